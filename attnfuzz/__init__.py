@@ -1,0 +1,1 @@
+"""attnfuzz: differential testing and fuzzing of LLM decode-attention kernels."""
