@@ -1,1 +1,51 @@
-"""attnfuzz: differential testing and fuzzing of LLM decode-attention kernels."""
+"""attnfuzz: differential testing and fuzzing of LLM decode-attention kernels.
+
+Importing it loads neither torch nor triton nor hypothesis; each public name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnfuzz.declaration import Kernel as Kernel
+    from attnfuzz.declaration import kernel as kernel
+    from attnfuzz.problems.cases import DenseDecodeCase as DenseDecodeCase
+    from attnfuzz.problems.cases import MergeStatesCase as MergeStatesCase
+    from attnfuzz.problems.cases import PagedDecodeCase as PagedDecodeCase
+    from attnfuzz.problems.cases import SplitDecodeCase as SplitDecodeCase
+    from attnfuzz.problems.declared_numerics import Numerics as Numerics
+    from attnfuzz.problems.supports import Supports as Supports
+    from attnfuzz.problems.tolerance import FixedTolerance as FixedTolerance
+    from attnfuzz.testing import KernelFailure as KernelFailure
+    from attnfuzz.testing import check as check
+    from attnfuzz.testing import fuzz as fuzz
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "DenseDecodeCase": "attnfuzz.problems.cases",
+    "FixedTolerance": "attnfuzz.problems.tolerance",
+    "Kernel": "attnfuzz.declaration",
+    "KernelFailure": "attnfuzz.testing",
+    "MergeStatesCase": "attnfuzz.problems.cases",
+    "Numerics": "attnfuzz.problems.declared_numerics",
+    "PagedDecodeCase": "attnfuzz.problems.cases",
+    "SplitDecodeCase": "attnfuzz.problems.cases",
+    "Supports": "attnfuzz.problems.supports",
+    "check": "attnfuzz.testing",
+    "fuzz": "attnfuzz.testing",
+    "kernel": "attnfuzz.declaration",
+}
+__all__ = [*_HOMES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'attnfuzz' has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*_HOMES, "__version__"])

@@ -1,0 +1,183 @@
+"""Declaring a kernel under test and finding it again by name, module or file. Torch-free."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import importlib
+import importlib.util
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from attnfuzz.problems.cases import PROBLEMS, Problem
+from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.supports import OptionValue, Supports, check_options
+
+__all__ = [
+    "BUNDLED_MODULE",
+    "Declaration",
+    "Kernel",
+    "KernelLoadError",
+    "Numerics",
+    "Supports",
+    "kernel",
+    "load_kernels",
+]
+
+BUNDLED_MODULE = "attnfuzz.kernels.bundled"
+
+KernelFunction = Callable[..., Any]
+
+
+class KernelLoadError(ValueError):
+    """A kernel named by the user cannot be loaded; the message is one sentence with value and remedy."""
+
+
+class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the driver knows of a kernel: it travels over the pipe, the function stays in the executor.
+
+    ``target`` loads exactly this kernel again: a bundled name, ``module:name`` or ``path/to/file.py:name``.
+    """
+
+    name: str
+    problem: Problem
+    supports: Supports = Supports()
+    options: dict[str, tuple[OptionValue, ...]] = {}
+    numerics: Numerics = Numerics()
+    target: str = ""
+
+
+class Kernel:
+    """A callable with its declaration; ``kernel(inputs, **options)`` runs it."""
+
+    def __init__(self, function: KernelFunction, declaration: Declaration) -> None:
+        self.function = function
+        self.declaration = declaration
+        self.__name__ = declaration.name
+        self.__doc__ = function.__doc__
+        self.__module__ = function.__module__
+
+    def __call__(self, inputs: object, **options: OptionValue) -> Any:
+        return self.function(inputs, **options)
+
+    def __repr__(self) -> str:
+        return f"<attnfuzz kernel {self.declaration.target or self.declaration.name} ({self.declaration.problem})>"
+
+
+def kernel(
+    problem: Problem,
+    *,
+    supports: Supports | None = None,
+    options: Mapping[str, tuple[OptionValue, ...]] | None = None,
+    numerics: Numerics | None = None,
+    name: str | None = None,
+) -> Callable[[KernelFunction], Kernel]:
+    """Declare the decorated function as a kernel under test for ``problem``.
+
+    The function gets the inputs and its drawn ``options`` by keyword. It returns ``(out, lse)``, only ``out``,
+    or None after writing into ``inputs.out`` and ``inputs.lse``. Raises ValueError for a declaration that cannot hold.
+    """
+    if problem not in PROBLEMS:
+        raise ValueError(f"problem={problem!r} must be one of {PROBLEMS}")
+    choices = {key: tuple(value) if isinstance(value, list) else value for key, value in (options or {}).items()}
+    check_options(choices)
+
+    def declare(function: KernelFunction) -> Kernel:
+        declaration = Declaration(
+            name=name or function.__name__,
+            problem=problem,
+            supports=supports or Supports(),
+            options=choices,
+            numerics=numerics or Numerics(),
+            target=_target_of(function),
+        )
+        return Kernel(function, declaration)
+
+    return declare
+
+
+def load_kernels(target: str) -> list[Kernel]:
+    """Kernels named by ``target``: a bundled name or glob, ``module[:name]`` or ``path/to/file.py[:name]``.
+
+    Imports the module, so only executors call it. Raises KernelLoadError.
+    """
+    place, _, name = target.rpartition(":") if _has_name(target) else (target, "", "")
+    if place.endswith(".py"):
+        return _select(_import_file(Path(place)), name, place, prefix=place)
+    if place and (name or "." in place):
+        return _select(_import_module(place), name, place, prefix=place)
+    return _select(_import_module(BUNDLED_MODULE), place or name, "the bundled kernels", prefix="")
+
+
+def _has_name(target: str) -> bool:
+    return ":" in target and not target.endswith(".py")
+
+
+def _select(module: ModuleType, pattern: str, place: str, *, prefix: str) -> list[Kernel]:
+    found = {attribute: value for attribute, value in vars(module).items() if isinstance(value, Kernel)}
+    by_name = {(value.declaration.name if not prefix else attribute): value for attribute, value in found.items()}
+    names = [name for name in by_name if fnmatch.fnmatchcase(name, pattern or "*")]
+    if not names:
+        raise KernelLoadError(_nothing_found(pattern, place, list(by_name)))
+    return [_retarget(by_name[name], f"{prefix}:{name}" if prefix else name) for name in names]
+
+
+def _retarget(kernel: Kernel, target: str) -> Kernel:
+    return Kernel(kernel.function, msgspec.structs.replace(kernel.declaration, target=target))
+
+
+def _nothing_found(pattern: str, place: str, names: list[str]) -> str:
+    if not names:
+        return f"{place} declares no kernel; decorate a function with @attnfuzz.kernel(...)"
+    close = difflib.get_close_matches(pattern, names, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(names))}"
+    return f"no kernel {pattern!r} in {place}; {hint}"
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise KernelLoadError(f"kernel file {str(path)!r} does not exist; give the path to a Python file")
+    resolved = path.resolve()
+    module_name = f"attnfuzz_user_{resolved.stem}_{zlib.crc32(str(resolved).encode()):08x}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, resolved)
+    if spec is None or spec.loader is None:
+        raise KernelLoadError(f"kernel file {str(path)!r} is not a Python source file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    if str(resolved.parent) not in sys.path:
+        sys.path.append(str(resolved.parent))  # so that the file can import its neighbours
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:  # whatever the user's file raises, SystemExit included, becomes one sentence
+        del sys.modules[module_name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise KernelLoadError(f"{path} does not import: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # as above
+        if isinstance(error, ModuleNotFoundError) and error.name is not None and name.startswith(error.name):
+            raise KernelLoadError(f"no module named {name!r}; check the name and sys.path, or give a file") from error
+        raise KernelLoadError(f"module {name!r} does not import: {type(error).__name__}: {error}") from error
+
+
+def _target_of(function: KernelFunction) -> str:
+    """Where another process finds ``function``; empty for one that is not at the top level of a file."""
+    code = getattr(function, "__code__", None)
+    if code is None or "<locals>" in function.__qualname__ or not Path(code.co_filename).is_file():
+        return ""
+    return f"{code.co_filename}:{function.__name__}"

@@ -1,0 +1,52 @@
+"""What an oracle says of one case: the data that travels from the executor to the driver. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+__all__ = ["DEFAULT_ORACLES", "ORACLES", "Failure", "OracleName", "Timing", "Verdict"]
+
+OracleName = Literal[
+    "accuracy", "dead_memory", "unwritten", "red_zone", "determinism", "exception", "crash", "hang"
+]  # fmt: skip
+ORACLES: tuple[OracleName, ...] = get_args(OracleName)
+DEFAULT_ORACLES = ORACLES
+
+
+class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Why a case failed.
+
+    ``kind`` is a short, stable word that keeps different bugs of one oracle apart ("out:value", "lse:nan", "SIGSEGV",
+    an exception's type, "write after out"). ``message`` is one sentence for an engineer; ``details`` are further lines:
+    which element, got and expected, error over bound, the token or page it points to.
+    """
+
+    oracle: OracleName
+    kind: str
+    message: str
+    details: tuple[str, ...] = ()
+    error_ratio: float | None = None
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds spent on one case, by part."""
+
+    build_s: float = 0.0
+    kernel_s: float = 0.0
+    reference_s: float = 0.0
+    total_s: float = 0.0
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of one case on one kernel. ``failure`` is None when every oracle is content.
+
+    ``error_ratio`` is the largest |error| / bound seen, 0.0 if nothing was compared (infinite for a wrong NaN).
+    ``fatal`` is set when the process must not be used again (a sticky CUDA error).
+    """
+
+    failure: Failure | None = None
+    error_ratio: float = 0.0
+    timing: Timing = Timing()
+    fatal: bool = False

@@ -1,0 +1,214 @@
+"""The four Case types: one input of one problem, fully described by small JSON. Torch-free.
+
+A case is everything needed to rebuild its tensors bit for bit. ``encode_case`` and ``decode_case`` are the only way in
+and out of JSON; decoding is strict and executes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import msgspec
+
+from attnfuzz.problems.recipes import LseKind, Needle, Pages, StrideKind, Values, check_range
+from attnfuzz.problems.supports import MAX_HEAD_SIZE, MAX_HEADS, Dtype, Layout, LseLayout, OptionValue
+
+__all__ = [
+    "CASE_TYPES",
+    "PROBLEMS",
+    "AttentionCase",
+    "Case",
+    "DenseDecodeCase",
+    "LsePair",
+    "MergeStatesCase",
+    "PagedDecodeCase",
+    "Problem",
+    "SplitDecodeCase",
+    "case_from_builtins",
+    "decode_case",
+    "encode_case",
+    "packed_width",
+]
+
+Problem = Literal["dense_decode", "paged_decode", "split_decode", "merge_states"]
+LsePair = tuple[LseKind, LseKind]
+
+MAX_SEQS = 1 << 16
+MAX_SEQ_LEN = 1 << 24
+
+
+def packed_width(dtype: Dtype) -> int:
+    """Elements in 16 bytes: the innermost K dimension ``x`` of the packed layout."""
+    return 4 if dtype == "float32" else 8
+
+
+class _CaseBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    problem: ClassVar[Problem]
+    tensor_names: ClassVar[tuple[str, ...]]
+    """Tensors whose strides a case can choose."""
+
+    num_q_heads: int
+    head_size: int
+    dtype: Dtype = "float16"
+    strides: Mapping[str, StrideKind] = {}
+    options: Mapping[str, OptionValue] = {}
+
+    def __post_init__(self) -> None:
+        check_range("num_q_heads", self.num_q_heads, 1, MAX_HEADS)
+        check_range("head_size", self.head_size, 1, MAX_HEAD_SIZE)
+        for name in self.strides:
+            if name not in self.tensor_names:
+                raise ValueError(f"strides[{name!r}]: {self.problem} has no such tensor; it has {self.tensor_names}")
+
+
+class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What dense, paged and split decode share: one query token per sequence over ``seq_lens`` keys."""
+
+    num_kv_heads: int
+    seq_lens: tuple[int, ...]
+    scale: float
+    values: Values = Values()
+
+    def __post_init__(self) -> None:
+        _CaseBase.__post_init__(self)
+        check_range("num_kv_heads", self.num_kv_heads, 1, MAX_HEADS)
+        if self.num_q_heads % self.num_kv_heads:
+            raise ValueError(f"num_q_heads={self.num_q_heads} must be a multiple of num_kv_heads={self.num_kv_heads}")
+        check_range("len(seq_lens)", len(self.seq_lens), 1, MAX_SEQS)
+        for i, seq_len in enumerate(self.seq_lens):
+            check_range(f"seq_lens[{i}]", seq_len, 0, MAX_SEQ_LEN)
+        if not math.isfinite(self.scale) or not 0 < self.scale <= 64:
+            raise ValueError(f"scale={self.scale!r} must be a finite number in (0, 64]")
+        for i, needle in enumerate(self.values.needles):
+            self._check_needle(i, needle)
+
+    def _check_needle(self, i: int, needle: Needle) -> None:
+        check_range(f"needles[{i}].seq", needle.seq, 0, self.num_seqs - 1)
+        check_range(f"needles[{i}].kv_head", needle.kv_head, 0, self.num_kv_heads - 1)
+        check_range(f"needles[{i}].position", needle.position, 0, self.seq_lens[needle.seq] - 1)
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.seq_lens)
+
+    @property
+    def gqa_ratio(self) -> int:
+        return self.num_q_heads // self.num_kv_heads
+
+
+class DenseDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """``k, v [num_seqs, max_seq_len, num_kv_heads, head_size]``; rows past a sequence's length are dead memory."""
+
+    problem: ClassVar[Problem] = "dense_decode"
+    tensor_names: ClassVar[tuple[str, ...]] = ("q", "k", "v", "seq_lens", "out", "lse")
+
+    extra_rows: int = 0
+    """Rows of ``k`` and ``v`` beyond the longest sequence."""
+
+    def __post_init__(self) -> None:
+        AttentionCase.__post_init__(self)
+        check_range("extra_rows", self.extra_rows, 0, MAX_SEQ_LEN)
+
+    @property
+    def max_seq_len(self) -> int:
+        return max(1, max(self.seq_lens) + self.extra_rows)
+
+
+class PagedDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """K and V in pages of ``block_size`` tokens, found through a block table."""
+
+    problem: ClassVar[Problem] = "paged_decode"
+    tensor_names: ClassVar[tuple[str, ...]] = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "out", "lse")
+
+    block_size: int
+    layout: Layout = "NHD"
+    pages: Pages = Pages()
+
+    def __post_init__(self) -> None:
+        AttentionCase.__post_init__(self)
+        check_range("block_size", self.block_size, 1, 1 << 20)
+        width = packed_width(self.dtype)
+        if self.layout == "packed" and self.head_size % width:
+            raise ValueError(
+                f"head_size={self.head_size} must be a multiple of {width} (16 bytes of {self.dtype}) "
+                "in the packed layout; choose another head size or layout"
+            )
+        if self.layout == "interleaved" and self.strides.get("v_cache", "contiguous") != "contiguous":
+            raise ValueError(
+                "strides['v_cache'] must be left out in the interleaved layout: K and V are views of one tensor; "
+                "strides['k_cache'] shapes both"
+            )
+
+    def blocks_of(self, seq: int) -> int:
+        """Pages that sequence ``seq`` owns."""
+        return -(-self.seq_lens[seq] // self.block_size)
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        return max(1, max(self.blocks_of(i) for i in range(self.num_seqs)) + self.pages.extra_columns)
+
+
+class SplitDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """paged_decode whose result is left as ``num_splits`` partial states."""
+
+    problem: ClassVar[Problem] = "split_decode"
+    tensor_names: ClassVar[tuple[str, ...]] = (
+        "q", "k_cache", "v_cache", "block_table", "seq_lens", "partial_out", "partial_lse",
+    )  # fmt: skip
+
+    num_splits: int
+
+    def __post_init__(self) -> None:
+        PagedDecodeCase.__post_init__(self)
+        check_range("num_splits", self.num_splits, 1, 4096)
+
+
+class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Two states of the same queries over disjoint keys, to be merged into one.
+
+    The LSE pair of token ``t`` and head ``h`` is ``lse_pairs[(t * num_q_heads + h) % len(lse_pairs)]``.
+    """
+
+    problem: ClassVar[Problem] = "merge_states"
+    tensor_names: ClassVar[tuple[str, ...]] = (
+        "prefix_output", "suffix_output", "prefix_lse", "suffix_lse", "output", "output_lse",
+    )  # fmt: skip
+
+    num_tokens: int
+    lse_pairs: tuple[LsePair, ...] = (("finite", "finite"),)
+    lse_layout: LseLayout = "HT"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _CaseBase.__post_init__(self)
+        check_range("num_tokens", self.num_tokens, 1, 1 << 20)
+        check_range("len(lse_pairs)", len(self.lse_pairs), 1, 64)
+        check_range("seed", self.seed, 0, (1 << 32) - 1)
+
+
+Case = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | MergeStatesCase
+
+CASE_TYPES: dict[Problem, type[Case]] = {
+    "dense_decode": DenseDecodeCase,
+    "paged_decode": PagedDecodeCase,
+    "split_decode": SplitDecodeCase,
+    "merge_states": MergeStatesCase,
+}
+PROBLEMS: tuple[Problem, ...] = tuple(CASE_TYPES)
+
+
+def encode_case(case: Case) -> bytes:
+    """Canonical JSON: equal cases give equal bytes."""
+    return msgspec.json.encode(case, order="deterministic")
+
+
+def decode_case(problem: Problem, data: bytes) -> Case:
+    """Parse strictly; raises msgspec.ValidationError (a ValueError) naming the path and the rule."""
+    return msgspec.json.decode(data, type=CASE_TYPES[problem])
+
+
+def case_from_builtins(problem: Problem, data: object) -> Case:
+    """``decode_case`` for JSON that is already parsed into dicts and lists."""
+    return msgspec.convert(data, type=CASE_TYPES[problem])

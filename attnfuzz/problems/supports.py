@@ -1,0 +1,121 @@
+"""What a kernel declares: which cases it takes and which promises it makes. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import msgspec
+
+__all__ = [
+    "DTYPES",
+    "LAYOUTS",
+    "MAX_HEADS",
+    "MAX_HEAD_SIZE",
+    "Dtype",
+    "Layout",
+    "OptionValue",
+    "Supports",
+    "check_options",
+]
+
+Dtype = Literal["float16", "bfloat16", "float32"]
+Layout = Literal["NHD", "HND", "packed", "interleaved"]
+Strides = Literal["any", "last_contiguous", "contiguous"]
+UnusedTableEntries = Literal["valid", "zero", "garbage"]
+LseKind = Literal["natural", "base2", "none"]
+LseLayout = Literal["HT", "TH"]
+OptionValue = bool | int | float | str
+
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+MAX_HEADS = 1024
+MAX_HEAD_SIZE = 1024
+
+
+class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Limits what is drawn for a kernel and states the promises that oracles rest on.
+
+    The defaults are "everything this problem can be". ``None`` means any value.
+
+    * ``dtypes``, ``head_sizes``, ``block_sizes``, ``layouts``, ``gqa_ratios`` (query heads per KV head),
+      ``max_seq_len``, ``max_num_splits``: the values that may occur.
+    * ``strides``: ``"any"``, ``"last_contiguous"`` (the last dimension has stride 1) or ``"contiguous"``.
+    * ``unused_table_entries``: what block-table entries past a sequence's last page may hold: ``"zero"``, ``"valid"``
+      (any page of the cache, a wrong one included) or ``"garbage"`` (also ids that do not exist; never followed).
+    * ``empty_sequences``: sequences of length 0 (``out = 0``, ``lse = -inf``) and, when merging, empty states.
+    * ``lse``: base of the log-sum-exp taken and returned; ``"none"``: the kernel returns no LSE.
+    * ``lse_layout``: axes of the LSE of merge_states, ``"HT"`` (heads first, vLLM) or ``"TH"`` (tokens first, SGLang).
+    * ``deterministic``: the same inputs give the same bits. ``batch_invariant``: a row does not depend on its batch.
+    """
+
+    dtypes: tuple[Dtype, ...] = DTYPES
+    head_sizes: tuple[int, ...] | None = None
+    block_sizes: tuple[int, ...] | None = None
+    layouts: tuple[Layout, ...] = LAYOUTS
+    gqa_ratios: tuple[int, ...] | None = None
+    max_seq_len: int | None = None
+    max_num_splits: int | None = None
+    strides: Strides = "any"
+    unused_table_entries: UnusedTableEntries = "valid"
+    empty_sequences: bool = True
+    lse: LseKind = "natural"
+    lse_layout: LseLayout = "HT"
+    deterministic: bool = True
+    batch_invariant: bool = False
+
+    def __post_init__(self) -> None:
+        _check_choices("dtypes", self.dtypes, DTYPES)
+        _check_choices("layouts", self.layouts, LAYOUTS)
+        _check_sizes("head_sizes", self.head_sizes, MAX_HEAD_SIZE)
+        _check_sizes("block_sizes", self.block_sizes, 1 << 20)
+        _check_sizes("gqa_ratios", self.gqa_ratios, MAX_HEADS)
+        for name, value in (("max_seq_len", self.max_seq_len), ("max_num_splits", self.max_num_splits)):
+            if value is not None and (not _is_int(value) or value < 1):
+                raise ValueError(f"Supports({name}={value!r}): must be an integer >= 1, or None for no limit")
+        for name, kind in _CHOICE_FIELDS.items():
+            _check_choices(name, (getattr(self, name),), get_args(kind))
+        for name in ("empty_sequences", "deterministic", "batch_invariant"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"Supports({name}={getattr(self, name)!r}): must be True or False")
+
+
+_CHOICE_FIELDS: dict[str, Any] = {
+    "strides": Strides,
+    "unused_table_entries": UnusedTableEntries,
+    "lse": LseKind,
+    "lse_layout": LseLayout,
+}
+
+
+def check_options(options: dict[str, tuple[OptionValue, ...]]) -> None:
+    """Raise ValueError unless every option is a non-empty tuple of bool, int, float or str."""
+    for name, choices in options.items():
+        if not name.isidentifier():
+            raise ValueError(f"options[{name!r}]: an option is passed by keyword, so its name must be an identifier")
+        if not isinstance(choices, tuple) or not choices:
+            raise ValueError(f"options[{name!r}]={choices!r}: must be a non-empty tuple of choices")
+        for choice in choices:
+            if not isinstance(choice, bool | int | float | str):
+                raise ValueError(f"options[{name!r}] holds {choice!r}: choices are bool, int, float or str")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_choices(name: str, values: object, allowed: tuple[str, ...]) -> None:
+    if not isinstance(values, tuple) or not values:
+        raise ValueError(f"Supports({name}={values!r}): must be a non-empty tuple drawn from {allowed}")
+    for value in values:
+        if value not in allowed:
+            raise ValueError(f"Supports({name}={value!r}): must be one of {allowed}")
+
+
+def _check_sizes(name: str, values: object, most: int) -> None:
+    if values is None:
+        return
+    if not isinstance(values, tuple) or not values:
+        raise ValueError(f"Supports({name}={values!r}): must be a non-empty tuple of integers, or None for any")
+    for value in values:
+        if not _is_int(value) or not 1 <= value <= most:
+            raise ValueError(f"Supports({name} holds {value!r}): must be an integer between 1 and {most}")
