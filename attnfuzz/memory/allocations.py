@@ -1,0 +1,78 @@
+"""Red zones and pre-fill for the buffers that a kernel allocates itself."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.patterns import Fill
+
+__all__ = ["WORKSPACE", "TrackedAllocations"]
+
+WORKSPACE = "workspace"
+"""The name of every tracked buffer until `Arena.rename` gives it a better one."""
+
+_MAX_TRACKED_BYTES = 256 << 20
+"""Of one run. Beyond it buffers stay as torch made them (Triton's autotuner flushes the L2 cache with 256 MiB)."""
+
+_aten = torch.ops.aten
+
+_UNINITIALISED = {
+    _aten.empty.memory_format,
+    _aten.empty_like.default,
+    _aten.empty_strided.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+}
+_INITIALISED = {
+    _aten.full.default,
+    _aten.full_like.default,
+    _aten.new_full.default,
+    _aten.new_ones.default,
+    _aten.new_zeros.default,
+    _aten.ones.default,
+    _aten.ones_like.default,
+    _aten.zeros.default,
+    _aten.zeros_like.default,
+}
+
+
+class TrackedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotates neither
+    """While active, tensors made by `torch.empty`, `zeros`, `full` and their relatives come from `arena`.
+
+    Uninitialised ones hold pre-fill. What PyTorch's own operators allocate for their results is not touched.
+    """
+
+    def __init__(self, device: torch.device | str, *, poison: Fill, prefill: Fill) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.arena = Arena(device, poison=poison, prefill=prefill)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in _UNINITIALISED:
+            made = func(*args, **(kwargs or {}))
+            return self._place(made) if self._is_trackable(made) else made
+        result = func(*args, **(kwargs or {}))
+        if func in _INITIALISED and self._is_trackable(result):
+            return self._place(result).copy_(result)
+        return result
+
+    def _place(self, like: Tensor) -> Tensor:
+        return self.arena.strided(WORKSPACE, tuple(like.shape), like.stride(), like.dtype, role="output")
+
+    def _is_trackable(self, made: object) -> bool:
+        if not isinstance(made, Tensor) or made.layout is not torch.strided:
+            return False
+        if made.device.type != self.arena.device.type or made.dtype.itemsize > 8:
+            return False
+        if not made.numel() or 0 in made.stride():
+            return False
+        return self.arena.nbytes + made.untyped_storage().nbytes() <= _MAX_TRACKED_BYTES
