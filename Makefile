@@ -1,0 +1,44 @@
+# Two commands: `make explore` fuzzes the bundled kernels, `make test` runs every check. Both make .venv first.
+#
+#   make explore BUDGET=10m KERNELS='paged_*'
+#   make test PYTHON=python3.12
+.DELETE_ON_ERROR:
+.SUFFIXES:
+.PHONY: explore test lint types unit bench-quality format clean
+
+PYTHON ?= python3
+BUDGET ?= 60s
+KERNELS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+explore: $(INSTALLED)
+	$(BIN)/attnfuzz explore $(KERNELS) --budget $(BUDGET)
+
+test: lint types unit
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+unit: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto
+
+# Time to find and shrunk size of every deliberately broken kernel: the table in the docs.
+bench-quality: $(INSTALLED)
+	$(BIN)/attnfuzz bench quality
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(INSTALLED): pyproject.toml constraints.txt .ci/install
+	.ci/install '$(PYTHON)' $(VENV)
+	touch $@
