@@ -1,0 +1,139 @@
+"""The picture of a case: attnfuzz.report.picture, boxes and fields."""
+
+import pytest
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.recipes import Needle, Pages, Values
+from attnfuzz.report.boxes import Box, BoxRow, cells
+from attnfuzz.report.fields import field_table
+from attnfuzz.report.picture import Blame, picture
+
+
+def drawn(renderable: RenderableType, width: int = 100) -> list[str]:
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(renderable)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def paged(**fields: object) -> PagedDecodeCase:
+    base: dict[str, object] = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 16, "scale": 0.25, "block_size": 4}
+    return PagedDecodeCase(**{**base, **fields})  # type: ignore[arg-type]  # each test gives fields of the right type
+
+
+def test_partial_page_shows_dead_slots() -> None:
+    """A reader could not tell live tokens from poison on the last page."""
+    assert "│ ████   ││ █···   │" in "\n".join(drawn(picture(paged(seq_lens=(5,)))))
+
+
+def test_pages_carry_physical_ids() -> None:
+    """Boxes would be titled by position and hide what the block table says."""
+    lines = drawn(picture(paged(seq_lens=(5,), pages=Pages(order="reversed"))))
+    assert any("page 1 " in line and line.index("page 1") < line.index("page 0") for line in lines if "page 0" in line)
+
+
+def test_failing_token_is_marked() -> None:
+    """The token that the oracle names would look like any other."""
+    lines = drawn(picture(paged(seq_lens=(5,)), lines=["out is wrong", "token 4 of sequence 0 is dropped"]))
+    assert any("│ ✗···   │" in line for line in lines)
+    assert any(line.startswith("seq 0 ✗") for line in lines)
+    assert lines[-1] == "token 4 of sequence 0 is dropped"
+
+
+def test_needles_are_marked() -> None:
+    """A needle, which carries nearly all the weight, would not be seen."""
+    lines = drawn(picture(paged(seq_lens=(3,), values=Values(needles=(Needle(0, 1, 0),)))))
+    assert any("│ █◆█·   │" in line for line in lines)
+
+
+def test_empty_sequence_is_named() -> None:
+    """An empty sequence would vanish from the picture."""
+    assert "seq 0 empty" in drawn(picture(paged(seq_lens=(0, 3))))
+
+
+def test_shared_and_spare_pages_are_named() -> None:
+    """Prefix sharing and pages that nobody owns would be invisible."""
+    text = "\n".join(drawn(picture(paged(seq_lens=(4, 4), pages=Pages(shared_blocks=1, spare_blocks=2)))))
+    assert text.count("page 0 shared") == 2
+    assert "of 3 pages in the cache, no sequence owns: 1, 2" in text
+
+
+def test_unused_table_entries_are_listed() -> None:
+    """Wrong ids in unused block-table entries, a frequent cause, would not be shown."""
+    text = "\n".join(drawn(picture(paged(seq_lens=(4,), pages=Pages(extra_columns=2, padding="garbage")))))
+    assert "unused block-table entries: -1, 2147483647" in text
+
+
+def test_split_boundaries_are_listed() -> None:
+    """A reader would have to work out which split holds the token that fails."""
+    case = SplitDecodeCase(
+        num_q_heads=1, num_kv_heads=1, head_size=16, scale=1.0, block_size=4, seq_lens=(5,), num_splits=4
+    )
+    assert any("0-1 | 2-3 | 4-4 | empty" in line for line in drawn(picture(case)))
+    assert any("0-2 | 3-4" in line for line in drawn(picture(paged(seq_lens=(5,), options={"num_splits": 2}))))
+
+
+def test_long_sequences_are_cut_but_keep_the_failing_page() -> None:
+    """A sequence of thousands of pages would fill the terminal, or the cut would hide what matters."""
+    lines = drawn(picture(paged(seq_lens=(4000,)), lines=["token 2002 of sequence 0 is dropped"]))
+    text = "\n".join(lines)
+    assert len(lines) < 60
+    assert "██✗█" in text
+    assert "page 500 " in text
+    assert "490 pages" in text
+
+
+def test_many_sequences_are_cut_but_keep_the_failing_one() -> None:
+    """A batch of hundreds would fill the terminal, or the cut would hide the failing sequence."""
+    lines = drawn(picture(paged(seq_lens=(1,) * 300), lines=["out is wrong in sequence 200"]))
+    assert any(line.startswith("seq 200 ✗") for line in lines)
+    assert "... and 283 more sequences" in lines
+
+
+def test_dense_rows_past_the_length_are_dead() -> None:
+    """Dense K and V rows past a sequence's length would look like tokens."""
+    case = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, scale=1.0, seq_lens=(2, 3), extra_rows=1)
+    assert "│ ██·· " in "\n".join(drawn(picture(case)))
+
+
+def test_merge_states_lists_lse_pairs() -> None:
+    """Which side of a merge is empty would not be shown."""
+    case = MergeStatesCase(num_q_heads=2, head_size=16, num_tokens=1, lse_pairs=(("finite", "-inf"), ("+inf", "high")))
+    lines = drawn(picture(case))
+    assert any(line.split() == ["0", "1", "+inf", "(empty)", "high"] for line in lines)
+
+
+def test_field_table_lists_defaults_too() -> None:
+    """The table would leave out fields that still have their default."""
+    rows = dict(line.split(maxsplit=1) for line in drawn(field_table(paged(seq_lens=(4,)))) if line)
+    assert rows["layout"] == '"NHD"'
+    assert rows["pages.order"] == '"identity"'
+    assert rows["seq_lens"] == "[4]"
+
+
+def test_cells_keep_the_most_important_mark() -> None:
+    """Squeezing many tokens into one cell would lose the failing one."""
+    assert cells(["token", "fails", "token", "dead"], width=2).plain == "✗█"
+
+
+def test_boxes_wrap_at_the_console_width() -> None:
+    """Boxes wider than the terminal would be torn apart."""
+    row = BoxRow(("seq 0",), tuple(Box(str(i), Text("████")) for i in range(4)))
+    lines = drawn(row, width=12 + 2 * 8)
+    assert len(lines) == 6
+    assert max(map(len, lines)) == 28
+
+
+@pytest.mark.parametrize(
+    ("line", "tokens", "rows"),
+    [
+        ("token 16 of sequence 2 (page 1, offset 0) is dropped", {(2, 16)}, {2}),
+        ("NaN in out of sequence 3", set(), {3}),
+        ("the kernel raised ValueError", set(), set()),
+    ],
+)
+def test_blame_reads_an_oracles_words(line: str, tokens: set[tuple[int, int]], rows: set[int]) -> None:
+    """Tokens and sequences named in a finding would not be found in its text."""
+    assert Blame.of([line]) == Blame(frozenset(tokens), frozenset(rows))
