@@ -1,0 +1,34 @@
+"""The result type of the error model, and the rounding that ends every kernel."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from attnfuzz.numerics.units import half_smallest_subnormal, unit_roundoff
+
+__all__ = ["Bound", "after_rounding"]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Largest error a correct kernel can make, for each element: `|got - expected| <= bound`.
+
+    `out`: in units of the values; `lse`: in natural logarithms. An empty result must be exact: its bound is 0.
+    """
+
+    out: Float64[Tensor, "*rows head_size"]
+    lse: Float64[Tensor, "*rows"]
+
+
+def after_rounding(
+    error: Float64[Tensor, "*shape"], expected: Float64[Tensor, "*shape"], dtype: torch.dtype, *, truncates: bool
+) -> Float64[Tensor, "*shape"]:
+    """Error of a result once it is stored in `dtype`.
+
+    The stored number is o' (1 + t) + h with |t| <= u, |h| <= eta and |o' - o| <= error, so it is off by at most
+    error (1 + u) + u |o| + eta.
+    """
+    roundoff = unit_roundoff(dtype, truncates=truncates)
+    return error * (1 + roundoff) + roundoff * expected.abs() + half_smallest_subnormal(dtype) * (1 + int(truncates))

@@ -1,0 +1,88 @@
+"""Rounding units: how much one operation, or n of them, can change a number.
+
+Unit roundoff u is half the distance from 1 to the next larger number; rounding to nearest changes a normal number by
+at most u relatively, truncation by at most 2u (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §2.1).
+"""
+
+import torch
+
+from attnfuzz.problems.declared_numerics import Numerics
+
+__all__ = [
+    "EXP_ERROR",
+    "FLOAT32_ROUNDOFF",
+    "LOG_ERROR",
+    "SMALLEST_NORMAL_FLOAT32",
+    "TF32_ROUNDOFF",
+    "accumulation_roundoff",
+    "gamma",
+    "half_smallest_subnormal",
+    "unit_roundoff",
+]
+
+_SIGNIFICAND_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}
+_SMALLEST_SUBNORMAL_EXPONENT = {torch.float16: -24, torch.bfloat16: -133, torch.float32: -149}
+
+FLOAT32_ROUNDOFF = 2.0**-24
+
+SMALLEST_NORMAL_FLOAT32 = 2.0**-126
+"""GPU code may flush anything below this to zero: an absolute error for each operation on top of the relative one."""
+
+EXP_ERROR = 6 * FLOAT32_ROUNDOFF
+"""Relative error of exp or exp2 beyond that of its argument: 2 ulp in CUDA's table of maximum errors, 2^-22 for the
+`ex2.approx` instruction that Triton emits, 2.52 ulp measured by NumPy for its AVX-512 exp (the interpreter's). One
+ulp is at most 2u; the slowest of these is 5.04u."""
+
+LOG_ERROR = 8 * FLOAT32_ROUNDOFF
+"""Error of log or log2 relative to 1 + |log x|: 1 ulp for CUDA's logf, 2^-21.41 absolute near 1 and 3 ulp elsewhere for
+`__logf`, 3.83 ulp for NumPy's AVX-512 log."""
+
+TF32_ROUNDOFF = 2.0**-10
+"""TF32 keeps 10 fraction bits. `cvt.rna.tf32` rounds (2^-11), but operands that reach the tensor core unconverted, as
+Triton's do from shared memory, are truncated (2^-10)."""
+
+
+def unit_roundoff(dtype: torch.dtype, *, truncates: bool = False) -> float:
+    """Largest relative change when a normal number is rounded to float16, bfloat16 or float32.
+
+    With `truncates`, of a conversion towards zero. Raises `ValueError` for any other dtype.
+    """
+    return 2.0 ** -(_looked_up(_SIGNIFICAND_BITS, dtype) - int(truncates))
+
+
+def half_smallest_subnormal(dtype: torch.dtype) -> float:
+    """Largest absolute change when a number below the normal range is rounded to `dtype`.
+
+    Raises `ValueError` unless `dtype` is float16, bfloat16 or float32.
+    """
+    return 2.0 ** (_looked_up(_SMALLEST_SUBNORMAL_EXPONENT, dtype) - 1)
+
+
+def accumulation_roundoff(numerics: Numerics) -> float:
+    """Relative change of a float32 partial sum by one addition.
+
+    Tensor cores align all terms of a block to the largest one and truncate (Fasi, Higham, Mikaitis, Pranesh, Numerical
+    behavior of NVIDIA tensor cores, PeerJ CS 2021): one ulp of the largest magnitude in the sum, 2^-23, for each term.
+    """
+    return FLOAT32_ROUNDOFF if numerics.matmul == "ieee" else 2 * FLOAT32_ROUNDOFF
+
+
+def gamma(num_operations: float, roundoff: float) -> float:
+    """Higham's gamma_n = n*u / (1 - n*u): the relative error of n successive roundings (Lemma 3.1).
+
+    Raises `ValueError` where n*u >= 1/2, beyond which a float32 sum carries no information.
+    """
+    product = num_operations * roundoff
+    if product >= 0.5:
+        raise ValueError(
+            f"{num_operations!r} operations with unit roundoff {roundoff!r} must stay below 0.5 in product; "
+            "use shorter sequences"
+        )
+    return product / (1 - product)
+
+
+def _looked_up(table: dict[torch.dtype, int], dtype: torch.dtype) -> int:
+    if dtype not in table:
+        supported = ", ".join(str(key) for key in table)
+        raise ValueError(f"dtype={dtype!r} must be one of {supported}; the error model knows no other")
+    return table[dtype]

@@ -1,0 +1,41 @@
+"""What a kernel declares about its own arithmetic. Torch-free, so that a declaration can cross a pipe as data."""
+
+from typing import Literal, get_args
+
+import msgspec
+
+__all__ = ["Matmul", "Numerics", "Precision"]
+
+Precision = Literal["float32", "input"]
+Matmul = Literal["ieee", "tensor_core", "tf32"]
+
+
+class Numerics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Roundings a kernel makes on purpose; the error bounds of `attnfuzz.numerics` allow these and no others.
+
+    The defaults are the loosest arithmetic for the dtype at hand, except that multiplying float32 inputs in TF32
+    costs three decimal digits and must be declared.
+
+    - `probabilities`: what the softmax weights are rounded to before they multiply V: `"input"` (the dtype of q, k
+      and v, as `p.to(v.dtype)` before `tl.dot`) or `"float32"`.
+    - `partials`: what split results are stored as before they are combined: `"input"` or `"float32"`.
+    - `matmul`: `"ieee"` (float32 additions rounded to nearest), `"tensor_core"` (float32 accumulation that
+      truncates) or `"tf32"` (float32 operands also lose their low 13 bits; implies truncating accumulation).
+
+    Raises `ValueError` for any other value.
+    """
+
+    probabilities: Precision = "input"
+    partials: Precision = "input"
+    matmul: Matmul = "tensor_core"
+
+    def __post_init__(self) -> None:
+        _require_one_of("probabilities", self.probabilities, get_args(Precision))
+        _require_one_of("partials", self.partials, get_args(Precision))
+        _require_one_of("matmul", self.matmul, get_args(Matmul))
+
+
+def _require_one_of(field: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        choices = ", ".join(repr(choice) for choice in allowed)
+        raise ValueError(f"Numerics: {field}={value!r} must be one of {choices}; leave {field} out for the loosest one")
