@@ -1,0 +1,90 @@
+"""Argument checks shared by the wrappers: each failure names the value, the rule and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+__all__ = ["Specs", "check_choice", "check_positive", "check_power_of_two", "check_tensors", "group_size_of"]
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_DTYPES: dict[str, tuple[torch.dtype, ...]] = {
+    "value": _FLOATS,  # all tensors of this kind have one dtype
+    "partial": _FLOATS,
+    "lse": (torch.float32,),
+    "index": (torch.int32, torch.int64),
+}
+
+Specs = Mapping[str, tuple[str, str]]
+"""For each tensor its kind (a key of ``_DTYPES``) and its axes: ``("value", "num_seqs num_q_heads head_size")``."""
+
+
+def check_tensors(tensors: Mapping[str, Tensor], specs: Specs) -> dict[str, int]:
+    """Check shapes, dtypes and devices against ``specs``; returns the size of every named axis. Raises ValueError."""
+    sizes = _bind_axes(tensors, specs)
+    _check_same("device", tensors)
+    _check_same("dtype", {name: tensor for name, tensor in tensors.items() if specs[name][0] == "value"})
+    for name, tensor in tensors.items():
+        allowed = _DTYPES[specs[name][0]]
+        if tensor.dtype not in allowed:
+            choices = " or ".join(map(str, allowed))
+            raise ValueError(f"{name}.dtype={tensor.dtype} must be {choices}; convert it with {name}.to()")
+    return sizes
+
+
+def _bind_axes(tensors: Mapping[str, Tensor], specs: Specs) -> dict[str, int]:
+    """Sizes of the axes; the first tensor that has an axis fixes its size."""
+    sizes: dict[str, int] = {}
+    givers: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        axes, shape = specs[name][1].split(), list(tensor.shape)
+        rule = f"{name}.shape={shape} must be [{', '.join(axes)}]"
+        if len(shape) != len(axes):
+            raise ValueError(f"{rule}; reshape {name}")
+        for axis, size in zip(axes, shape, strict=True):
+            giver = givers.setdefault(axis, name)
+            if sizes.setdefault(axis, size) != size:
+                raise ValueError(
+                    f"{rule} with {axis}={sizes[axis]} as {giver} has it, not {size}; "
+                    f"pass the {name} that belongs to this {giver}"
+                )
+    return sizes
+
+
+def _check_same(what: str, tensors: Mapping[str, Tensor]) -> None:
+    first, reference = next(iter(tensors.items()))
+    expected = getattr(reference, what)
+    for name, tensor in tensors.items():
+        value = getattr(tensor, what)
+        if value != expected:
+            raise ValueError(f"{name}.{what}={value} must be {expected}, that of {first}; convert it with {name}.to()")
+
+
+def check_choice(name: str, value: str, choices: Mapping[str, object]) -> None:
+    """Raise ValueError unless ``value`` is a key of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} must be one of {tuple(choices)}; name the one that the tensors have")
+
+
+def check_positive(name: str, value: int) -> None:
+    """Raise ValueError unless ``value`` is an integer of at least 1."""
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}={value!r} must be an integer of at least 1; use 1 if in doubt")
+
+
+def check_power_of_two(name: str, value: int) -> None:
+    """Raise ValueError unless ``value`` is a power of two."""
+    if not isinstance(value, int) or value < 1 or value & (value - 1):
+        raise ValueError(f"{name}={value!r} must be a power of two, as Triton's block sizes are; choose 16, 32 or 64")
+
+
+def group_size_of(num_q_heads: int, num_kv_heads: int) -> int:
+    """Query heads per KV head; raises ValueError unless it is a whole number."""
+    if num_kv_heads < 1 or num_q_heads % num_kv_heads:
+        raise ValueError(
+            f"num_q_heads={num_q_heads} must be a multiple of num_kv_heads={num_kv_heads}, since each KV head serves "
+            "equally many query heads; pad or drop query heads"
+        )
+    return num_q_heads // num_kv_heads

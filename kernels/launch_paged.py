@@ -1,0 +1,148 @@
+"""Checked wrappers of the kernels on a paged KV cache: paged decode, and split-K decode with its reduction.
+
+As in ``launch``: results are allocated unless given, strides are honoured, nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from attnfuzz.kernels.checks import check_power_of_two
+from attnfuzz.kernels.device import on_device_of
+from attnfuzz.kernels.layouts import cache_strides
+from attnfuzz.kernels.paged_decode import paged_decode_kernel
+from attnfuzz.kernels.prepare import empty_partials, prepare_paged, prepare_reduce, prepare_split
+from attnfuzz.kernels.reduce_splits import reduce_splits_kernel
+from attnfuzz.kernels.split_decode import split_decode_kernel
+
+__all__ = ["paged_decode", "reduce_splits", "split_decode", "split_paged_decode"]
+
+_SPLITS_PER_STEP = 16
+
+
+def paged_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    block_size: int,
+    layout: str,
+    *,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    tile: int = 32,
+) -> tuple[Tensor, Tensor]:
+    """Attention of one query token per sequence over a paged KV cache.
+
+    Shapes: ``q [num_seqs, num_q_heads, head_size]``; ``k_cache, v_cache`` as ``layouts`` says for ``layout``, all in
+    float16, bfloat16 or float32; ``block_table [num_seqs, max_blocks_per_seq]`` and ``seq_lens [num_seqs]`` int32 or
+    int64. ``block_size``: tokens per page. ``tile``: keys per step, a power of two. Table entries past a sequence's
+    last page are not read.
+
+    Returns ``out`` like q and ``lse [num_seqs, num_q_heads]`` float32, natural log: 0 and -inf for an empty sequence.
+    Raises ValueError.
+    """
+    inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
+    check_power_of_two("tile", tile)
+    k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
+    with on_device_of(q):
+        paged_decode_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
+            q, k_cache, v_cache, block_table, seq_lens, out, lse,
+            float(scale), block_size, sizes["group_size"], sizes["head_size"],
+            *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
+            *out.stride(), *lse.stride(),
+            X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
+        )  # fmt: skip
+    return out, lse
+
+
+def split_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    block_size: int,
+    layout: str,
+    num_splits: int,
+    *,
+    partial_out: Tensor | None = None,
+    partial_lse: Tensor | None = None,
+    tile: int = 32,
+) -> tuple[Tensor, Tensor]:
+    """Partial states of ``paged_decode`` over ``num_splits`` consecutive ranges of each sequence's tokens.
+
+    Arguments as for ``paged_decode``. Split ``s`` covers tokens ``[s * n, min((s + 1) * n, seq_len))``, with
+    ``n = ceil(seq_len / num_splits)``.
+
+    Returns ``partial_out [num_seqs, num_q_heads, num_splits, head_size]``, in q's dtype unless given in another, and
+    ``partial_lse [num_seqs, num_q_heads, num_splits]`` float32: 0 and -inf for an empty split. Raises ValueError.
+    """
+    inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    partial_out, partial_lse, sizes = prepare_split(inputs, layout, block_size, num_splits, partial_out, partial_lse)
+    check_power_of_two("tile", tile)
+    k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
+    with on_device_of(q):
+        split_decode_kernel[(sizes["num_seqs"], sizes["num_q_heads"], num_splits)](
+            q, k_cache, v_cache, block_table, seq_lens, partial_out, partial_lse,
+            float(scale), num_splits, block_size, sizes["group_size"], sizes["head_size"],
+            *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
+            *partial_out.stride(), *partial_lse.stride(),
+            X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
+        )  # fmt: skip
+    return partial_out, partial_lse
+
+
+def reduce_splits(
+    partial_out: Tensor, partial_lse: Tensor, *, out: Tensor | None = None, lse: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Combine the partial states that ``split_decode`` returns.
+
+    Returns ``out [num_seqs, num_q_heads, head_size]``, in partial_out's dtype unless given in another, and
+    ``lse [num_seqs, num_q_heads]`` float32: 0 and -inf where all splits are empty. Raises ValueError.
+    """
+    out, lse, sizes = prepare_reduce(partial_out, partial_lse, out, lse)
+    with on_device_of(out):
+        reduce_splits_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
+            partial_out, partial_lse, out, lse,
+            sizes["num_splits"], sizes["head_size"],
+            *partial_out.stride(), *partial_lse.stride(), *out.stride(), *lse.stride(),
+            CHUNK=_SPLITS_PER_STEP, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
+        )  # fmt: skip
+    return out, lse
+
+
+def split_paged_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    block_size: int,
+    layout: str,
+    num_splits: int,
+    *,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    tile: int = 32,
+    partial_dtype: str = "float32",
+) -> tuple[Tensor, Tensor]:
+    """``paged_decode`` in two stages, ``split_decode`` and ``reduce_splits``.
+
+    ``partial_dtype``: ``"float32"``, or ``"input"`` to keep the partial outputs in q's dtype, which halves their
+    traffic and costs them one more rounding. Other arguments and the result as for ``paged_decode``. Raises ValueError.
+    """
+    partial_out = empty_partials(q, num_splits, partial_dtype)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    partial_out, partial_lse = split_decode(
+        q, k_cache, v_cache, block_table, seq_lens, scale, block_size, layout, num_splits,
+        partial_out=partial_out, tile=tile,
+    )  # fmt: skip
+    return reduce_splits(partial_out, partial_lse, out=out, lse=lse)

@@ -1,0 +1,64 @@
+"""The four layouts of a paged KV cache, and the strides by which one kernel reads them all.
+
+* ``NHD``: K and V ``[num_blocks, block_size, num_kv_heads, head_size]``
+* ``HND``: K and V ``[num_blocks, num_kv_heads, block_size, head_size]``
+* ``packed``: K ``[num_blocks, num_kv_heads, head_size / x, block_size, x]`` with x elements in 16 bytes,
+  V ``[num_blocks, num_kv_heads, head_size, block_size]``
+* ``interleaved``: as NHD; K and V are views of one ``[num_blocks, 2, block_size, num_kv_heads, head_size]``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from attnfuzz.kernels.checks import check_choice, check_tensors, group_size_of
+from attnfuzz.kernels.specs import PAGED
+
+__all__ = ["CacheStrides", "cache_strides", "check_paged", "gather_pages"]
+
+
+class CacheStrides(NamedTuple):
+    """Strides in elements, and the packed layout's ``x`` (1 in the others)."""
+
+    k: tuple[int, int, int, int, int]
+    """block, token, head, d // x, d % x"""
+    v: tuple[int, int, int, int]
+    """block, token, head, d"""
+    x: int
+
+
+def check_paged(tensors: Mapping[str, Tensor], layout: str, block_size: int) -> dict[str, int]:
+    """Check the tensors of a paged problem; returns the size of each axis, and ``group_size``. Raises ValueError."""
+    check_choice("layout", layout, PAGED)
+    sizes = check_tensors(tensors, PAGED[layout])
+    if sizes["block_size"] != block_size:
+        held = sizes["block_size"]
+        raise ValueError(f"block_size={block_size!r} must be {held}, that of k_cache; check layout={layout!r}")
+    if layout == "packed" and sizes["head_chunks"] * sizes["x"] != sizes["head_size"]:
+        raise ValueError(
+            f"k_cache.shape={list(tensors['k_cache'].shape)} must hold head_size={sizes['head_size']} as "
+            "head_chunks * x; reshape k_cache"
+        )
+    return {**sizes, "group_size": group_size_of(sizes["num_q_heads"], sizes["num_kv_heads"])}
+
+
+def cache_strides(k_cache: Tensor, v_cache: Tensor, layout: str) -> CacheStrides:
+    """Strides of both caches in the kernels' order."""
+    k, v = k_cache.stride(), v_cache.stride()
+    if layout == "packed":
+        return CacheStrides((k[0], k[3], k[1], k[2], k[4]), (v[0], v[3], v[1], v[2]), k_cache.shape[4])
+    token, head = (2, 1) if layout == "HND" else (1, 2)
+    return CacheStrides((k[0], k[token], k[head], k[3], 0), (v[0], v[token], v[head], v[3]), 1)
+
+
+def gather_pages(k_cache: Tensor, v_cache: Tensor, layout: str, pages: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies of K and V of ``pages [num_pages]``, each ``[num_pages * block_size, num_kv_heads, head_size]``."""
+    k, v = k_cache[pages], v_cache[pages]
+    if layout == "packed":
+        k, v = k.permute(0, 3, 1, 2, 4).flatten(3), v.permute(0, 3, 1, 2)
+    elif layout == "HND":
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+    return k.flatten(0, 1), v.flatten(0, 1)

@@ -1,0 +1,75 @@
+"""Naive paged decode attention: one query token per sequence, K and V in a paged cache of any of the four layouts.
+
+One program per (sequence, query head) takes the whole sequence: the first, unparallelised step of
+"The Anatomy of a Triton Attention Kernel" (arXiv 2511.11581, §4.3), on the cache of PagedAttention
+(Kwon et al., arXiv 2309.06180). ``paged_walk`` has the addresses and the loop. With few sequences most of a GPU
+idles: ``split_decode`` adds the missing parallelism.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Device code has no Python types.
+
+import triton
+import triton.language as tl
+
+from attnfuzz.kernels.paged_walk import attend_pages
+from attnfuzz.kernels.softmax_state import store_state
+
+__all__ = ["paged_decode_kernel"]
+
+
+# As in dense_decode: no specialisation on what only places a base pointer or divides an index.
+@triton.jit(
+    do_not_specialize=[
+        "group_size", "block_size", "stride_qs", "stride_qh", "stride_table_s", "stride_len", "stride_os", "stride_oh",
+        "stride_lse_s", "stride_lse_h",
+    ]
+)  # fmt: skip
+def paged_decode_kernel(
+    # inputs
+    p_q,  # [num_seqs, num_q_heads, head_size]
+    p_k,  # see paged_walk
+    p_v,
+    p_table,  # [num_seqs, max_blocks_per_seq]
+    p_seq_lens,  # [num_seqs]
+    # outputs
+    p_out,  # [num_seqs, num_q_heads, head_size]
+    p_lse,  # [num_seqs, num_q_heads]
+    # scalars
+    scale,
+    block_size,  # tokens per page
+    group_size,  # query heads per KV head
+    head_size,
+    # strides in elements: s sequence, h head, d head dimension, b block, t token, kdo and kx the two parts of K's d
+    stride_qs, stride_qh, stride_qd,
+    stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
+    stride_vb, stride_vt, stride_vh, stride_vd,
+    stride_table_s, stride_page,
+    stride_len,
+    stride_os, stride_oh, stride_od,
+    stride_lse_s, stride_lse_h,
+    # constants
+    X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
+    TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
+    BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+):  # fmt: skip
+    """Grid ``(num_seqs, num_q_heads)``."""
+    i_seq = tl.program_id(0).to(tl.int64)
+    i_head = tl.program_id(1).to(tl.int64)
+    i_kv_head = i_head // group_size
+    o_d = tl.arange(0, BLOCK_D).to(tl.int64)
+    m_d = o_d < head_size
+
+    p_q += i_seq * stride_qs + i_head * stride_qh
+    seq_len = tl.load(p_seq_lens + i_seq * stride_len)
+    b_q = tl.load(p_q + o_d * stride_qd, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK_D]
+
+    row_max, exp_sum, acc = attend_pages(
+        b_q, p_k + i_kv_head * stride_kh, p_v + i_kv_head * stride_vh, p_table + i_seq * stride_table_s,
+        0, seq_len, scale, block_size,
+        stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
+        o_d, m_d, X, TILE, BLOCK_D,
+    )  # fmt: skip
+
+    p_out += i_seq * stride_os + i_head * stride_oh
+    p_lse += i_seq * stride_lse_s + i_head * stride_lse_h
+    store_state(p_out, p_lse, o_d, m_d, stride_od, row_max, exp_sum, acc)

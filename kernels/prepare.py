@@ -1,0 +1,90 @@
+"""What every wrapper does first: allocate the results it was not given, and check all tensors.
+
+Each function returns the two results and the size of every axis, and raises ValueError.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnfuzz.kernels.checks import check_choice, check_positive, check_tensors, group_size_of
+from attnfuzz.kernels.layouts import check_paged
+from attnfuzz.kernels.specs import DENSE, MERGE, REDUCE
+
+__all__ = ["empty_partials", "prepare_dense", "prepare_merge", "prepare_paged", "prepare_reduce", "prepare_split"]
+
+_PARTIAL_DTYPES = {"float32": "one rounding less", "input": "half the traffic"}
+
+Prepared = tuple[Tensor, Tensor, dict[str, int]]
+
+
+def prepare_dense(
+    q: Tensor, k: Tensor, v: Tensor, seq_lens: Tensor, out: Tensor | None, lse: Tensor | None
+) -> Prepared:
+    """Of ``dense_decode``."""
+    out, lse = _empty_unless_given(out, q.shape, q.dtype, q), _empty_unless_given(lse, q.shape[:-1], torch.float32, q)
+    sizes = check_tensors({"q": q, "k": k, "v": v, "seq_lens": seq_lens, "out": out, "lse": lse}, DENSE)
+    return out, lse, {**sizes, "group_size": group_size_of(sizes["num_q_heads"], sizes["num_kv_heads"])}
+
+
+def prepare_paged(
+    inputs: dict[str, Tensor], layout: str, block_size: int, out: Tensor | None, lse: Tensor | None
+) -> Prepared:
+    """Of ``paged_decode``; ``inputs`` are q, k_cache, v_cache, block_table and seq_lens."""
+    q = inputs["q"]
+    out, lse = _empty_unless_given(out, q.shape, q.dtype, q), _empty_unless_given(lse, q.shape[:-1], torch.float32, q)
+    return out, lse, check_paged({**inputs, "out": out, "lse": lse}, layout, block_size)
+
+
+def prepare_split(
+    inputs: dict[str, Tensor],
+    layout: str,
+    block_size: int,
+    num_splits: int,
+    partial_out: Tensor | None,
+    partial_lse: Tensor | None,
+) -> Prepared:
+    """Of ``split_decode``."""
+    check_positive("num_splits", num_splits)
+    q = inputs["q"]
+    shape = (*q.shape[:-1], num_splits)
+    partial_out = _empty_unless_given(partial_out, (*shape, *q.shape[-1:]), q.dtype, q)
+    partial_lse = _empty_unless_given(partial_lse, shape, torch.float32, q)
+    sizes = check_paged({**inputs, "partial_out": partial_out, "partial_lse": partial_lse}, layout, block_size)
+    if sizes["num_splits"] != num_splits:
+        raise ValueError(f"num_splits={num_splits} must be partial_out.shape[2]={sizes['num_splits']}; pass equal ones")
+    return partial_out, partial_lse, sizes
+
+
+def empty_partials(q: Tensor, num_splits: int, dtype: str) -> Tensor:
+    """Room for partial outputs ``[num_seqs, num_q_heads, num_splits, head_size]``, float32 or q's dtype ("input")."""
+    check_choice("partial_dtype", dtype, _PARTIAL_DTYPES)
+    check_positive("num_splits", num_splits)
+    shape = (*q.shape[:-1], num_splits, *q.shape[-1:])
+    return _empty_unless_given(None, shape, torch.float32 if dtype == "float32" else q.dtype, q)
+
+
+def prepare_reduce(partial_out: Tensor, partial_lse: Tensor, out: Tensor | None, lse: Tensor | None) -> Prepared:
+    """Of ``reduce_splits``."""
+    shape = partial_out.shape[:2]
+    out = _empty_unless_given(out, (*shape, *partial_out.shape[-1:]), partial_out.dtype, partial_out)
+    lse = _empty_unless_given(lse, shape, torch.float32, partial_out)
+    tensors = {"partial_out": partial_out, "partial_lse": partial_lse, "out": out, "lse": lse}
+    return out, lse, check_tensors(tensors, REDUCE)
+
+
+def prepare_merge(
+    inputs: dict[str, Tensor], lse_layout: str, output: Tensor | None, output_lse: Tensor | None
+) -> Prepared:
+    """Of ``merge_states``; ``inputs`` are prefix_output, prefix_lse, suffix_output and suffix_lse."""
+    check_choice("lse_layout", lse_layout, MERGE)
+    prefix, lse = inputs["prefix_output"], inputs["prefix_lse"]
+    output = _empty_unless_given(output, prefix.shape, prefix.dtype, prefix)
+    output_lse = _empty_unless_given(output_lse, lse.shape, torch.float32, lse)
+    sizes = check_tensors({**inputs, "output": output, "output_lse": output_lse}, MERGE[lse_layout])
+    return output, output_lse, sizes
+
+
+def _empty_unless_given(given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=like.device) if given is None else given

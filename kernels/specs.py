@@ -1,0 +1,56 @@
+"""Kinds and axes of every tensor the wrappers take and return, by the names of their arguments."""
+
+from __future__ import annotations
+
+from attnfuzz.kernels.checks import Specs
+
+__all__ = ["DENSE", "MERGE", "PAGED", "REDUCE"]
+
+DENSE: Specs = {
+    "q": ("value", "num_seqs num_q_heads head_size"),
+    "k": ("value", "num_seqs max_seq_len num_kv_heads head_size"),
+    "v": ("value", "num_seqs max_seq_len num_kv_heads head_size"),
+    "seq_lens": ("index", "num_seqs"),
+    "out": ("value", "num_seqs num_q_heads head_size"),
+    "lse": ("lse", "num_seqs num_q_heads"),
+}
+
+_PAGED_COMMON: Specs = {
+    "q": ("value", "num_seqs num_q_heads head_size"),
+    "block_table": ("index", "num_seqs max_blocks_per_seq"),
+    "seq_lens": ("index", "num_seqs"),
+    "out": ("value", "num_seqs num_q_heads head_size"),
+    "lse": ("lse", "num_seqs num_q_heads"),
+    "partial_out": ("partial", "num_seqs num_q_heads num_splits head_size"),
+    "partial_lse": ("lse", "num_seqs num_q_heads num_splits"),
+}
+_NHD = ("value", "num_blocks block_size num_kv_heads head_size")
+_HND = ("value", "num_blocks num_kv_heads block_size head_size")
+_PACKED_K = ("value", "num_blocks num_kv_heads head_chunks block_size x")
+_PACKED_V = ("value", "num_blocks num_kv_heads head_size block_size")
+
+PAGED: dict[str, Specs] = {
+    "NHD": {**_PAGED_COMMON, "k_cache": _NHD, "v_cache": _NHD},
+    "HND": {**_PAGED_COMMON, "k_cache": _HND, "v_cache": _HND},
+    "packed": {**_PAGED_COMMON, "k_cache": _PACKED_K, "v_cache": _PACKED_V},
+    "interleaved": {**_PAGED_COMMON, "k_cache": _NHD, "v_cache": _NHD},
+}
+"""By layout."""
+
+REDUCE: Specs = {
+    "partial_out": ("partial", "num_seqs num_q_heads num_splits head_size"),
+    "partial_lse": ("lse", "num_seqs num_q_heads num_splits"),
+    "out": ("value", "num_seqs num_q_heads head_size"),
+    "lse": ("lse", "num_seqs num_q_heads"),
+}
+
+_STATES: Specs = dict.fromkeys(
+    ("prefix_output", "suffix_output", "output"), ("value", "num_tokens num_q_heads head_size")
+)
+_LSES = ("prefix_lse", "suffix_lse", "output_lse")
+
+MERGE: dict[str, Specs] = {
+    "HT": {**_STATES, **dict.fromkeys(_LSES, ("lse", "num_q_heads num_tokens"))},
+    "TH": {**_STATES, **dict.fromkeys(_LSES, ("lse", "num_tokens num_q_heads"))},
+}
+"""By the axis order of the LSEs."""
