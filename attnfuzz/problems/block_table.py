@@ -1,0 +1,101 @@
+"""Which physical page holds which tokens, and what the block table says: plain integers. Torch-free.
+
+Everything here depends only on sequence lengths, block size and the ``Pages`` recipe, and is the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.hashing import fold, stream_key
+from attnfuzz.problems.recipes import Pages
+
+__all__ = ["block_table_rows", "num_blocks", "physical_pages", "shared_tokens", "used_blocks"]
+
+_SHUFFLE, _WRONG_PAGE = 1, 2  # hash streams of a page recipe's seed
+_INT32_MAX = (1 << 31) - 1
+
+Rows = tuple[tuple[int, ...], ...]
+
+
+def physical_pages(case: PagedDecodeCase) -> Rows:
+    """Per sequence, the physical page of each of its logical pages (the live part of its block-table row)."""
+    return _physical_pages(case.seq_lens, case.block_size, case.pages)
+
+
+def block_table_rows(case: PagedDecodeCase) -> Rows:
+    """``num_seqs`` rows of ``max_blocks_per_seq`` entries: live pages, then the padding recipe."""
+    return _block_table_rows(case.seq_lens, case.block_size, case.pages, case.max_blocks_per_seq)
+
+
+def used_blocks(case: PagedDecodeCase) -> int:
+    """Pages that some sequence owns; a shared page counts once."""
+    return _used_blocks(case.seq_lens, case.block_size, case.pages.shared_blocks)
+
+
+def num_blocks(case: PagedDecodeCase) -> int:
+    """Pages of the cache: used and spare ones, at least 1."""
+    return max(1, used_blocks(case) + case.pages.spare_blocks)
+
+
+def shared_tokens(case: PagedDecodeCase) -> int:
+    """A position below this is stored on sequence 0's page, whichever sequence reads it; 0 if nothing is shared."""
+    return min(case.pages.shared_blocks, case.blocks_of(0)) * case.block_size
+
+
+def _used_blocks(seq_lens: tuple[int, ...], block_size: int, shared_blocks: int) -> int:
+    owned = [-(-seq_len // block_size) for seq_len in seq_lens]
+    shareable = min(shared_blocks, owned[0])
+    return sum(owned) - sum(min(shareable, blocks) for blocks in owned[1:])
+
+
+@lru_cache(maxsize=16)
+def _physical_pages(seq_lens: tuple[int, ...], block_size: int, pages: Pages) -> Rows:
+    order = iter(_page_order(_used_blocks(seq_lens, block_size, pages.shared_blocks), pages))
+    first: tuple[int, ...] = ()
+    rows: list[tuple[int, ...]] = []
+    for i, seq_len in enumerate(seq_lens):
+        owned = -(-seq_len // block_size)
+        shared = first[: min(pages.shared_blocks, owned)] if i else ()
+        rows.append((*shared, *(next(order) for _ in range(owned - len(shared)))))
+        first = first or rows[0]
+    return tuple(rows)
+
+
+def _page_order(used: int, pages: Pages) -> list[int]:
+    """Physical pages in the order in which sequences take them; spare pages come last or are never taken."""
+    if pages.order == "identity":
+        return list(range(used))
+    if pages.order == "reversed":
+        return list(range(used - 1, -1, -1))
+    key = stream_key(pages.seed, _SHUFFLE)
+    return sorted(range(used + pages.spare_blocks), key=lambda page: (fold(key, page), page))
+
+
+@lru_cache(maxsize=16)
+def _block_table_rows(seq_lens: tuple[int, ...], block_size: int, pages: Pages, columns: int) -> Rows:
+    live = _physical_pages(seq_lens, block_size, pages)
+    total = max(1, _used_blocks(seq_lens, block_size, pages.shared_blocks) + pages.spare_blocks)
+    return tuple((*row, *_padding(i, row, columns - len(row), total, pages)) for i, row in enumerate(live))
+
+
+def _padding(seq: int, owned: tuple[int, ...], count: int, total: int, pages: Pages) -> Iterator[int] | list[int]:
+    if pages.padding == "zero":
+        return [0] * count
+    if pages.padding == "garbage":
+        garbage = (-1, _INT32_MAX, total)
+        return [garbage[(seq + i) % 3] for i in range(count)]
+    return _wrong_pages(fold(stream_key(pages.seed, _WRONG_PAGE), seq) % total, set(owned), count, total)
+
+
+def _wrong_pages(start: int, owned: set[int], count: int, total: int) -> Iterator[int]:
+    """Existing pages that this sequence does not own, in turn from ``start``; any page if it owns all of them."""
+    avoid = owned if len(owned) < total else set()
+    page = start
+    for _ in range(count):
+        while page in avoid:
+            page = (page + 1) % total
+        yield page
+        page = (page + 1) % total

@@ -1,0 +1,72 @@
+"""How much memory a case needs, known before anything is allocated. Torch-free, integers only."""
+
+from __future__ import annotations
+
+import math
+
+from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
+from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
+from attnfuzz.problems.strides import strided_layout
+
+__all__ = ["DEFAULT_LIMIT_BYTES", "HASH_CHUNK_ELEMENTS", "CaseTooLarge", "case_nbytes", "check_size", "tensor_nbytes"]
+
+DEFAULT_LIMIT_BYTES = 1 << 30
+HASH_CHUNK_ELEMENTS = 1 << 20
+"""Values are drawn this many at a time (or one token at a time), so that 64-bit hash words stay a small part."""
+
+
+class CaseTooLarge(ValueError):  # noqa: N818 - says what the case is, as StopIteration does
+    """The tensors of a case would not fit in the memory that a case may take."""
+
+
+def tensor_nbytes(case: Case) -> int:
+    """Bytes of all inputs and outputs, stride gaps included."""
+    total = 0
+    for name, spec in tensor_specs(case).items():
+        itemsize = ITEMSIZE[spec.dtype]
+        total += strided_layout(spec.shape, strides_of(case, name), itemsize).storage_elements * itemsize
+    return total
+
+
+def case_nbytes(case: Case) -> int:
+    """Bytes that judging ``case`` needs: inputs and outputs once, logical values, and float64 work of the reference."""
+    if isinstance(case, MergeStatesCase):
+        return tensor_nbytes(case) + _merge_work(case)
+    return tensor_nbytes(case) + _logical_values(case) + _attention_work(case)
+
+
+def check_size(case: Case, limit: int = DEFAULT_LIMIT_BYTES) -> None:
+    """Raise CaseTooLarge if ``case`` needs more than ``limit`` bytes."""
+    needed = case_nbytes(case)
+    if needed > limit:
+        raise CaseTooLarge(
+            f"the case needs {_readable(needed)} ({needed} bytes) but the limit is {_readable(limit)}; "
+            "shorten its sequences, lower its heads, head size or pages, or raise the memory limit"
+        )
+
+
+def _logical_values(case: AttentionCase) -> int:
+    queries = case.num_seqs * case.num_q_heads * case.head_size
+    token = case.num_kv_heads * case.head_size
+    tokens = sum(case.seq_lens)
+    hash_words = 3 * 8 * max(token, min(tokens * token, HASH_CHUNK_ELEMENTS))
+    return ITEMSIZE[case.dtype] * (queries + 2 * tokens * token) + hash_words + 2 * 8 * tokens
+
+
+def _attention_work(case: AttentionCase) -> int:
+    """Expected result, and scores, K and V of the longest sequence in float64."""
+    expected = 2 * case.num_seqs * case.num_q_heads * (case.head_size + 1)
+    longest = max(case.seq_lens) * (3 * case.num_kv_heads * case.head_size + 6 * case.num_q_heads)
+    return 8 * (expected + longest)
+
+
+def _merge_work(case: MergeStatesCase) -> int:
+    rows = case.num_tokens * case.num_q_heads
+    states = 2 * rows * (case.head_size * ITEMSIZE[case.dtype] + 4)
+    hash_words = 3 * 8 * max(case.num_q_heads * case.head_size, min(rows * case.head_size, HASH_CHUNK_ELEMENTS))
+    return states + hash_words + 8 * 4 * rows * (case.head_size + 2)
+
+
+def _readable(nbytes: int) -> str:
+    power = min(5, max(0, int(math.log2(max(1, nbytes))) // 10))
+    return f"{nbytes / (1 << 10 * power):.3g} {('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')[power]}"

@@ -1,0 +1,62 @@
+"""The float64 reference of attention: the definition, sequence by sequence, on logical positions.
+
+It knows no cache, no block table, no mask and no tile: a sequence's keys are simply all there is to attend to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from attnfuzz.problems.cases import AttentionCase
+from attnfuzz.values.attention import LogicalAttention
+
+__all__ = ["Expected", "attention_reference", "merge_all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The exact result of a case. ``lse`` is natural: the log-sum-exp of the scaled scores, whatever a kernel's base."""
+
+    out: Float64[Tensor, "rows num_q_heads head_size"]
+    lse: Float64[Tensor, "rows num_q_heads"]
+
+
+def attention_reference(case: AttentionCase, values: LogicalAttention) -> Expected:
+    """``out = softmax(scale · q Kᵀ) V`` and ``lse`` per sequence; without keys ``out = 0`` and ``lse = -inf``.
+
+    Query head ``h`` reads KV head ``h // gqa_ratio``.
+    """
+    out = torch.zeros(values.q.shape, dtype=torch.float64, device=values.q.device)
+    lse = torch.full(values.q.shape[:2], float("-inf"), dtype=torch.float64, device=values.q.device)
+    q = values.q.double()
+    for seq, seq_len in enumerate(case.seq_lens):
+        if seq_len == 0:
+            continue
+        k, v = values.sequence(seq)
+        for kv_head in range(case.num_kv_heads):
+            group = slice(kv_head * case.gqa_ratio, (kv_head + 1) * case.gqa_ratio)
+            scores = case.scale * (q[seq, group] @ k[:, kv_head].double().T)
+            out[seq, group] = torch.softmax(scores, dim=-1) @ v[:, kv_head].double()
+            lse[seq, group] = torch.logsumexp(scores, dim=-1)
+    return Expected(out, lse)
+
+
+def merge_all(
+    out: Float[Tensor, "*rows states head_size"], lse: Float[Tensor, "*rows states"]
+) -> tuple[Float64[Tensor, "*rows head_size"], Float64[Tensor, "*rows"]]:
+    """Merge the states of each row in float64. ``lse`` is natural; -inf is an empty state, whose output is not used.
+
+    NaN anywhere else, and +inf, give NaN.
+    """
+    out, lse = out.double(), lse.double()
+    top = lse.amax(-1)
+    top = torch.where(top == float("-inf"), 0.0, top)
+    weights = torch.exp(lse - top[..., None])
+    total = weights.sum(-1)
+    used = torch.where((lse == float("-inf"))[..., None], 0.0, out)
+    merged = (weights[..., None] * used).sum(-2) / torch.where(total == 0, 1.0, total)[..., None]
+    return merged, top + torch.log(total)

@@ -1,0 +1,107 @@
+"""Shape, dtype and role of every tensor that a case consists of. Torch-free, computed from integers only."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from attnfuzz.problems.block_table import num_blocks
+from attnfuzz.problems.cases import (
+    AttentionCase,
+    Case,
+    DenseDecodeCase,
+    MergeStatesCase,
+    PagedDecodeCase,
+    SplitDecodeCase,
+    packed_width,
+)
+from attnfuzz.problems.recipes import StrideKind
+from attnfuzz.problems.supports import Dtype
+
+__all__ = ["ITEMSIZE", "Role", "TensorSpec", "strides_of", "tensor_specs"]
+
+Role = Literal["input", "output"]
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
+
+
+class TensorSpec(NamedTuple):
+    """``dtype`` is a torch dtype's name."""
+
+    shape: tuple[int, ...]
+    dtype: Dtype | Literal["int32"]
+    role: Role
+
+
+Specs = dict[str, TensorSpec]
+
+
+def tensor_specs(case: Case) -> Specs:
+    """The tensors of ``case`` by name, in the order in which they are allocated.
+
+    The interleaved layout has one tensor ``kv_cache`` in place of ``k_cache`` and ``v_cache``.
+    """
+    if isinstance(case, MergeStatesCase):
+        return _merge_states(case)
+    if isinstance(case, DenseDecodeCase):
+        return _query(case) | _dense_kv(case) | _result(case)
+    results = _partials(case) if isinstance(case, SplitDecodeCase) else _result(case)
+    return _query(case) | _cache(case) | _table(case) | results
+
+
+def strides_of(case: Case, name: str) -> StrideKind:
+    """The stride recipe of tensor ``name`` of ``tensor_specs``."""
+    return case.strides.get("k_cache" if name == "kv_cache" else name, "contiguous")
+
+
+def _query(case: AttentionCase) -> Specs:
+    shape = (case.num_seqs, case.num_q_heads, case.head_size)
+    return {"q": TensorSpec(shape, case.dtype, "input"), "seq_lens": TensorSpec((case.num_seqs,), "int32", "input")}
+
+
+def _result(case: AttentionCase) -> Specs:
+    shape = (case.num_seqs, case.num_q_heads, case.head_size)
+    return {"out": TensorSpec(shape, case.dtype, "output"), "lse": TensorSpec(shape[:2], "float32", "output")}
+
+
+def _partials(case: SplitDecodeCase) -> Specs:
+    shape = (case.num_seqs, case.num_q_heads, case.num_splits, case.head_size)
+    return {
+        "partial_out": TensorSpec(shape, case.dtype, "output"),
+        "partial_lse": TensorSpec(shape[:3], "float32", "output"),
+    }
+
+
+def _dense_kv(case: DenseDecodeCase) -> Specs:
+    spec = TensorSpec((case.num_seqs, case.max_seq_len, case.num_kv_heads, case.head_size), case.dtype, "input")
+    return {"k": spec, "v": spec}
+
+
+def _table(case: PagedDecodeCase) -> Specs:
+    return {"block_table": TensorSpec((case.num_seqs, case.max_blocks_per_seq), "int32", "input")}
+
+
+def _cache(case: PagedDecodeCase) -> Specs:
+    blocks, size, heads, dim = num_blocks(case), case.block_size, case.num_kv_heads, case.head_size
+    if case.layout == "interleaved":
+        return {"kv_cache": TensorSpec((blocks, 2, size, heads, dim), case.dtype, "input")}
+    if case.layout == "packed":
+        x = packed_width(case.dtype)
+        k_shape: tuple[int, ...] = (blocks, heads, dim // x, size, x)
+        v_shape: tuple[int, ...] = (blocks, heads, dim, size)
+    elif case.layout == "HND":
+        k_shape = v_shape = (blocks, heads, size, dim)
+    else:
+        k_shape = v_shape = (blocks, size, heads, dim)
+    return {"k_cache": TensorSpec(k_shape, case.dtype, "input"), "v_cache": TensorSpec(v_shape, case.dtype, "input")}
+
+
+def _merge_states(case: MergeStatesCase) -> Specs:
+    out = (case.num_tokens, case.num_q_heads, case.head_size)
+    lse = out[:2] if case.lse_layout == "TH" else (out[1], out[0])
+    return {
+        "prefix_output": TensorSpec(out, case.dtype, "input"),
+        "prefix_lse": TensorSpec(lse, "float32", "input"),
+        "suffix_output": TensorSpec(out, case.dtype, "input"),
+        "suffix_lse": TensorSpec(lse, "float32", "input"),
+        "output": TensorSpec(out, case.dtype, "output"),
+        "output_lse": TensorSpec(lse, "float32", "output"),
+    }

@@ -1,0 +1,71 @@
+"""How a stride recipe places a tensor's elements in memory: plain integer arithmetic. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
+
+__all__ = ["StridedLayout", "last_dim_contiguous", "strided_layout"]
+
+
+class StridedLayout(NamedTuple):
+    """Strides, the storage they span and the first element's place in it, all counted in elements.
+
+    The storage starts at an aligned address and ends with the tensor's last element.
+    """
+
+    strides: tuple[int, ...]
+    storage_elements: int
+    offset: int
+
+
+def strided_layout(shape: tuple[int, ...], kind: StrideKind, itemsize: int) -> StridedLayout:
+    """Place a tensor of ``shape`` as ``kind`` says.
+
+    * ``padded_rows``: the rows (last dimension) are 3 to 8 elements further apart than they are long.
+    * ``transposed``: the two outermost dimensions swap their places in memory.
+    * ``offset``: contiguous, but one element after an aligned address.
+    * ``every_other``: the last dimension has stride 2.
+
+    A vector has no rows and nothing to swap: both kinds leave it contiguous. ``itemsize`` (bytes) makes the gap of
+    ``padded_rows`` break the alignment of 16-byte loads.
+    """
+    if kind not in STRIDE_KINDS:
+        raise ValueError(f"stride kind {kind!r} must be one of {STRIDE_KINDS}")
+    strides = _strides(shape, kind, itemsize)
+    offset = 1 if kind == "offset" else 0
+    if math.prod(shape) == 0:
+        return StridedLayout(strides, offset, offset)
+    last_element = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return StridedLayout(strides, offset + last_element + 1, offset)
+
+
+def last_dim_contiguous(shape: tuple[int, ...], kind: StrideKind) -> bool:
+    """Whether ``kind`` leaves the last dimension of a tensor of ``shape`` with stride 1."""
+    return kind != "every_other" and not (kind == "transposed" and len(shape) == 2)
+
+
+def _strides(shape: tuple[int, ...], kind: StrideKind, itemsize: int) -> tuple[int, ...]:
+    if kind == "every_other":
+        return tuple(2 * stride for stride in _contiguous(shape))
+    if kind == "padded_rows" and len(shape) > 1:
+        return (*_contiguous((*shape[:-1], shape[-1] + _row_gap(shape[-1], itemsize)))[:-1], 1)
+    if kind == "transposed" and len(shape) > 1:
+        first, second, *rest = _contiguous((shape[1], shape[0], *shape[2:]))
+        return (second, first, *rest)
+    return _contiguous(shape)
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 1, 0, -1):
+        strides[i - 1] = strides[i] * max(1, shape[i])
+    return tuple(strides)
+
+
+def _row_gap(row: int, itemsize: int) -> int:
+    """3 to 8 elements, chosen so that the next row does not start at a multiple of 16 bytes."""
+    gap = 3 + row % 6
+    return gap if (row + gap) * itemsize % 16 else 3 + (row + 1) % 6

@@ -1,0 +1,10 @@
+"""The numbers in a case's tensors: exact in the case's dtype, and the same bits on every machine and device.
+
+``attention`` fills q, K and V of the attention problems, ``states`` the two states of merge_states. Every number is
+a small integer from ``attnfuzz.problems.hashing`` or from a formula, times a power of two: nothing is ever rounded.
+"""
+
+from attnfuzz.values.attention import LogicalAttention, attention_values, decode_position
+from attnfuzz.values.states import LogicalStates, merge_values
+
+__all__ = ["LogicalAttention", "LogicalStates", "attention_values", "decode_position", "merge_values"]

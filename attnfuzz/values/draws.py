@@ -1,0 +1,62 @@
+"""Integer draws from hash words, and their exact conversion to floating point."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from attnfuzz.problems.hashing import fold
+from attnfuzz.problems.recipes import KeyRecipe, ValueRecipe
+from attnfuzz.problems.supports import MAX_HEAD_SIZE
+
+__all__ = ["NORMAL_EXPONENT", "Stream", "draw", "element_words", "exact"]
+
+NORMAL_EXPONENT = -5
+"""The "normal" recipe draws integers of standard deviation 36.9; times 2^-5 it is 1.15."""
+
+
+class Stream(IntEnum):
+    """Hash streams of one seed. Numbers are part of saved cases: never reuse or renumber."""
+
+    Q = 1
+    K = 2
+    V = 3
+    SIGN = 4
+    PREFIX_OUTPUT = 5
+    SUFFIX_OUTPUT = 6
+    PREFIX_LSE = 7
+    SUFFIX_LSE = 8
+    COMMON_LSE = 9
+
+
+def element_words(
+    states: Int64[Tensor, " rows"], num_heads: int, head_size: int
+) -> Int64[Tensor, "rows num_heads head_size"]:
+    """One hash word per element of every row's ``[num_heads, head_size]`` vectors."""
+    heads = torch.arange(num_heads, device=states.device) * MAX_HEAD_SIZE
+    dims = torch.arange(head_size, device=states.device)
+    words: Tensor = fold(states[:, None, None], heads[:, None] + dims)
+    return words
+
+
+def draw(words: Int64[Tensor, "*shape"], recipe: KeyRecipe | ValueRecipe) -> Int64[Tensor, "*shape"]:
+    """Integers for the recipes that draw every element on its own: "integers", "normal" and "large".
+
+    "normal" is the sum of four uniform 6-bit integers, centred (Irwin-Hall): -126 to 126. "large" has magnitudes
+    512, 516, ... 1020, which bfloat16 holds.
+    """
+    if recipe == "integers":
+        return words % 5 - 2
+    if recipe == "large":
+        magnitudes = ((words & 127) + 128) * 4
+        return torch.where(words & 128 == 0, magnitudes, -magnitudes)
+    return (words & 63) + (words >> 6 & 63) + (words >> 12 & 63) + (words >> 18 & 63) - 126
+
+
+def exact(integers: Int64[Tensor, "*shape"], dtype: torch.dtype, exponent: int = 0) -> Float[Tensor, "*shape"]:
+    """``integers * 2**exponent`` in ``dtype``; the recipes only pass what ``dtype`` holds exactly."""
+    floats = integers.to(dtype)
+    return floats if exponent == 0 else floats.mul_(2.0**exponent)
