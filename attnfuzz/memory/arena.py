@@ -1,19 +1,17 @@
 """The memory of one kernel run: every tensor between red zones, everything unused poisoned."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Shaped, UInt8
 from torch import Tensor
 
 from attnfuzz.memory.patterns import POISON_BYTES, Fill, prefill_
-from attnfuzz.memory.strides import element_span, placement
 from attnfuzz.problems.recipes import StrideKind
+from attnfuzz.problems.shapes import Role
+from attnfuzz.problems.strides import strided_layout
 
-__all__ = ["Arena", "Region", "Role"]
-
-Role = Literal["input", "output"]
+__all__ = ["Arena", "Region"]
 
 _ALIGNMENT = 256  # bytes: beyond what any vector load asks for
 _SMALLEST_ZONE = 256
@@ -59,9 +57,9 @@ class Arena:
     def tensor(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, *, strides: StrideKind = "contiguous", role: Role
     ) -> Tensor:
-        """A tensor of poison, or of pre-fill if its `role` is "output"; `strides` as in `memory.strides.placement`."""
-        steps, shift = placement(shape, strides)
-        return self.strided(name, shape, steps, dtype, role=role, shift=shift)
+        """A tensor of poison, or of pre-fill if its `role` is "output"; `strides` as in `strided_layout`."""
+        layout = strided_layout(shape, strides, dtype.itemsize)
+        return self.strided(name, shape, layout.strides, dtype, role=role, shift=layout.offset)
 
     def strided(
         self,
@@ -74,7 +72,7 @@ class Arena:
         shift: int = 0,
     ) -> Tensor:
         """As `tensor`, with strides in elements, starting `shift` elements after an aligned address."""
-        nbytes = element_span(shape, strides) * dtype.itemsize
+        nbytes = _span(shape, strides) * dtype.itemsize
         zone = _zone_bytes(nbytes, shape)
         start = self._reserve(shift * dtype.itemsize, nbytes, zone)
         chunk = len(self._chunks) - 1
@@ -121,6 +119,11 @@ class Arena:
             self._chunks.append(torch.full((size,), POISON_BYTES[self.poison], dtype=torch.uint8, device=self.device))
         self._used = start + nbytes + zone
         return start
+
+
+def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements from the first to the last one, gaps between included."""
+    return 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def _zone_bytes(nbytes: int, shape: tuple[int, ...]) -> int:

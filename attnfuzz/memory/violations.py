@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from attnfuzz.memory.arena import Arena, Region, Role
+from attnfuzz.memory.arena import Arena, Region
 from attnfuzz.memory.patterns import bits
+from attnfuzz.problems.shapes import Role
 
 __all__ = ["Violation", "Where", "violations"]
 

@@ -1,0 +1,122 @@
+"""A run's results against the float64 reference, element by element."""
+
+import math
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.numerics import Bound, error_ratio
+from attnfuzz.oracles.bounds import bound_of
+from attnfuzz.oracles.observation import Observation
+from attnfuzz.problems.cases import Case, SplitDecodeCase
+from attnfuzz.problems.reference import Expected
+from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
+
+__all__ = ["Comparison", "Reference", "compare", "natural_lse", "worst_ratio"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One result beside what it should be. `axes` name the dimensions in messages; LSEs are natural logarithms."""
+
+    name: str
+    axes: tuple[str, ...]
+    got: Float[Tensor, "*shape"]
+    expected: Float64[Tensor, "*shape"]
+    bound: Float64[Tensor, "*shape"]
+
+    @cached_property
+    def ratio(self) -> Float64[Tensor, "*shape"]:
+        """Error over bound; above 1 is a failure."""
+        return error_ratio(self.got, self.expected, self.bound)
+
+
+class Reference:
+    """Logical values, expected result and bound of a case, each computed once and not before it is needed."""
+
+    def __init__(self, declaration: Declaration, case: Case, *, device: str, tolerance: Tolerance) -> None:
+        self.declaration = declaration
+        self.case = case
+        self.device = device
+        self.tolerance = tolerance
+        self.seconds = 0.0
+
+    @cached_property
+    def values(self) -> Any:
+        """`LogicalAttention`, or `LogicalStates` of a merge."""
+        return problem_of(self.case).values(self.case, self.device, self.declaration.supports)
+
+    @cached_property
+    def expected(self) -> Expected:
+        """The exact result in float64."""
+        started = time.perf_counter()
+        expected = problem_of(self.case).reference(self.case, self.values)
+        self.seconds += time.perf_counter() - started
+        return expected
+
+    @cached_property
+    def bound(self) -> Bound:
+        """How far each element may be off."""
+        if isinstance(self.tolerance, FixedTolerance):
+            fixed = self.tolerance
+            return Bound(out=fixed.bound(self.expected.out), lse=fixed.bound(self.expected.lse))
+        started = time.perf_counter()
+        bound = bound_of(self.declaration, self.case, self.values, self.device)
+        self.seconds += time.perf_counter() - started
+        return bound
+
+
+def compare(reference: Reference, seen: Observation) -> list[Comparison]:
+    """Everything about a run that has a right value: the logical result, and the partial states that must be empty."""
+    case, expected, bound = reference.case, reference.expected, reference.bound
+    out, lse = _out_and_lse(reference.declaration, seen)
+    got_out, got_lse = problem_of(case).logical_result(case, out, expected.lse if lse is None else lse)
+    rows = "token" if case.problem == "merge_states" else "seq"
+    found = [Comparison("out", (rows, "head", "dim"), got_out, expected.out, bound.out)]
+    if lse is not None:
+        found.append(Comparison("lse", (rows, "head"), got_lse, expected.lse, bound.lse))
+        if isinstance(case, SplitDecodeCase):
+            found += _empty_partials(case, out, lse)
+    return found
+
+
+def natural_lse(declaration: Declaration, lse: Float[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
+    """What a kernel returned, in natural logarithms."""
+    return lse.double() * (math.log(2) if declaration.supports.lse == "base2" else 1.0)
+
+
+def worst_ratio(comparisons: list[Comparison]) -> Float64[Tensor, ""]:
+    """The largest error over bound, on the device of the results."""
+    return torch.stack([comparison.ratio.amax() for comparison in comparisons if comparison.ratio.numel()]).amax()
+
+
+def _out_and_lse(declaration: Declaration, seen: Observation) -> tuple[Tensor, Tensor | None]:
+    out, *rest = seen.results.values()
+    return out, natural_lse(declaration, rest[0]) if rest else None
+
+
+def _empty_partials(case: SplitDecodeCase, out: Tensor, lse: Tensor) -> list[Comparison]:
+    """An empty sequence leaves 0 and -inf in every split; what lies beside an LSE of -inf must be a number."""
+    empty = (torch.tensor(case.seq_lens, device=lse.device) == 0).view(-1, 1, 1).expand_as(lse)
+    unused = lse.isneginf().unsqueeze(-1).expand_as(out)
+    should_be = torch.where(unused & out.isfinite() & ~empty.unsqueeze(-1), out.double(), 0.0)
+    zeros = torch.zeros_like(should_be)
+    return [
+        Comparison(
+            "partial_lse", ("seq", "head", "split"), torch.where(empty, lse, 0.0), _infinite(empty), zeros[..., 0]
+        ),
+        Comparison(
+            "partial_out", ("seq", "head", "split", "dim"), torch.where(unused, out.double(), 0.0), should_be, zeros
+        ),
+    ]
+
+
+def _infinite(where: Tensor) -> Tensor:
+    return torch.where(where, float("-inf"), 0.0).double()

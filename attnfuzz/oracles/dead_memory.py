@@ -1,0 +1,48 @@
+"""Results that depend on memory no sequence owns: page tails, spare pages, rows past a length, gaps, red zones."""
+
+from torch import Tensor
+
+from attnfuzz.oracles.elements import axes_of, differing, extent, first_index
+from attnfuzz.oracles.interference import cause_of_difference
+from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, PagedDecodeCase
+
+__all__ = ["check"]
+
+
+def check(trial: Trial) -> Failure | None:
+    """Two runs on the same live inputs, with NaN and with finite numbers everywhere else, gave different bits."""
+    if cause_of_difference(trial) != "dead_memory" or trial.second is None:
+        return None
+    one, other = trial.first.results, trial.second.results
+    masks = trial.differences(trial.first, trial.second)
+    name = next(name for name, mask in masks.items() if mask.any())
+    axes = axes_of(name, trial.case)
+    where, got, got_otherwise = differing(name, axes, masks[name], one[name], other[name])
+    return Failure(
+        oracle="dead_memory",
+        kind=name,
+        message=f"{where} depends on dead memory: it is {got} where that memory holds NaN, "
+        f"and {got_otherwise} where it holds small numbers",
+        details=(f"it changes {extent(name, axes, masks[name])}", *_what_is_dead(trial.case, masks[name])),
+    )
+
+
+def _what_is_dead(case: Case, mask: Tensor) -> list[str]:
+    if not isinstance(case, AttentionCase):
+        return ["dead here: outputs of states whose LSE is -inf or +inf, and whatever lies around the tensors"]
+    seq = first_index(mask)[0]
+    seq_len = case.seq_lens[seq]
+    if isinstance(case, DenseDecodeCase):
+        return [f"dead for sequence {seq}: rows {seq_len} and up of k and v (its length is {seq_len})"]
+    return [_dead_pages(case, seq)] if isinstance(case, PagedDecodeCase) else []
+
+
+def _dead_pages(case: PagedDecodeCase, seq: int) -> str:
+    seq_len, last = case.seq_lens[seq], case.blocks_of(seq) - 1
+    if last < 0:
+        return f"sequence {seq} is empty: all of the cache and its whole block-table row are dead for it"
+    used = seq_len - last * case.block_size
+    tail = f"offsets {used}-{case.block_size - 1} of its page {last}, " if used < case.block_size else ""
+    return f"dead for sequence {seq} (length {seq_len}): {tail}pages that its block-table row names after page {last}"

@@ -1,0 +1,28 @@
+"""The same run twice, the same bits: for kernels that promise it."""
+
+from attnfuzz.oracles.elements import axes_of, differing, extent
+from attnfuzz.oracles.interference import cause_of_difference
+from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.verdict import Failure
+
+__all__ = ["check"]
+
+
+def check(trial: Trial) -> Failure | None:
+    """Two runs that agree in everything, dead memory included, gave different bits."""
+    if cause_of_difference(trial) != "determinism":
+        return None
+    one, other = trial.first.results, trial.repeated.results
+    masks = trial.differences(trial.first, trial.repeated)
+    name = next(name for name, mask in masks.items() if mask.any())
+    axes = axes_of(name, trial.case)
+    where, got, got_again = differing(name, axes, masks[name], one[name], other[name])
+    return Failure(
+        oracle="determinism",
+        kind=name,
+        message=f"{where} is {got} in one run and {got_again} in the next, on identical memory",
+        details=(
+            f"it changes {extent(name, axes, masks[name])}",
+            "a kernel that makes no such promise declares Supports(deterministic=False)",
+        ),
+    )

@@ -1,0 +1,47 @@
+"""Which elements of a result are concerned, in words."""
+
+from collections.abc import Sequence
+
+from jaxtyping import Bool, Shaped
+from torch import Tensor
+
+from attnfuzz.oracles.words import element, number, ranges
+from attnfuzz.problems.cases import Case
+
+__all__ = ["axes_of", "differing", "extent", "first_index"]
+
+
+def axes_of(name: str, case: Case) -> tuple[str, ...]:
+    """Names of the dimensions of the result `name`, in the order in which a kernel returns it."""
+    if name == "output_lse":
+        return ("head", "token") if getattr(case, "lse_layout", "HT") == "HT" else ("token", "head")
+    if name.startswith("partial"):
+        axes: tuple[str, ...] = ("seq", "head", "split")
+    else:
+        axes = ("token" if name == "output" else "seq", "head")
+    return axes if name.endswith("lse") else (*axes, "dim")
+
+
+def first_index(mask: Bool[Tensor, "*shape"]) -> tuple[int, ...]:
+    """The first true element, in row-major order."""
+    return tuple(int(i) for i in mask.nonzero()[0])
+
+
+def extent(name: str, axes: Sequence[str], mask: Bool[Tensor, "*shape"]) -> str:
+    """`6 of 96 elements of out (seq 0, head 1-2, dim 0-2)`."""
+    where = ", ".join(
+        f"{axis} {ranges(hit.tolist())}" for axis, hit in zip(axes, mask.nonzero().unbind(-1), strict=True)
+    )
+    return f"{int(mask.sum())} of {mask.numel()} elements of {name} ({where})"
+
+
+def differing(
+    name: str,
+    axes: Sequence[str],
+    mask: Bool[Tensor, "*shape"],
+    one: Shaped[Tensor, "*shape"],
+    other: Shaped[Tensor, "*shape"],
+) -> tuple[str, str, str]:
+    """The first differing element by name, and its two values."""
+    index = first_index(mask)
+    return element(name, axes, index), number(float(one[index])), number(float(other[index]))

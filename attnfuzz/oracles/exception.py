@@ -1,0 +1,127 @@
+"""Exceptions on a supported case, results that cannot be any, and CUDA errors that leave the process unusable."""
+
+import linecache
+import re
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+import attnfuzz
+from attnfuzz.oracles.observation import KernelRaised
+from attnfuzz.oracles.results import ResultError
+from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
+
+__all__ = ["verdict"]
+
+_WRAPPERS = ("InterpreterError", "CompilationError", "CompileTimeAssertionFailure")
+"""Triton's exceptions around the one that says what happened."""
+
+_CUDA_ERROR = re.compile(r"(?:CUDA error|Triton Error \[CUDA\]|CUDA driver error): *(?:an? )?(?P<what>[^\n.]*)")
+_FRAMEWORK = Path(attnfuzz.__file__).parent
+_KERNELS = (_FRAMEWORK / "kernels", _FRAMEWORK.parent / "kernels")
+_LIBRARIES = ("site-packages", "dist-packages", "lib/python")
+_MAX_FRAMES = 8
+
+
+def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
+    """What an exception means. A CUDA error that outlives the call is a crash, and fatal whether asked for or not."""
+    error = raised.error
+    if isinstance(error, ResultError):
+        failure = Failure(oracle="exception", kind="result", message=str(error))
+        return Verdict(failure=failure if "exception" in oracles else None)
+    what = _cuda_error(error)
+    if what is not None and _is_sticky():
+        failure = _crash(what, error)
+        return Verdict(failure=failure if "crash" in oracles else None, fatal=True)
+    return Verdict(failure=_failure(error) if "exception" in oracles else None)
+
+
+def _failure(error: BaseException) -> Failure:
+    cause = _cause(error)
+    name = type(cause).__name__
+    frames = list(_kernel_frames(error))
+    said = _first_line(cause)
+    message = f"the kernel raised {name}" + (f": {said}" if said else "")
+    kind = name
+    if frames:
+        kind = f"{name} in {frames[-1].name}"
+        message += f" ({_place(frames[-1])})"
+    return Failure(oracle="exception", kind=kind, message=message, details=tuple(_details(error, cause, frames)))
+
+
+def _crash(what: str, error: BaseException) -> Failure:
+    frames = list(_kernel_frames(error))
+    return Failure(
+        oracle="crash",
+        kind=f"cuda:{what}",
+        message=f"the kernel left a CUDA error: {what}",
+        details=(*_shown(frames), "CUDA reports errors late: the frame shown may only have waited for the kernel"),
+    )
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The exception inside Triton's wrappers."""
+    while type(error).__name__ in _WRAPPERS and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    yield error
+    while type(error).__name__ in _WRAPPERS and error.__cause__ is not None:
+        error = error.__cause__
+        yield error
+
+
+def _kernel_frames(error: BaseException) -> Iterator[traceback.FrameSummary]:
+    """Frames of the code under test, outermost first."""
+    for part in _chain(error):
+        for frame in traceback.extract_tb(part.__traceback__):
+            if _is_kernel_code(frame.filename):
+                yield frame
+
+
+def _is_kernel_code(filename: str) -> bool:
+    path = Path(filename)
+    if any(path.is_relative_to(folder) for folder in _KERNELS):
+        return True
+    return not path.is_relative_to(_FRAMEWORK) and not any(part in filename for part in _LIBRARIES)
+
+
+def _details(error: BaseException, cause: BaseException, frames: Sequence[traceback.FrameSummary]) -> Iterator[str]:
+    yield from _shown(frames)
+    rest = str(cause).strip().splitlines()[1:]
+    yield from (line for line in rest[:20] if line.strip())
+    if cause is not error:
+        yield f"raised inside Triton as {type(error).__name__}"
+
+
+def _shown(frames: Sequence[traceback.FrameSummary]) -> Iterator[str]:
+    for frame in frames[-_MAX_FRAMES:]:
+        line = linecache.getline(frame.filename, frame.lineno or 0).strip()
+        yield f"{_place(frame)}, in {frame.name}" + (f": {line}" if line else "")
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    return f"{frame.filename}:{frame.lineno}"
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+
+
+def _cuda_error(error: BaseException) -> str | None:
+    """What CUDA says in a few words: "illegal memory access"."""
+    match = _CUDA_ERROR.search(str(error)) if isinstance(error, RuntimeError) else None
+    return match["what"].removesuffix(" was encountered").strip() if match else None
+
+
+def _is_sticky() -> bool:
+    """Whether the process's CUDA context is lost, rather than one launch refused."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False

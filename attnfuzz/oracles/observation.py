@@ -1,0 +1,86 @@
+"""One run of a kernel on one case, and everything it left behind."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnfuzz.declaration import Kernel
+from attnfuzz.memory.allocations import TrackedAllocations
+from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.patterns import Fill
+from attnfuzz.oracles.results import named_results
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.limits import tensor_nbytes
+from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.shapes import tensor_specs
+from attnfuzz.problems.supports import OptionValue
+
+__all__ = ["KernelRaised", "Observation", "call_options", "observe"]
+
+_ZONES_PER_TENSOR = 4 * 256
+"""Room for alignment and both red zones; a tensor with wider ones goes to a chunk of its own."""
+
+
+class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught by the judge alone
+    """A run of the kernel ended in `error`. `poison` tells which one."""
+
+    def __init__(self, error: BaseException, poison: Fill) -> None:
+        super().__init__(error)
+        self.error = error
+        self.poison = poison
+
+
+@dataclass
+class Observation:
+    """`results` by name, as returned (raw dtype and base of the LSE).
+
+    `given` holds inputs and offered outputs, `allocated` what the kernel allocated. `poison` is what everything outside
+    the live inputs held, `prefill` what outputs and workspaces held.
+    """
+
+    poison: Fill
+    prefill: Fill
+    inputs: Any
+    given: Arena
+    allocated: Arena
+    results: dict[str, Tensor] = field(default_factory=dict)
+    build_s: float = 0.0
+    kernel_s: float = 0.0
+
+
+def observe(kernel: Kernel, case: Case, values: Any, *, device: str, poison: Fill, prefill: Fill) -> Observation:
+    """Build the inputs in poisoned memory, run the kernel, wait for it and collect its results.
+
+    Raises `KernelRaised` for whatever the kernel raised, and for results that cannot be any.
+    `values`: the case's logical values, as `problem_of(case).values` draws them.
+    """
+    started = time.perf_counter()
+    supports = kernel.declaration.supports
+    capacity = tensor_nbytes(case) + _ZONES_PER_TENSOR * len(tensor_specs(case))
+    arena = Arena(device, poison=poison, prefill=prefill, capacity=capacity)
+    problem = problem_of(case)
+    inputs = problem.build(case, arena, supports, values)
+    arena.seal()
+    allocations = TrackedAllocations(device, poison=poison, prefill=prefill)
+    seen = Observation(poison, prefill, inputs, given=arena, allocated=allocations.arena)
+    built = time.perf_counter()
+    try:
+        with allocations:
+            returned = kernel(inputs, **call_options(kernel, case))
+        if arena.device.type == "cuda":
+            torch.cuda.synchronize()
+        seen.results = named_results(returned, inputs, problem.results, supports)
+    except BaseException as error:  # whatever a kernel raises, SystemExit included, is its verdict
+        raise KernelRaised(error, poison) from error
+    seen.build_s, seen.kernel_s = built - started, time.perf_counter() - built
+    for name, result in seen.results.items():
+        seen.allocated.rename(result, name)
+    return seen
+
+
+def call_options(kernel: Kernel, case: Case) -> dict[str, OptionValue]:
+    """The case's options; for those it leaves out, the first choice that the kernel declares."""
+    return {name: choices[0] for name, choices in kernel.declaration.options.items()} | dict(case.options)

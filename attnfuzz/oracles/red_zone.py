@@ -1,0 +1,45 @@
+"""Memory that a kernel must not write: around outputs and workspaces, between strided elements, and all inputs."""
+
+from attnfuzz.memory.violations import Violation, violations
+from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.words import plural, shape_of
+
+__all__ = ["check"]
+
+
+def check(trial: Trial) -> Failure | None:
+    """The worst stray write of the first run that made one."""
+    for seen, damaged in zip(trial.runs, trial.symptoms.damaged, strict=True):
+        if damaged:
+            found = [*violations(seen.given), *violations(seen.allocated)]
+            first, *others = sorted(found, key=_rank)
+            return Failure(
+                oracle="red_zone",
+                kind=_kind(first),
+                message=_sentence(first),
+                details=tuple(f"also {_sentence(other)}" for other in others[:8]),
+            )
+    return None
+
+
+def _rank(violation: Violation) -> tuple[bool, bool, int]:
+    return violation.where == "inside", violation.role == "input", -violation.elements
+
+
+def _kind(violation: Violation) -> str:
+    return f"{violation.name} modified" if violation.where == "inside" else f"write {violation.where} {violation.name}"
+
+
+def _sentence(violation: Violation) -> str:
+    tensor = f"{violation.name} ({shape_of(violation.dtype, violation.shape)})"
+    changed = plural(violation.elements, "element")
+    if violation.where == "inside":
+        return f"input {tensor} was modified: {changed}, the first at {list(violation.index)}"
+    if violation.where == "between":
+        return f"the kernel wrote {changed} into the gaps between the elements of {tensor}, whose strides skip them"
+    side = "past its end" if violation.where == "after" else "before its start"
+    return (
+        f"the kernel wrote {changed} {violation.where} {tensor}: "
+        f"the nearest is {plural(violation.distance, 'element')} {side}"
+    )

@@ -1,0 +1,55 @@
+"""What a kernel returned, by name, checked for shape, dtype and device."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnfuzz.problems.supports import Supports
+
+__all__ = ["ResultError", "named_results"]
+
+
+class ResultError(Exception):
+    """What the kernel returned cannot be a result; the message names what is wrong and what was expected."""
+
+
+def named_results(returned: object, inputs: Any, names: tuple[str, str], supports: Supports) -> dict[str, Tensor]:
+    """The output, and the log-sum-exp unless the kernel declares none; what was not returned is taken from `inputs`.
+
+    `names`: the problem's two results, output first. Raises `ResultError`.
+    """
+    wanted = names if supports.lse != "none" else names[:1]
+    given = {name: getattr(inputs, name) for name in wanted}
+    parts = _parts(returned, names)
+    results = given | {name: part for name, part in zip(wanted, parts, strict=False) if part is not None}
+    return {name: _checked(name, result, given[name]) for name, result in results.items()}
+
+
+def _parts(returned: object, names: tuple[str, str]) -> Sequence[object]:
+    if returned is None or isinstance(returned, Tensor):
+        return (returned,)
+    if isinstance(returned, tuple | list) and len(returned) in (1, 2):
+        return returned
+    shown = f"{type(returned).__name__} of {len(returned)}" if isinstance(returned, tuple | list) else repr(returned)
+    raise ResultError(
+        f"the kernel returned {shown[:80]}; it must return ({names[0]}, {names[1]}), only {names[0]}, "
+        f"or None after writing into inputs.{names[0]} and inputs.{names[1]}"
+    )
+
+
+def _checked(name: str, result: object, given: Tensor) -> Tensor:
+    if not isinstance(result, Tensor):
+        raise ResultError(f"the kernel returned {result!r:.80} as {name}; it must be a tensor")
+    if result.shape != given.shape:
+        raise ResultError(f"{name} has shape {tuple(result.shape)}; it must have {tuple(given.shape)}")
+    if result.dtype != given.dtype and not (name == "partial_out" and result.dtype is torch.float32):
+        raise ResultError(f"{name} has dtype {_short(result.dtype)}; it must have {_short(given.dtype)}")
+    if result.device.type != given.device.type:
+        raise ResultError(f"{name} is on {result.device}; it must be on {given.device}")
+    return result.detach()
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

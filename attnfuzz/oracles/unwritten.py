@@ -1,0 +1,57 @@
+"""Results that were never written, or that depend on memory nobody wrote."""
+
+from torch import Tensor
+
+from attnfuzz.memory.allocations import WORKSPACE
+from attnfuzz.memory.patterns import holds_prefill
+from attnfuzz.oracles.elements import axes_of, differing, extent, first_index
+from attnfuzz.oracles.interference import cause_of_difference
+from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.words import element, shape_of
+from attnfuzz.problems.cases import AttentionCase
+
+__all__ = ["check"]
+
+
+def check(trial: Trial) -> Failure | None:
+    """Elements that still hold the pre-fill of the first run; else results that change with the pre-fill."""
+    if trial.symptoms.unwritten:
+        masks = {name: holds_prefill(part, trial.first.prefill) for name, part in trial.first.results.items()}
+        name = next(name for name, mask in masks.items() if mask.any())
+        return _never_written(trial, name, masks[name])
+    return _read_before_written(trial) if cause_of_difference(trial) == "unwritten" else None
+
+
+def _never_written(trial: Trial, name: str, mask: Tensor) -> Failure:
+    axes = axes_of(name, trial.case)
+    index = first_index(mask)
+    details = [f"never written: {extent(name, axes, mask)}"]
+    if isinstance(trial.case, AttentionCase):
+        details.append(f"sequence {index[0]} has length {trial.case.seq_lens[index[0]]}")
+    if name.endswith("lse") and mask.all():
+        details.append("a kernel that returns no LSE declares Supports(lse='none')")
+    message = f"{element(name, axes, index)} was never written"
+    return Failure(oracle="unwritten", kind=name, message=message, details=tuple(details))
+
+
+def _read_before_written(trial: Trial) -> Failure:
+    one, other = trial.first.results, trial.prefilled_otherwise.results
+    masks = trial.differences(trial.first, trial.prefilled_otherwise)
+    name = next(name for name, mask in masks.items() if mask.any())
+    axes = axes_of(name, trial.case)
+    where, got, got_otherwise = differing(name, axes, masks[name], one[name], other[name])
+    return Failure(
+        oracle="unwritten",
+        kind="read before written",
+        message=f"{where} depends on memory that was never written: it is {got} where that memory holds NaN, "
+        f"and {got_otherwise} where it holds finite numbers",
+        details=(f"it changes {extent(name, axes, masks[name])}", *_workspaces(trial)),
+    )
+
+
+def _workspaces(trial: Trial) -> list[str]:
+    """The buffers that the kernel may have read too early."""
+    regions = [region for region in trial.first.allocated.regions if region.name == WORKSPACE]
+    shapes = [shape_of(str(region.tensor.dtype).removeprefix("torch."), region.tensor.shape) for region in regions]
+    return [f"the kernel allocated workspaces {', '.join(shapes[:8])}"] if shapes else []

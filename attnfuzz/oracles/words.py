@@ -1,0 +1,43 @@
+"""Numbers, elements and ranges as they appear in messages."""
+
+from collections.abc import Iterable, Sequence
+
+__all__ = ["element", "number", "plural", "ranges", "ratio", "shape_of"]
+
+
+def number(value: float) -> str:
+    """At most six significant digits, always recognisable as a float."""
+    text = f"{value:.6g}"
+    return text if any(mark in text for mark in ".einf") else f"{text}.0"
+
+
+def ratio(value: float) -> str:
+    """Error over bound, three significant digits at most."""
+    return f"{value:.3g}" if value < 1000 else f"{value:.2g}" if value >= 1e6 else f"{value:.0f}"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 token`, `2 tokens`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def element(name: str, axes: Sequence[str], index: Sequence[int]) -> str:
+    """`out[seq 0, head 3, dim 5]`."""
+    return f"{name}[{', '.join(f'{axis} {i}' for axis, i in zip(axes, index, strict=True))}]"
+
+
+def shape_of(dtype: str, shape: Sequence[int]) -> str:
+    """`float16 [2, 3, 16]`."""
+    return f"{dtype} {list(shape)}"
+
+
+def ranges(numbers: Iterable[int], *, most: int = 6) -> str:
+    """`0-3, 7`; the rest is left out after `most` runs."""
+    runs: list[list[int]] = []
+    for i in sorted(set(numbers)):
+        if runs and runs[-1][1] == i - 1:
+            runs[-1][1] = i
+        else:
+            runs.append([i, i])
+    words = [str(low) if low == high else f"{low}-{high}" for low, high in runs[:most]]
+    return ", ".join(words + (["..."] if len(runs) > most else []))
