@@ -1,0 +1,22 @@
+"""Saved findings: what a regression file holds, reading and writing it, and where the files lie. Torch-free."""
+
+from attnfuzz.corpus.folder import DEFAULT_FOLDER, configured_folder, regression_files
+from attnfuzz.corpus.reading import RegressionError, decode_regression, load_regression
+from attnfuzz.corpus.regression import Environment, FindingRecord, Regression, current_environment, encode_regression
+from attnfuzz.corpus.writing import regression_name, write_regression
+
+__all__ = [
+    "DEFAULT_FOLDER",
+    "Environment",
+    "FindingRecord",
+    "Regression",
+    "RegressionError",
+    "configured_folder",
+    "current_environment",
+    "decode_regression",
+    "encode_regression",
+    "load_regression",
+    "regression_files",
+    "regression_name",
+    "write_regression",
+]

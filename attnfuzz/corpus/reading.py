@@ -1,0 +1,150 @@
+"""Reading a regression file strictly: whatever is wrong with it is said in one sentence. Executes nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attnfuzz.corpus.regression import (
+    FORMAT,
+    FORMAT_NAME,
+    FORMAT_VERSION,
+    Environment,
+    FindingRecord,
+    Regression,
+    Status,
+)
+from attnfuzz.problems.cases import PROBLEMS, Problem, case_from_builtins
+from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, CaseTooLarge, check_size
+
+__all__ = ["MAX_FILE_BYTES", "RegressionError", "decode_regression", "load_regression"]
+
+MAX_FILE_BYTES = 4 << 20
+"""A regression file is a few hundred bytes; a larger file than this is something else and is not read."""
+
+_SHOWN_CHARACTERS = 60
+
+
+class RegressionError(ValueError):
+    """A regression file cannot be used; the message is one sentence with file, path, value, rule and remedy."""
+
+
+class _Envelope(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    format: str
+    problem: Problem
+    kernel: str
+    case: dict[str, Any]
+    finding: FindingRecord
+    status: Status = "open"
+    note: str = ""
+    environment: Environment = Environment()
+
+
+def load_regression(path: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Regression:
+    """Read one file. Raises RegressionError; the file is never changed."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise RegressionError(
+            f"{path} does not exist; give the path of a regression file or of a folder of them"
+        ) from None
+    except OSError as error:
+        raise RegressionError(f"{path} cannot be read ({error.strerror}); give a regression file") from error
+    return decode_regression(data, str(path), limit_bytes=limit_bytes)
+
+
+def decode_regression(data: bytes, source: str, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Regression:
+    """Parse the bytes of a regression file; ``source`` names it in messages.
+
+    ``limit_bytes`` bounds the memory that the case's tensors may take. Raises RegressionError.
+    """
+    if len(data) > MAX_FILE_BYTES:
+        raise RegressionError(
+            f"{source} is larger than {MAX_FILE_BYTES} bytes, so it is no regression file; see its path"
+        )
+    document = _parse(data, source)
+    _check_format(document, source)
+    try:
+        envelope = msgspec.convert(document, type=_Envelope)
+    except msgspec.ValidationError as error:
+        raise RegressionError(_explain(error, document, "$", source)) from error
+    return _with_case(envelope, source, limit_bytes)
+
+
+def _parse(data: bytes, source: str) -> dict[str, Any]:
+    try:
+        document = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise RegressionError(f"{source} is not complete JSON ({reason}); restore or delete the file") from error
+    if not isinstance(document, dict):
+        raise RegressionError(f"{source} holds {_show(document)} at `$`, but a regression file is a JSON object")
+    return document
+
+
+def _check_format(document: dict[str, Any], source: str) -> None:
+    found = document.get("format")
+    if found == FORMAT:
+        return
+    match = re.fullmatch(rf"{re.escape(FORMAT_NAME)}/(\d{{1,9}})", found) if isinstance(found, str) else None
+    if match and int(match[1]) > FORMAT_VERSION:
+        raise RegressionError(
+            f"{source} has format {found!r}, written by a newer attnfuzz; upgrade attnfuzz to read it"
+        )
+    shown = _show(found) if "format" in document else "nothing"
+    raise RegressionError(f"{source} has {shown} at `$.format`, which must be {FORMAT!r}; it is no regression file")
+
+
+def _with_case(envelope: _Envelope, source: str, limit_bytes: int) -> Regression:
+    try:
+        case = case_from_builtins(envelope.problem, envelope.case)
+        check_size(case, limit_bytes)
+    except msgspec.ValidationError as error:
+        raise RegressionError(_explain(error, envelope.case, "$.case", source)) from error
+    except CaseTooLarge as error:
+        raise RegressionError(f"{source}: {error} - at `$.case`") from error
+    fields = {name: getattr(envelope, name) for name in Regression.__struct_fields__ if name != "case"}
+    return Regression(case=case, **fields)
+
+
+def _explain(error: msgspec.ValidationError, document: Any, root: str, source: str) -> str:
+    """msgspec's sentence with the full path in the file, the value found there and what to do."""
+    text, _, path = str(error).rpartition(" - at `$")
+    rule, inner = (text, path.rstrip("`")) if text else (str(error), "")
+    value = _value_at(document, inner)
+    found = f", found {_show(value)}" if not isinstance(value, dict | _Missing) and "=" not in rule else ""
+    return f"{source}: {rule}{found} - at `{root}{inner}`; {_remedy(rule, root + inner)}"
+
+
+def _remedy(rule: str, path: str) -> str:
+    if "unknown field" in rule:
+        return "remove that field, or upgrade attnfuzz if a newer one wrote it"
+    if "missing required field" in rule:
+        return "add that field or restore the file"
+    if path == "$.problem":
+        return f"choose one of {', '.join(PROBLEMS)}"
+    return "correct that value or restore the file"
+
+
+class _Missing:
+    """No value is at the path."""
+
+
+def _value_at(document: Any, path: str) -> Any:
+    """The value at a msgspec path such as ``.seq_lens[1]``; ``_Missing`` where the path does not name one."""
+    value = document
+    for name, index in re.findall(r"\.(\w+)|\[([^]]*)\]", path):
+        try:
+            value = value[name] if name else value[int(index)]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return _Missing()
+    return value
+
+
+def _show(value: object) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."

@@ -1,0 +1,100 @@
+"""The regression file format: one case, the kernel it failed on and what the oracle said. Data only."""
+
+from __future__ import annotations
+
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+import msgspec
+
+from attnfuzz.oracles.verdict import Failure, OracleName
+from attnfuzz.problems.cases import Case, Problem
+
+__all__ = [
+    "FORMAT",
+    "FORMAT_NAME",
+    "FORMAT_VERSION",
+    "Environment",
+    "FindingRecord",
+    "Regression",
+    "Status",
+    "current_environment",
+    "encode_regression",
+]
+
+FORMAT_NAME = "attnfuzz.regression"
+FORMAT_VERSION = 1
+FORMAT = f"{FORMAT_NAME}/{FORMAT_VERSION}"
+
+Status = Literal["open", "fixed"]
+
+_RECORDED_PACKAGES = ("attnfuzz", "torch", "triton", "hypothesis", "msgspec")
+
+
+class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an oracle said of the case when it was saved.
+
+    ``kind`` and ``features`` (what the case still needs away from its simplest value) tell one bug from another.
+    """
+
+    oracle: OracleName
+    message: str
+    kind: str = ""
+    details: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, failure: Failure, features: frozenset[str] = frozenset()) -> FindingRecord:
+        """The record of an oracle's failure."""
+        return cls(
+            oracle=failure.oracle,
+            message=failure.message,
+            kind=failure.kind,
+            details=failure.details,
+            features=tuple(sorted(features)),
+        )
+
+
+class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where the finding was made: package versions, the device's name, the date (ISO 8601, UTC)."""
+
+    versions: dict[str, str] = {}
+    device: str = ""
+    date: str = ""
+
+
+class Regression(msgspec.Struct, frozen=True, kw_only=True):
+    """One regression file.
+
+    ``kernel`` is the target that loads the kernel: a bundled name, ``module:name`` or ``path/to/file.py:name``.
+    ``status`` is ``"open"`` while the case still fails and ``"fixed"`` once it must pass. ``note`` is for people.
+    """
+
+    problem: Problem
+    kernel: str
+    case: Case
+    finding: FindingRecord
+    status: Status = "open"
+    note: str = ""
+    environment: Environment = Environment()
+
+
+def current_environment(device: str) -> Environment:
+    """Versions of what is installed, without importing any of it."""
+    versions = {"python": platform.python_version()}
+    for package in _RECORDED_PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:  # attnfuzz run from a clone; a machine without triton
+            continue
+    return Environment(versions=versions, device=device, date=datetime.now(UTC).date().isoformat())
+
+
+def encode_regression(regression: Regression) -> bytes:
+    """Indented JSON for review; equal regressions give equal bytes."""
+    fields: dict[str, Any] = {"format": FORMAT, **msgspec.structs.asdict(regression)}
+    document = msgspec.to_builtins(fields, order="deterministic", str_keys=True)
+    ordered = {name: document[name] for name in fields}  # the order of the fields, not of the alphabet
+    return msgspec.json.format(msgspec.json.encode(ordered), indent=2) + b"\n"

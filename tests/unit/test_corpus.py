@@ -1,0 +1,220 @@
+"""attnfuzz.corpus: regression files are written completely, read strictly and never changed by reading."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnfuzz.corpus import (
+    DEFAULT_FOLDER,
+    FindingRecord,
+    Regression,
+    RegressionError,
+    configured_folder,
+    current_environment,
+    decode_regression,
+    encode_regression,
+    load_regression,
+    regression_files,
+    regression_name,
+    write_regression,
+)
+from attnfuzz.corpus.reading import MAX_FILE_BYTES
+from attnfuzz.corpus.writing import write_atomically
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
+
+FAILURE = Failure(oracle="accuracy", kind="out:value", message="element (0, 0, 0) is wrong", details=("got 1.0",))
+
+
+def a_regression(**changes: Any) -> Regression:
+    fields: dict[str, Any] = {
+        "problem": "dense_decode",
+        "kernel": "my_kernels.py:my_decode",
+        "case": DenseDecodeCase(num_q_heads=2, head_size=16, num_kv_heads=1, seq_lens=(3, 1), scale=0.25),
+        "finding": FindingRecord.of(FAILURE, frozenset({"gqa_ratio>1", "ragged"})),
+        "environment": current_environment("cpu"),
+    }
+    return Regression(**{**fields, **changes})
+
+
+def as_document(regression: Regression) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(encode_regression(regression))
+    return document
+
+
+def read_document(document: object) -> Regression:
+    return decode_regression(json.dumps(document).encode(), "file.json")
+
+
+def set_at(document: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    *parents, last = path.split(".")
+    inner = document
+    for name in parents:
+        inner = inner[name]
+    inner[last] = value
+    return document
+
+
+def test_a_regression_survives_a_round_trip(tmp_path: Path) -> None:
+    """A saved case that reads back differently would replay another bug."""
+    regression = a_regression(note="see the tracker", status="fixed")
+    path = write_regression(regression, tmp_path / "deep" / "folder")
+    assert load_regression(path) == regression
+
+
+def test_the_file_has_the_documented_fields_in_order() -> None:
+    """Other tools read these names, and reviewers read the file from the top."""
+    document = as_document(a_regression())
+    assert list(document) == ["format", "problem", "kernel", "case", "finding", "status", "note", "environment"]
+    assert document["format"] == "attnfuzz.regression/1"
+    assert document["status"] == "open"
+    assert document["finding"]["features"] == ["gqa_ratio>1", "ragged"]
+    assert set(document["environment"]) == {"versions", "device", "date"}
+
+
+def test_encoding_is_indented_and_deterministic() -> None:
+    """Unstable bytes would show as changes in every review."""
+    data = encode_regression(a_regression())
+    assert data == encode_regression(a_regression())
+    assert b'\n  "problem": "dense_decode",\n' in data
+    assert data.endswith(b"}\n")
+
+
+def test_the_name_tells_problem_kernel_and_oracle() -> None:
+    """File names are a fixed format, and must be safe whatever the kernel's target looks like."""
+    name = regression_name(a_regression(kernel="/some dir/my-kernels.py:my_decode"))
+    assert name.startswith("dense_decode-my_decode-accuracy-")
+    assert len(name.removesuffix(".json").rpartition("-")[2]) == 8
+
+
+def test_the_name_depends_on_case_and_kernel_only() -> None:
+    """Two cases under one name would overwrite each other; a new date must not make a new file."""
+    base = regression_name(a_regression())
+    other_case = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(3, 1), scale=0.25)
+    assert regression_name(a_regression(note="x", status="fixed")) == base
+    assert regression_name(a_regression(case=other_case)) != base
+    assert regression_name(a_regression(kernel="other.py:my_decode")) != base
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("case.seq_lens", [1, -2], ["seq_lens[1]=-2", "$.case", "between 0 and"]),
+        ("case.num_q_heads", "two", ["Expected `int`", '"two"', "$.case.num_q_heads"]),
+        ("case.tile", 3, ["unknown field `tile`", "$.case", "remove that field"]),
+        ("case.seq_lens", [100, "x"], ["Expected `int`", '"x"', "$.case.seq_lens[1]"]),
+        ("severity", 3, ["unknown field `severity`", "remove that field"]),
+        ("problem", "prefill", ["'prefill'", "$.problem", "dense_decode, paged_decode"]),
+        ("finding.oracle", "psychic", ["'psychic'", "$.finding.oracle"]),
+        ("status", "maybe", ["'maybe'", "$.status"]),
+        ("kernel", 5, ["Expected `str`", "found 5", "$.kernel"]),
+        ("case", [], ["Expected `object`", "$.case"]),
+        ("format", "attnfuzz.regression/2", ["attnfuzz.regression/2", "newer attnfuzz", "upgrade"]),
+        ("format", "something", ['"something"', "$.format", "attnfuzz.regression/1"]),
+        ("format", None, ["null", "$.format"]),
+    ],
+)
+def test_what_is_wrong_is_named_with_file_path_and_value(path: str, value: object, words: list[str]) -> None:
+    """A vague error sends the user looking through the JSON by hand."""
+    with pytest.raises(RegressionError) as caught:
+        read_document(set_at(as_document(a_regression()), path, value))
+    message = str(caught.value)
+    assert message.startswith("file.json")
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("field", ["format", "problem", "kernel", "case", "finding"])
+def test_a_missing_field_is_named(field: str) -> None:
+    """A file cut by hand must not be read as if the rest had defaults."""
+    document = as_document(a_regression())
+    del document[field]
+    with pytest.raises(RegressionError, match=field):
+        read_document(document)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b'{"format": "attnfuzz.re', b"\xff\xfe", b"[" * 200_000, b"[]", b'"text"', b'{"a": NaN}']
+)
+def test_damaged_json_is_one_sentence(data: bytes) -> None:
+    """A truncated or binary file must not end in a traceback."""
+    with pytest.raises(RegressionError, match=r"^file\.json"):
+        decode_regression(data, "file.json")
+
+
+def test_a_case_of_ten_terabytes_is_refused_before_it_is_built() -> None:
+    """Loading a file from a stranger must not fill the machine."""
+    case = PagedDecodeCase(
+        num_q_heads=1024, head_size=1024, num_kv_heads=1024, seq_lens=(1 << 23,), scale=1.0, block_size=16
+    )
+    document = as_document(a_regression(problem="paged_decode", case=case))
+    with pytest.raises(RegressionError, match=r"TiB.*limit is 1 GiB.*\$\.case"):
+        read_document(document)
+
+
+def test_a_file_too_large_to_be_a_regression_is_not_read(tmp_path: Path) -> None:
+    """A wrong path to a large file must not be parsed as JSON."""
+    path = tmp_path / "large.json"
+    path.write_bytes(b" " * (MAX_FILE_BYTES + 1))
+    with pytest.raises(RegressionError, match="larger than"):
+        load_regression(path)
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    """A typo in a path must be said as such."""
+    with pytest.raises(RegressionError, match="does not exist"):
+        load_regression(tmp_path / "none.json")
+    with pytest.raises(RegressionError, match="cannot be read"):
+        load_regression(tmp_path)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    """A full disk or a crash in the middle must not leave half a regression."""
+    path = tmp_path / "a.json"
+    path.write_bytes(b"old")
+    with pytest.raises(TypeError):
+        write_atomically(path, "text instead of bytes")  # type: ignore[arg-type]  # what a broken caller would pass
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_written_file_can_be_read_by_others(tmp_path: Path) -> None:
+    """mkstemp makes files that only the owner may read; a shared checkout needs the ordinary mode."""
+    path = write_regression(a_regression(), tmp_path)
+    (tmp_path / "ordinary").touch()
+    assert path.stat().st_mode == (tmp_path / "ordinary").stat().st_mode
+
+
+def test_folders_stand_for_their_json_files(tmp_path: Path) -> None:
+    """Replaying a folder must take every regression in it once, and nothing else."""
+    for name in ("b.json", "a.json", "README.md"):
+        (tmp_path / name).touch()
+    files = regression_files([tmp_path / "b.json", tmp_path])
+    assert [path.name for path in files] == ["b.json", "a.json"]
+    with pytest.raises(RegressionError, match=r"none\.json does not exist"):
+        regression_files([tmp_path / "none.json"])
+
+
+def test_the_folder_is_configured_in_pyproject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in a subfolder must find the project's regressions, relative to its pyproject.toml."""
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    (tmp_path / "pyproject.toml").write_text('[tool.attnfuzz]\nregressions = "saved"\n')
+    assert configured_folder() == tmp_path / "saved"
+    monkeypatch.chdir(tmp_path)
+    assert configured_folder() == Path("saved")
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    assert configured_folder() == Path(DEFAULT_FOLDER)
+
+
+@pytest.mark.parametrize("text", ["[tool.attnfuzz]\nregressions = 3\n", "[tool.attnfuzz\n"])
+def test_a_broken_configuration_is_named(tmp_path: Path, text: str) -> None:
+    """Falling back silently would replay another folder than the one that was meant."""
+    (tmp_path / "pyproject.toml").write_text(text)
+    with pytest.raises(RegressionError, match=r"pyproject\.toml"):
+        configured_folder(tmp_path)
