@@ -1,0 +1,134 @@
+"""What a kernel's ``Supports`` leaves for each field of a case, simplest first. Torch-free.
+
+Strategies draw from these sequences and the minimiser walks down them, so both mean the same by "simplest".
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import get_args
+
+from attnfuzz.problems.cases import CASE_TYPES, Problem, packed_width
+from attnfuzz.problems.recipes import STRIDE_KINDS, LseKind, Padding, StrideKind
+from attnfuzz.problems.strides import last_dim_contiguous
+from attnfuzz.problems.supports import DTYPES, LAYOUTS, Dtype, Layout, Strides, Supports
+
+__all__ = [
+    "BLOCK_SIZES",
+    "GQA_RATIOS",
+    "HEAD_SIZES",
+    "KV_HEADS",
+    "NUM_SPLITS",
+    "block_size_rank",
+    "block_sizes_of",
+    "default_scale",
+    "dtypes_of",
+    "gqa_ratios_of",
+    "head_size_rank",
+    "head_sizes_of",
+    "is_power_of_two",
+    "layouts_of",
+    "lse_kinds_of",
+    "min_seq_len",
+    "paddings_of",
+    "split_counts_of",
+    "stride_kinds_of",
+    "strided_tensors_of",
+]
+
+HEAD_SIZES = (16, 13, 40, 64, 72, 80, 96, 128, 192, 256)
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 3, 5, 7, 12, 17, 24, 48, 80, 100, 144)
+GQA_RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 24)
+KV_HEADS = (1, 2, 3, 4, 5, 7, 8, 16)
+NUM_SPLITS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 32)
+
+_VECTORS = frozenset({"seq_lens"})
+_MATRICES = frozenset({"block_table", "lse", "prefix_lse", "suffix_lse", "output_lse"})
+_PADDINGS: dict[str, tuple[Padding, ...]] = {
+    "zero": ("zero",),
+    "valid": ("zero", "wrong_page"),
+    "garbage": ("zero", "wrong_page", "garbage"),
+}
+_RETURNED_LSE = frozenset({"lse", "partial_lse", "output_lse"})
+_EMPTY_KINDS = ("-inf", "+inf")
+
+
+def is_power_of_two(value: int) -> bool:
+    return value & (value - 1) == 0
+
+
+def head_size_rank(head_size: int) -> tuple[int, bool]:
+    """Ascending, except that up to 16 a power of two precedes the odd sizes that a kernel would pad to it."""
+    padded = 1 << (head_size - 1).bit_length()
+    return (padded if head_size <= 16 else head_size, not is_power_of_two(head_size))
+
+
+def block_size_rank(block_size: int) -> tuple[bool, int]:
+    """Powers of two first."""
+    return (not is_power_of_two(block_size), block_size)
+
+
+def default_scale(head_size: int) -> float:
+    """``1/sqrt(head_size)`` as a float32 holds it."""
+    return float(struct.unpack("f", struct.pack("f", 1.0 / math.sqrt(head_size)))[0])
+
+
+def dtypes_of(supports: Supports) -> tuple[Dtype, ...]:
+    return tuple(dtype for dtype in DTYPES if dtype in supports.dtypes)
+
+
+def layouts_of(supports: Supports) -> tuple[Layout, ...]:
+    return tuple(layout for layout in LAYOUTS if layout in supports.layouts)
+
+
+def head_sizes_of(supports: Supports, dtype: Dtype, layout: Layout | None = None) -> tuple[int, ...]:
+    """Empty if the packed layout can hold none of the supported sizes. ``layout=None``: no cache, hence no packing."""
+    width = packed_width(dtype) if layout == "packed" else 1
+    sizes = supports.head_sizes or HEAD_SIZES
+    return tuple(sorted({size for size in sizes if size % width == 0}, key=head_size_rank))
+
+
+def block_sizes_of(supports: Supports) -> tuple[int, ...]:
+    return tuple(sorted(set(supports.block_sizes or BLOCK_SIZES), key=block_size_rank))
+
+
+def gqa_ratios_of(supports: Supports) -> tuple[int, ...]:
+    return tuple(sorted(set(supports.gqa_ratios or GQA_RATIOS)))
+
+
+def split_counts_of(supports: Supports) -> tuple[int, ...]:
+    most = supports.max_num_splits
+    return NUM_SPLITS if most is None else (*(count for count in NUM_SPLITS if count < most), most)
+
+
+def min_seq_len(supports: Supports) -> int:
+    return 0 if supports.empty_sequences else 1
+
+
+def paddings_of(supports: Supports) -> tuple[Padding, ...]:
+    return _PADDINGS[supports.unused_table_entries]
+
+
+def lse_kinds_of(supports: Supports) -> tuple[LseKind, ...]:
+    """Kinds of input LSE; an infinite one stands for a state without keys."""
+    return tuple(kind for kind in get_args(LseKind) if supports.empty_sequences or kind not in _EMPTY_KINDS)
+
+
+def strided_tensors_of(problem: Problem, supports: Supports, layout: Layout | None = None) -> tuple[str, ...]:
+    """Tensors whose strides matter to the kernel: an LSE that it never writes is left out, as is one of two views."""
+    unused = _RETURNED_LSE if supports.lse == "none" else frozenset()
+    names = CASE_TYPES[problem].tensor_names
+    return tuple(name for name in names if name not in unused and not (layout == "interleaved" and name == "v_cache"))
+
+
+def stride_kinds_of(allowed: Strides, tensor: str) -> tuple[StrideKind, ...]:
+    """Kinds that change how ``tensor`` lies in memory and that ``Supports(strides=allowed)`` permits."""
+    if allowed == "contiguous":
+        return ("contiguous",)
+    if tensor in _VECTORS:
+        kinds: tuple[StrideKind, ...] = ("contiguous", "offset", "every_other")
+    else:
+        kinds = STRIDE_KINDS
+    shape = (2, 2) if tensor in _MATRICES else (2, 2, 2)
+    return tuple(kind for kind in kinds if allowed == "any" or last_dim_contiguous(shape, kind))

@@ -1,0 +1,135 @@
+"""Which fields of a case are away from their simplest value, in stable words that tell bugs apart. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from attnfuzz.problems.boundaries import has_empty_split, num_splits_of
+from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.choices import default_scale, is_power_of_two
+from attnfuzz.problems.recipes import Pages, Values
+from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.supports import OptionValue, Supports
+
+__all__ = ["features"]
+
+
+def features(
+    case: Case, *, supports: Supports | None = None, options: Mapping[str, tuple[OptionValue, ...]] | None = None
+) -> frozenset[str]:
+    """Names of what makes ``case`` more than the simplest case, e.g. ``{"gqa_ratio>1", "partial last page"}``.
+
+    Given a kernel's ``supports`` and ``options``, features that even its simplest case has are left out.
+    Seeds are no feature: they carry no meaning of their own.
+    """
+    found = frozenset(_features(case))
+    if supports is None and options is None:
+        return found
+    return found - frozenset(_features(simplest_case(case.problem, supports or Supports(), options or {})))
+
+
+def _features(case: Case) -> Iterator[str]:
+    yield from _common(case)
+    if isinstance(case, MergeStatesCase):
+        yield from _merge(case)
+        return
+    yield from _heads(case)
+    yield from _lengths(case)
+    yield from _values(case.values)
+    if case.scale != default_scale(case.head_size):
+        yield "scale"
+    if isinstance(case, DenseDecodeCase):
+        if case.extra_rows:
+            yield "extra rows"
+    else:
+        yield from _cache(case)
+        yield from _pages(case.pages, shareable=case.num_seqs > 1)
+
+
+def _common(case: Case) -> Iterator[str]:
+    if case.dtype != "float16":
+        yield f"dtype={case.dtype}"
+    if not is_power_of_two(case.head_size):
+        yield "head_size not pow2"
+    for limit in (16, 64, 128):
+        if case.head_size > limit:
+            yield f"head_size>{limit}"
+    for name, kind in case.strides.items():
+        if kind != "contiguous":
+            yield f"strides:{name}={kind}"
+    for name, value in case.options.items():
+        yield f"option {name}={value}"
+
+
+def _heads(case: AttentionCase) -> Iterator[str]:
+    if case.num_kv_heads > 1:
+        yield "num_kv_heads>1"
+    if case.gqa_ratio > 1:
+        yield "gqa_ratio>1"
+    if not is_power_of_two(case.gqa_ratio):
+        yield "gqa_ratio not pow2"
+
+
+def _lengths(case: AttentionCase) -> Iterator[str]:
+    if case.num_seqs > 1:
+        yield "num_seqs>1"
+    if len(set(case.seq_lens)) > 1:
+        yield "ragged"
+    if 0 in case.seq_lens:
+        yield "empty sequence"
+    if max(case.seq_lens) > 1:
+        yield "seq_len>1"
+    num_splits = num_splits_of(case)
+    if num_splits > 1:
+        yield "num_splits>1"
+        if any(has_empty_split(seq_len, num_splits) for seq_len in case.seq_lens):
+            yield "empty split"
+
+
+def _values(values: Values) -> Iterator[str]:
+    if values.keys != "equal":
+        yield f"keys={values.keys}"
+    if values.values != "positions":
+        yield f"values={values.values}"
+    if values.logit_exponent:
+        yield f"logit_exponent{'>' if values.logit_exponent > 0 else '<'}0"
+    if values.needles:
+        yield "needles"
+
+
+def _cache(case: PagedDecodeCase) -> Iterator[str]:
+    if case.layout != "NHD":
+        yield f"layout={case.layout}"
+    if case.block_size > 1:
+        yield "block_size>1"
+    if not is_power_of_two(case.block_size):
+        yield "block_size not pow2"
+    if max(case.seq_lens) > case.block_size:
+        yield "seq_len>block_size"
+    if any(seq_len % case.block_size for seq_len in case.seq_lens):
+        yield "partial last page"
+
+
+def _pages(pages: Pages, *, shareable: bool) -> Iterator[str]:
+    if pages.order != "identity":
+        yield f"pages={pages.order}"
+    if pages.spare_blocks:
+        yield "spare blocks"
+    if pages.extra_columns:
+        yield "extra columns"
+    if pages.shared_blocks and shareable:
+        yield "shared pages"
+    if pages.padding != "zero":
+        yield f"padding={pages.padding}"
+
+
+def _merge(case: MergeStatesCase) -> Iterator[str]:
+    if case.num_tokens > 1:
+        yield "num_tokens>1"
+    if case.num_q_heads > 1:
+        yield "num_q_heads>1"
+    if case.lse_layout != "HT":
+        yield f"lse_layout={case.lse_layout}"
+    for prefix, suffix in case.lse_pairs:
+        if (prefix, suffix) != ("finite", "finite"):
+            yield f"lse {prefix}/{suffix}"

@@ -1,0 +1,108 @@
+"""Whether a kernel declares to support a case, and how a case of one kernel is put to another. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from attnfuzz.problems.cases import (
+    AttentionCase,
+    Case,
+    DenseDecodeCase,
+    MergeStatesCase,
+    PagedDecodeCase,
+    SplitDecodeCase,
+)
+from attnfuzz.problems.choices import lse_kinds_of, paddings_of
+from attnfuzz.problems.shapes import strides_of, tensor_specs
+from attnfuzz.problems.strides import last_dim_contiguous
+from attnfuzz.problems.supports import OptionValue, Supports
+
+__all__ = ["adapt_options", "supports_case", "why_unsupported"]
+
+Options = Mapping[str, tuple[OptionValue, ...]]
+
+
+def supports_case(supports: Supports, options: Options, case: Case) -> bool:
+    return why_unsupported(supports, options, case) is None
+
+
+def why_unsupported(supports: Supports, options: Options, case: Case) -> str | None:
+    """One sentence naming the first field outside the declaration; None for a supported case.
+
+    ``options``: the kernel's choices. The case must name every option and no other one (see ``adapt_options``).
+    """
+    return next(_objections(supports, options, case), None)
+
+
+def adapt_options(case: Case, options: Options) -> Case:
+    """``case`` for a kernel with other ``options``: what that kernel does not offer becomes its first choice."""
+    adapted = {
+        name: case.options[name] if name in case.options and _offers(choices, case.options[name]) else choices[0]
+        for name, choices in options.items()
+    }
+    return case if adapted == case.options else msgspec.structs.replace(case, options=adapted)
+
+
+def _objections(supports: Supports, options: Options, case: Case) -> Iterator[str]:
+    yield from _not_among("dtype", case.dtype, supports.dtypes)
+    yield from _not_among("head_size", case.head_size, supports.head_sizes)
+    if isinstance(case, MergeStatesCase):
+        yield from _merge(supports, case)
+    else:
+        yield from _attention(supports, case)
+    yield from _strides(supports, case)
+    yield from _options(options, case)
+
+
+def _attention(supports: Supports, case: AttentionCase) -> Iterator[str]:
+    yield from _not_among("gqa_ratio", case.gqa_ratio, supports.gqa_ratios)
+    longest = case.max_seq_len if isinstance(case, DenseDecodeCase) else max(case.seq_lens)
+    if supports.max_seq_len is not None and longest > supports.max_seq_len:
+        yield f"the case has max_seq_len={longest}, but the kernel declares at most {supports.max_seq_len}"
+    if not supports.empty_sequences and 0 in case.seq_lens:
+        yield f"seq_lens[{case.seq_lens.index(0)}]=0, but the kernel declares empty_sequences=False"
+    if isinstance(case, SplitDecodeCase) and case.num_splits > (supports.max_num_splits or case.num_splits):
+        yield f"num_splits={case.num_splits}, but the kernel declares at most {supports.max_num_splits}"
+    if isinstance(case, PagedDecodeCase):
+        yield from _not_among("block_size", case.block_size, supports.block_sizes)
+        yield from _not_among("layout", case.layout, supports.layouts)
+        yield from _not_among("pages.padding", case.pages.padding, paddings_of(supports))
+
+
+def _merge(supports: Supports, case: MergeStatesCase) -> Iterator[str]:
+    yield from _not_among("lse_layout", case.lse_layout, (supports.lse_layout,))
+    for pair in case.lse_pairs:
+        for kind in pair:
+            yield from _not_among("lse_pairs", kind, lse_kinds_of(supports))
+
+
+def _strides(supports: Supports, case: Case) -> Iterator[str]:
+    if supports.strides == "any":
+        return
+    for name, spec in tensor_specs(case).items():
+        kind = strides_of(case, name)
+        if kind != "contiguous" and (supports.strides == "contiguous" or not last_dim_contiguous(spec.shape, kind)):
+            yield f"strides[{name!r}]={kind!r}, but the kernel declares strides={supports.strides!r}"
+
+
+def _options(options: Options, case: Case) -> Iterator[str]:
+    for name, value in case.options.items():
+        if name not in options:
+            yield f"options[{name!r}]={value!r}, but the kernel has no such option"
+        elif not _offers(options[name], value):
+            yield f"options[{name!r}]={value!r}, but the kernel offers {options[name]}"
+    for name in options:
+        if name not in case.options:
+            yield f"the case leaves out options[{name!r}]; the kernel offers {options[name]}"
+
+
+def _not_among(name: str, value: object, allowed: tuple[object, ...] | None) -> Iterator[str]:
+    if allowed is not None and value not in allowed:
+        yield f"{name}={value!r}, but the kernel declares {allowed}"
+
+
+def _offers(choices: tuple[OptionValue, ...], value: OptionValue) -> bool:
+    """Membership that tells True from 1 and 1 from 1.0, as keyword arguments do."""
+    return any(type(choice) is type(value) and choice == value for choice in choices)

@@ -1,0 +1,53 @@
+"""Query heads, KV heads and head sizes."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from attnfuzz.problems.choices import GQA_RATIOS, HEAD_SIZES, KV_HEADS, head_size_rank
+from attnfuzz.problems.supports import MAX_HEAD_SIZE, MAX_HEADS
+from attnfuzz.strategies.drawing import check_bounds, check_int, check_sizes, pick
+
+__all__ = ["draw_gqa_heads", "gqa_heads", "head_sizes"]
+
+
+def draw_gqa_heads(draw: st.DrawFn, ratios: tuple[int, ...], max_heads: int) -> tuple[int, int]:
+    """``ratios`` ascending; where all of them exceed ``max_heads``, the first is drawn."""
+    ratio = pick(draw, [ratio for ratio in ratios if ratio <= max_heads] or ratios[:1])
+    num_kv_heads = pick(draw, [count for count in KV_HEADS if count * ratio <= max_heads] or KV_HEADS[:1])
+    return ratio * num_kv_heads, num_kv_heads
+
+
+@st.composite
+def _gqa_heads(draw: st.DrawFn, ratios: tuple[int, ...], max_heads: int) -> tuple[int, int]:
+    return draw_gqa_heads(draw, ratios, max_heads)
+
+
+def gqa_heads(*, ratios: tuple[int, ...] = GQA_RATIOS, max_heads: int = 32) -> st.SearchStrategy[tuple[int, int]]:
+    """``(num_q_heads, num_kv_heads)`` with ``ratios`` query heads per KV head. Shrinks to one KV head and the
+    smallest ratio. Raises ValueError.
+    """
+    check_sizes("ratios", ratios, high=MAX_HEADS)
+    check_int("max_heads", max_heads, low=1, high=MAX_HEADS)
+    if min(ratios) > max_heads:
+        raise ValueError(f"max_heads={max_heads!r} must be at least the smallest of ratios={ratios}; raise it")
+    return _gqa_heads(tuple(sorted(set(ratios))), max_heads)
+
+
+def head_sizes(
+    *, sizes: tuple[int, ...] = HEAD_SIZES, min_size: int = 1, max_size: int = 256, multiple_of: int = 1
+) -> st.SearchStrategy[int]:
+    """Head sizes of ``sizes`` within the bounds; ``multiple_of`` serves the packed layout. Shrinks to the smallest.
+
+    Raises ValueError.
+    """
+    check_sizes("sizes", sizes, high=MAX_HEAD_SIZE)
+    check_bounds("size", min_size, max_size, low=1, high=MAX_HEAD_SIZE)
+    check_int("multiple_of", multiple_of, low=1, high=MAX_HEAD_SIZE)
+    kept = [size for size in set(sizes) if min_size <= size <= max_size and size % multiple_of == 0]
+    if not kept:
+        raise ValueError(
+            f"sizes={sizes!r} holds no multiple of {multiple_of} between min_size={min_size} and max_size={max_size}; "
+            "add one or widen the bounds"
+        )
+    return st.sampled_from(sorted(kept, key=head_size_rank))

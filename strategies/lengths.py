@@ -1,0 +1,134 @@
+"""Ragged sequence lengths around every boundary at which a kernel changes what it does."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import lru_cache
+
+from hypothesis import strategies as st
+
+from attnfuzz.problems.boundaries import DEFAULT_TILES, boundary_lengths
+from attnfuzz.strategies.drawing import check_bounds, check_int, check_sizes, pick
+
+__all__ = ["LengthLimits", "draw_seq_lens", "seq_lens"]
+
+_SEQ_COUNTS = (1, 1, 2, 2, 3, 4, 6, 8, 17, 33, 64)
+_MOST_TOKENS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthLimits:
+    """``steps``: page and tile sizes whose boundaries are aimed at.
+
+    ``work`` counts tiles of ``tile`` tokens over all sequences; a sequence costs at least one for each split.
+    """
+
+    steps: tuple[int, ...]
+    num_splits: int
+    min_seqs: int
+    max_seqs: int
+    min_len: int
+    max_len: int
+    work: int
+    tile: int
+
+
+def draw_seq_lens(draw: st.DrawFn, limits: LengthLimits) -> tuple[int, ...]:
+    """Sequences are drawn one after another; none takes more than the work that is left."""
+    least_work = _least_work(limits)
+    work = limits.work
+    drawn = []
+    for waiting in range(pick(draw, _counts(limits)) - 1, -1, -1):
+        room = max(1, work - waiting * least_work)
+        seq_len = _pick_length(draw, limits, room * limits.tile)
+        work -= max(least_work, -(-seq_len // limits.tile))
+        drawn.append(seq_len)
+    return tuple(drawn)
+
+
+@st.composite
+def _seq_lens(draw: st.DrawFn, limits: LengthLimits) -> tuple[int, ...]:
+    return draw_seq_lens(draw, limits)
+
+
+def seq_lens(
+    *,
+    steps: tuple[int, ...] = DEFAULT_TILES,
+    num_splits: int = 1,
+    min_seqs: int = 1,
+    max_seqs: int = 4,
+    min_len: int = 0,
+    max_len: int = 128,
+    max_tokens: int = 512,
+) -> st.SearchStrategy[tuple[int, ...]]:
+    """Lengths of ``min_seqs`` to ``max_seqs`` sequences: 0, 1, and within one of each multiple of ``steps``.
+
+    Shrinks to one sequence of one token. ``steps``: page and tile sizes. ``num_splits`` adds the lengths at which
+    splits become empty or full. ``max_tokens``: of all sequences together; each may use at least one token.
+    Raises ValueError.
+    """
+    check_sizes("steps", steps, high=_MOST_TOKENS, may_be_empty=True)
+    check_int("num_splits", num_splits, low=1, high=4096)
+    check_bounds("seqs", min_seqs, max_seqs, low=1, high=1 << 16)
+    check_bounds("len", min_len, max_len, low=0, high=_MOST_TOKENS)
+    if max_tokens < min_seqs * max(1, min_len):
+        raise ValueError(
+            f"max_tokens={max_tokens!r} must be at least min_seqs * max(1, min_len) = {min_seqs * max(1, min_len)}; "
+            "raise it or ask for fewer or shorter sequences"
+        )
+    max_seqs = min(max_seqs, max_tokens // max(1, min_len))
+    return _seq_lens(
+        LengthLimits(
+            steps=steps,
+            num_splits=num_splits,
+            min_seqs=min_seqs,
+            max_seqs=max_seqs,
+            min_len=min_len,
+            max_len=max_len,
+            work=max_tokens,
+            tile=1,
+        )
+    )
+
+
+def _least_work(limits: LengthLimits) -> int:
+    """Of one sequence."""
+    return max(limits.num_splits, -(-limits.min_len // limits.tile))
+
+
+def _counts(limits: LengthLimits) -> tuple[int, ...]:
+    """Numbers of sequences for which the work is enough."""
+    most = max(limits.min_seqs, min(limits.max_seqs, limits.work // _least_work(limits)))
+    return _counts_between(limits.min_seqs, most)
+
+
+@lru_cache(maxsize=1024)
+def _counts_between(least: int, most: int) -> tuple[int, ...]:
+    return tuple(sorted([least, *(count for count in _SEQ_COUNTS if least <= count <= most), most]))
+
+
+@lru_cache(maxsize=4096)
+def _lengths(steps: tuple[int, ...], num_splits: int, min_len: int, max_len: int) -> tuple[int, ...]:
+    """Boundary lengths, ascending; tiles that a kernel may use without saying so count too."""
+    every_step = tuple(dict.fromkeys((*steps, *DEFAULT_TILES)))
+    lengths = boundary_lengths(every_step, num_splits, max_len)
+    return tuple(sorted({min_len, *(length for length in lengths if length >= min_len)}))
+
+
+@lru_cache(maxsize=4096)
+def _choices(steps: tuple[int, ...], num_splits: int, min_len: int, max_len: int) -> tuple[int, ...]:
+    """1 first, because it is simplest; then 0, often enough that about one ragged batch in four has an empty row."""
+    lengths = _lengths(steps, num_splits, min_len, max_len)
+    empty_rows = [0] * max(1, len(lengths) // 12) if 0 in lengths else []
+    return (*(length for length in lengths if length == 1), *empty_rows, *(length for length in lengths if length > 1))
+
+
+def _pick_length(draw: st.DrawFn, limits: LengthLimits, most: int) -> int:
+    """A length that is too long stands for one of those within ``most``, so that no length is preferred."""
+    key = (limits.steps, limits.num_splits, limits.min_len, limits.max_len)
+    length = pick(draw, _choices(*key))
+    if length <= most:
+        return length
+    lengths = _lengths(*key)
+    return lengths[bisect_right(lengths, length) % max(1, bisect_right(lengths, most))]

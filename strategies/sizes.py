@@ -1,0 +1,61 @@
+"""How large drawn cases may be: small for Triton's interpreter, up to thousands of tokens for a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+__all__ = ["CPU_SIZES", "GPU_SIZES", "Sizes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Upper limits of one case. Where even the smallest supported shape exceeds a limit, that shape is drawn.
+
+    * ``max_seqs``, ``max_seq_len``, ``max_tokens`` (of all sequences together), ``max_heads`` (query heads),
+      ``max_splits``.
+    * ``max_head_elements``: query heads times head size. ``max_page_elements``: elements of one page of K.
+    * ``work``: choices for the work of one case, each as likely as the others, simplest first. Its unit is what one
+      program of a kernel does with one tile of 16 tokens: a sequence of 40 tokens and 4 query heads counts 12.
+    """
+
+    max_seqs: int
+    max_seq_len: int
+    max_tokens: int
+    max_heads: int
+    max_splits: int
+    max_head_elements: int
+    max_page_elements: int
+    work: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "work":
+                if not value or min(value) < 1:
+                    raise ValueError(f"Sizes(work={value!r}): must be a non-empty tuple of integers >= 1")
+            elif not isinstance(value, int) or value < 1:
+                raise ValueError(f"Sizes({field.name}={value!r}): must be an integer >= 1")
+
+
+# The interpreter takes about 2 ms for one unit of work, and an unremarkable case runs the kernel twice.
+CPU_SIZES = Sizes(
+    max_seqs=6,
+    max_seq_len=300,
+    max_tokens=600,
+    max_heads=32,
+    max_splits=17,
+    max_head_elements=4096,
+    max_page_elements=1 << 15,
+    work=(4, 8, 8, 16, 16, 32, 60),
+)
+
+GPU_SIZES = Sizes(
+    max_seqs=64,
+    max_seq_len=8192,
+    max_tokens=16384,
+    max_heads=64,
+    max_splits=32,
+    max_head_elements=16384,
+    max_page_elements=1 << 19,
+    work=(8, 16, 32, 64, 256, 1024, 8192),
+)

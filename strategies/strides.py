@@ -1,0 +1,63 @@
+"""How each tensor lies in memory, drawn independently for each."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from hypothesis import strategies as st
+
+from attnfuzz.problems.cases import PROBLEMS, Problem
+from attnfuzz.problems.choices import stride_kinds_of, strided_tensors_of
+from attnfuzz.problems.recipes import StrideKind
+from attnfuzz.problems.supports import LAYOUTS, Layout, Strides, Supports
+from attnfuzz.strategies.drawing import check_int, check_one_of, pick
+
+__all__ = ["draw_strides", "strides"]
+
+_STRIDED_COUNTS = (0, 0, 0, 1, 1, 2, 3, 4)
+
+Recipe = tuple[str, StrideKind]
+
+
+def draw_strides(
+    draw: st.DrawFn, problem: Problem, supports: Supports, layout: Layout | None, *, max_strided: int = 4
+) -> dict[str, StrideKind]:
+    """Tensors that are not contiguous; most cases have none or one."""
+    recipes = _recipes(problem, supports.strides, supports.lse == "none", layout)
+    if not recipes:
+        return {}
+    count = pick(draw, [count for count in _STRIDED_COUNTS if count <= max_strided])
+    return dict(sorted(pick(draw, recipes) for _ in range(count)))
+
+
+@st.composite
+def _strides(
+    draw: st.DrawFn, problem: Problem, supports: Supports, layout: Layout | None, max_strided: int
+) -> dict[str, StrideKind]:
+    return draw_strides(draw, problem, supports, layout, max_strided=max_strided)
+
+
+def strides(
+    problem: Problem, *, allowed: Strides = "any", layout: Layout | None = None, max_strided: int = 4
+) -> st.SearchStrategy[dict[str, StrideKind]]:
+    """Stride kinds for up to ``max_strided`` tensors of ``problem``, outputs included; the rest is contiguous.
+
+    ``allowed``: what the kernel takes (see ``Supports``). ``layout``: of the KV cache. Shrinks to ``{}``.
+    Raises ValueError.
+    """
+    check_one_of("problem", problem, PROBLEMS)
+    check_one_of("allowed", allowed, ("any", "last_contiguous", "contiguous"))
+    check_one_of("layout", layout, (None, *LAYOUTS))
+    check_int("max_strided", max_strided, low=0, high=len(_STRIDED_COUNTS))
+    return _strides(problem, Supports(strides=allowed), layout, max_strided)
+
+
+@lru_cache(maxsize=256)
+def _recipes(problem: Problem, allowed: Strides, without_lse: bool, layout: Layout | None) -> tuple[Recipe, ...]:
+    supports = Supports(lse="none" if without_lse else "natural")
+    return tuple(
+        (tensor, kind)
+        for tensor in strided_tensors_of(problem, supports, layout)
+        for kind in stride_kinds_of(allowed, tensor)
+        if kind != "contiguous"
+    )
