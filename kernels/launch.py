@@ -63,7 +63,7 @@ def merge_states(
 
     Shapes: outputs ``[num_tokens, num_q_heads, head_size]`` in float16, bfloat16 or float32; LSEs float32, natural log,
     ``[num_q_heads, num_tokens]`` for ``lse_layout="HT"``, ``[num_tokens, num_q_heads]`` for ``"TH"``. An LSE of -inf or
-    +inf marks an empty side, whose output is not read.
+    +inf marks an empty side, whose output is not used.
 
     Returns ``(output, output_lse)`` in the same shapes: 0 and -inf where both sides are empty. Raises ValueError.
     """

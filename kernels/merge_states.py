@@ -5,7 +5,7 @@
 
 the two-way case of FlashInfer's state merge (Ye et al., arXiv 2501.01005). An LSE of -inf marks a side without keys;
 some producers write +inf for it (FlashAttention, for a row without keys), so +inf is read as -inf. An empty side's
-output is undefined and not read. Two empty sides give 0 and -inf.
+output is undefined, often NaN, and must not be used. Two empty sides give 0 and -inf.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Device code has no Python types.
@@ -58,14 +58,15 @@ def merge_states_kernel(
 
     p_prefix += i_token * stride_pt + i_head * stride_ph
     p_suffix += i_token * stride_st + i_head * stride_sh
-    b_prefix = tl.load(p_prefix + o_d * stride_pd, mask=m_d & (lse_p > float("-inf")), other=0.0)  # [BLOCK_D]
-    b_suffix = tl.load(p_suffix + o_d * stride_sd, mask=m_d & (lse_s > float("-inf")), other=0.0)  # [BLOCK_D]
+    b_prefix = tl.load(p_prefix + o_d * stride_pd, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK_D]
+    b_suffix = tl.load(p_suffix + o_d * stride_sd, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK_D]
 
     row_max = tl.maximum(lse_p, lse_s)
     ref = tl.where(row_max == float("-inf"), 0.0, row_max)
     w_p = tl.exp(lse_p - ref)
     w_s = tl.exp(lse_s - ref)
-    acc = b_prefix.to(tl.float32) * w_p + b_suffix.to(tl.float32) * w_s
+    # Selected, not multiplied: 0 · NaN is not 0.
+    acc = tl.where(w_p > 0.0, w_p * b_prefix, 0.0) + tl.where(w_s > 0.0, w_s * b_suffix, 0.0)
 
     p_out += i_token * stride_ot + i_head * stride_oh
     p_lse += i_token * stride_lse_t + i_head * stride_lse_h

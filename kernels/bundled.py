@@ -1,0 +1,128 @@
+"""The bundled kernels as attnfuzz knows them: what each declares, and how it is called on a problem's inputs.
+
+All take any head size, page size, GQA ratio and strides, never follow an unused block-table entry, give empty
+sequences, splits and states their defined result, and compute each row alone. They multiply and add in float32 without
+matrix units, so nothing is rounded but results, and partial outputs where those are kept in the input dtype.
+
+The Triton kernels write into the results they are given; the eager ones allocate theirs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+import attnfuzz
+from attnfuzz.kernels import eager, launch, launch_paged
+
+__all__ = [
+    "dense_eager",
+    "dense_naive",
+    "merge_states_eager",
+    "merge_states_triton",
+    "merge_states_triton_th",
+    "paged_eager",
+    "paged_naive",
+    "paged_split_k",
+    "paged_split_k_eager",
+    "split_k_partials",
+    "split_k_partials_eager",
+]
+
+State = tuple[Tensor, Tensor]
+
+_EVERYTHING = attnfuzz.Supports(unused_table_entries="garbage", batch_invariant=True)
+_TOKENS_FIRST = attnfuzz.Supports(lse_layout="TH", batch_invariant=True)
+_FLOAT32 = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul="ieee")
+_SHORT_PARTIALS = attnfuzz.Numerics(probabilities="float32", partials="input", matmul="ieee")
+
+_SPLITS = {"num_splits": (1, 2, 3, 8), "partials": ("float32", "input")}
+
+
+@attnfuzz.kernel("dense_decode", supports=_EVERYTHING, options={"tile": (16, 32, 64)}, numerics=_FLOAT32)
+def dense_naive(inputs: Any, *, tile: int) -> State:
+    """One program per sequence and query head."""
+    return launch.dense_decode(
+        inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale, out=inputs.out, lse=inputs.lse, tile=tile
+    )
+
+
+@attnfuzz.kernel("dense_decode", supports=_EVERYTHING, numerics=_FLOAT32)
+def dense_eager(inputs: Any) -> State:
+    """A loop over sequences."""
+    return eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
+
+
+@attnfuzz.kernel("paged_decode", supports=_EVERYTHING, options={"tile": (16, 32, 64)}, numerics=_FLOAT32)
+def paged_naive(inputs: Any, *, tile: int) -> State:
+    """One program per sequence and query head, over any layout."""
+    return launch_paged.paged_decode(**_paged(inputs), out=inputs.out, lse=inputs.lse, tile=tile)
+
+
+@attnfuzz.kernel(
+    "paged_decode", supports=_EVERYTHING, options={**_SPLITS, "tile": (16, 32, 64)}, numerics=_SHORT_PARTIALS
+)
+def paged_split_k(inputs: Any, *, num_splits: int, partials: str, tile: int) -> State:
+    """Splits of each sequence in parallel, then their reduction."""
+    return launch_paged.split_paged_decode(
+        **_paged(inputs), num_splits=num_splits, out=inputs.out, lse=inputs.lse, tile=tile, partial_dtype=partials
+    )
+
+
+@attnfuzz.kernel("paged_decode", supports=_EVERYTHING, numerics=_FLOAT32)
+def paged_eager(inputs: Any) -> State:
+    """A loop over sequences that gathers their pages."""
+    return eager.paged_decode(**_paged(inputs))
+
+
+@attnfuzz.kernel("paged_decode", supports=_EVERYTHING, options=_SPLITS, numerics=_SHORT_PARTIALS)
+def paged_split_k_eager(inputs: Any, *, num_splits: int, partials: str) -> State:
+    """A loop over sequences and splits, then the reduction of all."""
+    return eager.split_paged_decode(**_paged(inputs), num_splits=num_splits, partial_dtype=partials)
+
+
+@attnfuzz.kernel("split_decode", supports=_EVERYTHING, options={"tile": (16, 32, 64)}, numerics=_SHORT_PARTIALS)
+def split_k_partials(inputs: Any, *, tile: int) -> State:
+    """The first stage of ``paged_split_k`` alone."""
+    return launch_paged.split_decode(
+        **_paged(inputs),
+        num_splits=inputs.num_splits,
+        partial_out=inputs.partial_out,
+        partial_lse=inputs.partial_lse,
+        tile=tile,
+    )
+
+
+@attnfuzz.kernel("split_decode", supports=_EVERYTHING, numerics=_SHORT_PARTIALS)
+def split_k_partials_eager(inputs: Any) -> State:
+    """The first stage of ``paged_split_k_eager`` alone."""
+    return eager.split_decode(**_paged(inputs), num_splits=inputs.num_splits)
+
+
+@attnfuzz.kernel("merge_states", supports=_EVERYTHING, numerics=_FLOAT32)
+def merge_states_triton(inputs: Any) -> State:
+    """One program per token and head, LSEs with heads first."""
+    return launch.merge_states(**_states(inputs), output=inputs.output, output_lse=inputs.output_lse)
+
+
+@attnfuzz.kernel("merge_states", supports=_TOKENS_FIRST, numerics=_FLOAT32)
+def merge_states_triton_th(inputs: Any) -> State:
+    """The same with tokens first."""
+    return launch.merge_states(**_states(inputs), lse_layout="TH", output=inputs.output, output_lse=inputs.output_lse)
+
+
+@attnfuzz.kernel("merge_states", supports=_EVERYTHING, numerics=_FLOAT32)
+def merge_states_eager(inputs: Any) -> State:
+    """All tokens and heads at once."""
+    return eager.merge_states(**_states(inputs))
+
+
+def _paged(inputs: Any) -> dict[str, Any]:
+    names = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "scale", "block_size", "layout")
+    return {name: getattr(inputs, name) for name in names}
+
+
+def _states(inputs: Any) -> dict[str, Any]:
+    names = ("prefix_output", "prefix_lse", "suffix_output", "suffix_lse")
+    return {name: getattr(inputs, name) for name in names}

@@ -1,0 +1,89 @@
+"""Dense decode, Triton and eager."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from attnfuzz.kernels import eager, launch
+
+Make = Callable[..., Any]
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+
+both = pytest.mark.parametrize("kernels", [launch, eager], ids=["triton", "eager"])
+
+
+@both
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_lengths_around_a_tile(kernels: ModuleType, dtype: torch.dtype, dense_problem: Make, check: Make) -> None:
+    """The last token of a tile, or the first of the next, would be dropped, doubled or read from dead memory."""
+    problem = dense_problem([0, 1, 15, 16, 17, 33], dtype=dtype)
+    tile = {} if kernels is eager else {"tile": 16}
+    check(kernels.dense_decode(*problem.args, **tile), problem.expected)
+
+
+@both
+@pytest.mark.parametrize("head_size", [1, 13, 80])
+def test_head_sizes_that_are_not_powers_of_two(
+    kernels: ModuleType, head_size: int, dense_problem: Make, check: Make
+) -> None:
+    """The columns that pad a head to a power of two would be read or written."""
+    problem = dense_problem([3, 5], head_size=head_size)
+    check(kernels.dense_decode(*problem.args), problem.expected)
+
+
+@both
+@pytest.mark.parametrize("heads", [(7, 1), (6, 2), (3, 3)])
+def test_query_heads_find_their_kv_head(
+    kernels: ModuleType, heads: tuple[int, int], dense_problem: Make, check: Make
+) -> None:
+    """A group of an odd number of query heads would read a neighbour's KV head."""
+    problem = dense_problem([4], heads=heads)
+    check(kernels.dense_decode(*problem.args), problem.expected)
+
+
+@both
+def test_every_stride_is_honoured(kernels: ModuleType, dense_problem: Make, spread: Make, check: Make) -> None:
+    """A tensor that is a view would be read, or a result written, as if it were contiguous."""
+    problem = dense_problem([2, 5], heads=(4, 2)).spread()
+    out, lse = spread(torch.zeros(2, 4, 8, dtype=torch.float16)), spread(torch.zeros(2, 4))
+    results = kernels.dense_decode(*problem.args, out=out, lse=lse)
+    assert results[0] is out
+    assert results[1] is lse
+    check(results, problem.expected)
+    for result in results:
+        assert result._base is not None
+        assert int(result._base.isfinite().sum()) == result.numel() - int((result == -math.inf).sum())
+
+
+@both
+def test_scores_of_minus_infinity_have_no_weight(kernels: ModuleType, dense_problem: Make) -> None:
+    """A first tile without a finite score would turn the row into NaN."""
+    q, k, v, seq_lens, scale = dense_problem([20]).args
+    k[:, :16] = -math.inf
+    out, lse = kernels.dense_decode(q.abs(), k, v, seq_lens, scale)
+    expected, expected_lse = kernels.dense_decode(q.abs(), k[:, 16:], v[:, 16:], seq_lens - 16, scale)
+    assert torch.equal(out, expected)
+    assert torch.equal(lse, expected_lse)
+
+
+@both
+def test_very_negative_rows_keep_their_softmax(kernels: ModuleType, dense_problem: Make) -> None:
+    """A finite stand-in for -inf would swallow rows whose scores all lie below it."""
+    q, k, v, seq_lens, scale = dense_problem([9], dtype=torch.float32).args
+    out, lse = kernels.dense_decode(torch.full_like(q, -1e16), torch.full_like(k, 1e16), v, seq_lens, scale)
+    assert bool((lse < -1e32).all())
+    torch.testing.assert_close(out, v[:, :9].mean(1).expand_as(out))
+
+
+def test_no_sequences(dense_problem: Make) -> None:
+    """A batch that drained would crash instead of returning nothing."""
+    q, k, v, seq_lens, scale = dense_problem([2]).args
+    for kernels in (launch, eager):
+        out, lse = kernels.dense_decode(q[:0], k[:0], v[:0], seq_lens[:0], scale)
+        assert (out.shape, lse.shape) == ((0, 2, 8), (0, 2))
