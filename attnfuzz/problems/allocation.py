@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from attnfuzz.problems.strides import strided_layout
 __all__ = ["Allocator", "PlainAllocator", "allocate", "strided_layout"]
 
 
+@runtime_checkable
 class Allocator(Protocol):
     """Hands out memory that is already poison (inputs) or pre-filled (outputs); builders write live elements only."""
 

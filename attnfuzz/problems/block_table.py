@@ -6,7 +6,7 @@ Everything here depends only on sequence lengths, block size and the ``Pages`` r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.hashing import fold, stream_key
@@ -71,7 +71,7 @@ def _page_order(used: int, pages: Pages) -> list[int]:
     if pages.order == "reversed":
         return list(range(used - 1, -1, -1))
     key = stream_key(pages.seed, _SHUFFLE)
-    return sorted(range(used + pages.spare_blocks), key=lambda page: (fold(key, page), page))
+    return sorted(range(used + pages.spare_blocks), key=partial(fold, key))  # no ties: fold is a bijection
 
 
 @lru_cache(maxsize=16)

@@ -60,7 +60,7 @@ def paged_tensors(case: PagedDecodeCase, allocator: Allocator, values: LogicalAt
     pages = table[tokens.seq, tokens.position // case.block_size]
     offsets = tokens.position % case.block_size
     k_slots, v_slots = token_views(tensors["k_cache"], tensors["v_cache"], case.layout)
-    k_slots[pages, offsets] = values.k.view(-1, *k_slots.shape[2:])
+    k_slots[pages, offsets] = values.k.view(len(values.k), *k_slots.shape[2:])
     v_slots[pages, offsets] = values.v
     return tensors
 

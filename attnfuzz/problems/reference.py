@@ -19,7 +19,7 @@ __all__ = ["Expected", "attention_reference", "merge_all"]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The exact result of a case. ``lse`` is natural: the log-sum-exp of the scaled scores, whatever a kernel's base."""
+    """The exact result of a case. ``lse``: natural log-sum-exp of the scaled scores, whatever a kernel's base."""
 
     out: Float64[Tensor, "rows num_q_heads head_size"]
     lse: Float64[Tensor, "rows num_q_heads"]

@@ -44,7 +44,7 @@ def strided_layout(shape: tuple[int, ...], kind: StrideKind, itemsize: int) -> S
 
 def last_dim_contiguous(shape: tuple[int, ...], kind: StrideKind) -> bool:
     """Whether ``kind`` leaves the last dimension of a tensor of ``shape`` with stride 1."""
-    return kind != "every_other" and not (kind == "transposed" and len(shape) == 2)
+    return strided_layout(shape, kind, 2).strides[-1] == 1
 
 
 def _strides(shape: tuple[int, ...], kind: StrideKind, itemsize: int) -> tuple[int, ...]:

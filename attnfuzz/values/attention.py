@@ -71,7 +71,7 @@ def attention_values(case: AttentionCase, device: torch.device | str = "cpu") ->
     A key ``σ · r`` therefore has a score that grows with ``r`` for every query head. Keys (all times 2^logit_exponent):
 
     * ``equal``: ``σ``. ``rising``, ``falling``: ``σ · r/16``, r = 0 … 127 up or down the sequence.
-    * ``negative``: ``-σ · c`` with c drawn from 64 … 127 per token.
+    * ``negative``: ``-σ · c`` with c drawn from 128 … 191 per token.
     * ``integers`` (-2 … 2), ``normal`` (about N(0, 1.15²)): drawn per element; so are the queries then, unless the
       case has needles.
     * needles: ``16 σ`` at their position and KV head, whatever the recipe.
@@ -146,7 +146,7 @@ def _levels(case: AttentionCase, tokens: TokenIndex) -> Int64[Tensor, " total_to
     if case.values.keys == "equal":
         return torch.ones_like(tokens.position)
     if case.values.keys == "negative":
-        return -(64 + (_token_states(case, tokens, Stream.K) >> 8 & 63))
+        return -(128 + (_token_states(case, tokens, Stream.K) >> 8 & 63))
     last = torch.tensor(case.seq_lens, device=tokens.owner.device)[tokens.owner] - 1
     # A page shared with sequence 0 can hold positions that sequence 0 itself has not reached: they count as its last.
     position = torch.minimum(tokens.position, last.clamp(min=0))

@@ -1,0 +1,203 @@
+"""Builders: every live element is where the layout says, and nothing else is written.
+
+Places are worked out here one element at a time from the shapes in the documentation, not with the builders' own views.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from attnfuzz.problems.allocation import PlainAllocator
+from attnfuzz.problems.block_table import block_table_rows, physical_pages
+from attnfuzz.problems.cases import (
+    Case,
+    DenseDecodeCase,
+    LsePair,
+    MergeStatesCase,
+    PagedDecodeCase,
+    SplitDecodeCase,
+    packed_width,
+)
+from attnfuzz.problems.dense_decode import build as build_dense
+from attnfuzz.problems.merge_states import build as build_merge
+from attnfuzz.problems.paged_decode import build as build_paged
+from attnfuzz.problems.recipes import STRIDE_KINDS, Pages, StrideKind, Values
+from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.shapes import tensor_specs
+from attnfuzz.problems.split_decode import build as build_split
+from attnfuzz.problems.strides import strided_layout
+from attnfuzz.problems.supports import DTYPES, LAYOUTS, Supports
+from attnfuzz.values import attention_values, merge_values
+
+NORMAL = Values(keys="normal", values="normal", seed=3)
+SUPPORTS = Supports()
+
+
+def attention(**more: Any) -> dict[str, Any]:
+    base = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 8, "seq_lens": (5, 0, 9), "scale": 0.25}
+    return base | {"values": NORMAL} | more
+
+
+def paged(**more: Any) -> PagedDecodeCase:
+    pages = Pages(order="shuffled", spare_blocks=2, shared_blocks=1, extra_columns=2, padding="wrong_page")
+    return PagedDecodeCase(**attention(block_size=4, pages=pages) | more)
+
+
+def written(tensor: Tensor) -> int:
+    return int((~tensor.isnan()).sum())
+
+
+def in_cache(case: PagedDecodeCase, cache: Tensor, which: str, place: tuple[int, int], head: int) -> Tensor:
+    """One token's vector of ``head_size``, element by element."""
+    return torch.stack([cache[index_in_cache(case, which, place, head, d)] for d in range(case.head_size)])
+
+
+def index_in_cache(case: PagedDecodeCase, which: str, place: tuple[int, int], head: int, d: int) -> tuple[int, ...]:
+    page, offset = place
+    x = packed_width(case.dtype)
+    if case.layout == "HND":
+        return page, head, offset, d
+    if case.layout == "packed":
+        return (page, head, d // x, offset, d % x) if which == "k" else (page, head, d, offset)
+    return page, offset, head, d
+
+
+def check_cache(case: PagedDecodeCase, inputs: Any) -> None:
+    values = attention_values(case)
+    places = set()
+    for seq, pages in enumerate(physical_pages(case)):
+        k, v = values.sequence(seq)
+        for position in range(case.seq_lens[seq]):
+            place = (pages[position // case.block_size], position % case.block_size)
+            places.add(place)
+            for head in range(case.num_kv_heads):
+                assert torch.equal(in_cache(case, inputs.k_cache, "k", place, head), k[position, head])
+                assert torch.equal(in_cache(case, inputs.v_cache, "v", place, head), v[position, head])
+    live = len(places) * case.num_kv_heads * case.head_size
+    assert written(inputs.k_cache) == written(inputs.v_cache) == live
+    assert torch.equal(inputs.q, values.q)
+    assert inputs.seq_lens.tolist() == list(case.seq_lens)
+    assert inputs.block_table.tolist() == [list(row) for row in block_table_rows(case)]
+    assert (inputs.seq_lens.dtype, inputs.block_table.dtype) == (torch.int32, torch.int32)
+    assert (inputs.scale, inputs.block_size, inputs.layout) == (case.scale, case.block_size, case.layout)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_paged_cache_holds_live_tokens_only(layout: Any, dtype: Any) -> None:
+    """Kernels would read a token where another one belongs, or dead memory would hold plausible numbers."""
+    case = paged(layout=layout, dtype=dtype)
+    inputs = build_paged(case, PlainAllocator(), SUPPORTS)
+    check_cache(case, inputs)
+    assert written(inputs.out) == written(inputs.lse) == 0
+
+
+@pytest.mark.parametrize("kind", STRIDE_KINDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides_do_not_change_the_numbers(layout: Any, kind: StrideKind) -> None:
+    """A strided tensor would hold something else than its contiguous twin, or not have the strides of its recipe."""
+    case = paged(layout=layout)
+    names = [name for name in case.tensor_names if layout != "interleaved" or name != "v_cache"]
+    case = msgspec.structs.replace(case, strides=dict.fromkeys(names, kind))
+    inputs = build_paged(case, PlainAllocator(), SUPPORTS)
+    check_cache(case, inputs)
+    for name, spec in tensor_specs(case).items():
+        if name != "kv_cache":
+            expected = strided_layout(spec.shape, kind, 2 if spec.dtype == "float16" else 4)
+            assert getattr(inputs, name).stride() == expected.strides
+            assert getattr(inputs, name).storage_offset() == expected.offset
+
+
+def test_interleaved_caches_are_views_of_one_tensor() -> None:
+    """K and V of the interleaved layout would not have the stride that makes this layout hard."""
+    case = paged(layout="interleaved")
+    inputs = build_paged(case, PlainAllocator(), SUPPORTS)
+    token = case.num_kv_heads * case.head_size
+    assert inputs.k_cache.stride() == inputs.v_cache.stride() == (2 * 4 * token, token, case.head_size, 1)
+    assert inputs.k_cache.untyped_storage().data_ptr() == inputs.v_cache.untyped_storage().data_ptr()
+    assert inputs.v_cache.storage_offset() - inputs.k_cache.storage_offset() == 4 * token
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batch_of_empty_sequences(layout: Any) -> None:
+    """The simplest degenerate batch could not be built, or some page of it would be written."""
+    inputs = build_paged(paged(layout=layout, seq_lens=(0, 0)), PlainAllocator(), SUPPORTS)
+    assert written(inputs.k_cache) == written(inputs.v_cache) == 0
+
+
+def test_dense_rows_past_the_length_stay_poison() -> None:
+    """A kernel that reads a row too many would find plausible numbers there."""
+    case = DenseDecodeCase(**attention(extra_rows=2))
+    inputs = build_dense(case, PlainAllocator(), SUPPORTS)
+    values = attention_values(case)
+    assert inputs.k.shape == inputs.v.shape == (3, 11, 2, 8)
+    assert inputs.max_seq_len == 11
+    for seq, seq_len in enumerate(case.seq_lens):
+        k, v = values.sequence(seq)
+        assert torch.equal(inputs.k[seq, :seq_len], k)
+        assert torch.equal(inputs.v[seq, :seq_len], v)
+        assert written(inputs.k[seq, seq_len:]) == written(inputs.v[seq, seq_len:]) == 0
+
+
+def test_split_inputs_are_those_of_paged() -> None:
+    """split_decode and paged_decode would disagree on the same case."""
+    case = SplitDecodeCase(**attention(block_size=4, num_splits=3))
+    inputs = build_split(case, PlainAllocator(), SUPPORTS)
+    check_cache(case, inputs)
+    assert inputs.num_splits == 3
+    assert inputs.partial_out.shape == (3, 4, 3, 8)
+    assert inputs.partial_lse.shape == (3, 4, 3)
+    assert inputs.partial_lse.dtype == torch.float32
+
+
+PAIRS: tuple[LsePair, ...] = (("finite", "-inf"), ("+inf", "low"), ("-inf", "-inf"), ("high", "equal"))
+
+
+@pytest.mark.parametrize("lse_layout", ["HT", "TH"])
+def test_output_of_an_empty_state_stays_poison(lse_layout: Any) -> None:
+    """A merge that multiplies an empty state's output by a zero weight would go unnoticed."""
+    case = MergeStatesCase(num_q_heads=2, head_size=3, num_tokens=4, lse_pairs=PAIRS, lse_layout=lse_layout)
+    inputs = build_merge(case, PlainAllocator(), SUPPORTS)
+    values = merge_values(case)
+    for side in ("prefix", "suffix"):
+        lse, output = getattr(inputs, f"{side}_lse"), getattr(inputs, f"{side}_output")
+        expected = getattr(values, f"{side}_lse")
+        assert torch.equal(lse if lse_layout == "TH" else lse.T, expected)
+        live = expected.isfinite()
+        assert torch.equal(output[live], getattr(values, f"{side}_output")[live])
+        assert output[~live].isnan().all()
+        assert not live.all()
+    assert written(inputs.output) == written(inputs.output_lse) == 0
+    assert inputs.lse_layout == lse_layout
+
+
+CASES: list[Case] = [
+    DenseDecodeCase(**attention()),
+    paged(),
+    SplitDecodeCase(**attention(block_size=4, num_splits=2)),
+    MergeStatesCase(num_q_heads=2, head_size=3, num_tokens=4),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.problem)
+def test_registry_finds_values_build_and_reference(case: Case) -> None:
+    """A case of some problem could not be judged, or its result would be looked for under another name."""
+    problem = problem_of(case)
+    values = problem.values(case, "cpu", SUPPORTS)
+    inputs = problem.build(case, PlainAllocator(), SUPPORTS, values)
+    expected = problem.reference(case, values)
+    out, lse = (getattr(inputs, name) for name in problem.results)
+    out, lse = problem.logical_result(case, out, lse)
+    assert (out.shape, lse.shape) == (expected.out.shape, expected.lse.shape)
+    assert {out.dtype, lse.dtype, expected.out.dtype, expected.lse.dtype} == {torch.float64}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.problem)
+def test_every_strided_tensor_exists(case: Case) -> None:
+    """A case could choose strides for a tensor that is never built."""
+    assert set(case.tensor_names) == set(tensor_specs(case))

@@ -1,0 +1,225 @@
+"""q, K and V: fixed forever, exact in every dtype, and shaped as their recipes say."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.recipes import KEY_RECIPES, VALUE_RECIPES, Needle, Pages, Values
+from attnfuzz.problems.supports import DTYPES
+from attnfuzz.values import attention
+from attnfuzz.values.attention import LogicalAttention, attention_values, decode_position
+
+RECIPES = [*itertools.product(KEY_RECIPES, VALUE_RECIPES)]
+
+
+def dense(seq_lens: tuple[int, ...] = (5, 0, 9), dtype: str = "float16", head_size: int = 16, **values: Any) -> Any:
+    return DenseDecodeCase(
+        num_q_heads=4,
+        num_kv_heads=2,
+        head_size=head_size,
+        seq_lens=seq_lens,
+        scale=head_size**-0.5,
+        dtype=dtype,
+        values=Values(**values),
+    )
+
+
+def scores(case: Any) -> list[Tensor]:
+    """Per sequence ``[num_q_heads seq_len]``, float64."""
+    values = attention_values(case)
+    keys = [values.sequence(i)[0].double().repeat_interleave(case.gqa_ratio, 1) for i in range(case.num_seqs)]
+    return [case.scale * torch.einsum("hd,lhd->hl", q.double(), k) for q, k in zip(values.q, keys, strict=True)]
+
+
+GOLDEN = {
+    ("equal", "positions"): ([-0.25, -0.25, -0.5, 0.25, 0.5], [-1, -1, -1, 1, 1], [2, 1, 1, 1, 2]),
+    ("integers", "integers"): ([-2, -2, -1, 1, 2], [-1, 0, 1, 0, 1], [0, -2, 1, 2, 0]),
+    ("normal", "normal"): (
+        [0.125, -0.28125, 0.09375, 1.25, -0.84375],
+        [-1.15625, 1.78125, -1.34375, -1.25, -0.59375],
+        [1.5, 1.0, -0.75, 2.25, -1.21875],
+    ),
+    ("rising", "large"): ([-0.25, -0.25, -0.5, 0.25, 0.5], [-1 / 16] * 3 + [1 / 16] * 2, [764, 632, 772, -908, -784]),
+    ("negative", "positions"): ([-0.25, -0.25, -0.5, 0.25, 0.5], [143, 143, 143, -143, -143], [2, 1, 1, 1, 2]),
+}
+
+
+@pytest.mark.parametrize("recipe", GOLDEN, ids="-".join)
+def test_golden_numbers(recipe: tuple[Any, Any]) -> None:
+    """Saved cases would be rebuilt with other numbers."""
+    case = DenseDecodeCase(
+        num_q_heads=2, num_kv_heads=1, head_size=5, seq_lens=(2, 1), scale=1.0,
+        values=Values(keys=recipe[0], values=recipe[1], seed=42),
+    )  # fmt: skip
+    values = attention_values(case)
+    assert (values.q[1, 0].tolist(), values.k[1, 0].tolist(), values.v[1, 0].tolist()) == GOLDEN[recipe]
+
+
+def test_golden_digest_of_all_recipes() -> None:
+    """Some recipe would no longer rebuild the tensors of saved cases, in one of its dtypes, lengths or exponents."""
+    digest = hashlib.sha256()
+    for (keys, values), dtype, needles in itertools.product(RECIPES, DTYPES, ((), (Needle(2, 8, 1),))):
+        case = dense((130, 0, 9), dtype, keys=keys, values=values, seed=9, logit_exponent=-1, needles=needles)
+        drawn = attention_values(case)
+        for tensor in (drawn.q, drawn.k, drawn.v):
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    assert digest.hexdigest() == "e9edc7f6bd368b5f297c09c95cd021a433ee98472e7aad2c6e5f3d3c75b24a32"
+
+
+@pytest.mark.parametrize("exponent", [-6, 0, 8])
+@pytest.mark.parametrize("recipe", RECIPES, ids="-".join)
+def test_numbers_are_exact_in_every_dtype(recipe: tuple[Any, Any], exponent: int) -> None:
+    """A number would be rounded on its way into the case's dtype, differently per machine."""
+    options = {"keys": recipe[0], "values": recipe[1], "logit_exponent": exponent, "needles": (Needle(0, 1, 1),)}
+    half, short, full = (attention_values(dense((200, 3), dtype, **options)) for dtype in DTYPES)
+    for name in ("q", "k", "v"):
+        numbers = getattr(full, name).double()
+        assert numbers.isfinite().all()
+        assert torch.equal(getattr(half, name).double(), numbers)
+        assert torch.equal(getattr(short, name).double(), numbers)
+
+
+def test_sequences_lie_one_after_another() -> None:
+    """sequence(i) would hand out another sequence's tokens."""
+    values = attention_values(dense((5, 0, 9), keys="normal", values="positions"))
+    assert values.starts == (0, 5, 5, 14)
+    assert [len(values.sequence(i)[0]) for i in range(3)] == [5, 0, 9]
+    assert [decode_position(row) for row in values.sequence(2)[1][:, 1]] == [(p, 1, 2) for p in range(9)]
+
+
+def test_only_empty_sequences() -> None:
+    """The simplest degenerate batch could not be built."""
+    for keys, values in RECIPES:
+        drawn = attention_values(dense((0, 0), keys=keys, values=values))
+        assert drawn.k.shape == drawn.v.shape == (0, 2, 16)
+
+
+def test_seeds_and_elements_differ() -> None:
+    """Heads, tokens, sequences or K and V would hold the same numbers, which hides an exchanged index."""
+    first, second = (attention_values(dense(keys="normal", values="normal", seed=seed)) for seed in (1, 2))
+    vectors = torch.cat([x.reshape(-1, 16) for v in (first, second) for x in (v.q, v.k, v.v)])
+    assert len(vectors.unique(dim=0)) == len(vectors)
+
+
+def test_normal_recipe_is_centred() -> None:
+    """Scores of the "normal" recipe would not have the spread that the case's exponent promises."""
+    numbers = attention_values(dense((500,), keys="normal", values="normal", seed=5)).k.double()
+    assert abs(numbers.mean()) < 0.05
+    assert abs(numbers.std() - 1.153) < 0.05
+    assert numbers.abs().max() <= 126 / 32
+
+
+def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values would depend on how many are drawn at a time."""
+    case = dense((50, 9), keys="normal", values="large")
+    whole = attention_values(case)
+    monkeypatch.setattr(attention, "HASH_CHUNK_ELEMENTS", 100)
+    parts = attention_values(case)
+    assert torch.equal(whole.k, parts.k)
+    assert torch.equal(whole.v, parts.v)
+
+
+def test_values_do_not_depend_on_the_rest_of_the_batch() -> None:
+    """Dropping sequences while a case is made smaller would change the numbers of the ones that stay."""
+    for keys, values in RECIPES:
+        many, one = (attention_values(dense(lens, keys=keys, values=values)) for lens in ((7, 3), (7,)))
+        assert torch.equal(many.sequence(0)[0], one.k)
+        assert torch.equal(many.sequence(0)[1], one.v)
+        assert torch.equal(many.q[0], one.q[0])
+
+
+def test_equal_scores() -> None:
+    """Keys of the "equal" recipe would not weigh the same."""
+    assert all((row == row[:, :1]).all() and (row > 0).all() for row in scores(dense((5, 9))))
+
+
+@pytest.mark.parametrize("seq_len", [2, 100, 128])
+def test_rising_and_falling_scores(seq_len: int) -> None:
+    """The running maximum would not change at every token (rising), or would change after the first (falling)."""
+    assert (scores(dense((seq_len,), keys="rising"))[0].diff() > 0).all()
+    assert (scores(dense((seq_len,), keys="falling"))[0].diff() < 0).all()
+
+
+def test_long_rising_sequences_reach_the_same_top() -> None:
+    """A long rising sequence would leave float16, or stop rising half way."""
+    values = attention_values(dense((1000,), keys="rising"))
+    assert values.k.abs().max() == 127 / 16
+    assert (scores(dense((1000,), keys="rising"))[0].diff() >= 0).all()
+    assert values.k[-1].abs().max() == 127 / 16
+
+
+def test_negative_scores_go_below_finite_sentinels() -> None:
+    """A kernel that starts its maximum at -1e4 or -5e4 instead of -inf would not be noticed."""
+    assert all((row < -5e4).all() for row in scores(dense((5, 9), keys="negative", logit_exponent=8)))
+
+
+@pytest.mark.parametrize("keys", KEY_RECIPES)
+def test_needle_takes_nearly_all_weight(keys: Any) -> None:
+    """A dropped boundary token would be diluted in a thousand others instead of being a gross error."""
+    case = dense((1000, 3), head_size=64, keys=keys, needles=(Needle(0, 999, 1),))
+    weights = torch.softmax(scores(case)[0], -1)
+    assert (weights[2:, 999] > 0.99).all(), "query heads 2 and 3 read KV head 1"
+    if keys != "falling":
+        assert (weights[:2, 999] < 0.9).all(), "the needle is not in KV head 0"
+
+
+def paged(seq_lens: tuple[int, ...], shared_blocks: int, **values: Any) -> PagedDecodeCase:
+    return PagedDecodeCase(
+        num_q_heads=2, num_kv_heads=2, head_size=8, seq_lens=seq_lens, scale=1.0, block_size=4,
+        pages=Pages(shared_blocks=shared_blocks), values=Values(**values),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids="-".join)
+def test_shared_pages_hold_the_same_tokens(recipe: tuple[Any, Any]) -> None:
+    """One physical token would have to hold two different keys."""
+    # Page 1 is shared although sequence 0 fills one token of it only: sequences 1 and 2 agree on the rest.
+    case = paged((5, 11, 7), 2, keys=recipe[0], values=recipe[1], needles=(Needle(1, 6, 0), Needle(2, 1, 1)))
+    values = attention_values(case)
+    (k0, v0), (k1, v1), (k2, v2) = (values.sequence(i) for i in range(3))
+    assert torch.equal(k0, k1[:5])
+    assert torch.equal(v0, v1[:5])
+    assert torch.equal(k1[:7], k2)
+    assert torch.equal(v1[:7], v2)
+
+
+def test_tokens_behind_the_shared_pages_are_their_own() -> None:
+    """Sequences that share a prefix would be equal altogether."""
+    values = attention_values(paged((9, 9), 1, keys="normal", values="positions"))
+    (k0, v0), (k1, v1) = values.sequence(0), values.sequence(1)
+    assert not (k0[4:] == k1[4:]).all(dim=(1, 2)).any()
+    assert [decode_position(row) for row in v1[:, 0]] == [(p, 0, 0 if p < 4 else 1) for p in range(9)]
+    assert [decode_position(row) for row in v0[:, 0]] == [(p, 0, 0) for p in range(9)]
+
+
+def test_needle_on_a_page_of_its_own_stays_there() -> None:
+    """A needle would show up in sequences that do not share its page."""
+    values = attention_values(paged((9, 9), 1, needles=(Needle(1, 5, 0),)))
+    assert values.sequence(1)[0][5, 0].abs().max() == 16
+    assert values.k.abs().sum(dim=-1).gt(8).sum() == 1
+
+
+def test_decode_position_refuses_other_rows() -> None:
+    """Noise would be taken for the name of a token."""
+    row = attention_values(dense((140,), values="positions")).v[139, 1]
+    assert decode_position(row) == (139, 1, 0)
+    assert decode_position(row.tolist()) == (139, 1, 0)
+    assert decode_position(row[:3]) is None
+    assert decode_position((row * 1.5).tolist()) is None
+    assert decode_position([*row[:-1].tolist(), 99.0]) is None
+    assert decode_position([0.0] * 8) is None
+    assert decode_position([float("nan")] * 8) is None
+
+
+def test_shapes_are_enforced_in_tests() -> None:
+    """The shapes written in signatures would be comments: K and V of different length would pass."""
+    q = torch.zeros(2, 3, 4)
+    with pytest.raises(Exception, match="Type-check error"):
+        LogicalAttention(q, q, q[:1], (0, 2))
