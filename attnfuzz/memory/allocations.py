@@ -50,6 +50,16 @@ class TrackedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
         super().__init__()  # type: ignore[no-untyped-call]
         self.arena = Arena(device, poison=poison, prefill=prefill)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False keeps torch from importing its compiler (2 s) to make sure that this class is not compiled."""
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """True keeps `torch.compile` from falling back to eager mode in here: compiled kernels are tested as such."""
+        return True
+
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],

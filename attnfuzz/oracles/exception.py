@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 
 import attnfuzz
+from attnfuzz.environment import interpreter_problem
 from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.results import ResultError
 from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
 
-__all__ = ["verdict"]
+__all__ = ["EnvironmentProblem", "verdict"]
 
 _WRAPPERS = ("InterpreterError", "CompilationError", "CompileTimeAssertionFailure")
 """Triton's exceptions around the one that says what happened."""
@@ -25,8 +26,15 @@ _LIBRARIES = ("site-packages", "dist-packages", "lib/python")
 _MAX_FRAMES = 8
 
 
+class EnvironmentProblem(RuntimeError):  # noqa: N818 - a condition with a remedy, not a kernel's error
+    """The installed libraries cannot run kernels of this kind; the message says which and what to do."""
+
+
 def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
-    """What an exception means. A CUDA error that outlives the call is a crash, and fatal whether asked for or not."""
+    """What an exception means. A CUDA error that outlives the call is a crash, and fatal whether asked for or not.
+
+    Raises `EnvironmentProblem`.
+    """
     error = raised.error
     if isinstance(error, ResultError):
         failure = Failure(oracle="exception", kind="result", message=str(error))
@@ -35,7 +43,15 @@ def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
     if what is not None and _is_sticky():
         failure = _crash(what, error)
         return Verdict(failure=failure if "crash" in oracles else None, fatal=True)
+    _raise_if_environment(error)
     return Verdict(failure=_failure(error) if "exception" in oracles else None)
+
+
+def _raise_if_environment(error: BaseException) -> None:
+    """Triton's interpreter fails in any kernel where it does not go with the installed NumPy."""
+    problem = interpreter_problem() if type(error).__name__ == "InterpreterError" else None
+    if problem is not None:
+        raise EnvironmentProblem(problem) from error
 
 
 def _failure(error: BaseException) -> Failure:

@@ -36,27 +36,31 @@ def judge(
     oracles: Sequence[OracleName] = DEFAULT_ORACLES,
     tolerance: Tolerance = "bound",
     size_limit: int = DEFAULT_LIMIT_BYTES,
+    catch_interrupt: bool = False,
 ) -> Verdict:
     """Run `kernel` on `case` in this process, twice if nothing fails, and apply `oracles`.
 
     `device`: "cpu" or "cuda". A crash or hang ends or blocks this process; `attnfuzz.execution.runner` survives both.
-    The verdict's `fatal` says that the process must not use the GPU again. Raises `CaseTooLarge` if the case needs more
-    than `size_limit` bytes.
+    The verdict's `fatal` says that the process must not use the GPU again. With `catch_interrupt` a KeyboardInterrupt
+    is the kernel's own doing, as it is where no keyboard can reach. Raises `CaseTooLarge` if the case needs more than
+    `size_limit` bytes, and `EnvironmentProblem` where the installed libraries cannot run any kernel.
     """
     started = time.perf_counter()
     check_size(case, size_limit)
     twice = not _NEED_TWO_RUNS.isdisjoint(oracles)
     trial = Trial(kernel, case, device=device, tolerance=tolerance, twice=twice)
-    verdict = _verdict(trial, oracles)
+    verdict = _verdict(trial, oracles, catch_interrupt=catch_interrupt)
     return msgspec.structs.replace(verdict, timing=_timing(trial, time.perf_counter() - started))
 
 
-def _verdict(trial: Trial, oracles: Sequence[OracleName]) -> Verdict:
+def _verdict(trial: Trial, oracles: Sequence[OracleName], *, catch_interrupt: bool) -> Verdict:
     try:
         failures = (check(trial) for name, check in _BY_SPECIFICITY.items() if name in oracles)
         failure = next(filter(None, failures), None)
         return Verdict(failure=failure, error_ratio=trial.symptoms.error_ratio)
     except KernelRaised as raised:
+        if isinstance(raised.error, KeyboardInterrupt) and not catch_interrupt:
+            raise raised.error from None
         return exception.verdict(raised, oracles)
 
 

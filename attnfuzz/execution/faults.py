@@ -1,0 +1,80 @@
+"""The end of an executor as a failure of the kernel that ran in it. Torch-free."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from attnfuzz.execution.outcomes import Died, TimedOut
+from attnfuzz.oracles.verdict import Failure
+
+__all__ = ["failure_of"]
+
+_FRAME = re.compile(r'^ +File "(?P<path>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
+_FRAMEWORK = re.compile(r"[/\\]attnfuzz[/\\](?!kernels[/\\])")
+_LIBRARIES = re.compile(r"[/\\](?:site-packages|dist-packages)[/\\]|[/\\]lib[/\\]python3|^<frozen ")
+_MAX_LINES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    path: str
+    line: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}, in {self.function}"
+
+
+def failure_of(outcome: Died | TimedOut) -> Failure:
+    """What an engineer wants to know: how the process ended, and where the kernel was."""
+    if isinstance(outcome, TimedOut):
+        return _hang(outcome)
+    frames = _kernel_frames(outcome.output_tail)
+    message = _cause_of_death(outcome) + (f" at {frames[0]}" if frames else "")
+    return Failure(oracle="crash", kind=_kind(outcome), message=message, details=tuple(_details(outcome, frames)))
+
+
+def _hang(outcome: TimedOut) -> Failure:
+    frames = _kernel_frames(outcome.stack)
+    where = f"; it was at {frames[0]}" if frames else ""
+    return Failure(
+        oracle="hang",
+        kind="timeout",
+        message=f"the kernel did not finish within {outcome.after_s:.3g} s{where}",
+        details=tuple(str(frame) for frame in frames) or _tail(outcome.stack),
+    )
+
+
+def _kind(died: Died) -> str:
+    if died.reason in ("memory", "channel"):
+        return died.reason
+    return died.signal_name or f"exit {died.exit_status}"
+
+
+def _cause_of_death(died: Died) -> str:
+    if died.reason == "memory":
+        return "the kernel's process outgrew its memory limit"
+    if died.reason == "channel":
+        return "the kernel closed or overwrote file descriptors that are not its own"
+    if died.signal_name == "SIGKILL":
+        return "the kernel's process was killed with SIGKILL (the system may have run out of memory)"
+    if died.signal_name is not None:
+        return f"the kernel's process died of {died.signal_name}"
+    return f"the kernel ended its process with exit status {died.exit_status}"
+
+
+def _details(died: Died, frames: Sequence[_Frame]) -> Iterator[str]:
+    if frames:
+        yield from map(str, frames[:_MAX_LINES])
+    else:
+        yield from _tail(died.output_tail)
+
+
+def _kernel_frames(stack: str) -> list[_Frame]:
+    """Frames of the code under test, innermost first, as faulthandler writes them."""
+    frames = [_Frame(**match.groupdict()) for match in _FRAME.finditer(stack)]
+    return [frame for frame in frames if not _FRAMEWORK.search(frame.path) and not _LIBRARIES.search(frame.path)]
+
+
+def _tail(output: str) -> tuple[str, ...]:
+    return tuple(line for line in output.splitlines() if line.strip())[-_MAX_LINES:]

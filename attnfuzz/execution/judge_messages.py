@@ -1,0 +1,77 @@
+"""What runner and judging service say to each other: JSON, torch-free."""
+
+import math
+
+import msgspec
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import OracleName, Verdict
+from attnfuzz.problems.tolerance import Tolerance
+
+__all__ = [
+    "DeclarationsReply",
+    "DeclarationsRequest",
+    "DeviceReply",
+    "JudgeReply",
+    "JudgeRequest",
+    "from_wire",
+    "to_wire",
+]
+
+_INFINITE = -1.0
+"""Stands for an infinite ratio, which JSON cannot say."""
+
+
+class DeclarationsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Load all kernels that `targets` name."""
+
+    targets: list[str]
+
+
+class DeclarationsReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`error`: why a target could not be loaded, in one sentence; `kernels` is empty then."""
+
+    kernels: list[Declaration]
+    error: str | None = None
+
+
+class JudgeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Judge `case`, the JSON of a case of the kernel's problem, on the kernel `target`."""
+
+    target: str
+    case: msgspec.Raw
+    oracles: tuple[OracleName, ...]
+    tolerance: Tolerance
+
+
+class JudgeReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`environment`: why no kernel of this kind can be judged here, in one sentence; there is no verdict then."""
+
+    verdict: Verdict | None = None
+    environment: str | None = None
+
+
+class DeviceReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`device`: "cpu" or "cuda". `name`: of the processor or GPU. `versions`: of Python, torch, Triton, NumPy."""
+
+    device: str
+    name: str
+    versions: dict[str, str]
+
+
+def to_wire(verdict: Verdict) -> Verdict:
+    """`verdict` with infinite ratios replaced by a number."""
+    return _with_ratios(verdict, math.inf, _INFINITE)
+
+
+def from_wire(verdict: Verdict) -> Verdict:
+    """Undo `to_wire`."""
+    return _with_ratios(verdict, _INFINITE, math.inf)
+
+
+def _with_ratios(verdict: Verdict, old: float, new: float) -> Verdict:
+    failure = verdict.failure
+    if failure is not None and failure.error_ratio == old:
+        failure = msgspec.structs.replace(failure, error_ratio=new)
+    ratio = new if verdict.error_ratio == old else verdict.error_ratio
+    return msgspec.structs.replace(verdict, failure=failure, error_ratio=ratio)

@@ -1,0 +1,113 @@
+"""The service that executors run: loads kernels and judges cases on them, one at a time."""
+
+import importlib.metadata
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+
+from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
+from attnfuzz.execution.judge_messages import (
+    DeclarationsReply,
+    DeclarationsRequest,
+    DeviceReply,
+    JudgeReply,
+    JudgeRequest,
+    to_wire,
+)
+from attnfuzz.execution.service import ExitAfterReply
+from attnfuzz.oracles.exception import EnvironmentProblem
+from attnfuzz.oracles.judge import judge
+from attnfuzz.problems.cases import decode_case
+
+__all__ = ["JudgingService"]
+
+_LIBRARIES = ("torch", "triton", "numpy")
+
+
+class JudgingService:
+    """Kernels are imported once per process. Methods: `declarations`, `judge`, `device` (see `judge_messages`)."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)  # workers are the parallelism, and thread pools cost small tensors more than they give
+        self._kernels: dict[str, Kernel] = {}
+        self._device: str | None = None
+        self._methods: dict[str, Callable[[bytes], msgspec.Struct]] = {
+            "declarations": self._declarations,
+            "device": self._describe_device,
+            "judge": self._judge,
+        }
+
+    def handle(self, method: str, payload: bytes) -> bytes:
+        """Answer one call; raises `ExitAfterReply` after a verdict that leaves the process unusable."""
+        if method not in self._methods:
+            raise ValueError(f"method={method!r} must be one of {sorted(self._methods)}")
+        reply = self._methods[method](payload)
+        body = msgspec.json.encode(reply)
+        if isinstance(reply, JudgeReply) and reply.verdict is not None and reply.verdict.fatal:
+            raise ExitAfterReply(body)
+        return body
+
+    @property
+    def device(self) -> str:
+        """ "cuda" if a GPU can be used, else "cpu"; decided at first use, since CUDA does not survive a fork."""
+        if self._device is None:
+            self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        return self._device
+
+    def _declarations(self, payload: bytes) -> DeclarationsReply:
+        request = msgspec.json.decode(payload, type=DeclarationsRequest)
+        try:
+            kernels = [kernel for target in request.targets for kernel in self._load(target)]
+        except KernelLoadError as error:
+            return DeclarationsReply([], error=str(error))
+        return DeclarationsReply([kernel.declaration for kernel in kernels])
+
+    def _load(self, target: str) -> list[Kernel]:
+        kernels = load_kernels(target)
+        self._kernels.update((kernel.declaration.target, kernel) for kernel in kernels)
+        return kernels
+
+    def _judge(self, payload: bytes) -> JudgeReply:
+        request = msgspec.json.decode(payload, type=JudgeRequest)
+        if request.target not in self._kernels:
+            self._load(request.target)
+        kernel = self._kernels[request.target]
+        case = decode_case(kernel.declaration.problem, bytes(request.case))
+        try:
+            verdict = judge(
+                kernel,
+                case,
+                device=self.device,
+                oracles=request.oracles,
+                tolerance=request.tolerance,
+                catch_interrupt=True,
+            )
+        except EnvironmentProblem as problem:
+            return JudgeReply(environment=str(problem))
+        return JudgeReply(verdict=to_wire(verdict))
+
+    def _describe_device(self, payload: bytes) -> DeviceReply:
+        del payload
+        name = torch.cuda.get_device_name() if self.device == "cuda" else _processor_name()
+        versions = {"python": platform.python_version()} | {name: _version(name) for name in _LIBRARIES}
+        return DeviceReply(self.device, name, versions)
+
+
+def _version(library: str) -> str:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _processor_name() -> str:
+    """As Linux calls it; elsewhere the machine type."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,209 @@
+"""The driver's way to a verdict: kernels run in an executor, whose death is a verdict too. Torch-free."""
+
+import os
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self, cast
+
+import msgspec
+
+from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.execution.executor import Executor
+from attnfuzz.execution.faults import failure_of
+from attnfuzz.execution.judge_messages import (
+    DeclarationsReply,
+    DeclarationsRequest,
+    DeviceReply,
+    JudgeReply,
+    JudgeRequest,
+    from_wire,
+)
+from attnfuzz.execution.outcomes import Died, ExecutorUnavailable, Reply, TimedOut
+from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Verdict
+from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.limits import check_size
+from attnfuzz.problems.tolerance import Tolerance
+
+__all__ = ["DEFAULT_TIMEOUT_S", "SERVICE", "Device", "Runner"]
+
+Device = Literal["cpu", "cuda"]
+
+SERVICE = "attnfuzz.execution.judging:JudgingService"
+DEFAULT_TIMEOUT_S: dict[Device, float] = {"cpu": 10.0, "cuda": 60.0}
+"""For judging one case; on a GPU that includes compiling the kernel."""
+
+_LOAD_TIMEOUT_S = 300.0
+_DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
+
+
+class Runner:
+    """Judges cases on kernels, in a process that may die of it. A context manager; not for several threads."""
+
+    def __init__(
+        self,
+        *,
+        device: str = "auto",
+        oracles: Sequence[OracleName] = DEFAULT_ORACLES,
+        tolerance: Tolerance = "bound",
+        timeout_s: float | None = None,
+        memory_limit_bytes: int | None = None,
+        zygote: Zygote | None = None,
+    ) -> None:
+        """`device`: "auto" takes a GPU if there is one. `timeout_s` bounds one case, `DEFAULT_TIMEOUT_S` if None.
+
+        `memory_limit_bytes` bounds the executor's resident memory. `zygote`: where executors come from, started with
+        `service=SERVICE` and for `device`; the caller closes it. Raises `ExecutorUnavailable`, also for "cuda" without
+        a GPU.
+        """
+        if device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"device={device!r} must be 'auto', 'cpu' or 'cuda'")
+        self.oracles = tuple(oracles)
+        self.tolerance = tolerance
+        self._owns_zygote = zygote is None
+        self._memory_limit_bytes = memory_limit_bytes
+        self._loaded: tuple[int | None, set[str]] = (None, set())
+        self._stuck: str | None = None
+        self.zygote = zygote or Zygote.start(_device_to_try(device), service=SERVICE)
+        self._executor = self._new_executor()
+        self.device: Device = self._settle_device(device)
+        self.timeout_s = DEFAULT_TIMEOUT_S[self.device] if timeout_s is None else timeout_s
+
+    @cached_property
+    def environment(self) -> DeviceReply:
+        """Device, its name and the versions of Python, torch, Triton and NumPy."""
+        outcome = self._executor.call("device", b"{}", timeout_s=_LOAD_TIMEOUT_S)
+        if not isinstance(outcome, Reply):
+            raise ExecutorUnavailable(f"the device could not be initialised: {failure_of(outcome).message}")
+        return msgspec.json.decode(outcome.body, type=DeviceReply)
+
+    @property
+    def device_name(self) -> str:
+        """The name of the processor or GPU."""
+        return self.environment.name
+
+    @property
+    def restarts(self) -> int:
+        """How many executors have been replaced because they died, hung or lost their GPU."""
+        return self._executor.restarts
+
+    def declarations(self, targets: Sequence[str]) -> list[Declaration]:
+        """What all kernels that `targets` name declare. Raises `KernelLoadError` in one sentence."""
+        payload = msgspec.json.encode(DeclarationsRequest(list(targets)))
+        outcome = self._executor.call("declarations", payload, timeout_s=_LOAD_TIMEOUT_S)
+        if not isinstance(outcome, Reply):
+            raise KernelLoadError(f"importing {', '.join(targets)} failed: {failure_of(outcome).message}")
+        reply = msgspec.json.decode(outcome.body, type=DeclarationsReply)
+        if reply.error is not None:
+            raise KernelLoadError(reply.error)
+        self._remember(declaration.target for declaration in reply.kernels)
+        return reply.kernels
+
+    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float | None = None) -> Verdict:
+        """The verdict on one case. A dead executor is a failure of the oracle "crash", a late one of "hang".
+
+        Importing the kernel does not count against `timeout_s`. Raises `CaseTooLarge`, `KernelLoadError`,
+        `ExecutorUnavailable` (the environment cannot run kernels), and `ServiceError` for a bug of the framework.
+        """
+        check_size(case)
+        self._ensure_loaded(declaration)
+        request = JudgeRequest(declaration.target, msgspec.Raw(encode_case(case)), self.oracles, self.tolerance)
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        outcome = self._executor.call("judge", msgspec.json.encode(request), timeout_s=timeout_s)
+        if not isinstance(outcome, Reply):
+            return self._verdict_on(outcome)
+        reply = msgspec.json.decode(outcome.body, type=JudgeReply)
+        if reply.verdict is None:
+            raise ExecutorUnavailable(reply.environment or "the executor cannot judge")
+        return from_wire(reply.verdict)
+
+    def sibling(self) -> "Runner":
+        """Another runner with the same settings and its own executor, from the same zygote: close it first."""
+        return Runner(
+            device=self.device,
+            oracles=self.oracles,
+            tolerance=self.tolerance,
+            timeout_s=self.timeout_s,
+            memory_limit_bytes=self._memory_limit_bytes,
+            zygote=self.zygote,
+        )
+
+    def close(self) -> None:
+        """End the executor and, unless it was given, the zygote."""
+        self._executor.close()
+        if self._owns_zygote:
+            self.zygote.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _new_executor(self) -> Executor:
+        try:
+            return Executor(self.zygote, memory_limit_bytes=self._memory_limit_bytes)
+        except BaseException:
+            if self._owns_zygote:
+                self.zygote.close()
+            raise
+
+    def _settle_device(self, wanted: str) -> Device:
+        """The device that executors have; starts over on the CPU where "auto" finds a driver but no usable GPU."""
+        if wanted == "cpu" or (wanted == "cuda" and not self._owns_zygote):
+            return cast(Device, wanted)
+        if not self._owns_zygote or _device_to_try(wanted) == "cuda":
+            if self.environment.device == "cuda":
+                return "cuda"
+            if self._owns_zygote:
+                self._fall_back_to_cpu(wanted)
+        return "cpu"
+
+    def _fall_back_to_cpu(self, wanted: str) -> None:
+        self.close()
+        if wanted == "cuda":
+            raise ExecutorUnavailable(
+                "device='cuda', but torch finds no usable GPU; check the driver and CUDA_VISIBLE_DEVICES, or use 'cpu'"
+            )
+        del self.environment
+        self.zygote = Zygote.start("cpu", service=SERVICE)
+        self._executor = self._new_executor()
+
+    def _ensure_loaded(self, declaration: Declaration) -> None:
+        """Have the present executor import the kernel, with more patience than for a case."""
+        if not declaration.target:
+            raise KernelLoadError(
+                f"kernel {declaration.name!r} is not at the top level of a file, so no other process can import it; "
+                "move it there, or check it with isolated=False"
+            )
+        if self._stuck:
+            raise ExecutorUnavailable(self._stuck)
+        pid, targets = self._loaded
+        if pid is None or pid != self._executor.pid or declaration.target not in targets:
+            self.declarations([declaration.target])
+
+    def _remember(self, targets: Iterable[str]) -> None:
+        pid, known = self._loaded
+        self._loaded = (self._executor.pid, {*targets, *(known if pid == self._executor.pid else ())})
+
+    def _verdict_on(self, outcome: Died | TimedOut) -> Verdict:
+        if isinstance(outcome, TimedOut) and outcome.still_alive:
+            self._stuck = (
+                f"a kernel hung on {self.device} and its process could not be killed, so the device is in an unknown "
+                "state; wait for the process to end, or reset the device"
+            )
+        failure = failure_of(outcome)
+        return Verdict(failure=failure if failure.oracle in self.oracles else None)
+
+
+def _device_to_try(wanted: str) -> Device:
+    """What a zygote is started for; "auto" looks for a driver without loading it into this process."""
+    if wanted == "cuda":
+        return "cuda"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    has_driver = any(Path(file).exists() for file in _DRIVER_FILES)
+    return "cuda" if wanted == "auto" and has_driver and not hidden else "cpu"
