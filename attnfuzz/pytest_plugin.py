@@ -1,1 +1,131 @@
-"""The pytest plugin: collects saved regression files. Imports the framework only inside hooks."""
+"""The pytest plugin: collects saved regression files. Imports the framework only inside hooks and what they call.
+
+Every ``*.json`` regression file in the folder that ``[tool.attnfuzz] regressions`` of the root directory's
+pyproject.toml names becomes one test per kernel: the kernel that the file names and each bundled one that supports the
+case. An ``open`` file is expected to fail on its own kernel, strictly; everything else must pass.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from attnfuzz.corpus import Regression
+    from attnfuzz.declaration import Declaration
+
+_FORMAT_MARK = '"attnfuzz.regression/'
+_FOLDER: pytest.StashKey[Path | None] = pytest.StashKey()
+_BUNDLED: pytest.StashKey[list[Declaration]] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where kernels run."""
+    group = parser.getgroup("attnfuzz", "attention-kernel regressions")
+    group.addoption(
+        "--attnfuzz-device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="where saved regressions run: auto is the GPU if there is one (default: auto)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Remember the folder of regressions."""
+    config.stash[_FOLDER] = _regression_folder(config.rootpath)
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """A collector for a regression file; None for any other file."""
+    if file_path.suffix != ".json" or file_path.parent != parent.config.stash[_FOLDER]:
+        return None
+    if _FORMAT_MARK not in file_path.read_text(encoding="utf-8", errors="replace"):
+        return None
+    return RegressionFile.from_parent(parent, path=file_path)
+
+
+def _regression_folder(root: Path) -> Path | None:
+    try:
+        pyproject = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):  # none there, or pytest has already complained
+        return None
+    name = pyproject.get("tool", {}).get("attnfuzz", {}).get("regressions")
+    return root / name if isinstance(name, str) and name else None
+
+
+class RegressionFile(pytest.File):
+    """One saved case."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """One test per kernel. Raises CollectError with one sentence for a file that is not valid."""
+        from attnfuzz.corpus import RegressionError, load_regression
+
+        try:
+            regression = load_regression(self.path)
+        except RegressionError as error:
+            raise self.CollectError(str(error)) from None
+        target = _from_root(regression.kernel, self.config.rootpath)
+        yield RegressionItem.from_parent(self, name=regression.kernel, target=target, regression=regression)
+        for declaration in _supporting(self.config, regression):
+            if declaration.name != regression.kernel:
+                yield RegressionItem.from_parent(
+                    self, name=declaration.name, target=declaration.target, regression=regression
+                )
+
+
+class RegressionItem(pytest.Item):
+    """One saved case on one kernel."""
+
+    def __init__(self, *, target: str, regression: Regression, **pytest_arguments: Any) -> None:
+        from attnfuzz.testing import KernelFailure
+
+        super().__init__(**pytest_arguments)
+        self.target = target
+        self.regression = regression
+        if regression.status == "open" and self.name == regression.kernel:
+            reason = f'open: {regression.finding.message}; once repaired, set "status": "fixed"'
+            self.add_marker(pytest.mark.xfail(raises=KernelFailure, strict=True, reason=reason))
+
+    def runtest(self) -> None:
+        """Raises KernelFailure if the kernel fails the case."""
+        from attnfuzz.testing import check
+
+        check(self.target, self.path, device=self.config.getoption("--attnfuzz-device"))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The oracle's words and the command that replays the case, in place of a traceback."""
+        from attnfuzz.kernel_failure import KernelFailure, failure_report
+
+        error = excinfo.value
+        if isinstance(error, KernelFailure):
+            command = f"attnfuzz replay {self.path.relative_to(self.config.rootpath)} --kernel {self.target}"
+            return failure_report(error.failure, self.target, error.case, replay=command)
+        return str(error) if isinstance(error, ValueError) else super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        """Where the test is and what it is called."""
+        return self.path, None, f"{self.path.stem} on {self.name}"
+
+
+def _from_root(target: str, root: Path) -> str:
+    """A kernel file's path is relative to the project, wherever pytest was started."""
+    place, _, name = target.rpartition(":")
+    return f"{root / place}:{name}" if place.endswith(".py") else target
+
+
+def _supporting(config: pytest.Config, regression: Regression) -> Iterator[Declaration]:
+    """The bundled kernels that the case can be put to."""
+    from attnfuzz.problems.supported import adapt_options, supports_case
+    from attnfuzz.shared_runner import shared_runner
+
+    if _BUNDLED not in config.stash:
+        runner = shared_runner(config.getoption("--attnfuzz-device"))
+        config.stash[_BUNDLED] = runner.declarations(["*"])
+    for declaration in config.stash[_BUNDLED]:
+        case = adapt_options(regression.case, declaration.options)
+        if declaration.problem == regression.problem and supports_case(declaration.supports, declaration.options, case):
+            yield declaration

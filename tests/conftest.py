@@ -8,7 +8,7 @@ from jaxtyping import install_import_hook
 
 pytest_plugins = ["pytester"]
 
-# Read when triton is imported. In this process kernels are interpreted on every machine; executors choose for themselves.
+# Read when triton is imported: here kernels are interpreted on every machine, executors choose for themselves.
 os.environ["TRITON_INTERPRET"] = "1"
 
 # Kernels are left out: the hook would decorate JIT functions, whose source Triton compiles.

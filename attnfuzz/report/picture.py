@@ -41,10 +41,10 @@ class Blame:
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> Blame:
-        """Read "token 16 of sequence 0" and "sequence 0" out of an oracle's message and details."""
+        """Read "token 16 of sequence 0", "sequence 0" and "out[seq 0, ..." out of an oracle's message and details."""
         text = "\n".join(lines)
         tokens = [(int(seq), int(token)) for token, seq in re.findall(r"\btoken (\d+) of sequence (\d+)", text)]
-        rows = [int(seq) for seq in re.findall(r"\bsequence (\d+)", text)]
+        rows = [int(seq) for seq in re.findall(r"(?:\bsequence |\[seq )(\d+)", text)]
         return cls(frozenset(tokens), frozenset(rows))
 
 

@@ -1,0 +1,160 @@
+"""The layers that ARCHITECTURE.md describes, held by reading the source: imports, sizes, public names, docstrings."""
+
+from __future__ import annotations
+
+import ast
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(path for folder in ("attnfuzz", "kernels", "strategies") for path in (ROOT / folder).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+
+# A module may import those of its own rank and lower. The longest prefix that fits a module's name counts.
+RANKS = {
+    "attnfuzz": 0,  # the public names, each imported when it is first used
+    "attnfuzz.problems": 0,
+    "attnfuzz.values": 0,
+    "attnfuzz.numerics": 0,
+    "attnfuzz.strategies": 1,
+    "attnfuzz.memory": 1,
+    "attnfuzz.declaration": 1,
+    "attnfuzz.minimise": 1,
+    "attnfuzz.kernels": 1,
+    "attnfuzz.oracles.verdict": 0,  # data that every layer passes on
+    "attnfuzz.oracles": 2,
+    "attnfuzz.execution": 3,
+    "attnfuzz.corpus": 3,
+    "attnfuzz.campaign": 4,
+    "attnfuzz.environment": 0,  # versions, found without importing anything
+    "attnfuzz.doctor": 5,
+    "attnfuzz.probe": 0,  # runs in a process of its own
+    "attnfuzz.kernel_failure": 5,
+    "attnfuzz.shared_runner": 5,
+    "attnfuzz.targets": 5,
+    "attnfuzz.testing": 5,
+    "attnfuzz.report": 5,
+    "attnfuzz.cli": 6,
+    "attnfuzz.pytest_plugin": 6,
+    "attnfuzz.__main__": 6,
+}
+LIGHT = ["attnfuzz.declaration", "attnfuzz.testing", "attnfuzz.cli", "attnfuzz.corpus", "attnfuzz.pytest_plugin"]
+HEAVY = {"torch", "triton", "hypothesis", "numpy"}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] != "attnfuzz":  # kernels and strategies are reached through links in attnfuzz
+        parts = ("attnfuzz", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def rank(module: str) -> int:
+    prefix = module
+    while prefix not in RANKS:
+        prefix, _, last = prefix.rpartition(".")
+        if not prefix:
+            raise LookupError(f"{module}: no rank for {last}; add it to RANKS")
+    return RANKS[prefix]
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def test_every_module_has_a_rank() -> None:
+    """A new top-level module would escape the import rules."""
+    names = {".".join(module_name(path).split(".")[:2]) for path in SOURCES}
+    assert names <= set(RANKS)
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if module_name(path) != "attnfuzz"], ids=module_name)
+def test_imports_point_downwards(path: Path) -> None:
+    """A lower layer would depend on a higher one, so that neither could be used or understood alone."""
+    importer = module_name(path)
+    ours = [name for name in imported_modules(path) if name.partition(".")[0] == "attnfuzz"]
+    assert [name for name in ours if rank(name) > rank(importer)] == []
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.is_relative_to(ROOT / "kernels")], ids=module_name)
+def test_kernels_import_only_torch_and_triton(path: Path) -> None:
+    """A bundled kernel could not be pasted into another project; only the file of declarations needs attnfuzz."""
+    allowed = {"torch", "triton", *sys.stdlib_module_names}
+    foreign = {name for name in imported_modules(path) if name.partition(".")[0] not in allowed}
+    public = {"attnfuzz"} if path.stem == "bundled" else set()
+    assert {name for name in foreign if not name.startswith("attnfuzz.kernels")} <= public
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in SOURCES if path.is_relative_to(ROOT / "strategies")], ids=module_name
+)
+def test_strategies_import_only_hypothesis_and_problems(path: Path) -> None:
+    """Drawing a case would need torch or a kernel's module in the driver."""
+    allowed = {"hypothesis", *sys.stdlib_module_names}
+    foreign = {name for name in imported_modules(path) if name.partition(".")[0] not in allowed}
+    assert {name for name in foreign if not name.startswith(("attnfuzz.problems", "attnfuzz.strategies"))} == set()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_module_is_short(path: Path) -> None:
+    """A module would have grown beyond one idea."""
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+def test_modules_are_short_on_the_whole() -> None:
+    """Modules would have grown beyond what is read in one sitting."""
+    lengths = [len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES]
+    assert statistics.median(lengths) <= 150
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_public_module_lists_its_names(path: Path) -> None:
+    """Readers could not tell a module's interface from its inner workings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree), "a module starts with a docstring"
+    defined = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    if path.name.startswith("_") or not any(not node.name.startswith("_") for node in defined):
+        return
+    if module_name(path) == "attnfuzz.pytest_plugin":  # its interface is pytest's hooks
+        return
+    targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    assert "__all__" in [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
+def test_every_test_says_what_it_protects(path: Path) -> None:
+    """A failing test would not say what is broken."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    assert [node.name for node in functions if not ast.get_docstring(node)] == []
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *TESTS], ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
+    """Loading somebody's case or verdict could run their code."""
+    assert not {"pickle", "cloudpickle", "dill", "marshal", "shelve"} & set(imported_modules(path))
+    calls = [node.func for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    assert not {"eval", "exec"} & {func.id for func in calls if isinstance(func, ast.Name)}
+
+
+@pytest.mark.parametrize("module", ["attnfuzz", *LIGHT])
+def test_import_stays_light(module: str) -> None:
+    """Importing the public package or the driver's modules would load torch, triton or hypothesis."""
+    script = f"import {module}, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert not HEAVY & set(done.stdout.split())
+
+
+def test_public_names_resolve() -> None:
+    """A name in attnfuzz.__all__ would raise when it is first used."""
+    script = "import attnfuzz; [getattr(attnfuzz, name) for name in attnfuzz.__all__]"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
