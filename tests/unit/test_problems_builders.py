@@ -87,12 +87,18 @@ def check_cache(case: PagedDecodeCase, inputs: Any) -> None:
     assert (inputs.scale, inputs.block_size, inputs.layout) == (case.scale, case.block_size, case.layout)
 
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_paged_cache_holds_live_tokens_only(layout: Any, dtype: Any) -> None:
+def test_paged_cache_holds_live_tokens_only(layout: Any, dtype: Any, device: str) -> None:
     """Kernels would read a token where another one belongs, or dead memory would hold plausible numbers."""
     case = paged(layout=layout, dtype=dtype)
-    inputs = build_paged(case, PlainAllocator(), SUPPORTS)
+    inputs = build_paged(case, PlainAllocator(device), SUPPORTS)
+    for name in ("q", "k_cache", "v_cache", "seq_lens", "block_table"):
+        setattr(inputs, name, getattr(inputs, name).cpu())
     check_cache(case, inputs)
     assert written(inputs.out) == written(inputs.lse) == 0
 

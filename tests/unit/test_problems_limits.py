@@ -50,7 +50,7 @@ HUGE: list[Case] = [
 
 @pytest.mark.parametrize("case", HUGE, ids=lambda case: case.problem)
 def test_huge_case_is_refused_at_once(case: Case) -> None:
-    """A regression file that asks for terabytes would swallow the machine, or list 10^11 pages, before it is refused."""
+    """A regression file that asks for terabytes would fill the memory, or list 10^11 pages, before it is refused."""
     with pytest.raises(CaseTooLarge, match=r"the case needs [\d.e+]+ [GTP]iB .* but the limit is 1 GiB; shorten"):
         check_size(case)
 
