@@ -7,13 +7,13 @@ from attnfuzz.strategies.launch import option_choices as option_choices
 from attnfuzz.strategies.launch import split_counts as split_counts
 from attnfuzz.strategies.lengths import seq_lens as seq_lens
 from attnfuzz.strategies.lse import lse_pairs as lse_pairs
+from attnfuzz.strategies.needles import needles as needles
 from attnfuzz.strategies.pages import block_sizes as block_sizes
 from attnfuzz.strategies.pages import page_maps as page_maps
 from attnfuzz.strategies.sizes import CPU_SIZES as CPU_SIZES
 from attnfuzz.strategies.sizes import GPU_SIZES as GPU_SIZES
 from attnfuzz.strategies.sizes import Sizes as Sizes
 from attnfuzz.strategies.strides import strides as strides
-from attnfuzz.strategies.values import needles as needles
 from attnfuzz.strategies.values import scales as scales
 from attnfuzz.strategies.values import values as values
 

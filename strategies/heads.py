@@ -6,21 +6,17 @@ from hypothesis import strategies as st
 
 from attnfuzz.problems.choices import GQA_RATIOS, HEAD_SIZES, KV_HEADS, head_size_rank
 from attnfuzz.problems.supports import MAX_HEAD_SIZE, MAX_HEADS
-from attnfuzz.strategies.drawing import check_bounds, check_int, check_sizes, pick
+from attnfuzz.strategies.arguments import check_bounds, check_int, check_sizes
+from attnfuzz.strategies.decisions import Decisions, decided
 
-__all__ = ["draw_gqa_heads", "gqa_heads", "head_sizes"]
+__all__ = ["decide_gqa_heads", "gqa_heads", "head_sizes"]
 
 
-def draw_gqa_heads(draw: st.DrawFn, ratios: tuple[int, ...], max_heads: int) -> tuple[int, int]:
+def decide_gqa_heads(decisions: Decisions, ratios: tuple[int, ...], max_heads: int) -> tuple[int, int]:
     """``ratios`` ascending; where all of them exceed ``max_heads``, the first is drawn."""
-    ratio = pick(draw, [ratio for ratio in ratios if ratio <= max_heads] or ratios[:1])
-    num_kv_heads = pick(draw, [count for count in KV_HEADS if count * ratio <= max_heads] or KV_HEADS[:1])
+    ratio = decisions.pick([ratio for ratio in ratios if ratio <= max_heads] or ratios[:1])
+    num_kv_heads = decisions.pick([count for count in KV_HEADS if count * ratio <= max_heads] or KV_HEADS[:1])
     return ratio * num_kv_heads, num_kv_heads
-
-
-@st.composite
-def _gqa_heads(draw: st.DrawFn, ratios: tuple[int, ...], max_heads: int) -> tuple[int, int]:
-    return draw_gqa_heads(draw, ratios, max_heads)
 
 
 def gqa_heads(*, ratios: tuple[int, ...] = GQA_RATIOS, max_heads: int = 32) -> st.SearchStrategy[tuple[int, int]]:
@@ -31,7 +27,8 @@ def gqa_heads(*, ratios: tuple[int, ...] = GQA_RATIOS, max_heads: int = 32) -> s
     check_int("max_heads", max_heads, low=1, high=MAX_HEADS)
     if min(ratios) > max_heads:
         raise ValueError(f"max_heads={max_heads!r} must be at least the smallest of ratios={ratios}; raise it")
-    return _gqa_heads(tuple(sorted(set(ratios))), max_heads)
+    ascending = tuple(sorted(set(ratios)))
+    return decided(lambda decisions: decide_gqa_heads(decisions, ascending, max_heads), size=2)
 
 
 def head_sizes(

@@ -8,24 +8,21 @@ from hypothesis import strategies as st
 
 from attnfuzz.problems.choices import NUM_SPLITS
 from attnfuzz.problems.supports import OptionValue, check_options
-from attnfuzz.strategies.drawing import check_bounds, pick
+from attnfuzz.strategies.arguments import check_bounds
+from attnfuzz.strategies.decisions import Decisions, decided
 
-__all__ = ["draw_options", "option_choices", "split_counts"]
-
-
-def draw_options(draw: st.DrawFn, options: Mapping[str, tuple[OptionValue, ...]]) -> dict[str, OptionValue]:
-    return {name: pick(draw, choices) for name, choices in options.items()}
+__all__ = ["decide_options", "option_choices", "split_counts"]
 
 
-@st.composite
-def _option_choices(draw: st.DrawFn, options: Mapping[str, tuple[OptionValue, ...]]) -> dict[str, OptionValue]:
-    return draw_options(draw, options)
+def decide_options(decisions: Decisions, options: Mapping[str, tuple[OptionValue, ...]]) -> dict[str, OptionValue]:
+    return {name: decisions.pick(choices) for name, choices in options.items()}
 
 
 def option_choices(options: Mapping[str, tuple[OptionValue, ...]]) -> st.SearchStrategy[dict[str, OptionValue]]:
     """One choice for each of a kernel's ``options``. Shrinks to the first choices. Raises ValueError."""
-    check_options(dict(options))
-    return _option_choices(dict(options))
+    choices = dict(options)
+    check_options(choices)
+    return decided(lambda decisions: decide_options(decisions, choices), size=len(choices))
 
 
 def split_counts(*, min_splits: int = 1, max_splits: int = 32) -> st.SearchStrategy[int]:

@@ -9,9 +9,10 @@ from functools import lru_cache
 from hypothesis import strategies as st
 
 from attnfuzz.problems.boundaries import DEFAULT_TILES, boundary_lengths
-from attnfuzz.strategies.drawing import check_bounds, check_int, check_sizes, pick
+from attnfuzz.strategies.arguments import check_bounds, check_int, check_sizes
+from attnfuzz.strategies.decisions import Decisions, decided
 
-__all__ = ["LengthLimits", "draw_seq_lens", "seq_lens"]
+__all__ = ["LengthLimits", "decide_seq_lens", "seq_lens"]
 
 _SEQ_COUNTS = (1, 1, 2, 2, 3, 4, 6, 8, 17, 33, 64)
 _MOST_TOKENS = 1 << 24
@@ -21,7 +22,8 @@ _MOST_TOKENS = 1 << 24
 class LengthLimits:
     """``steps``: page and tile sizes whose boundaries are aimed at.
 
-    ``work`` counts tiles of ``tile`` tokens over all sequences; a sequence costs at least one for each split.
+    ``work`` counts tiles of ``tile`` tokens over all sequences, at least one for each, and one for every 4 splits.
+    ``max_padded``: number of sequences times the longest.
     """
 
     steps: tuple[int, ...]
@@ -30,26 +32,24 @@ class LengthLimits:
     max_seqs: int
     min_len: int
     max_len: int
+    max_padded: int
     work: int
     tile: int
 
 
-def draw_seq_lens(draw: st.DrawFn, limits: LengthLimits) -> tuple[int, ...]:
+def decide_seq_lens(decisions: Decisions, limits: LengthLimits) -> tuple[int, ...]:
     """Sequences are drawn one after another; none takes more than the work that is left."""
     least_work = _least_work(limits)
     work = limits.work
-    drawn = []
-    for waiting in range(pick(draw, _counts(limits)) - 1, -1, -1):
-        room = max(1, work - waiting * least_work)
-        seq_len = _pick_length(draw, limits, room * limits.tile)
-        work -= max(least_work, -(-seq_len // limits.tile))
+    drawn: list[int] = []
+    count = decisions.pick(_counts(limits))
+    longest = max(1, limits.max_padded // count)
+    for waiting in range(count - 1, -1, -1):
+        room = max(1, work - waiting * least_work - _split_work(limits))
+        seq_len = _pick_length(decisions, limits, min(longest, room * limits.tile))
+        work -= max(least_work, -(-seq_len // limits.tile) + _split_work(limits))
         drawn.append(seq_len)
     return tuple(drawn)
-
-
-@st.composite
-def _seq_lens(draw: st.DrawFn, limits: LengthLimits) -> tuple[int, ...]:
-    return draw_seq_lens(draw, limits)
 
 
 def seq_lens(
@@ -78,23 +78,28 @@ def seq_lens(
             "raise it or ask for fewer or shorter sequences"
         )
     max_seqs = min(max_seqs, max_tokens // max(1, min_len))
-    return _seq_lens(
-        LengthLimits(
-            steps=steps,
-            num_splits=num_splits,
-            min_seqs=min_seqs,
-            max_seqs=max_seqs,
-            min_len=min_len,
-            max_len=max_len,
-            work=max_tokens,
-            tile=1,
-        )
+    limits = LengthLimits(
+        steps=steps,
+        num_splits=num_splits,
+        min_seqs=min_seqs,
+        max_seqs=max_seqs,
+        min_len=min_len,
+        max_len=max_len,
+        max_padded=_MOST_TOKENS,
+        work=max_tokens,
+        tile=1,
     )
+    return decided(lambda decisions: decide_seq_lens(decisions, limits), size=1 + min(max_seqs, 255))
 
 
 def _least_work(limits: LengthLimits) -> int:
     """Of one sequence."""
-    return max(limits.num_splits, -(-limits.min_len // limits.tile))
+    return max(1, -(-limits.min_len // limits.tile)) + _split_work(limits)
+
+
+def _split_work(limits: LengthLimits) -> int:
+    """Programs whose split is empty end early."""
+    return limits.num_splits // 4
 
 
 def _counts(limits: LengthLimits) -> tuple[int, ...]:
@@ -124,10 +129,10 @@ def _choices(steps: tuple[int, ...], num_splits: int, min_len: int, max_len: int
     return (*(length for length in lengths if length == 1), *empty_rows, *(length for length in lengths if length > 1))
 
 
-def _pick_length(draw: st.DrawFn, limits: LengthLimits, most: int) -> int:
+def _pick_length(decisions: Decisions, limits: LengthLimits, most: int) -> int:
     """A length that is too long stands for one of those within ``most``, so that no length is preferred."""
     key = (limits.steps, limits.num_splits, limits.min_len, limits.max_len)
-    length = pick(draw, _choices(*key))
+    length = decisions.pick(_choices(*key))
     if length <= most:
         return length
     lengths = _lengths(*key)

@@ -8,23 +8,20 @@ from attnfuzz.problems.cases import LsePair
 from attnfuzz.problems.choices import lse_kinds_of
 from attnfuzz.problems.recipes import LseKind
 from attnfuzz.problems.supports import Supports
-from attnfuzz.strategies.drawing import check_bounds, pick
+from attnfuzz.strategies.arguments import check_bounds
+from attnfuzz.strategies.decisions import Decisions, decided
 
-__all__ = ["draw_lse_pairs", "lse_pairs"]
+__all__ = ["LSE_PAIRS_BYTES", "decide_lse_pairs", "lse_pairs"]
 
 _PAIR_COUNTS = (1, 2, 3, 4, 6, 8)
+LSE_PAIRS_BYTES = 1 + 2 * 8
 
 
-def draw_lse_pairs(
-    draw: st.DrawFn, kinds: tuple[LseKind, ...], *, min_pairs: int, max_pairs: int
+def decide_lse_pairs(
+    decisions: Decisions, kinds: tuple[LseKind, ...], *, min_pairs: int, max_pairs: int
 ) -> tuple[LsePair, ...]:
     counts = [count for count in _PAIR_COUNTS if min_pairs <= count <= max_pairs] or [min_pairs]
-    return tuple((pick(draw, kinds), pick(draw, kinds)) for _ in range(pick(draw, counts)))
-
-
-@st.composite
-def _lse_pairs(draw: st.DrawFn, kinds: tuple[LseKind, ...], least: int, most: int) -> tuple[LsePair, ...]:
-    return draw_lse_pairs(draw, kinds, min_pairs=least, max_pairs=most)
+    return tuple((decisions.pick(kinds), decisions.pick(kinds)) for _ in range(decisions.pick(counts)))
 
 
 def lse_pairs(
@@ -35,4 +32,8 @@ def lse_pairs(
     Shrinks to one pair of finite LSEs. Raises ValueError.
     """
     check_bounds("pairs", min_pairs, max_pairs, low=1, high=64)
-    return _lse_pairs(lse_kinds_of(Supports(empty_sequences=empty_states)), min_pairs, max_pairs)
+    kinds = lse_kinds_of(Supports(empty_sequences=empty_states))
+    return decided(
+        lambda decisions: decide_lse_pairs(decisions, kinds, min_pairs=min_pairs, max_pairs=max_pairs),
+        size=LSE_PAIRS_BYTES,
+    )

@@ -5,17 +5,19 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from attnfuzz.problems.choices import BLOCK_SIZES, block_size_rank, paddings_of
-from attnfuzz.problems.recipes import Padding, Pages
+from attnfuzz.problems.recipes import Padding, PageOrder, Pages
 from attnfuzz.problems.supports import Supports, UnusedTableEntries
-from attnfuzz.strategies.drawing import check_bounds, check_int, check_one_of, check_sizes, pick
+from attnfuzz.strategies.arguments import check_bounds, check_int, check_one_of, check_sizes
+from attnfuzz.strategies.decisions import Decisions, decided
 
-__all__ = ["block_sizes", "draw_pages", "page_maps"]
+__all__ = ["PAGES_BYTES", "block_sizes", "decide_pages", "page_maps"]
 
-_ORDERS = ("identity", "reversed", "shuffled", "shuffled")
+_ORDERS: tuple[PageOrder, ...] = ("identity", "reversed", "shuffled", "shuffled")
 _SPARE_BLOCKS = (0, 1, 2, 3, 8)
 _EXTRA_COLUMNS = (0, 1, 2, 7)
 _SHARED_BLOCKS = (0, 0, 1, 2, 3)
 _SEEDS = range(64)
+PAGES_BYTES = 7
 
 
 def block_sizes(
@@ -32,8 +34,8 @@ def block_sizes(
     return st.sampled_from(sorted(kept, key=block_size_rank))
 
 
-def draw_pages(
-    draw: st.DrawFn,
+def decide_pages(
+    decisions: Decisions,
     paddings: tuple[Padding, ...],
     *,
     max_shared_blocks: int,
@@ -41,23 +43,18 @@ def draw_pages(
     max_extra_columns: int = 7,
 ) -> Pages:
     """One map in four is plain, and so is what the shrinker tries first."""
-    if pick(draw, (True, False, False, False)):
+    if decisions.pick((True, False, False, False)):
         return Pages()
-    order = pick(draw, _ORDERS)
-    padding = pick(draw, paddings)
+    order = decisions.pick(_ORDERS)
+    padding = decisions.pick(paddings)
     return Pages(
         order=order,
-        spare_blocks=pick(draw, _up_to(max_spare_blocks, _SPARE_BLOCKS)),
-        extra_columns=pick(draw, _up_to(max_extra_columns, _EXTRA_COLUMNS)),
-        shared_blocks=pick(draw, _up_to(max_shared_blocks, _SHARED_BLOCKS)),
+        spare_blocks=decisions.pick(_up_to(max_spare_blocks, _SPARE_BLOCKS)),
+        extra_columns=decisions.pick(_up_to(max_extra_columns, _EXTRA_COLUMNS)),
+        shared_blocks=decisions.pick(_up_to(max_shared_blocks, _SHARED_BLOCKS)),
         padding=padding,
-        seed=pick(draw, _SEEDS) if order == "shuffled" or padding == "wrong_page" else 0,
+        seed=decisions.pick(_SEEDS) if order == "shuffled" or padding == "wrong_page" else 0,
     )
-
-
-@st.composite
-def _page_maps(draw: st.DrawFn, paddings: tuple[Padding, ...], shared: int, spare: int, columns: int) -> Pages:
-    return draw_pages(draw, paddings, max_shared_blocks=shared, max_spare_blocks=spare, max_extra_columns=columns)
 
 
 def page_maps(
@@ -77,7 +74,16 @@ def page_maps(
     check_int("max_spare_blocks", max_spare_blocks, low=0, high=1 << 20)
     check_int("max_extra_columns", max_extra_columns, low=0, high=1 << 16)
     paddings = paddings_of(Supports(unused_table_entries=unused_table_entries))
-    return _page_maps(paddings, max_shared_blocks, max_spare_blocks, max_extra_columns)
+    return decided(
+        lambda decisions: decide_pages(
+            decisions,
+            paddings,
+            max_shared_blocks=max_shared_blocks,
+            max_spare_blocks=max_spare_blocks,
+            max_extra_columns=max_extra_columns,
+        ),
+        size=PAGES_BYTES,
+    )
 
 
 def _up_to(most: int, choices: tuple[int, ...]) -> list[int]:

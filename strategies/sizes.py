@@ -13,7 +13,8 @@ class Sizes:
 
     * ``max_seqs``, ``max_seq_len``, ``max_tokens`` (of all sequences together), ``max_heads`` (query heads),
       ``max_splits``.
-    * ``max_head_elements``: query heads times head size. ``max_page_elements``: elements of one page of K.
+    * Elements: ``max_head_elements`` (query heads times head size), ``max_page_elements`` (one page of K),
+      ``max_cache_elements`` (K of all tokens; of a dense K, padding included).
     * ``work``: choices for the work of one case, each as likely as the others, simplest first. Its unit is what one
       program of a kernel does with one tile of 16 tokens: a sequence of 40 tokens and 4 query heads counts 12.
     """
@@ -25,6 +26,7 @@ class Sizes:
     max_splits: int
     max_head_elements: int
     max_page_elements: int
+    max_cache_elements: int
     work: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -46,7 +48,8 @@ CPU_SIZES = Sizes(
     max_splits=17,
     max_head_elements=4096,
     max_page_elements=1 << 15,
-    work=(4, 8, 8, 16, 16, 32, 60),
+    max_cache_elements=1 << 18,
+    work=(8, 8, 16, 16, 24, 32, 60),
 )
 
 GPU_SIZES = Sizes(
@@ -56,6 +59,7 @@ GPU_SIZES = Sizes(
     max_heads=64,
     max_splits=32,
     max_head_elements=16384,
-    max_page_elements=1 << 19,
+    max_page_elements=1 << 17,
+    max_cache_elements=1 << 23,
     work=(8, 16, 32, 64, 256, 1024, 8192),
 )

@@ -10,31 +10,26 @@ from attnfuzz.problems.cases import PROBLEMS, Problem
 from attnfuzz.problems.choices import stride_kinds_of, strided_tensors_of
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.supports import LAYOUTS, Layout, Strides, Supports
-from attnfuzz.strategies.drawing import check_int, check_one_of, pick
+from attnfuzz.strategies.arguments import check_int, check_one_of
+from attnfuzz.strategies.decisions import Decisions, decided
 
-__all__ = ["draw_strides", "strides"]
+__all__ = ["STRIDES_BYTES", "decide_strides", "strides"]
 
 _STRIDED_COUNTS = (0, 0, 0, 1, 1, 2, 3, 4)
+STRIDES_BYTES = 1 + 4
 
 Recipe = tuple[str, StrideKind]
 
 
-def draw_strides(
-    draw: st.DrawFn, problem: Problem, supports: Supports, layout: Layout | None, *, max_strided: int = 4
+def decide_strides(
+    decisions: Decisions, problem: Problem, supports: Supports, layout: Layout | None, *, max_strided: int = 4
 ) -> dict[str, StrideKind]:
     """Tensors that are not contiguous; most cases have none or one."""
     recipes = _recipes(problem, supports.strides, supports.lse == "none", layout)
     if not recipes:
         return {}
-    count = pick(draw, [count for count in _STRIDED_COUNTS if count <= max_strided])
-    return dict(sorted(pick(draw, recipes) for _ in range(count)))
-
-
-@st.composite
-def _strides(
-    draw: st.DrawFn, problem: Problem, supports: Supports, layout: Layout | None, max_strided: int
-) -> dict[str, StrideKind]:
-    return draw_strides(draw, problem, supports, layout, max_strided=max_strided)
+    count = decisions.pick([count for count in _STRIDED_COUNTS if count <= max_strided])
+    return dict(sorted(decisions.pick(recipes) for _ in range(count)))
 
 
 def strides(
@@ -48,8 +43,12 @@ def strides(
     check_one_of("problem", problem, PROBLEMS)
     check_one_of("allowed", allowed, ("any", "last_contiguous", "contiguous"))
     check_one_of("layout", layout, (None, *LAYOUTS))
-    check_int("max_strided", max_strided, low=0, high=len(_STRIDED_COUNTS))
-    return _strides(problem, Supports(strides=allowed), layout, max_strided)
+    check_int("max_strided", max_strided, low=0, high=max(_STRIDED_COUNTS))
+    supports = Supports(strides=allowed)
+    return decided(
+        lambda decisions: decide_strides(decisions, problem, supports, layout, max_strided=max_strided),
+        size=STRIDES_BYTES,
+    )
 
 
 @lru_cache(maxsize=256)

@@ -1,29 +1,10 @@
-"""Drawing one of several things with a single choice, and checking a strategy's arguments."""
+"""Checks of a strategy's arguments: each error names the value and the rule."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from typing import TypeVar
 
-from hypothesis import strategies as st
-
-__all__ = ["check_bounds", "check_int", "check_one_of", "check_sizes", "pick"]
-
-T = TypeVar("T")
-
-
-@cache
-def _indices(count: int) -> st.SearchStrategy[int]:
-    return st.integers(0, count - 1)
-
-
-def pick(draw: st.DrawFn, options: Sequence[T]) -> T:
-    """One of ``options``, simplest first; an option that is listed twice is twice as likely.
-
-    ``st.sampled_from`` does the same, but building a strategy for each new sequence costs more than the draw.
-    """
-    return options[draw(_indices(len(options)))] if len(options) > 1 else options[0]
+__all__ = ["check_bounds", "check_int", "check_one_of", "check_sizes"]
 
 
 def check_int(name: str, value: object, *, low: int, high: int) -> None:
@@ -44,8 +25,8 @@ def check_sizes(name: str, values: object, *, high: int, may_be_empty: bool = Fa
     """Raise ValueError unless ``values`` is a tuple of integers from 1 to ``high``."""
     if not isinstance(values, tuple) or not (values or may_be_empty):
         raise ValueError(f"{name}={values!r} must be a {'' if may_be_empty else 'non-empty '}tuple of integers")
-    for value in values:
-        check_int(f"{name} holds {value!r}: each", value, low=1, high=high)
+    for i, value in enumerate(values):
+        check_int(f"{name}[{i}]", value, low=1, high=high)
 
 
 def check_one_of(name: str, value: object, allowed: Sequence[object]) -> None:

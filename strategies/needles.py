@@ -1,0 +1,72 @@
+"""Keys that take nearly all the weight, put where a boundary error would drop or double them."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from attnfuzz.problems.boundaries import DEFAULT_TILES, boundary_positions
+from attnfuzz.problems.recipes import Needle
+from attnfuzz.strategies.arguments import check_int, check_sizes
+from attnfuzz.strategies.decisions import Decisions, decided
+
+__all__ = ["NEEDLES_BYTES", "check_sequences", "decide_needles", "needles"]
+
+_COUNTS = (0, 0, 1, 1, 2, 3)
+NEEDLES_BYTES = 1 + 3 * 3
+
+
+def decide_needles(
+    decisions: Decisions,
+    seq_lens: tuple[int, ...],
+    *,
+    num_kv_heads: int,
+    steps: tuple[int, ...],
+    num_splits: int,
+    max_needles: int = 3,
+) -> tuple[Needle, ...]:
+    rows = [seq for seq, seq_len in enumerate(seq_lens) if seq_len]
+    count = decisions.pick([count for count in _COUNTS if count <= max_needles]) if rows else 0
+    drawn = set()
+    for _ in range(count):
+        seq = decisions.pick(rows)
+        position = decisions.pick(boundary_positions(seq_lens[seq], steps or DEFAULT_TILES, num_splits))
+        drawn.add(Needle(seq=seq, position=position, kv_head=decisions.pick(range(num_kv_heads))))
+    return tuple(sorted(drawn))
+
+
+def needles(
+    *,
+    seq_lens: tuple[int, ...],
+    num_kv_heads: int = 1,
+    steps: tuple[int, ...] = DEFAULT_TILES,
+    num_splits: int = 1,
+    max_needles: int = 3,
+) -> st.SearchStrategy[tuple[Needle, ...]]:
+    """Up to ``max_needles`` keys on the first or last token of a sequence, page, tile or split.
+
+    ``steps``: page and tile sizes. Shrinks to no needle. Raises ValueError.
+    """
+    check_sequences(seq_lens, num_kv_heads, steps, num_splits)
+    check_int("max_needles", max_needles, low=0, high=max(_COUNTS))
+    return decided(
+        lambda decisions: decide_needles(
+            decisions,
+            seq_lens,
+            num_kv_heads=num_kv_heads,
+            steps=steps,
+            num_splits=num_splits,
+            max_needles=max_needles,
+        ),
+        size=NEEDLES_BYTES,
+    )
+
+
+def check_sequences(seq_lens: tuple[int, ...], num_kv_heads: int, steps: tuple[int, ...], num_splits: int) -> None:
+    """Raise ValueError for arguments that describe no batch."""
+    if not isinstance(seq_lens, tuple) or not seq_lens:
+        raise ValueError(f"seq_lens={seq_lens!r} must be a non-empty tuple of integers, one for each sequence")
+    for i, seq_len in enumerate(seq_lens):
+        check_int(f"seq_lens[{i}]", seq_len, low=0, high=1 << 24)
+    check_int("num_kv_heads", num_kv_heads, low=1, high=1024)
+    check_sizes("steps", steps, high=1 << 24, may_be_empty=True)
+    check_int("num_splits", num_splits, low=1, high=4096)
