@@ -1,0 +1,81 @@
+"""What ``attnfuzz doctor`` examines: attnfuzz.doctor."""
+
+from pathlib import Path
+
+import pytest
+
+from attnfuzz import doctor, environment
+from attnfuzz.doctor import Line, examine
+
+
+@pytest.fixture(scope="module")
+def lines() -> dict[str, Line]:
+    return {line.name: line for line in examine()}
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare the process that looks for one."""
+    monkeypatch.setattr(doctor, "_probe", lambda what, **_: {"cuda": False, "works": what == "interpreter"})
+
+
+def find(name: str) -> Line:
+    """One line of a fresh examination, none of the later ones being made."""
+    return next(line for line in examine() if line.name == name)
+
+
+def test_this_machine_is_fit(lines: dict[str, Line]) -> None:
+    """The machine that passes the tests would be called unfit, or a part not be examined."""
+    assert set(lines) == {
+        "python", "torch", "triton", "numpy", "hypothesis", "device", "interpreter", "kernel cache", "executor",
+    }  # fmt: skip
+    assert [line for line in lines.values() if line.status == "problem"] == []
+
+
+def test_executor_is_restarted(lines: dict[str, Line]) -> None:
+    """The cost of a crash, which decides how fast a crashing kernel is shrunk, would not be told."""
+    assert lines["executor"].text.startswith("restarts in ")
+
+
+def test_old_package_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unsupported version would be accepted, or refused without a remedy."""
+    monkeypatch.setattr(doctor, "installed", {"torch": "2.9.1"}.get)
+    assert find("torch") == Line("torch", "problem", "2.9.1 is older than 2.11", 'pip install "torch>=2.11"')
+
+
+def test_missing_package_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing package would end the report with a traceback."""
+    monkeypatch.setattr(doctor, "installed", {"torch": "2.13.0"}.get)
+    assert find("hypothesis").text == "not installed"
+
+
+def test_nothing_is_started_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one line that matters would drown in errors that follow from it."""
+    monkeypatch.setattr(doctor, "installed", {}.get)
+    assert [line.name for line in examine()] == ["python", "torch", "triton", "numpy", "hypothesis"]
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_interpreter_problem_is_reported_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6 with NumPy 2.4 would show as an obscure TypeError of a kernel."""
+    monkeypatch.setattr(environment, "installed", {"triton": "3.6.0", "numpy": "2.4.1"}.get)
+    line = find("interpreter")
+    assert line.status == "problem"
+    assert line.remedy.startswith('pip install "numpy<2.4"')
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_unwritable_cache_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Kernels could not be compiled, and the reason would only show in a traceback."""
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(blocked / "cache"))
+    line = find("kernel cache")
+    assert (line.status, line.remedy) == ("problem", "set TRITON_CACHE_DIR to a folder that can")
+
+
+def test_failing_probe_shows_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The reason why torch cannot be loaded would be lost."""
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13 is missing')", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert find("device").text == "ImportError: libcudart.so.13 is missing"
