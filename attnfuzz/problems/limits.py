@@ -14,6 +14,9 @@ DEFAULT_LIMIT_BYTES = 1 << 30
 HASH_CHUNK_ELEMENTS = 1 << 20
 """Values are drawn this many at a time (or one token at a time), so that 64-bit hash words stay a small part."""
 
+BOUND_CHUNK_ELEMENTS = 1 << 22
+"""The error bound looks at as many query heads at a time as give this many numbers, at least one."""
+
 
 class CaseTooLarge(ValueError):  # noqa: N818 - says what the case is, as StopIteration does
     """The tensors of a case would not fit in the memory that a case may take."""
@@ -29,7 +32,10 @@ def tensor_nbytes(case: Case) -> int:
 
 
 def case_nbytes(case: Case) -> int:
-    """Bytes that judging ``case`` needs: inputs and outputs once, logical values, and float64 work of the reference."""
+    """Bytes for ``case``: inputs and outputs, logical values, and float64 work of the reference and of the error bound.
+
+    Tensors are exact, the work is what was measured, within a factor of 2. Copies that oracles keep come on top.
+    """
     if isinstance(case, MergeStatesCase):
         return tensor_nbytes(case) + _merge_work(case)
     return tensor_nbytes(case) + _logical_values(case) + _attention_work(case)
@@ -54,17 +60,20 @@ def _logical_values(case: AttentionCase) -> int:
 
 
 def _attention_work(case: AttentionCase) -> int:
-    """Expected result, and scores, K and V of the longest sequence in float64."""
+    """Expected result; K, V and scores of the longest sequence in float64; a few intermediates of the error bound."""
     expected = 2 * case.num_seqs * case.num_q_heads * (case.head_size + 1)
-    longest = max(case.seq_lens) * (3 * case.num_kv_heads * case.head_size + 6 * case.num_q_heads)
-    return 8 * (expected + longest)
+    longest = max(case.seq_lens)
+    head = longest * case.head_size
+    reference = 2 * case.num_kv_heads * head + 6 * case.num_q_heads * longest
+    bound = 6 * min(case.num_q_heads * head, max(head, BOUND_CHUNK_ELEMENTS))
+    return 8 * (expected + reference + bound)
 
 
 def _merge_work(case: MergeStatesCase) -> int:
-    rows = case.num_tokens * case.num_q_heads
-    states = 2 * rows * (case.head_size * ITEMSIZE[case.dtype] + 4)
-    hash_words = 3 * 8 * max(case.num_q_heads * case.head_size, min(rows * case.head_size, HASH_CHUNK_ELEMENTS))
-    return states + hash_words + 8 * 4 * rows * (case.head_size + 2)
+    """Both states, hash words, and float64 intermediates of their size: mostly the error bound's."""
+    elements = case.num_tokens * case.num_q_heads * (case.head_size + 2)
+    hash_words = 3 * 8 * max(case.num_q_heads * case.head_size, min(elements, HASH_CHUNK_ELEMENTS))
+    return 2 * elements * ITEMSIZE[case.dtype] + hash_words + 20 * 8 * elements
 
 
 def _readable(nbytes: int) -> str:

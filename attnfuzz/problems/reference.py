@@ -28,20 +28,20 @@ class Expected:
 def attention_reference(case: AttentionCase, values: LogicalAttention) -> Expected:
     """``out = softmax(scale · q Kᵀ) V`` and ``lse`` per sequence; without keys ``out = 0`` and ``lse = -inf``.
 
-    Query head ``h`` reads KV head ``h // gqa_ratio``.
+    Query head ``h`` reads KV head ``h // gqa_ratio``: the heads are grouped as ``[num_kv_heads, gqa_ratio]``.
     """
     out = torch.zeros(values.q.shape, dtype=torch.float64, device=values.q.device)
     lse = torch.full(values.q.shape[:2], float("-inf"), dtype=torch.float64, device=values.q.device)
-    q = values.q.double()
+    q = values.q.double().view(case.num_seqs, case.num_kv_heads, case.gqa_ratio, case.head_size)
     for seq, seq_len in enumerate(case.seq_lens):
         if seq_len == 0:
             continue
-        k, v = values.sequence(seq)
-        for kv_head in range(case.num_kv_heads):
-            group = slice(kv_head * case.gqa_ratio, (kv_head + 1) * case.gqa_ratio)
-            scores = case.scale * (q[seq, group] @ k[:, kv_head].double().T)
-            out[seq, group] = torch.softmax(scores, dim=-1) @ v[:, kv_head].double()
-            lse[seq, group] = torch.logsumexp(scores, dim=-1)
+        k, v = (
+            tokens.double().transpose(0, 1) for tokens in values.sequence(seq)
+        )  # [num_kv_heads, seq_len, head_size]
+        scores = case.scale * (q[seq] @ k.mT)  # [num_kv_heads, gqa_ratio, seq_len]
+        out[seq] = (torch.softmax(scores, dim=-1) @ v).flatten(0, 1)
+        lse[seq] = torch.logsumexp(scores, dim=-1).flatten()
     return Expected(out, lse)
 
 
@@ -52,11 +52,11 @@ def merge_all(
 
     NaN anywhere else, and +inf, give NaN.
     """
-    out, lse = out.double(), lse.double()
+    lse = lse.double()
     top = lse.amax(-1)
     top = torch.where(top == float("-inf"), 0.0, top)
     weights = torch.exp(lse - top[..., None])
     total = weights.sum(-1)
-    used = torch.where((lse == float("-inf"))[..., None], 0.0, out)
-    merged = (weights[..., None] * used).sum(-2) / torch.where(total == 0, 1.0, total)[..., None]
+    used = out.to(torch.float64, copy=True).masked_fill_((lse == float("-inf"))[..., None], 0.0)
+    merged = (weights[..., None, :] @ used)[..., 0, :] / torch.where(total == 0, 1.0, total)[..., None]
     return merged, top + torch.log(total)
