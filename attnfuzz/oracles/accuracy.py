@@ -1,8 +1,11 @@
 """Results within their error bounds, or not."""
 
+import math
+
 import torch
 
 from attnfuzz.oracles.comparison import Comparison
+from attnfuzz.oracles.diagnosis import explain
 from attnfuzz.oracles.elements import extent
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
@@ -17,21 +20,23 @@ def check(trial: Trial) -> Failure | None:
         return None
     comparison = next(part for part in trial.comparison if bool((part.ratio > 1).any()))
     kind, index = _worst(comparison)
-    got, expected, bound = (float(part[index]) for part in (comparison.got, comparison.expected, comparison.bound))
-    axes, wrong = comparison.axes, comparison.ratio > 1
-    error = float(comparison.ratio[index])
+    reason = explain(trial.reference, trial.first, trial.comparison, comparison, index)
     return Failure(
         oracle="accuracy",
         kind=f"{comparison.name}:{kind}",
-        message=f"{element(comparison.name, axes, index)} = {number(got)}, expected {number(expected)}"
-        + (
-            f" (error {number(abs(got - expected))} is {ratio(error)} x the bound {number(bound)})"
-            if error < torch.inf
-            else ""
-        ),
-        details=(f"beyond the bound: {extent(comparison.name, axes, wrong)}",),
-        error_ratio=error,
+        message=_sentence(comparison, index) + (f"; {reason}" if reason else ""),
+        details=(f"beyond the bound: {extent(comparison.name, comparison.axes, comparison.ratio > 1)}",),
+        error_ratio=float(comparison.ratio[index]),
     )
+
+
+def _sentence(comparison: Comparison, index: tuple[int, ...]) -> str:
+    got, expected, bound = (float(part[index]) for part in (comparison.got, comparison.expected, comparison.bound))
+    sentence = f"{element(comparison.name, comparison.axes, index)} = {number(got)}, expected {number(expected)}"
+    error = float(comparison.ratio[index])
+    if math.isinf(error):
+        return sentence
+    return f"{sentence} (error {number(abs(got - expected))} is {ratio(error)} x the bound {number(bound)})"
 
 
 def _worst(comparison: Comparison) -> tuple[str, tuple[int, ...]]:

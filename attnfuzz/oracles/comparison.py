@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -52,6 +52,16 @@ class Reference:
     def values(self) -> Any:
         """`LogicalAttention`, or `LogicalStates` of a merge."""
         return problem_of(self.case).values(self.case, self.device, self.declaration.supports)
+
+    @cached_property
+    def values_on_cpu(self) -> Any:
+        """`values`, for looking at single rows."""
+        changes = {
+            name: part.cpu()
+            for name, part in ((field.name, getattr(self.values, field.name)) for field in fields(self.values))
+            if isinstance(part, Tensor)
+        }
+        return replace(self.values, **changes)
 
     @cached_property
     def expected(self) -> Expected:

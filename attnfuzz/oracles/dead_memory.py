@@ -2,8 +2,10 @@
 
 from torch import Tensor
 
+from attnfuzz.oracles.diagnosis import explain
 from attnfuzz.oracles.elements import axes_of, differing, extent, first_index
 from attnfuzz.oracles.interference import cause_of_difference
+from attnfuzz.oracles.observation import Observation
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, PagedDecodeCase
@@ -20,13 +22,24 @@ def check(trial: Trial) -> Failure | None:
     name = next(name for name, mask in masks.items() if mask.any())
     axes = axes_of(name, trial.case)
     where, got, got_otherwise = differing(name, axes, masks[name], one[name], other[name])
+    reason = _reason(trial, trial.second)
     return Failure(
         oracle="dead_memory",
         kind=name,
         message=f"{where} depends on dead memory: it is {got} where that memory holds NaN, "
-        f"and {got_otherwise} where it holds small numbers",
+        f"and {got_otherwise} where it holds small numbers" + (f"; {reason}" if reason else ""),
         details=(f"it changes {extent(name, axes, masks[name])}", *_what_is_dead(trial.case, masks[name])),
     )
+
+
+def _reason(trial: Trial, second: Observation) -> str | None:
+    """What the run with finite numbers points to: it tells what was read, where NaN only tells that something was."""
+    comparisons = trial.compare(second)
+    failed = next((part for part in comparisons if bool((part.ratio > 1).any())), None)
+    if failed is None:
+        return None
+    index = first_index(failed.ratio > 1)
+    return explain(trial.reference, second, comparisons, failed, index)
 
 
 def _what_is_dead(case: Case, mask: Tensor) -> list[str]:

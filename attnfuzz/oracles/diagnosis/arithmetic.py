@@ -1,0 +1,72 @@
+"""Mistakes in the formula: scale, normalisation, a constant factor."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from attnfuzz.oracles.diagnosis.row import AttentionRow, softmax_average
+from attnfuzz.oracles.diagnosis.suspect import Suspect
+from attnfuzz.oracles.words import number
+
+__all__ = ["lse_formulas", "rescaled_output", "rescaled_scores"]
+
+_LOG2_E = math.log2(math.e)
+
+
+def rescaled_scores(row: AttentionRow) -> Iterator[Suspect]:
+    """Scores multiplied by a wrong constant."""
+    scale, size = row.case.scale, row.case.head_size
+    padded = 1 << (size - 1).bit_length()
+    factors = {
+        1 / scale: "the scale is left out",
+        scale: "the scale is applied twice",
+        1 / math.sqrt(size) / scale: f"the scale is 1/sqrt(head_size), expected {number(scale)}",
+        1 / math.sqrt(padded) / scale: f"the scale is 1/sqrt({padded}), expected {number(scale)}",
+        _LOG2_E: "the scores are multiplied by log2(e), but not exponentiated in base 2",
+        1 / _LOG2_E: "the scores are exponentiated in base 2 without being multiplied by log2(e)",
+        0.0: "all tokens have the same weight",
+        -1.0: "the scores have the wrong sign",
+        2.0: "the scores are doubled",
+        0.5: "the scores are halved",
+    }
+    wrong = {factor: words for factor, words in factors.items() if not math.isclose(factor, 1.0, rel_tol=1e-6)}
+    scores = torch.tensor(list(wrong), dtype=torch.float64)[:, None] * row.scores
+    out, lse = softmax_average(scores, row.v.expand(len(wrong), *row.v.shape))
+    names = list(wrong.values())
+    yield Suspect(out, lse, lambda i: names[i])
+    yield Suspect(out, None, lambda i: names[i])
+
+
+def rescaled_output(row: AttentionRow) -> Iterator[Suspect]:
+    """A right output times a constant, which is fitted."""
+    norm = float(row.expected @ row.expected)
+    if not norm or row.case.head_size == 1:
+        return
+    factor = float(row.got @ row.expected) / norm
+    total = float(row.weights.sum())
+    yield Suspect((factor * row.expected)[None], None, lambda _: _factor_words(factor, total))
+
+
+def lse_formulas(row: AttentionRow) -> Iterator[tuple[float, str]]:
+    """Wrong log-sum-exps, each with its mistake."""
+    log_total = float(row.weights.sum().log())
+    yield row.lse * _LOG2_E, "lse is in base 2, but the kernel declares natural logarithms"
+    yield row.lse / _LOG2_E, "lse is natural, but the kernel declares base 2"
+    yield log_total, "the maximum is not added to the logarithm of the sum"
+    yield row.top, "lse is the maximum of the scores alone"
+    yield row.top - log_total, "the logarithm of the sum is subtracted"
+    yield row.top + math.exp(log_total), "the sum is added without its logarithm"
+    yield math.exp(min(row.lse, 700.0)), "lse is the sum of the weights, without its logarithm"
+    yield float((row.scores / row.case.scale).logsumexp(0)), "lse is that of scores without the scale"
+    yield row.top * _LOG2_E + log_total, "the maximum is in base 2, the logarithm of the sum is natural"
+    yield row.top / _LOG2_E + log_total, "the maximum is natural, the logarithm of the sum in base 2"
+    yield -math.inf, "the sequence is treated as empty"
+
+
+def _factor_words(factor: float, total: float) -> str:
+    if math.isclose(factor, total, rel_tol=1e-3):
+        return f"the output is not divided by the sum of the weights ({number(total)})"
+    if math.isclose(factor, 1 / total, rel_tol=1e-3):
+        return f"the output is divided twice by the sum of the weights ({number(total)})"
+    return f"the output is {number(factor)} x the right one"

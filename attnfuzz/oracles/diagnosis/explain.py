@@ -1,0 +1,94 @@
+"""From a failed comparison to the mistake that explains it, in one clause."""
+
+import torch
+from torch import Tensor
+
+from attnfuzz.memory.patterns import poison_value
+from attnfuzz.oracles.comparison import Comparison, Reference
+from attnfuzz.oracles.diagnosis import arithmetic, sources, tokens
+from attnfuzz.oracles.diagnosis.merge import explain_merge
+from attnfuzz.oracles.diagnosis.row import AttentionRow
+from attnfuzz.oracles.diagnosis.suspect import chain, first_match
+from attnfuzz.oracles.observation import Observation
+from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
+
+__all__ = ["explain"]
+
+_FAMILIES = (
+    sources.another_head,
+    tokens.dropped,
+    tokens.counted_twice,
+    arithmetic.rescaled_output,
+    arithmetic.rescaled_scores,
+    tokens.past_the_end,
+    sources.another_page,
+    sources.another_sequence,
+    sources.another_tensor,
+    sources.another_row,
+    tokens.dropped_everywhere,
+    tokens.dropped_from_v,
+    sources.single_token,
+)
+
+_FLOAT32_EXP_LIMIT = 88.7
+
+
+def explain(
+    reference: Reference, seen: Observation, comparisons: list[Comparison], failed: Comparison, index: tuple[int, ...]
+) -> str | None:
+    """What the wrong element `index` of `failed` points to; None if no single mistake explains it."""
+    case = reference.case
+    if isinstance(case, MergeStatesCase):
+        return explain_merge(reference, failed, index)
+    seq, head = index[:2]
+    if case.seq_lens[seq] == 0:
+        return f"sequence {seq} is empty: expected out = 0 and lse = -inf"
+    row = _row(reference, case, comparisons, seq, head, poison_value(getattr(torch, case.dtype), seen.poison))
+    if failed.name not in ("out", "lse"):
+        return "a split without tokens has lse = -inf and an output that is written and finite"
+    if not row.got.isfinite().all():
+        return _explain_not_finite(row)
+    if failed.name == "lse":
+        return _explain_lse(row)
+    return first_match(row, chain(_FAMILIES, row))
+
+
+def _row(
+    reference: Reference, case: AttentionCase, comparisons: list[Comparison], seq: int, head: int, poison: float
+) -> AttentionRow:
+    out, *rest = comparisons
+    has_lse = bool(rest) and rest[0].name == "lse"
+    return AttentionRow(
+        case=case,
+        values=reference.values_on_cpu,
+        seq=seq,
+        head=head,
+        got=_here(out.got[seq, head]),
+        got_lse=float(rest[0].got[seq, head]) if has_lse else None,
+        bound=_here(out.bound[seq, head]),
+        lse_bound=float(rest[0].bound[seq, head]) if has_lse else 0.0,
+        poison=poison,
+    )
+
+
+def _here(tensor: Tensor) -> Tensor:
+    return tensor.double().cpu()
+
+
+def _explain_not_finite(row: AttentionRow) -> str | None:
+    if row.top > _FLOAT32_EXP_LIMIT:
+        return f"the scores reach {row.top:.4g}, and exp overflows float32 at 88.7 unless the maximum is subtracted"
+    if row.top < -_FLOAT32_EXP_LIMIT:
+        return f"all scores are below {row.top:.4g}, and exp underflows float32 unless the maximum is subtracted"
+    largest = float((row.weights[:, None] * row.v).abs().sum(0).max())
+    if row.case.dtype == "float16" and largest > torch.finfo(torch.float16).max:
+        return f"the sum before normalisation reaches {largest:.4g}, beyond float16's 65504"
+    return None
+
+
+def _explain_lse(row: AttentionRow) -> str | None:
+    got = float("nan") if row.got_lse is None else row.got_lse
+    for predicted, words in arithmetic.lse_formulas(row):
+        if predicted == got or abs(predicted - got) <= 8 * row.lse_bound + 1e-6 * abs(predicted):
+            return words
+    return None

@@ -1,0 +1,79 @@
+"""Wrong merges of two states."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from attnfuzz.oracles.comparison import Comparison, Reference
+from attnfuzz.values import LogicalStates
+
+__all__ = ["explain_merge"]
+
+
+def explain_merge(reference: Reference, failed: Comparison, index: tuple[int, ...]) -> str | None:
+    """What the row of the wrong element points to."""
+    token, head = index[:2]
+    states = reference.values
+    sides = {"prefix": float(states.prefix_lse[token, head]), "suffix": float(states.suffix_lse[token, head])}
+    empty = [f"{name} (lse = {lse})" for name, lse in sides.items() if math.isinf(lse)]
+    if len(empty) == 2:
+        return f"both sides are empty, {' and '.join(empty)}: expected 0 and -inf"
+    mistake = _mistake(states, failed, token, head)
+    if empty:
+        return f"the {empty[0]} is empty, so the result is the other side" + (f"; {mistake}" if mistake else "")
+    return mistake
+
+
+def _mistake(states: LogicalStates, failed: Comparison, token: int, head: int) -> str | None:
+    got, bound = failed.got[token, head].double(), failed.bound[token, head]
+    if not bool(got.isfinite().all()):
+        return None
+    for predicted, words in (
+        _lse_mistakes(states, token, head) if failed.name == "lse" else _mistakes(states, token, head)
+    ):
+        if bool(((got - predicted).abs() <= 8 * bound + 1e-6 * abs(predicted)).all()):
+            return words
+    return None
+
+
+def _parts(states: LogicalStates, token: int, head: int) -> tuple[Tensor, Tensor, float, float]:
+    unit = math.log(2) if states.lse_base2 else 1.0
+    a, b = states.prefix_output[token, head].double(), states.suffix_output[token, head].double()
+    return a, b, float(states.prefix_lse[token, head]) * unit, float(states.suffix_lse[token, head]) * unit
+
+
+def _mistakes(states: LogicalStates, token: int, head: int) -> Iterator[tuple[Tensor, str]]:
+    a, b, lse_a, lse_b = _parts(states, token, head)
+    yield a, "the output is the prefix alone"
+    yield b, "the output is the suffix alone"
+    yield torch.zeros_like(a), "the output is 0"
+    difference = lse_a - lse_b
+    if not math.isfinite(difference):
+        return
+    for factor, words in (
+        (-1.0, "the weights of prefix and suffix are exchanged"),
+        (0.0, "prefix and suffix have equal weights"),
+        (math.log(2), "the weights are powers of 2 of natural log-sum-exps"),
+        (1 / math.log(2), "the weights are exponentials of base-2 log-sum-exps"),
+    ):
+        weight = 1 / (1 + math.exp(min(-factor * difference, 700.0)))
+        yield weight * a + (1 - weight) * b, words
+    weight = 1 / (1 + math.exp(min(-difference, 700.0)))
+    top = max(lse_a, lse_b)
+    total = math.exp(lse_a - top) + math.exp(lse_b - top)
+    yield total * (weight * a + (1 - weight) * b), f"the output is not divided by the sum of the weights ({total:.4g})"
+
+
+def _lse_mistakes(states: LogicalStates, token: int, head: int) -> Iterator[tuple[float, str]]:
+    _, _, lse_a, lse_b = _parts(states, token, head)
+    yield lse_a, "lse is that of the prefix alone"
+    yield lse_b, "lse is that of the suffix alone"
+    yield max(lse_a, lse_b), "lse is the larger of the two, not their sum"
+    if math.isfinite(lse_a - lse_b):
+        right = float(torch.logaddexp(*torch.tensor([lse_a, lse_b], dtype=torch.float64)))
+        yield right - max(lse_a, lse_b), "the maximum is not added to the logarithm of the sum"
+        yield right / math.log(2), "lse is in base 2, but the kernel declares natural logarithms"
+        yield right * math.log(2), "lse is natural, but the kernel declares base 2"
+        yield lse_a + lse_b, "the log-sum-exps are added"

@@ -1,0 +1,114 @@
+"""One sequence and query head of a failing case: what went in, what should have come out, what did."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
+from attnfuzz.values import LogicalAttention
+
+__all__ = ["AttentionRow", "softmax_average"]
+
+
+@dataclass(frozen=True)
+class AttentionRow:
+    """Everything in float64 on the CPU. `got_lse` is None for a kernel that returns none.
+
+    `bound [head_size]` and `lse_bound` are error bounds; `poison` is the number that dead memory held in this run.
+    """
+
+    case: AttentionCase
+    values: LogicalAttention
+    seq: int
+    head: int
+    got: Float64[Tensor, " head_size"]
+    got_lse: float | None
+    bound: Float64[Tensor, " head_size"]
+    lse_bound: float
+    poison: float
+
+    @property
+    def kv_head(self) -> int:
+        """The KV head that this query head must read."""
+        return self.head // self.case.gqa_ratio
+
+    @cached_property
+    def q(self) -> Float64[Tensor, " head_size"]:
+        """The query."""
+        return self.values.q[self.seq, self.head].double()
+
+    def keys_of(self, seq: int, kv_head: int) -> Float64[Tensor, "seq_len head_size"]:
+        """All keys of a sequence."""
+        return self.values.sequence(seq)[0][:, kv_head].double()
+
+    def values_of(self, seq: int, kv_head: int) -> Float64[Tensor, "seq_len head_size"]:
+        """All values of a sequence."""
+        return self.values.sequence(seq)[1][:, kv_head].double()
+
+    @cached_property
+    def k(self) -> Float64[Tensor, "seq_len head_size"]:
+        """The keys that this row must read."""
+        return self.keys_of(self.seq, self.kv_head)
+
+    @cached_property
+    def v(self) -> Float64[Tensor, "seq_len head_size"]:
+        """The values that this row must read."""
+        return self.values_of(self.seq, self.kv_head)
+
+    @cached_property
+    def scores(self) -> Float64[Tensor, " seq_len"]:
+        """Scaled scores."""
+        return self.case.scale * (self.k @ self.q)
+
+    @cached_property
+    def top(self) -> float:
+        """The largest score."""
+        return float(self.scores.max())
+
+    @cached_property
+    def weights(self) -> Float64[Tensor, " seq_len"]:
+        """exp(score - top), not normalised."""
+        return (self.scores - self.top).exp()
+
+    @cached_property
+    def expected(self) -> Float64[Tensor, " head_size"]:
+        """The right output."""
+        return softmax_average(self.scores, self.v)[0]
+
+    @cached_property
+    def lse(self) -> float:
+        """The right log-sum-exp."""
+        return float(self.scores.logsumexp(0))
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the sequence."""
+        return len(self.k)
+
+    def token(self, position: int) -> str:
+        """`token 16 (page 1, offset 0)`."""
+        if not isinstance(self.case, PagedDecodeCase):
+            return f"token {position}"
+        page, offset = divmod(position, self.case.block_size)
+        return f"token {position} (page {page}, offset {offset})"
+
+    def tokens(self, start: int, end: int) -> str:
+        """`tokens 16-31 (page 1)`: `start` up to, not including, `end`."""
+        if end - start == 1:
+            return self.token(start)
+        pages = ""
+        if isinstance(self.case, PagedDecodeCase):
+            first, last = start // self.case.block_size, (end - 1) // self.case.block_size
+            pages = f" (page {first})" if first == last else f" (pages {first}-{last})"
+        return f"tokens {start}-{end - 1}{pages}"
+
+
+def softmax_average(
+    scores: Float64[Tensor, "*batch seq_len"], v: Float64[Tensor, "*batch seq_len head_size"]
+) -> tuple[Float64[Tensor, "*batch head_size"], Float64[Tensor, "*batch"]]:
+    """Output and log-sum-exp of attention with these scores."""
+    out = torch.einsum("...n,...nd->...d", scores.softmax(-1), v)
+    return out, scores.logsumexp(-1)

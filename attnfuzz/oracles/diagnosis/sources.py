@@ -1,0 +1,135 @@
+"""Mistakes about where K, V or the query come from: another head, sequence, page, token or tensor."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from attnfuzz.oracles.diagnosis.row import AttentionRow, softmax_average
+from attnfuzz.oracles.diagnosis.suspect import Suspect
+from attnfuzz.problems.cases import PagedDecodeCase
+
+__all__ = ["another_head", "another_page", "another_row", "another_sequence", "another_tensor", "single_token"]
+
+_MAX_PAGE_PAIRS = 4096
+
+Keys = Float64[Tensor, "seq_len head_size"]
+
+
+def another_head(row: AttentionRow) -> Iterator[Suspect]:
+    """K and V, or one of them, of another KV head."""
+    heads = [head for head in range(row.case.num_kv_heads) if head != row.kv_head]
+    if not heads:
+        return
+    keys = [row.keys_of(row.seq, head) for head in heads]
+    values = [row.values_of(row.seq, head) for head in heads]
+    right = f", expected {row.kv_head}"
+    yield _attend(row, keys, values, lambda i: f"query head {row.head} reads KV head {heads[i]}{right}")
+    yield _attend(
+        row, keys, [row.v] * len(heads), lambda i: f"query head {row.head} reads K of KV head {heads[i]}{right}"
+    )
+    yield _attend(
+        row, [row.k] * len(heads), values, lambda i: f"query head {row.head} reads V of KV head {heads[i]}{right}"
+    )
+
+
+def another_sequence(row: AttentionRow) -> Iterator[Suspect]:
+    """K and V of another sequence: all of it, or as many tokens as this one has."""
+    others = [seq for seq, length in enumerate(row.case.seq_lens) if seq != row.seq and length]
+    if others:
+        yield _attend_sequences(row, others, None, "K and V")
+        yield _attend_sequences(row, others, row.num_tokens, f"the first {row.num_tokens} tokens")
+
+
+def another_page(row: AttentionRow) -> Iterator[Suspect]:
+    """One page of the sequence, or the V of one page, replaced by a page that it or another sequence owns."""
+    case = row.case
+    if not isinstance(case, PagedDecodeCase) or not row.num_tokens:
+        return
+    own = range(case.blocks_of(row.seq))
+    sources = [(seq, page) for seq in range(case.num_seqs) for page in range(case.blocks_of(seq))]
+    pairs = [(page, source) for page in own for source in sources if _fits(row, page, source)]
+    if pairs and len(pairs) <= _MAX_PAGE_PAIRS:
+        names = [
+            f"page {page} of sequence {row.seq} is read from page {source[1]} of sequence {source[0]}"
+            for page, source in pairs
+        ]
+        keys = [_with_page(row, page, source, row.k, row.keys_of) for page, source in pairs]
+        values = [_with_page(row, page, source, row.v, row.values_of) for page, source in pairs]
+        yield _attend(row, keys, values, lambda i: names[i])
+        yield _attend(row, [row.k] * len(pairs), values, lambda i: f"V of {names[i]}")
+
+
+def another_tensor(row: AttentionRow) -> Iterator[Suspect]:
+    """K and V confused, or V shifted against K."""
+    yield _attend(row, [row.k], [row.k], lambda _: "K is read in place of V")
+    yield _attend(row, [row.v], [row.v], lambda _: "V is read in place of K")
+    yield _attend(row, [row.v], [row.k], lambda _: "K and V are exchanged")
+    shifted = [row.v.roll(-1, 0), row.v.roll(1, 0)]
+    yield _attend(row, [row.k] * 2, shifted, lambda i: f"V is read one token {'before' if i else 'after'} its K")
+
+
+def single_token(row: AttentionRow) -> Iterator[Suspect]:
+    """The output is the value of one token."""
+    for seq in [row.seq, *(seq for seq in range(row.case.num_seqs) if seq != row.seq)]:
+        if row.case.seq_lens[seq]:
+            values = torch.cat([row.values_of(seq, head) for head in range(row.case.num_kv_heads)])
+            yield Suspect(values, torch.full((len(values),), torch.nan, dtype=torch.float64), _token_words(row, seq))
+
+
+def another_row(row: AttentionRow) -> Iterator[Suspect]:
+    """The result of another query."""
+    places = [(seq, head) for seq, n in enumerate(row.case.seq_lens) for head in range(row.case.num_q_heads) if n]
+    results = [_result(row, seq, head) for seq, head in places]
+    out, lse = (torch.stack(parts) for parts in zip(*results, strict=True))
+    yield Suspect(out, lse, lambda i: f"this is the result of sequence {places[i][0]}, head {places[i][1]}")
+    zero = torch.zeros_like(out[:1])
+    yield Suspect(zero, torch.tensor([-torch.inf], dtype=torch.float64), lambda _: "the sequence is treated as empty")
+
+
+def _result(row: AttentionRow, seq: int, head: int) -> tuple[Float64[Tensor, " head_size"], Float64[Tensor, ""]]:
+    kv_head = head // row.case.gqa_ratio
+    scores = row.case.scale * (row.keys_of(seq, kv_head) @ row.values.q[seq, head].double())
+    return softmax_average(scores, row.values_of(seq, kv_head))
+
+
+def _attend_sequences(row: AttentionRow, others: list[int], count: int | None, what: str) -> Suspect:
+    keys = [row.keys_of(seq, row.kv_head)[:count] for seq in others]
+    values = [row.values_of(seq, row.kv_head)[:count] for seq in others]
+    return _attend(row, keys, values, lambda i: f"sequence {row.seq} reads {what} of sequence {others[i]}")
+
+
+def _attend(row: AttentionRow, keys: list[Keys], values: list[Keys], words: Callable[[int], str]) -> Suspect:
+    results = [softmax_average(row.case.scale * (k @ row.q), v) for k, v in zip(keys, values, strict=True)]
+    out, lse = (torch.stack(parts) for parts in zip(*results, strict=True))
+    return Suspect(out, lse, words)
+
+
+def _fits(row: AttentionRow, page: int, source: tuple[int, int]) -> bool:
+    """Whether the source page is another one that has a live token for each of this page's."""
+    return source != (row.seq, page) and _live(row, *source) >= _live(row, row.seq, page)
+
+
+def _live(row: AttentionRow, seq: int, page: int) -> int:
+    case = row.case
+    return min(case.block_size, case.seq_lens[seq] - page * case.block_size) if isinstance(case, PagedDecodeCase) else 0
+
+
+def _with_page(
+    row: AttentionRow, page: int, source: tuple[int, int], own: Keys, read: Callable[[int, int], Keys]
+) -> Keys:
+    count = _live(row, row.seq, page)
+    size = row.case.block_size if isinstance(row.case, PagedDecodeCase) else 0
+    replaced = own.clone()
+    start = source[1] * size
+    replaced[page * size : page * size + count] = read(source[0], row.kv_head)[start : start + count]
+    return replaced
+
+
+def _token_words(row: AttentionRow, seq: int) -> Callable[[int], str]:
+    def words(i: int) -> str:
+        head, position = divmod(i, row.case.seq_lens[seq])
+        return f"the output is V of {row.token(position)} of sequence {seq}, KV head {head}, alone"
+
+    return words

@@ -1,0 +1,68 @@
+"""A family of mistakes with the numbers each would give, and the test of whether one of them is the mistake made."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from attnfuzz.oracles.diagnosis.row import AttentionRow
+
+__all__ = ["Suspect", "first_match"]
+
+_BOUNDS = 8.0
+"""A prediction may miss the number by this many error bounds: the mistake changes the bound, too."""
+
+_UNEXPLAINED = 0.25
+"""And by at most this part of the error it is to explain."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """`out[i]` and `lse[i]` are what the kernel returns if it makes mistake `i`, which `words(i)` names.
+
+    An `lse` of None says that the mistake leaves the log-sum-exp right.
+    """
+
+    out: Float64[Tensor, "mistakes head_size"]
+    lse: Float64[Tensor, " mistakes"] | None
+    words: Callable[[int], str]
+
+
+def first_match(row: AttentionRow, suspects: Iterable[Suspect]) -> str | None:
+    """The mistake of the first family that predicts this row; preferably its LSE, too."""
+    in_out_only: str | None = None
+    for suspect in suspects:
+        fits = _fit(row, suspect.out)
+        if not bool((fits <= 1).any()):
+            continue
+        with_lse = torch.where(_lse_agrees(row, suspect), fits, torch.inf)
+        best = int(with_lse.argmin())
+        if float(with_lse[best]) <= 1:
+            return suspect.words(best)
+        in_out_only = in_out_only or f"{suspect.words(int(fits.argmin()))} (by out alone; lse does not show it)"
+    return in_out_only
+
+
+def _fit(row: AttentionRow, out: Float64[Tensor, "mistakes head_size"]) -> Float64[Tensor, " mistakes"]:
+    """How badly each mistake explains the output; at most 1 for one that does."""
+    roundoff = torch.finfo(getattr(torch, row.case.dtype)).eps
+    tolerance = _BOUNDS * row.bound + roundoff * (out.abs() + row.expected.abs())
+    missed = (row.got - out).abs()
+    error = float((row.got - row.expected).abs().max())
+    fits = torch.maximum((missed / tolerance).amax(-1), missed.amax(-1) / (_UNEXPLAINED * error))
+    return fits.nan_to_num(torch.inf)
+
+
+def _lse_agrees(row: AttentionRow, suspect: Suspect) -> Tensor:
+    if row.got_lse is None:
+        return torch.ones(len(suspect.out), dtype=torch.bool)
+    lse = torch.full((len(suspect.out),), row.lse, dtype=torch.float64) if suspect.lse is None else suspect.lse
+    return (lse - row.got_lse).abs() <= _BOUNDS * row.lse_bound + 1e-6 * (1 + lse.abs())
+
+
+def chain(families: Iterable[Callable[[AttentionRow], Iterator[Suspect]]], row: AttentionRow) -> Iterator[Suspect]:
+    """The suspects of all families, made one after another."""
+    for family in families:
+        yield from family(row)

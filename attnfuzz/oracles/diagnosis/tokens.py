@@ -1,0 +1,115 @@
+"""Mistakes about which tokens count: left out, counted twice, or made of memory past the end."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from attnfuzz.oracles.diagnosis.row import AttentionRow
+from attnfuzz.oracles.diagnosis.suspect import Suspect
+from attnfuzz.problems.cases import PagedDecodeCase
+
+__all__ = ["counted_twice", "dropped", "dropped_everywhere", "dropped_from_v", "past_the_end"]
+
+_MAX_RANGES = 200
+"""Longest sequence for which every range of tokens is tried."""
+
+_MAX_EXTRA = 512
+_TILES = (16, 32, 64, 128)
+
+Ranges = Int64[Tensor, "ranges 2"]
+
+
+def dropped(row: AttentionRow) -> Iterator[Suspect]:
+    """A range of tokens left out of weights and sum."""
+    for ranges in _families(row.num_tokens):
+        yield _reweighted(row, ranges, -1.0, "is dropped", "are dropped")
+
+
+def counted_twice(row: AttentionRow) -> Iterator[Suspect]:
+    """A range of tokens counted twice."""
+    for ranges in _families(row.num_tokens):
+        yield _reweighted(row, ranges, 1.0, "is counted twice", "are counted twice")
+
+
+def dropped_from_v(row: AttentionRow) -> Iterator[Suspect]:
+    """Tokens whose weight is in the sum, but whose value is not in the output."""
+    for ranges in _families(row.num_tokens):
+        _, sums = _range_sums(row, ranges)
+        out = row.expected - sums / row.weights.sum()
+        yield Suspect(
+            out, None, _names(row, ranges, "has weight, but its V is left out", "have weight, but their V is left out")
+        )
+
+
+def dropped_everywhere(row: AttentionRow) -> Iterator[Suspect]:
+    """The same place left out of every page, or of every tile."""
+    periods = {row.case.block_size: "page"} if isinstance(row.case, PagedDecodeCase) else {}
+    for period, unit in ({tile: f"tile of {tile}" for tile in _TILES} | periods).items():
+        if 1 < period < row.num_tokens:
+            yield _without_offsets(row, period, unit)
+
+
+def past_the_end(row: AttentionRow) -> Iterator[Suspect]:
+    """Tokens past the sequence's end: zeros that a masked load gave, or whatever the memory holds."""
+    counts = torch.arange(1, _MAX_EXTRA + 1, dtype=torch.float64)
+    for number, source in ((0.0, "masked to zero, with score 0"), (row.poison, "read from memory")):
+        score = torch.tensor(row.case.scale * number * float(row.q.sum()), dtype=torch.float64)
+        top = max(row.top, float(score))
+        own = float((row.scores - top).exp().sum())
+        mass = counts * (score - top).exp()
+        out = (own * row.expected + mass[:, None] * number) / (own + mass)[:, None]
+        yield Suspect(out, top + (own + mass).log(), _extra_words(source))
+
+
+def _extra_words(source: str) -> Callable[[int], str]:
+    def words(i: int) -> str:
+        return f"{i + 1} token{'s' if i else ''} past the end of the sequence take{'' if i else 's'} weight ({source})"
+
+    return words
+
+
+def _families(num_tokens: int) -> Iterator[Ranges]:
+    """Single tokens, suffixes, prefixes, then any range."""
+    i = torch.arange(num_tokens)
+    yield torch.stack((i, i + 1), -1)
+    yield torch.stack((i[1:], torch.full_like(i[1:], num_tokens)), -1)
+    yield torch.stack((torch.zeros_like(i[1:]), i[1:]), -1)
+    if num_tokens <= _MAX_RANGES:
+        yield torch.combinations(torch.arange(num_tokens + 1), 2)
+
+
+def _range_sums(
+    row: AttentionRow, ranges: Ranges
+) -> tuple[Float64[Tensor, " ranges"], Float64[Tensor, "ranges head_size"]]:
+    """Weight of each range, and its weighted values."""
+    weighted = torch.cat((row.weights[:, None] * row.v, row.weights[:, None]), -1)
+    sums = torch.cat((torch.zeros_like(weighted[:1]), weighted.cumsum(0)))
+    parts = sums[ranges[:, 1]] - sums[ranges[:, 0]]
+    return parts[:, -1], parts[:, :-1]
+
+
+def _reweighted(row: AttentionRow, ranges: Ranges, by: float, one: str, several: str) -> Suspect:
+    masses, sums = _range_sums(row, ranges)
+    total = row.weights.sum()
+    left = (total + by * masses).clamp(min=0)
+    out = (total * row.expected + by * sums) / left[:, None]
+    return Suspect(out, row.top + left.log(), _names(row, ranges, one, several))
+
+
+def _names(row: AttentionRow, ranges: Ranges, one: str, several: str) -> Callable[[int], str]:
+    def words(i: int) -> str:
+        start, end = (int(edge) for edge in ranges[i])
+        return f"{row.tokens(start, end)} of sequence {row.seq} {one if end - start == 1 else several}"
+
+    return words
+
+
+def _without_offsets(row: AttentionRow, period: int, unit: str) -> Suspect:
+    offsets = torch.arange(row.num_tokens) % period
+    kept = offsets[None, :] != torch.arange(period)[:, None]
+    weights = row.weights * kept
+    total = weights.sum(-1)
+    out = (weights @ row.v) / total[:, None]
+    return Suspect(out, row.top + total.log(), lambda i: f"token {i} of every {unit} is dropped")
