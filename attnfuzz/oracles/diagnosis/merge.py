@@ -30,10 +30,9 @@ def _mistake(states: LogicalStates, failed: Comparison, token: int, head: int) -
     got, bound = failed.got[token, head].double(), failed.bound[token, head]
     if not bool(got.isfinite().all()):
         return None
-    for predicted, words in (
-        _lse_mistakes(states, token, head) if failed.name == "lse" else _mistakes(states, token, head)
-    ):
-        if bool(((got - predicted).abs() <= 8 * bound + 1e-6 * abs(predicted)).all()):
+    mistakes = _lse_mistakes(states, token, head) if failed.name == "lse" else _mistakes(states, token, head)
+    for predicted, words in mistakes:
+        if bool(((got - predicted).abs() <= 8 * bound + 1e-6 * predicted.abs()).all()):
             return words
     return None
 
@@ -66,14 +65,16 @@ def _mistakes(states: LogicalStates, token: int, head: int) -> Iterator[tuple[Te
     yield total * (weight * a + (1 - weight) * b), f"the output is not divided by the sum of the weights ({total:.4g})"
 
 
-def _lse_mistakes(states: LogicalStates, token: int, head: int) -> Iterator[tuple[float, str]]:
+def _lse_mistakes(states: LogicalStates, token: int, head: int) -> Iterator[tuple[Tensor, str]]:
     _, _, lse_a, lse_b = _parts(states, token, head)
-    yield lse_a, "lse is that of the prefix alone"
-    yield lse_b, "lse is that of the suffix alone"
-    yield max(lse_a, lse_b), "lse is the larger of the two, not their sum"
+    a, b = torch.tensor([lse_a, lse_b], dtype=torch.float64)
+    top = torch.maximum(a, b)
+    yield a, "lse is that of the prefix alone"
+    yield b, "lse is that of the suffix alone"
+    yield top, "lse is the larger of the two, not their sum"
     if math.isfinite(lse_a - lse_b):
-        right = float(torch.logaddexp(*torch.tensor([lse_a, lse_b], dtype=torch.float64)))
-        yield right - max(lse_a, lse_b), "the maximum is not added to the logarithm of the sum"
+        right = torch.logaddexp(a, b)
+        yield right - top, "the maximum is not added to the logarithm of the sum"
         yield right / math.log(2), "lse is in base 2, but the kernel declares natural logarithms"
         yield right * math.log(2), "lse is natural, but the kernel declares base 2"
-        yield lse_a + lse_b, "the log-sum-exps are added"
+        yield a + b, "the log-sum-exps are added"
