@@ -45,7 +45,7 @@ def attention_bound(
     q: Float64[Tensor, "num_q_heads head_size"],
     k: Float64[Tensor, "seq_len num_kv_heads head_size"],
     v: Float64[Tensor, "seq_len num_kv_heads head_size"],
-    scale: float,
+    scale: float | int,
     *,
     in_dtype: torch.dtype,
     out_dtype: torch.dtype,

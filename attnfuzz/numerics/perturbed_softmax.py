@@ -41,8 +41,10 @@ def perturbed_softmax(
         p'_i <= exp(s_i + d_i) / (exp(s_i + d_i) - exp(s_i - d_i) + exp(L))
               = 1 / (1 - exp(-2 d_i) + exp(L - s_i - d_i))
 
-    which cannot exceed 1 however large d_i is. Lower end, with U = log sum_j exp(s_j + d_j):
-    p'_i >= exp(s_i - d_i - U).
+    which cannot exceed 1 however large d_i is. The lower end likewise, with U = log sum_j exp(s_j + d_j):
+
+        p'_i >= exp(s_i - d_i) / (exp(s_i - d_i) - exp(s_i + d_i) + exp(U))
+              = 1 / (1 + exp(2 d_i) expm1(U - s_i - d_i))
 
     First order: p'_i = p_i (1 + t_i) / sum_j p_j (1 + t_j) with |t_i| <= expm1(d_i), so
 
@@ -55,15 +57,13 @@ def perturbed_softmax(
     log_total = scores.logsumexp(-1, keepdim=True)
     log_p = scores - log_total
     log_lowest_total = (log_p - score_error).logsumexp(-1, keepdim=True)
-    log_highest_total = (log_p + score_error).logsumexp(-1, keepdim=True)
     p = log_p.exp()
     upper = 1 / (-torch.expm1(-2 * score_error) + torch.exp(log_lowest_total - log_p - score_error))
-    fall = -p * torch.expm1(-score_error - log_highest_total)
     log_first_order = log_p - log_lowest_total + _log_expm1(score_error)
     return PerturbedSoftmax(
         p=p,
         upper=upper,
-        interval=torch.maximum(upper - p, fall),
+        interval=torch.maximum(upper - p, p - _lower_end(log_p, score_error)),
         first_order=log_first_order.clamp(max=_LARGEST_EXPONENT).exp(),
     )
 
@@ -78,6 +78,16 @@ def logsumexp_shift(
     """
     log_p = scores - scores.logsumexp(-1, keepdim=True)
     return torch.maximum((log_p + score_error).logsumexp(-1), -(log_p - score_error).logsumexp(-1))
+
+
+def _lower_end(
+    log_p: Float64[Tensor, "rows num_tokens"], score_error: Float64[Tensor, "rows num_tokens"]
+) -> Float64[Tensor, "rows num_tokens"]:
+    log_highest_total = (log_p + score_error).logsumexp(-1, keepdim=True)
+    # Not below its own float64 rounding error: exp(2 d_i) can make that matter, and only this way does the end fall.
+    rounding = 4 * torch.finfo(torch.float64).eps * (1 + score_error)
+    others = torch.maximum(log_highest_total - log_p - score_error, rounding)
+    return 1 / (1 + (2 * score_error).clamp(max=_LARGEST_EXPONENT).exp() * torch.expm1(others))
 
 
 def _log_expm1(x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:

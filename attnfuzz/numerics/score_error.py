@@ -40,7 +40,7 @@ class ExponentRoundings:
 def dot_product_error(
     q: Float64[Tensor, "num_heads head_size"],
     k: Float64[Tensor, "num_heads num_tokens head_size"],
-    scale: float,
+    scale: float | int,
     *,
     in_dtype: torch.dtype,
     numerics: Numerics,

@@ -1,0 +1,109 @@
+"""The merge bound from both sides: correct merges stay below it, wrong ones do not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnfuzz.numerics import error_ratio, merge_bound
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+INF = math.inf
+States = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def states(dtype: torch.dtype, lse_scale: float, seed: int = 0) -> States:
+    """Prefix and suffix outputs `[40, 3, 16]` and LSEs `[40, 3]` in float64, exact in `dtype` and float32."""
+    generator = torch.Generator().manual_seed(seed)
+    outputs = torch.randn(2, 40, 3, 16, generator=generator).to(dtype).double()
+    lses = (torch.randn(2, 40, 3, generator=generator) * lse_scale).double()
+    return outputs[0], outputs[1], lses[0], lses[1]
+
+
+def merged(inputs: States, precision: torch.dtype, *, base2: bool = False) -> tuple[Tensor, Tensor]:
+    """Merge in `precision`; exact for float64."""
+    prefix, suffix, prefix_lse, suffix_lse = (x.to(precision) for x in inputs)
+    to_base = torch.tensor(math.log2(math.e) if base2 else 1.0, dtype=precision)
+    exp, log = (torch.exp2, torch.log2) if base2 else (torch.exp, torch.log)
+    prefix_lse, suffix_lse = prefix_lse * to_base, suffix_lse * to_base
+    largest = torch.maximum(prefix_lse, suffix_lse)
+    prefix_weight, suffix_weight = exp(prefix_lse - largest), exp(suffix_lse - largest)
+    total = prefix_weight + suffix_weight
+    out = prefix * (prefix_weight / total)[..., None] + suffix * (suffix_weight / total)[..., None]
+    lse = (log(total) + largest) * torch.tensor(math.log(2) if base2 else 1.0, dtype=precision)
+    return out, lse
+
+
+@pytest.mark.parametrize("base2", [False, True], ids=["natural", "base 2"])
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
+def test_correct_merges_stay_below_the_bound_closely(dtype: torch.dtype, base2: bool) -> None:
+    """Float32 merges in either base must pass for any LSEs, and the bound must not be far above their errors."""
+    out_ratios, lse_ratios = [], []
+    for seed, lse_scale in enumerate([0.0, 0.1, 1.0, 10.0, 100.0, 1e4, 1e30]):
+        inputs = states(dtype, lse_scale, seed)
+        bound = merge_bound(*inputs, out_dtype=dtype)
+        (out, lse), (got_out, got_lse) = merged(inputs, torch.float64), merged(inputs, F32, base2=base2)
+        out_ratios.append(error_ratio(got_out.to(dtype), out, bound.out).max().item())
+        lse_ratios.append(error_ratio(got_lse, lse, bound.lse).max().item())
+    assert (0.05 if dtype == F32 else 0.9) < max(out_ratios) < 1
+    assert 0.03 < max(lse_ratios) < 1
+
+
+def test_swapped_weights_are_found() -> None:
+    """Giving the prefix the suffix's weight is the plainest merge bug."""
+    inputs = states(F16, 1.0)
+    out, _ = merged(inputs, torch.float64)
+    prefix, suffix, prefix_lse, suffix_lse = inputs
+    wrong, _ = merged((prefix, suffix, suffix_lse, prefix_lse), F32)
+    assert error_ratio(wrong.half(), out, merge_bound(*inputs, out_dtype=F16).out).median().item() > 50
+
+
+def test_an_lse_left_in_base_2_is_found() -> None:
+    """A result in the wrong base is off by a factor of log 2, far above rounding."""
+    inputs = states(F16, 1.0)
+    _, lse = merged(inputs, torch.float64)
+    assert error_ratio(lse.float() * 1.4427, lse, merge_bound(*inputs, out_dtype=F16).lse).median().item() > 1e4
+
+
+def test_an_empty_side_contributes_nothing_even_if_nan() -> None:
+    """The output of an empty side is never read: its contents must not reach the bound."""
+    prefix, suffix, prefix_lse, suffix_lse = states(F16, 1.0)
+    empty = torch.full_like(prefix_lse, -INF)
+    bound = merge_bound(torch.full_like(prefix, torch.nan), suffix, empty, suffix_lse, out_dtype=F16)
+    assert error_ratio(suffix.half(), suffix, bound.out).max().item() == 0
+    one_ulp_and_a_half = suffix * (1 + 1.5 * 2.0**-10)
+    assert error_ratio(one_ulp_and_a_half, suffix, bound.out).min().item() > 1
+    assert bool((bound.lse > 0).all())
+
+
+def test_two_empty_sides_must_be_exact() -> None:
+    """Nothing merged with nothing is 0 and -inf: any bound above 0 would hide an unwritten row."""
+    prefix, suffix, prefix_lse, suffix_lse = states(F32, 1.0)
+    prefix_lse[0], suffix_lse[0] = -INF, -INF
+    prefix[0] = torch.nan
+    bound = merge_bound(prefix, suffix, prefix_lse, suffix_lse, out_dtype=F32)
+    assert not bound.out[0].any()
+    assert not bound.lse[0].any()
+    assert bool((bound.out[1:] > 0).all())
+
+
+@pytest.mark.parametrize("wrong", [INF, math.nan])
+def test_unnormalised_lses_are_refused(wrong: float) -> None:
+    """+inf means empty only before it is normalised: a bound computed from it would be NaN."""
+    prefix, suffix, prefix_lse, suffix_lse = states(F16, 1.0)
+    prefix_lse[3, 1] = wrong
+    with pytest.raises(ValueError, match=r"replace \+inf by -inf"):
+        merge_bound(prefix, suffix, prefix_lse, suffix_lse, out_dtype=F16)
+
+
+def test_truncation_to_bfloat16_is_allowed_only_on_request() -> None:
+    """Triton's interpreter truncates: without its allowance a correct merge would be reported there."""
+    inputs = states(BF16, 1.0)
+    out, _ = merged(inputs, torch.float64)
+    got = (merged(inputs, F32)[0].view(torch.int32) >> 16 << 16).view(F32)
+    nearest, truncated = (merge_bound(*inputs, out_dtype=BF16, truncates_bfloat16=flag).out for flag in (False, True))
+    assert error_ratio(got, out, nearest).max().item() > 1
+    assert error_ratio(got, out, truncated).max().item() < 1
