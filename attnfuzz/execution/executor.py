@@ -1,0 +1,181 @@
+"""An isolated process that answers calls, and dies alone."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from attnfuzz.execution.framing import encode_frame
+from attnfuzz.execution.link import Link, encode_fork_request
+from attnfuzz.execution.messages import Answer, Fault, Hello, Request
+from attnfuzz.execution.outcomes import Died, ExecutorUnavailable, Outcome, Reply, ServiceError, TimedOut
+from attnfuzz.execution.watchdog import ZygoteLostError, await_message, describe_death, kill
+from attnfuzz.execution.zygote_client import Zygote
+
+__all__ = ["Executor"]
+
+_MAX_START_ATTEMPTS = 8
+
+
+class Executor:
+    """Runs the zygote's service in a process of its own, replaced by a fresh one whenever it dies.
+
+    `environment` is set right after the fork, early enough for CUDA_VISIBLE_DEVICES. `memory_limit_bytes` bounds the
+    resident memory of the process, that of imported libraries included (about 300 MB with torch). It is checked every
+    20 ms during a call; RLIMIT_AS is no use, CUDA reserves more address space than there is memory.
+    Not to be shared between threads.
+    """
+
+    def __init__(
+        self,
+        zygote: Zygote,
+        *,
+        environment: Mapping[str, str] | None = None,
+        memory_limit_bytes: int | None = None,
+        startup_timeout_s: float = 120.0,
+    ) -> None:
+        if memory_limit_bytes is not None and memory_limit_bytes <= 0:
+            raise ValueError(f"memory_limit_bytes={memory_limit_bytes!r} must be positive, or None for no limit")
+        self._zygote = zygote
+        self._fork_request = encode_fork_request(environment or {})
+        self._memory_limit_bytes = memory_limit_bytes
+        self._startup_timeout_s = startup_timeout_s
+        self._link: Link | None = None
+        self._closed = False
+        self._num_starts = 0
+        self._num_calls = 0
+        self.last_idle_death: Died | None = None
+        self._start()
+
+    @property
+    def pid(self) -> int | None:
+        """The executor's process ID; None after it died, until the next call."""
+        return None if self._link is None else self._link.pid
+
+    @property
+    def restarts(self) -> int:
+        """How many processes have taken the place of an earlier one."""
+        return max(0, self._num_starts - 1)
+
+    def call(self, method: str, payload: bytes, *, timeout_s: float) -> Outcome:
+        """Have the service handle `method` with `payload`, a JSON document.
+
+        After `Died` and `TimedOut` the next call goes to a fresh executor. A death between two calls belongs to
+        neither: it is kept in `last_idle_death`. The call is repeated if the zygote dies meanwhile.
+        `ServiceError` if the service raised, `ExecutorUnavailable` if no executor can be started.
+        """
+        self._num_calls += 1
+        frame = _encode_request(self._num_calls, method, payload)
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s={timeout_s!r} must be positive")
+        try:
+            outcome = self._call_until_heard(frame, timeout_s)
+        except BaseException:  # an interrupt, say: the answer to this call must not be taken for that to the next
+            self._discard()
+            raise
+        if isinstance(outcome, Fault):
+            raise ServiceError(f"the service raised in the executor:\n{outcome.traceback}")
+        return outcome
+
+    def restart(self) -> None:
+        """Replace the process by a fresh one."""
+        self._end()
+        self._start()
+
+    def close(self) -> None:
+        """End the process; the executor cannot be used again."""
+        self._closed = True
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call_until_heard(self, frame: bytes, timeout_s: float) -> Outcome | Fault:
+        while True:
+            link = self._live_link()
+            link.forget_output()
+            link.send(frame, self._num_calls)
+            try:
+                return self._outcome(link, timeout_s)
+            except ZygoteLostError:
+                self._discard()
+
+    def _outcome(self, link: Link, timeout_s: float) -> Outcome | Fault:
+        match await_message(link, timeout_s, self._memory_limit_bytes):
+            case Answer(body=body, last=last):
+                if last:
+                    self._end()
+                return Reply(bytes(body))
+            case Fault() as fault:
+                return fault
+            case Hello():  # sent once, before the first call, unless forged
+                self._end()
+                return describe_death(link, "channel")
+            case Died() | TimedOut() as failure:
+                self._discard()
+                return failure
+
+    def _live_link(self) -> Link:
+        """The link to a live executor, a new one if that or its zygote died since the last call."""
+        link = self._link
+        if link is not None:
+            link.pump(0)
+            if link.exit_status is not None:
+                self.last_idle_death = describe_death(link)
+            if link.exit_status is not None or link.zygote_lost or link.channel_lost:
+                self._discard()
+        return self._link or self._start()
+
+    def _start(self) -> Link:
+        if self._closed:
+            raise RuntimeError("the executor was closed; make a new one to go on")
+        for _ in range(_MAX_START_ATTEMPTS):
+            self._link = Link(self._zygote.connect(), self._fork_request)
+            try:
+                self._await_hello(self._link)
+            except ZygoteLostError:
+                self._discard()
+                self._zygote.wait_ended(timeout_s=1.0)
+            except BaseException:
+                self._discard()
+                raise
+            else:
+                self._num_starts += 1
+                return self._link
+        raise ExecutorUnavailable(f"the zygote dropped {_MAX_START_ATTEMPTS} connections; close it and start another")
+
+    def _await_hello(self, link: Link) -> None:
+        first = await_message(link, self._startup_timeout_s, self._memory_limit_bytes)
+        if isinstance(first, Fault):
+            raise ServiceError(f"the service could not be made:\n{first.traceback}")
+        if not isinstance(first, Hello):
+            raise ExecutorUnavailable(f"the executor ended before its service was ready: {first}")
+        while (
+            link.pid is None and not link.zygote_lost
+        ):  # told by the zygote, on a socket that may have been read first
+            link.pump(1.0)
+
+    def _end(self) -> None:
+        """Kill the process and wait until it is gone, so that what it held on a device is free again."""
+        if self._link is not None:
+            kill(self._link)
+            self._discard()
+
+    def _discard(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+def _encode_request(number: int, method: str, payload: bytes) -> bytes:
+    try:
+        document = msgspec.json.decode(payload, type=msgspec.Raw)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"payload={payload[:80]!r} must be a JSON document: {error}") from None
+    return encode_frame(msgspec.json.encode(Request(number, method, document)))

@@ -1,0 +1,96 @@
+"""The JSON messages of the isolation layer.
+
+Two connections lead to an executor. On the *control* socket the driver talks to the zygote, which alone knows how the
+executor ended; the executor has no descriptor for it, so code under test cannot corrupt an exit status. On the
+*channel* the driver talks to the executor itself.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+
+__all__ = [
+    "MAX_CONTROL_BYTES",
+    "Answer",
+    "ControlReply",
+    "ControlRequest",
+    "ExecutorMessage",
+    "Exited",
+    "Fault",
+    "Fork",
+    "ForkFailed",
+    "Forked",
+    "Hello",
+    "Request",
+    "Signal",
+]
+
+MAX_CONTROL_BYTES = 128 * 1024
+"""Largest control message, in bytes; each is one packet, and Linux's default socket buffers hold one of this size."""
+
+
+class Fork(msgspec.Struct, tag="fork", frozen=True, forbid_unknown_fields=True):
+    """Driver to zygote: fork an executor. The channel and the output pipe travel with it as file descriptors."""
+
+    environment: dict[str, str]
+
+
+class Signal(msgspec.Struct, tag="signal", frozen=True, forbid_unknown_fields=True):
+    """Driver to zygote: signal the executor; SIGKILL goes to its whole process group.
+
+    The zygote sends it because only the parent knows that the process ID has not been reused.
+    """
+
+    number: int
+
+
+class Forked(msgspec.Struct, tag="forked", frozen=True, forbid_unknown_fields=True):
+    """Zygote to driver: the executor's process ID."""
+
+    pid: int
+
+
+class ForkFailed(msgspec.Struct, tag="fork_failed", frozen=True, forbid_unknown_fields=True):
+    """Zygote to driver: the system refused another process."""
+
+    error: str
+
+
+class Exited(msgspec.Struct, tag="exited", frozen=True, forbid_unknown_fields=True):
+    """Zygote to driver, the last message: exit code, or minus the number of the signal that killed the executor."""
+
+    status: int
+
+
+class Hello(msgspec.Struct, tag="hello", frozen=True, forbid_unknown_fields=True):
+    """Executor to driver: the service is loaded."""
+
+    pid: int
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Driver to executor: one call, with a number that the answer repeats."""
+
+    number: int
+    method: str
+    payload: msgspec.Raw
+
+
+class Answer(msgspec.Struct, tag="answer", frozen=True, forbid_unknown_fields=True):
+    """Executor to driver: what the service returned. After a `last` one the executor exits."""
+
+    number: int
+    body: msgspec.Raw
+    last: bool = False
+
+
+class Fault(msgspec.Struct, tag="fault", frozen=True, forbid_unknown_fields=True):
+    """Executor to driver: the service raised; in making it, if `number` is 0."""
+
+    number: int
+    traceback: str
+
+
+ControlRequest: TypeAlias = Fork | Signal
+ControlReply: TypeAlias = Forked | ForkFailed | Exited
+ExecutorMessage: TypeAlias = Hello | Answer | Fault

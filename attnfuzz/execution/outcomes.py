@@ -1,0 +1,75 @@
+"""What can come of one call to an executor, and the errors of the isolation layer itself."""
+
+import signal
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = [
+    "DeathReason",
+    "Died",
+    "ExecutorUnavailable",
+    "Outcome",
+    "Reply",
+    "ServiceError",
+    "TimedOut",
+    "signal_name",
+]
+
+DeathReason: TypeAlias = Literal["exit", "signal", "memory", "channel"]
+"""Why an executor died: it exited, a signal killed it, it outgrew its memory limit, or it lost or garbled its channel
+to the driver (code that closes or writes to file descriptors that are not its own)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The service answered with `body`, a JSON document."""
+
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The executor ended without an answer.
+
+    `exit_status` is as `subprocess` gives it: the exit code, or minus the signal's number. `output_tail` holds the last
+    of what it wrote to stdout and stderr; after a fatal signal that includes the Python stack.
+    """
+
+    exit_status: int
+    signal_name: str | None
+    output_tail: str
+    reason: DeathReason
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """No answer within `after_s` seconds, so the executor was killed.
+
+    `stack` is the Python stack of each of its threads when time was up, empty if it could not be had. `still_alive`
+    says that SIGKILL did not end it in time (a process inside a driver call): do not use its device again.
+    """
+
+    after_s: float
+    stack: str
+    still_alive: bool = False
+
+
+Outcome: TypeAlias = Reply | Died | TimedOut
+
+
+class ServiceError(RuntimeError):
+    """The service raised instead of answering: a bug of the framework, not of a kernel. Carries its traceback."""
+
+
+class ExecutorUnavailable(RuntimeError):  # noqa: N818 - a condition with a remedy, named for what the caller sees
+    """No executor can be started; the message says why and what to do."""
+
+
+def signal_name(exit_status: int) -> str | None:
+    """The name of the signal behind a negative exit status (-11 is SIGSEGV), None for an ordinary exit."""
+    if exit_status >= 0:
+        return None
+    try:
+        return signal.Signals(-exit_status).name
+    except ValueError:  # real-time signals between SIGRTMIN and SIGRTMAX have no name
+        return f"SIG{-exit_status}"

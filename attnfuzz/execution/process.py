@@ -1,0 +1,115 @@
+"""What the isolation layer asks of the operating system, each call guarded here and nowhere else."""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+__all__ = [
+    "adopt_orphans",
+    "child_pids",
+    "die_with_parent",
+    "disable_core_dumps",
+    "ended_child",
+    "kill_group",
+    "prefer_as_oom_victim",
+    "resident_bytes",
+    "start_time",
+]
+
+# include/uapi/linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> None:
+    """prctl(2); does nothing where the system has no such call, so that other clean-up paths remain."""
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed: {os.strerror(ctypes.get_errno())}")
+
+
+def die_with_parent(parent_pid: int | None = None) -> None:
+    """Have the kernel kill this process when the thread that forked it ends.
+
+    With `parent_pid`, also end now if that parent is gone already: the request comes too late to notice its death.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent_pid is not None and os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent dies, so that none can escape by starting a new session."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def disable_core_dumps() -> None:
+    """Write no core file: one of a process with torch loaded takes gigabytes and seconds.
+
+    One byte rather than none, because Linux also skips a core-dump *handler* only at that value (core(5)).
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    soft = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
+    resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+
+
+def prefer_as_oom_victim() -> None:
+    """When the machine runs out of memory, have the executor killed and not the driver."""
+    with contextlib.suppress(OSError):  # the file is absent or read-only in some containers
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Resident memory of a process in bytes, shared pages included; None if it is gone or /proc is not there."""
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_bytes().split()
+    except OSError:
+        return None
+    return int(fields[1]) * resource.getpagesize() if len(fields) > 1 else None
+
+
+def child_pids(parent_pid: int) -> list[int]:
+    """Process IDs of a process's children, zombies included (proc(5); /proc/*/children is not in every kernel)."""
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _parent_pid(entry) == parent_pid]
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; with its ID it names a process for good. None if gone."""
+    fields = _stat_fields(Path(f"/proc/{pid}"))
+    return int(fields[19]) if fields else None
+
+
+def ended_child() -> int | None:
+    """The process ID of a child that has ended, still reserved for it until waitpid is called."""
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if ended is None else ended.si_pid
+
+
+def _parent_pid(entry: Path) -> int | None:
+    fields = _stat_fields(entry)
+    return int(fields[1]) if fields else None
+
+
+def _stat_fields(entry: Path) -> list[bytes]:
+    """Fields of /proc/PID/stat from the third, the state, on; none if the process ended meanwhile."""
+    try:
+        stat = (entry / "stat").read_bytes()
+    except OSError:
+        return []
+    return stat.rpartition(b")")[2].split()  # the command name before may itself hold brackets and blanks
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL the process group led by `pid`, and `pid` itself in case it has not made itself a leader yet."""
+    for send in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            send(pid, signal.SIGKILL)

@@ -1,0 +1,147 @@
+"""The executor's side: from a freshly forked child of the zygote to a loop that answers calls until it is told to stop.
+
+Nothing here returns to the caller: a child that fell back into the zygote's loop would act as a second zygote.
+"""
+
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import NoReturn
+
+import msgspec
+
+from attnfuzz.execution.framing import FrameError, receive_frame, send_frame
+from attnfuzz.execution.messages import Answer, Fault, Hello, Request
+from attnfuzz.execution.process import die_with_parent, disable_core_dumps, prefer_as_oom_victim
+from attnfuzz.execution.service import ExitAfterReply, Service, instantiate_service
+
+__all__ = ["CHANNEL_LOST_STATUS", "STACK_SIGNAL", "run_executor", "serve"]
+
+CHANNEL_LOST_STATUS = 113
+"""Exit code of an executor whose channel no longer works: the code under test has closed or replaced it."""
+
+STACK_SIGNAL = signal.SIGUSR1
+"""Makes the executor write the Python stack of each thread to its output."""
+
+
+def run_executor(
+    channel: socket.socket, output: int, loaded: object, environment: Mapping[str, str], zygote_pid: int
+) -> NoReturn:
+    """Turn the current process, just forked, into an executor, and serve until the driver hangs up.
+
+    `output` is a file descriptor that takes stdout, stderr and the stack after a fatal signal.
+    """
+    status = 1
+    try:
+        os.setsid()  # so that a signal to the group reaches whatever the code under test starts
+        die_with_parent(zygote_pid)
+        os.register_at_fork(after_in_child=die_with_parent)
+        _redirect_standard_streams(output)
+        _report_fatal_signals(output)
+        disable_core_dumps()
+        prefer_as_oom_victim()
+        os.environ.update(environment)
+        status = serve(channel, loaded)
+    except SystemExit as error:
+        status = _exit_code(error)
+    except BaseException:
+        _print_traceback()
+        raise
+    finally:
+        _flush_standard_streams()
+        os._exit(status)
+
+
+def serve(channel: socket.socket, loaded: object) -> int:
+    """Make the service, say hello, answer requests; the exit code once the driver hung up or the channel is lost."""
+    try:
+        service = _make_service(channel, loaded)
+        if service is None:
+            return 1
+        own_pid = os.getpid()
+        send_frame(channel, msgspec.json.encode(Hello(own_pid)))
+        while (frame := receive_frame(channel)) is not None:
+            answer = _answer(service, msgspec.json.decode(frame, type=Request))
+            if os.getpid() != own_pid:  # code under test forked and returned twice; only the original answers
+                return 0
+            _send_answer(channel, answer)
+            if isinstance(answer, Answer) and answer.last:
+                break
+    except (OSError, FrameError):
+        _print_traceback()
+        return CHANNEL_LOST_STATUS
+    return 0
+
+
+def _make_service(channel: socket.socket, loaded: object) -> Service | None:
+    try:
+        return instantiate_service(loaded)
+    except Exception:  # noqa: BLE001 - whatever it is, the driver raises it as ServiceError
+        send_frame(channel, msgspec.json.encode(Fault(0, traceback.format_exc())))
+        return None
+
+
+def _answer(service: Service, request: Request) -> Answer | Fault:
+    try:
+        return _checked_answer(request.number, service.handle(request.method, bytes(request.payload)))
+    except ExitAfterReply as stop:
+        return _checked_answer(request.number, stop.body, last=True)
+    except Exception:  # noqa: BLE001 - whatever it is, the driver raises it as ServiceError
+        return Fault(request.number, traceback.format_exc())
+
+
+def _checked_answer(number: int, body: bytes, *, last: bool = False) -> Answer | Fault:
+    try:
+        return Answer(number, msgspec.json.decode(body, type=msgspec.Raw), last)
+    except (msgspec.DecodeError, TypeError) as error:
+        return Fault(number, f"the service answered {body[:200]!r}, which is not JSON: {error}")
+
+
+def _send_answer(channel: socket.socket, answer: Answer | Fault) -> None:
+    try:
+        send_frame(channel, msgspec.json.encode(answer))
+    except FrameError as error:
+        fault = Fault(answer.number, f"the service's answer was not sent: {error}")
+        send_frame(channel, msgspec.json.encode(fault))
+
+
+def _redirect_standard_streams(output: int) -> None:
+    with open(os.devnull, "rb") as null:  # noqa: PTH123 - a descriptor is wanted, not a path
+        os.dup2(null.fileno(), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    # Unbuffered enough that what was printed before a crash is not lost with the process.
+    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def _report_fatal_signals(output: int) -> None:
+    """Write stacks to `output` itself: the code under test may have closed descriptor 2."""
+    faulthandler.enable(file=output)
+    faulthandler.register(STACK_SIGNAL, file=output, all_threads=True)
+
+
+def _exit_code(error: SystemExit) -> int:
+    """The exit code that the interpreter would use."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _print_traceback() -> None:
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed, and the exit code matters more
+        traceback.print_exc()
+
+
+def _flush_standard_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or replaced by the code under test
+            stream.flush()

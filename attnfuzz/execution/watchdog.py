@@ -1,0 +1,99 @@
+"""Waits for an executor's answer, and establishes what became of it when none comes."""
+
+import signal
+import time
+
+from attnfuzz.execution.link import Link
+from attnfuzz.execution.messages import ExecutorMessage
+from attnfuzz.execution.outcomes import DeathReason, Died, ExecutorUnavailable, TimedOut, signal_name
+from attnfuzz.execution.process import resident_bytes
+from attnfuzz.execution.serve import CHANNEL_LOST_STATUS, STACK_SIGNAL
+
+__all__ = ["ZygoteLostError", "await_message", "describe_death", "kill"]
+
+_MEMORY_POLL_S = 0.02
+_CHANNEL_GRACE_S = 1.0
+_STACK_WAIT_S = 0.5
+_STACK_SILENCE_S = 0.05
+_KILL_WAIT_S = 10.0
+
+
+class ZygoteLostError(Exception):
+    """The zygote ended, and the executor with it: says nothing about the code under test."""
+
+
+def await_message(link: Link, timeout_s: float, memory_limit_bytes: int | None) -> ExecutorMessage | Died | TimedOut:
+    """The executor's next message, or how it ended: by itself, or killed here for taking too long or too much memory.
+
+    `ZygoteLostError` if that cannot be known, `ExecutorUnavailable` if it could not be forked.
+    """
+    deadline = time.monotonic() + timeout_s
+    expired = False
+    while True:
+        if (message := link.next_message()) is not None:
+            return message
+        if (died := _death(link, memory_limit_bytes)) is not None:
+            return died
+        if expired:
+            return _time_out(link, timeout_s)
+        remaining_s = deadline - time.monotonic()
+        expired = remaining_s <= 0  # and yet look once more: an answer that lies ready counts
+        link.pump(remaining_s if memory_limit_bytes is None else min(remaining_s, _MEMORY_POLL_S))
+
+
+def describe_death(link: Link, reason: DeathReason | None = None) -> Died:
+    """How the executor ended; `reason` if it was killed for one."""
+    status = -int(signal.SIGKILL) if link.exit_status is None else link.exit_status
+    if reason is None:
+        reason = "signal" if status < 0 else "channel" if status == CHANNEL_LOST_STATUS else "exit"
+    return Died(status, signal_name(status), link.output(), reason)
+
+
+def kill(link: Link) -> bool:
+    """SIGKILL the executor's process group; whether it is gone."""
+    link.signal(signal.SIGKILL)
+    return _await_exit(link, _KILL_WAIT_S)
+
+
+def _death(link: Link, memory_limit_bytes: int | None) -> Died | None:
+    """How the executor died, killed now if it cannot or may not go on; None if all is well."""
+    if link.fork_error is not None:
+        raise ExecutorUnavailable(f"no process could be forked: {link.fork_error}; free memory or process IDs")
+    if link.channel_lost:
+        # A dying process closes its channel first, so its exit status follows at once; a garbled one may live on.
+        _await_exit(link, 0.0 if link.garbled else _CHANNEL_GRACE_S)
+    if link.exit_status is not None:
+        return describe_death(link)
+    if link.zygote_lost:
+        raise ZygoteLostError
+    if link.channel_lost:
+        return _kill_for(link, "channel")
+    if memory_limit_bytes is not None and link.pid is not None and (resident_bytes(link.pid) or 0) > memory_limit_bytes:
+        return _kill_for(link, "memory")
+    return None
+
+
+def _kill_for(link: Link, reason: DeathReason) -> Died:
+    kill(link)
+    return describe_death(link, reason)
+
+
+def _time_out(link: Link, after_s: float) -> TimedOut:
+    """Ask for the Python stacks, wait until they have been written, kill."""
+    link.forget_output()
+    link.signal(STACK_SIGNAL)
+    deadline = time.monotonic() + _STACK_WAIT_S
+    while (remaining_s := deadline - time.monotonic()) > 0:
+        if not link.pump(min(remaining_s, _STACK_SILENCE_S)) and link.output():
+            break
+    stack = link.output()
+    return TimedOut(after_s, stack, still_alive=not kill(link))
+
+
+def _await_exit(link: Link, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not (ended := link.exit_status is not None or link.zygote_lost):
+        if (remaining_s := deadline - time.monotonic()) <= 0:
+            break
+        link.pump(remaining_s)
+    return ended

@@ -1,0 +1,195 @@
+"""Services for the tests of the isolation layer, loaded in executors by this file's path."""
+
+import ctypes
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from attnfuzz.execution import ExitAfterReply
+
+_MEBIBYTE = 1 << 20
+
+
+class Rogue:
+    """Does what its method's name says, mostly harm; `argument` is the decoded payload."""
+
+    def handle(self, method: str, payload: bytes) -> bytes:
+        action: Callable[[object], object] = getattr(self, method)
+        return msgspec.json.encode(action(msgspec.json.decode(payload)))
+
+    def echo(self, argument: object) -> object:
+        return argument
+
+    def pid(self, _: object) -> int:
+        return os.getpid()
+
+    def environment(self, _: object) -> dict[str, str]:
+        return dict(os.environ)
+
+    def loaded(self, names: list[str]) -> list[bool]:
+        return [name in sys.modules for name in names]
+
+    def torch_state(self, _: object) -> dict[str, object]:
+        torch = sys.modules["torch"]
+        return {"threads": torch.get_num_threads(), "cuda_initialized": torch.cuda.is_initialized()}
+
+    def sockets(self, _: object) -> int:
+        return len(_open_sockets())
+
+    def limits(self, _: object) -> dict[str, object]:
+        oom_score_adj = int(Path("/proc/self/oom_score_adj").read_text())
+        return {
+            "oom_score_adj": oom_score_adj,
+            "session": os.getsid(0),
+            "stdin": str(Path("/proc/self/fd/0").readlink()),
+        }
+
+    def sleep(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "slept"
+
+    def spin(self, _: object) -> None:
+        while True:
+            pass
+
+    def block_signals_and_sleep(self, _: object) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        libc = ctypes.CDLL(None)
+        while True:
+            libc.sleep(1000)
+
+    def segfault(self, _: object) -> None:
+        ctypes.string_at(0)
+
+    def abort(self, _: object) -> None:
+        os.abort()
+
+    def os_exit(self, code: int) -> None:
+        os._exit(code)
+
+    def sys_exit(self, code: object) -> None:
+        sys.exit(code)  # type: ignore[arg-type]  # any object is allowed and printed
+
+    def interrupt(self, _: object) -> None:
+        raise KeyboardInterrupt
+
+    def fail(self, message: str) -> None:
+        raise KeyError(message)
+
+    def answer_then_exit(self, argument: object) -> None:
+        raise ExitAfterReply(msgspec.json.encode(argument))
+
+    def grow(self, max_mebibytes: int) -> int:
+        """Touch ever more memory, at most `max_mebibytes` lest a broken watchdog takes the machine down."""
+        held = []
+        for _ in range(max_mebibytes // 4):
+            held.append(bytearray(b"x") * (4 * _MEBIBYTE))
+            time.sleep(0.001)
+        return len(held)
+
+    def large(self, num_bytes: int) -> str:
+        return "x" * num_bytes
+
+    def close_everything(self, _: object) -> None:
+        os.closerange(0, 4096)
+
+    def close_everything_and_spin(self, _: object) -> None:
+        self.close_everything(_)
+        self.spin(_)
+
+    def close_everything_and_exit(self, code: int) -> None:
+        self.close_everything(code)
+        os._exit(code)
+
+    def garble_channel(self, text: str) -> None:
+        for descriptor in _open_sockets():
+            os.write(descriptor, text.encode())
+        self.spin(text)
+
+    def forge(self, frame: list[int]) -> str:
+        for descriptor in _open_sockets():
+            os.write(descriptor, bytes(frame))
+        return "forged"
+
+    def write_stdout(self, num_bytes: int) -> str:
+        data = b"\x00\xffnoise\n" * (num_bytes // 8 + 1)
+        os.write(1, data[:num_bytes])
+        sys.stderr.write("more\n")
+        return "written"
+
+    def print_then_exit(self, num_lines: int) -> None:
+        for line in range(num_lines):
+            print("line", line)
+        os._exit(9)
+
+    def print_forever(self, _: object) -> None:
+        while True:
+            os.write(2, b"chatter\n" * 1000)
+
+    def fork_child(self, _: object) -> int:
+        child = os.fork()
+        while child == 0:
+            time.sleep(1000)
+        return child
+
+    def start_program(self, new_session: bool) -> int:
+        return subprocess.Popen(["sleep", "1000"], start_new_session=new_session).pid
+
+    def start_daemon(self, _: object) -> int:
+        """A program whose parent has ended and which is in a session of its own: it left no trace to follow."""
+        script = "import subprocess; print(subprocess.Popen(['sleep', '1000'], start_new_session=True, stdout=2).pid)"
+        return int(subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True).stdout)
+
+    def fork_and_answer_twice(self, _: object) -> str:
+        """As a kernel that forks and forgets to leave the child: both sides return."""
+        return "parent" if os.fork() else "child"
+
+
+def _open_sockets() -> list[int]:
+    descriptors = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    return [descriptor for descriptor in descriptors if _is_socket(descriptor)]
+
+
+def _is_socket(descriptor: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:  # the one that listed the folder
+        return False
+
+
+class CannotBeMade:
+    """A service whose constructor raises."""
+
+    def __init__(self) -> None:
+        raise LookupError("no kernel to run")
+
+    def handle(self, method: str, payload: bytes) -> bytes:
+        return payload
+
+
+class DiesWhenMade:
+    """A service whose constructor ends the process."""
+
+    def __init__(self) -> None:
+        os._exit(7)
+
+    def handle(self, method: str, payload: bytes) -> bytes:
+        return payload
+
+
+class AnswersPlainText:
+    """A service whose answers are not JSON."""
+
+    def handle(self, method: str, payload: bytes) -> bytes:
+        return b"plain text"
+
+
+ready_made = Rogue()
+not_a_service = {"handle": None}

@@ -1,0 +1,152 @@
+"""What is asked of the operating system."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from attnfuzz.execution.process import (
+    child_pids,
+    die_with_parent,
+    disable_core_dumps,
+    ended_child,
+    kill_group,
+    prefer_as_oom_victim,
+    resident_bytes,
+    start_time,
+)
+
+
+def exit_status_of_fork(action: Callable[[], int]) -> int:
+    """How a forked copy of this process ends that exits with what `action` returns."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(action())
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.fixture
+def gone() -> int:
+    """The process ID of a process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+def test_resident_memory_is_measured_in_bytes() -> None:
+    """The memory limit would be off by the size of a page, or miss growth."""
+    before = resident_bytes(os.getpid())
+    held = bytearray(b"x") * (64 << 20)
+    after = resident_bytes(os.getpid())
+    assert before is not None
+    assert after is not None
+    assert 60 << 20 <= after - before <= 80 << 20
+    assert len(held) == 64 << 20
+    usage_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert after <= usage_kib * 1024 * 1.1
+
+
+def test_ended_process_has_no_memory_and_no_start(gone: int) -> None:
+    """A dead executor would crash the watchdog."""
+    assert resident_bytes(gone) is None
+    assert start_time(gone) is None
+
+
+def test_start_time_tells_processes_apart() -> None:
+    """A reused process ID would be killed for its predecessor."""
+    own, parent = start_time(os.getpid()), start_time(os.getppid())
+    assert own is not None
+    assert parent is not None
+    assert own >= parent
+
+
+def test_children_are_listed_until_collected() -> None:
+    """Adopted processes would be overlooked."""
+    with subprocess.Popen(["sleep", "100"]) as process:
+        assert process.pid in child_pids(os.getpid())
+        process.kill()
+        process.wait()
+        assert process.pid not in child_pids(os.getpid())
+
+
+def test_ended_child_is_named_but_not_collected() -> None:
+    """A process ID could be reused between the notice of a death and the signal to its group."""
+
+    def check() -> int:
+        assert ended_child() is None
+        child = os.fork()
+        if child == 0:
+            os._exit(5)
+        while ended_child() is None:
+            pass
+        assert ended_child() == child
+        _, status = os.waitpid(child, 0)
+        assert ended_child() is None
+        return os.waitstatus_to_exitcode(status)
+
+    assert exit_status_of_fork(check) == 5
+
+
+def test_core_dumps_are_off() -> None:
+    """Each crash would write gigabytes and take seconds."""
+
+    def check() -> int:
+        disable_core_dumps()
+        return int(resource.getrlimit(resource.RLIMIT_CORE)[0])
+
+    assert exit_status_of_fork(check) in (0, 1)
+
+
+def test_executor_comes_first_when_memory_runs_out() -> None:
+    """The kernel would kill the driver for what its executor took."""
+
+    def check() -> int:
+        prefer_as_oom_victim()
+        with open("/proc/self/oom_score_adj") as file:  # noqa: PTH123 - the child of a fork does as little as it can
+            return int(file.read()) // 10
+
+    assert exit_status_of_fork(check) == 100
+
+
+def test_process_whose_parent_is_gone_already_ends() -> None:
+    """A zygote that dies during a fork would leave an executor behind."""
+
+    def check() -> int:
+        die_with_parent(parent_pid=1 << 30)
+        return 0
+
+    assert exit_status_of_fork(check) == -signal.SIGKILL
+
+
+def test_process_whose_parent_lives_goes_on() -> None:
+    """No executor could start."""
+    own = os.getpid()
+
+    def check() -> int:
+        die_with_parent(own)
+        return 3
+
+    assert exit_status_of_fork(check) == 3
+
+
+def test_group_is_killed_with_its_leader() -> None:
+    """What a kernel started would survive it."""
+    shell = "sleep 100 & echo $!; wait"
+    with subprocess.Popen(["sh", "-c", shell], stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        kill_group(process.pid)
+        assert process.stdout.read() == b""  # at the end of file, no process of the group holds the pipe
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_killing_what_is_gone_is_harmless(gone: int) -> None:
+    """Cleaning up after a death would raise."""
+    kill_group(gone)

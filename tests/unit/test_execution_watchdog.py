@@ -1,0 +1,84 @@
+"""Judging an executor by what its link knows. How real executors die is in test_execution_executor.py."""
+
+import os
+import socket
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from attnfuzz.execution.framing import encode_frame
+from attnfuzz.execution.link import Link, encode_fork_request
+from attnfuzz.execution.messages import MAX_CONTROL_BYTES, ControlReply, Exited, Forked, ForkFailed, Hello
+from attnfuzz.execution.outcomes import Died, ExecutorUnavailable
+from attnfuzz.execution.watchdog import ZygoteLostError, await_message
+
+
+class Peer:
+    """A zygote and an executor, played by the test."""
+
+    def __init__(self) -> None:
+        ours, self.control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.link = Link(ours, encode_fork_request({}))
+        _, descriptors, _, _ = socket.recv_fds(self.control, MAX_CONTROL_BYTES, 2)
+        self.channel, self.output = socket.socket(fileno=descriptors[0]), descriptors[1]
+
+    def tell(self, message: ControlReply) -> None:
+        self.control.send(msgspec.json.encode(message))
+
+    def close(self) -> None:
+        for end in (self.link, self.control, self.channel):
+            end.close()
+        os.close(self.output)
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    made = Peer()
+    yield made
+    made.close()
+
+
+def test_failed_fork_is_an_error_with_its_cause(peer: Peer) -> None:
+    """A machine out of processes would look like a kernel that crashes."""
+    peer.tell(ForkFailed("Resource temporarily unavailable"))
+    with pytest.raises(ExecutorUnavailable, match="Resource temporarily unavailable"):
+        await_message(peer.link, 5, None)
+
+
+def test_death_of_the_zygote_is_not_the_kernels(peer: Peer) -> None:
+    """A kernel would be blamed for the death of the process that forked it."""
+    peer.channel.close()  # as the executor dies with the zygote, it may well be seen first
+    peer.control.close()
+    with pytest.raises(ZygoteLostError):
+        await_message(peer.link, 5, None)
+
+
+def test_message_counts_more_than_the_death_after_it(peer: Peer) -> None:
+    """A verdict would be lost to a crash on the way out."""
+    peer.channel.sendall(encode_frame(msgspec.json.encode(Hello(1))))
+    peer.tell(Exited(-11))
+    assert await_message(peer.link, 5, None) == Hello(1)
+    assert await_message(peer.link, 5, None) == Died(-11, "SIGSEGV", "", "signal")
+
+
+def test_answer_that_lies_ready_when_time_is_up_counts(peer: Peer) -> None:
+    """On a busy machine a driver that was not scheduled would report hangs."""
+    peer.channel.sendall(encode_frame(msgspec.json.encode(Hello(1))))
+    assert await_message(peer.link, 1e-9, None) == Hello(1)
+
+
+def test_closed_channel_takes_its_reason_from_the_exit_that_follows(peer: Peer) -> None:
+    """Every crash would be reported as a lost channel: that is what a dying process loses first."""
+    peer.channel.close()
+    peer.link.pump(1)
+    assert peer.link.channel_lost
+    peer.tell(Exited(-6))
+    assert await_message(peer.link, 5, None) == Died(-6, "SIGABRT", "", "signal")
+
+
+def test_memory_of_a_process_that_is_gone_is_no_reason(peer: Peer) -> None:
+    """The watchdog would raise when a process dies while it is being measured."""
+    peer.tell(Forked(1 << 22))
+    peer.tell(Exited(0))
+    assert await_message(peer.link, 5, 1) == Died(0, None, "", "exit")
