@@ -1,0 +1,5 @@
+"""``python -m attnfuzz``."""
+
+from attnfuzz.cli import main
+
+main()

@@ -1,0 +1,5 @@
+"""The search for bugs: several workers draw cases within a budget, and what fails is confirmed, shrunk and saved.
+
+The coordinator (`coordinator`) runs in the command's process and owns the budget, the findings and the files. Workers
+(`worker`) are processes that draw cases with Hypothesis and have them judged in executors. All of it is torch-free.
+"""

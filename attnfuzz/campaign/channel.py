@@ -1,0 +1,60 @@
+"""JSON lines over a socket between the coordinator and a worker."""
+
+from __future__ import annotations
+
+import select
+import socket
+from typing import Generic, TypeVar
+
+import msgspec
+
+__all__ = ["Channel", "ChannelClosed"]
+
+_READ_BYTES = 1 << 16
+
+In = TypeVar("In")
+
+
+class ChannelClosed(ConnectionError):  # noqa: N818 - a condition, named for what the caller sees
+    """The other side is gone."""
+
+
+class Channel(Generic[In]):
+    """Sends any message and receives those that ``decoder`` knows. Raises ChannelClosed once the other side is gone."""
+
+    def __init__(self, connection: socket.socket, decoder: msgspec.json.Decoder[In]) -> None:
+        self._connection = connection
+        self._decoder = decoder
+        self._buffer = bytearray()
+        self._ended = False
+
+    def fileno(self) -> int:
+        """The socket's file descriptor, for select."""
+        return self._connection.fileno()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send one message."""
+        try:
+            self._connection.sendall(msgspec.json.encode(message) + b"\n")
+        except OSError as error:
+            raise ChannelClosed(f"cannot send: {error}") from error
+
+    def receive(self, timeout_s: float = 0.0) -> list[In]:
+        """The messages that have arrived, after waiting up to ``timeout_s`` for the first."""
+        while not self._ended and select.select([self._connection], [], [], timeout_s)[0]:
+            try:
+                data = self._connection.recv(_READ_BYTES)
+            except OSError as error:
+                raise ChannelClosed(f"cannot receive: {error}") from error
+            self._ended = not data
+            self._buffer += data
+            timeout_s = 0.0
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = bytearray(rest)
+        if self._ended and not lines:
+            raise ChannelClosed("the other side closed the connection")
+        return [self._decoder.decode(line) for line in lines]
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()

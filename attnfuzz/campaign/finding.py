@@ -1,0 +1,72 @@
+"""One finding of a campaign, from the first failing case to the minimal one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attnfuzz.campaign.signature import Signature, Symptom, case_features
+from attnfuzz.corpus import FindingRecord, Regression, current_environment
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import Case
+
+__all__ = ["Finding"]
+
+
+@dataclass(slots=True, eq=False)
+class Finding:
+    """The smallest failing case so far, and how sure it is.
+
+    ``failed`` of ``runs`` repetitions failed; ``runs`` is 0 until it has been confirmed. ``first_seen_s`` and
+    ``shrunk_s`` (None until shrinking has ended by itself) are seconds since the campaign began. ``known_as`` is the
+    file of an earlier campaign with the same signature, ``replaces`` one whose case was larger.
+    """
+
+    name: str
+    declaration: Declaration
+    case: Case
+    failure: Failure
+    first_seen_s: float
+    failed: int = 0
+    runs: int = 0
+    shrunk_s: float | None = None
+    minimised: bool = False
+    steps: int = 0
+    path: Path | None = None
+    known_as: Path | None = None
+    replaces: Path | None = None
+    features: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def symptom(self) -> Symptom:
+        """Kernel, oracle and kind."""
+        return Symptom.of(self.declaration.target, self.failure)
+
+    @property
+    def signature(self) -> Signature:
+        """The symptom with the features of the smallest case so far."""
+        return Signature(self.symptom, self.features or case_features(self.declaration, self.case))
+
+    @property
+    def is_flaky(self) -> bool:
+        """Whether some repetitions passed."""
+        return self.failed < self.runs
+
+    def certainty(self) -> str:
+        """How often it failed, if not always; empty for one that always does."""
+        if self.runs == 0:
+            return "seen once; time ran out before it was confirmed"
+        return f"flaky: failed in {self.failed} of {self.runs} repetitions" if self.is_flaky else ""
+
+    def regression(self, device: str) -> Regression:
+        """What is saved of it."""
+        record = FindingRecord.of(self.failure, self.signature.features)
+        return Regression(
+            problem=self.declaration.problem,
+            kernel=self.declaration.target,
+            case=self.case,
+            finding=record,
+            note=self.certainty(),
+            environment=current_environment(device),
+        )

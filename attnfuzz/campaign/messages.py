@@ -1,0 +1,135 @@
+"""What the coordinator and its workers say to each other: one JSON line each."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure, OracleName
+
+__all__ = [
+    "Busy",
+    "Confirmed",
+    "Found",
+    "FromWorker",
+    "Known",
+    "Minimised",
+    "Progress",
+    "Setup",
+    "Smaller",
+    "Stop",
+    "ToWorker",
+    "Trouble",
+    "Unconfirmed",
+]
+
+
+class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
+    """The first message to a worker.
+
+    ``deadline`` is on the monotonic clock, which the processes of one machine share. ``zygote`` is the address under
+    which executors are had; ``journal`` the file that names the case being judged.
+    """
+
+    worker: int
+    num_workers: int
+    seed: int
+    kernels: tuple[Declaration, ...]
+    deadline: float
+    device: str
+    oracles: tuple[OracleName, ...]
+    zygote: str = ""
+    journal: str = ""
+    timeout_s: float | None = None
+
+
+class Known(msgspec.Struct, tag="known", frozen=True, kw_only=True):
+    """A bug has been found: failures that it explains pass silently from now on."""
+
+    kernel: str
+    oracle: str
+    kind: str
+    features: frozenset[str]
+
+
+class Busy(msgspec.Struct, tag="busy", frozen=True, kw_only=True):
+    """Another worker starts (or stops) looking into a symptom."""
+
+    kernel: str
+    oracle: str
+    kind: str
+    busy: bool
+
+
+class Stop(msgspec.Struct, tag="stop", frozen=True):
+    """The campaign is over."""
+
+
+class Progress(msgspec.Struct, tag="progress", frozen=True, kw_only=True):
+    """What a worker did on one kernel since it last said so. ``known``: failures explained by earlier findings."""
+
+    kernel: str
+    cases: int
+    seconds: float
+    known: int = 0
+    skipped: int = 0
+    max_error_ratio: float = 0.0
+
+
+class Found(msgspec.Struct, tag="found", frozen=True, kw_only=True):
+    """A case failed; sent before anything else is done with it."""
+
+    finding: str
+    kernel: str
+    case: msgspec.Raw
+    failure: Failure
+
+
+class Confirmed(msgspec.Struct, tag="confirmed", frozen=True, kw_only=True):
+    """It failed ``failed`` times when run ``runs`` times more."""
+
+    finding: str
+    failed: int
+    runs: int
+
+
+class Unconfirmed(msgspec.Struct, tag="unconfirmed", frozen=True, kw_only=True):
+    """It never failed again in ``runs`` runs."""
+
+    finding: str
+    runs: int
+
+
+class Smaller(msgspec.Struct, tag="smaller", frozen=True, kw_only=True):
+    """A smaller case fails in the same way."""
+
+    finding: str
+    case: msgspec.Raw
+    failure: Failure
+
+
+class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
+    """Shrinking has ended; ``complete`` unless time ran out first.
+
+    ``features`` are those that every failing case on the way down had: what the bug needs.
+    """
+
+    finding: str
+    features: frozenset[str]
+    complete: bool
+
+
+class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
+    """Something went wrong, but not in a kernel; the worker ends over it.
+
+    ``environment`` if no kernel can be run here at all: the message is one sentence with a remedy.
+    """
+
+    message: str
+    environment: bool = False
+
+
+ToWorker: TypeAlias = Setup | Known | Busy | Stop
+FromWorker: TypeAlias = Progress | Found | Confirmed | Unconfirmed | Smaller | Minimised | Trouble

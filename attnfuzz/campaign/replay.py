@@ -1,0 +1,100 @@
+"""Saved cases run again: each on the kernel it names and on every other kernel that supports it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnfuzz.corpus import Regression
+from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.execution.runner import Runner
+from attnfuzz.oracles.verdict import Verdict
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.supported import adapt_options, why_unsupported
+
+__all__ = ["Replayed", "SavedCase", "replay", "resolve_target"]
+
+_BUNDLED = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCase:
+    """A regression and the file it was read from."""
+
+    path: Path
+    regression: Regression
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One case on one kernel; ``verdict`` is None where the kernel does not support it, as ``objection`` says."""
+
+    saved: SavedCase
+    kernel: Declaration
+    case: Case
+    verdict: Verdict | None
+    objection: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether an oracle objected."""
+        return self.verdict is not None and self.verdict.failure is not None
+
+
+def replay(cases: Sequence[SavedCase], runner: Runner, *, kernels: Sequence[str] = ()) -> Iterator[Replayed]:
+    """Run each case on its own kernel and all bundled ones of its problem, or only on ``kernels`` if given.
+
+    Every kernel is loaded before the first case runs. Raises KernelLoadError for one that cannot be.
+    """
+    chosen = runner.declarations(list(kernels) if kernels else [_BUNDLED])
+    own = [None if kernels else _own_kernel(saved, runner) for saved in cases]
+    for saved, first in zip(cases, own, strict=True):
+        for declaration in _distinct([first, *chosen] if first else chosen):
+            if declaration.problem == saved.regression.problem:
+                named = declaration is first or bool(kernels)
+                yield from _replay_on(declaration, saved, runner, told_why_not=named)
+
+
+def resolve_target(target: str, regression_file: Path) -> str:
+    """``target`` with a relative file found from here, or else from a folder above the regression file.
+
+    Raises KernelLoadError for a file that is nowhere.
+    """
+    place, separator, name = target.rpartition(":") if not target.endswith(".py") else (target, "", "")
+    if not place.endswith(".py") or Path(place).is_file():
+        return target
+    for folder in regression_file.resolve().parents:
+        if (folder / place).is_file():
+            return f"{folder / place}{separator}{name}"
+    raise KernelLoadError(
+        f"{regression_file} names the kernel {target!r}, but there is no file {place!r} here or above the regression; "
+        "run from the folder it is relative to, or name another kernel with --kernel"
+    )
+
+
+def _own_kernel(saved: SavedCase, runner: Runner) -> Declaration:
+    target = resolve_target(saved.regression.kernel, saved.path)
+    try:
+        (declaration, *_) = runner.declarations([target])
+    except KernelLoadError as error:
+        raise KernelLoadError(f"{saved.path}: {error}; name another kernel with --kernel") from error
+    if declaration.problem != saved.regression.problem:
+        raise KernelLoadError(
+            f"{saved.path} is a case of {saved.regression.problem}, but kernel {target!r} computes "
+            f"{declaration.problem}; name another kernel with --kernel"
+        )
+    return declaration
+
+
+def _distinct(declarations: Iterable[Declaration]) -> list[Declaration]:
+    return list({declaration.target: declaration for declaration in declarations}.values())
+
+
+def _replay_on(declaration: Declaration, saved: SavedCase, runner: Runner, *, told_why_not: bool) -> Iterator[Replayed]:
+    case = adapt_options(saved.regression.case, declaration.options)
+    objection = why_unsupported(declaration.supports, declaration.options, case)
+    if objection is None:
+        yield Replayed(saved, declaration, case, runner.judge(declaration, case))
+    elif told_why_not:
+        yield Replayed(saved, declaration, case, None, objection)

@@ -1,0 +1,53 @@
+"""Which kernel a worker turns to next: every kernel gets the same time, and all of them get some of it early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Schedule"]
+
+_FIRST_SLICE_S = 1.0
+_LATER_SLICE_S = 3.0
+_SHORTEST_SLICE_S = 0.25
+
+
+@dataclass(slots=True)
+class _Share:
+    seconds: float = 0.0
+    cases: int = 0
+    rounds: int = 0
+
+
+class Schedule:
+    """Slices of time for the kernels named by ``targets``.
+
+    Worker ``worker`` of ``num_workers`` starts at its own place in the list, so that together they reach each kernel
+    sooner.
+    """
+
+    def __init__(self, targets: Sequence[str], *, worker: int = 0, num_workers: int = 1) -> None:
+        first = worker * len(targets) // max(1, num_workers)
+        self._shares = {target: _Share() for target in (*targets[first:], *targets[:first])}
+
+    def next_target(self) -> str:
+        """The kernel that had the least time; among those with the same, the one with fewer cases."""
+        return min(self._shares, key=lambda target: (self._shares[target].seconds, self._shares[target].cases))
+
+    def slice_s(self, target: str, remaining_s: float) -> float:
+        """Seconds for the next round on ``target``: short while other kernels wait for their first."""
+        if self._shares[target].rounds:
+            return min(_LATER_SLICE_S, remaining_s)
+        fair = remaining_s / (2 * len(self._shares))
+        return min(remaining_s, max(_SHORTEST_SLICE_S, min(_FIRST_SLICE_S, fair)))
+
+    def record(self, target: str, *, seconds: float, cases: int) -> None:
+        """Charge a round (and the shrinking that it led to) to ``target``."""
+        share = self._shares[target]
+        share.seconds += seconds
+        share.cases += cases
+        share.rounds += 1
+
+    def rounds(self, target: str) -> int:
+        """Rounds that ``target`` has had."""
+        return self._shares[target].rounds

@@ -1,0 +1,95 @@
+"""What tells one bug from another.
+
+Before shrinking only the *symptom* is known: kernel, oracle and kind of failure. After shrinking, the features that the
+minimal case still needs complete the *signature*. A later failure with the same symptom whose case has all of those
+features is presumed to be the same bug; one that lacks some of them cannot be, and is looked into.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.features import features
+
+__all__ = ["KnownFindings", "Signature", "Symptom", "case_features"]
+
+
+def case_features(declaration: Declaration, case: Case) -> frozenset[str]:
+    """What makes ``case`` more than the simplest case that the kernel supports."""
+    return features(case, supports=declaration.supports, options=declaration.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """Kernel (by target), oracle and kind: all that a failure shows at once."""
+
+    kernel: str
+    oracle: str
+    kind: str
+
+    @classmethod
+    def of(cls, kernel: str, failure: Failure) -> Symptom:
+        """The symptom of ``failure`` on the kernel loaded by ``kernel``."""
+        return cls(kernel, failure.oracle, failure.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A symptom with the features that its minimal case still has."""
+
+    symptom: Symptom
+    features: frozenset[str]
+
+    def explains(self, symptom: Symptom, features: frozenset[str]) -> bool:
+        """Whether a failing case with ``features`` is presumed to be this bug."""
+        return self.symptom == symptom and self.features <= features
+
+    def __str__(self) -> str:
+        needs = ", ".join(sorted(self.features)) or "any case"
+        return f"{self.symptom.oracle}/{self.symptom.kind} [{needs}]"
+
+
+class KnownFindings:
+    """The signatures found so far, and the symptoms that some worker is looking into."""
+
+    def __init__(self) -> None:
+        self._signatures: dict[Symptom, list[Signature]] = {}
+        self._busy: dict[Symptom, int] = {}
+
+    def add(self, signature: Signature) -> None:
+        """Presume later failures that ``signature`` explains to be known."""
+        others = self._signatures.setdefault(signature.symptom, [])
+        if signature not in others:
+            others.append(signature)
+
+    def explains(self, symptom: Symptom, features: frozenset[str]) -> bool:
+        """Whether a failing case with ``features`` is presumed to be a bug found before."""
+        return any(signature.features <= features for signature in self._signatures.get(symptom, ()))
+
+    def has_symptom(self, symptom: Symptom) -> bool:
+        """Whether any finding shows this symptom."""
+        return symptom in self._signatures
+
+    def of_oracles(self, kernel: str, oracles: frozenset[str]) -> list[Signature]:
+        """Findings of a kernel by one of ``oracles``."""
+        return [
+            signature
+            for symptom, signatures in self._signatures.items()
+            if symptom.kernel == kernel and symptom.oracle in oracles
+            for signature in signatures
+        ]
+
+    def set_busy(self, symptom: Symptom, busy: bool) -> None:
+        """Note that another worker starts or stops looking into ``symptom``."""
+        count = self._busy.get(symptom, 0) + (1 if busy else -1)
+        if count > 0:
+            self._busy[symptom] = count
+        else:
+            self._busy.pop(symptom, None)
+
+    def is_busy(self, symptom: Symptom) -> bool:
+        """Whether another worker looks into ``symptom`` now."""
+        return symptom in self._busy

@@ -1,0 +1,96 @@
+"""A worker process: ``python -m attnfuzz.campaign.worker CHANNEL_FD BROKER_FD``, started by the coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import cast
+
+import msgspec
+from hypothesis.strategies import SearchStrategy
+
+from attnfuzz.campaign.channel import Channel, ChannelClosed
+from attnfuzz.campaign.journal import Journal
+from attnfuzz.campaign.judging import TimedJudge
+from attnfuzz.campaign.messages import Setup, ToWorker, Trouble
+from attnfuzz.campaign.search import Search
+from attnfuzz.campaign.zygote_broker import BorrowedZygote
+from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.execution.outcomes import ExecutorUnavailable
+from attnfuzz.execution.process import die_with_parent
+from attnfuzz.execution.runner import Runner
+from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.oracles.verdict import Verdict
+from attnfuzz.problems.cases import Case
+from attnfuzz.strategies.cases import cases
+from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES
+
+__all__ = ["main", "work"]
+
+_SETUP_WAIT_S = 60.0
+
+
+def main(arguments: list[str]) -> int:
+    """Work until the coordinator is content or gone; the exit status."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel_fd, broker_fd = (int(argument) for argument in arguments)
+    channel = Channel(socket.socket(fileno=channel_fd), msgspec.json.Decoder(ToWorker))
+    try:
+        (setup,) = channel.receive(_SETUP_WAIT_S)[:1]
+        if not isinstance(setup, Setup):
+            raise TypeError(f"the first message is {setup!r}; it must be a Setup")
+        work(setup, channel, socket.socket(fileno=broker_fd))
+    except ChannelClosed:
+        return 1
+    except (ExecutorUnavailable, KernelLoadError) as error:
+        channel.send(Trouble(message=str(error), environment=True))
+        return 1
+    except Exception:  # noqa: BLE001 - a process boundary: the coordinator is told everything
+        channel.send(Trouble(message=traceback.format_exc()))
+        return 1
+    return 0
+
+
+def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> None:
+    """Search as ``setup`` says, with executors from the zygote behind ``broker``."""
+    sizes = GPU_SIZES if setup.device == "cuda" else CPU_SIZES
+    zygote = cast(Zygote, BorrowedZygote(broker))  # all that an executor asks of a zygote
+    runner = Runner(device=setup.device, oracles=setup.oracles, timeout_s=setup.timeout_s, zygote=zygote)
+    with contextlib.closing(_Executors(runner)) as executors, contextlib.closing(_journal(setup)) as journal:
+        judge = TimedJudge(executors.judge, deadline=setup.deadline, longest_s=runner.timeout_s, journal=journal)
+
+        def strategy_for(declaration: Declaration) -> SearchStrategy[Case]:
+            return cases(declaration.problem, supports=declaration.supports, options=declaration.options, sizes=sizes)
+
+        Search(setup, judge=judge, strategy_for=strategy_for, channel=channel).run()
+
+
+class _Executors:
+    """One runner at a time, replaced by its sibling where a fresh process is asked for."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+        """The verdict on ``case``; see `Judge`."""
+        if afresh:
+            old, self._runner = self._runner, self._runner.sibling()
+            old.close()
+        return self._runner.judge(declaration, case, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """End the executor."""
+        self._runner.close()
+
+
+def _journal(setup: Setup) -> Journal:
+    return Journal(Path(setup.journal) if setup.journal else None)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

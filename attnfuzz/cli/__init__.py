@@ -1,0 +1,64 @@
+"""The command line: the only place that parses arguments. Each command is imported when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    "explore": "attnfuzz.cli.explore",
+    "replay": "attnfuzz.cli.replay",
+    "list": "attnfuzz.cli.listing",
+    "show": "attnfuzz.cli.show",
+    "repro": "attnfuzz.cli.repro",
+    "doctor": "attnfuzz.cli.doctor",
+}
+_INTERRUPTED = 130
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(_COMMANDS[cmd_name]).command
+        return command
+
+
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="attnfuzz", message="%(prog)s %(version)s")
+def _attnfuzz() -> None:
+    """Find bugs in LLM decode-attention kernels: draw hard cases, compare with a float64 reference, shrink, replay."""
+
+
+def _show(error: click.ClickException) -> None:
+    """One sentence, without the lines on usage that click puts before it, unless help is all there is to say."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        error.show()
+    else:
+        click.ClickException.show(error)
+
+
+def main() -> None:
+    """Run a command; the process ends with its exit status.
+
+    0: nothing found. 1: findings. 2: wrong usage or environment. 130: interrupted.
+    """
+    try:
+        status = _attnfuzz.main(prog_name="attnfuzz", standalone_mode=False)
+    except click.exceptions.Abort:  # Ctrl-C
+        sys.exit(_INTERRUPTED)
+    except click.ClickException as error:
+        _show(error)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader of a pipe is gone: nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(status if isinstance(status, int) else 0)

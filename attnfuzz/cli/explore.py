@@ -1,0 +1,106 @@
+"""``attnfuzz explore``: search for bugs within a budget."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, ORACLE, duration, number_of_workers, writable_file
+from attnfuzz.cli.refusal import Refusal, refusing
+
+if TYPE_CHECKING:
+    from attnfuzz.campaign.result import CampaignResult
+    from attnfuzz.campaign.startup import Request
+
+__all__ = ["command", "exit_status"]
+
+
+@click.command(epilog=KERNEL_HELP)
+@click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
+@click.option(
+    "--budget", callback=duration, default="60s", show_default=True, help="Wall-clock time, start-up included."
+)
+@click.option(
+    "--workers", callback=number_of_workers, default="auto", show_default=True, help="Processes that judge cases."
+)
+@click.option("--device", type=DEVICE, default="auto", show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of the search; drawn and printed by default.")
+@click.option("--oracle", "oracles", type=ORACLE, multiple=True, help="Only these oracles (crash and hang stay on).")
+@click.option("--save-dir", type=click.Path(path_type=Path), help="Where findings go  [default: regressions]")
+@click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write a summary as JSON.")
+@click.option("--fail-fast", is_flag=True, help="Stop at the first finding, once it is shrunk.")
+@click.option("--quiet", is_flag=True, help="Print only the result.")
+def command(
+    kernels: tuple[str, ...],
+    budget: float,
+    workers: int | None,
+    device: str,
+    seed: int | None,
+    oracles: tuple[str, ...],
+    save_dir: Path | None,
+    json_file: Path | None,
+    fail_fast: bool,
+    quiet: bool,
+) -> int:
+    """Search KERNELs (all bundled ones by default) for bugs until the budget is spent."""
+    started = time.monotonic()
+    from attnfuzz.campaign.startup import Request
+
+    with refusing():
+        request = Request(
+            kernels=kernels or ("*",),
+            started=started,
+            budget_s=budget,
+            workers=workers,
+            device=device,
+            seed=seed,
+            oracles=oracles,
+            save_folder=_save_folder(save_dir),
+            fail_fast=fail_fast,
+        )
+        result = _explore(request, quiet=quiet)
+    if json_file is not None:
+        _write_json(result, json_file)
+    return exit_status(result)
+
+
+def exit_status(result: CampaignResult) -> int:
+    """What the result means to a shell."""
+    if result.stop_reason == "interrupted":
+        return 130
+    if result.findings:
+        return 1
+    return 2 if result.troubles or result.stop_reason in ("workers_lost", "environment") else 0
+
+
+def _explore(request: Request, *, quiet: bool) -> CampaignResult:
+    from attnfuzz.campaign.startup import run_campaign
+    from attnfuzz.report.terminal import make_console, make_reporter, print_result
+
+    console = make_console()
+    result = run_campaign(request, make_reporter(console, quiet=quiet))
+    if result.stop_reason == "environment":
+        raise Refusal(result.troubles[0])
+    print_result(console, result)
+    return result
+
+
+def _save_folder(given: Path | None) -> Path:
+    from attnfuzz.corpus import configured_folder
+
+    folder = given or configured_folder()
+    if folder.exists() and not folder.is_dir():
+        raise Refusal(f"--save-dir {str(folder)!r} is a file; name a folder")
+    return folder
+
+
+def _write_json(result: CampaignResult, path: Path) -> None:
+    from attnfuzz.report.summary import write_summary
+
+    try:
+        write_summary(result, path)
+    except OSError as error:
+        raise Refusal(f"--json {str(path)!r} cannot be written: {error.strerror}") from error

@@ -1,0 +1,48 @@
+"""Types, checks and texts that the options of several commands share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from attnfuzz.campaign.duration import parse_duration
+from attnfuzz.oracles.verdict import ORACLES
+
+__all__ = ["DEVICE", "FILE", "KERNEL_HELP", "ORACLE", "duration", "number_of_workers", "writable_file"]
+
+KERNEL_HELP = "KERNEL is a bundled name or glob (paged_*), module:name, or path/to/file.py[:name]."
+DEVICE = click.Choice(["auto", "cpu", "cuda"])
+ORACLE = click.Choice(ORACLES)
+FILE = click.Path(path_type=Path)
+_MAX_WORKERS = 256
+
+
+def duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    """Seconds, from ``1h30m``."""
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+def number_of_workers(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
+    """A number, or None for ``auto``."""
+    if value == "auto":
+        return None
+    if not value.isdecimal() or not 1 <= int(value) <= _MAX_WORKERS:
+        raise click.BadParameter(f"{value!r} must be an integer between 1 and {_MAX_WORKERS}, or 'auto'", ctx, param)
+    return int(value)
+
+
+def writable_file(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """A path that can be written, so that this does not fail only when all the work is done."""
+    if value is None:
+        return None
+    can_write = os.access(value if value.exists() else value.parent, os.W_OK)
+    if value.is_dir() or not value.parent.is_dir() or not can_write:
+        raise click.BadParameter(
+            f"{str(value)!r} cannot be written; name a file in a folder that exists and can be written", ctx, param
+        )
+    return value

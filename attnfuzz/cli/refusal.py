@@ -1,0 +1,30 @@
+"""What a command refuses to do: one sentence on stderr, exit status 2, no traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+__all__ = ["Refusal", "refusing"]
+
+
+class Refusal(click.ClickException):
+    """Wrong usage or environment."""
+
+    exit_code = 2
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turn what the user or the machine got wrong into a Refusal; bugs of the framework keep their traceback."""
+    from attnfuzz.corpus import RegressionError
+    from attnfuzz.declaration import KernelLoadError
+    from attnfuzz.execution.outcomes import ExecutorUnavailable
+    from attnfuzz.problems.limits import CaseTooLarge
+
+    try:
+        yield
+    except (RegressionError, KernelLoadError, ExecutorUnavailable, CaseTooLarge) as error:
+        raise Refusal(str(error)) from error

@@ -1,0 +1,69 @@
+"""``attnfuzz replay``: run saved cases again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, writable_file
+from attnfuzz.cli.refusal import Refusal, refusing
+
+if TYPE_CHECKING:
+    from attnfuzz.campaign.replay import SavedCase
+
+__all__ = ["command", "load_saved"]
+
+
+@click.command(epilog=KERNEL_HELP)
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[PATH]...")
+@click.option("--kernel", "kernels", multiple=True, metavar="KERNEL", help="Run on this kernel instead; repeatable.")
+@click.option("--device", type=DEVICE, default="auto", show_default=True)
+@click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write the results as JSON.")
+def command(paths: tuple[Path, ...], kernels: tuple[str, ...], device: str, json_file: Path | None) -> int:
+    """Run saved cases (files or folders; the regressions folder by default) again.
+
+    Each runs on the kernel it names and on every bundled kernel that supports it. The exit status is 1 if any fails.
+    """
+    with refusing():
+        saved = load_saved(paths)
+        from attnfuzz.campaign.replay import replay
+        from attnfuzz.execution.runner import Runner
+        from attnfuzz.report.replayed import print_replayed, print_total, write_replayed
+        from attnfuzz.report.terminal import make_console
+
+        console = make_console()
+        results = []
+        with Runner(device=device) as runner:
+            for result in replay(saved, runner, kernels=kernels):
+                results.append(result)
+                print_replayed(console, result)
+            device_name = runner.device_name
+    print_total(console, saved, results)
+    if json_file is not None:
+        try:
+            write_replayed(json_file, results, device=device_name)
+        except OSError as error:
+            raise Refusal(f"--json {str(json_file)!r} cannot be written: {error.strerror}") from error
+    return 1 if any(result.failed for result in results) else 0
+
+
+def load_saved(paths: tuple[Path, ...]) -> list[SavedCase]:
+    """Read every file; what is wrong with any of them is said before the first one runs. Raises Refusal."""
+    from attnfuzz.campaign.replay import SavedCase
+    from attnfuzz.corpus import RegressionError, configured_folder, load_regression, regression_files
+
+    files = regression_files(paths or (configured_folder(),))
+    if not files:
+        where = ", ".join(str(path) for path in paths or (configured_folder(),))
+        raise Refusal(f"there is no regression file (*.json) in {where}; save one with attnfuzz explore")
+    saved, wrong = [], []
+    for file in files:
+        try:
+            saved.append(SavedCase(file, load_regression(file)))
+        except RegressionError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise Refusal("\n".join(wrong))
+    return saved

@@ -1,0 +1,32 @@
+"""``attnfuzz repro``: a saved case as one Python file that needs no attnfuzz."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from attnfuzz.cli.parameters import FILE, writable_file
+from attnfuzz.cli.refusal import Refusal, refusing
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("case", type=click.Path(path_type=Path), metavar="CASE")
+@click.option("-o", "--output", type=FILE, callback=writable_file, help="Write to this file instead of the terminal.")
+def command(case: Path, output: Path | None) -> int:
+    """Turn the regression file CASE into one self-contained Python file, to paste into an issue."""
+    with refusing():
+        from attnfuzz.corpus import load_regression
+        from attnfuzz.report.repro import repro_script
+
+        script = repro_script(load_regression(case))
+    if output is None:
+        click.echo(script, nl=False)
+        return 0
+    try:
+        output.write_text(script, encoding="utf-8")
+    except OSError as error:
+        raise Refusal(f"-o {str(output)!r} cannot be written: {error.strerror}") from error
+    return 0

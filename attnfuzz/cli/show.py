@@ -1,0 +1,26 @@
+"""``attnfuzz show``: a saved case as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from attnfuzz.cli.refusal import refusing
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("case", type=click.Path(path_type=Path), metavar="CASE")
+def command(case: Path) -> int:
+    """Draw the regression file CASE: sequences, pages, and what fails."""
+    with refusing():
+        from attnfuzz.corpus import load_regression
+        from attnfuzz.report.picture import picture
+        from attnfuzz.report.terminal import make_console
+
+        regression = load_regression(case)
+    finding = regression.finding
+    make_console().print(picture(regression.case, lines=(finding.message, *finding.details)))
+    return 0

@@ -1,0 +1,47 @@
+"""Kernels and what they declare, for ``attnfuzz list``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from attnfuzz.declaration import Declaration
+
+__all__ = ["print_kernels"]
+
+
+def print_kernels(console: Console, declarations: Sequence[Declaration], *, verbose: bool) -> None:
+    """One line a kernel; with ``verbose`` also every limit and promise of it."""
+    if verbose:
+        for declaration in declarations:
+            _print_fully(console, declaration)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("kernel", "problem", "options"):
+        table.add_column(name, no_wrap=True)
+    for declaration in declarations:
+        table.add_row(Text(declaration.target), Text(declaration.problem), Text(_options(declaration)))
+    console.print(table, soft_wrap=True)
+
+
+def _print_fully(console: Console, declaration: Declaration) -> None:
+    console.print(Text(f"{declaration.target}  ({declaration.problem})", style="bold"), soft_wrap=True)
+    console.print(Text(f"  options: {_options(declaration) or 'none'}"), soft_wrap=True)
+    for title, part in (("supports", declaration.supports), ("numerics", declaration.numerics)):
+        for name, value in msgspec.structs.asdict(part).items():
+            console.print(Text(f"  {title}.{name}: {_value(value)}"), soft_wrap=True)
+    console.print()
+
+
+def _options(declaration: Declaration) -> str:
+    return "  ".join(f"{name}={'|'.join(map(str, choices))}" for name, choices in declaration.options.items())
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "any"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,90 @@
+"""The results of ``attnfuzz replay`` for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from attnfuzz.campaign.replay import Replayed, SavedCase
+
+__all__ = ["FORMAT", "print_replayed", "print_total", "write_replayed"]
+
+FORMAT = "attnfuzz.replay/1"
+
+
+class _Result(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    status: str
+    problem: str
+    kernel: str
+    outcome: str
+    oracle: str | None
+    message: str | None
+
+
+class _Document(msgspec.Struct, frozen=True, kw_only=True):
+    format: str
+    device: str
+    failed: int
+    results: tuple[_Result, ...]
+
+
+def print_replayed(console: Console, result: Replayed) -> None:
+    """One line, and for a failure what the oracle says."""
+    style = {"PASS": "green", "FAIL": "bold red", "skip": "yellow"}
+    line = Text(f"{_outcome(result)}  ", style=style[_outcome(result)])
+    line.append(f"{result.saved.path}  {result.kernel.target}", style="default")
+    if result.objection is not None:
+        line.append(f": {result.objection}", style="default")
+    console.print(line, soft_wrap=True)
+    failure = result.verdict.failure if result.verdict is not None else None
+    if failure is not None:
+        for text in (f"{failure.oracle}/{failure.kind}: {failure.message}", *failure.details):
+            console.print(Text(f"      {text}"), soft_wrap=True)
+
+
+def print_total(console: Console, saved: Sequence[SavedCase], results: Sequence[Replayed]) -> None:
+    """How many failed, and of which kind: still open, or fixed once and failing again."""
+    ran = [result for result in results if result.verdict is not None]
+    failed = {result.saved.path: result.saved.regression.status for result in ran if result.failed}
+    text = f"{len(saved)} saved cases, {len(ran)} runs: {sum(result.failed for result in ran)} failed"
+    for status, meaning in (("open", "still open"), ("fixed", "marked fixed")):
+        count = sum(value == status for value in failed.values())
+        text += f"; {count} cases {meaning}" if count else ""
+    idle = {case.path for case in saved} - {result.saved.path for result in ran}
+    text += f"; {len(idle)} cases ran on no kernel" if idle else ""
+    console.print(Text(text, style="bold red" if failed else "bold"), soft_wrap=True)
+
+
+def write_replayed(path: Path, results: Sequence[Replayed], *, device: str) -> None:
+    """Write the results as indented JSON. Raises OSError."""
+    document = _Document(
+        format=FORMAT,
+        device=device,
+        failed=sum(result.failed for result in results),
+        results=tuple(_result(result) for result in results),
+    )
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+
+
+def _outcome(result: Replayed) -> str:
+    if result.verdict is None:
+        return "skip"
+    return "FAIL" if result.failed else "PASS"
+
+
+def _result(result: Replayed) -> _Result:
+    failure = result.verdict.failure if result.verdict is not None else None
+    return _Result(
+        path=str(result.saved.path),
+        status=result.saved.regression.status,
+        problem=result.saved.regression.problem,
+        kernel=result.kernel.target,
+        outcome=_outcome(result).lower(),
+        oracle=failure.oracle if failure else None,
+        message=failure.message if failure else result.objection,
+    )

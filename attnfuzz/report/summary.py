@@ -1,0 +1,85 @@
+"""The machine-readable summary of a campaign: ``attnfuzz.summary/1``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.result import CampaignResult, StopReason
+
+__all__ = ["FORMAT", "FindingSummary", "KernelSummary", "Summary", "summarise", "write_summary"]
+
+FORMAT = "attnfuzz.summary/1"
+
+
+class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One finding. Times are seconds since the command began; ``shrunk_s`` is null if shrinking was cut off,
+    ``path`` if the finding could not be saved."""
+
+    oracle: str
+    signature: str
+    first_seen_s: float
+    shrunk_s: float | None
+    path: str | None
+    message: str
+
+
+class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One kernel. ``max_error_ratio`` is the largest finite |error| / bound of any case, failing ones included."""
+
+    name: str
+    problem: str
+    cases: int
+    max_error_ratio: float
+    findings: tuple[FindingSummary, ...]
+
+
+class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One campaign. ``elapsed_s`` includes the start-up."""
+
+    format: str
+    stop_reason: StopReason
+    elapsed_s: float
+    cases: int
+    device: str
+    kernels: tuple[KernelSummary, ...]
+
+
+def summarise(result: CampaignResult) -> Summary:
+    """The summary of a campaign."""
+    statistics = result.statistics
+    return Summary(
+        format=FORMAT,
+        stop_reason=result.stop_reason,
+        elapsed_s=round(result.elapsed_s, 3),
+        cases=statistics.cases,
+        device=statistics.device_name,
+        kernels=tuple(
+            KernelSummary(
+                name=kernel.declaration.name,
+                problem=kernel.declaration.problem,
+                cases=kernel.cases,
+                max_error_ratio=kernel.max_error_ratio,
+                findings=tuple(_summarise_finding(finding) for finding in result.findings_of(target)),
+            )
+            for target, kernel in statistics.kernels.items()
+        ),
+    )
+
+
+def write_summary(result: CampaignResult, path: Path) -> None:
+    """Write the summary as indented JSON. Raises OSError."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(summarise(result)), indent=2) + b"\n")
+
+
+def _summarise_finding(finding: Finding) -> FindingSummary:
+    return FindingSummary(
+        oracle=finding.failure.oracle,
+        signature=str(finding.signature),
+        first_seen_s=round(finding.first_seen_s, 3),
+        shrunk_s=None if finding.shrunk_s is None else round(finding.shrunk_s, 3),
+        path=None if finding.path is None else str(finding.path),
+        message=finding.failure.message,
+    )

@@ -1,0 +1,129 @@
+"""What a campaign prints: a reporter for while it runs, and the result at its end."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from attnfuzz.campaign.duration import format_duration
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.reporter import Reporter, SilentReporter
+from attnfuzz.campaign.result import CampaignResult, Statistics
+from attnfuzz.corpus import encode_regression
+
+__all__ = ["kernel_table", "make_console", "make_reporter", "print_result", "verdict_sentence"]
+
+_WIDTH_OF_FILES = 140
+"""Columns where the output is no terminal: tables need some, and text is not wrapped there."""
+
+
+def make_console() -> Console:
+    """A console on stdout that never wraps or colours what goes into a file."""
+    width = None if sys.stdout.isatty() else _WIDTH_OF_FILES
+    return Console(width=width, highlight=False, markup=False, emoji=False)
+
+
+def make_reporter(console: Console, *, quiet: bool) -> Reporter:
+    """A live panel on a terminal, plain lines elsewhere, nothing if ``quiet``."""
+    if quiet:
+        return SilentReporter()
+    if console.is_terminal:
+        from attnfuzz.report.live import LiveReporter
+
+        return LiveReporter(console)
+    from attnfuzz.report.lines import LineReporter
+
+    return LineReporter(console)
+
+
+def kernel_table(statistics: Statistics) -> Table:
+    """One row a kernel: cases, cases per second of one worker, largest error over bound, findings."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("kernel", no_wrap=True)
+    table.add_column("problem", no_wrap=True)
+    for name in ("cases", "cases/s per worker", "largest error/bound", "findings"):
+        table.add_column(name, justify="right")
+    for target, kernel in statistics.kernels.items():
+        count = sum(finding.declaration.target == target for finding in statistics.findings)
+        table.add_row(
+            Text(kernel.declaration.name),
+            Text(kernel.declaration.problem),
+            str(kernel.cases),
+            f"{kernel.cases / kernel.seconds:.1f}" if kernel.seconds else "-",
+            f"{kernel.max_error_ratio:.3g}" if kernel.cases else "-",
+            Text(str(count), style="bold red" if count else ""),
+        )
+    return table
+
+
+def print_result(console: Console, result: CampaignResult) -> None:
+    """The table, each finding with the command that replays it, and the verdict in one sentence."""
+    console.print()
+    console.print(kernel_table(result.statistics))
+    for number, finding in enumerate(result.findings, start=1):
+        console.print()
+        for line in _finding_lines(number, finding, result.statistics.device_name):
+            console.print(line, soft_wrap=True)
+    for line in _side_lines(result):
+        console.print(line, soft_wrap=True)
+    console.print()
+    console.print(Text(verdict_sentence(result), style="bold red" if result.findings else "bold"), soft_wrap=True)
+
+
+def verdict_sentence(result: CampaignResult) -> str:
+    """What a campaign amounts to, with the effort behind it."""
+    statistics = result.statistics
+    effort = (
+        f"{statistics.cases} cases (of {len(statistics.kernels)} kernels in {format_duration(result.elapsed_s)} on "
+        f"{statistics.device_name}, {statistics.cases / max(result.elapsed_s, 1e-9):.1f} cases/s with "
+        f"{statistics.workers} workers, seed {statistics.seed})"
+    )
+    why = {"interrupted": "interrupted: ", "workers_lost": "every worker was lost: "}.get(result.stop_reason, "")
+    if not statistics.cases and not result.findings:
+        return f"{why}no case was judged in {format_duration(result.elapsed_s)}; raise --budget"
+    if not result.findings:
+        return f"{why}nothing found in {effort}"
+    count = len(result.findings)
+    return f"{why}{count} finding{'s' if count > 1 else ''} in {effort}"
+
+
+def _finding_lines(number: int, finding: Finding, device: str) -> Iterator[RenderableType]:
+    title = Text(f"{number}. {finding.declaration.target}  ", style="bold")
+    yield title.append(str(finding.signature), style="bold red")
+    yield Text(f"   {finding.failure.message}")
+    for detail in finding.failure.details:
+        yield Text(f"   {detail}")
+    yield from (Text(f"   {remark}", style="dim") for remark in _remarks(finding))
+    if finding.path is None:
+        yield Text("   not saved; its regression file would hold:")
+        yield Text(encode_regression(finding.regression(device)).decode().rstrip())
+    else:
+        yield Text(f"   saved in {finding.path}")
+        yield Text(f"   attnfuzz replay {shlex.quote(str(finding.path))}", style="cyan")
+
+
+def _remarks(finding: Finding) -> Iterator[str]:
+    shrunk = f"shrunk in {finding.steps} steps" if finding.shrunk_s is not None else "shrinking was cut off"
+    yield f"first seen after {format_duration(finding.first_seen_s)}, {shrunk}"
+    if finding.certainty():
+        yield finding.certainty()
+    if finding.known_as is not None:
+        yield "already known: the file was there before and is unchanged"
+    if finding.replaces is not None:
+        yield f"replaces {finding.replaces}, the same bug in a larger case"
+
+
+def _side_lines(result: CampaignResult) -> Iterator[Text]:
+    for finding in result.unconfirmed:
+        yield Text()
+        repeated = f"did not fail again in {finding.runs} runs" if finding.runs else "time ran out before a second run"
+        yield Text(f"not confirmed: {finding.declaration.target} {finding.signature}; it {repeated}", style="yellow")
+        yield Text(f"   {finding.failure.message}")
+    for trouble in result.troubles:
+        yield Text()
+        yield Text(f"internal error: {trouble.strip()}", style="yellow")

@@ -1,0 +1,83 @@
+"""attnfuzz.campaign.channel: messages between coordinator and worker arrive whole, in order, or not at all."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from attnfuzz.campaign.channel import Channel, ChannelClosed
+from attnfuzz.campaign.messages import FromWorker, Known, Progress, Stop, ToWorker, Trouble
+
+Pair = tuple[Channel[ToWorker], Channel[FromWorker]]
+
+
+@pytest.fixture
+def ends() -> Iterator[Pair]:
+    worker, coordinator = socket.socketpair()
+    with worker, coordinator:
+        yield (
+            Channel(worker, msgspec.json.Decoder(ToWorker)),
+            Channel(coordinator, msgspec.json.Decoder(FromWorker)),
+        )
+
+
+def test_messages_arrive_in_order(ends: Pair) -> None:
+    """A Stop that overtakes what came before it would lose findings."""
+    worker, coordinator = ends
+    known = Known(kernel="k", oracle="crash", kind="SIGSEGV", features=frozenset({"ragged"}))
+    coordinator.send(known)
+    coordinator.send(Stop())
+    assert worker.receive(1.0) == [known, Stop()]
+
+
+def test_nothing_there_is_no_message(ends: Pair) -> None:
+    """A worker looks for mail between cases and must not wait for it."""
+    assert ends[0].receive() == []
+
+
+def test_a_message_larger_than_the_socket_buffer_arrives_whole(ends: Pair) -> None:
+    """A long traceback must not be cut, nor taken for two messages."""
+    worker, coordinator = ends
+    trouble = Trouble(message="line\n" * 200_000)
+    sender = threading.Thread(target=worker.send, args=(trouble,))
+    sender.start()
+    received: list[FromWorker] = []
+    while not received:
+        received = coordinator.receive(1.0)
+    sender.join()
+    assert received == [trouble]
+
+
+def test_what_was_sent_before_hanging_up_is_still_heard(ends: Pair) -> None:
+    """The last words of a worker are its most important ones."""
+    worker, coordinator = ends
+    progress = Progress(kernel="k", cases=1, seconds=0.5)
+    worker.send(progress)
+    worker.close()
+    assert coordinator.receive(1.0) == [progress]
+    with pytest.raises(ChannelClosed):
+        coordinator.receive(1.0)
+
+
+def test_half_a_message_before_hanging_up_ends_the_channel() -> None:
+    """A worker killed in the middle of a message must not keep the coordinator waiting for the rest."""
+    mine, other = socket.socketpair()
+    with mine, other:
+        channel: Channel[FromWorker] = Channel(mine, msgspec.json.Decoder(FromWorker))
+        other.sendall(b'{"type":"prog')
+        assert channel.receive(1.0) == []
+        other.close()
+        with pytest.raises(ChannelClosed):
+            channel.receive(1.0)
+
+
+def test_sending_to_nobody_is_said(ends: Pair) -> None:
+    """A worker whose coordinator is gone has to end."""
+    worker, coordinator = ends
+    coordinator.close()
+    with pytest.raises(ChannelClosed):
+        worker.send(Stop())

@@ -1,0 +1,93 @@
+"""attnfuzz.campaign.judging: time limits are learned, and the deadline is kept without false hangs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attnfuzz.campaign.journal import Journal
+from attnfuzz.campaign.judging import OutOfTime, TimedJudge
+from attnfuzz.corpus import load_regression
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure, Verdict
+from attnfuzz.problems.cases import Case, DenseDecodeCase
+
+DECLARATION = Declaration(name="k", problem="dense_decode", target="k")
+CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(1,), scale=0.25)
+HANG = Verdict(failure=Failure(oracle="hang", kind="timeout", message="still running"))
+
+
+class FakeRunner:
+    """Takes ``case_s`` on its own clock for a case, and calls it a hang if that is longer than the limit."""
+
+    def __init__(self, *, case_s: float) -> None:
+        self.now = 0.0
+        self.case_s = case_s
+        self.limits: list[float] = []
+        self.afresh: list[bool] = []
+
+    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+        self.limits.append(timeout_s)
+        self.afresh.append(afresh)
+        self.now += min(self.case_s, timeout_s)
+        return HANG if self.case_s > timeout_s else Verdict()
+
+    def timed(self, *, deadline: float = 1e9, journal: Path | None = None) -> TimedJudge:
+        return TimedJudge(
+            self.judge, deadline=deadline, longest_s=10.0, journal=Journal(journal), clock=lambda: self.now
+        )
+
+
+def test_the_limit_shrinks_once_cases_have_passed() -> None:
+    """With ten seconds for every hanging case, few of them fit into a minute."""
+    runner = FakeRunner(case_s=0.25)
+    judge = runner.timed()
+    for _ in range(11):
+        judge(DECLARATION, CASE)
+    judge(DECLARATION, CASE, patient=True)
+    assert runner.limits[:10] == [10.0] * 10
+    assert runner.limits[10:] == [5.0, 10.0]
+
+
+def test_a_hang_teaches_nothing() -> None:
+    """A hang that counted as a slow case would raise the limit for the next one."""
+    runner = FakeRunner(case_s=0.01)
+    judge = runner.timed()
+    for _ in range(10):
+        judge(DECLARATION, CASE)
+    runner.case_s = 100.0
+    assert judge(DECLARATION, CASE) == HANG
+    judge(DECLARATION, CASE)
+    assert runner.limits[-2:] == [2.0, 2.0]
+
+
+def test_the_deadline_cuts_a_case_short_without_calling_it_a_hang() -> None:
+    """The last case of a campaign is not hung because the campaign is over."""
+    runner = FakeRunner(case_s=100.0)
+    with pytest.raises(OutOfTime) as caught:
+        runner.timed(deadline=4.0)(DECLARATION, CASE)
+    assert caught.value.after_s == 5.0
+    assert runner.limits == [5.0]
+
+
+def test_after_the_deadline_nothing_is_judged() -> None:
+    """A worker that goes on with one more case overruns the budget by as much as the case takes."""
+    runner = FakeRunner(case_s=0.1)
+    runner.now = 6.0
+    with pytest.raises(OutOfTime):
+        runner.timed(deadline=4.0)(DECLARATION, CASE)
+    assert runner.limits == []
+
+
+def test_the_case_is_journalled_before_it_runs(tmp_path: Path) -> None:
+    """Written afterwards, it is lost with the machine."""
+    path = tmp_path / "journal.json"
+    seen: list[Case] = []
+
+    def judge(declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+        seen.append(load_regression(path).case)
+        return Verdict()
+
+    TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(path))(DECLARATION, CASE, afresh=True)
+    assert seen == [CASE]

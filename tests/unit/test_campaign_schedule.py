@@ -1,0 +1,49 @@
+"""attnfuzz.campaign.schedule: every kernel gets its share of time, and none waits long for its first."""
+
+from __future__ import annotations
+
+from attnfuzz.campaign.schedule import Schedule
+
+
+def run(schedule: Schedule, turns: int, seconds: dict[str, float] | None = None) -> list[str]:
+    order = []
+    for _ in range(turns):
+        target = schedule.next_target()
+        schedule.record(target, seconds=(seconds or {}).get(target, 1.0), cases=10)
+        order.append(target)
+    return order
+
+
+def test_all_kernels_come_before_any_comes_again() -> None:
+    """A bug in the last kernel of the list must not wait until the others have used up the budget."""
+    assert run(Schedule(["a", "b", "c"]), 3) == ["a", "b", "c"]
+
+
+def test_time_is_equalised_not_turns() -> None:
+    """A kernel that hangs (or shrinks for long) must not take the time of the others."""
+    order = run(Schedule(["slow", "fast"]), 11, {"slow": 10.0, "fast": 1.0})
+    assert order.count("fast") == 10
+
+
+def test_workers_start_at_different_kernels() -> None:
+    """Two workers that search the same kernel first reach the others only half as soon."""
+    firsts = {Schedule(list("abcd"), worker=worker, num_workers=2).next_target() for worker in range(2)}
+    assert firsts == {"a", "c"}
+
+
+def test_fewer_cases_break_a_tie() -> None:
+    """Of two kernels with the same time, the one whose cases are slow has seen less of its inputs."""
+    schedule = Schedule(["many", "few"])
+    schedule.record("many", seconds=1.0, cases=50)
+    schedule.record("few", seconds=1.0, cases=5)
+    assert schedule.next_target() == "few"
+
+
+def test_slices_fit_the_budget() -> None:
+    """Slices longer than what is left, or a first round that leaves no time for other kernels, break the budget."""
+    schedule = Schedule([f"kernel{i}" for i in range(20)])
+    assert schedule.slice_s("kernel0", 1000.0) == 1.0
+    assert schedule.slice_s("kernel0", 12.0) == 0.3
+    assert schedule.slice_s("kernel0", 0.1) == 0.1
+    schedule.record("kernel0", seconds=1.0, cases=1)
+    assert schedule.slice_s("kernel0", 1000.0) == 3.0

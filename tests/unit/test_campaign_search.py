@@ -1,0 +1,291 @@
+"""attnfuzz.campaign.search and pursuit: bugs of a pretended kernel are found, confirmed, shrunk and told apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+import msgspec
+from hypothesis.strategies import SearchStrategy
+
+from attnfuzz.campaign.channel import Channel
+from attnfuzz.campaign.journal import Journal
+from attnfuzz.campaign.judging import TimedJudge
+from attnfuzz.campaign.messages import (
+    Busy,
+    Confirmed,
+    Found,
+    Known,
+    Minimised,
+    Progress,
+    Setup,
+    Smaller,
+    Stop,
+    ToWorker,
+    Unconfirmed,
+)
+from attnfuzz.campaign.search import Search
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Verdict
+from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
+from attnfuzz.problems.supports import Supports
+from attnfuzz.strategies.cases import cases
+
+KERNEL = Declaration(
+    name="pretended",
+    problem="dense_decode",
+    supports=Supports(dtypes=("float16",), head_sizes=(16, 32), strides="contiguous"),
+    target="kernels.py:pretended",
+)
+WRONG = Failure(oracle="accuracy", kind="out:value", message="out is wrong")
+CRASH = Failure(oracle="crash", kind="SIGSEGV", message="the process died")
+
+Bug = Callable[[DenseDecodeCase], Failure | None]
+Message = TypeVar("Message", bound=msgspec.Struct)
+
+
+@dataclass
+class Bench:
+    """A search over a kernel that fails where ``bug`` says so, with the coordinator's side of it pretended too.
+
+    It ends when ``enough`` says so of what was sent, and after ``budget_s`` at the latest.
+    """
+
+    bug: Bug
+    budget_s: float = 20.0
+    enough: Callable[[list[msgspec.Struct]], bool] = lambda sent: False
+    kernels: tuple[Declaration, ...] = (KERNEL,)
+    mail: list[ToWorker] = field(default_factory=list)
+    sent: list[msgspec.Struct] = field(default_factory=list)
+    judged: list[DenseDecodeCase] = field(default_factory=list)
+    afresh: int = 0
+
+    def run(self) -> Bench:
+        deadline = time.monotonic() + self.budget_s
+        setup = Setup(
+            worker=0,
+            num_workers=1,
+            seed=1,
+            kernels=self.kernels,
+            deadline=deadline,
+            device="cpu",
+            oracles=DEFAULT_ORACLES,
+        )
+        judge = TimedJudge(self.judge, deadline=deadline, longest_s=10.0, journal=Journal(None))
+        channel = cast(Channel[ToWorker], self)
+        Search(setup, judge=judge, strategy_for=drawn, channel=channel).run()
+        return self
+
+    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+        assert isinstance(case, DenseDecodeCase)
+        self.judged.append(case)
+        self.afresh += afresh
+        return Verdict(failure=self.bug(case), error_ratio=0.5)
+
+    def send(self, message: msgspec.Struct) -> None:
+        self.sent.append(message)
+        if self.enough(self.sent):
+            self.mail.append(Stop())
+
+    def receive(self, timeout_s: float = 0.0) -> list[ToWorker]:
+        mail, self.mail = self.mail, []
+        return mail
+
+    def of(self, kind: type[Message]) -> list[Message]:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+
+def drawn(declaration: Declaration) -> SearchStrategy[Case]:
+    return cases(declaration.problem, supports=declaration.supports, options=declaration.options)
+
+
+def after(kind: type[msgspec.Struct], count: int = 1) -> Callable[[list[msgspec.Struct]], bool]:
+    return lambda sent: sum(isinstance(message, kind) for message in sent) >= count
+
+
+def grouped(case: DenseDecodeCase) -> Failure | None:
+    return WRONG if case.gqa_ratio == 3 else None
+
+
+def long(case: DenseDecodeCase) -> Failure | None:
+    return WRONG if max(case.seq_lens) > 16 else None
+
+
+def test_a_bug_is_found_confirmed_and_shrunk_to_what_triggers_it() -> None:
+    """This is the whole job."""
+    bench = Bench(grouped, enough=after(Minimised)).run()
+    found, confirmed, minimised = bench.of(Found)[0], bench.of(Confirmed)[0], bench.of(Minimised)[0]
+    assert found.kernel == KERNEL.target
+    assert grouped(cast(DenseDecodeCase, decode_case("dense_decode", bytes(found.case)))) == WRONG
+    assert (confirmed.failed, confirmed.runs) == (3, 3)
+    assert minimised.complete
+    assert minimised.features == {"gqa_ratio>1", "gqa_ratio not pow2"}
+    smallest = decode_case("dense_decode", bytes((bench.of(Smaller) or [found])[-1].case))
+    assert isinstance(smallest, DenseDecodeCase)
+    assert (smallest.num_q_heads, smallest.num_kv_heads, smallest.seq_lens) == (3, 1, (1,))
+
+
+def test_the_unshrunk_case_is_reported_before_it_is_run_again() -> None:
+    """If the machine goes down while shrinking, the failing case must be with the coordinator."""
+    bench = Bench(grouped, enough=after(Found)).run()
+    kinds = [type(message) for message in bench.sent if not isinstance(message, Progress)]
+    assert kinds[0] is Found
+
+
+def test_values_are_confirmed_in_a_fresh_process() -> None:
+    """A process damaged by another kernel's stray write fails everything after it."""
+    assert Bench(grouped, enough=after(Minimised)).run().afresh == 1
+
+
+def test_a_known_bug_passes_silently_and_others_are_still_found() -> None:
+    """One bug per campaign, or one bug reported a thousand times, would both be useless."""
+
+    def two_bugs(case: DenseDecodeCase) -> Failure | None:
+        return grouped(case) or long(case)
+
+    bench = Bench(two_bugs, enough=after(Minimised, 2)).run()
+    features = [message.features for message in bench.of(Minimised)]
+    assert {"gqa_ratio>1", "gqa_ratio not pow2"} in features
+    assert {"seq_len>1"} in features
+    seen = bench.of(Found)
+    assert len(seen) == 2
+
+
+def test_one_bug_is_reported_once() -> None:
+    """De-duplication is judged by how often the same bug comes up again in the time that is left."""
+    bench = Bench(grouped, budget_s=2.0).run()
+    assert len(bench.of(Found)) == 1
+    assert sum(progress.known for progress in bench.of(Progress)) > 0
+
+
+def test_what_another_worker_found_is_known_here() -> None:
+    """Two workers must not shrink the same bug twice."""
+    known = Known(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}))
+    bench = Bench(grouped, budget_s=1.0, mail=[known]).run()
+    assert bench.of(Found) == []
+    assert sum(progress.known for progress in bench.of(Progress)) > 0
+
+
+def test_what_another_worker_is_at_waits_until_it_is_done() -> None:
+    """While a symptom is being shrunk elsewhere its cases are kept, and taken up if they turn out to be another bug."""
+    busy = Busy(kernel=KERNEL.target, oracle="accuracy", kind="out:value", busy=True)
+    waiting = Bench(grouped, budget_s=0.5, mail=[busy]).run()
+    assert waiting.of(Found) == []
+
+    def done(sent: list[msgspec.Struct]) -> bool:
+        if len(sent) == 3:
+            bench.mail.append(Busy(kernel=KERNEL.target, oracle="accuracy", kind="out:value", busy=False))
+        return after(Minimised)(sent)
+
+    bench = Bench(grouped, mail=[busy], enough=done)
+    assert len(bench.run().of(Minimised)) == 1
+
+
+def test_a_failure_that_never_comes_back_is_not_a_finding() -> None:
+    """A disturbance of the machine must not be reported as a bug of the kernel."""
+    hits: list[DenseDecodeCase] = []
+
+    def once(case: DenseDecodeCase) -> Failure | None:
+        if len(hits) < 1 and case.gqa_ratio > 1:
+            hits.append(case)
+            return WRONG
+        return None
+
+    bench = Bench(once, budget_s=1.0).run()
+    assert [message.runs for message in bench.of(Unconfirmed)] == [3]
+    assert bench.of(Confirmed) == []
+
+
+def test_failures_that_never_come_back_are_not_chased_for_ever() -> None:
+    """A kernel that is wrong now and then must not take the whole budget in vain confirmations."""
+    last: list[DenseDecodeCase] = []
+
+    def first_time_only(case: DenseDecodeCase) -> Failure | None:
+        if case in last:
+            return None
+        last.append(case)
+        return WRONG if case.gqa_ratio > 1 else None
+
+    assert len(Bench(first_time_only, budget_s=1.5).run().of(Unconfirmed)) == 3
+
+
+def test_a_flaky_bug_is_confirmed_with_its_rate_and_shrunk() -> None:
+    """A race is a bug although it does not show in every run."""
+    calls = 0
+
+    def two_of_three(case: DenseDecodeCase) -> Failure | None:
+        nonlocal calls
+        calls += case.gqa_ratio == 3
+        return grouped(case) if calls % 3 else None
+
+    bench = Bench(two_of_three, enough=after(Minimised)).run()
+    assert bench.of(Confirmed)[0].failed < bench.of(Confirmed)[0].runs
+    assert bench.of(Minimised)[0].features == {"gqa_ratio>1", "gqa_ratio not pow2"}
+
+
+def test_shrinking_does_not_slip_from_one_bug_to_another() -> None:
+    """A crash that shrinks into a wrong value would lose the crash."""
+
+    def crash_inside_wrong(case: DenseDecodeCase) -> Failure | None:
+        if max(case.seq_lens) <= 1:
+            return None
+        return CRASH if case.gqa_ratio == 3 else WRONG
+
+    bench = Bench(crash_inside_wrong, enough=after(Minimised, 2)).run()
+    by_finding = {message.finding: message.features for message in bench.of(Minimised)}
+    oracles = {message.finding: message.failure.oracle for message in bench.of(Found)}
+    assert {oracles[name]: features for name, features in by_finding.items()} == {
+        "crash": {"gqa_ratio>1", "gqa_ratio not pow2", "seq_len>1"},
+        "accuracy": {"seq_len>1"},
+    }
+    for message in bench.of(Smaller):
+        assert message.failure.oracle == oracles[message.finding]
+
+
+def test_known_crashes_are_skipped_once_they_cost_too_much() -> None:
+    """Each crash costs a process; a kernel that crashes for half of its inputs still has another half to search."""
+
+    def slow_crash(case: DenseDecodeCase) -> Failure | None:
+        time.sleep(0.02 if case.gqa_ratio > 1 else 0.001)
+        return CRASH if case.gqa_ratio > 1 else None
+
+    bench = Bench(slow_crash, budget_s=4.0).run()
+    assert len(bench.of(Minimised)) == 1
+    assert sum(progress.skipped for progress in bench.of(Progress)) > 0
+
+
+def test_a_case_that_passed_is_not_judged_again() -> None:
+    """Every round begins with the simplest cases, which say nothing new the second time."""
+    bench = Bench(lambda case: None, budget_s=1.5).run()
+    encoded = [msgspec.json.encode(case, order="deterministic") for case in bench.judged]
+    assert len(encoded) == len(set(encoded)) == sum(progress.cases for progress in bench.of(Progress))
+
+
+def test_all_kernels_get_their_turn() -> None:
+    """A kernel that comes last must not come never."""
+    others = tuple(msgspec.structs.replace(KERNEL, target=f"kernels.py:k{i}") for i in range(5))
+    bench = Bench(lambda case: None, budget_s=2.0, kernels=others).run()
+    assert {progress.kernel for progress in bench.of(Progress)} == {kernel.target for kernel in others}
+
+
+def test_the_search_ends_at_the_deadline_and_on_stop() -> None:
+    """A worker that overstays is killed, and with it what it was shrinking."""
+    started = time.monotonic()
+    Bench(lambda case: None, budget_s=0.5).run()
+    Bench(lambda case: None, mail=[Stop()]).run()
+    assert time.monotonic() - started < 5.0
+
+
+def test_shrinking_stops_at_the_deadline_with_what_it_has() -> None:
+    """A finding cut off in the middle is still a finding."""
+
+    def slow(case: DenseDecodeCase) -> Failure | None:
+        failure = grouped(case)
+        time.sleep(0.2 if failure else 0.0)
+        return failure
+
+    bench = Bench(slow, budget_s=1.2).run()
+    assert len(bench.of(Confirmed)) == 1
+    assert [message.complete for message in bench.of(Minimised)] == [False]

@@ -1,0 +1,32 @@
+"""attnfuzz.campaign.timeouts: how long a case may take is learned from those that passed."""
+
+from __future__ import annotations
+
+from attnfuzz.campaign.timeouts import AdaptiveTimeout
+
+
+def test_the_first_cases_have_the_longest_time() -> None:
+    """The first case of a kernel may compile it; calling that a hang would be a false alarm."""
+    timeout = AdaptiveTimeout(60.0)
+    for _ in range(9):
+        timeout.record(0.01)
+    assert timeout.limit_s() == 60.0
+
+
+def test_later_cases_have_twenty_times_the_slowest() -> None:
+    """With the full time for each of many hanging cases, a kernel that hangs would use up the budget."""
+    timeout = AdaptiveTimeout(60.0)
+    for seconds in (0.5, *[0.01] * 9):
+        timeout.record(seconds)
+    assert timeout.limit_s() == 10.0
+
+
+def test_the_limit_stays_within_its_ends() -> None:
+    """A limit of milliseconds would take any hiccup of the machine for a hang; one beyond the longest is no limit."""
+    fast, slow = AdaptiveTimeout(10.0), AdaptiveTimeout(10.0)
+    for _ in range(10):
+        fast.record(0.001)
+        slow.record(3.0)
+    assert fast.limit_s() == 2.0
+    assert fast.limit_s(at_least_s=1.0) == 1.0
+    assert slow.limit_s() == 10.0
