@@ -42,6 +42,7 @@ class JudgeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     case: msgspec.Raw
     oracles: tuple[OracleName, ...]
     tolerance: Tolerance
+    thorough: bool = True
 
 
 class JudgeReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

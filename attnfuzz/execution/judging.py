@@ -1,6 +1,7 @@
 """The service that executors run: loads kernels and judges cases on them, one at a time."""
 
 import importlib.metadata
+import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import msgspec
 import torch
 
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
+from attnfuzz.execution.interpreter import install_fast_patching
 from attnfuzz.execution.judge_messages import (
     DeclarationsReply,
     DeclarationsRequest,
@@ -31,6 +33,8 @@ class JudgingService:
     """Kernels are imported once per process. Methods: `declarations`, `judge`, `device` (see `judge_messages`)."""
 
     def __init__(self) -> None:
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            install_fast_patching()
         torch.set_num_threads(1)  # workers are the parallelism, and thread pools cost small tensors more than they give
         self._kernels: dict[str, Kernel] = {}
         self._device: str | None = None
@@ -83,6 +87,7 @@ class JudgingService:
                 device=self.device,
                 oracles=request.oracles,
                 tolerance=request.tolerance,
+                thorough=request.thorough,
                 catch_interrupt=True,
             )
         except EnvironmentProblem as problem:

@@ -101,15 +101,21 @@ class Runner:
         self._remember(declaration.target for declaration in reply.kernels)
         return reply.kernels
 
-    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float | None = None) -> Verdict:
+    def judge(
+        self, declaration: Declaration, case: Case, *, timeout_s: float | None = None, thorough: bool = True
+    ) -> Verdict:
         """The verdict on one case. A dead executor is a failure of the oracle "crash", a late one of "hang".
 
-        Importing the kernel does not count against `timeout_s`. Raises `CaseTooLarge`, `KernelLoadError`,
-        `ExecutorUnavailable` (the environment cannot run kernels), and `ServiceError` for a bug of the framework.
+        `thorough=False` believes a first run that is right (see `attnfuzz.oracles.judge`): a case that passes takes
+        half the time. Importing the kernel does not count against `timeout_s`.
+
+        Raises `CaseTooLarge`, `KernelLoadError`, `ExecutorUnavailable` (the environment cannot run kernels), and
+        `ServiceError` for a bug of the framework.
         """
         check_size(case)
         self._ensure_loaded(declaration)
-        request = JudgeRequest(declaration.target, msgspec.Raw(encode_case(case)), self.oracles, self.tolerance)
+        encoded = msgspec.Raw(encode_case(case))
+        request = JudgeRequest(declaration.target, encoded, self.oracles, self.tolerance, thorough)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         outcome = self._executor.call("judge", msgspec.json.encode(request), timeout_s=timeout_s)
         if not isinstance(outcome, Reply):

@@ -2,11 +2,9 @@
 
 import math
 
-import torch
-
 from attnfuzz.oracles.comparison import Comparison
 from attnfuzz.oracles.diagnosis import explain
-from attnfuzz.oracles.elements import extent
+from attnfuzz.oracles.elements import extent, first_index
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.oracles.words import element, number, ratio
@@ -45,6 +43,6 @@ def _worst(comparison: Comparison) -> tuple[str, tuple[int, ...]]:
     got = comparison.got.double()
     for kind, mask in (("nan", wrong & got.isnan()), ("inf", wrong & got.isinf())):
         if mask.any():
-            return kind, tuple(int(i) for i in mask.nonzero()[0])
-    flat = int(comparison.ratio.argmax())
-    return "value", tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), comparison.ratio.shape))
+            return kind, first_index(mask)
+    worst = comparison.ratio == comparison.ratio.amax()
+    return "value", first_index(worst)

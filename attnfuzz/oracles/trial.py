@@ -30,11 +30,16 @@ class Symptoms:
     differs: bool
     error_ratio: float
 
+    def any(self) -> bool:
+        """Whether anything is wrong."""
+        return any(self.damaged) or self.unwritten or self.differs or self.error_ratio > 1
+
 
 class Trial:
-    """Runs and reference of `case` on `kernel`, cached. With `twice` False, the case is run only once."""
+    """Runs and reference of `case` on `kernel`, cached."""
 
     def __init__(self, kernel: Kernel, case: Case, *, device: str, tolerance: Tolerance, twice: bool = True) -> None:
+        """`twice`: whether there is a second run."""
         self.kernel = kernel
         self.case = case
         self.device = device
@@ -61,6 +66,12 @@ class Trial:
     def prefilled_otherwise(self) -> Observation:
         """As `first`, except for what outputs and workspaces held."""
         return self._observe("nan", "finite")
+
+    def look_closer(self) -> None:
+        """Make the second run after all, upon symptoms in the first."""
+        self.twice = True
+        for cached in ("second", "symptoms"):
+            self.__dict__.pop(cached, None)
 
     @property
     def runs(self) -> list[Observation]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 
-__all__ = ["Suspect", "first_match"]
+__all__ = ["Suspect", "chain", "first_match"]
 
 _BOUNDS = 8.0
 """A prediction may miss the number by this many error bounds: the mistake changes the bound, too."""
