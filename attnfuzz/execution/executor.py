@@ -156,9 +156,8 @@ class Executor:
             raise ServiceError(f"the service could not be made:\n{first.traceback}")
         if not isinstance(first, Hello):
             raise ExecutorUnavailable(f"the executor ended before its service was ready: {first}")
-        while (
-            link.pid is None and not link.zygote_lost
-        ):  # told by the zygote, on a socket that may have been read first
+        # The greeting may be read before the zygote's notice of the process ID: they come on two sockets.
+        while link.pid is None and not link.zygote_lost:
             link.pump(1.0)
 
     def _end(self) -> None:
