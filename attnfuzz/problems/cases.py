@@ -39,9 +39,20 @@ MAX_SEQS = 1 << 16
 MAX_SEQ_LEN = 1 << 24
 
 
+_PLAIN_VALUES = Values()
+_PLAIN_PAGES = Pages()
+_PLAIN_PAIRS: tuple[LsePair, ...] = (("finite", "finite"),)
+
+
 def packed_width(dtype: Dtype) -> int:
     """Elements in 16 bytes: the innermost K dimension ``x`` of the packed layout."""
     return 4 if dtype == "float32" else 8
+
+
+def _share_default(case: msgspec.Struct, name: str, default: object) -> None:
+    """``omit_defaults`` leaves out a struct or tuple only if it *is* the default: make an equal one the same one."""
+    if getattr(case, name) == default:
+        msgspec.structs.force_setattr(case, name, default)
 
 
 class _CaseBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -69,7 +80,7 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
     num_kv_heads: int
     seq_lens: tuple[int, ...]
     scale: float
-    values: Values = Values()
+    values: Values = _PLAIN_VALUES
 
     def __post_init__(self) -> None:
         _CaseBase.__post_init__(self)
@@ -83,6 +94,7 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ValueError(f"scale={self.scale!r} must be a finite number in (0, 64]")
         for i, needle in enumerate(self.values.needles):
             self._check_needle(i, needle)
+        _share_default(self, "values", _PLAIN_VALUES)
 
     def _check_needle(self, i: int, needle: Needle) -> None:
         check_range(f"needles[{i}].seq", needle.seq, 0, self.num_seqs - 1)
@@ -124,7 +136,7 @@ class PagedDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw
 
     block_size: int
     layout: Layout = "NHD"
-    pages: Pages = Pages()
+    pages: Pages = _PLAIN_PAGES
 
     def __post_init__(self) -> None:
         AttentionCase.__post_init__(self)
@@ -140,6 +152,7 @@ class PagedDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw
                 "strides['v_cache'] must be left out in the interleaved layout: K and V are views of one tensor; "
                 "strides['k_cache'] shapes both"
             )
+        _share_default(self, "pages", _PLAIN_PAGES)
 
     def blocks_of(self, seq: int) -> int:
         """Pages that sequence ``seq`` owns."""
@@ -177,7 +190,7 @@ class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_onl
     )  # fmt: skip
 
     num_tokens: int
-    lse_pairs: tuple[LsePair, ...] = (("finite", "finite"),)
+    lse_pairs: tuple[LsePair, ...] = _PLAIN_PAIRS
     lse_layout: LseLayout = "HT"
     seed: int = 0
 
@@ -186,6 +199,7 @@ class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_onl
         check_range("num_tokens", self.num_tokens, 1, 1 << 20)
         check_range("len(lse_pairs)", len(self.lse_pairs), 1, 64)
         check_range("seed", self.seed, 0, (1 << 32) - 1)
+        _share_default(self, "lse_pairs", _PLAIN_PAIRS)
 
 
 Case = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | MergeStatesCase
