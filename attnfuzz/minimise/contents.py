@@ -1,0 +1,62 @@
+"""Proposals for where an attention case's pages lie and what its tensors hold. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+import msgspec
+
+from attnfuzz.minimise.domain import Domain
+from attnfuzz.minimise.edits import changed
+from attnfuzz.minimise.search import Proposal, first_of, lower_integer
+from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.choices import default_scale
+from attnfuzz.problems.recipes import KeyRecipe, Padding, PageOrder, ValueRecipe
+
+__all__ = ["lower_needles", "lower_pages", "lower_values"]
+
+
+def lower_pages(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
+    if isinstance(case, DenseDecodeCase):
+        return (yield from lower_integer(case, case.extra_rows, 0, lambda case, rows: changed(case, extra_rows=rows)))
+    if not isinstance(case, PagedDecodeCase):
+        return case
+    for name in ("shared_blocks", "spare_blocks", "extra_columns"):
+        case = yield from lower_integer(case, getattr(case.pages, name), 0, _set_pages(name))
+    for name, simpler in (("order", get_args(PageOrder)), ("padding", get_args(Padding)), ("seed", (0,))):
+        edit = _set_pages(name)
+        case = yield from first_of(case, [edit(case, value) for value in simpler])
+    return case
+
+
+def lower_needles(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
+    case = yield from first_of(case, [_set_values(case, needles=())])
+    for i in range(len(case.values.needles) - 1, -1, -1):
+        needles = list(case.values.needles)
+        needle = needles.pop(i)
+        first = msgspec.structs.replace(needle, kv_head=0, position=0)
+        fewer, moved = tuple(needles), tuple(sorted({*needles, first}))
+        case = yield from first_of(case, [_set_values(case, needles=fewer), _set_values(case, needles=moved)])
+    return case
+
+
+def lower_values(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
+    case = yield from first_of(case, [_set_values(case, keys=keys) for keys in get_args(KeyRecipe)])
+    case = yield from first_of(case, [_set_values(case, values=values) for values in get_args(ValueRecipe)])
+    size = abs(case.values.logit_exponent)
+    case = yield from lower_integer(case, size, 0, _set_exponent)
+    case = yield from first_of(case, [_set_values(case, seed=0)])
+    return (yield from first_of(case, [changed(case, scale=scale) for scale in (default_scale(case.head_size), 1.0)]))
+
+
+def _set_pages(name: str) -> Callable[[PagedDecodeCase, Any], PagedDecodeCase | None]:
+    return lambda case, value: changed(case, pages=msgspec.structs.replace(case.pages, **{name: value}))
+
+
+def _set_values(case: AttentionCase, **fields: Any) -> AttentionCase | None:
+    return changed(case, values=msgspec.structs.replace(case.values, **fields))
+
+
+def _set_exponent(case: AttentionCase, size: int) -> AttentionCase | None:
+    return _set_values(case, logit_exponent=-size if case.values.logit_exponent < 0 else size)
