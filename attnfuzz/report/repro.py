@@ -1,0 +1,110 @@
+"""A case as one Python file that needs no attnfuzz: exact inputs, expected results, bounds and the kernel's source.
+
+The kernel is not imported here; its source text is taken from its files.
+"""
+
+from __future__ import annotations
+
+import pprint
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+
+from attnfuzz.corpus import Regression
+from attnfuzz.declaration import Declaration
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.shapes import tensor_specs
+from attnfuzz.report.repro_data import lse_unit, repro_data
+from attnfuzz.report.sources import kernel_sources
+
+__all__ = ["repro_script"]
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_STUB = "attnfuzz_stub.py.jinja"
+_WIDTH = 116
+
+
+def repro_script(regression: Regression, declaration: Declaration | None = None) -> str:
+    """The script for a saved case. ``declaration`` is that of its kernel, asked of an executor if it is not given.
+
+    Raises CaseTooLarge for more tensors than a script can hold and KernelLoadError for a kernel without source.
+    """
+    declaration = declaration or _declaration_of(regression.kernel)
+    case = regression.case
+    data = repro_data(declaration, case)
+    sources = kernel_sources(regression.kernel)
+    stub = {"attnfuzz/__init__.py": (_TEMPLATES / _STUB).read_text(encoding="utf-8")}
+    finding = regression.finding
+    template = _environment().get_template("repro.py.jinja")
+    return template.render(
+        headline=_plain(f"{regression.kernel} fails {finding.oracle} on a case of {regression.problem}"),
+        description=_plain("\n".join((finding.message, *finding.details))),
+        message=repr(finding.message),
+        problem=repr(case.problem),
+        scalars=repr(data.scalars),
+        options=repr(_options(declaration, case)),
+        results=repr(data.results),
+        lse_unit=repr(lse_unit(declaration)),
+        deterministic=repr(declaration.supports.deterministic),
+        tensors=_literals(data.tensors),
+        outputs=repr([name for name, spec in tensor_specs(case).items() if spec.role == "output"]),
+        entry=repr(sources.entry),
+        kernel=repr(sources.attribute),
+        files={repr(path): _text_literal(text) for path, text in (stub | sources.files).items()},
+        storages=[_data_literal(text) for text in data.storages],
+        expected={repr(name): _data_literal(text) for name, text in data.expected.items()},
+        bounds={
+            repr(device): {repr(name): _data_literal(text) for name, text in texts.items()}
+            for device, texts in data.bounds.items()
+            if device == "cpu" or texts != data.bounds["cpu"]
+        },
+        case=_comment(case),
+    )
+
+
+def _declaration_of(target: str) -> Declaration:
+    from attnfuzz.execution.runner import Runner
+
+    with Runner(device="cpu") as runner:
+        return runner.declarations([target])[0]
+
+
+def _environment() -> jinja2.Environment:
+    loader = jinja2.FileSystemLoader(_TEMPLATES)
+    return jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+
+
+def _options(declaration: Declaration, case: Case) -> dict[str, Any]:
+    return {name: choices[0] for name, choices in declaration.options.items()} | dict(case.options)
+
+
+def _literals(values: Mapping[str, object]) -> dict[str, str]:
+    return {repr(name): repr(value) for name, value in values.items()}
+
+
+def _plain(text: str) -> str:
+    """``text`` as it can stand in a docstring."""
+    return text.replace("\\", "/").replace('"""', "'''").strip('"')
+
+
+def _comment(case: Case) -> str:
+    fields = pprint.pformat(msgspec.to_builtins(case), width=_WIDTH - 2, sort_dicts=False)
+    return textwrap.indent(fields, "# ")
+
+
+def _text_literal(text: str) -> str:
+    """Source code, readable as it is wherever a raw string can hold it."""
+    is_plain = all(line.isprintable() for line in text.split("\n"))
+    for quotes in ("'''", '"""'):
+        if is_plain and quotes not in text and not text.endswith(("\\", quotes[0])):
+            return f"r{quotes}{text}{quotes}"
+    return repr(text)
+
+
+def _data_literal(text: str) -> str:
+    lines = textwrap.wrap(text, _WIDTH)
+    return '"""\n' + "\n".join(lines) + '\n"""' if len(lines) > 1 else repr(text)

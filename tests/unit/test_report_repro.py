@@ -1,0 +1,156 @@
+"""Repro scripts: they must show a failure on a machine that knows nothing of attnfuzz."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnfuzz
+from attnfuzz.corpus import FindingRecord, Regression
+from attnfuzz.declaration import Declaration, KernelLoadError, load_kernels
+from attnfuzz.problems.cases import Problem, case_from_builtins
+from attnfuzz.problems.limits import CaseTooLarge
+from attnfuzz.report.repro import repro_script
+from attnfuzz.report.repro_data import MAX_TENSOR_BYTES
+
+ROOT = Path(attnfuzz.__file__).parents[1]
+WITHOUT_ATTNFUZZ = f"""
+import importlib.util, runpy, sys
+sys.path[:] = [folder for folder in sys.path if folder != {str(ROOT)!r}]
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
+assert importlib.util.find_spec("attnfuzz") is None
+before = set(sys.modules)
+for path in sys.argv[1:]:
+    print("SCRIPT")
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as exit:
+        print("STATUS", exit.code)
+    except Exception as error:
+        print("RAISED", error)
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("attnfuzz", "helpers", "repro_kernel"):
+            del sys.modules[name]
+    sys.path.pop(0)
+"""
+HEADS: dict[str, Any] = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 16, "scale": 0.25}
+PAGED: dict[str, Any] = {**HEADS, "block_size": 4, "seq_lens": [5, 0, 9]}
+DENSE: dict[str, Any] = {**HEADS, "seq_lens": [3, 0, 9], "dtype": "float32"}
+USER_KERNEL = """
+import attnfuzz
+import torch
+from helpers.attend import attend
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(dtypes=("float32",)), options={{"extra": (0, 1)}})
+def user_kernel(inputs, *, extra):
+    '''Quotes of both kinds, and a backslash: \"\"\" \\\\ '''
+    out, lse = inputs.out, torch.empty(inputs.q.shape[:2], device=inputs.q.device)
+    for i, length in enumerate(inputs.seq_lens.tolist()):
+        out[i], lse[i] = attend(inputs.q[i], inputs.k[i, :length], inputs.v[i, :length], inputs.scale)
+    {change}
+    return out, lse
+"""
+HELPER = """
+def attend(q, k, v, scale):
+    scores = (q * k).sum(-1) * scale
+    return (scores.softmax(0)[..., None] * v).sum(0), scores.logsumexp(0)
+"""
+
+
+def regression(problem: Problem, kernel: str, fields: dict[str, Any]) -> Regression:
+    finding = FindingRecord(oracle="accuracy", message="out is wrong", details=('a detail with \\ and """',))
+    return Regression(problem=problem, kernel=kernel, case=case_from_builtins(problem, fields), finding=finding)
+
+
+def declaration_of(target: str) -> Declaration:
+    return load_kernels(target)[0].declaration
+
+
+def run(scripts: list[str], folder: Path) -> list[str]:
+    """What each script prints and ends with, all in one process, where attnfuzz cannot be imported."""
+    paths = [folder / f"repro{i}.py" for i in range(len(scripts))]
+    for path, script in zip(paths, scripts, strict=True):
+        path.write_text(script, encoding="utf-8")
+    command = [sys.executable, "-I", "-c", WITHOUT_ATTNFUZZ, *map(str, paths)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("SCRIPT\n")[1:]
+
+
+def user_script(folder: Path, change: str) -> str:
+    """The script for a kernel file with a helper in a package beside it; ``change`` is its last statement."""
+    (folder / "helpers").mkdir(parents=True)
+    (folder / "helpers" / "__init__.py").write_text("", encoding="utf-8")
+    (folder / "helpers" / "attend.py").write_text(HELPER, encoding="utf-8")
+    kernel_file = folder / "my-kernels.py"
+    kernel_file.write_text(USER_KERNEL.format(change=change), encoding="utf-8")
+    declaration = Declaration(name="user_kernel", problem="dense_decode", options={"extra": (0, 1)})
+    script = repro_script(regression("dense_decode", f"{kernel_file}:user_kernel", DENSE), declaration)
+    for file in (kernel_file, folder / "helpers" / "attend.py"):
+        file.unlink()  # the script must not need them
+    return script
+
+
+BUNDLED: list[tuple[Problem, str, dict[str, Any]]] = [
+    ("dense_decode", "dense_naive", {**HEADS, "seq_lens": [3, 0, 9], "strides": {"k": "every_other"}}),
+    ("paged_decode", "paged_split_k", {**PAGED, "layout": "packed", "options": {"num_splits": 3}}),
+    ("split_decode", "split_k_partials", {**PAGED, "layout": "interleaved", "num_splits": 3}),
+    (
+        "merge_states",
+        "merge_states_triton",
+        {
+            "num_q_heads": 3,
+            "head_size": 16,
+            "num_tokens": 2,
+            "dtype": "bfloat16",
+            "lse_pairs": [["-inf", "-inf"], ["+inf", "finite"], ["finite", "low"]],
+        },
+    ),
+]
+CHANGES = {
+    "out[2, 1, 3] += 0.5": "out[2, 1, 3]: got",
+    "lse[0, 0] = float('nan')": "lse[0, 0]: got nan",
+    "lse = torch.empty_like(lse)": "got nan",
+    "inputs.k[0, 0, 0, 0] = 7": "changed",
+    "inputs.q.as_strided((1,), (1,), 0)[0] = 1": "changed",
+    "wide = torch.zeros(8); wide.as_strided((1,), (1,), wide.storage_offset() + 8)[0] = 1": "changed",
+    "out[0].copy_(torch.randn(2, 16))": "a second run gave other bits",
+    "raise RuntimeError('device lost')": "RAISED device lost",
+}
+
+
+def test_bundled_kernels_pass(tmp_path: Path) -> None:
+    """The script would lack a kernel's file, or rebuild other inputs or expect other results than the case."""
+    scripts = [repro_script(regression(*case), declaration_of(case[1])) for case in BUNDLED]
+    outputs = run(scripts, tmp_path)
+    assert [output.splitlines()[-2:] for output in outputs] == [["PASS", "STATUS 0"]] * len(BUNDLED)
+
+
+def test_failures_of_user_kernels_are_shown(tmp_path: Path) -> None:
+    """A finding pasted into an issue would not reproduce there, or a correct kernel be called wrong."""
+    scripts = [user_script(tmp_path / str(i), change) for i, change in enumerate(["pass", *CHANGES])]
+    passing, *failing = run(scripts, tmp_path)
+    assert passing.splitlines()[-2:] == ["PASS", "STATUS 0"]
+    for output, says in zip(failing, CHANGES.values(), strict=True):
+        assert says in output
+        assert "STATUS 1" in output or "RAISED" in output
+
+
+def test_large_case_is_refused() -> None:
+    """A script of hundreds of megabytes would be written."""
+    large = regression("dense_decode", "dense_eager", {**HEADS, "seq_lens": [MAX_TENSOR_BYTES]})
+    with pytest.raises(CaseTooLarge, match=r"use attnfuzz replay, or a smaller case"):
+        repro_script(large, declaration_of("dense_eager"))
+
+
+def test_missing_source_is_refused() -> None:
+    """A kernel whose file is gone would end in a traceback."""
+    declaration = Declaration(name="gone", problem="dense_decode")
+    with pytest.raises(KernelLoadError, match=r"kernel source gone\.py cannot be read"):
+        repro_script(regression("dense_decode", "gone.py:gone", DENSE), declaration)
+    with pytest.raises(KernelLoadError, match=r"source file of module 'no\.such' was not found"):
+        repro_script(regression("dense_decode", "no.such:gone", DENSE), declaration)
