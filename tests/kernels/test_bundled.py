@@ -1,0 +1,86 @@
+"""The declarations of the bundled kernels."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnfuzz.declaration import Kernel, load_kernels
+from attnfuzz.oracles.judge import judge
+from attnfuzz.problems.cases import (
+    Case,
+    Problem,
+    case_from_builtins,
+)
+from attnfuzz.problems.supports import Supports
+
+NAMES = {
+    "dense_naive": "dense_decode",
+    "dense_eager": "dense_decode",
+    "paged_naive": "paged_decode",
+    "paged_split_k": "paged_decode",
+    "paged_eager": "paged_decode",
+    "paged_split_k_eager": "paged_decode",
+    "split_k_partials": "split_decode",
+    "split_k_partials_eager": "split_decode",
+    "merge_states_triton": "merge_states",
+    "merge_states_triton_th": "merge_states",
+    "merge_states_eager": "merge_states",
+}
+ATTENTION = {"num_q_heads": 3, "num_kv_heads": 1, "head_size": 16, "seq_lens": [0, 5], "scale": 0.25}
+PAGED = {**ATTENTION, "block_size": 3, "pages": {"extra_columns": 1, "padding": "garbage"}}
+CASES: dict[Problem, dict[str, object]] = {
+    "dense_decode": ATTENTION,
+    "paged_decode": PAGED,
+    "split_decode": {**PAGED, "num_splits": 4},
+    "merge_states": {
+        "num_q_heads": 2,
+        "head_size": 13,
+        "num_tokens": 3,
+        "lse_pairs": [["finite", "finite"], ["+inf", "-inf"], ["low", "+inf"]],
+    },
+}
+KERNELS = load_kernels("*")
+
+
+def small_case(kernel: Kernel, choice: int) -> Case:
+    """A tiny case with an empty part, under one choice of each option."""
+    declared = kernel.declaration
+    fields = {
+        **CASES[declared.problem],
+        "options": {name: choices[choice] for name, choices in declared.options.items()},
+    }
+    if declared.problem == "merge_states":
+        fields["lse_layout"] = declared.supports.lse_layout
+    return case_from_builtins(declared.problem, fields)
+
+
+def test_names_and_problems() -> None:
+    """A bundled kernel would be missing, or known by another name than the documentation and saved cases use."""
+    assert {kernel.declaration.name: kernel.declaration.problem for kernel in KERNELS} == NAMES
+
+
+@pytest.mark.parametrize("choice", [0, -1])
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.declaration.name)
+def test_runs_on_its_inputs(kernel: Kernel, choice: int) -> None:
+    """A declaration would pass inputs in the wrong order, or promise what its kernel does not keep."""
+    verdict = judge(kernel, small_case(kernel, choice), device="cpu")
+    assert verdict.failure is None
+    assert 0.0 < verdict.error_ratio <= 1.0
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.declaration.name)
+def test_everything_is_supported(kernel: Kernel) -> None:
+    """Part of a problem would silently never be drawn for a kernel that handles it."""
+    supports, unlimited = kernel.declaration.supports, Supports()
+    limits = (
+        "dtypes",
+        "head_sizes",
+        "block_sizes",
+        "layouts",
+        "gqa_ratios",
+        "max_seq_len",
+        "strides",
+        "empty_sequences",
+    )
+    assert [name for name in limits if getattr(supports, name) != getattr(unlimited, name)] == []
+    assert supports.batch_invariant
