@@ -149,7 +149,11 @@ class Rogue:
 
     def fork_and_answer_twice(self, _: object) -> str:
         """As a kernel that forks and forgets to leave the child: both sides return."""
-        return "parent" if os.fork() else "child"
+        child = os.fork()
+        if child == 0:
+            return "child"
+        os.waitpid(child, 0)  # so that a copy that goes on serving is in the way
+        return "parent"
 
 
 def _open_sockets() -> list[int]:
