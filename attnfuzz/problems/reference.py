@@ -36,9 +36,7 @@ def attention_reference(case: AttentionCase, values: LogicalAttention) -> Expect
     for seq, seq_len in enumerate(case.seq_lens):
         if seq_len == 0:
             continue
-        k, v = (
-            tokens.double().transpose(0, 1) for tokens in values.sequence(seq)
-        )  # [num_kv_heads, seq_len, head_size]
+        k, v = (tokens.double().transpose(0, 1) for tokens in values.sequence(seq))  # heads first
         scores = case.scale * (q[seq] @ k.mT)  # [num_kv_heads, gqa_ratio, seq_len]
         out[seq] = (torch.softmax(scores, dim=-1) @ v).flatten(0, 1)
         lse[seq] = torch.logsumexp(scores, dim=-1).flatten()

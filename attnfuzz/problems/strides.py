@@ -24,13 +24,13 @@ class StridedLayout(NamedTuple):
 def strided_layout(shape: tuple[int, ...], kind: StrideKind, itemsize: int) -> StridedLayout:
     """Place a tensor of ``shape`` as ``kind`` says.
 
-    * ``padded_rows``: the rows (last dimension) are 3 to 8 elements further apart than they are long.
+    * ``padded_rows``: the rows (last dimension) are 3 or 4 elements further apart than they are long.
     * ``transposed``: the two outermost dimensions swap their places in memory.
     * ``offset``: contiguous, but one element after an aligned address.
     * ``every_other``: the last dimension has stride 2.
 
-    A vector has no rows and nothing to swap: both kinds leave it contiguous. ``itemsize`` (bytes) makes the gap of
-    ``padded_rows`` break the alignment of 16-byte loads.
+    A vector has no rows and nothing to swap: both kinds leave it contiguous. ``itemsize`` (bytes) decides about the gap
+    of ``padded_rows``, which breaks the alignment that vector loads need.
     """
     if kind not in STRIDE_KINDS:
         raise ValueError(f"stride kind {kind!r} must be one of {STRIDE_KINDS}")
@@ -66,6 +66,5 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _row_gap(row: int, itemsize: int) -> int:
-    """3 to 8 elements, chosen so that the next row does not start at a multiple of 16 bytes."""
-    gap = 3 + row % 6
-    return gap if (row + gap) * itemsize % 16 else 3 + (row + 1) % 6
+    """Elements between rows, at least 3, after which the next row is not aligned to 8 bytes."""
+    return 3 if (row + 3) * itemsize % 8 else 4

@@ -194,6 +194,18 @@ def test_shared_pages_hold_the_same_tokens(recipe: tuple[Any, Any]) -> None:
     assert torch.equal(v1[:7], v2)
 
 
+@pytest.mark.parametrize("keys", ["rising", "falling"])
+def test_shared_page_far_longer_than_sequence_0(keys: Any) -> None:
+    """Positions that sequence 0 never reached would get keys beyond the recipe's range, which bfloat16 rounds."""
+    case = PagedDecodeCase(
+        num_q_heads=1, num_kv_heads=1, head_size=8, seq_lens=(3, 900), scale=1.0, block_size=1024,
+        pages=Pages(shared_blocks=1), values=Values(keys=keys),
+    )  # fmt: skip
+    k = attention_values(case).sequence(1)[0]
+    expected = [0, 1, 2, *[2] * 897] if keys == "rising" else [2, 1, 0, *[0] * 897]
+    assert (k.abs().amax(dim=(1, 2)) * 16).tolist() == expected
+
+
 def test_tokens_behind_the_shared_pages_are_their_own() -> None:
     """Sequences that share a prefix would be equal altogether."""
     values = attention_values(paged((9, 9), 1, keys="normal", values="positions"))
