@@ -46,7 +46,7 @@ __all__ = ["cases"]
 
 _TOKEN_COUNTS = (1, 2, 3, 4, 5, 8, 16, 17, 64, 257, 1024)
 _EXTRA_ROWS = (0, 0, 1, 3, 17, 64)
-_MERGE_HEADS = range(1, 33)
+_MERGE_HEADS = (1, 2, 3, 4, 5, 8, 12, 16, 17, 32)
 _MERGE_SEEDS = range(64)
 _WORK_PER_HEAD = (8, 8, 4, 4, 1)  # many heads leave little work for many or long sequences
 _SHAPE_BYTES = 9

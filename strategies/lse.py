@@ -13,15 +13,22 @@ from attnfuzz.strategies.decisions import Decisions, decided
 
 __all__ = ["LSE_PAIRS_BYTES", "decide_lse_pairs", "lse_pairs"]
 
-_PAIR_COUNTS = (1, 2, 3, 4, 6, 8)
-LSE_PAIRS_BYTES = 1 + 2 * 8
+_MOST_PAIRS = 8
+_PRESENT = (False, True)
+_PAIR_BYTES = 3
+LSE_PAIRS_BYTES = _MOST_PAIRS * _PAIR_BYTES
 
 
 def decide_lse_pairs(
     decisions: Decisions, kinds: tuple[LseKind, ...], *, min_pairs: int, max_pairs: int
 ) -> tuple[LsePair, ...]:
-    counts = [count for count in _PAIR_COUNTS if min_pairs <= count <= max_pairs] or [min_pairs]
-    return tuple((decisions.pick(kinds), decisions.pick(kinds)) for _ in range(decisions.pick(counts)))
+    """Each pair is there or not by itself, so that the shrinker can remove any of them."""
+    pairs: list[LsePair] = []
+    for _ in range(_MOST_PAIRS):
+        pair = decisions.part(_PAIR_BYTES)
+        if pair.pick(_PRESENT):
+            pairs.append((pair.pick(kinds), pair.pick(kinds)))
+    return (*pairs[:max_pairs], *[(kinds[0], kinds[0])] * (min_pairs - len(pairs)))
 
 
 def lse_pairs(
@@ -31,7 +38,7 @@ def lse_pairs(
 
     Shrinks to one pair of finite LSEs. Raises ValueError.
     """
-    check_bounds("pairs", min_pairs, max_pairs, low=1, high=64)
+    check_bounds("pairs", min_pairs, max_pairs, low=1, high=_MOST_PAIRS)
     kinds = lse_kinds_of(Supports(empty_sequences=empty_states))
     return decided(
         lambda decisions: decide_lse_pairs(decisions, kinds, min_pairs=min_pairs, max_pairs=max_pairs),

@@ -11,8 +11,10 @@ from attnfuzz.strategies.decisions import Decisions, decided
 
 __all__ = ["NEEDLES_BYTES", "check_sequences", "decide_needles", "needles"]
 
-_COUNTS = (0, 0, 1, 1, 2, 3)
-NEEDLES_BYTES = 1 + 3 * 3
+_MOST_NEEDLES = 3
+_PRESENT = (False, False, True)
+_NEEDLE_BYTES = 4
+NEEDLES_BYTES = _MOST_NEEDLES * _NEEDLE_BYTES
 
 
 def decide_needles(
@@ -22,15 +24,17 @@ def decide_needles(
     num_kv_heads: int,
     steps: tuple[int, ...],
     num_splits: int,
-    max_needles: int = 3,
+    max_needles: int = _MOST_NEEDLES,
 ) -> tuple[Needle, ...]:
+    """Each of the needles is there or not by itself, so that the shrinker can remove any of them."""
     rows = [seq for seq, seq_len in enumerate(seq_lens) if seq_len]
-    count = decisions.pick([count for count in _COUNTS if count <= max_needles]) if rows else 0
     drawn = set()
-    for _ in range(count):
-        seq = decisions.pick(rows)
-        position = decisions.pick(boundary_positions(seq_lens[seq], steps or DEFAULT_TILES, num_splits))
-        drawn.add(Needle(seq=seq, position=position, kv_head=decisions.pick(range(num_kv_heads))))
+    for _ in range(max_needles if rows else 0):
+        needle = decisions.part(_NEEDLE_BYTES)
+        if needle.pick(_PRESENT):
+            seq = needle.pick(rows)
+            position = needle.pick(boundary_positions(seq_lens[seq], steps or DEFAULT_TILES, num_splits))
+            drawn.add(Needle(seq=seq, position=position, kv_head=needle.pick(range(num_kv_heads))))
     return tuple(sorted(drawn))
 
 
@@ -40,14 +44,14 @@ def needles(
     num_kv_heads: int = 1,
     steps: tuple[int, ...] = DEFAULT_TILES,
     num_splits: int = 1,
-    max_needles: int = 3,
+    max_needles: int = _MOST_NEEDLES,
 ) -> st.SearchStrategy[tuple[Needle, ...]]:
     """Up to ``max_needles`` keys on the first or last token of a sequence, page, tile or split.
 
     ``steps``: page and tile sizes. Shrinks to no needle. Raises ValueError.
     """
     check_sequences(seq_lens, num_kv_heads, steps, num_splits)
-    check_int("max_needles", max_needles, low=0, high=max(_COUNTS))
+    check_int("max_needles", max_needles, low=0, high=_MOST_NEEDLES)
     return decided(
         lambda decisions: decide_needles(
             decisions,

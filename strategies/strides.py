@@ -15,25 +15,28 @@ from attnfuzz.strategies.decisions import Decisions, decided
 
 __all__ = ["STRIDES_BYTES", "decide_strides", "strides"]
 
-_STRIDED_COUNTS = (0, 0, 0, 1, 1, 2, 3, 4)
-STRIDES_BYTES = 1 + 4
+_MOST_STRIDED = 4
+STRIDES_BYTES = _MOST_STRIDED
 
 Recipe = tuple[str, StrideKind]
 
 
 def decide_strides(
-    decisions: Decisions, problem: Problem, supports: Supports, layout: Layout | None, *, max_strided: int = 4
+    decisions: Decisions,
+    problem: Problem,
+    supports: Supports,
+    layout: Layout | None,
+    *,
+    max_strided: int = _MOST_STRIDED,
 ) -> dict[str, StrideKind]:
-    """Tensors that are not contiguous; most cases have none or one."""
+    """Tensors that are not contiguous: each decision adds one to every fourth case."""
     recipes = _recipes(problem, supports.strides, supports.lse == "none", layout)
-    if not recipes:
-        return {}
-    count = decisions.pick([count for count in _STRIDED_COUNTS if count <= max_strided])
-    return dict(sorted(decisions.pick(recipes) for _ in range(count)))
+    drawn = (decisions.pick(recipes) for _ in range(max_strided))
+    return dict(sorted(recipe for recipe in drawn if recipe is not None))
 
 
 def strides(
-    problem: Problem, *, allowed: Strides = "any", layout: Layout | None = None, max_strided: int = 4
+    problem: Problem, *, allowed: Strides = "any", layout: Layout | None = None, max_strided: int = _MOST_STRIDED
 ) -> st.SearchStrategy[dict[str, StrideKind]]:
     """Stride kinds for up to ``max_strided`` tensors of ``problem``, outputs included; the rest is contiguous.
 
@@ -43,7 +46,7 @@ def strides(
     check_one_of("problem", problem, PROBLEMS)
     check_one_of("allowed", allowed, ("any", "last_contiguous", "contiguous"))
     check_one_of("layout", layout, (None, *LAYOUTS))
-    check_int("max_strided", max_strided, low=0, high=max(_STRIDED_COUNTS))
+    check_int("max_strided", max_strided, low=0, high=_MOST_STRIDED)
     supports = Supports(strides=allowed)
     return decided(
         lambda decisions: decide_strides(decisions, problem, supports, layout, max_strided=max_strided),
@@ -52,11 +55,12 @@ def strides(
 
 
 @lru_cache(maxsize=256)
-def _recipes(problem: Problem, allowed: Strides, without_lse: bool, layout: Layout | None) -> tuple[Recipe, ...]:
+def _recipes(problem: Problem, allowed: Strides, without_lse: bool, layout: Layout | None) -> tuple[Recipe | None, ...]:
     supports = Supports(lse="none" if without_lse else "natural")
-    return tuple(
+    recipes = [
         (tensor, kind)
         for tensor in strided_tensors_of(problem, supports, layout)
         for kind in stride_kinds_of(allowed, tensor)
         if kind != "contiguous"
-    )
+    ]
+    return (*[None] * max(1, 3 * len(recipes)), *recipes)

@@ -18,7 +18,7 @@ __all__ = ["VALUES_BYTES", "decide_scale", "decide_values", "scales", "values"]
 
 _KEYS: tuple[KeyRecipe, ...] = get_args(KeyRecipe)
 _VALUES: tuple[ValueRecipe, ...] = get_args(ValueRecipe)
-_EXPONENTS = (0, 0, 0, 0, 1, -2, 2, 4, -6, 8)
+_EXPONENTS = (0, 0, 0, 0, 1, 2, 4, 8, -2, -6)
 _SEEDS = range(64)
 _FACTORS = (1.0, 0.125, 0.5, 2.0, 0.0625)
 VALUES_BYTES = 4 + NEEDLES_BYTES
