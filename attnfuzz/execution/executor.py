@@ -7,8 +7,8 @@ from typing import Self
 import msgspec
 
 from attnfuzz.execution.framing import encode_frame
-from attnfuzz.execution.link import Link, encode_fork_request
-from attnfuzz.execution.messages import Answer, Fault, Hello, Request
+from attnfuzz.execution.link import Link
+from attnfuzz.execution.messages import Answer, Fault, Hello, Request, encode_fork_request
 from attnfuzz.execution.outcomes import Died, ExecutorUnavailable, Outcome, Reply, ServiceError, TimedOut
 from attnfuzz.execution.watchdog import ZygoteLostError, await_message, describe_death, kill
 from attnfuzz.execution.zygote_client import Zygote

@@ -5,7 +5,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
@@ -15,7 +15,6 @@ from attnfuzz.execution.messages import (
     ControlReply,
     ExecutorMessage,
     Exited,
-    Fork,
     Forked,
     ForkFailed,
     Hello,
@@ -24,21 +23,13 @@ from attnfuzz.execution.messages import (
 from attnfuzz.execution.process import kill_group, start_time
 from attnfuzz.execution.stacks import strip_framework_frames
 
-__all__ = ["OUTPUT_TAIL_BYTES", "Link", "encode_fork_request"]
+__all__ = ["OUTPUT_TAIL_BYTES", "Link"]
 
 OUTPUT_TAIL_BYTES = 8192
 """How much of an executor's latest output is kept. A fatal signal's stack ends in 2 KB of names of loaded modules."""
 
 _READ_BYTES = 1 << 18
 _DRAIN_S = 0.2
-
-
-def encode_fork_request(environment: Mapping[str, str]) -> bytes:
-    """The control message that asks for an executor with these environment variables set."""
-    request = msgspec.json.encode(Fork(dict(environment)))
-    if len(request) > MAX_CONTROL_BYTES:
-        raise ValueError(f"environment takes {len(request)} bytes of at most {MAX_CONTROL_BYTES}; pass less of it")
-    return request
 
 
 class Link:

@@ -5,6 +5,7 @@ executor ended; the executor has no descriptor for it, so code under test cannot
 *channel* the driver talks to the executor itself.
 """
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -23,6 +24,7 @@ __all__ = [
     "Hello",
     "Request",
     "Signal",
+    "encode_fork_request",
 ]
 
 MAX_CONTROL_BYTES = 128 * 1024
@@ -94,3 +96,11 @@ class Fault(msgspec.Struct, tag="fault", frozen=True, forbid_unknown_fields=True
 ControlRequest: TypeAlias = Fork | Signal
 ControlReply: TypeAlias = Forked | ForkFailed | Exited
 ExecutorMessage: TypeAlias = Hello | Answer | Fault
+
+
+def encode_fork_request(environment: Mapping[str, str]) -> bytes:
+    """The control message that asks for an executor with these environment variables set."""
+    request = msgspec.json.encode(Fork(dict(environment)))
+    if len(request) > MAX_CONTROL_BYTES:
+        raise ValueError(f"environment takes {len(request)} bytes of at most {MAX_CONTROL_BYTES}; pass less of it")
+    return request

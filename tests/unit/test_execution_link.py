@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from attnfuzz.execution.framing import encode_frame
-from attnfuzz.execution.link import OUTPUT_TAIL_BYTES, Link, encode_fork_request
+from attnfuzz.execution.link import OUTPUT_TAIL_BYTES, Link
 from attnfuzz.execution.messages import (
     MAX_CONTROL_BYTES,
     Answer,
@@ -24,6 +24,7 @@ from attnfuzz.execution.messages import (
     ForkFailed,
     Hello,
     Signal,
+    encode_fork_request,
 )
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from attnfuzz.execution import Executor, Reply, Zygote
 from attnfuzz.execution.framing import receive_frame
-from attnfuzz.execution.link import encode_fork_request
-from attnfuzz.execution.messages import MAX_CONTROL_BYTES, ControlReply, Exited, Forked, Signal
+from attnfuzz.execution.messages import MAX_CONTROL_BYTES, ControlReply, Exited, Forked, Signal, encode_fork_request
 from attnfuzz.execution.process import child_pids
 
 SERVICES = Path(__file__).with_name("execution_services.py")

@@ -8,8 +8,16 @@ import msgspec
 import pytest
 
 from attnfuzz.execution.framing import encode_frame
-from attnfuzz.execution.link import Link, encode_fork_request
-from attnfuzz.execution.messages import MAX_CONTROL_BYTES, ControlReply, Exited, Forked, ForkFailed, Hello
+from attnfuzz.execution.link import Link
+from attnfuzz.execution.messages import (
+    MAX_CONTROL_BYTES,
+    ControlReply,
+    Exited,
+    Forked,
+    ForkFailed,
+    Hello,
+    encode_fork_request,
+)
 from attnfuzz.execution.outcomes import Died, ExecutorUnavailable
 from attnfuzz.execution.watchdog import ZygoteLostError, await_message
 
