@@ -1,5 +1,8 @@
 """Results that were never written, or that depend on memory nobody wrote."""
 
+import functools
+
+import torch
 from torch import Tensor
 
 from attnfuzz.memory.allocations import WORKSPACE
@@ -15,12 +18,20 @@ __all__ = ["check"]
 
 
 def check(trial: Trial) -> Failure | None:
-    """Elements that still hold the pre-fill of the first run; else results that change with the pre-fill."""
+    """Elements that still hold the pre-fill of each run; else results that change with the pre-fill."""
     if trial.symptoms.unwritten:
-        masks = {name: holds_prefill(part, trial.first.prefill) for name, part in trial.first.results.items()}
-        name = next(name for name, mask in masks.items() if mask.any())
-        return _never_written(trial, name, masks[name])
+        for name, mask in _untouched(trial).items():
+            if mask.any():
+                return _never_written(trial, name, mask)
     return _read_before_written(trial) if cause_of_difference(trial) == "unwritten" else None
+
+
+def _untouched(trial: Trial) -> dict[str, Tensor]:
+    """Elements that no run wrote. One run does not tell: a NaN keeps its payload when something is added to it."""
+    masks = [
+        {name: holds_prefill(result, seen.prefill) for name, result in seen.results.items()} for seen in trial.runs
+    ]
+    return {name: functools.reduce(torch.logical_and, (mask[name] for mask in masks)) for name in masks[0]}
 
 
 def _never_written(trial: Trial, name: str, mask: Tensor) -> Failure:

@@ -1,0 +1,88 @@
+"""Reads of memory that no sequence owns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from attnfuzz.oracles.judge import judge
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+
+
+def one_more(n: int) -> int:
+    return n + 1 if n else 0
+
+
+def test_row_past_the_end_of_a_dense_sequence(plant: Any, dense: Case, failure_of: Any) -> None:
+    """A token too many would not be noticed where the row behind the end holds a harmless number."""
+    failure = failure_of(plant(length=one_more), dense)
+    assert (failure.oracle, failure.kind) == ("dead_memory", "out")
+    assert "1 token past the end of the sequence takes weight (read from memory)" in failure.message
+    assert "dead for sequence 0: rows 5 and up of k and v (its length is 5)" in failure.details
+
+
+def test_tail_of_a_page(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
+    """A token too many would not be noticed in the unused rest of a page."""
+    failure = failure_of(plant("paged_decode", length=one_more), paged)
+    assert (failure.oracle, failure.kind) == ("dead_memory", "out")
+    assert "offsets 5-7 of its page 0" in failure.details[1]
+
+
+def test_masked_scores_but_unmasked_values(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """0 * NaN: a kernel that masks K and not V would pass as long as dead rows hold finite numbers."""
+
+    def whole_rows(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
+        dead = (torch.arange(inputs.k.shape[1]) >= n)[:, None]
+        return inputs.k[seq, :, kv_head].float().masked_fill(dead, -1e9 / 8), inputs.v[seq, :, kv_head]
+
+    case = msgspec.structs.replace(dense, values=msgspec.structs.replace(dense.values, keys="equal"))
+    kernel = plant(tokens=whole_rows, score=lambda scores: scores.where(scores.abs() < 1e3, -torch.inf))
+    failure = failure_of(kernel, case)
+    assert (failure.oracle, failure.kind) == ("dead_memory", "out")
+    assert "where that memory holds NaN" in failure.message
+
+
+def test_empty_side_of_a_merge(plant: Any, states: MergeStatesCase, failure_of: Any) -> None:
+    """The output of an empty state could be multiplied by a weight of 0 and still bring in its NaN."""
+
+    def average_both(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        return out + inputs.prefix_output * 0 + inputs.suffix_output * 0, lse
+
+    failure = failure_of(plant("merge_states", after=average_both), states)
+    assert (failure.oracle, failure.kind) == ("dead_memory", "output")
+    assert failure.details[1].startswith("dead here: outputs of states whose LSE is -inf or +inf")
+
+
+def test_page_that_an_unused_table_entry_names(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
+    """Following an unused block-table entry to another page would go unnoticed."""
+
+    def follow(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        out[0] += inputs.v_cache[inputs.block_table[0, 1].long()][5:].sum() * 0
+        return out, lse
+
+    case = msgspec.structs.replace(paged, pages=msgspec.structs.replace(paged.pages, order="identity"))
+    failure = failure_of(plant("paged_decode", after=follow), case)
+    assert failure.oracle == "dead_memory"
+
+
+def test_space_between_strided_elements(plant: Any, dense: Case, failure_of: Any) -> None:
+    """A kernel that takes a padded query for contiguous would read the gap unnoticed."""
+
+    def read_flat(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        flat = inputs.q.as_strided((96,), (1,), inputs.q.storage_offset())
+        return out + flat.view(3, 4, 8) * 0, lse
+
+    case = msgspec.structs.replace(dense, strides={"q": "padded_rows"})
+    assert failure_of(plant(after=read_flat), case).oracle == "dead_memory"
+
+
+def test_dead_memory_that_changes_nothing_is_no_failure(plant: Any, dense: Case) -> None:
+    """Reading past the end and discarding what was read would be reported."""
+
+    def read_and_discard(inputs: Any) -> None:
+        inputs.k.sum()
+
+    assert judge(plant(before=read_and_discard), dense, device="cpu").failure is None

@@ -1,0 +1,37 @@
+"""Kernels that give other bits the second time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import attnfuzz
+from attnfuzz.oracles.judge import judge
+from attnfuzz.problems.cases import Case
+
+
+def test_bits_that_change_between_runs(plant: Any, dense: Case, failure_of: Any) -> None:
+    """A race would pass as long as each of its results is accurate."""
+    calls = itertools.count()
+    failure = failure_of(plant(after=lambda inputs, out, lse: (out * (1 + 2**-23 * next(calls)), lse)), dense)
+    assert (failure.oracle, failure.kind) == ("determinism", "out")
+    assert "on identical memory" in failure.message
+
+
+def test_no_promise_no_failure(plant: Any, dense: Case) -> None:
+    """A kernel that declares itself nondeterministic, as one with atomics must be, would be reported."""
+    calls = itertools.count()
+    supports = attnfuzz.Supports(deterministic=False)
+    kernel = plant(supports=supports, after=lambda inputs, out, lse: (out * (1 + 2**-23 * next(calls)), lse))
+    assert judge(kernel, dense, device="cpu").failure is None
+
+
+def test_nondeterministic_kernel_is_still_held_to_dead_memory(plant: Any, dense: Case, failure_of: Any) -> None:
+    """A kernel that declares itself nondeterministic would be excused from reading past the end."""
+    calls = itertools.count()
+    kernel = plant(
+        supports=attnfuzz.Supports(deterministic=False),
+        length=lambda n: n + 1 if n else 0,
+        after=lambda inputs, out, lse: (out * (1 + 2**-23 * next(calls)), lse),
+    )
+    assert failure_of(kernel, dense).oracle == "dead_memory"

@@ -1,0 +1,111 @@
+"""Writes outside outputs and workspaces, and into inputs, planted one at a time."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
+
+
+def poke(tensor: Tensor, element: int, count: int = 1) -> None:
+    """Write ``count`` elements, the first of them ``element`` elements after the tensor's first one in memory."""
+    tensor.as_strided((count,), (1,), tensor.storage_offset() + element).fill_(7)
+
+
+@pytest.mark.parametrize(
+    ("element", "kind", "words"),
+    [
+        (96, "write after out", "wrote 1 element after out .*the nearest is 1 element past its end"),
+        (130, "write after out", "the nearest is 35 elements past its end"),
+        (-1, "write before out", "wrote 1 element before out .*the nearest is 1 element before its start"),
+    ],
+)
+def test_write_beside_an_offered_output(
+    element: int, kind: str, words: str, plant: Any, dense: Case, failure_of: Any
+) -> None:
+    """An out-of-bounds write next to the output would go unnoticed, or be blamed on another tensor."""
+
+    def write_beside(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        poke(inputs.out, element)
+        return out, lse
+
+    failure = failure_of(plant(after=write_beside), dense)
+    assert (failure.oracle, failure.kind) == ("red_zone", kind)
+    assert re.search(words, failure.message)
+
+
+def test_write_beyond_a_workspace(plant: Any, dense: Case, failure_of: Any) -> None:
+    """A kernel could overrun a buffer of its own."""
+
+    def overrun(inputs: Any) -> None:
+        poke(torch.empty(3, 5), 15, count=2)
+
+    failure = failure_of(plant(before=overrun), dense)
+    assert (failure.oracle, failure.kind) == ("red_zone", "write after workspace")
+    assert "wrote 2 elements after workspace (float32 [3, 5])" in failure.message
+
+
+def test_write_beyond_a_returned_buffer_names_the_result(plant: Any, dense: Case, failure_of: Any) -> None:
+    """An overrun of an output that the kernel allocated would be reported as that of an unnamed workspace."""
+
+    def overrun(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        poke(lse, 12)
+        return out, lse
+
+    failure = failure_of(plant(after=overrun), dense)
+    assert (failure.oracle, failure.kind) == ("red_zone", "write after lse")
+
+
+def test_write_into_the_gaps_of_a_strided_output(plant: Any, dense: Case, failure_of: Any) -> None:
+    """A kernel that takes an output for contiguous could destroy what lies between its rows."""
+    case = msgspec.structs.replace(dense, strides={"out": "padded_rows"})
+
+    def write_flat(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        poke(inputs.out, 8)
+        return out, lse
+
+    failure = failure_of(plant(after=write_flat), case)
+    assert (failure.oracle, failure.kind) == ("red_zone", "write between out")
+
+
+@pytest.mark.parametrize("name", ["q", "k", "seq_lens"])
+def test_modified_input(name: str, plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """A kernel could change its inputs, which the next layer of a model still needs."""
+
+    def modify(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        getattr(inputs, name).view(-1)[1].add_(3)
+        return out, lse
+
+    failure = failure_of(plant(after=modify), dense)
+    assert (failure.oracle, failure.kind) == ("red_zone", f"{name} modified")
+    assert failure.message.startswith(f"input {name} ")
+
+
+def test_modified_dead_memory_is_a_modified_input(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
+    """A write to a page that no sequence owns yet would go unnoticed."""
+
+    def modify(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        inputs.k_cache[inputs.block_table[0, 0], 7] = 0
+        return out, lse
+
+    failure = failure_of(plant("paged_decode", after=modify), paged)
+    assert (failure.oracle, failure.kind) == ("red_zone", "k_cache modified")
+
+
+def test_further_writes_are_listed(plant: Any, dense: Case, failure_of: Any) -> None:
+    """Only one of several stray writes would be shown."""
+
+    def write(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        poke(inputs.out, 96)
+        inputs.q[0, 0, 0] += 1
+        return out, lse
+
+    failure = failure_of(plant(after=write), dense)
+    assert failure.kind == "write after out"
+    assert [detail for detail in failure.details if detail.startswith("also input q ")]
