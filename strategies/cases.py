@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from attnfuzz.problems.boundaries import split_count, tile_sizes
 from attnfuzz.problems.cases import (
+    CASE_TYPES,
     PROBLEMS,
     Case,
     DenseDecodeCase,
@@ -87,7 +88,8 @@ def cases(
 
 
 def _formats(problem: Problem, supports: Supports) -> dict[Dtype, dict[Layout | None, tuple[int, ...]]]:
-    layouts: tuple[Layout | None, ...] = layouts_of(supports) if "paged" in problem or "split" in problem else (None,)
+    has_cache = issubclass(CASE_TYPES[problem], PagedDecodeCase)
+    layouts: tuple[Layout | None, ...] = layouts_of(supports) if has_cache else (None,)
     formats = {
         dtype: {layout: sizes for layout in layouts if (sizes := head_sizes_of(supports, dtype, layout))}
         for dtype in dtypes_of(supports)

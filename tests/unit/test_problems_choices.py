@@ -1,0 +1,125 @@
+"""What Supports leaves to draw from, and what of it is simplest."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from attnfuzz.problems.cases import PROBLEMS
+from attnfuzz.problems.choices import (
+    BLOCK_SIZES,
+    GQA_RATIOS,
+    HEAD_SIZES,
+    block_sizes_of,
+    default_scale,
+    dtypes_of,
+    gqa_ratios_of,
+    head_sizes_of,
+    layouts_of,
+    lse_kinds_of,
+    paddings_of,
+    split_counts_of,
+    stride_kinds_of,
+    strided_tensors_of,
+)
+from attnfuzz.problems.features import features
+from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.supported import why_unsupported
+from attnfuzz.problems.supports import Supports
+
+
+def test_unlimited_kernels_meet_the_sizes_that_break_kernels() -> None:
+    """A head size, ratio or page size that real bugs needed would never be drawn."""
+    assert {13, 16, 40, 64, 72, 80, 96, 128, 192, 256} <= set(HEAD_SIZES)
+    assert {1, 2, 3, 4, 5, 7, 8, 16, 17, 24} <= set(GQA_RATIOS)
+    assert {1, 16, 256, 3, 24} <= set(BLOCK_SIZES)
+
+
+def test_power_of_two_head_size_comes_before_the_one_padded_to_it() -> None:
+    """The simplest case of an unlimited kernel would have head size 13."""
+    assert head_sizes_of(Supports(), "float16")[:3] == (16, 13, 40)
+
+
+def test_smallest_supported_head_size_is_simplest() -> None:
+    """Shrinking would stop at a head size that is larger than needed."""
+    assert head_sizes_of(Supports(head_sizes=(128, 80)), "float16") == (80, 128)
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("float16", (8, 40)), ("float32", (4, 8, 12, 40))])
+def test_packed_layout_limits_head_sizes(dtype: str, expected: tuple[int, ...]) -> None:
+    """A packed cache would be drawn for a head size that it cannot hold."""
+    supports = Supports(head_sizes=(40, 13, 12, 8, 4))
+    assert head_sizes_of(supports, dtype, "packed") == expected  # type: ignore[arg-type]  # from the parameter list
+
+
+def test_choices_are_ordered_whatever_the_declaration_says_first() -> None:
+    """Two kernels that support the same would disagree on which case is simplest."""
+    supports = Supports(
+        dtypes=("float32", "float16"), layouts=("HND", "NHD"), gqa_ratios=(7, 1), block_sizes=(24, 16, 1)
+    )
+    assert dtypes_of(supports) == ("float16", "float32")
+    assert layouts_of(supports) == ("NHD", "HND")
+    assert gqa_ratios_of(supports) == (1, 7)
+    assert block_sizes_of(supports) == (1, 16, 24)
+
+
+def test_split_counts_reach_the_declared_limit() -> None:
+    """A kernel's largest split count would never be tried."""
+    assert split_counts_of(Supports(max_num_splits=6)) == (1, 2, 3, 4, 5, 6)
+
+
+def test_without_empty_states_no_lse_is_infinite() -> None:
+    """A kernel that declares no empty states would be given one."""
+    assert lse_kinds_of(Supports(empty_sequences=False)) == ("finite", "equal", "high", "low")
+
+
+def test_paddings_are_nested() -> None:
+    """A kernel that follows no unused entry would not be given valid ones, too."""
+    assert paddings_of(Supports(unused_table_entries="zero")) == ("zero",)
+    assert paddings_of(Supports(unused_table_entries="valid")) == ("zero", "wrong_page")
+    assert paddings_of(Supports(unused_table_entries="garbage")) == ("zero", "wrong_page", "garbage")
+
+
+def test_default_scale_is_a_float32() -> None:
+    """A kernel that takes the scale as float32 would compute with another number than the reference."""
+    scale = default_scale(80)
+    assert struct.unpack("f", struct.pack("f", scale))[0] == scale
+    assert scale == pytest.approx(80**-0.5, rel=1e-7)
+
+
+def test_last_contiguous_excludes_whatever_moves_the_last_dimension() -> None:
+    """A kernel that needs stride 1 would be given a transposed matrix."""
+    assert stride_kinds_of("last_contiguous", "q") == ("contiguous", "padded_rows", "transposed", "offset")
+    assert stride_kinds_of("last_contiguous", "block_table") == ("contiguous", "padded_rows", "offset")
+    assert stride_kinds_of("last_contiguous", "seq_lens") == ("contiguous", "offset")
+    assert stride_kinds_of("contiguous", "q") == ("contiguous",)
+
+
+def test_strides_of_ignored_tensors_are_not_drawn() -> None:
+    """Cases would differ in something that the kernel never sees."""
+    assert "lse" not in strided_tensors_of("paged_decode", Supports(lse="none"))
+    assert "v_cache" not in strided_tensors_of("paged_decode", Supports(), "interleaved")
+    assert {"k_cache", "v_cache", "lse", "out"} <= set(strided_tensors_of("paged_decode", Supports(), "NHD"))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_simplest_case_has_no_feature_and_is_supported(problem: str) -> None:
+    """Shrinking would end in a case that needs explaining."""
+    options = {"tile": (32, 16)}
+    case = simplest_case(problem, Supports(), options)  # type: ignore[arg-type]  # from the parameter list
+    assert features(case) == {"option tile=32"}
+    assert features(case, options=options) == frozenset()
+    assert why_unsupported(Supports(), options, case) is None
+
+
+def test_simplest_case_passes_over_a_format_that_holds_no_head_size() -> None:
+    """A kernel whose float16 head sizes cannot be packed would be refused although float32 ones can."""
+    case = simplest_case("paged_decode", Supports(head_sizes=(4,), layouts=("packed",)), {})
+    assert case.dtype == "float32"
+
+
+def test_no_format_at_all_is_an_error_that_says_what_to_do() -> None:
+    """A declaration that no case fits would fail somewhere else, later."""
+    with pytest.raises(ValueError, match=r"head_sizes=\(13,\).*multiples of 8.*add such a size"):
+        simplest_case("paged_decode", Supports(head_sizes=(13,), layouts=("packed",)), {})

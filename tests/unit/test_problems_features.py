@@ -1,0 +1,81 @@
+"""The words that tell one bug's cases from another's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from attnfuzz.problems.cases import Case, MergeStatesCase
+from attnfuzz.problems.features import features
+from attnfuzz.problems.recipes import Needle, Pages, Values
+from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.supports import Supports
+
+PAGED = simplest_case("paged_decode", Supports(), {})
+
+
+def paged(**fields: Any) -> Case:
+    return msgspec.structs.replace(PAGED, **fields)
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (PAGED, set()),
+        (paged(dtype="bfloat16"), {"dtype=bfloat16"}),
+        (paged(head_size=72, scale=72**-0.5), {"head_size not pow2", "head_size>16", "head_size>64", "scale"}),
+        (paged(num_q_heads=6, num_kv_heads=2), {"num_kv_heads>1", "gqa_ratio>1", "gqa_ratio not pow2"}),
+        (paged(seq_lens=(3,), block_size=2), {"seq_len>1", "seq_len>block_size", "block_size>1", "partial last page"}),
+        (paged(seq_lens=(0, 1)), {"num_seqs>1", "ragged", "empty sequence"}),
+        (paged(block_size=24, seq_lens=(24,)), {"block_size>1", "block_size not pow2", "seq_len>1"}),
+        (paged(layout="packed"), {"layout=packed"}),
+        (paged(pages=Pages(order="shuffled", spare_blocks=2, seed=9)), {"pages=shuffled", "spare blocks"}),
+        (paged(pages=Pages(extra_columns=1, padding="garbage")), {"extra columns", "padding=garbage"}),
+        (paged(pages=Pages(shared_blocks=1), seq_lens=(1, 1)), {"num_seqs>1", "shared pages"}),
+        (paged(strides={"q": "padded_rows", "v_cache": "contiguous"}), {"strides:q=padded_rows"}),
+        (paged(options={"tile": 32}), {"option tile=32"}),
+        (paged(options={"num_splits": 4}), {"option num_splits=4", "num_splits>1", "empty split"}),
+        (paged(values=Values(keys="normal", seed=5)), {"keys=normal"}),
+        (paged(values=Values(values="large", logit_exponent=3)), {"values=large", "logit_exponent>0"}),
+        (paged(values=Values(logit_exponent=-3)), {"logit_exponent<0"}),
+        (paged(values=Values(needles=(Needle(seq=0, position=0, kv_head=0),))), {"needles"}),
+    ],
+)
+def test_each_departure_from_the_simplest_case_is_named(case: Case, expected: set[str]) -> None:
+    """Two different bugs would get the same signature, or one bug several."""
+    assert features(case) == expected
+
+
+def test_sharing_pages_with_oneself_is_no_feature() -> None:
+    """A single sequence would be described as sharing pages."""
+    assert features(paged(pages=Pages(shared_blocks=3))) == frozenset()
+
+
+def test_states_are_named_by_their_lse_pairs() -> None:
+    """Failures with one and with two empty states would be taken for one bug."""
+    case = MergeStatesCase(
+        num_q_heads=2, num_tokens=3, head_size=16, lse_pairs=(("finite", "finite"), ("-inf", "+inf")), lse_layout="TH"
+    )
+    assert features(case) == {"num_tokens>1", "num_q_heads>1", "lse_layout=TH", "lse -inf/+inf"}
+
+
+def test_dense_rows_past_the_longest_sequence_are_named() -> None:
+    """A kernel that reads past the longest sequence would get the signature of a plain failure."""
+    case = msgspec.structs.replace(simplest_case("dense_decode", Supports(), {}), extra_rows=2)
+    assert features(case) == {"extra rows"}
+
+
+def test_features_of_the_kernels_own_simplest_case_are_left_out() -> None:
+    """Every finding of a bfloat16-only kernel would be called a bfloat16 bug."""
+    supports = Supports(dtypes=("bfloat16",), head_sizes=(128,), block_sizes=(16,))
+    options = {"tile": (64, 32)}
+    case = simplest_case("paged_decode", supports, options)
+    assert features(case, supports=supports, options=options) == frozenset()
+    changed = msgspec.structs.replace(case, seq_lens=(17,), options={"tile": 32})
+    assert features(changed, supports=supports, options=options) == {
+        "seq_len>1",
+        "seq_len>block_size",
+        "option tile=32",
+    }

@@ -1,0 +1,100 @@
+"""Whether a case may be given to a kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from attnfuzz.problems.cases import Case, MergeStatesCase, Problem
+from attnfuzz.problems.recipes import Pages
+from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.supported import adapt_options, supports_case, why_unsupported
+from attnfuzz.problems.supports import Supports
+
+
+def case_of(problem: Problem, **fields: Any) -> Case:
+    return msgspec.structs.replace(simplest_case(problem, Supports(), {}), **fields)
+
+
+MERGE = MergeStatesCase(num_q_heads=1, num_tokens=1, head_size=16)
+
+
+@pytest.mark.parametrize(
+    ("supports", "case", "reason"),
+    [
+        (Supports(dtypes=("float32",)), case_of("dense_decode"), "dtype='float16'"),
+        (Supports(head_sizes=(64, 128)), case_of("dense_decode"), "head_size=16"),
+        (Supports(gqa_ratios=(2,)), case_of("dense_decode"), "gqa_ratio=1"),
+        (Supports(max_seq_len=8), case_of("dense_decode", seq_lens=(5,), extra_rows=4), "max_seq_len=9"),
+        (Supports(max_seq_len=8), case_of("paged_decode", seq_lens=(1, 9)), "max_seq_len=9"),
+        (Supports(empty_sequences=False), case_of("paged_decode", seq_lens=(1, 0)), r"seq_lens\[1\]=0"),
+        (Supports(block_sizes=(16,)), case_of("paged_decode"), "block_size=1"),
+        (Supports(layouts=("HND",)), case_of("paged_decode"), "layout='NHD'"),
+        (Supports(), case_of("paged_decode", pages=Pages(padding="garbage")), "pages.padding='garbage'"),
+        (Supports(max_num_splits=4), case_of("split_decode", num_splits=5), "num_splits=5"),
+        (Supports(strides="contiguous"), case_of("dense_decode", strides={"q": "offset"}), r"strides\['q'\]='offset'"),
+        (
+            Supports(strides="last_contiguous"),
+            case_of("dense_decode", seq_lens=(1, 1), num_q_heads=2, strides={"lse": "transposed"}),
+            r"strides\['lse'\]='transposed'",
+        ),
+        (
+            Supports(strides="last_contiguous"),
+            case_of("paged_decode", layout="interleaved", strides={"k_cache": "every_other"}),
+            r"strides\['kv_cache'\]='every_other'",
+        ),
+        (Supports(lse_layout="TH"), MERGE, "lse_layout='HT'"),
+        (
+            Supports(empty_sequences=False),
+            msgspec.structs.replace(MERGE, lse_pairs=(("finite", "+inf"),)),
+            r"lse_pairs='\+inf'",
+        ),
+        (Supports(), case_of("dense_decode", options={"tile": 16}), "has no such option"),
+    ],
+)
+def test_each_declared_limit_is_held_against_the_case(supports: Supports, case: Case, reason: str) -> None:
+    """A kernel would be called wrong on a case that it never claimed to take."""
+    sentence = why_unsupported(supports, {}, case)
+    assert sentence is not None
+    with pytest.raises(ValueError, match=reason):
+        raise ValueError(sentence)
+    assert not supports_case(supports, {}, case)
+
+
+def test_limits_that_a_case_keeps_are_no_objection() -> None:
+    """Replay would skip kernels that support a saved case."""
+    supports = Supports(strides="last_contiguous", max_seq_len=16, unused_table_entries="garbage")
+    case = case_of(
+        "paged_decode", seq_lens=(16,), strides={"q": "transposed", "out": "offset"}, pages=Pages(padding="wrong_page")
+    )
+    assert why_unsupported(supports, {}, case) is None
+
+
+def test_options_must_be_offered_and_complete() -> None:
+    """A kernel would be called with an option that it does not offer, or without one that it needs."""
+    options: dict[str, tuple[int, ...]] = {"tile": (16, 32)}
+    offered = case_of("dense_decode", options={"tile": 32})
+    assert why_unsupported(Supports(), options, offered) is None
+    assert "offers (16, 32)" in str(why_unsupported(Supports(), options, case_of("dense_decode", options={"tile": 64})))
+    assert "leaves out options['tile']" in str(why_unsupported(Supports(), options, case_of("dense_decode")))
+
+
+def test_a_flag_is_not_a_number() -> None:
+    """True would pass for the choice 1, and the replayed kernel would take another path."""
+    assert why_unsupported(Supports(), {"fast": (0, 1)}, case_of("dense_decode", options={"fast": True})) is not None
+
+
+def test_adapted_options_keep_what_the_kernel_offers() -> None:
+    """A saved case could not be replayed on another kernel, or would lose the setting that matters."""
+    case = case_of("dense_decode", options={"tile": 32, "variant": "a"})
+    adapted = adapt_options(case, {"tile": (16, 32), "num_splits": (2, 4)})
+    assert adapted.options == {"tile": 32, "num_splits": 2}
+    assert why_unsupported(Supports(), {"tile": (16, 32), "num_splits": (2, 4)}, adapted) is None
+
+
+def test_a_case_that_fits_is_not_copied() -> None:
+    """Comparing by identity would see a change where there is none."""
+    case = case_of("dense_decode", options={"tile": 32})
+    assert adapt_options(case, {"tile": (16, 32)}) is case
