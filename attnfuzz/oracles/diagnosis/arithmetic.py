@@ -12,6 +12,7 @@ from attnfuzz.oracles.words import number
 __all__ = ["lse_formulas", "rescaled_output", "rescaled_scores"]
 
 _LOG2_E = math.log2(math.e)
+_SMALLEST_FACTOR = 1e-9
 
 
 def rescaled_scores(row: AttentionRow) -> Iterator[Suspect]:
@@ -45,7 +46,8 @@ def rescaled_output(row: AttentionRow) -> Iterator[Suspect]:
         return
     factor = float(row.got @ row.expected) / norm
     total = float(row.weights.sum())
-    yield Suspect((factor * row.expected)[None], None, lambda _: _factor_words(factor, total))
+    if abs(factor) > _SMALLEST_FACTOR:
+        yield Suspect((factor * row.expected)[None], None, lambda _: _factor_words(factor, total))
 
 
 def lse_formulas(row: AttentionRow) -> Iterator[tuple[float, str]]:

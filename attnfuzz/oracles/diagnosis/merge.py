@@ -32,15 +32,18 @@ def _mistake(states: LogicalStates, failed: Comparison, token: int, head: int) -
         return None
     mistakes = _lse_mistakes(states, token, head) if failed.name == "lse" else _mistakes(states, token, head)
     for predicted, words in mistakes:
-        if bool(((got - predicted).abs() <= 8 * bound + 1e-6 * predicted.abs()).all()):
+        close = (got - predicted).abs() <= 8 * bound + 1e-6 * predicted.abs()
+        if bool((predicted.isfinite() & close).all()):
             return words
     return None
 
 
 def _parts(states: LogicalStates, token: int, head: int) -> tuple[Tensor, Tensor, float, float]:
+    """Outputs and natural log-sum-exps of both sides; -inf for an empty one."""
     unit = math.log(2) if states.lse_base2 else 1.0
-    a, b = states.prefix_output[token, head].double(), states.suffix_output[token, head].double()
-    return a, b, float(states.prefix_lse[token, head]) * unit, float(states.suffix_lse[token, head]) * unit
+    lse_a, lse_b = (float(lse[token, head]) * unit for lse in (states.prefix_lse, states.suffix_lse))
+    a, b = (output[token, head].double() for output in (states.prefix_output, states.suffix_output))
+    return a, b, -math.inf if lse_a == math.inf else lse_a, -math.inf if lse_b == math.inf else lse_b
 
 
 def _mistakes(states: LogicalStates, token: int, head: int) -> Iterator[tuple[Tensor, str]]:
@@ -69,12 +72,12 @@ def _lse_mistakes(states: LogicalStates, token: int, head: int) -> Iterator[tupl
     _, _, lse_a, lse_b = _parts(states, token, head)
     a, b = torch.tensor([lse_a, lse_b], dtype=torch.float64)
     top = torch.maximum(a, b)
-    yield a, "lse is that of the prefix alone"
-    yield b, "lse is that of the suffix alone"
-    yield top, "lse is the larger of the two, not their sum"
-    if math.isfinite(lse_a - lse_b):
+    if bool(top.isfinite()):
         right = torch.logaddexp(a, b)
-        yield right - top, "the maximum is not added to the logarithm of the sum"
         yield right / math.log(2), "lse is in base 2, but the kernel declares natural logarithms"
         yield right * math.log(2), "lse is natural, but the kernel declares base 2"
-        yield a + b, "the log-sum-exps are added"
+        yield right - top, "the maximum is not added to the logarithm of the sum"
+    yield top, "lse is the larger of the two, not their sum"
+    yield a, "lse is that of the prefix alone"
+    yield b, "lse is that of the suffix alone"
+    yield a + b, "the log-sum-exps are added"

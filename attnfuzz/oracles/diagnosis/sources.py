@@ -75,7 +75,7 @@ def single_token(row: AttentionRow) -> Iterator[Suspect]:
     for seq in [row.seq, *(seq for seq in range(row.case.num_seqs) if seq != row.seq)]:
         if row.case.seq_lens[seq]:
             values = torch.cat([row.values_of(seq, head) for head in range(row.case.num_kv_heads)])
-            yield Suspect(values, torch.full((len(values),), torch.nan, dtype=torch.float64), _token_words(row, seq))
+            yield Suspect(values, None, _token_words(row, seq))
 
 
 def another_row(row: AttentionRow) -> Iterator[Suspect]:

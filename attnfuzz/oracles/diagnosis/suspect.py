@@ -59,7 +59,8 @@ def _lse_agrees(row: AttentionRow, suspect: Suspect) -> Tensor:
     if row.got_lse is None:
         return torch.ones(len(suspect.out), dtype=torch.bool)
     lse = torch.full((len(suspect.out),), row.lse, dtype=torch.float64) if suspect.lse is None else suspect.lse
-    return (lse - row.got_lse).abs() <= _BOUNDS * row.lse_bound + 1e-6 * (1 + lse.abs())
+    close = (lse - row.got_lse).abs() <= _BOUNDS * row.lse_bound + 1e-6 * (1 + lse.abs())
+    return (lse == row.got_lse) | (lse.isfinite() & close)
 
 
 def chain(families: Iterable[Callable[[AttentionRow], Iterator[Suspect]]], row: AttentionRow) -> Iterator[Suspect]:

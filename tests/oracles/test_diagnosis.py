@@ -1,0 +1,253 @@
+"""Mistakes planted in a correct kernel, and the words that must name them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+import attnfuzz
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.recipes import Values
+
+
+def without(*positions: int) -> Any:
+    """Step ``score``: these tokens have no weight."""
+
+    def mask(scores: Tensor) -> Tensor:
+        scores = scores.clone()
+        scores[[p for p in positions if p < len(scores) - 1 or len(scores) > 20]] = -torch.inf
+        return scores
+
+    return mask
+
+
+def doubled(*positions: int) -> Any:
+    """Step ``score``: these tokens have twice their weight."""
+
+    def add(scores: Tensor) -> Tensor:
+        scores = scores.clone()
+        scores[list(positions)] += math.log(2)
+        return scores
+
+    return add
+
+
+@pytest.fixture
+def long_paged(paged: PagedDecodeCase) -> PagedDecodeCase:
+    """One sequence of 21 tokens on three pages."""
+    return msgspec.structs.replace(paged, seq_lens=(21,))
+
+
+DROPS = [
+    (without(20), "token 20 (page 2, offset 4) of sequence 0 is dropped"),
+    (without(16), "token 16 (page 2, offset 0) of sequence 0 is dropped"),
+    (without(19, 20), "tokens 19-20 (page 2) of sequence 0 are dropped"),
+    (without(*range(8)), "tokens 0-7 (page 0) of sequence 0 are dropped"),
+    (without(*range(8, 16)), "tokens 8-15 (page 1) of sequence 0 are dropped"),
+    (doubled(16), "token 16 (page 2, offset 0) of sequence 0 is counted twice"),
+    (doubled(*range(8, 16)), "tokens 8-15 (page 1) of sequence 0 are counted twice"),
+    (without(7, 15), "token 7 of every page is dropped"),
+]
+
+
+@pytest.mark.parametrize(("score", "words"), DROPS, ids=[words for _, words in DROPS])
+def test_tokens(score: Any, words: str, plant: Any, long_paged: PagedDecodeCase, failure_of: Any) -> None:
+    """The token at fault, or its page, would not be named."""
+    assert words in failure_of(plant("paged_decode", score=score), long_paged).message
+
+
+@pytest.mark.parametrize("keys", ["equal", "rising", "falling", "integers"])
+@pytest.mark.parametrize("values", ["positions", "integers", "normal"])
+def test_dropped_token_under_other_recipes(
+    keys: Any, values: Any, plant: Any, long_paged: PagedDecodeCase, failure_of: Any
+) -> None:
+    """The diagnosis would work for one kind of numbers only."""
+    recipe = Values(keys=keys, values=values, seed=2, logit_exponent=1)
+    case = msgspec.structs.replace(long_paged, values=recipe, dtype="float16")
+    position = 3 if keys == "falling" else 20
+    message = failure_of(plant("paged_decode", score=without(position)), case).message
+    assert f"token {position} (page {position // 8}, offset {position % 8}) of sequence 0 is dropped" in message
+
+
+def test_value_left_out_while_its_weight_counts(plant: Any, long_paged: PagedDecodeCase, failure_of: Any) -> None:
+    """A tile that is masked for V and not for K would look like a dropped token."""
+
+    def average(weights: Tensor, v: Tensor) -> Tensor:
+        return weights[:-1] @ v[:-1]
+
+    message = failure_of(plant("paged_decode", average=average), long_paged).message
+    assert "token 20 (page 2, offset 4) of sequence 0 has weight, but its V is left out" in message
+
+
+def test_another_kv_head(plant: Any, dense: Case, failure_of: Any) -> None:
+    """A wrong head mapping would not be named."""
+    message = failure_of(plant(kv_head=lambda head, group: head % 2), dense).message
+    assert (
+        "query head 1 reads KV head 1, expected 0" in message or "query head 2 reads KV head 0, expected 1" in message
+    )
+
+
+@pytest.mark.parametrize(
+    ("which", "words"), [("k", "query head 2 reads K of KV head 0"), ("v", "query head 2 reads V of KV head 0")]
+)
+def test_another_kv_head_for_one_tensor(
+    which: str, words: str, plant: Any, dense: DenseDecodeCase, failure_of: Any
+) -> None:
+    """K's strides used for V, say, would be blamed on both."""
+
+    def tokens(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
+        k_head, v_head = (0 if which == "k" else kv_head), (0 if which == "v" else kv_head)
+        return inputs.k[seq, :n, k_head], inputs.v[seq, :n, v_head]
+
+    case = msgspec.structs.replace(dense, num_q_heads=4, seq_lens=(21,))
+    message = failure_of(plant(tokens=tokens), case).message
+    assert words in message or words.replace("head 2", "head 3", 1) in message
+
+
+def test_another_sequence(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """A wrong batch stride would not be named."""
+
+    def tokens(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
+        return inputs.k[0, :n, kv_head], inputs.v[0, :n, kv_head]
+
+    case = msgspec.structs.replace(dense, seq_lens=(21, 5))
+    assert "sequence 1 reads the first 5 tokens of sequence 0" in failure_of(plant(tokens=tokens), case).message
+
+
+def test_another_page(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
+    """A wrong block-table lookup would not be named."""
+
+    def shift_table(inputs: Any) -> None:
+        inputs.block_table = inputs.block_table.clone()
+        inputs.block_table[1, 1] = inputs.block_table[1, 0]
+
+    case = msgspec.structs.replace(paged, seq_lens=(5, 21))
+    message = failure_of(plant("paged_decode", before=shift_table), case).message
+    assert "page 1 of sequence 1 is read from page 0 of sequence 1" in message
+
+
+def test_exchanged_tensors(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """K read in place of V would not be named."""
+
+    def tokens(inputs: Any, seq: int, n: int, kv_head: int) -> tuple[Tensor, Tensor]:
+        return inputs.k[seq, :n, kv_head], inputs.k[seq, :n, kv_head]
+
+    assert "K is read in place of V" in failure_of(plant(tokens=tokens), dense).message
+
+
+FORMULAS = [
+    ({"score": lambda s: s / 0.125}, "the scale is left out"),
+    ({"score": lambda s: s * 0.125}, "the scale is applied twice"),
+    ({"score": lambda s: s * math.log(2)}, "exponentiated in base 2 without being multiplied by log2(e)"),
+    ({"score": lambda s: -s}, "the scores have the wrong sign"),
+    ({"weights": lambda s: (s - s.max()).exp()}, "the output is not divided by the sum of the weights"),
+    ({"average": lambda w, v: 1.01 * (w @ v)}, "the output is 1.01 x the right one"),
+    ({"average": lambda w, v: v[w.argmax()]}, "the output is V of token "),
+    ({"average": lambda w, v: w @ v * 0, "lse": lambda s: -math.inf}, "the sequence is treated as empty"),
+]
+
+
+@pytest.mark.parametrize(("bugs", "words"), FORMULAS, ids=[words for _, words in FORMULAS])
+def test_formulas(bugs: dict[str, Any], words: str, plant: Any, dense: Case, failure_of: Any) -> None:
+    """A mistake in the formula would be shown as numbers only."""
+    assert words in failure_of(plant(**bugs), dense).message
+
+
+LSES = [
+    (lambda s: s.logsumexp(0) / math.log(2), "lse is in base 2, but the kernel declares natural logarithms"),
+    (lambda s: (s - s.max()).logsumexp(0), "the maximum is not added to the logarithm of the sum"),
+    (lambda s: s.max(), "lse is the maximum of the scores alone"),
+    (lambda s: s.exp().sum(), "lse is the sum of the weights, without its logarithm"),
+    (lambda s: (s / 0.125).logsumexp(0), "lse is that of scores without the scale"),
+]
+
+
+@pytest.mark.parametrize(("lse", "words"), LSES, ids=[words for _, words in LSES])
+def test_log_sum_exps(lse: Any, words: str, plant: Any, dense: Case, failure_of: Any) -> None:
+    """A wrong log-sum-exp beside a right output would be shown as numbers only."""
+    failure = failure_of(plant(lse=lse), dense)
+    assert failure.kind == "lse:value"
+    assert words in failure.message
+
+
+def test_natural_lse_declared_as_base_2(plant: Any, dense: Case, failure_of: Any) -> None:
+    """A wrong declaration would be shown as numbers only."""
+    message = failure_of(plant(supports=attnfuzz.Supports(lse="base2")), dense).message
+    assert "lse is natural, but the kernel declares base 2" in message
+
+
+def test_padding_tokens_with_score_zero(plant: Any, dense: Case, failure_of: Any) -> None:
+    """A tile whose tail is loaded as zeros and not masked would not be recognised."""
+
+    def pad(scores: Tensor) -> Tensor:
+        return torch.cat((scores, torch.zeros(-len(scores) % 8)))
+
+    message = failure_of(plant(score=pad, average=lambda w, v: w[: len(v)] @ v), dense).message
+    assert "3 tokens past the end of the sequence take weight (masked to zero, with score 0)" in message
+
+
+def test_empty_sequence(plant: Any, dense: Case, failure_of: Any) -> None:
+    """What an empty sequence must give would not be said."""
+    failure = failure_of(plant(store_empty=lambda out, lse: (out.fill_(1), lse.fill_(0))), dense)
+    assert "sequence 1 is empty: expected out = 0 and lse = -inf" in failure.message
+
+
+def test_exponential_without_maximum(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """NaN would not be traced to overflow."""
+    case = msgspec.structs.replace(dense, values=Values(keys="rising", logit_exponent=7))
+    failure = failure_of(plant(weights=lambda s: s.exp() / s.exp().sum(), lse=lambda s: s.exp().sum().log()), case)
+    assert failure.kind == "out:nan"
+    assert "exp overflows float32 at 88.7 unless the maximum is subtracted" in failure.message
+
+
+def test_very_negative_scores(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """0 / 0 would not be traced to underflow."""
+    case = msgspec.structs.replace(dense, values=Values(keys="negative", logit_exponent=4))
+    failure = failure_of(plant(weights=lambda s: s.exp() / s.exp().sum(), lse=lambda s: s.exp().sum().log()), case)
+    assert failure.kind == "out:nan"
+    assert "exp underflows float32 unless the maximum is subtracted" in failure.message
+
+
+def test_nothing_is_claimed_of_noise(plant: Any, dense: Case, failure_of: Any) -> None:
+    """A wrong row that no mistake explains would be given a confident explanation."""
+    noise = torch.linspace(-3, 2, 8).roll(3)
+    message = failure_of(plant(average=lambda w, v: w @ v + noise), dense).message
+    assert message.endswith(")")
+    assert "; " not in message
+
+
+MERGES = [
+    ({"store_empty": lambda out, lse: (out.fill_(1), lse.fill_(0))}, "both sides are empty, ", "expected 0 and -inf"),
+    ({"weights": lambda s: s.flip(0).softmax(0)}, "the weights of prefix and suffix are exchanged", ""),
+    ({"weights": lambda s: torch.ones_like(s) / len(s)}, "prefix and suffix have equal weights", ""),
+    ({"weights": lambda s: (s - s.max()).exp()}, "the output is not divided by the sum of the weights", ""),
+    ({"average": lambda w, v: v[0]}, "the output is the prefix alone", ""),
+    ({"lse": lambda s: s.max()}, "lse is the larger of the two, not their sum", ""),
+    ({"lse": lambda s: s.logsumexp(0) / math.log(2)}, "lse is in base 2", ""),
+]
+
+
+@pytest.mark.parametrize(("bugs", "words", "more"), MERGES, ids=[words for _, words, _ in MERGES])
+def test_merges(
+    bugs: dict[str, Any], words: str, more: str, plant: Any, states: MergeStatesCase, failure_of: Any
+) -> None:
+    """A mistake in a merge would be shown as numbers only."""
+    message = failure_of(plant("merge_states", **bugs), states).message
+    assert words in message
+    assert more in message
+
+
+def test_one_empty_side(plant: Any, states: MergeStatesCase, failure_of: Any) -> None:
+    """That the result is simply the other side would not be said."""
+
+    def lose(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        out[0, 1] = 0
+        return out, lse
+
+    message = failure_of(plant("merge_states", after=lose), states).message
+    assert "the suffix (lse = -inf) is empty, so the result is the other side; the output is 0" in message
