@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -30,9 +32,10 @@ class KernelFailure(AssertionError):  # noqa: N818 - what it says in a test repo
 
 def kernel_failure(failure: Failure, target: str, case: Case, *, save_dir: Path | str | None = None) -> KernelFailure:
     """The exception for an oracle's objection; it is saved as a regression file if ``save_dir`` names a folder."""
+    target = _shortened(target)
     if save_dir is None:
-        script = f"import attnfuzz; attnfuzz.check({target!r}, {msgspec.to_builtins(case)!r})"
-        replay = f"python -c {shlex.quote(script)}"
+        call = f"attnfuzz.check({_literal(target)}, {_literal(msgspec.to_builtins(case))})"
+        replay = f"python -c {shlex.quote(f'import attnfuzz; {call}')}"
     else:
         replay = f"attnfuzz replay {shlex.quote(str(_save(failure, target, case, Path(save_dir))))}"
     return _failure_class(failure.oracle, failure.kind)(failure, target, case, replay=replay)
@@ -49,6 +52,24 @@ def failure_report(failure: Failure, target: str, case: Case, *, replay: str) ->
         f"  {replay}",
     ]
     return "\n".join(lines)
+
+
+def _shortened(target: str) -> str:
+    """``target`` with a file's path relative to here, which is shorter to read and holds on other machines too."""
+    place, separator, name = target.rpartition(":")
+    here = Path.cwd()
+    if place.endswith(".py") and Path(place).is_relative_to(here):
+        return f"{Path(place).relative_to(here)}{separator}{name}"
+    return target
+
+
+def _literal(value: Any) -> str:
+    """``value`` in Python, with double quotes: it goes between a shell's single ones."""
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(key)}: {_literal(part)}" for key, part in value.items()) + "}"
+    return f"[{', '.join(map(_literal, value))}]" if isinstance(value, list | tuple) else repr(value)
 
 
 @functools.cache

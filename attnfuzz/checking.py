@@ -1,0 +1,92 @@
+"""Running a kernel on one case: ``attnfuzz.check``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attnfuzz.corpus import load_regression
+from attnfuzz.declaration import Declaration, Kernel
+from attnfuzz.kernel_failure import kernel_failure
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Verdict
+from attnfuzz.problems.cases import Case, case_from_builtins
+from attnfuzz.problems.limits import check_size
+from attnfuzz.problems.supported import adapt_options, why_unsupported
+from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.shared_runner import shared_runner
+from attnfuzz.targets import declaration_of, load_here
+
+__all__ = ["check"]
+
+CaseLike = Case | Mapping[str, Any] | str | Path
+
+
+def check(
+    kernel: Kernel | str,
+    case: CaseLike,
+    *,
+    device: str = "auto",
+    oracles: tuple[OracleName, ...] = DEFAULT_ORACLES,
+    tolerance: Tolerance = "bound",
+    isolated: bool = True,
+    save_dir: Path | str | None = None,
+) -> None:
+    """Run ``kernel`` on ``case`` and raise KernelFailure if an oracle objects.
+
+    ``kernel`` is a declared kernel or its name: a bundled name, ``module:name`` or ``path/to/file.py:name``.
+    ``case`` is a Case, a dict of its fields, or the path of a regression file; options that it leaves out take their
+    first choice. ``device`` is "auto", "cpu" or "cuda".
+
+    The kernel runs in a process of its own, which imports its module again, so that a crash or a hang is a failure
+    like any other. ``isolated=False`` runs it right here: for a kernel made inside a function, or under a debugger.
+    Nothing is written unless ``save_dir`` names a folder for the regression file of a failure.
+
+    Raises ValueError for a case that is malformed, too large, or that the kernel does not declare to support, and
+    KernelLoadError (a ValueError) for a kernel that cannot be loaded.
+    """
+    __tracebackhide__ = True
+    declaration = declaration_of(kernel, device=device, isolated=isolated)
+    found = _case_of(case, declaration)
+    if isolated:
+        verdict = shared_runner(device, oracles, tolerance).judge(declaration, found)
+    else:
+        verdict = _judge_here(kernel, found, device=device, oracles=oracles, tolerance=tolerance)
+    if verdict.failure is not None:
+        raise kernel_failure(verdict.failure, declaration.target or declaration.name, found, save_dir=save_dir)
+
+
+def _case_of(case: CaseLike, declaration: Declaration) -> Case:
+    if isinstance(case, str | Path):
+        found = adapt_options(load_regression(Path(case)).case, declaration.options)
+    else:
+        found = case_from_builtins(declaration.problem, dict(case)) if isinstance(case, Mapping) else case
+        first = {name: choices[0] for name, choices in declaration.options.items()}
+        found = msgspec.structs.replace(found, options={**first, **found.options})
+    if found.problem != declaration.problem:
+        raise ValueError(
+            f"the case is one of {found.problem}, but kernel {declaration.name!r} computes {declaration.problem}; "
+            "give a case of that problem"
+        )
+    check_size(found)
+    objection = why_unsupported(declaration.supports, declaration.options, found)
+    if objection is not None:
+        raise ValueError(
+            f"kernel {declaration.name!r} does not support this case: {objection}; change the case or the declaration"
+        )
+    return found
+
+
+def _judge_here(
+    kernel: Kernel | str, case: Case, *, device: str, oracles: tuple[OracleName, ...], tolerance: Tolerance
+) -> Verdict:
+    import torch
+
+    from attnfuzz.oracles.judge import judge
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded = kernel if isinstance(kernel, Kernel) else load_here(kernel)
+    return judge(loaded, case, device=device, oracles=oracles, tolerance=tolerance)
