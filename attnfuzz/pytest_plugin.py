@@ -7,6 +7,8 @@ case. An ``open`` file is expected to fail on its own kernel, strictly; everythi
 
 from __future__ import annotations
 
+import os
+import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,19 +64,19 @@ class RegressionFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         """One test per kernel. Raises CollectError with one sentence for a file that is not valid."""
+        from attnfuzz.campaign.replay import resolve_target
         from attnfuzz.corpus import RegressionError, load_regression
+        from attnfuzz.declaration import KernelLoadError
 
         try:
             regression = load_regression(self.path)
-        except RegressionError as error:
+            target = resolve_target(regression.kernel, self.path)
+        except (RegressionError, KernelLoadError) as error:
             raise self.CollectError(str(error)) from None
-        target = _from_root(regression.kernel, self.config.rootpath)
         yield RegressionItem.from_parent(self, name=regression.kernel, target=target, regression=regression)
-        for declaration in _supporting(self.config, regression):
-            if declaration.name != regression.kernel:
-                yield RegressionItem.from_parent(
-                    self, name=declaration.name, target=declaration.target, regression=regression
-                )
+        for name in _supporting(self.config, regression):
+            if name != regression.kernel:
+                yield RegressionItem.from_parent(self, name=name, target=name, regression=regression)
 
 
 class RegressionItem(pytest.Item):
@@ -102,8 +104,9 @@ class RegressionItem(pytest.Item):
 
         error = excinfo.value
         if isinstance(error, KernelFailure):
-            command = f"attnfuzz replay {self.path.relative_to(self.config.rootpath)} --kernel {self.target}"
-            return failure_report(error.failure, self.target, error.case, replay=command)
+            file = os.path.relpath(self.path, self.config.invocation_params.dir)
+            command = shlex.join(["attnfuzz", "replay", file, "--kernel", self.name])
+            return failure_report(error.failure, self.name, error.case, replay=command)
         return str(error) if isinstance(error, ValueError) else super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, None, str]:
@@ -111,21 +114,14 @@ class RegressionItem(pytest.Item):
         return self.path, None, f"{self.path.stem} on {self.name}"
 
 
-def _from_root(target: str, root: Path) -> str:
-    """A kernel file's path is relative to the project, wherever pytest was started."""
-    place, _, name = target.rpartition(":")
-    return f"{root / place}:{name}" if place.endswith(".py") else target
-
-
-def _supporting(config: pytest.Config, regression: Regression) -> Iterator[Declaration]:
-    """The bundled kernels that the case can be put to."""
+def _supporting(config: pytest.Config, regression: Regression) -> Iterator[str]:
+    """Names of the bundled kernels that the case can be put to."""
     from attnfuzz.problems.supported import adapt_options, supports_case
     from attnfuzz.shared_runner import shared_runner
 
     if _BUNDLED not in config.stash:
-        runner = shared_runner(config.getoption("--attnfuzz-device"))
-        config.stash[_BUNDLED] = runner.declarations(["*"])
-    for declaration in config.stash[_BUNDLED]:
-        case = adapt_options(regression.case, declaration.options)
-        if declaration.problem == regression.problem and supports_case(declaration.supports, declaration.options, case):
-            yield declaration
+        config.stash[_BUNDLED] = shared_runner(config.getoption("--attnfuzz-device")).declarations(["*"])
+    for kernel in config.stash[_BUNDLED]:
+        case = adapt_options(regression.case, kernel.options)
+        if kernel.problem == regression.problem and supports_case(kernel.supports, kernel.options, case):
+            yield kernel.name

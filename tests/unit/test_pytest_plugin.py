@@ -1,0 +1,188 @@
+"""The pytest plugin, seen from a project that keeps regressions and a kernel of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from attnfuzz.corpus import FindingRecord, Regression, encode_regression
+from attnfuzz.problems.cases import case_from_builtins
+from attnfuzz.pytest_plugin import pytest_addoption
+
+KERNEL = """
+import attnfuzz
+import torch
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(dtypes=("float32",)))
+def drops_a_token(inputs):
+    out, lse = torch.zeros_like(inputs.q), torch.full(inputs.q.shape[:2], -torch.inf)
+    for i, length in enumerate(inputs.seq_lens.tolist()):
+        length -= length > 8
+        scores = (inputs.q[i] * inputs.k[i, :length]).sum(-1) * inputs.scale
+        out[i] = (scores.softmax(0)[..., None] * inputs.v[i, :length]).sum(0)
+        lse[i] = scores.logsumexp(0)
+    return out, lse
+"""
+PROJECT = """
+[tool.attnfuzz]
+regressions = "saved"
+
+[tool.pytest.ini_options]
+filterwarnings = ["error"]
+"""
+TARGET = "kernels.py:drops_a_token"
+
+
+def regression(length: int, **changes: Any) -> Regression:
+    fields = {
+        "num_q_heads": 1,
+        "num_kv_heads": 1,
+        "head_size": 16,
+        "dtype": "float32",
+        "seq_lens": [length],
+        "scale": 0.25,
+    }
+    finding = FindingRecord(oracle="accuracy", message="out is wrong")
+    return Regression(
+        **{
+            "problem": "dense_decode",
+            "kernel": TARGET,
+            "case": case_from_builtins("dense_decode", fields),
+            "finding": finding,
+            **changes,
+        }
+    )
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A kernel that is wrong for more than 8 tokens, and a folder for regressions."""
+    pytester.makepyprojecttoml(PROJECT)
+    (pytester.path / "kernels.py").write_text(KERNEL, encoding="utf-8")
+    (pytester.path / "saved").mkdir()
+    return pytester
+
+
+def save(project: pytest.Pytester, name: str, content: Regression | str) -> None:
+    data = encode_regression(content) if isinstance(content, Regression) else content.encode()
+    (project.path / name).write_bytes(data)
+
+
+def outcomes(output: str) -> dict[str, str]:
+    """The outcome of every test, from a verbose run."""
+    lines = re.findall(r"(saved/\S+?::\S+) (PASSED|FAILED|XFAIL|XPASS)|(PASSED|FAILED|XFAIL) (saved/\S+::\S+)", output)
+    return {one or two: result or other for one, result, other, two in lines}
+
+
+def test_each_kernel_is_held_to_the_status(project: pytest.Pytester) -> None:
+    """An open case would fail the run, a repaired one or one that is back would not, or other kernels be skipped."""
+    save(project, "saved/open.json", regression(9))
+    save(project, "saved/repaired.json", regression(8))
+    save(project, "saved/fixed.json", regression(8, status="fixed"))
+    save(project, "saved/back.json", regression(9, status="fixed"))
+    result = project.runpytest_subprocess("-v")
+    assert outcomes(result.stdout.str()) == {
+        f"saved/open.json::{TARGET}": "XFAIL",
+        f"saved/repaired.json::{TARGET}": "FAILED",
+        f"saved/fixed.json::{TARGET}": "PASSED",
+        f"saved/back.json::{TARGET}": "FAILED",
+        **{
+            f"saved/{name}.json::{kernel}": "PASSED"
+            for name in ("open", "repaired", "fixed", "back")
+            for kernel in ("dense_naive", "dense_eager")
+        },
+    }
+    result.stdout.fnmatch_lines(
+        [
+            f"{TARGET} fails accuracy (out:value): *token 8 of sequence 0*",
+            "replay:",
+            f"  attnfuzz replay saved/back.json --kernel {TARGET}",
+            '*XPASS(strict)*open: out is wrong; once repaired, set "status": "fixed"*',
+        ]
+    )
+    assert "Traceback" not in result.stdout.str()
+
+
+def test_parallel_run_from_another_folder(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of pytest-xdist would collect other tests than each other, or not find a kernel's file."""
+    save(project, "saved/open.json", regression(9))
+    save(project, "saved/fixed.json", regression(8, status="fixed"))
+    monkeypatch.chdir(project.mkdir("elsewhere"))
+    result = project.runpytest_subprocess("-n", "2", "--rootdir", str(project.path), str(project.path / "saved"))
+    result.assert_outcomes(passed=5, xfailed=1)
+
+
+def test_only_regression_files_in_the_folder_are_collected(project: pytest.Pytester) -> None:
+    """Other JSON files of a project would be taken for regressions."""
+    save(project, "elsewhere.json", regression(9))
+    project.mkdir("saved/deeper")
+    save(project, "saved/deeper/below.json", regression(9))
+    save(project, "saved/other.json", '{"format": "something else"}')
+    result = project.runpytest_subprocess("--collect-only", "-q")
+    result.stdout.fnmatch_lines(["no tests collected*"])
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ('{"format": "attnfuzz.regression/1", "problem": ', "*bad.json is not complete JSON (*"),
+        ('{"format": "attnfuzz.regression/7"}', "*written by a newer attnfuzz; upgrade attnfuzz to read it"),
+        (regression(9, kernel="gone.py:gone"), "*there is no file 'gone.py' here or above*"),
+    ],
+    ids=["truncated", "newer", "no kernel file"],
+)
+def test_invalid_file_is_one_sentence(project: pytest.Pytester, content: Regression | str, sentence: str) -> None:
+    """A damaged file would end in a traceback, or worse, be passed over."""
+    save(project, "saved/bad.json", content)
+    result = project.runpytest_subprocess()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([sentence])
+    assert "Traceback" not in result.stdout.str()
+
+
+def test_kernel_that_is_gone_fails_in_one_sentence(project: pytest.Pytester) -> None:
+    """An open case whose kernel cannot be loaded would count as an expected failure."""
+    save(project, "saved/open.json", regression(9, kernel="kernels.py:drop_a_token"))
+    result = project.runpytest_subprocess()
+    result.assert_outcomes(failed=1, passed=2)
+    result.stdout.fnmatch_lines(["no kernel 'drop_a_token' in kernels.py; did you mean 'drops_a_token'[?]*"])
+    assert "Traceback" not in result.stdout.str()
+
+
+def test_fuzz_in_a_parallel_run(project: pytest.Pytester) -> None:
+    """A test made by @attnfuzz.fuzz would not be found by pytest, or not run in a worker."""
+    project.makepyfile(
+        """
+        import attnfuzz
+        from kernels import drops_a_token
+
+        @attnfuzz.fuzz(drops_a_token, max_examples=50)
+        def test_kernel():
+            pass
+
+        @attnfuzz.fuzz("dense_eager", max_examples=5)
+        def test_bundled(case):
+            assert case.problem == "dense_decode"
+        """
+    )
+    result = project.runpytest_subprocess("-n", "2")
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["*KernelFailure: kernels.py:drops_a_token fails accuracy*", '*"seq_lens":[[]9[]]*'])
+
+
+def test_plugin_loads_no_framework(project: pytest.Pytester) -> None:
+    """Every pytest run of a project that has attnfuzz installed would pay for it."""
+    script = "import attnfuzz.pytest_plugin, sys; print([name for name in sys.modules if name.startswith('attnfuzz.')])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "['attnfuzz.pytest_plugin']"
+
+
+def test_device_option_is_documented(project: pytest.Pytester) -> None:
+    """A GPU machine could not be told to use the CPU."""
+    parser = pytest.Parser(_ispytest=True)
+    pytest_addoption(parser)
+    assert parser.parse_known_args(["--attnfuzz-device=cpu"]).attnfuzz_device == "cpu"
