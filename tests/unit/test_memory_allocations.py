@@ -1,0 +1,122 @@
+"""Buffers that a kernel allocates, as it sees them and as the oracles do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnfuzz.memory.allocations import WORKSPACE, TrackedAllocations
+from attnfuzz.memory.patterns import holds_prefill
+from attnfuzz.memory.violations import violations
+
+LIKE = torch.zeros(3, 4)
+
+
+def tracked() -> TrackedAllocations:
+    return TrackedAllocations("cpu", poison="nan", prefill="nan")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.empty(3, 4),
+        lambda: torch.empty((3, 4), dtype=torch.int32),
+        lambda: torch.empty_like(LIKE),
+        lambda: LIKE.new_empty(3, 4),
+        lambda: LIKE.new_empty((3, 4), dtype=torch.float16),
+        lambda: torch.empty_strided((3, 4), (8, 2)),
+        lambda: LIKE.new_empty_strided((3, 4), (1, 3)),
+    ],
+)
+def test_uninitialised_buffers_hold_prefill(make: Callable[[], Tensor]) -> None:
+    """A kernel that reads its workspace before writing it would see zeros by luck."""
+    plain = make()
+    with tracked():
+        buffer = make()
+    assert holds_prefill(buffer, "nan").all()
+    assert (buffer.shape, buffer.stride(), buffer.dtype) == (plain.shape, plain.stride(), plain.dtype)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(3, 4),
+        lambda: torch.ones(3, 4, dtype=torch.int64),
+        lambda: torch.full((3, 4), -torch.inf),
+        lambda: torch.zeros_like(LIKE, dtype=torch.bool),
+        lambda: torch.full_like(LIKE, 2.0),
+        lambda: torch.ones_like(LIKE),
+        lambda: LIKE.new_zeros(3, 4),
+        lambda: LIKE.new_full((3, 4), 3.0),
+        lambda: LIKE.new_ones(3, 4),
+    ],
+)
+def test_initialised_buffers_hold_their_value(make: Callable[[], Tensor]) -> None:
+    """`torch.zeros` inside a kernel would not be zero, or would not be guarded."""
+    memory = tracked()
+    with memory:
+        buffer = make()
+    assert torch.equal(buffer, make())
+    assert len(memory.arena.regions) == 1
+
+
+def test_overrun_is_located() -> None:
+    """A kernel could write past a buffer of its own."""
+    memory = tracked()
+    with memory:
+        torch.empty(2)
+        buffer = torch.zeros(3, 5, dtype=torch.float16)
+    assert not memory.arena.damage()
+    buffer.as_strided((2,), (1,), buffer.storage_offset() + 16).fill_(1)
+    assert memory.arena.damage()
+    (found,) = violations(memory.arena)
+    assert (found.name, found.where, found.distance, found.elements) == (WORKSPACE, "after", 2, 2)
+    assert (found.shape, found.dtype) == ((3, 5), "float16")
+
+
+def test_renamed_buffer_is_reported_by_its_name() -> None:
+    """A returned output would be called a workspace."""
+    memory = tracked()
+    with memory:
+        buffer = torch.empty(3, 5)
+    memory.arena.rename(buffer, "out")
+    buffer.as_strided((1,), (1,), buffer.storage_offset() - 1).fill_(1)
+    assert [(found.name, found.where) for found in violations(memory.arena)] == [("out", "before")]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.empty(0),
+        lambda: torch.empty_strided((3, 4), (0, 1)),
+        lambda: torch.empty(3, device="meta"),
+        lambda: torch.zeros(3, dtype=torch.complex128),
+        lambda: torch.zeros(3, 3).to_sparse(),
+    ],
+)
+def test_what_cannot_be_guarded_is_left_alone(make: Callable[[], Tensor]) -> None:
+    """An unusual allocation would fail under the tracker."""
+    with tracked():
+        assert make().shape == make().shape
+
+
+def test_huge_buffers_are_left_alone() -> None:
+    """Triton's autotuner, which allocates 256 MiB, would double the memory and time of a run."""
+    memory = tracked()
+    with memory:
+        torch.empty(300 << 20, dtype=torch.uint8)
+        torch.empty(4)
+    assert len(memory.arena.regions) == 1
+
+
+def test_nothing_is_tracked_outside() -> None:
+    """Allocations of the framework itself would be pre-filled and kept."""
+    memory = tracked()
+    with memory:
+        pass
+    torch.empty(4)
+    assert memory.arena.regions == []
+    assert memory.arena.nbytes == 0
