@@ -15,6 +15,7 @@ from attnfuzz.campaign.interrupts import Interrupts
 from attnfuzz.campaign.messages import (
     Busy,
     Confirmed,
+    Duplicate,
     Found,
     FromWorker,
     Known,
@@ -68,6 +69,7 @@ class Coordinator:
         self._workers: dict[int, WorkerHandle] = {}
         self._restarts: dict[int, int] = {}
         self._troubles: list[str] = []
+        self._in_trouble: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._fail_fast_hit = False
         self._environment_fails = False
@@ -177,8 +179,13 @@ class Coordinator:
             case Smaller():
                 self._book.smaller(message)
             case Minimised():
-                self._announce(message)
+                symptom = self._book.minimised(message)
+                self._announce(message, symptom.kernel)
+                self._fail_fast_hit |= self._plan.fail_fast
+            case Duplicate():
+                self._announce(message, self._book.duplicate(message).kernel)
             case Trouble():
+                self._in_trouble.add(number)
                 self._note_trouble(message)
 
     def _note_trouble(self, trouble: Trouble) -> None:
@@ -187,14 +194,13 @@ class Coordinator:
             self._troubles.append(trouble.message)
             self._reporter.note(trouble.message.strip().splitlines()[-1])
 
-    def _announce(self, message: Minimised) -> None:
-        signature = self._book.minimised(message)
-        symptom = signature.symptom
-        known = Known(kernel=symptom.kernel, oracle=symptom.oracle, kind=symptom.kind, features=signature.features)
-        self._known.append(known)
-        self._broadcast(known)
-        self._clear_busy(message.finding)
-        self._fail_fast_hit |= self._plan.fail_fast
+    def _announce(self, closed: Minimised | Duplicate, kernel: str) -> None:
+        """Have every worker take later failures of this bug for known."""
+        for oracle, kind in closed.shown_as:
+            known = Known(kernel=kernel, oracle=oracle, kind=kind, features=closed.features, flaky=closed.flaky)
+            self._known.append(known)
+            self._broadcast(known)
+        self._clear_busy(closed.finding)
 
     def _set_busy(self, number: int, finding: str, symptom: Symptom) -> None:
         self._busy[finding] = symptom, number
@@ -219,7 +225,8 @@ class Coordinator:
         if self._statistics.remaining_s() <= 0 or self._fail_fast_hit or self._environment_fails:
             return
         self._restarts[number] = self._restarts.get(number, 0) + 1
-        self._troubles.append(f"worker {number} ended early: {tail or 'it said nothing'}")
+        if number not in self._in_trouble:
+            self._note_trouble(Trouble(message=f"worker {number} ended early: {tail or 'it said nothing'}"))
         if self._restarts[number] <= _MAX_RESTARTS_PER_WORKER:
             self._start(number)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import Confirmed, Found, Minimised, Smaller, Unconfirmed
+from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
 from attnfuzz.campaign.reporter import Reporter
 from attnfuzz.campaign.saving import SaveFolder
-from attnfuzz.campaign.signature import Signature
+from attnfuzz.campaign.signature import Symptom
 from attnfuzz.declaration import Declaration
 from attnfuzz.minimise import size_key
 from attnfuzz.problems.cases import decode_case
@@ -66,14 +66,22 @@ class FindingBook:
         finding.steps += 1
         self._folder.save(finding)
 
-    def minimised(self, message: Minimised) -> Signature:
+    def duplicate(self, message: Duplicate) -> Symptom:
+        """Close a finding that is a known bug, and forget it."""
+        finding = self._open.pop(message.finding)
+        if finding in self.findings:
+            self._drop(finding)
+        self._reporter.known(finding)
+        return finding.symptom
+
+    def minimised(self, message: Minimised) -> Symptom:
         """Close a finding and give it its signature; one that is the same bug as another is merged with it."""
         finding = self._open.pop(message.finding)
         finding.features = message.features
         if message.complete:
             finding.shrunk_s = time.monotonic() - self._started
         self._settle(finding)
-        return finding.signature
+        return finding.symptom
 
     def abandon(self, worker: int) -> list[Finding]:
         """Close what a worker was looking into when it was lost or the campaign ended, keeping what it had."""
@@ -117,9 +125,10 @@ class FindingBook:
 
 def _are_same_bug(a: Finding, b: Finding) -> bool:
     """Whether either would have been passed over silently, had the other been found first."""
-    return a.signature.explains(b.symptom, b.signature.features) or b.signature.explains(
-        a.symptom, a.signature.features
-    )
+    mine, its = a.signature, b.signature
+    if a.is_flaky and b.is_flaky and a.declaration.target == b.declaration.target:
+        return mine.features <= its.features or its.features <= mine.features
+    return mine.explains(its.symptom, its.features) or its.explains(mine.symptom, mine.features)
 
 
 def _simplicity(finding: Finding) -> tuple[object, ...]:

@@ -67,6 +67,12 @@ class JournalFolder:
     ) -> None:
         if self.path is not None:
             shutil.rmtree(self.path, ignore_errors=True)
+            self._remove_if_empty(self.path.parent)
+
+    @staticmethod
+    def _remove_if_empty(parent: Path) -> None:
+        if [path.name for path in parent.iterdir()] == [".gitignore"]:
+            shutil.rmtree(parent, ignore_errors=True)
 
 
 def _is_running(folder: Path) -> bool:

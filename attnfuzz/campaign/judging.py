@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 from attnfuzz.campaign.journal import Journal
 from attnfuzz.campaign.timeouts import AdaptiveTimeout
@@ -12,7 +12,9 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case
 
-__all__ = ["Judge", "OutOfTime", "TimedJudge"]
+__all__ = ["Judge", "OutOfTime", "Patience", "TimedJudge"]
+
+Patience = Literal["learned", "short", "longest"]
 
 _GRACE_S = 1.0
 """How far past the deadline a case may run on before it is given up."""
@@ -59,17 +61,16 @@ class TimedJudge:
         declaration: Declaration,
         case: Case,
         *,
-        at_least_s: float = 2.0,
-        patient: bool = False,
+        patience: Patience = "learned",
         afresh: bool = False,
     ) -> Verdict:
         """The verdict on ``case``, in a fresh process if ``afresh``.
 
-        ``patient`` allows the longest time instead of the learned one, of which ``at_least_s`` is the lower end.
+        ``patience`` says how long it may take: what has been learned, a time for trying things out or the longest time.
         Raises OutOfTime when the deadline cuts the case short.
         """
         timeout = self._timeouts.setdefault(declaration.target, AdaptiveTimeout(self._longest_s))
-        limit_s = self._longest_s if patient else timeout.limit_s(at_least_s=at_least_s)
+        limit_s = self._longest_s if patience == "longest" else timeout.limit_s(short=patience == "short")
         started = self._clock()
         remaining_s = self._deadline + _GRACE_S - started
         if remaining_s <= 0:

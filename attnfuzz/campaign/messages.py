@@ -12,6 +12,7 @@ from attnfuzz.oracles.verdict import Failure, OracleName
 __all__ = [
     "Busy",
     "Confirmed",
+    "Duplicate",
     "Found",
     "FromWorker",
     "Known",
@@ -52,6 +53,7 @@ class Known(msgspec.Struct, tag="known", frozen=True, kw_only=True):
     oracle: str
     kind: str
     features: frozenset[str]
+    flaky: bool = False
 
 
 class Busy(msgspec.Struct, tag="busy", frozen=True, kw_only=True):
@@ -113,12 +115,24 @@ class Smaller(msgspec.Struct, tag="smaller", frozen=True, kw_only=True):
 class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
     """Shrinking has ended; ``complete`` unless time ran out first.
 
-    ``features`` are those that every failing case on the way down had: what the bug needs.
+    ``features`` are those that every failing case on the way down had: what the bug needs. ``shown_as`` are the pairs
+    of oracle and kind that it showed on the way, the last one included.
     """
 
     finding: str
     features: frozenset[str]
+    shown_as: tuple[tuple[str, str], ...]
     complete: bool
+    flaky: bool = False
+
+
+class Duplicate(msgspec.Struct, tag="duplicate", frozen=True, kw_only=True):
+    """It turned out to be a bug that is known; later failures that look the same are it too."""
+
+    finding: str
+    features: frozenset[str]
+    shown_as: tuple[tuple[str, str], ...]
+    flaky: bool = False
 
 
 class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
@@ -132,4 +146,4 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
 
 
 ToWorker: TypeAlias = Setup | Known | Busy | Stop
-FromWorker: TypeAlias = Progress | Found | Confirmed | Unconfirmed | Smaller | Minimised | Trouble
+FromWorker: TypeAlias = Progress | Found | Confirmed | Unconfirmed | Smaller | Minimised | Duplicate | Trouble

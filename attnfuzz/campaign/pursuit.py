@@ -4,36 +4,61 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge
-from attnfuzz.campaign.messages import Confirmed, Found, Minimised, Smaller, Unconfirmed
+from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
 from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom, case_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.minimise import minimise
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, encode_case
 
-__all__ = ["Pursuit"]
+__all__ = ["Pursuit", "Suspect"]
 
 _CONFIRMATIONS = {"hang": 1, "crash": 2}
 _CONFIRMATIONS_OF_VALUES = 3
 _TRIES_WHEN_FLAKY = 3
 _MAX_HANGS_WHILE_SHRINKING = 25
 _SHRINKING_LIMIT_S = 120.0
-_HANG_WHILE_SHRINKING_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A case that failed once."""
+
+    declaration: Declaration
+    case: Case
+    failure: Failure
+
+    @property
+    def symptom(self) -> Symptom:
+        """Kernel, oracle and kind."""
+        return Symptom.of(self.declaration.target, self.failure)
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What makes the case more than the simplest one."""
+        return case_features(self.declaration, self.case)
+
+    def as_(self, case: Case, failure: Failure) -> Suspect:
+        """Another case of the same kernel."""
+        return Suspect(self.declaration, case, failure)
+
+
+class _SameBug(Exception):  # noqa: N818 - control flow, like StopIteration
+    """The suspect has come down to a bug that is known."""
 
 
 class Pursuit:
-    """Follows one failure of one kernel under the name ``finding``; ``send`` tells the coordinator."""
+    """Follows one suspect under the name ``finding``; ``send`` tells the coordinator, ``known`` learns what it is."""
 
     def __init__(
         self,
         finding: str,
-        declaration: Declaration,
-        case: Case,
-        failure: Failure,
+        suspect: Suspect,
         *,
         judge: TimedJudge,
         known: KnownFindings,
@@ -41,91 +66,155 @@ class Pursuit:
         deadline: float,
     ) -> None:
         self._finding = finding
-        self._declaration = declaration
-        self._case = case
-        self._failure = failure
+        self._first = self._now = suspect
         self._judge = judge
         self._known = known
         self._send = send
         self._deadline = deadline
-        self._symptom = Symptom.of(declaration.target, failure)
-        self._needed = case_features(declaration, case)  # a feature that any failing case lacks is not needed
-        self._tries = 1
+        self._needed = suspect.features  # a feature that any failing case lacks is not needed
+        self._symptoms = [suspect.symptom]
+        self._flaky = False
         self._hangs = 0
+        self._failing: Suspect | None = None
 
-    def run(self) -> Signature | None:
-        """The signature of the minimal case; None for a failure that never came back. Never raises OutOfTime."""
+    def run(self) -> bool:
+        """Whether the suspect is a bug, known or new; False if it never failed again or time ran out before that."""
+        first = self._first
         self._send(
-            Found(finding=self._finding, kernel=self._declaration.target, case=_raw(self._case), failure=self._failure)
+            Found(
+                finding=self._finding,
+                kernel=first.declaration.target,
+                case=_raw(first.case),
+                failure=first.failure,
+            )
         )
         try:
             if not self._confirm():
-                return None
+                return False
         except OutOfTime:  # it was seen, if only once: the coordinator reports it as not confirmed
-            return None
-        self._shrink()
-        complete = time.monotonic() < self._deadline
-        self._send(Minimised(finding=self._finding, features=self._needed, complete=complete))
-        return Signature(self._symptom, self._needed)
+            return False
+        except _SameBug:
+            self._close_as_known()
+            return True
+        try:
+            self._shrink()
+        except _SameBug:
+            self._close_as_known()
+        else:
+            self._close_as_new()
+        return True
 
     def _confirm(self) -> bool:
         """Run the case again in a fresh process: the old one may have been damaged by another case."""
-        runs = _CONFIRMATIONS.get(self._failure.oracle, _CONFIRMATIONS_OF_VALUES)
-        failed = same = 0
+        suspect = self._first
+        runs = _CONFIRMATIONS.get(suspect.failure.oracle, _CONFIRMATIONS_OF_VALUES)
+        failures = []
         for run in range(runs):
-            afresh = run == 0 and self._failure.oracle not in _CONFIRMATIONS  # after those, every process is fresh
-            failure = self._judge(self._declaration, self._case, patient=True, afresh=afresh).failure
-            failed += failure is not None
-            same += failure is not None and Symptom.of(self._declaration.target, failure) == self._symptom
-        if not failed:
+            afresh = run == 0 and suspect.failure.oracle not in _CONFIRMATIONS  # after those, every process is fresh
+            failure = self._judge(suspect.declaration, suspect.case, patience="longest", afresh=afresh).failure
+            failures += [failure] if failure is not None else []
+        if not failures:
             self._send(Unconfirmed(finding=self._finding, runs=runs))
             return False
-        self._tries = 1 if same == runs else _TRIES_WHEN_FLAKY
-        self._send(Confirmed(finding=self._finding, failed=failed, runs=runs))
+        alike = [failure for failure in failures if suspect.as_(suspect.case, failure).symptom == suspect.symptom]
+        self._flaky = len(alike) < runs
+        if self._flaky:
+            self._look_at_flakiness(failures)
+        self._send(Confirmed(finding=self._finding, failed=len(failures), runs=runs))
         return True
 
+    def _look_at_flakiness(self, failures: list[Failure]) -> None:
+        """Runs that differ are one bug, whatever other oracles make of them; the determinism oracle names it best."""
+        kernel = self._first.declaration.target
+        if self._first.failure.oracle not in _CONFIRMATIONS:
+            known = self._known.flaky_one(kernel, self._needed)
+            if known is not None:
+                self._needed = known.features
+                raise _SameBug
+        named = next((failure for failure in failures if failure.oracle == "determinism"), None)
+        if named is not None and self._first.failure.oracle not in _CONFIRMATIONS:
+            self._step_to(self._first.as_(self._first.case, named))
+
     def _shrink(self) -> None:
-        last_hang_confirmed = self._case, self._failure
+        before = self._now
         minimise(
-            self._case,
+            before.case,
             self._fails_alike,
-            supports=self._declaration.supports,
-            options=self._declaration.options,
+            supports=before.declaration.supports,
+            options=before.declaration.options,
             deadline=min(self._deadline, time.monotonic() + _SHRINKING_LIMIT_S),
             on_smaller=self._keep,
         )
-        if self._failure.oracle == "hang" and not self._still_hangs():
-            self._case, self._failure = last_hang_confirmed
-            self._needed = case_features(self._declaration, self._case)
-            self._send(Smaller(finding=self._finding, case=_raw(self._case), failure=self._failure))
+        if self._now.failure.oracle == "hang" and not self._still_hangs():
+            self._step_to(before)
+            self._needed = before.features
 
     def _fails_alike(self, case: Case) -> bool:
-        """Whether ``case`` shows the same symptom and is not explained by another bug that is known."""
+        """Whether ``case`` shows the same symptom, or one that it may become, and is not another bug that is known."""
         if self._hangs >= _MAX_HANGS_WHILE_SHRINKING:
             return False
-        for _ in range(self._tries):
+        for _ in range(_TRIES_WHEN_FLAKY if self._flaky else 1):
             try:
-                failure = self._judge(self._declaration, case, at_least_s=_HANG_WHILE_SHRINKING_S).failure
+                failure = self._judge(self._now.declaration, case, patience="short").failure
             except OutOfTime:
                 return False
             self._hangs += failure is not None and failure.oracle == "hang"
-            if failure is not None and Symptom.of(self._declaration.target, failure) == self._symptom:
-                self._candidate_failure = failure
-                return not self._known.explains(self._symptom, case_features(self._declaration, case))
+            if failure is not None and self._is_alike(self._now.as_(case, failure)):
+                return True
         return False
 
+    def _is_alike(self, other: Suspect) -> bool:
+        same = other.symptom == self._now.symptom
+        becomes = not same and self._now.symptom.may_become(other.symptom)
+        if not same and not becomes:
+            return False
+        if self._known.explains(other.symptom, other.features):
+            if becomes:
+                raise _SameBug
+            return False
+        self._failing = other
+        return True
+
     def _keep(self, case: Case) -> None:
-        self._case, self._failure = case, self._candidate_failure
-        self._needed &= case_features(self._declaration, case)
-        self._send(Smaller(finding=self._finding, case=_raw(case), failure=self._failure))
+        if self._failing is None or self._failing.case != case:
+            raise RuntimeError(f"minimise() kept a case that was not judged last: {encode_case(case).decode()}")
+        self._step_to(self._failing)
+
+    def _step_to(self, suspect: Suspect) -> None:
+        self._now = suspect
+        self._needed &= suspect.features
+        if suspect.symptom not in self._symptoms:
+            self._symptoms.append(suspect.symptom)
+        self._send(Smaller(finding=self._finding, case=_raw(suspect.case), failure=suspect.failure))
 
     def _still_hangs(self) -> bool:
         """Whether the minimal case hangs for the longest time too, and is not just slower than others."""
         try:
-            failure = self._judge(self._declaration, self._case, patient=True).failure
+            failure = self._judge(self._now.declaration, self._now.case, patience="longest").failure
         except OutOfTime as cut:
             return cut.after_s > 0  # it ran until the end
         return failure is not None and failure.oracle == "hang"
+
+    def _close_as_new(self) -> None:
+        self._send(
+            Minimised(
+                finding=self._finding,
+                features=self._needed,
+                shown_as=self._learn(),
+                complete=time.monotonic() < self._deadline,
+                flaky=self._flaky,
+            )
+        )
+
+    def _close_as_known(self) -> None:
+        shown_as = self._learn()
+        self._send(Duplicate(finding=self._finding, features=self._needed, shown_as=shown_as, flaky=self._flaky))
+
+    def _learn(self) -> tuple[tuple[str, str], ...]:
+        """Take later failures with any symptom of this bug for it; the symptoms."""
+        for symptom in self._symptoms:
+            self._known.add(Signature(symptom, self._needed), flaky=self._flaky)
+        return tuple((symptom.oracle, symptom.kind) for symptom in self._symptoms)
 
 
 def _raw(case: Case) -> msgspec.Raw:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import islice
 
-import msgspec
 from hypothesis.strategies import SearchStrategy
 
+from attnfuzz.campaign.behind_known import relatives_beyond
 from attnfuzz.campaign.channel import Channel
 from attnfuzz.campaign.generation import derive_seed, run_round
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge
 from attnfuzz.campaign.messages import Busy, Known, Setup, Stop, ToWorker
-from attnfuzz.campaign.pursuit import Pursuit
+from attnfuzz.campaign.pursuit import Pursuit, Suspect
 from attnfuzz.campaign.schedule import Schedule
 from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom, case_features
 from attnfuzz.campaign.tally import Tally
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, encode_case
 
 __all__ = ["Search", "StrategyFor"]
@@ -29,20 +28,12 @@ StrategyFor = Callable[[Declaration], SearchStrategy[Case]]
 _FATAL_ORACLES = frozenset({"crash", "hang"})
 _SHARE_FOR_KNOWN_DEATHS = 0.2
 """Part of a kernel's time that may go into cases that are expected to crash or hang as an earlier one did."""
+_SHARE_BEHIND_KNOWN = 0.15
+"""Part of a kernel's time that may go into looking for bugs that hide behind known ones."""
+_RELATIVES_TRIED = 4
 _MAX_DEFERRED = 16
 _MAX_DOUBTS = 3
 """Failures of one symptom that are looked into although none of them ever came back."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Suspect:
-    declaration: Declaration
-    case: Case
-    failure: Failure
-
-    @property
-    def symptom(self) -> Symptom:
-        return Symptom.of(self.declaration.target, self.failure)
 
 
 class Search:
@@ -60,8 +51,8 @@ class Search:
         self._tally = Tally(channel.send)
         self._known = KnownFindings()
         self._passed: dict[str, set[bytes]] = {target: set() for target in self._kernels}
-        self._deferred: deque[_Suspect] = deque(maxlen=_MAX_DEFERRED)
-        self._suspect: _Suspect | None = None
+        self._deferred: deque[Suspect] = deque(maxlen=_MAX_DEFERRED)
+        self._suspect: Suspect | None = None
         self._doubts: Counter[Symptom] = Counter()
         self._stopped = False
         self._findings = 0
@@ -81,8 +72,8 @@ class Search:
     def _read_mail(self) -> None:
         for message in self._channel.receive():
             match message:
-                case Known(kernel=kernel, oracle=oracle, kind=kind, features=needs):
-                    self._known.add(Signature(Symptom(kernel, oracle, kind), needs))
+                case Known(kernel=kernel, oracle=oracle, kind=kind):
+                    self._known.add(Signature(Symptom(kernel, oracle, kind), message.features), flaky=message.flaky)
                 case Busy(kernel=kernel, oracle=oracle, kind=kind, busy=busy):
                     self._known.set_busy(Symptom(kernel, oracle, kind), busy)
                 case Stop():
@@ -133,29 +124,50 @@ class Search:
         if verdict.failure is None:
             passed.add(encoded)
             return not self._stopped
-        return self._weigh(_Suspect(declaration, case, verdict.failure), time.monotonic() - started)
+        return self._weigh(Suspect(declaration, case, verdict.failure), time.monotonic() - started)
 
-    def _weigh(self, suspect: _Suspect, seconds: float) -> bool:
+    def _weigh(self, suspect: Suspect, seconds: float) -> bool:
         """Pass silently over what is known, put off what another worker is at, and end the round for the rest."""
         self._read_mail()
         if self._stopped:
             return False
         if self._is_known(suspect):
-            self._tally.known(suspect.declaration.target, seconds if suspect.failure.oracle in _FATAL_ORACLES else 0.0)
-            return True
+            return self._pass_over(suspect, seconds)
         if self._known.is_busy(suspect.symptom):
             self._deferred.append(suspect)
             return True
         self._suspect = suspect
         return False
 
-    def _is_known(self, suspect: _Suspect) -> bool:
+    def _pass_over(self, suspect: Suspect, seconds: float) -> bool:
+        """Count a known failure, and now and then look whether another bug hides behind it."""
+        target = suspect.declaration.target
+        deadly = suspect.failure.oracle in _FATAL_ORACLES
+        self._tally.known(target, seconds if deadly else 0.0)
+        if deadly or self._tally.share_behind_known(target) >= _SHARE_BEHIND_KNOWN:
+            return True
+        started = time.monotonic()
+        self._suspect = self._hidden_behind(suspect)
+        self._tally.looked_behind_known(target, time.monotonic() - started)
+        return self._suspect is None
+
+    def _hidden_behind(self, suspect: Suspect) -> Suspect | None:
+        for case in islice(relatives_beyond(self._known, suspect), _RELATIVES_TRIED):
+            try:
+                failure = self._judge(suspect.declaration, case).failure
+            except OutOfTime:
+                return None
+            if failure is not None and not self._is_known(found := Suspect(suspect.declaration, case, failure)):
+                return None if self._known.is_busy(found.symptom) else found
+        return None
+
+    def _is_known(self, suspect: Suspect) -> bool:
         symptom = suspect.symptom
         if self._doubts[symptom] >= _MAX_DOUBTS:
             return True
         if not self._known.has_symptom(symptom):
             return False
-        return self._known.explains(symptom, case_features(suspect.declaration, suspect.case))
+        return self._known.explains(symptom, suspect.features)
 
     def _would_die_again(self, declaration: Declaration, case: Case) -> bool:
         """Whether to skip a case that known findings expect to crash or hang: each costs an executor."""
@@ -174,22 +186,15 @@ class Search:
             elif not self._is_known(suspect) and not self._is_over():
                 self._pursue(suspect)
 
-    def _pursue(self, suspect: _Suspect) -> None:
+    def _pursue(self, suspect: Suspect) -> None:
         self._findings += 1
-        signature = Pursuit(
+        pursuit = Pursuit(
             f"{self._setup.worker}-{self._findings}",
-            suspect.declaration,
-            suspect.case,
-            suspect.failure,
+            suspect,
             judge=self._judge,
             known=self._known,
-            send=self._send,
+            send=self._channel.send,
             deadline=self._setup.deadline,
-        ).run()
-        if signature is not None:
-            self._known.add(signature)
-        else:
+        )
+        if not pursuit.run():
             self._doubts[suspect.symptom] += 1
-
-    def _send(self, message: msgspec.Struct) -> None:
-        self._channel.send(message)

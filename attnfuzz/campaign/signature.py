@@ -16,6 +16,8 @@ from attnfuzz.problems.features import features
 
 __all__ = ["KnownFindings", "Signature", "Symptom", "case_features"]
 
+_WRONG_NUMBERS = {"value": 0, "inf": 1, "nan": 2}
+
 
 def case_features(declaration: Declaration, case: Case) -> frozenset[str]:
     """What makes ``case`` more than the simplest case that the kernel supports."""
@@ -34,6 +36,23 @@ class Symptom:
     def of(cls, kernel: str, failure: Failure) -> Symptom:
         """The symptom of ``failure`` on the kernel loaded by ``kernel``."""
         return cls(kernel, failure.oracle, failure.kind)
+
+    def may_become(self, other: Symptom) -> bool:
+        """Whether a case with this symptom may show ``other`` instead once it is simpler, and still be the same bug.
+
+        A wrong output outranks a wrong LSE, which shows where the weights happen to hide the error in the output; and
+        a wrong number outranks an infinity or a NaN made of it. Never the other way round, so that this ends.
+        """
+        if (self.kernel, self.oracle) != (other.kernel, other.oracle):
+            return False
+        mine, its = self._rank(), other._rank()
+        return mine is not None and its is not None and its < mine
+
+    def _rank(self) -> tuple[bool, int] | None:
+        name, _, number = self.kind.partition(":")
+        if not name.endswith(("out", "output", "lse")) or (number and number not in _WRONG_NUMBERS):
+            return None
+        return name.endswith("lse"), _WRONG_NUMBERS.get(number, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +76,24 @@ class KnownFindings:
 
     def __init__(self) -> None:
         self._signatures: dict[Symptom, list[Signature]] = {}
+        self._flaky: list[Signature] = []
         self._busy: dict[Symptom, int] = {}
 
-    def add(self, signature: Signature) -> None:
-        """Presume later failures that ``signature`` explains to be known."""
+    def add(self, signature: Signature, *, flaky: bool = False) -> None:
+        """Presume later failures that ``signature`` explains to be known. ``flaky``: it does not show in every run."""
         others = self._signatures.setdefault(signature.symptom, [])
         if signature not in others:
             others.append(signature)
+            self._flaky += [signature] if flaky else []
 
     def explains(self, symptom: Symptom, features: frozenset[str]) -> bool:
         """Whether a failing case with ``features`` is presumed to be a bug found before."""
         return any(signature.features <= features for signature in self._signatures.get(symptom, ()))
+
+    def flaky_one(self, kernel: str, features: frozenset[str]) -> Signature | None:
+        """A flaky bug of ``kernel`` that a flaky failure of a case with ``features`` is put down to, by any oracle."""
+        found = (one for one in self._flaky if one.symptom.kernel == kernel and one.features <= features)
+        return next(found, None)
 
     def has_symptom(self, symptom: Symptom) -> bool:
         """Whether any finding shows this symptom."""

@@ -33,6 +33,7 @@ class Tally:
         self._unsent: dict[str, _Counts] = {}
         self._totals: dict[str, _Counts] = {}
         self._death_seconds: dict[str, float] = {}
+        self._behind_seconds: dict[str, float] = {}
         self._last_report = clock()
 
     def cases(self, kernel: str) -> int:
@@ -43,6 +44,16 @@ class Tally:
         """Part of the judging time on ``kernel`` that went into crashes and hangs that were known."""
         total = self._totals[kernel].seconds if kernel in self._totals else 0.0
         return self._death_seconds.get(kernel, 0.0) / total if total else 0.0
+
+    def share_behind_known(self, kernel: str) -> float:
+        """Part of the time on ``kernel`` that went into looking behind known bugs."""
+        behind = self._behind_seconds.get(kernel, 0.0)
+        total = behind + (self._totals[kernel].seconds if kernel in self._totals else 0.0)
+        return behind / total if total else 0.0
+
+    def looked_behind_known(self, kernel: str, seconds: float) -> None:
+        """Count time spent on relatives of a known failure."""
+        self._behind_seconds[kernel] = self._behind_seconds.get(kernel, 0.0) + seconds
 
     def judged(self, kernel: str, seconds: float, verdict: Verdict) -> None:
         """Count a case. A ratio that is not finite (a wrong NaN) is a finding and no measure of accuracy."""

@@ -8,24 +8,28 @@ __all__ = ["AdaptiveTimeout"]
 
 _ENOUGH_CASES = 10
 _SLOWER_THAN_EVER = 20.0
+_LEAST_S = 2.0
+_SHORT_PART = 0.1
 
 
 @dataclass(slots=True)
 class AdaptiveTimeout:
     """The limit for one kernel: ``longest_s`` until ten cases have passed, then 20 times the slowest of them.
 
-    A shorter limit only raises the suspicion: a hang is confirmed with ``longest_s``.
+    A shorter limit only raises the suspicion: a hang is confirmed with ``longest_s``. The ``short`` limit is for trying
+    out many cases that may hang, and does not wait for ten to pass.
     """
 
     longest_s: float
     passed: int = field(default=0)
     slowest_s: float = field(default=0.0)
 
-    def limit_s(self, *, at_least_s: float = 2.0) -> float:
-        """The limit for the next case, never below ``at_least_s`` nor above ``longest_s``."""
-        if self.passed < _ENOUGH_CASES:
+    def limit_s(self, *, short: bool = False) -> float:
+        """The limit for the next case in seconds."""
+        if self.passed < _ENOUGH_CASES and not short:
             return self.longest_s
-        return min(self.longest_s, max(at_least_s, _SLOWER_THAN_EVER * self.slowest_s))
+        least_s = _SHORT_PART * self.longest_s if short else _LEAST_S
+        return min(self.longest_s, max(least_s, _SLOWER_THAN_EVER * self.slowest_s))
 
     def record(self, seconds: float) -> None:
         """Learn from a case that ended by itself after ``seconds``."""

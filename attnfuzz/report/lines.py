@@ -63,8 +63,11 @@ class LineReporter:
     def unconfirmed(self, finding: Finding) -> None:
         self.note(describe("not again", finding))
 
+    def known(self, finding: Finding) -> None:
+        self.note(describe("known", finding))
+
     def shrunk(self, finding: Finding) -> None:
-        self.note(describe("shrunk", finding))
+        self.note(describe("shrunk" if finding.shrunk_s is not None else "cut off", finding))
 
     def finished(self) -> None:
         return

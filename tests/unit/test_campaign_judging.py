@@ -45,7 +45,7 @@ def test_the_limit_shrinks_once_cases_have_passed() -> None:
     judge = runner.timed()
     for _ in range(11):
         judge(DECLARATION, CASE)
-    judge(DECLARATION, CASE, patient=True)
+    judge(DECLARATION, CASE, patience="longest")
     assert runner.limits[:10] == [10.0] * 10
     assert runner.limits[10:] == [5.0, 10.0]
 

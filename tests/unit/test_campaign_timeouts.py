@@ -28,5 +28,5 @@ def test_the_limit_stays_within_its_ends() -> None:
         fast.record(0.001)
         slow.record(3.0)
     assert fast.limit_s() == 2.0
-    assert fast.limit_s(at_least_s=1.0) == 1.0
+    assert fast.limit_s(short=True) == 1.0
     assert slow.limit_s() == 10.0
