@@ -1,0 +1,65 @@
+"""Deaths and timeouts in the words of an engineer."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnfuzz.execution.faults import failure_of
+from attnfuzz.execution.outcomes import DeathReason, Died, TimedOut
+
+STACK = """Fatal Python error: Segmentation fault
+
+Current thread 0x00007f2b (most recent call first):
+  File "/home/me/.venv/lib/python3.11/site-packages/triton/runtime/interpreter.py", line 40 in load
+  File "/home/me/kernels.py", line 33 in walk_pages
+  File "/home/me/attnfuzz/kernels/paged_decode.py", line 12 in paged_decode
+  File "/home/me/attnfuzz/oracles/observation.py", line 70 in observe
+  File "/usr/lib/python3.11/threading.py", line 9 in run
+"""
+
+
+def died(status: int, name: str | None, reason: DeathReason, output: str = "") -> Died:
+    return Died(status, name, output, reason)
+
+
+def test_place_is_the_innermost_frame_of_the_kernel() -> None:
+    """The place shown would be inside Triton or attnfuzz, where nobody can mend the kernel."""
+    failure = failure_of(died(-11, "SIGSEGV", "signal", STACK))
+    assert failure.message == "the kernel's process died of SIGSEGV at /home/me/kernels.py:33, in walk_pages"
+    assert failure.details == (
+        "/home/me/kernels.py:33, in walk_pages",
+        "/home/me/attnfuzz/kernels/paged_decode.py:12, in paged_decode",
+    )
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "words"),
+    [
+        (died(-6, "SIGABRT", "signal"), "SIGABRT", "died of SIGABRT"),
+        (died(-9, "SIGKILL", "signal"), "SIGKILL", "out of memory"),
+        (died(-9, "SIGKILL", "memory"), "memory", "outgrew its memory limit"),
+        (died(3, None, "exit"), "exit 3", "exit status 3"),
+        (died(113, None, "channel"), "channel", "file descriptors"),
+    ],
+)
+def test_kind_of_death(end: Died, kind: str, words: str) -> None:
+    """Different deaths would share a signature, or not be understood."""
+    failure = failure_of(end)
+    assert (failure.oracle, failure.kind) == ("crash", kind)
+    assert words in failure.message
+
+
+def test_output_is_shown_where_there_is_no_stack() -> None:
+    """What a C++ library printed before it aborted would be lost."""
+    failure = failure_of(died(-6, "SIGABRT", "signal", "terminate called after throwing\n\n  what(): bad\n"))
+    assert failure.details == ("terminate called after throwing", "  what(): bad")
+
+
+def test_hang_says_where() -> None:
+    """A hang would be reported without the line that loops."""
+    failure = failure_of(TimedOut(2.5, STACK))
+    assert (failure.oracle, failure.kind) == ("hang", "timeout")
+    assert failure.message == (
+        "the kernel did not finish within 2.5 s; it was at /home/me/kernels.py:33, in walk_pages"
+    )
+    assert failure_of(TimedOut(2.5, "")).message == "the kernel did not finish within 2.5 s"

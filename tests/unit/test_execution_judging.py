@@ -1,0 +1,98 @@
+"""The judging service in this process: its methods and replies."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from attnfuzz.execution.judge_messages import (
+    DeclarationsReply,
+    DeviceReply,
+    JudgeReply,
+    JudgeRequest,
+    from_wire,
+    to_wire,
+)
+from attnfuzz.execution.judging import JudgingService
+from attnfuzz.execution.service import ExitAfterReply
+from attnfuzz.oracles.exception import EnvironmentProblem
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Verdict
+from attnfuzz.problems.cases import DenseDecodeCase, encode_case
+
+KERNELS = Path(__file__).parent / "misbehaving_kernels.py"
+CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=8, seq_lens=(3,), scale=0.25)
+
+
+def request(name: str) -> bytes:
+    case = msgspec.Raw(encode_case(CASE))
+    return msgspec.json.encode(JudgeRequest(f"{KERNELS}:{name}", case, DEFAULT_ORACLES, "bound"))
+
+
+def test_declarations_of_a_file() -> None:
+    """A file's kernels could not be listed."""
+    reply = msgspec.json.decode(
+        JudgingService().handle("declarations", msgspec.json.encode({"targets": [str(KERNELS)]})),
+        type=DeclarationsReply,
+    )
+    assert reply.error is None
+    assert f"{KERNELS}:correct" in [kernel.target for kernel in reply.kernels]
+
+
+def test_load_error_is_an_answer() -> None:
+    """A mistyped name would look like a fault of the service."""
+    reply = msgspec.json.decode(
+        JudgingService().handle("declarations", b'{"targets": ["no_such_kernel_anywhere"]}'), type=DeclarationsReply
+    )
+    assert reply.kernels == []
+    assert "no_such_kernel_anywhere" in str(reply.error)
+
+
+def test_judge_loads_the_kernel_itself() -> None:
+    """A fresh executor, which has loaded nothing, could not judge."""
+    reply = msgspec.json.decode(JudgingService().handle("judge", request("correct")), type=JudgeReply)
+    assert reply.verdict is not None
+    assert reply.verdict.failure is None
+
+
+def test_fatal_verdict_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process with a lost GPU context would go on."""
+    monkeypatch.setattr("attnfuzz.execution.judging.judge", lambda *_, **__: Verdict(fatal=True))
+    with pytest.raises(ExitAfterReply):
+        JudgingService().handle("judge", request("correct"))
+
+
+def test_environment_problem_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user with an unusable environment would get a traceback."""
+
+    def fail(*_: Any, **__: Any) -> Verdict:
+        raise EnvironmentProblem("install another NumPy")
+
+    monkeypatch.setattr("attnfuzz.execution.judging.judge", fail)
+    reply = msgspec.json.decode(JudgingService().handle("judge", request("correct")), type=JudgeReply)
+    assert reply == JudgeReply(environment="install another NumPy")
+
+
+def test_device_is_described() -> None:
+    """Reports would name no device."""
+    reply = msgspec.json.decode(JudgingService().handle("device", b"{}"), type=DeviceReply)
+    assert reply.device in ("cpu", "cuda")
+    assert reply.name
+
+
+def test_unknown_method_is_refused() -> None:
+    """A misspelt method would be answered with nonsense."""
+    with pytest.raises(ValueError, match="method='jugde' must be one of"):
+        JudgingService().handle("jugde", b"{}")
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 1e300, math.inf])
+def test_verdicts_survive_the_wire(ratio: float) -> None:
+    """A verdict would come back with another ratio, or not at all."""
+    failure = Failure(oracle="accuracy", kind="out:nan", message="m", details=("d",), error_ratio=ratio)
+    verdict = Verdict(failure=failure, error_ratio=ratio)
+    sent = msgspec.json.encode(to_wire(verdict))
+    assert from_wire(msgspec.json.decode(sent, type=Verdict)) == verdict
