@@ -96,7 +96,7 @@ def count_rescales(
     limit for every tile size and order. Heavy tokens have few above them.
     """
     ceilings, _ = (scores + score_error).sort(-1)
-    not_above = torch.searchsorted(ceilings, scores - score_error, right=True)
+    not_above = torch.searchsorted(ceilings.contiguous(), (scores - score_error).contiguous(), right=True)
     return (scores.shape[-1] - 1 - not_above).to(torch.float64).clamp(min=0)
 
 
