@@ -28,7 +28,7 @@ class Decisions:
         self._next = 0
 
     def pick(self, options: Sequence[T]) -> T:
-        """One of ``options``, simplest first; one that is listed twice is twice as likely. At most 256 are told apart."""
+        """One of ``options``, simplest first; what is listed twice is twice as likely. Only 256 are told apart."""
         byte = self._data[self._next] if self._next < len(self._data) else 0
         self._next += 1
         return options[byte * len(options) >> 8]

@@ -123,9 +123,9 @@ def _lengths(steps: tuple[int, ...], num_splits: int, min_len: int, max_len: int
 
 @lru_cache(maxsize=4096)
 def _choices(steps: tuple[int, ...], num_splits: int, min_len: int, max_len: int) -> tuple[int, ...]:
-    """1 first, because it is simplest; then 0, often enough that about one ragged batch in four has an empty row."""
+    """1 first, because it is simplest; then 0, so often that one ragged batch in four has an empty row."""
     lengths = _lengths(steps, num_splits, min_len, max_len)
-    empty_rows = [0] * max(1, len(lengths) // 12) if 0 in lengths else []
+    empty_rows = [0] * max(1, len(lengths) // 8) if 0 in lengths else []
     return (*(length for length in lengths if length == 1), *empty_rows, *(length for length in lengths if length > 1))
 
 

@@ -1,0 +1,204 @@
+"""Whole cases: within what a kernel supports, within the sizes asked for, and with every feature in reach."""
+
+from __future__ import annotations
+
+import statistics
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from attnfuzz.problems.cases import PROBLEMS, AttentionCase, Case, PagedDecodeCase, Problem, decode_case, encode_case
+from attnfuzz.problems.choices import default_scale
+from attnfuzz.problems.features import features
+from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes
+from attnfuzz.problems.supported import why_unsupported
+from attnfuzz.problems.supports import DTYPES, LAYOUTS, Supports
+from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, Sizes, cases
+
+OPTIONS = {"tile": (16, 32, 64), "num_splits": (1, 2, 8)}
+EVERYTHING = Supports(unused_table_entries="garbage")
+ATTENTION: tuple[Problem, ...] = ("dense_decode", "paged_decode", "split_decode")
+
+
+@cache
+def drawn(problem: Problem, sizes: Sizes = CPU_SIZES, draws: int = 700) -> list[Any]:
+    found: list[Case] = []
+
+    @settings(max_examples=draws, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
+    @given(cases(problem, supports=EVERYTHING, options=OPTIONS, sizes=sizes))
+    def collect(case: Case) -> None:
+        found.append(case)
+
+    collect()
+    return found
+
+
+def subsets(values: tuple[Any, ...]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(st.sampled_from(values), min_size=1, unique=True).map(tuple)
+
+
+SUPPORTS = st.builds(
+    Supports,
+    dtypes=subsets(DTYPES),
+    head_sizes=st.none() | subsets((8, 13, 64, 80, 256)).map(lambda sizes: (*sizes, 24)),
+    block_sizes=st.none() | subsets((1, 3, 16, 256, 1000)),
+    layouts=subsets(LAYOUTS),
+    gqa_ratios=st.none() | subsets((1, 5, 24, 128)),
+    max_seq_len=st.none() | st.sampled_from((1, 2, 16, 100)),
+    max_num_splits=st.none() | st.sampled_from((1, 2, 6)),
+    strides=st.sampled_from(("any", "last_contiguous", "contiguous")),
+    unused_table_entries=st.sampled_from(("zero", "valid", "garbage")),
+    empty_sequences=st.booleans(),
+    lse=st.sampled_from(("natural", "base2", "none")),
+    lse_layout=st.sampled_from(("HT", "TH")),
+)
+
+NARROW = Supports(
+    dtypes=("float32",), head_sizes=(80,), block_sizes=(24,), layouts=("packed",), gqa_ratios=(7,), max_seq_len=17,
+    max_num_splits=3, strides="last_contiguous", unused_table_entries="zero", empty_sequences=False, lse="none",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@settings(max_examples=150, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
+@given(data=st.data(), supports=SUPPORTS, sizes=st.sampled_from((CPU_SIZES, GPU_SIZES)))
+def test_no_case_is_unsupported(problem: Problem, data: st.DataObject, supports: Supports, sizes: Sizes) -> None:
+    """A kernel would be judged by a case that it never claimed to take."""
+    case = data.draw(cases(problem, supports=supports, options=OPTIONS, sizes=sizes))
+    assert why_unsupported(supports, OPTIONS, case) is None
+    assert decode_case(problem, encode_case(case)) == case
+
+
+@pytest.mark.parametrize("supports", [Supports(), NARROW], ids=["everything", "narrow"])
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_no_draw_is_thrown_away(problem: Problem, supports: Supports) -> None:
+    """Time would go into draws that are rejected, and what is left would be one-sided."""
+    counts = {"begun": 0, "drawn": 0}
+    strategy = cases(problem, supports=supports, options=OPTIONS)
+
+    @settings(max_examples=200, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
+    @given(st.data())
+    def draw(data: st.DataObject) -> None:
+        counts["begun"] += 1
+        data.draw(strategy)
+        counts["drawn"] += 1
+
+    draw()
+    assert counts["begun"] == counts["drawn"] >= 200
+
+
+@pytest.mark.parametrize("sizes", [CPU_SIZES, GPU_SIZES], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("problem", ATTENTION)
+def test_sizes_are_kept(problem: Problem, sizes: Sizes) -> None:
+    """A case would take minutes in the interpreter, or more memory than the machine has."""
+    for case in drawn(problem, sizes):
+        assert case.num_seqs <= sizes.max_seqs
+        assert max(case.seq_lens) <= sizes.max_seq_len
+        assert sum(case.seq_lens) <= sizes.max_tokens
+        assert case.num_q_heads <= sizes.max_heads
+        assert case.num_q_heads * case.head_size <= sizes.max_head_elements
+        assert case.num_kv_heads * case.head_size * sum(case.seq_lens) <= sizes.max_cache_elements
+        assert case_nbytes(case) <= DEFAULT_LIMIT_BYTES
+
+
+def work(case: AttentionCase) -> int:
+    return case.num_q_heads * sum(max(1, -(-length // 16)) for length in case.seq_lens)
+
+
+@pytest.mark.parametrize("problem", ATTENTION)
+def test_cases_for_the_interpreter_are_cheap(problem: Problem) -> None:
+    """A campaign on the CPU would try a case a second instead of ten."""
+    costs = sorted(work(case) for case in drawn(problem))
+    assert statistics.median(costs) <= 12
+    assert costs[-1] <= 2 * max(CPU_SIZES.work)
+
+
+def test_cases_for_a_gpu_reach_thousands_of_tokens() -> None:
+    """Errors that need many tiles, many splits or many rows would not be met on a GPU."""
+    found = drawn("paged_decode", GPU_SIZES)
+    assert max(max(case.seq_lens) for case in found) > 2000
+    assert max(case.num_seqs for case in found) >= 33
+    assert max(case.num_q_heads for case in found) >= 48
+    assert statistics.median(work(case) for case in found) < 100
+
+
+@pytest.mark.parametrize("problem", ATTENTION)
+def test_half_of_the_batches_are_ragged_and_some_rows_are_empty(problem: Problem) -> None:
+    """Errors that need rows of different lengths, or a row without keys, would be rare."""
+    found = drawn(problem)
+    assert sum(len(set(case.seq_lens)) > 1 for case in found) > len(found) // 3
+    assert sum(0 in case.seq_lens for case in found) > len(found) // 8
+
+
+def features_in(problem: Problem) -> set[str]:
+    return {feature for case in drawn(problem) for feature in features(case)}
+
+
+SHARED = {
+    "dtype=bfloat16", "dtype=float32", "head_size not pow2", "head_size>128", "num_kv_heads>1", "gqa_ratio>1",
+    "gqa_ratio not pow2", "num_seqs>1", "ragged", "empty sequence", "keys=integers", "keys=normal", "keys=rising",
+    "keys=falling", "keys=negative", "values=integers", "values=normal", "values=large", "logit_exponent>0",
+    "logit_exponent<0", "needles", "scale", "num_splits>1", "empty split", "strides:q=every_other",
+    "strides:seq_lens=every_other", "strides:q=transposed", "strides:q=padded_rows", "strides:q=offset",
+    "option tile=16", "option tile=32", "option tile=64",
+}  # fmt: skip
+PAGED = {
+    "layout=HND", "layout=packed", "layout=interleaved", "block_size not pow2", "seq_len>block_size",
+    "partial last page", "pages=reversed", "pages=shuffled", "shared pages", "extra columns", "spare blocks",
+    "padding=wrong_page", "padding=garbage", "strides:k_cache=transposed", "strides:v_cache=padded_rows",
+    "strides:block_table=padded_rows",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("problem", "expected"),
+    [
+        (
+            "dense_decode",
+            SHARED | {"extra rows", "strides:k=transposed", "strides:v=every_other", "strides:lse=offset"},
+        ),
+        ("paged_decode", SHARED | PAGED | {"strides:out=transposed"}),
+        ("split_decode", SHARED | PAGED | {"strides:partial_out=transposed", "strides:partial_lse=every_other"}),
+    ],
+)
+def test_every_feature_is_drawn_within_700_cases(problem: Problem, expected: set[str]) -> None:
+    """A class of bugs would be out of reach of a short campaign."""
+    assert expected <= features_in(problem)
+
+
+def test_every_combination_of_states_is_merged_within_700_cases() -> None:
+    """A merge that fails for one combination of empty and far-apart states would pass."""
+    kinds = ("finite", "equal", "high", "low", "-inf", "+inf")
+    pairs = {f"lse {prefix}/{suffix}" for prefix in kinds for suffix in kinds} - {"lse finite/finite"}
+    others = {"num_tokens>1", "num_q_heads>1", "strides:suffix_lse=transposed", "strides:prefix_output=padded_rows"}
+    assert pairs | others <= features_in("merge_states")
+
+
+def test_head_sizes_ratios_and_page_sizes_are_all_drawn() -> None:
+    """A size that breaks kernels would never be tried."""
+    found: list[PagedDecodeCase] = [*drawn("paged_decode"), *drawn("split_decode")]
+    assert {case.head_size for case in found} == {13, 16, 40, 64, 72, 80, 96, 128, 192, 256}
+    assert {1, 2, 3, 4, 5, 7, 8, 16, 17, 24} <= {case.gqa_ratio for case in found}
+    assert {1, 2, 3, 7, 16, 24, 100, 256} <= {case.block_size for case in found}
+
+
+def ends_near_page(seq_len: int, block_size: int, rest: int) -> bool:
+    return seq_len > block_size > 3 and (seq_len - rest) % block_size == 0
+
+
+def test_lengths_of_cases_reach_their_own_boundaries() -> None:
+    """Lengths would surround the boundaries of some page size, but not of the one that the case has."""
+    found: list[PagedDecodeCase] = drawn("paged_decode")
+    for rest in (0, 1, -1):
+        hits = [case for case in found if any(ends_near_page(n, case.block_size, rest) for n in case.seq_lens)]
+        assert len(hits) > len(found) // 50
+
+
+def test_scale_follows_the_head_size_half_of_the_time() -> None:
+    """A kernel that computes its own scale would fail, or pass, on every case."""
+    found = drawn("dense_decode")
+    usual = sum(case.scale == default_scale(case.head_size) for case in found)
+    assert len(found) // 3 < usual < 2 * len(found) // 3

@@ -1,0 +1,188 @@
+"""The parts that cases are put together from: what they reach, and what they shrink to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import Phase, find, given, settings
+from hypothesis import strategies as st
+
+from attnfuzz import strategies
+from attnfuzz.problems.cases import CASE_TYPES, PROBLEMS, Problem
+from attnfuzz.problems.choices import default_scale
+from attnfuzz.problems.recipes import LSE_KINDS, STRIDE_KINDS, Needle, Pages, Values
+
+DRAWS = 600
+
+
+def drawn_from(strategy: st.SearchStrategy[Any], draws: int = DRAWS) -> list[Any]:
+    found: list[Any] = []
+
+    @settings(max_examples=draws, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
+    @given(strategy)
+    def collect(value: Any) -> None:
+        found.append(value)
+
+    collect()
+    return found
+
+
+def shrunk(strategy: st.SearchStrategy[Any], condition: Callable[[Any], bool] = lambda _: True) -> Any:
+    return find(strategy, condition, random=random.Random(7), settings=settings(database=None, max_examples=4000))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "simplest"),
+    [
+        (strategies.seq_lens(), (1,)),
+        (strategies.seq_lens(min_seqs=2, min_len=3), (3, 3)),
+        (strategies.gqa_heads(), (1, 1)),
+        (strategies.gqa_heads(ratios=(5, 3)), (3, 1)),
+        (strategies.head_sizes(), 16),
+        (strategies.head_sizes(min_size=65), 72),
+        (strategies.block_sizes(), 1),
+        (strategies.block_sizes(min_size=9), 16),
+        (strategies.split_counts(), 1),
+        (strategies.page_maps(), Pages()),
+        (strategies.lse_pairs(), (("finite", "finite"),)),
+        (strategies.lse_pairs(min_pairs=2), (("finite", "finite"),) * 2),
+        (strategies.strides("paged_decode"), {}),
+        (strategies.needles(seq_lens=(5, 7)), ()),
+        (strategies.values(seq_lens=(5, 7)), Values()),
+        (strategies.scales(head_size=64), 0.125),
+        (strategies.option_choices({"tile": (32, 16), "fast": (True, False)}), {"tile": 32, "fast": True}),
+    ],
+)
+def test_each_part_shrinks_to_its_simplest_value(strategy: st.SearchStrategy[Any], simplest: object) -> None:
+    """Counterexamples would carry details that have nothing to do with the bug."""
+    assert shrunk(strategy) == simplest
+
+
+def test_lengths_reach_every_boundary() -> None:
+    """Off-by-one errors at the end of a page, tile or split would not be met."""
+    lengths = {
+        length for batch in drawn_from(strategies.seq_lens(steps=(24,), num_splits=5, max_tokens=4096), 1500)
+        for length in batch
+    }  # fmt: skip
+    assert {0, 1, 2, 23, 24, 25, 47, 48, 49, 4, 5, 6, 119, 120, 121, 15, 16, 17, 63, 64, 65} <= lengths
+
+
+def test_batches_are_often_ragged_and_sometimes_have_an_empty_row() -> None:
+    """Errors that need rows of different lengths, or a row without keys, would be rare."""
+    batches = drawn_from(strategies.seq_lens())
+    ragged = [batch for batch in batches if len(set(batch)) > 1]
+    assert len(ragged) > len(batches) // 3
+    assert sum(0 in batch for batch in ragged) > len(ragged) // 6
+
+
+def test_lengths_keep_all_limits() -> None:
+    """A batch would be larger than asked for, and run out of memory or time."""
+    for batch in drawn_from(strategies.seq_lens(min_seqs=2, max_seqs=5, min_len=1, max_len=100, max_tokens=120)):
+        assert 2 <= len(batch) <= 5
+        assert all(1 <= length <= 100 for length in batch)
+        assert sum(batch) <= 120
+
+
+def test_a_batch_of_many_sequences_can_be_drawn() -> None:
+    """Launch limits and batch strides would only be tried with a few sequences."""
+    assert any(len(batch) >= 33 for batch in drawn_from(strategies.seq_lens(max_seqs=64, max_tokens=1 << 14), 200))
+
+
+def test_head_counts_follow_the_ratio() -> None:
+    """Query heads would not be a multiple of KV heads."""
+    drawn = drawn_from(strategies.gqa_heads(ratios=(1, 3, 24), max_heads=30))
+    assert {num_q_heads // num_kv_heads for num_q_heads, num_kv_heads in drawn} == {1, 3, 24}
+    assert all(num_q_heads % num_kv_heads == 0 and num_q_heads <= 30 for num_q_heads, num_kv_heads in drawn)
+    assert max(num_kv_heads for _, num_kv_heads in drawn) > 4
+
+
+def test_head_sizes_for_the_packed_layout() -> None:
+    """A head size would not fill whole 16-byte pieces."""
+    assert set(drawn_from(strategies.head_sizes(multiple_of=8))) == {16, 40, 64, 72, 80, 96, 128, 192, 256}
+
+
+def test_page_sizes_and_split_counts_keep_their_bounds() -> None:
+    """A page size or split count would be drawn that was excluded."""
+    assert {12, 16, 17, 24} == set(drawn_from(strategies.block_sizes(min_size=12, max_size=24)))
+    assert {6, 7, 8, 9} == set(drawn_from(strategies.split_counts(min_splits=6, max_splits=9)))
+
+
+def test_page_maps_reach_every_kind() -> None:
+    """A page order, shared, spare or unused entries would never be tried."""
+    drawn = drawn_from(strategies.page_maps(unused_table_entries="garbage"))
+    assert {pages.order for pages in drawn} == {"identity", "reversed", "shuffled"}
+    assert {pages.padding for pages in drawn} == {"zero", "wrong_page", "garbage"}
+    for field in ("spare_blocks", "extra_columns", "shared_blocks"):
+        assert len({getattr(pages, field) for pages in drawn}) >= 3
+
+
+def test_page_maps_hold_back_what_a_kernel_does_not_take() -> None:
+    """A kernel that loads unused entries would be given ids that do not exist."""
+    assert {pages.padding for pages in drawn_from(strategies.page_maps())} == {"zero", "wrong_page"}
+    plain = drawn_from(strategies.page_maps(max_shared_blocks=0, max_spare_blocks=0, max_extra_columns=0))
+    assert {(pages.shared_blocks, pages.spare_blocks, pages.extra_columns) for pages in plain} == {(0, 0, 0)}
+
+
+def test_every_combination_of_lse_kinds_is_drawn() -> None:
+    """A merge that fails for one combination of states would pass."""
+    pairs = {pair for drawn in drawn_from(strategies.lse_pairs()) for pair in drawn}
+    assert pairs == {(prefix, suffix) for prefix in LSE_KINDS for suffix in LSE_KINDS}
+
+
+def test_lse_pairs_without_empty_states() -> None:
+    """A kernel that declares no empty states would be given one."""
+    drawn = drawn_from(strategies.lse_pairs(empty_states=False, min_pairs=2, max_pairs=3))
+    assert not {kind for pairs in drawn for pair in pairs for kind in pair} & {"-inf", "+inf"}
+    assert {len(pairs) for pairs in drawn} == {2, 3}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_every_tensor_meets_every_stride(problem: Problem) -> None:
+    """A wrapper that assumes a contiguous tensor would pass."""
+    kinds = set(STRIDE_KINDS) - {"contiguous"}
+    expected = {(tensor, kind) for tensor in CASE_TYPES[problem].tensor_names for kind in kinds}
+    expected -= {("seq_lens", "padded_rows"), ("seq_lens", "transposed")}  # which leave a vector as it is
+    assert {recipe for strides in drawn_from(strategies.strides(problem)) for recipe in strides.items()} == expected
+
+
+def test_strides_stay_within_what_the_kernel_takes() -> None:
+    """A kernel would be called wrong for strides that it does not claim to support."""
+    assert all(not strides for strides in drawn_from(strategies.strides("dense_decode", allowed="contiguous"), 100))
+    last = drawn_from(strategies.strides("dense_decode", allowed="last_contiguous"))
+    assert all("every_other" not in strides.values() and strides.get("lse") != "transposed" for strides in last)
+    interleaved = drawn_from(strategies.strides("paged_decode", layout="interleaved"))
+    assert all("v_cache" not in strides for strides in interleaved)
+
+
+def test_needles_reach_first_and_last_token_of_every_part() -> None:
+    """A dropped token at a boundary would vanish in the average of all others."""
+    drawn = drawn_from(strategies.needles(seq_lens=(40, 0), num_kv_heads=2, steps=(16,), num_splits=3))
+    found = {needle for needles in drawn for needle in needles}
+    assert {needle.seq for needle in found} == {0}
+    assert {needle.kv_head for needle in found} == {0, 1}
+    assert {0, 39, 15, 16, 31, 32, 13, 14, 27, 28} <= {needle.position for needle in found}
+
+
+def test_a_needle_can_be_shrunk_away_from_among_others() -> None:
+    """The needle that matters would keep those that do not."""
+    last = Needle(seq=1, position=6, kv_head=0)
+    assert shrunk(strategies.needles(seq_lens=(5, 7)), lambda needles: last in needles) == (last,)
+
+
+def test_values_reach_every_recipe() -> None:
+    """A regime of scores or magnitudes would never be tried."""
+    drawn = drawn_from(strategies.values(seq_lens=(9,)))
+    assert {values.keys for values in drawn} == {"equal", "integers", "normal", "rising", "falling", "negative"}
+    assert {values.values for values in drawn} == {"positions", "integers", "normal", "large"}
+    assert {values.logit_exponent for values in drawn} >= {-6, -2, 0, 1, 4, 8}
+    assert len({values.seed for values in drawn}) > 30
+
+
+def test_scales_include_the_usual_one_and_others() -> None:
+    """A kernel that ignores the scale it is given would pass."""
+    drawn = drawn_from(strategies.scales(head_size=80))
+    assert {default_scale(80), 1.0, 0.125} <= set(drawn)
+    assert sum(scale == default_scale(80) for scale in drawn) > len(drawn) // 3
