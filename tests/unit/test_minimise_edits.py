@@ -1,0 +1,112 @@
+"""Changes to a case that keep the rest of it meaningful."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from attnfuzz.minimise.edits import (
+    changed,
+    first_head_needles,
+    keep_sequences,
+    rescaled_length,
+    with_head_size,
+    with_heads,
+    with_lengths,
+)
+from attnfuzz.problems.cases import MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.choices import default_scale
+from attnfuzz.problems.recipes import Needle, Values
+
+CASE = PagedDecodeCase(
+    num_q_heads=6,
+    num_kv_heads=3,
+    head_size=64,
+    seq_lens=(17, 5, 9),
+    scale=default_scale(64),
+    block_size=16,
+    values=Values(
+        needles=(
+            Needle(seq=0, position=16, kv_head=2),
+            Needle(seq=2, position=3, kv_head=0),
+            Needle(seq=2, position=8, kv_head=1),
+        )
+    ),
+)
+
+
+def needles_of(case: PagedDecodeCase | None) -> list[tuple[int, int, int]]:
+    assert case is not None
+    return [(needle.seq, needle.position, needle.kv_head) for needle in case.values.needles]
+
+
+def test_needles_follow_their_sequence() -> None:
+    """After dropping a sequence, needles would point to another one or to none."""
+    assert needles_of(keep_sequences(CASE, [2])) == [(0, 3, 0), (0, 8, 1)]
+    assert needles_of(keep_sequences(CASE, [1])) == []
+    assert needles_of(keep_sequences(CASE, [2, 0])) == [(0, 3, 0), (0, 8, 1), (1, 16, 2)]
+
+
+def test_a_needle_on_the_last_token_stays_there() -> None:
+    """A failure at the end of a sequence would be lost when the sequence gets shorter."""
+    assert needles_of(with_lengths(CASE, (3, 5, 4))) == [(0, 2, 2), (2, 3, 0), (2, 3, 1)]
+
+
+def test_needles_of_an_emptied_sequence_are_dropped() -> None:
+    """An empty sequence would be given a needle, and the case would be invalid."""
+    assert needles_of(with_lengths(CASE, (17, 5, 0))) == [(0, 16, 2)]
+
+
+def test_needles_move_to_a_head_that_is_left() -> None:
+    """With fewer KV heads, the case would be invalid."""
+    fewer = with_heads(CASE, 2, 1)
+    assert needles_of(fewer) == [(0, 16, 1), (2, 3, 0), (2, 8, 1)]
+    assert fewer is not None
+    assert (fewer.num_q_heads, fewer.num_kv_heads) == (2, 2)
+
+
+def test_needles_that_meet_become_one() -> None:
+    """The same needle would be listed twice."""
+    values = Values(needles=(Needle(seq=0, position=1, kv_head=0), Needle(seq=0, position=1, kv_head=1)))
+    assert first_head_needles(values).needles == (Needle(seq=0, position=1, kv_head=0),)
+
+
+def test_default_scale_follows_the_head_size() -> None:
+    """A smaller head size would come with an unusual scale, and look like two changes."""
+    smaller = with_head_size(CASE, 16)
+    assert smaller is not None
+    assert (smaller.head_size, smaller.scale) == (16, 0.25)
+    other = with_head_size(msgspec.structs.replace(CASE, scale=0.5), 16)
+    assert other is not None
+    assert other.scale == 0.5
+
+
+def test_states_have_a_head_size_but_no_scale() -> None:
+    """Merge cases could not be given another head size."""
+    merged = with_head_size(MergeStatesCase(num_q_heads=1, num_tokens=1, head_size=64), 13)
+    assert merged is not None
+    assert merged.head_size == 13
+
+
+def test_a_forbidden_combination_is_no_case() -> None:
+    """The minimiser would stop with an error where it should try something else."""
+    assert changed(CASE, layout="packed", head_size=13) is None
+
+
+@pytest.mark.parametrize(
+    ("length", "old", "new", "expected"),
+    [
+        (16, 16, 2, 2),
+        (17, 16, 2, 3),
+        (31, 16, 2, 3),
+        (31, 16, 4, 7),
+        (48, 16, 1, 3),
+        (20, 16, 8, 12),
+        (30, 16, 4, 7),
+        (0, 16, 4, 0),
+        (1, 16, 4, 1),
+    ],
+)
+def test_rescaled_lengths_end_at_the_same_place(length: int, old: int, new: int, expected: int) -> None:
+    """A boundary failure would be lost when pages or tiles get smaller."""
+    assert rescaled_length(length, old, new) == expected
