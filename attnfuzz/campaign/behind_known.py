@@ -1,4 +1,4 @@
-"""Looking behind a known bug: simpler relatives of a failing case that the known bug cannot explain.
+"""Looking behind a known bug: relatives of a failing case that the known bug cannot explain.
 
 A bug that shows in most cases hides every other one with the same symptom. If a case that the known bug explains still
 fails once it has been simplified to where that bug needs more, a second bug is at work.
@@ -7,22 +7,71 @@ fails once it has been simplified to where that bug needs more, a second bug is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from typing import Any
+
+import msgspec
 
 from attnfuzz.campaign.pursuit import Suspect
 from attnfuzz.campaign.signature import KnownFindings, case_features
-from attnfuzz.minimise import simplifications
-from attnfuzz.problems.cases import Case
+from attnfuzz.problems.cases import AttentionCase, Case
+from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.supported import supports_case
 
 __all__ = ["relatives_beyond"]
 
-_LOOKED_AT = 64
+# fields that mean something together; each group in turn is taken from the simplest case
+_GROUPS = (
+    ("seq_lens",),
+    ("num_q_heads", "num_kv_heads"),
+    ("block_size",),
+    ("num_splits",),
+    ("pages",),
+    ("layout",),
+    ("options",),
+    ("strides",),
+    ("values",),
+    ("head_size", "scale"),
+    ("dtype",),
+    ("num_tokens",),
+    ("lse_pairs",),
+    ("extra_rows",),
+)
 
 
-def relatives_beyond(known: KnownFindings, suspect: Suspect) -> Iterator[Case]:
-    """Simplifications of the suspect's case that would be news if they failed in the same way, big steps first."""
+def relatives_beyond(known: KnownFindings, suspect: Suspect) -> list[Case]:
+    """Cases that differ from the suspect's in one respect, and would be news if they failed in the same way."""
     declaration = suspect.declaration
-    simpler = simplifications(suspect.case, supports=declaration.supports, options=declaration.options)
-    for case in islice(simpler, _LOOKED_AT):
-        if not known.explains(suspect.symptom, case_features(declaration, case)):
-            yield case
+    return [
+        case
+        for case in _relatives(suspect)
+        if not known.explains(suspect.symptom, case_features(declaration, case))
+        and supports_case(declaration.supports, declaration.options, case)
+    ]
+
+
+def _relatives(suspect: Suspect) -> Iterator[Case]:
+    declaration, case = suspect.declaration, suspect.case
+    simplest = simplest_case(case.problem, declaration.supports, declaration.options)
+    for group in _GROUPS:
+        changes = {name: getattr(simplest, name) for name in group if hasattr(case, name)}
+        if "seq_lens" in changes and isinstance(case, AttentionCase):
+            changes["seq_lens"] *= case.num_seqs
+        if any(getattr(case, name) != value for name, value in changes.items()):
+            yield from _changed(case, changes)
+
+
+def _changed(case: Case, changes: dict[str, Any]) -> Iterator[Case]:
+    """The case with ``changes``, without the needles that have no place in it any more; nothing if it is no case."""
+    if isinstance(case, AttentionCase) and "values" not in changes:
+        seq_lens = changes.get("seq_lens", case.seq_lens)
+        num_kv_heads = changes.get("num_kv_heads", case.num_kv_heads)
+        needles = tuple(
+            needle
+            for needle in case.values.needles
+            if needle.position < seq_lens[needle.seq] and needle.kv_head < num_kv_heads
+        )
+        changes["values"] = msgspec.structs.replace(case.values, needles=needles)
+    try:
+        yield msgspec.structs.replace(case, **changes)
+    except ValueError:  # the packed layout and a head size that does not fit it, for one
+        return

@@ -73,6 +73,7 @@ class Coordinator:
         self._selector = selectors.DefaultSelector()
         self._fail_fast_hit = False
         self._environment_fails = False
+        self._stopping = False
 
     def run(self) -> CampaignResult:
         """Search until the budget is spent, or another reason to stop comes first."""
@@ -108,6 +109,7 @@ class Coordinator:
 
     def _finish(self, interrupts: Interrupts) -> None:
         """Have the workers end, wait a little for what they still have to say, then end them."""
+        self._stopping = True
         for worker in self._workers.values():
             worker.stop()
         patience = time.monotonic() + _WAIT_FOR_WORKERS_S
@@ -222,7 +224,7 @@ class Coordinator:
     def _worker_ended(self, number: int) -> None:
         """A worker hung up: at the end as it should, before that because something is wrong with it."""
         tail = self._lose(number)
-        if self._statistics.remaining_s() <= 0 or self._fail_fast_hit or self._environment_fails:
+        if self._stopping or self._statistics.remaining_s() <= 0 or self._environment_fails:
             return
         self._restarts[number] = self._restarts.get(number, 0) + 1
         if number not in self._in_trouble:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from itertools import islice
 
 from hypothesis.strategies import SearchStrategy
 
@@ -152,7 +151,7 @@ class Search:
         return self._suspect is None
 
     def _hidden_behind(self, suspect: Suspect) -> Suspect | None:
-        for case in islice(relatives_beyond(self._known, suspect), _RELATIVES_TRIED):
+        for case in relatives_beyond(self._known, suspect)[:_RELATIVES_TRIED]:
             try:
                 failure = self._judge(suspect.declaration, case).failure
             except OutOfTime:

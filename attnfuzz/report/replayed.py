@@ -55,6 +55,8 @@ def print_total(console: Console, saved: Sequence[SavedCase], results: Sequence[
     for status, meaning in (("open", "still open"), ("fixed", "marked fixed")):
         count = sum(value == status for value in failed.values())
         text += f"; {count} cases {meaning}" if count else ""
+    repaired = {result.saved.path for result in ran if result.saved.regression.status == "open"} - set(failed)
+    text += f'; {len(repaired)} open cases pass now: set their "status" to "fixed"' if repaired else ""
     idle = {case.path for case in saved} - {result.saved.path for result in ran}
     text += f"; {len(idle)} cases ran on no kernel" if idle else ""
     console.print(Text(text, style="bold red" if failed else "bold"), soft_wrap=True)

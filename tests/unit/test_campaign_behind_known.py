@@ -1,0 +1,30 @@
+"""attnfuzz.campaign.behind_known: relatives of a known failure that the known bug cannot explain."""
+
+from __future__ import annotations
+
+from attnfuzz.campaign.behind_known import relatives_beyond
+from attnfuzz.campaign.pursuit import Suspect
+from attnfuzz.campaign.signature import KnownFindings, Signature, case_features
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import DenseDecodeCase
+
+KERNEL = Declaration(name="k", problem="dense_decode", target="k")
+CASE = DenseDecodeCase(num_q_heads=3, head_size=16, num_kv_heads=1, seq_lens=(40, 7), scale=0.25)
+SUSPECT = Suspect(KERNEL, CASE, Failure(oracle="accuracy", kind="out:value", message="wrong"))
+
+
+def test_relatives_lack_what_the_known_bug_needs() -> None:
+    """Only where the known bug cannot be at work does a failure say something new."""
+    known = KnownFindings()
+    known.add(Signature(SUSPECT.symptom, frozenset({"seq_len>1"})))
+    relatives = relatives_beyond(known, SUSPECT)
+    assert all("seq_len>1" not in case_features(KERNEL, case) for case in relatives)
+    assert "gqa_ratio not pow2" in case_features(KERNEL, relatives[0])
+
+
+def test_a_bug_that_needs_nothing_explains_every_relative() -> None:
+    """A kernel that is always wrong hides everything, and looking further would only cost time."""
+    known = KnownFindings()
+    known.add(Signature(SUSPECT.symptom, frozenset()))
+    assert relatives_beyond(known, SUSPECT) == []

@@ -1,0 +1,172 @@
+"""attnfuzz.campaign.finding_book: what workers report becomes findings, one for each bug."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnfuzz.campaign.finding_book import FindingBook
+from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
+from attnfuzz.campaign.reporter import SilentReporter
+from attnfuzz.campaign.saving import SaveFolder
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import DenseDecodeCase, encode_case
+
+KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
+WRONG = Failure(oracle="accuracy", kind="out:value", message="wrong")
+HANG = Failure(oracle="hang", kind="timeout", message="still running")
+
+
+def raw(seq_len: int) -> msgspec.Raw:
+    case = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(seq_len,), scale=0.25)
+    return msgspec.Raw(encode_case(case))
+
+
+class Story:
+    """A book, and workers that tell it things."""
+
+    def __init__(self, folder: Path) -> None:
+        saver = SaveFolder(folder, device="cpu", warn=lambda text: None)
+        self.folder = folder
+        self.book = FindingBook(
+            {KERNEL.target: KERNEL}, started=time.monotonic(), folder=saver, reporter=SilentReporter()
+        )
+
+    def found(self, name: str, seq_len: int, failure: Failure = WRONG) -> None:
+        self.book.found(Found(finding=name, kernel=KERNEL.target, case=raw(seq_len), failure=failure))
+
+    def confirmed(self, name: str, failed: int = 3) -> None:
+        self.book.confirmed(Confirmed(finding=name, failed=failed, runs=3))
+
+    def minimised(self, name: str, *features: str, complete: bool = True) -> None:
+        shown_as = (("accuracy", "out:value"),)
+        self.book.minimised(Minimised(finding=name, features=frozenset(features), shown_as=shown_as, complete=complete))
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.folder.glob("*.json"))
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    return Story(tmp_path)
+
+
+def test_nothing_is_saved_before_it_is_confirmed_and_the_unshrunk_case_then(story: Story) -> None:
+    """An unconfirmed failure is no finding; a confirmed one must survive whatever happens while it is shrunk."""
+    story.found("0-1", 50)
+    assert story.files() == []
+    story.confirmed("0-1")
+    assert len(story.files()) == 1
+    assert story.book.findings[0].shrunk_s is None
+
+
+def test_the_smallest_case_is_kept(story: Story) -> None:
+    """Shrinking that does not reach the file was for nothing."""
+    story.found("0-1", 50)
+    story.confirmed("0-1")
+    before = story.files()
+    story.book.smaller(Smaller(finding="0-1", case=raw(2), failure=WRONG))
+    story.minimised("0-1", "seq_len>1")
+    (finding,) = story.book.findings
+    assert story.files() != before
+    assert len(story.files()) == 1
+    assert finding.steps == 1
+    assert finding.shrunk_s is not None
+    assert str(finding.signature) == "accuracy/out:value [seq_len>1]"
+
+
+def test_shrinking_cut_off_is_told_from_shrinking_done(story: Story) -> None:
+    """A large case that was cut off is no statement about how small the bug can be shown."""
+    story.found("0-1", 50)
+    story.confirmed("0-1")
+    story.minimised("0-1", "seq_len>1", complete=False)
+    assert story.book.findings[0].shrunk_s is None
+
+
+@pytest.mark.parametrize("order", [(2, 9), (9, 2)])
+def test_the_same_signature_twice_is_one_finding_in_its_smaller_case(story: Story, order: tuple[int, int]) -> None:
+    """Two workers find the same bug at the same time; which of them is done first must not matter."""
+    for worker, seq_len in enumerate(order):
+        story.found(f"{worker}-1", seq_len)
+        story.confirmed(f"{worker}-1")
+    for worker in range(2):
+        story.minimised(f"{worker}-1", "seq_len>1")
+    (finding,) = story.book.findings
+    assert finding.case == msgspec.structs.replace(finding.case, seq_lens=(2,))
+    assert len(story.files()) == 1
+
+
+def test_a_bug_that_needs_less_takes_in_one_that_seemed_to_need_more(story: Story) -> None:
+    """Found in the other order, the second would have passed for known; the result must not depend on luck."""
+    for name, features in (("0-1", ("seq_len>1", "ragged")), ("1-1", ("seq_len>1",))):
+        story.found(name, 5 if name == "0-1" else 7)
+        story.confirmed(name)
+        story.minimised(name, *features)
+    (finding,) = story.book.findings
+    assert finding.features == {"seq_len>1"}
+
+
+def test_different_features_are_different_bugs(story: Story) -> None:
+    """Merging too much hides bugs."""
+    for name, feature in (("0-1", "seq_len>1"), ("1-1", "ragged")):
+        story.found(name, 5 if name == "0-1" else 7)
+        story.confirmed(name)
+        story.minimised(name, feature)
+    assert len(story.book.findings) == 2
+
+
+def test_flaky_findings_of_one_kernel_are_one_bug_whatever_the_oracle(story: Story) -> None:
+    """A race shows as nondeterminism, dead memory or a wrong value, as chance has it."""
+    for name, oracle in (("0-1", "determinism"), ("1-1", "dead_memory")):
+        story.found(name, 5, Failure(oracle=oracle, kind="out", message="differs"))  # type: ignore[arg-type]
+        story.confirmed(name, failed=1)
+        story.minimised(name, "num_seqs>1")
+    assert len(story.book.findings) == 1
+
+
+def test_a_duplicate_is_forgotten_with_its_file(story: Story) -> None:
+    """What comes down to a known bug has been saved on the way, and must not stay."""
+    story.found("0-1", 50)
+    story.confirmed("0-1")
+    story.book.duplicate(Duplicate(finding="0-1", features=frozenset(), shown_as=()))
+    assert story.book.findings == []
+    assert story.files() == []
+
+
+def test_a_failure_that_did_not_come_back_goes_to_the_side_list_once(story: Story) -> None:
+    """It is worth a line, but not a line for each time."""
+    for name in ("0-1", "0-2"):
+        story.found(name, 5)
+        story.book.unconfirmed_by(Unconfirmed(finding=name, runs=3))
+    assert len(story.book.unconfirmed) == 1
+    assert story.book.findings == []
+
+
+def test_a_hang_that_did_not_come_back_was_a_slow_case(story: Story) -> None:
+    """The first limit for a hang is a guess from other cases; a busy machine must not fill the report."""
+    story.found("0-1", 5, HANG)
+    story.book.unconfirmed_by(Unconfirmed(finding="0-1", runs=1))
+    assert story.book.unconfirmed == []
+
+
+def test_what_a_lost_worker_was_at_is_kept(story: Story) -> None:
+    """The end of the budget, or of a worker, must not lose what it had found."""
+    story.found("0-1", 50)
+    story.found("1-1", 9)
+    story.confirmed("1-1")
+    assert [finding.name for finding in story.book.abandon(0)] == ["0-1"]
+    assert [finding.name for finding in story.book.findings] == ["1-1", "0-1"]
+    assert "seen once" in story.book.findings[1].certainty()
+    assert len(story.files()) == 2
+
+
+def test_a_hang_nobody_confirmed_is_not_a_finding_at_the_end(story: Story) -> None:
+    """At the end of the budget, a slow case and a hang cannot be told apart."""
+    story.found("0-1", 50, HANG)
+    story.book.abandon(0)
+    assert story.book.findings == []
+    assert len(story.book.unconfirmed) == 1

@@ -1,0 +1,157 @@
+"""attnfuzz.campaign.saving: findings reach the disk at once, once, and nothing else there is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.saving import SaveFolder
+from attnfuzz.corpus import Regression, load_regression, write_regression
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import DenseDecodeCase
+
+KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
+FAILURE = Failure(oracle="accuracy", kind="out:value", message="wrong")
+
+
+def a_case(seq_len: int) -> DenseDecodeCase:
+    return DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(seq_len,), scale=0.25)
+
+
+def a_finding(seq_len: int, **fields: Any) -> Finding:
+    return Finding(
+        name="0-1",
+        declaration=KERNEL,
+        case=a_case(seq_len),
+        failure=FAILURE,
+        first_seen_s=1.0,
+        failed=3,
+        runs=3,
+        **fields,
+    )
+
+
+class Folder:
+    """A save folder with what it complained of."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.warnings: list[str] = []
+        self.saver = SaveFolder(path, device="cpu", warn=self.warnings.append)
+
+    def names(self) -> set[str]:
+        return {path.name for path in self.path.iterdir()}
+
+
+def saved(path: Path | None) -> Regression:
+    assert path is not None
+    return load_regression(path)
+
+
+def earlier(folder: Path, seq_len: int, **changes: Any) -> Path:
+    """A file that an earlier campaign left."""
+    regression = a_finding(seq_len, features=frozenset({"seq_len>1"})).regression("cpu")
+    return write_regression(msgspec.structs.replace(regression, **changes), folder)
+
+
+def test_a_smaller_case_replaces_the_finding_s_last_file(tmp_path: Path) -> None:
+    """Every step of shrinking would otherwise leave a file behind."""
+    folder = Folder(tmp_path)
+    finding = a_finding(100)
+    folder.saver.save(finding)
+    first = finding.path
+    finding.case = a_case(2)
+    folder.saver.save(finding)
+    assert finding.path != first
+    assert saved(finding.path).case == a_case(2)
+    assert len(folder.names()) == 1
+
+
+def test_two_findings_in_one_file_do_not_remove_it_from_each_other(tmp_path: Path) -> None:
+    """Two workers may shrink different cases to the same one, and then drop one of them."""
+    folder = Folder(tmp_path)
+    one, two = a_finding(5), a_finding(5)
+    for finding in (one, two):
+        folder.saver.save(finding)
+    folder.saver.forget(two)
+    assert saved(one.path).case == a_case(5)
+    folder.saver.forget(one)
+    assert folder.names() == set()
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    """A folder of regressions is under version control and full of other people's work."""
+    (tmp_path / "notes.json").write_text("{}")
+    (tmp_path / "README.md").write_text("text")
+    fixed = earlier(tmp_path, 100, status="fixed", note="#12")
+    folder = Folder(tmp_path)
+    finding = a_finding(2, features=frozenset({"seq_len>1"}), minimised=True)
+    folder.saver.save(finding)
+    assert folder.names() == {"notes.json", "README.md", fixed.name, finding.path.name if finding.path else ""}
+    assert finding.known_as is None
+
+
+def test_the_same_case_is_not_written_over(tmp_path: Path) -> None:
+    """The file may hold a note, and "fixed" must stay what it says until someone looks."""
+    path = earlier(tmp_path, 3, status="fixed", note="#12")
+    before = path.read_bytes()
+    finding = a_finding(3, features=frozenset({"seq_len>1"}), minimised=True)
+    Folder(tmp_path).saver.save(finding)
+    assert (finding.path, finding.known_as) == (path, path)
+    assert path.read_bytes() == before
+
+
+def test_a_known_bug_in_a_smaller_case_is_not_saved_again(tmp_path: Path) -> None:
+    """One bug, one file, however often it is found."""
+    path = earlier(tmp_path, 2)
+    folder = Folder(tmp_path)
+    finding = a_finding(50, features=frozenset({"seq_len>1"}), minimised=True)
+    folder.saver.save(finding)
+    assert finding.known_as == path
+    assert folder.names() == {path.name}
+
+
+def test_a_smaller_case_of_a_known_open_bug_takes_its_place_and_note(tmp_path: Path) -> None:
+    """The smaller case is worth more, and what people wrote about the bug stays true."""
+    path = earlier(tmp_path, 50, note="tracked in #12")
+    folder = Folder(tmp_path)
+    finding = a_finding(2, features=frozenset({"seq_len>1"}), minimised=True)
+    folder.saver.save(finding)
+    assert finding.replaces == path
+    assert folder.names() == {finding.path.name if finding.path else ""}
+    assert saved(finding.path).note == "tracked in #12"
+
+
+def test_nothing_is_replaced_before_shrinking_has_ended(tmp_path: Path) -> None:
+    """Half-shrunk, the features say little; taking another bug's file away for them would lose that bug."""
+    path = earlier(tmp_path, 50)
+    folder = Folder(tmp_path)
+    folder.saver.save(a_finding(2, features=frozenset({"seq_len>1"})))
+    assert path.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
+    """The search goes on and findings are printed; a traceback would lose them."""
+    (tmp_path / "blocked").touch()
+    folder = Folder(tmp_path / "blocked" / "regressions")
+    for seq_len in (5, 2):
+        finding = a_finding(seq_len)
+        folder.saver.save(finding)
+        assert finding.path is None
+    assert len(folder.warnings) == 1
+    assert "--save-dir" in folder.warnings[0]
+
+
+@pytest.mark.parametrize(("failed", "runs", "words"), [(1, 3, "1 of 3"), (0, 0, "seen once"), (3, 3, "")])
+def test_the_file_says_how_sure_the_finding_is(tmp_path: Path, failed: int, runs: int, words: str) -> None:
+    """Whoever replays a flaky case and sees it pass has to know that this proves nothing."""
+    finding = a_finding(2)
+    finding.failed, finding.runs = failed, runs
+    Folder(tmp_path).saver.save(finding)
+    assert words in saved(finding.path).note
+    assert bool(saved(finding.path).note) == bool(words)
