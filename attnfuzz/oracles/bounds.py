@@ -13,12 +13,12 @@ from attnfuzz.values import LogicalAttention, LogicalStates
 __all__ = ["bound_of"]
 
 
-def bound_of(declaration: Declaration, case: Case, values: Any, device: str) -> Bound:
+def bound_of(declaration: Declaration, case: Case, values: Any, *, interpreted: bool) -> Bound:
     """Axes as the reference's: `out [rows num_q_heads head_size]`, `lse [rows num_q_heads]`.
 
-    On the CPU Triton kernels are interpreted, and the interpreter converts to bfloat16 by dropping bits.
+    `interpreted`: by Triton's interpreter, which converts to bfloat16 by dropping bits.
     """
-    truncates = device == "cpu" and case.dtype == "bfloat16"
+    truncates = interpreted and case.dtype == "bfloat16"
     if isinstance(case, MergeStatesCase):
         return _merge(case, values, truncates_bfloat16=truncates)
     rows = [_sequence(declaration, case, values, seq, truncates_bfloat16=truncates) for seq in range(case.num_seqs)]

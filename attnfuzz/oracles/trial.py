@@ -76,7 +76,8 @@ class Trial:
     @property
     def runs(self) -> list[Observation]:
         """The first run and, if there is one, the second."""
-        return [self.first] if self.second is None else [self.first, self.second]
+        first = self.first  # before the second one
+        return [first] if self.second is None else [first, self.second]
 
     @cached_property
     def comparison(self) -> list[Comparison]:

@@ -102,3 +102,10 @@ def test_too_large_a_case_is_refused_before_it_runs(plant: Any, split: SplitDeco
     with pytest.raises(CaseTooLarge, match="limit is 1e\\+03 B"):
         judge(plant("split_decode", before=lambda inputs: runs.append(1)), split, device="cpu", size_limit=1000)
     assert not runs
+
+
+def test_first_run_comes_first(plant: Any, dense: Case) -> None:
+    """Without NaN in dead memory first, what a crash or hang is attributed to would be another run's doing."""
+    held: list[bool] = []
+    judge(plant(before=lambda inputs: held.append(bool(inputs.k[0, 5].isnan().any()))), dense, device="cpu")
+    assert held == [True, False]
