@@ -54,9 +54,10 @@ def load_saved(paths: tuple[Path, ...]) -> list[SavedCase]:
     from attnfuzz.campaign.replay import SavedCase
     from attnfuzz.corpus import RegressionError, configured_folder, load_regression, regression_files
 
-    files = regression_files(paths or (configured_folder(),))
+    places = paths or (configured_folder(),)
+    files = regression_files(places) if paths or places[0].exists() else []
     if not files:
-        where = ", ".join(str(path) for path in paths or (configured_folder(),))
+        where = ", ".join(str(path) for path in places)
         raise Refusal(f"there is no regression file (*.json) in {where}; save one with attnfuzz explore")
     saved, wrong = [], []
     for file in files:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import msgspec
 
 from attnfuzz.cli.parameters import FILE, writable_file
 from attnfuzz.cli.refusal import Refusal, refusing
@@ -18,10 +19,13 @@ __all__ = ["command"]
 def command(case: Path, output: Path | None) -> int:
     """Turn the regression file CASE into one self-contained Python file, to paste into an issue."""
     with refusing():
+        from attnfuzz.campaign.replay import resolve_target
         from attnfuzz.corpus import load_regression
-        from attnfuzz.report.repro import repro_script
 
-        script = repro_script(load_regression(case))
+        regression = load_regression(case)
+        from attnfuzz.report.repro import repro_script  # loads torch
+
+        script = repro_script(msgspec.structs.replace(regression, kernel=resolve_target(regression.kernel, case)))
     if output is None:
         click.echo(script, nl=False)
         return 0

@@ -1,0 +1,125 @@
+"""attnfuzz.campaign.replay: which kernels a saved case runs on, and where they are found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from attnfuzz.campaign.replay import Replayed, SavedCase, replay, resolve_target
+from attnfuzz.corpus import FindingRecord, Regression
+from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.execution.runner import Runner
+from attnfuzz.oracles.verdict import Failure, Verdict
+from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.problems.supports import Supports
+
+CASE = DenseDecodeCase(
+    num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(3,), scale=0.25, options={"tile": 32, "old": 1}
+)
+MINE = Declaration(name="mine", problem="dense_decode", options={"tile": (16, 32)}, target="mine")
+NAIVE = Declaration(name="naive", problem="dense_decode", target="naive")
+BIG = Declaration(name="big", problem="dense_decode", supports=Supports(head_sizes=(128,)), target="big")
+PAGED = Declaration(name="paged", problem="paged_decode", target="paged")
+WRONG = Failure(oracle="accuracy", kind="out:value", message="wrong")
+
+
+class PretendedRunner:
+    """Knows a few kernels, of which ``failing`` fail."""
+
+    def __init__(self, *failing: str) -> None:
+        self.failing = failing
+        self.judged: list[tuple[str, Case]] = []
+
+    def declarations(self, targets: Sequence[str]) -> list[Declaration]:
+        bundled = {kernel.target: kernel for kernel in (MINE, NAIVE, BIG, PAGED)}
+        if list(targets) == ["*"]:
+            return list(bundled.values())
+        unknown = [target for target in targets if target not in bundled]
+        if unknown:
+            raise KernelLoadError(f"no kernel {unknown[0]!r}")
+        return [bundled[target] for target in targets]
+
+    def judge(self, declaration: Declaration, case: Case) -> Verdict:
+        self.judged.append((declaration.target, case))
+        return Verdict(failure=WRONG if declaration.target in self.failing else None)
+
+
+def saved(kernel: str = "mine", path: Path = Path("regressions/a.json")) -> SavedCase:
+    record = FindingRecord(oracle="accuracy", message="wrong")
+    return SavedCase(path, Regression(problem="dense_decode", kernel=kernel, case=CASE, finding=record))
+
+
+def run(runner: PretendedRunner, *cases: SavedCase, kernels: Sequence[str] = ()) -> list[Replayed]:
+    return list(replay(cases, cast(Runner, runner), kernels=kernels))
+
+
+def test_a_case_runs_on_its_kernel_first_and_on_all_that_support_it() -> None:
+    """A bug of one kernel is often one of its relatives too; kernels of other problems and sizes have no part in it."""
+    runner = PretendedRunner("mine")
+    results = run(runner, saved())
+    assert [(result.kernel.target, result.failed) for result in results] == [("mine", True), ("naive", False)]
+
+
+def test_options_are_adapted_to_each_kernel() -> None:
+    """A case saved with another kernel's options would be refused or crash for the wrong reason."""
+    runner = PretendedRunner()
+    run(runner, saved())
+    assert {target: dict(case.options) for target, case in runner.judged} == {"mine": {"tile": 32}, "naive": {}}
+
+
+def test_chosen_kernels_run_instead() -> None:
+    """--kernel is how a repaired copy, or a kernel whose file has moved, is tried on old cases."""
+    runner = PretendedRunner()
+    results = run(runner, saved("gone.py:gone"), kernels=["naive"])
+    assert [result.kernel.target for result in results] == ["naive"]
+
+
+def test_a_named_kernel_that_does_not_support_the_case_says_why() -> None:
+    """Silence would look like a pass."""
+    runner = PretendedRunner()
+    (result,) = run(runner, saved(), kernels=["big"])
+    assert result.verdict is None
+    assert "head_size=16" in (result.objection or "")
+
+
+def test_a_kernel_that_is_gone_is_named_with_its_file() -> None:
+    """Of a hundred regressions, one has to know which one to repair."""
+    with pytest.raises(KernelLoadError, match=r"regressions/a\.json: no kernel 'gone'; name another kernel"):
+        run(PretendedRunner(), saved("gone"))
+
+
+def test_a_kernel_of_another_problem_is_refused() -> None:
+    """Its inputs are not those of the case."""
+    with pytest.raises(KernelLoadError, match="computes paged_decode"):
+        run(PretendedRunner(), saved("paged"))
+
+
+def test_nothing_runs_before_all_kernels_are_found() -> None:
+    """After minutes of replaying, a typo in the last file would be a poor surprise."""
+    runner = PretendedRunner()
+    with pytest.raises(KernelLoadError):
+        run(runner, saved(), saved("gone"))
+    assert runner.judged == []
+
+
+def test_kernel_files_are_found_from_here_or_above_the_regression(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Targets are relative to where the campaign ran, which is rarely where the replay runs."""
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    (project / "src").mkdir(parents=True)
+    (project / "src" / "kernels.py").touch()
+    elsewhere.mkdir()
+    regression = project / "regressions" / "a.json"
+    monkeypatch.chdir(project)
+    assert resolve_target("src/kernels.py:k", regression) == "src/kernels.py:k"
+    monkeypatch.chdir(elsewhere)
+    assert resolve_target("src/kernels.py:k", regression) == f"{project}/src/kernels.py:k"
+    assert resolve_target("src/kernels.py", regression) == f"{project}/src/kernels.py"
+    for target in ("paged_naive", "package.module:k"):
+        assert resolve_target(target, regression) == target
+    with pytest.raises(KernelLoadError, match=r"no file 'gone\.py'.*--kernel"):
+        resolve_target("gone.py:k", regression)

@@ -1,0 +1,287 @@
+"""attnfuzz.cli: the installed command line, its exit statuses and its one-sentence refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from attnfuzz.corpus import FindingRecord, Regression, encode_regression, write_regression
+from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
+from attnfuzz.report.summary import Summary
+
+COMMAND = Path(sys.executable).with_name("attnfuzz")
+CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(3,), scale=0.25)
+
+BROKEN = """
+import attnfuzz
+from attnfuzz.kernels import eager
+
+
+SUPPORTS = attnfuzz.Supports(dtypes=("float32",), head_sizes=(16,), strides="contiguous")
+
+
+@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
+def mine(inputs):
+    out, lse = eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
+    out[inputs.seq_lens > 1] += 1  # the bug
+    return out, lse
+"""
+
+
+def attnfuzz(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(COMMAND), *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=180, check=False)
+
+
+def refused(*arguments: object, cwd: Path) -> str:
+    """The sentence with which ``attnfuzz`` refuses, checked to be one."""
+    run = attnfuzz(*arguments, cwd=cwd)
+    assert run.returncode == 2, run.stderr
+    assert run.stdout == ""
+    assert run.stderr.startswith("Error: ")
+    assert run.stderr.count("\n") == 1, run.stderr
+    return run.stderr
+
+
+def a_regression(**changes: Any) -> Regression:
+    record = FindingRecord(oracle="accuracy", message="wrong")
+    regression = Regression(problem="dense_decode", kernel="dense_eager", case=CASE, finding=record)
+    return msgspec.structs.replace(regression, **changes)
+
+
+def a_document(**case: Any) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(encode_regression(a_regression()))
+    document["case"].update(case)
+    return document
+
+
+def test_help_is_quick_and_loads_nothing_heavy(tmp_path: Path) -> None:
+    """A command line that needs seconds to say what it can do is not used."""
+    script = (
+        "import sys; sys.argv = ['attnfuzz', 'explore', '--help']\n"
+        "from attnfuzz.cli import main\n"
+        "try: main()\n"
+        "finally: print({'torch', 'triton', 'hypothesis', 'numpy', 'rich'} & set(sys.modules))"
+    )
+    started = time.monotonic()
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert time.monotonic() - started < 5.0
+    assert run.stdout.rstrip().endswith("set()")
+    assert "--budget" in run.stdout
+
+
+def test_it_runs_as_a_module_too(tmp_path: Path) -> None:
+    """A GPU machine without a package index runs an uninstalled clone."""
+    command = [sys.executable, "-m", "attnfuzz", "--help"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    for name in ("explore", "replay", "list", "show", "repro", "doctor"):
+        assert f"\n  {name} " in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("explore", "--budget", "10x"), ["'10x'", "90s, 10m or 1h30m"]),
+        (("explore", "--workers", "0"), ["'0'", "between 1 and"]),
+        (("explore", "--workers", "many"), ["'many'", "'auto'"]),
+        (("explore", "--oracle", "psychic"), ["'psychic'", "accuracy"]),
+        (("explore", "--json", "no/folder/a.json"), ["no/folder/a.json", "cannot be written"]),
+        (("explore", "--save-dir", "a_file"), ["'a_file'", "is a file"]),
+        (("explore", "--device", "tpu"), ["'tpu'", "cuda"]),
+        (("frobnicate",), ["frobnicate"]),
+        (("replay", "none.json"), ["none.json does not exist"]),
+        (("replay",), ["no regression file", "regressions"]),
+        (("show", "none.json"), ["none.json does not exist"]),
+        (("repro", "none.json"), ["none.json does not exist"]),
+    ],
+)
+def test_wrong_usage_is_one_sentence(arguments: tuple[str, ...], words: list[str], tmp_path: Path) -> None:
+    """A traceback, or a page of usage, hides what was wrong."""
+    (tmp_path / "a_file").touch()
+    sentence = refused(*arguments, cwd=tmp_path)
+    for word in words:
+        assert word in sentence
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (json.dumps(a_document())[:-40], ["not complete JSON"]),
+        (json.dumps(a_document(tile=3)), ["unknown field `tile`", "$.case"]),
+        (json.dumps(a_document(num_q_heads="two")), ['"two"', "$.case.num_q_heads"]),
+        (json.dumps(a_document(seq_lens=[-3])), ["seq_lens[0]=-3", "between 0 and"]),
+        (json.dumps(a_document(seq_lens=[1 << 24] * 64, head_size=1024)), ["TiB", "limit"]),
+        (json.dumps({**a_document(), "format": "attnfuzz.regression/2"}), ["newer attnfuzz", "upgrade"]),
+    ],
+)
+def test_a_bad_regression_is_one_sentence_and_stays_as_it_is(data: str, words: list[str], tmp_path: Path) -> None:
+    """The file is somebody's evidence; it must be named, and not touched."""
+    path = tmp_path / "bad.json"
+    path.write_text(data)
+    for command in ("replay", "show"):
+        sentence = refused(command, path, cwd=tmp_path)
+        for word in ("bad.json", *words):
+            assert word in sentence
+    assert path.read_text() == data
+
+
+def test_every_bad_regression_is_named_before_any_runs(tmp_path: Path) -> None:
+    """Mending one file after the other, with a replay between each, would take a morning."""
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text("{")
+    write_regression(a_regression(), tmp_path)
+    run = attnfuzz("replay", tmp_path, cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "a.json" in run.stderr
+    assert "b.json" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        ("paged_niave", ["'paged_niave'", "did you mean 'paged_naive'?"]),
+        ("raises.py", ["raises.py does not import", "ZeroDivisionError"]),
+        ("mine.py:yours", ["'yours'", "mine.py", "mine"]),
+        ("gone.py", ["'gone.py' does not exist"]),
+        ("exits.py", ["exits.py", "SystemExit"]),
+        ("narrow.py", ["no case fits", "narrow.py:narrow", "packed"]),
+    ],
+)
+def test_a_kernel_that_cannot_be_searched_is_one_sentence(kernel: str, words: list[str], tmp_path: Path) -> None:
+    """The first mistake everyone makes is in naming the kernel."""
+    (tmp_path / "mine.py").write_text(BROKEN)
+    (tmp_path / "raises.py").write_text("1 / 0")
+    (tmp_path / "exits.py").write_text("raise SystemExit(0)")
+    (tmp_path / "narrow.py").write_text(
+        "import attnfuzz\n"
+        "@attnfuzz.kernel('paged_decode', supports=attnfuzz.Supports(head_sizes=(13,), layouts=('packed',)))\n"
+        "def narrow(inputs): ...\n"
+    )
+    sentence = refused("explore", kernel, cwd=tmp_path)
+    for word in words:
+        assert word in sentence
+    assert not (tmp_path / ".attnfuzz").exists()
+
+
+def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Falling back to the CPU silently would report a GPU as tested."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "no usable GPU" in refused("explore", "--device", "cuda", cwd=tmp_path)
+
+
+def test_found_saved_replayed_repaired_replayed(tmp_path: Path) -> None:
+    """The life of a bug, through the installed command line: exit statuses 1, 1 and 0."""
+    kernel = tmp_path / "mine.py"
+    kernel.write_text(BROKEN)
+    run = attnfuzz("explore", "mine.py", "--budget", "60s", "--fail-fast", "--json", "summary.json", cwd=tmp_path)
+    assert run.returncode == 1, run.stderr
+    assert "attnfuzz replay regressions/dense_decode-mine-accuracy-" in run.stdout
+
+    summary = msgspec.json.decode((tmp_path / "summary.json").read_bytes(), type=Summary)
+    assert summary.stop_reason == "fail_fast"
+    (finding,) = summary.kernels[0].findings
+    assert (finding.oracle, finding.signature) == ("accuracy", "accuracy/out:value [seq_len>1]")
+    saved = json.loads((tmp_path / str(finding.path)).read_text())
+    assert saved["case"]["seq_lens"] == [2]
+
+    run = attnfuzz("replay", "--json", "replay.json", cwd=tmp_path)
+    assert run.returncode == 1, run.stderr
+    assert "still open" in run.stdout
+    results = json.loads((tmp_path / "replay.json").read_text())["results"]
+    assert {result["kernel"]: result["outcome"] for result in results} == {
+        "mine.py:mine": "fail",
+        "dense_naive": "pass",
+        "dense_eager": "pass",
+    }
+
+    before = (tmp_path / str(finding.path)).read_bytes()
+    kernel.write_text(BROKEN.replace("+= 1", "+= 0"))
+    run = attnfuzz("replay", finding.path, cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert 'set their "status" to "fixed"' in run.stdout
+    assert (tmp_path / str(finding.path)).read_bytes() == before
+
+
+def test_nothing_found_is_said_within_the_budget(tmp_path: Path) -> None:
+    """The sentence that a kernel's author wants to read, with the effort behind it, and no files left behind."""
+    started = time.monotonic()
+    run = attnfuzz(
+        "explore", "dense_eager", "merge_states_*", "--budget", "8s", "--json", "a.json", "--seed", "5", cwd=tmp_path
+    )
+    elapsed_s = time.monotonic() - started
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert elapsed_s < 8.0 + 5.0 + 2.0  # the budget, what it may be exceeded by, and the interpreter's own start
+    summary = msgspec.json.decode((tmp_path / "a.json").read_bytes(), type=Summary)
+    assert summary.stop_reason == "budget"
+    assert summary.cases == sum(kernel.cases for kernel in summary.kernels) > 0
+    assert all(0 < kernel.max_error_ratio < 1 for kernel in summary.kernels if kernel.cases)
+    assert f"nothing found in {summary.cases} cases" in run.stdout.splitlines()[-1]
+    assert "seed 5" in run.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_ctrl_c_saves_what_was_found_and_exits_130(tmp_path: Path) -> None:
+    """Interrupted after an hour, a search must not have been for nothing."""
+    (tmp_path / "mine.py").write_text(BROKEN)
+    command = [str(COMMAND), "explore", "mine.py", "--budget", "120s"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    with process, process.stdout as lines:
+        for line in lines:
+            if line.startswith("shrunk"):
+                break
+        os.kill(process.pid, signal.SIGINT)
+        rest = lines.read()
+        assert process.wait(30) == 130, rest
+    assert "interrupted: 1 finding" in rest
+    assert len(list((tmp_path / "regressions").glob("*.json"))) == 1
+
+
+def test_list_shows_kernels_and_what_they_declare(tmp_path: Path) -> None:
+    """Whether a failure breaks a promise can only be judged by who can read the promises."""
+    (tmp_path / "mine.py").write_text(BROKEN)
+    short = attnfuzz("list", "paged_naive", "mine.py", cwd=tmp_path)
+    assert short.returncode == 0, short.stderr
+    assert [line.split()[0] for line in short.stdout.splitlines()] == ["kernel", "paged_naive", "mine.py:mine"]
+    assert "tile=16|32|64" in short.stdout
+    full = attnfuzz("list", "-v", "mine.py:mine", cwd=tmp_path)
+    for words in ("supports.dtypes: float32", "supports.strides: contiguous", "supports.block_sizes: any", "numerics."):
+        assert words in full.stdout
+
+
+def test_show_draws_the_case_and_says_what_fails(tmp_path: Path) -> None:
+    """A picture of the pages is read faster than the JSON."""
+    case = PagedDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(5, 0), scale=0.25, block_size=4)
+    record = FindingRecord(oracle="accuracy", message="token 4 of sequence 0 is dropped")
+    path = write_regression(a_regression(problem="paged_decode", case=case, finding=record), tmp_path)
+    run = attnfuzz("show", path, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "token 4 of sequence 0 is dropped" in run.stdout
+    assert "page" in run.stdout
+
+
+def test_repro_writes_a_script_from_anywhere(tmp_path: Path) -> None:
+    """The kernel's file is named relative to where it was searched, and the script is written somewhere else."""
+    (tmp_path / "mine.py").write_text(BROKEN)
+    path = write_regression(a_regression(kernel="mine.py:mine"), tmp_path / "regressions")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    run = attnfuzz("repro", path, "-o", "script.py", cwd=elsewhere)
+    assert run.returncode == 0, run.stderr
+    compile((elsewhere / "script.py").read_text(), "script.py", "exec")
+
+
+def test_doctor_answers(tmp_path: Path) -> None:
+    """It is the first thing asked for in a bug report."""
+    run = attnfuzz("doctor", cwd=tmp_path)
+    assert run.returncode == 0, run.stdout
+    assert "python" in run.stdout

@@ -1,0 +1,199 @@
+"""attnfuzz.report.terminal: what a campaign prints can be read, copied and believed."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.messages import Progress
+from attnfuzz.campaign.reporter import SilentReporter
+from attnfuzz.campaign.result import CampaignResult, Statistics, StopReason
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.report.lines import LineReporter
+from attnfuzz.report.live import LiveReporter
+from attnfuzz.report.terminal import make_reporter, print_result, verdict_sentence
+
+KERNEL = Declaration(name="k", problem="dense_decode", target="my kernels.py:k")
+CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(1,), scale=0.25)
+FAILURE = Failure(
+    oracle="accuracy",
+    kind="out:value",
+    message="out[seq 0, head 0, dim 0] = 2.0, expected 1.0 [bold]not markup[/bold]",
+    details=("token 16 of sequence 0 is dropped",),
+)
+LONG_FOLDER = Path("a folder") / ("x" * 150)
+
+
+def a_finding(**fields: Any) -> Finding:
+    finding = Finding("0-1", KERNEL, CASE, FAILURE, first_seen_s=1.0, path=LONG_FOLDER / "a.json", **fields)
+    finding.failed = finding.runs = 3
+    return finding
+
+
+def statistics(*findings: Finding, cases: int = 10) -> Statistics:
+    now = time.monotonic()
+    made = Statistics(
+        kernels=Statistics.of_kernels([KERNEL]),
+        started=now - 60,
+        deadline=now,
+        device="cpu",
+        device_name="a processor",
+        workers=2,
+        seed=7,
+        findings=list(findings),
+    )
+    made.kernels[KERNEL.target].add(Progress(kernel=KERNEL.target, cases=cases, seconds=2.0, max_error_ratio=0.5))
+    return made
+
+
+def a_result(*findings: Finding, stop_reason: StopReason = "budget", cases: int = 10, **fields: Any) -> CampaignResult:
+    return CampaignResult(
+        stop_reason=stop_reason,
+        elapsed_s=60.0,
+        statistics=statistics(*findings, cases=cases),
+        findings=findings,
+        **fields,
+    )
+
+
+def a_console(*, terminal: bool = False) -> Console:
+    return Console(
+        file=io.StringIO(), width=100, force_terminal=terminal, highlight=False, markup=False, color_system=None
+    )
+
+
+def output(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def printed(result: CampaignResult) -> str:
+    console = a_console()
+    print_result(console, result)
+    return output(console)
+
+
+def test_a_finding_comes_with_all_it_takes_to_act_on_it() -> None:
+    """Message, details, place and the one command that shows it again."""
+    text = printed(a_result(a_finding(shrunk_s=2.0, steps=5)))
+    assert FAILURE.message in text
+    assert FAILURE.details[0] in text
+    assert "accuracy/out:value [any case]" in text
+    assert "shrunk in 5 steps" in text
+    assert f"attnfuzz replay 'a folder/{'x' * 150}/a.json'" in text
+    assert text.rstrip().splitlines()[-1].startswith("1 finding in 10 cases")
+
+
+def test_the_table_has_a_row_for_every_kernel() -> None:
+    """A kernel that had no case must show as such."""
+    header, row = printed(a_result()).strip().splitlines()[:2]
+    assert header.split("  ")[0] == "kernel"
+    assert row.split() == ["k", "dense_decode", "10", "5.0", "0.5", "0"]
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        (a_result(), "nothing found in 10 cases"),
+        (a_result(a_finding(), a_finding()), "2 findings in 10 cases"),
+        (a_result(stop_reason="interrupted"), "interrupted: nothing found in 10 cases"),
+        (a_result(cases=0), "no case was judged in 1m00s; raise --budget"),
+        (a_result(stop_reason="workers_lost"), "every worker was lost: "),
+    ],
+)
+def test_the_last_sentence_says_what_it_amounts_to(result: CampaignResult, words: str) -> None:
+    """ "Nothing found" after no case at all would be the worst of reports."""
+    assert verdict_sentence(result).startswith(words)
+
+
+def test_what_could_not_be_saved_is_printed_whole() -> None:
+    """With a folder that cannot be written, the terminal is the only place left for a finding."""
+    finding = a_finding()
+    finding.path = None
+    text = printed(a_result(finding))
+    assert '"format": "attnfuzz.regression/1"' in text
+    assert "attnfuzz replay" not in text
+
+
+def test_doubts_are_told() -> None:
+    """Flaky, cut off, known before, never seen again, internal errors: each changes what a reader does next."""
+    flaky = a_finding(known_as=Path("old.json"), replaces=Path("larger.json"))
+    flaky.failed = 1
+    text = printed(a_result(flaky, unconfirmed=(a_finding(),), troubles=("worker 0 ended early: killed",)))
+    for words in (
+        "flaky: failed in 1 of 3",
+        "shrinking was cut off",
+        "already known",
+        "replaces larger.json",
+        "not confirmed: my kernels.py:k",
+        "did not fail again in 3 runs",
+        "internal error: worker 0 ended early",
+    ):
+        assert words in text
+
+
+def test_plain_lines_carry_the_whole_path() -> None:
+    """A path wrapped at column 80 cannot be copied out of a log."""
+    console = a_console()
+    LineReporter(console).confirmed(a_finding())
+    assert output(console).count("\n") == 1
+    assert str(LONG_FOLDER) in output(console)
+
+
+def test_plain_progress_comes_every_five_seconds_and_not_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four lines a second for an hour make a log that nobody reads."""
+    console = a_console()
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    reporter = LineReporter(console)
+    made = statistics()
+    for _ in range(40):
+        now[0] += 0.25
+        reporter.progress(made)
+    assert output(console).count("cases (") == 2
+
+
+def test_events_of_every_kind_are_shown() -> None:
+    """Whoever watches wants to see a finding at once, and what becomes of it."""
+    console = a_console()
+    reporter = LineReporter(console)
+    finding = a_finding()
+    reporter.started(statistics())
+    for event in (reporter.found, reporter.confirmed, reporter.unconfirmed, reporter.known, reporter.shrunk):
+        event(finding)
+    finding.shrunk_s = 2.0
+    reporter.shrunk(finding)
+    reporter.finished()
+    first_words = [line.split(" my ")[0].strip() for line in output(console).splitlines()[1:]]
+    assert first_words == ["found", "confirmed", "not again", "known", "cut off", "shrunk"]
+    assert "searching 1 kernel on a processor for 1m00s with 2 workers, seed 7" in output(console)
+
+
+def test_the_live_panel_is_drawn_and_removed() -> None:
+    """On a terminal the table is redrawn in place, and must not stay behind when it ends."""
+    console = a_console(terminal=True)
+    reporter = LiveReporter(console)
+    reporter.started(statistics())
+    reporter.progress(statistics())
+    reporter.found(a_finding())
+    reporter.confirmed(a_finding())
+    reporter.finished()
+    assert "largest error/bound" in output(console)
+    assert output(console).endswith("\x1b[2K")
+
+
+@pytest.mark.parametrize(
+    ("terminal", "quiet", "kind"),
+    [(True, False, LiveReporter), (False, False, LineReporter), (True, True, SilentReporter)],
+)
+def test_the_reporter_fits_where_it_prints(terminal: bool, quiet: bool, kind: type) -> None:
+    """A live panel in a log file is a mess of control characters."""
+    assert type(make_reporter(a_console(terminal=terminal), quiet=quiet)) is kind
