@@ -14,6 +14,7 @@ pytest_plugins = ["pytester"]
 
 # Read when triton is imported: here kernels are interpreted on every machine, executors choose for themselves.
 os.environ["TRITON_INTERPRET"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel; threads of tiny tensors only get in their way
 
 
 def _modules_with_shapes() -> Iterator[str]:

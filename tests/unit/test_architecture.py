@@ -32,7 +32,9 @@ RANKS = {
     "attnfuzz.corpus": 3,
     "attnfuzz.campaign": 4,
     "attnfuzz.environment": 0,  # versions, found without importing anything
+    "attnfuzz.checking": 5,
     "attnfuzz.doctor": 5,
+    "attnfuzz.fuzzing": 5,
     "attnfuzz.probe": 0,  # runs in a process of its own
     "attnfuzz.kernel_failure": 5,
     "attnfuzz.shared_runner": 5,
