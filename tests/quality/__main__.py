@@ -1,0 +1,78 @@
+"""`python -m tests.quality [FILE]`: time to find and shrunk size of every mutant, as a table in Markdown."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+
+from attnfuzz.problems.cases import MergeStatesCase
+from tests.quality.hunting import Catch, hunt
+from tests.quality.mutants import MUTANTS, Mutant
+
+WORKERS = 2
+
+
+def main() -> None:
+    catches = []
+    for mutant in MUTANTS:
+        with tempfile.TemporaryDirectory() as folder:
+            catch = hunt(mutant, Path(folder), seed=1, workers=WORKERS)
+        catches.append((mutant, catch))
+        print(_row(mutant, catch), flush=True)
+    page = "\n".join([*_header(catches), *(_row(mutant, catch) for mutant, catch in catches), ""])
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(page)
+
+
+def _header(catches: list[tuple[Mutant, Catch]]) -> list[str]:
+    seen = [catch.first_seen_s for _, catch in catches]
+    shrunk = [catch.shrunk_s for _, catch in catches]
+    today = datetime.date.today().isoformat()
+    return [
+        "# Planted bugs: time to find, shrunk size",
+        "",
+        f"Measured {today} with `make quality` on {os.cpu_count()} cores of {_processor()}, no GPU: "
+        f"Python {platform.python_version()}, torch {torch.__version__}, Triton {triton.__version__} (interpreter), "
+        f"`attnfuzz explore --fail-fast --workers {WORKERS} --seed 1`. Seconds count from the start of the command, "
+        "start-up and imports included.",
+        "",
+        f"{len(catches)} of {len(MUTANTS)} found; {sum(s <= 10 for s in seen)} within 10 s; "
+        f"time to find: median {statistics.median(seen):.1f} s, longest {max(seen):.1f} s; "
+        f"found and shrunk: median {statistics.median(shrunk):.1f} s, longest {max(shrunk):.1f} s.",
+        "",
+        "| mutant | bug | class | oracle | found, s | shrunk, s | smallest case |",
+        "|---|---|---|---|---:|---:|---|",
+    ]
+
+
+def _row(mutant: Mutant, catch: Catch) -> str:
+    cells = [mutant.name, mutant.bug, mutant.classes, catch.regression.finding.oracle]
+    cells += [f"{catch.first_seen_s:.1f}", f"{catch.shrunk_s:.1f}", _size(catch)]
+    return f"| {' | '.join(cells)} |"
+
+
+def _size(catch: Catch) -> str:
+    case = catch.case
+    heads = f"head size {case.head_size}"
+    if isinstance(case, MergeStatesCase):
+        return f"{case.num_tokens} token(s), {case.num_q_heads} head(s), {heads}, LSE {list(case.lse_pairs)}"
+    lengths = ", ".join(map(str, case.seq_lens))
+    pages = f", page {case.block_size}" if hasattr(case, "block_size") else ""
+    return f"lengths {lengths}; heads {case.num_q_heads}/{case.num_kv_heads}; {heads}{pages}"
+
+
+def _processor() -> str:
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return names[0].split(":", 1)[1].strip()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Sets attnfuzz on a mutant, through the command line that users have."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnfuzz.corpus import Regression, load_regression
+from attnfuzz.problems.cases import Case
+from tests.quality.mutants import Mutant
+from tests.quality.planting import plant
+
+__all__ = ["BUDGET_S", "Catch", "hunt"]
+
+BUDGET_S = 60
+
+
+@dataclass(frozen=True)
+class Catch:
+    """What one campaign made of a mutant. Times are in seconds since the command was started."""
+
+    target: str
+    regression: Regression
+    path: Path
+    cases: int
+    first_seen_s: float
+    shrunk_s: float
+
+    @property
+    def case(self) -> Case:
+        return self.regression.case
+
+
+def hunt(mutant: Mutant, folder: Path, *, seed: int, workers: int) -> Catch:
+    """Explore the mutant until its bug is found and shrunk; raises AssertionError if it is not within the budget."""
+    target = plant(mutant, folder)
+    summary = folder / "summary.json"
+    command = [sys.executable, "-m", "attnfuzz", "explore", target, "--budget", f"{BUDGET_S}s", "--fail-fast"]
+    command += ["--device", "cpu", "--workers", str(workers), "--seed", str(seed)]
+    command += ["--save-dir", str(folder / "found"), "--json", str(summary)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * BUDGET_S)
+    if done.returncode != 1:
+        raise AssertionError(f"{mutant.name} was not found (exit {done.returncode}):\n{done.stdout}\n{done.stderr}")
+    report = json.loads(summary.read_text())
+    finding = report["kernels"][0]["findings"][0]
+    path = Path(finding["path"])
+    return Catch(
+        target=target,
+        regression=load_regression(path),
+        path=path,
+        cases=report["cases"],
+        first_seen_s=finding["first_seen_s"],
+        shrunk_s=finding["shrunk_s"],
+    )
