@@ -64,7 +64,10 @@ def repro_data(declaration: Declaration, case: Case) -> ReproData:
     storages, tensors = _place({name: value for name, value in fields.items() if isinstance(value, Tensor)})
     results = list(problem.results if declaration.supports.lse != "none" else problem.results[:1])
     expected = problem.reference(case, values)
-    bounds = {device: bound_of(declaration, case, values, device) for device in ("cpu", "cuda")}
+    bounds = {
+        device: bound_of(declaration, case, values, interpreted=interpreted)
+        for device, interpreted in (("cpu", True), ("cuda", False))
+    }
     return ReproData(
         storages=storages,
         tensors=tensors,
