@@ -91,7 +91,7 @@ class Coordinator:
             stop_reason=reason,
             elapsed_s=self._statistics.elapsed_s(),
             statistics=self._statistics,
-            findings=tuple(self._book.findings),
+            findings=tuple(sorted(self._book.findings, key=lambda one: (one.shrunk_s is None, one.first_seen_s))),
             unconfirmed=tuple(self._book.unconfirmed),
             troubles=tuple(self._troubles),
         )

@@ -61,9 +61,9 @@ class FindingBook:
     def smaller(self, message: Smaller) -> None:
         """Replace the case, on disk too."""
         finding = self._open[message.finding]
-        finding.case = decode_case(finding.declaration.problem, bytes(message.case))
-        finding.failure = message.failure
-        finding.steps += 1
+        case = decode_case(finding.declaration.problem, bytes(message.case))
+        finding.steps += case != finding.case  # the same case may come again with another oracle's word on it
+        finding.case, finding.failure = case, message.failure
         self._folder.save(finding)
 
     def duplicate(self, message: Duplicate) -> Symptom:

@@ -136,9 +136,9 @@ class Duplicate(msgspec.Struct, tag="duplicate", frozen=True, kw_only=True):
 
 
 class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
-    """Something went wrong, but not in a kernel; the worker ends over it.
+    """Something went wrong, but not in a kernel.
 
-    ``environment`` if no kernel can be run here at all: the message is one sentence with a remedy.
+    ``environment`` if no kernel can be run here any more: the message is one sentence with a remedy.
     """
 
     message: str

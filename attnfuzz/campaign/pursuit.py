@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
-from attnfuzz.campaign.judging import OutOfTime, TimedJudge
+from attnfuzz.campaign.judging import OutOfTime, Patience, TimedJudge, Unjudged
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
 from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom, case_features
 from attnfuzz.declaration import Declaration
@@ -52,8 +53,15 @@ class _SameBug(Exception):  # noqa: N818 - control flow, like StopIteration
     """The suspect has come down to a bug that is known."""
 
 
+class _CutOff(Exception):  # noqa: N818 - as above
+    """The campaign has ended while the suspect was being shrunk."""
+
+
 class Pursuit:
-    """Follows one suspect under the name ``finding``; ``send`` tells the coordinator, ``known`` learns what it is."""
+    """Follows one suspect under the name ``finding``; ``send`` tells the coordinator, ``known`` learns what it is.
+
+    ``is_over`` is asked before each case of shrinking whether the campaign has ended.
+    """
 
     def __init__(
         self,
@@ -63,6 +71,7 @@ class Pursuit:
         judge: TimedJudge,
         known: KnownFindings,
         send: Callable[[msgspec.Struct], None],
+        is_over: Callable[[], bool],
         deadline: float,
     ) -> None:
         self._finding = finding
@@ -70,7 +79,8 @@ class Pursuit:
         self._judge = judge
         self._known = known
         self._send = send
-        self._deadline = deadline
+        self._is_over = is_over
+        self._shrink_until = deadline
         self._needed = suspect.features  # a feature that any failing case lacks is not needed
         self._symptoms = [suspect.symptom]
         self._flaky = False
@@ -111,7 +121,7 @@ class Pursuit:
         failures = []
         for run in range(runs):
             afresh = run == 0 and suspect.failure.oracle not in _CONFIRMATIONS  # after those, every process is fresh
-            failure = self._judge(suspect.declaration, suspect.case, patience="longest", afresh=afresh).failure
+            failure = self._failure_of(suspect.case, patience="longest", afresh=afresh)
             failures += [failure] if failure is not None else []
         if not failures:
             self._send(Unconfirmed(finding=self._finding, runs=runs))
@@ -137,27 +147,33 @@ class Pursuit:
 
     def _shrink(self) -> None:
         before = self._now
-        minimise(
-            before.case,
-            self._fails_alike,
-            supports=before.declaration.supports,
-            options=before.declaration.options,
-            deadline=min(self._deadline, time.monotonic() + _SHRINKING_LIMIT_S),
-            on_smaller=self._keep,
-        )
-        if self._now.failure.oracle == "hang" and not self._still_hangs():
+        self._shrink_until = min(self._shrink_until, time.monotonic() + _SHRINKING_LIMIT_S)
+        try:
+            minimise(
+                before.case,
+                self._fails_alike,
+                supports=before.declaration.supports,
+                options=before.declaration.options,
+                deadline=self._shrink_until,
+                on_smaller=self._keep,
+            )
+        except _CutOff:
+            self._shrink_until = -math.inf
+        if self._now is not before and before.failure.oracle == "hang" and not self._still_hangs():
             self._step_to(before)
             self._needed = before.features
 
     def _fails_alike(self, case: Case) -> bool:
         """Whether ``case`` shows the same symptom, or one that it may become, and is not another bug that is known."""
+        if self._is_over():
+            raise _CutOff
         if self._hangs >= _MAX_HANGS_WHILE_SHRINKING:
             return False
         for _ in range(_TRIES_WHEN_FLAKY if self._flaky else 1):
             try:
-                failure = self._judge(self._now.declaration, case, patience="short").failure
-            except OutOfTime:
-                return False
+                failure = self._failure_of(case, patience="short")
+            except OutOfTime as cut:
+                raise _CutOff from cut
             self._hangs += failure is not None and failure.oracle == "hang"
             if failure is not None and self._is_alike(self._now.as_(case, failure)):
                 return True
@@ -188,12 +204,22 @@ class Pursuit:
         self._send(Smaller(finding=self._finding, case=_raw(suspect.case), failure=suspect.failure))
 
     def _still_hangs(self) -> bool:
-        """Whether the minimal case hangs for the longest time too, and is not just slower than others."""
+        """Whether the minimal case hangs for the longest time too, as far as there is time to wait for that."""
         try:
-            failure = self._judge(self._now.declaration, self._now.case, patience="longest").failure
-        except OutOfTime as cut:
-            return cut.after_s > 0  # it ran until the end
-        return failure is not None and failure.oracle == "hang"
+            failure = self._failure_of(self._now.case, patience="longest")
+        except OutOfTime:
+            return True
+        if failure is None or failure.oracle != "hang":
+            return False
+        self._step_to(self._now.as_(self._now.case, failure))
+        return True
+
+    def _failure_of(self, case: Case, *, patience: Patience, afresh: bool = False) -> Failure | None:
+        """What an oracle objects to. Raises OutOfTime."""
+        try:
+            return self._judge(self._first.declaration, case, patience=patience, afresh=afresh).failure
+        except Unjudged:
+            return None
 
     def _close_as_new(self) -> None:
         self._send(
@@ -201,7 +227,7 @@ class Pursuit:
                 finding=self._finding,
                 features=self._needed,
                 shown_as=self._learn(),
-                complete=time.monotonic() < self._deadline,
+                complete=time.monotonic() < self._shrink_until,
                 flaky=self._flaky,
             )
         )

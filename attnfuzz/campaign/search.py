@@ -11,7 +11,7 @@ from hypothesis.strategies import SearchStrategy
 from attnfuzz.campaign.behind_known import relatives_beyond
 from attnfuzz.campaign.channel import Channel
 from attnfuzz.campaign.generation import derive_seed, run_round
-from attnfuzz.campaign.judging import OutOfTime, TimedJudge
+from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.campaign.messages import Busy, Known, Setup, Stop, ToWorker
 from attnfuzz.campaign.pursuit import Pursuit, Suspect
 from attnfuzz.campaign.schedule import Schedule
@@ -31,6 +31,7 @@ _SHARE_BEHIND_KNOWN = 0.15
 """Part of a kernel's time that may go into looking for bugs that hide behind known ones."""
 _RELATIVES_TRIED = 4
 _MAX_DEFERRED = 16
+_MAX_REMEMBERED = 100_000
 _MAX_DOUBTS = 3
 """Failures of one symptom that are looked into although none of them ever came back."""
 
@@ -49,7 +50,7 @@ class Search:
         self._schedule = Schedule(list(self._kernels), worker=setup.worker, num_workers=setup.num_workers)
         self._tally = Tally(channel.send)
         self._known = KnownFindings()
-        self._passed: dict[str, set[bytes]] = {target: set() for target in self._kernels}
+        self._passed: dict[str, set[int]] = {target: set() for target in self._kernels}
         self._deferred: deque[Suspect] = deque(maxlen=_MAX_DEFERRED)
         self._suspect: Suspect | None = None
         self._doubts: Counter[Symptom] = Counter()
@@ -107,9 +108,9 @@ class Search:
 
     def _visit(self, declaration: Declaration, case: Case) -> bool:
         """Judge a drawn case; False ends the round."""
-        encoded = encode_case(case)
+        fingerprint = hash(encode_case(case))
         passed = self._passed[declaration.target]
-        if encoded in passed:
+        if fingerprint in passed:
             return True
         if self._would_die_again(declaration, case):
             self._tally.skipped(declaration.target)
@@ -119,11 +120,19 @@ class Search:
             verdict = self._judge(declaration, case)
         except OutOfTime:
             return False
+        except Unjudged:
+            return True
         self._tally.judged(declaration.target, time.monotonic() - started, verdict)
         if verdict.failure is None:
-            passed.add(encoded)
+            self._remember(passed, fingerprint)
             return not self._stopped
         return self._weigh(Suspect(declaration, case, verdict.failure), time.monotonic() - started)
+
+    @staticmethod
+    def _remember(passed: set[int], fingerprint: int) -> None:
+        if len(passed) >= _MAX_REMEMBERED:  # of a campaign of hours: repetitions of long ago do no harm
+            passed.clear()
+        passed.add(fingerprint)
 
     def _weigh(self, suspect: Suspect, seconds: float) -> bool:
         """Pass silently over what is known, put off what another worker is at, and end the round for the rest."""
@@ -154,7 +163,7 @@ class Search:
         for case in relatives_beyond(self._known, suspect)[:_RELATIVES_TRIED]:
             try:
                 failure = self._judge(suspect.declaration, case).failure
-            except OutOfTime:
+            except (OutOfTime, Unjudged):
                 return None
             if failure is not None and not self._is_known(found := Suspect(suspect.declaration, case, failure)):
                 return None if self._known.is_busy(found.symptom) else found
@@ -193,6 +202,7 @@ class Search:
             judge=self._judge,
             known=self._known,
             send=self._channel.send,
+            is_over=self._is_over,
             deadline=self._setup.deadline,
         )
         if not pursuit.run():

@@ -62,7 +62,13 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
     zygote = cast(Zygote, BorrowedZygote(broker))  # all that an executor asks of a zygote
     runner = Runner(device=setup.device, oracles=setup.oracles, timeout_s=setup.timeout_s, zygote=zygote)
     with contextlib.closing(_Executors(runner)) as executors, contextlib.closing(_journal(setup)) as journal:
-        judge = TimedJudge(executors.judge, deadline=setup.deadline, longest_s=runner.timeout_s, journal=journal)
+        judge = TimedJudge(
+            executors.judge,
+            deadline=setup.deadline,
+            longest_s=runner.timeout_s,
+            journal=journal,
+            complain=lambda text: channel.send(Trouble(message=text)),
+        )
 
         def strategy_for(declaration: Declaration) -> SearchStrategy[Case]:
             return cases(declaration.problem, supports=declaration.supports, options=declaration.options, sizes=sizes)

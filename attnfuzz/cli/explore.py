@@ -82,7 +82,7 @@ def _explore(request: Request, *, quiet: bool) -> CampaignResult:
 
     console = make_console()
     result = run_campaign(request, make_reporter(console, quiet=quiet))
-    if result.stop_reason == "environment":
+    if result.stop_reason == "environment" and not result.statistics.cases:
         raise Refusal(result.troubles[0])
     print_result(console, result)
     return result

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.campaign.journal import Journal
-from attnfuzz.campaign.judging import OutOfTime, TimedJudge
+from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.execution.outcomes import ServiceError
 from attnfuzz.oracles.verdict import Failure, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 
@@ -78,6 +79,24 @@ def test_after_the_deadline_nothing_is_judged() -> None:
     with pytest.raises(OutOfTime):
         runner.timed(deadline=4.0)(DECLARATION, CASE)
     assert runner.limits == []
+
+
+def test_an_error_of_the_framework_costs_one_case_and_is_told() -> None:
+    """One case that an oracle stumbles over must not end an hour's search, nor pass for a case that passed."""
+    complaints: list[str] = []
+
+    def judge(declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+        raise ServiceError("an oracle divided by zero")
+
+    timed = TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(None), complain=complaints.append)
+    for _ in range(5):
+        with pytest.raises(Unjudged):
+            timed(DECLARATION, CASE)
+    assert len(complaints) == 5
+    assert '"head_size":16' in complaints[0]
+    assert "divided by zero" in complaints[0]
+    with pytest.raises(ServiceError):
+        timed(DECLARATION, CASE)
 
 
 def test_the_case_is_journalled_before_it_runs(tmp_path: Path) -> None:

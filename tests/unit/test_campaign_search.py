@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import Self, TypeVar, cast
 
 import msgspec
 from hypothesis.strategies import SearchStrategy
@@ -62,7 +62,7 @@ class Bench:
     judged: list[DenseDecodeCase] = field(default_factory=list)
     afresh: int = 0
 
-    def run(self) -> Bench:
+    def run(self) -> Self:
         deadline = time.monotonic() + self.budget_s
         setup = Setup(
             worker=0,
@@ -289,3 +289,93 @@ def test_shrinking_stops_at_the_deadline_with_what_it_has() -> None:
     bench = Bench(slow, budget_s=1.2).run()
     assert len(bench.of(Confirmed)) == 1
     assert [message.complete for message in bench.of(Minimised)] == [False]
+
+
+HANG = Failure(oracle="hang", kind="timeout", message="still running")
+WRONG_LSE = Failure(oracle="accuracy", kind="lse:value", message="lse is wrong")
+
+
+@dataclass
+class HangingBench(Bench):
+    """Here ``bug`` says which cases take ``takes_s``."""
+
+    takes_s: float = 1e9
+    limits: list[float] = field(default_factory=list)
+
+    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+        slow = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh).failure is not None
+        self.limits.append(timeout_s)
+        return Verdict(failure=HANG if slow and self.takes_s > timeout_s else None)
+
+
+def test_a_hang_is_shrunk_with_short_waits_and_confirmed_with_the_longest() -> None:
+    """With ten seconds for each of a dozen hanging cases, a minute is over before anything has shrunk."""
+    bench = HangingBench(grouped, enough=after(Minimised)).run()
+    assert bench.of(Minimised)[0].features == {"gqa_ratio>1", "gqa_ratio not pow2"}
+    assert bench.of(Confirmed)[0].runs == 1
+    assert bench.limits[-1] == 10.0
+    assert 1.0 in bench.limits
+
+
+def test_a_slow_case_is_not_a_hang() -> None:
+    """What ends within the longest time has not hung, however slow it is compared with others."""
+    bench = HangingBench(grouped, takes_s=5.0, budget_s=1.0).run()
+    assert bench.of(Confirmed) == []
+    assert len(bench.of(Unconfirmed)) > 0
+
+
+def test_a_case_shrunk_to_one_that_is_only_slow_is_given_up_for_the_first() -> None:
+    """The short limits of shrinking can mistake a slow case for a hang; what is saved must hang."""
+
+    class SlowWhenShort(HangingBench):
+        def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+            assert isinstance(case, DenseDecodeCase)
+            self.takes_s = 1e9 if max(case.seq_lens) > 8 else 5.0
+            return super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
+
+    bench = SlowWhenShort(lambda case: WRONG if max(case.seq_lens) > 4 else None, enough=after(Minimised)).run()
+    (confirmed,) = bench.of(Confirmed)
+    (found,) = (message for message in bench.of(Found) if message.finding == confirmed.finding)
+    smaller = [bytes(message.case) for message in bench.of(Smaller)]
+    assert smaller[-1] == bytes(found.case)
+    assert smaller[-2] != bytes(found.case)
+
+
+def test_a_wrong_lse_that_becomes_a_wrong_output_is_one_bug() -> None:
+    """Where a needle hides the error from the output, the same bug shows in the LSE alone."""
+
+    def diluted(case: DenseDecodeCase) -> Failure | None:
+        if max(case.seq_lens) <= 1:
+            return None
+        return WRONG_LSE if case.values.needles else WRONG
+
+    bench = Bench(diluted, budget_s=3.0).run()
+    assert [message.features for message in bench.of(Minimised)] == [{"seq_len>1"}]
+    assert bench.of(Smaller)[-1].failure == WRONG
+
+
+def test_a_wrong_output_never_becomes_a_wrong_lse() -> None:
+    """Shrinking must not drift from what users see to what they may not look at."""
+
+    def both(case: DenseDecodeCase) -> Failure | None:
+        if max(case.seq_lens) <= 1:
+            return WRONG_LSE
+        return WRONG if case.gqa_ratio > 1 else WRONG_LSE
+
+    bench = Bench(both, enough=after(Minimised, 2)).run()
+    kinds = {message.finding: message.failure.kind for message in bench.of(Found)}
+    for message in bench.of(Smaller):
+        assert (kinds[message.finding], message.failure.kind) != ("out:value", "lse:value")
+
+
+def test_a_bug_behind_one_that_is_nearly_always_there_is_found() -> None:
+    """Most cases have more than one token; a bug that needs that hides every other wrong value."""
+
+    def nearly_always(case: DenseDecodeCase) -> Failure | None:
+        return WRONG if max(case.seq_lens) > 1 or case.gqa_ratio == 3 else None
+
+    bench = Bench(nearly_always, enough=after(Minimised, 2), budget_s=10.0).run()
+    assert {frozenset(message.features) for message in bench.of(Minimised)} == {
+        frozenset({"seq_len>1"}),
+        frozenset({"gqa_ratio>1", "gqa_ratio not pow2"}),
+    }
