@@ -49,7 +49,7 @@ _TOKEN_COUNTS = (1, 2, 3, 4, 5, 8, 16, 17, 64, 257, 1024)
 _EXTRA_ROWS = (0, 0, 1, 3, 17, 64)
 _MERGE_HEADS = (1, 2, 3, 4, 5, 8, 12, 16, 17, 32)
 _MERGE_SEEDS = range(64)
-_WORK_PER_HEAD = (8, 8, 4, 4, 1)  # many heads leave little work for many or long sequences
+_WORK_PER_HEAD = (6, 6, 3, 3, 1)  # many heads leave little work for many or long sequences
 _SHAPE_BYTES = 9
 _PARTS_BYTES = 2 + PAGES_BYTES + VALUES_BYTES + STRIDES_BYTES  # of an attention case; merging takes less
 
@@ -111,7 +111,8 @@ def _paged_decode(decisions: Decisions, plan: _Plan) -> PagedDecodeCase:
 
 def _split_decode(decisions: Decisions, plan: _Plan) -> SplitDecodeCase:
     most = min(plan.sizes.max_splits, plan.supports.max_num_splits or plan.sizes.max_splits)
-    num_splits = decisions.pick([count for count in split_counts_of(plan.supports) if count <= most])
+    counts = [count for count in split_counts_of(plan.supports) if count <= most]
+    num_splits = decisions.pick(sorted([*counts, *(count for count in counts if count <= 4)]))  # many cost much
     return SplitDecodeCase(num_splits=num_splits, **_attention(decisions, plan, num_splits))
 
 
@@ -155,8 +156,10 @@ def _attention(decisions: Decisions, plan: _Plan, num_splits: int | None = None)
     work = shape.pick(plan.sizes.work)
     dtype = shape.pick(tuple(plan.head_sizes))
     layout = shape.pick(tuple(plan.head_sizes[dtype]))
-    most_heads = min(plan.sizes.max_heads, max(1, work // shape.pick(_WORK_PER_HEAD)))
-    num_q_heads, num_kv_heads = decide_gqa_heads(shape, gqa_ratios_of(supports), most_heads)
+    most_heads = work // (shape.pick(_WORK_PER_HEAD) * (1 + num_splits // 4))
+    num_q_heads, num_kv_heads = decide_gqa_heads(
+        shape, gqa_ratios_of(supports), min(plan.sizes.max_heads, max(1, most_heads))
+    )
     head_size = _pick_head_size(shape, plan, dtype, layout, num_q_heads)
     scale = decide_scale(shape, head_size)
     cache: dict[str, Any] = {}

@@ -22,7 +22,8 @@ _MOST_TOKENS = 1 << 24
 class LengthLimits:
     """``steps``: page and tile sizes whose boundaries are aimed at.
 
-    ``work`` counts tiles of ``tile`` tokens over all sequences, at least one for each, and one for every 4 splits.
+    ``work`` counts tiles of ``tile`` tokens over all sequences, at least one for each. Splits are counted only in part,
+    since most of them are short: one tile for every 4 splits, and one for every 2 that are not empty.
     ``max_padded``: number of sequences times the longest.
     """
 
@@ -45,9 +46,9 @@ def decide_seq_lens(decisions: Decisions, limits: LengthLimits) -> tuple[int, ..
     count = decisions.pick(_counts(limits))
     longest = max(1, limits.max_padded // count)
     for waiting in range(count - 1, -1, -1):
-        room = max(1, work - waiting * least_work - _split_work(limits))
-        seq_len = _pick_length(decisions, limits, min(longest, room * limits.tile))
-        work -= max(least_work, -(-seq_len // limits.tile) + _split_work(limits))
+        room = max(1, work - waiting * least_work - limits.num_splits // 4)
+        seq_len = _pick_length(decisions, limits, min(longest, _longest_for(room, limits)))
+        work -= _work_of(seq_len, limits)
         drawn.append(seq_len)
     return tuple(drawn)
 
@@ -94,12 +95,17 @@ def seq_lens(
 
 def _least_work(limits: LengthLimits) -> int:
     """Of one sequence."""
-    return max(1, -(-limits.min_len // limits.tile)) + _split_work(limits)
+    return _work_of(limits.min_len, limits)
 
 
-def _split_work(limits: LengthLimits) -> int:
-    """Programs whose split is empty end early."""
-    return limits.num_splits // 4
+def _work_of(seq_len: int, limits: LengthLimits) -> int:
+    tiles = -(-seq_len // limits.tile)
+    return max(1, tiles, min(limits.num_splits, seq_len) // 2) + limits.num_splits // 4
+
+
+def _longest_for(tiles: int, limits: LengthLimits) -> int:
+    """The most tokens that take ``tiles`` without counting splits that are empty."""
+    return tiles * limits.tile if tiles >= limits.num_splits // 2 else 2 * tiles + 1
 
 
 def _counts(limits: LengthLimits) -> tuple[int, ...]:
