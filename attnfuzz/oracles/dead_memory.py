@@ -37,7 +37,7 @@ def _reason(trial: Trial, second: Observation) -> str | None:
     comparisons = trial.compare(second)
     failed = next((part for part in comparisons if bool((part.ratio > 1).any())), None)
     if failed is None:
-        return None
+        return "what is read there gets weight 0, and 0 x NaN is NaN"
     index = first_index(failed.ratio > 1)
     return explain(trial.reference, second, comparisons, failed, index)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import time
 from typing import Any
 
 import msgspec
@@ -52,6 +54,7 @@ DROPS = [
     (doubled(16), "token 16 (page 2, offset 0) of sequence 0 is counted twice"),
     (doubled(*range(8, 16)), "tokens 8-15 (page 1) of sequence 0 are counted twice"),
     (without(7, 15), "token 7 of every page is dropped"),
+    (doubled(15), "token 15 (page 1, offset 7) of sequence 0 is counted twice"),
 ]
 
 
@@ -59,6 +62,25 @@ DROPS = [
 def test_tokens(score: Any, words: str, plant: Any, long_paged: PagedDecodeCase, failure_of: Any) -> None:
     """The token at fault, or its page, would not be named."""
     assert words in failure_of(plant("paged_decode", score=score), long_paged).message
+
+
+def test_overlapping_tiles(plant: Any, long_paged: PagedDecodeCase, failure_of: Any) -> None:
+    """A step one token short of the tile, which doubles a token per tile, would be shown as numbers only."""
+    case = msgspec.structs.replace(long_paged, seq_lens=(50,))
+    message = failure_of(plant("paged_decode", score=doubled(15, 30, 45)), case).message
+    assert "token 0 of every 15 tokens but the first is counted twice" in message
+
+
+@pytest.mark.parametrize("seq_len", [1500, 4096])
+def test_diagnosis_of_a_long_sequence_takes_little_time(seq_len: int, plant: Any, failure_of: Any) -> None:
+    """A failing case would be reported as hanging while its cause is sought."""
+    case = DenseDecodeCase(
+        num_q_heads=1, num_kv_heads=1, head_size=128, scale=0.125, seq_lens=(seq_len,), values=Values(keys="normal")
+    )
+    started = time.perf_counter()
+    message = failure_of(plant(average=lambda w, v: w @ v + torch.linspace(0, 9, 128)), case).message
+    assert time.perf_counter() - started < 5
+    assert "; " not in message
 
 
 @pytest.mark.parametrize("keys", ["equal", "rising", "falling", "integers"])
@@ -145,6 +167,7 @@ FORMULAS = [
     ({"score": lambda s: s * 0.125}, "the scale is applied twice"),
     ({"score": lambda s: s * math.log(2)}, "exponentiated in base 2 without being multiplied by log2(e)"),
     ({"score": lambda s: -s}, "the scores have the wrong sign"),
+    ({"score": lambda s: 1.013 * s}, "the scores are 1.013 x the right ones"),
     ({"weights": lambda s: (s - s.max()).exp()}, "the output is not divided by the sum of the weights"),
     ({"average": lambda w, v: 1.01 * (w @ v)}, "the output is 1.01 x the right one"),
     ({"average": lambda w, v: v[w.argmax()]}, "the output is V of token "),
@@ -173,6 +196,27 @@ def test_log_sum_exps(lse: Any, words: str, plant: Any, dense: Case, failure_of:
     failure = failure_of(plant(lse=lse), dense)
     assert failure.kind == "lse:value"
     assert words in failure.message
+
+
+def test_doubled_token_that_only_lse_shows(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
+    """Where only one token has weight, its doubling leaves the output right and would be shown as a number only."""
+    case = msgspec.structs.replace(dense, seq_lens=(1,))
+    failure = failure_of(plant(score=doubled(0)), case)
+    assert failure.kind == "lse:value"
+    assert "token 0 of sequence 0 is counted twice" in failure.message
+
+
+def test_fault_in_the_diagnosis_costs_no_finding(
+    plant: Any, dense: Case, failure_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finding would be lost to an error in its explanation."""
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(sys.modules["attnfuzz.oracles.diagnosis.explain"], "first_match", fail)
+    message = failure_of(plant(average=lambda w, v: w @ v + 1), dense).message
+    assert message.endswith("; (attnfuzz could not diagnose this: ZeroDivisionError: planted)")
 
 
 def test_natural_lse_declared_as_base_2(plant: Any, dense: Case, failure_of: Any) -> None:

@@ -9,10 +9,13 @@ from attnfuzz.oracles.diagnosis.row import AttentionRow, softmax_average
 from attnfuzz.oracles.diagnosis.suspect import Suspect
 from attnfuzz.oracles.words import number
 
-__all__ = ["lse_formulas", "rescaled_output", "rescaled_scores"]
+__all__ = ["fitted_scale", "lse_formulas", "rescaled_output", "rescaled_scores"]
 
 _LOG2_E = math.log2(math.e)
 _SMALLEST_FACTOR = 1e-9
+_SCALES = (0.25, 4.0)
+_STEPS = 61
+_ZOOMS = 6
 
 
 def rescaled_scores(row: AttentionRow) -> Iterator[Suspect]:
@@ -37,6 +40,21 @@ def rescaled_scores(row: AttentionRow) -> Iterator[Suspect]:
     names = list(wrong.values())
     yield Suspect(out, lse, lambda i: names[i])
     yield Suspect(out, None, lambda i: names[i])
+
+
+def fitted_scale(row: AttentionRow) -> Iterator[Suspect]:
+    """Scores multiplied by whatever constant explains the row best."""
+    low, high = _SCALES
+    for _ in range(_ZOOMS):
+        factors = torch.linspace(low, high, _STEPS, dtype=torch.float64)
+        out, lse = softmax_average(factors[:, None] * row.scores, row.v.expand(_STEPS, *row.v.shape))
+        missed = ((out - row.got) / (row.bound + 1e-30)).abs().amax(-1)
+        if row.got_lse is not None:
+            missed += (lse - row.got_lse).abs() / (row.lse_bound + 1e-30)
+        best, width = float(factors[missed.argmin()]), 2 * (high - low) / _STEPS
+        low, high = best - width, best + width
+    out, lse = softmax_average(best * row.scores[None], row.v[None])
+    yield Suspect(out, lse, lambda _: f"the scores are {number(best)} x the right ones")
 
 
 def rescaled_output(row: AttentionRow) -> Iterator[Suspect]:

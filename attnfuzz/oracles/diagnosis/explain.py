@@ -1,5 +1,7 @@
 """From a failed comparison to the mistake that explains it, in one clause."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -8,7 +10,7 @@ from attnfuzz.oracles.comparison import Comparison, Reference
 from attnfuzz.oracles.diagnosis import arithmetic, sources, tokens
 from attnfuzz.oracles.diagnosis.merge import explain_merge
 from attnfuzz.oracles.diagnosis.row import AttentionRow
-from attnfuzz.oracles.diagnosis.suspect import chain, first_match
+from attnfuzz.oracles.diagnosis.suspect import chain, first_match, first_match_of_lse
 from attnfuzz.oracles.observation import Observation
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
 
@@ -25,10 +27,14 @@ _FAMILIES = (
     sources.another_sequence,
     sources.another_tensor,
     sources.another_row,
-    tokens.dropped_everywhere,
+    tokens.periodic,
     tokens.dropped_from_v,
+    arithmetic.fitted_scale,
     sources.single_token,
 )
+
+_LSE_FAMILIES = (tokens.dropped, tokens.counted_twice, arithmetic.fitted_scale)
+"""Tried on a wrong LSE beside an output that is right, as it is where all values are equal."""
 
 _FLOAT32_EXP_LIMIT = 88.7
 
@@ -36,7 +42,19 @@ _FLOAT32_EXP_LIMIT = 88.7
 def explain(
     reference: Reference, seen: Observation, comparisons: list[Comparison], failed: Comparison, index: tuple[int, ...]
 ) -> str | None:
-    """What the wrong element `index` of `failed` points to; None if no single mistake explains it."""
+    """What the wrong element `index` of `failed` points to; None if no single mistake explains it.
+
+    A finding is not lost to a fault in here: the fault is what is told then.
+    """
+    try:
+        return _explain(reference, seen, comparisons, failed, index)
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        return f"(attnfuzz could not diagnose this: {type(error).__name__}: {error})"
+
+
+def _explain(
+    reference: Reference, seen: Observation, comparisons: list[Comparison], failed: Comparison, index: tuple[int, ...]
+) -> str | None:
     case = reference.case
     if isinstance(case, MergeStatesCase):
         return explain_merge(reference, failed, index)
@@ -89,6 +107,7 @@ def _explain_not_finite(row: AttentionRow) -> str | None:
 def _explain_lse(row: AttentionRow) -> str | None:
     got = float("nan") if row.got_lse is None else row.got_lse
     for predicted, words in arithmetic.lse_formulas(row):
-        if predicted == got or abs(predicted - got) <= 8 * row.lse_bound + 1e-6 * abs(predicted):
+        close = abs(predicted - got) <= 8 * row.lse_bound + 1e-6 * abs(predicted)
+        if predicted == got or (math.isfinite(predicted) and close):
             return words
-    return None
+    return first_match_of_lse(row, chain(_LSE_FAMILIES, row))

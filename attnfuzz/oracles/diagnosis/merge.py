@@ -17,7 +17,7 @@ def explain_merge(reference: Reference, failed: Comparison, index: tuple[int, ..
     token, head = index[:2]
     states = reference.values
     sides = {"prefix": float(states.prefix_lse[token, head]), "suffix": float(states.suffix_lse[token, head])}
-    empty = [f"{name} (lse = {lse})" for name, lse in sides.items() if math.isinf(lse)]
+    empty = [f"{name} (lse = {lse:+})" for name, lse in sides.items() if math.isinf(lse)]
     if len(empty) == 2:
         return f"both sides are empty, {' and '.join(empty)}: expected 0 and -inf"
     mistake = _mistake(states, failed, token, head)

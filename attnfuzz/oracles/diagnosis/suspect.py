@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 
-__all__ = ["Suspect", "chain", "first_match"]
+__all__ = ["Suspect", "chain", "first_match", "first_match_of_lse"]
 
 _BOUNDS = 8.0
 """A prediction may miss the number by this many error bounds: the mistake changes the bound, too."""
@@ -31,18 +31,32 @@ class Suspect:
 
 
 def first_match(row: AttentionRow, suspects: Iterable[Suspect]) -> str | None:
-    """The mistake of the first family that predicts this row; preferably its LSE, too."""
-    in_out_only: str | None = None
+    """The mistake of the first family that predicts this row, LSE included.
+
+    Where the LSE is right, it may have been computed apart from the output: then a mistake in the output alone will do.
+    """
+    lse_is_right = row.got_lse is not None and bool(_agrees(row, torch.tensor([row.lse], dtype=torch.float64)))
+    in_out_alone: str | None = None
     for suspect in suspects:
         fits = _fit(row, suspect.out)
         if not bool((fits <= 1).any()):
             continue
         with_lse = torch.where(_lse_agrees(row, suspect), fits, torch.inf)
-        best = int(with_lse.argmin())
-        if float(with_lse[best]) <= 1:
-            return suspect.words(best)
-        in_out_only = in_out_only or f"{suspect.words(int(fits.argmin()))} (by out alone; lse does not show it)"
-    return in_out_only
+        if float(with_lse.min()) <= 1:
+            return suspect.words(int(with_lse.argmin()))
+        if lse_is_right and in_out_alone is None:
+            in_out_alone = f"{suspect.words(int(fits.argmin()))}, for out alone: lse is right"
+    return in_out_alone
+
+
+def first_match_of_lse(row: AttentionRow, suspects: Iterable[Suspect]) -> str | None:
+    """The mistake of the first family that predicts the LSE and leaves the output as it is."""
+    for suspect in suspects:
+        same_output = ((suspect.out - row.got).abs() <= _BOUNDS * row.bound).all(-1)
+        found = (same_output & _lse_agrees(row, suspect)).nonzero()
+        if suspect.lse is not None and len(found):
+            return suspect.words(int(found[0]))
+    return None
 
 
 def _fit(row: AttentionRow, out: Float64[Tensor, "mistakes head_size"]) -> Float64[Tensor, " mistakes"]:
@@ -55,10 +69,14 @@ def _fit(row: AttentionRow, out: Float64[Tensor, "mistakes head_size"]) -> Float
     return fits.nan_to_num(torch.inf)
 
 
-def _lse_agrees(row: AttentionRow, suspect: Suspect) -> Tensor:
+def _lse_agrees(row: AttentionRow, suspect: Suspect) -> Bool[Tensor, " mistakes"]:
+    right = torch.full((len(suspect.out),), row.lse, dtype=torch.float64)
+    return _agrees(row, right if suspect.lse is None else suspect.lse)
+
+
+def _agrees(row: AttentionRow, lse: Float64[Tensor, " mistakes"]) -> Bool[Tensor, " mistakes"]:
     if row.got_lse is None:
-        return torch.ones(len(suspect.out), dtype=torch.bool)
-    lse = torch.full((len(suspect.out),), row.lse, dtype=torch.float64) if suspect.lse is None else suspect.lse
+        return torch.ones_like(lse, dtype=torch.bool)
     close = (lse - row.got_lse).abs() <= _BOUNDS * row.lse_bound + 1e-6 * (1 + lse.abs())
     return (lse == row.got_lse) | (lse.isfinite() & close)
 

@@ -10,10 +10,10 @@ from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.oracles.diagnosis.suspect import Suspect
 from attnfuzz.problems.cases import PagedDecodeCase
 
-__all__ = ["counted_twice", "dropped", "dropped_everywhere", "dropped_from_v", "past_the_end"]
+__all__ = ["counted_twice", "dropped", "dropped_from_v", "past_the_end", "periodic"]
 
-_MAX_RANGES = 200
-"""Longest sequence for which every range of tokens is tried."""
+_MAX_NUMBERS = 1 << 18
+"""Predicted numbers of one family: bounds the time of a diagnosis."""
 
 _MAX_EXTRA = 512
 _TILES = (16, 32, 64, 128)
@@ -23,19 +23,19 @@ Ranges = Int64[Tensor, "ranges 2"]
 
 def dropped(row: AttentionRow) -> Iterator[Suspect]:
     """A range of tokens left out of weights and sum."""
-    for ranges in _families(row.num_tokens):
+    for ranges in _families(row):
         yield _reweighted(row, ranges, -1.0, "is dropped", "are dropped")
 
 
 def counted_twice(row: AttentionRow) -> Iterator[Suspect]:
     """A range of tokens counted twice."""
-    for ranges in _families(row.num_tokens):
+    for ranges in _families(row):
         yield _reweighted(row, ranges, 1.0, "is counted twice", "are counted twice")
 
 
 def dropped_from_v(row: AttentionRow) -> Iterator[Suspect]:
     """Tokens whose weight is in the sum, but whose value is not in the output."""
-    for ranges in _families(row.num_tokens):
+    for ranges in _families(row):
         _, sums = _range_sums(row, ranges)
         out = row.expected - sums / row.weights.sum()
         yield Suspect(
@@ -43,12 +43,18 @@ def dropped_from_v(row: AttentionRow) -> Iterator[Suspect]:
         )
 
 
-def dropped_everywhere(row: AttentionRow) -> Iterator[Suspect]:
-    """The same place left out of every page, or of every tile."""
-    periods = {row.case.block_size: "page"} if isinstance(row.case, PagedDecodeCase) else {}
-    for period, unit in ({tile: f"tile of {tile}" for tile in _TILES} | periods).items():
+def periodic(row: AttentionRow) -> Iterator[Suspect]:
+    """The same place of every page or tile left out or, where tiles overlap, counted twice."""
+    periods = {tile: f"tile of {tile}" for tile in _TILES} | {tile - 1: f"{tile - 1} tokens" for tile in _TILES}
+    if isinstance(row.case, PagedDecodeCase):
+        periods[row.case.block_size] = "page"
+    for period, unit in periods.items():
         if 1 < period < row.num_tokens:
-            yield _without_offsets(row, period, unit)
+            offsets = torch.arange(row.num_tokens) % period == torch.arange(period)[:, None]
+            yield _scaled(row, (~offsets).double(), f"of every {unit} is dropped")
+            yield _scaled(row, 1 + offsets.double(), f"of every {unit} is counted twice")
+            offsets[:, 0] = False
+            yield _scaled(row, 1 + offsets.double(), f"of every {unit} but the first is counted twice")
 
 
 def past_the_end(row: AttentionRow) -> Iterator[Suspect]:
@@ -70,14 +76,19 @@ def _extra_words(source: str) -> Callable[[int], str]:
     return words
 
 
-def _families(num_tokens: int) -> Iterator[Ranges]:
-    """Single tokens, suffixes, prefixes, then any range."""
+def _families(row: AttentionRow) -> Iterator[Ranges]:
+    """Single tokens, suffixes, prefixes, then ranges between any tokens, or between pages of a long sequence."""
+    num_tokens = row.num_tokens
     i = torch.arange(num_tokens)
     yield torch.stack((i, i + 1), -1)
     yield torch.stack((i[1:], torch.full_like(i[1:], num_tokens)), -1)
     yield torch.stack((torch.zeros_like(i[1:]), i[1:]), -1)
-    if num_tokens <= _MAX_RANGES:
-        yield torch.combinations(torch.arange(num_tokens + 1), 2)
+    block_size = row.case.block_size if isinstance(row.case, PagedDecodeCase) else _TILES[0]
+    for step in (1, block_size):
+        edges = torch.cat((torch.arange(0, num_tokens, step), torch.tensor([num_tokens])))
+        if len(edges) ** 2 // 2 * row.case.head_size <= _MAX_NUMBERS:
+            yield torch.combinations(edges, 2)
+            return
 
 
 def _range_sums(
@@ -106,10 +117,7 @@ def _names(row: AttentionRow, ranges: Ranges, one: str, several: str) -> Callabl
     return words
 
 
-def _without_offsets(row: AttentionRow, period: int, unit: str) -> Suspect:
-    offsets = torch.arange(row.num_tokens) % period
-    kept = offsets[None, :] != torch.arange(period)[:, None]
-    weights = row.weights * kept
+def _scaled(row: AttentionRow, factors: Float64[Tensor, "mistakes seq_len"], words: str) -> Suspect:
+    weights = row.weights * factors
     total = weights.sum(-1)
-    out = (weights @ row.v) / total[:, None]
-    return Suspect(out, row.top + total.log(), lambda i: f"token {i} of every {unit} is dropped")
+    return Suspect((weights @ row.v) / total[:, None], row.top + total.log(), lambda i: f"token {i} {words}")
