@@ -9,13 +9,14 @@ from attnfuzz.oracles.diagnosis.row import AttentionRow, softmax_average
 from attnfuzz.oracles.diagnosis.suspect import Suspect
 from attnfuzz.oracles.words import number
 
-__all__ = ["fitted_scale", "lse_formulas", "rescaled_output", "rescaled_scores"]
+__all__ = ["fitted_scale", "lse_formulas", "rescaled_output", "rescaled_scores", "round_scale"]
 
 _LOG2_E = math.log2(math.e)
 _SMALLEST_FACTOR = 1e-9
 _SCALES = (0.25, 4.0)
 _STEPS = 61
 _ZOOMS = 6
+_TINY = 1e-30
 
 
 def rescaled_scores(row: AttentionRow) -> Iterator[Suspect]:
@@ -44,17 +45,33 @@ def rescaled_scores(row: AttentionRow) -> Iterator[Suspect]:
 
 def fitted_scale(row: AttentionRow) -> Iterator[Suspect]:
     """Scores multiplied by whatever constant explains the row best."""
+    yield _with_scale(row, _best_scale(row))
+
+
+def round_scale(row: AttentionRow) -> Iterator[Suspect]:
+    """As `fitted_scale`, if the constant has two decimals: for a single number, some constant always fits."""
+    factor = _best_scale(row)
+    if math.isclose(factor, round(factor, 2), rel_tol=1e-4):
+        yield _with_scale(row, factor)
+
+
+def _with_scale(row: AttentionRow, factor: float) -> Suspect:
+    out, lse = softmax_average(factor * row.scores[None], row.v[None])
+    return Suspect(out, lse, lambda _: f"the scores are {number(factor)} x the right ones")
+
+
+def _best_scale(row: AttentionRow) -> float:
     low, high = _SCALES
+    best = 1.0
     for _ in range(_ZOOMS):
         factors = torch.linspace(low, high, _STEPS, dtype=torch.float64)
         out, lse = softmax_average(factors[:, None] * row.scores, row.v.expand(_STEPS, *row.v.shape))
-        missed = ((out - row.got) / (row.bound + 1e-30)).abs().amax(-1)
+        missed = ((out - row.got) / (row.bound + _TINY)).abs().amax(-1)
         if row.got_lse is not None:
-            missed += (lse - row.got_lse).abs() / (row.lse_bound + 1e-30)
+            missed += (lse - row.got_lse).abs() / (row.lse_bound + _TINY)
         best, width = float(factors[missed.argmin()]), 2 * (high - low) / _STEPS
         low, high = best - width, best + width
-    out, lse = softmax_average(best * row.scores[None], row.v[None])
-    yield Suspect(out, lse, lambda _: f"the scores are {number(best)} x the right ones")
+    return best
 
 
 def rescaled_output(row: AttentionRow) -> Iterator[Suspect]:

@@ -33,7 +33,7 @@ _FAMILIES = (
     sources.single_token,
 )
 
-_LSE_FAMILIES = (tokens.dropped, tokens.counted_twice, arithmetic.fitted_scale)
+_LSE_FAMILIES = (tokens.dropped, tokens.counted_twice, arithmetic.round_scale)
 """Tried on a wrong LSE beside an output that is right, as it is where all values are equal."""
 
 _FLOAT32_EXP_LIMIT = 88.7
