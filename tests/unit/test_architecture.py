@@ -148,6 +148,13 @@ def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
     assert not {"eval", "exec"} & {func.id for func in calls if isinstance(func, ast.Name)}
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_mistakes_are_raised_not_asserted(path: Path) -> None:
+    """A caller's mistake would pass under ``python -O``, and show as a bare AssertionError otherwise."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)] == []
+
+
 @pytest.mark.parametrize("module", ["attnfuzz", *LIGHT])
 def test_import_stays_light(module: str) -> None:
     """Importing the public package or the driver's modules would load torch, triton or hypothesis."""
