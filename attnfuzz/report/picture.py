@@ -34,10 +34,12 @@ _MAX_STATES = 32
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """What a failure's lines point to: ``tokens`` as (sequence, position), ``rows`` as sequence (or token) numbers."""
+    """What a failure's lines point to: ``tokens`` are (sequence, position), ``rows`` sequences, ``states`` of a merge
+    (token, head)."""
 
     tokens: frozenset[tuple[int, int]] = frozenset()
     rows: frozenset[int] = frozenset()
+    states: frozenset[tuple[int, int]] = frozenset()
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> Blame:
@@ -45,14 +47,15 @@ class Blame:
         text = "\n".join(lines)
         tokens = [(int(seq), int(token)) for token, seq in re.findall(r"\btoken (\d+) of sequence (\d+)", text)]
         rows = [int(seq) for seq in re.findall(r"(?:\bsequence |\[seq )(\d+)", text)]
-        return cls(frozenset(tokens), frozenset(rows))
+        states = [(int(token), int(head)) for token, head in re.findall(r"\[token (\d+), head (\d+)", text)]
+        return cls(frozenset(tokens), frozenset(rows), frozenset(states))
 
 
 def picture(case: Case, *, lines: Iterable[str] = ()) -> RenderableType:
     """Draw ``case``; ``lines`` are a finding's message and details, whose tokens and sequences are marked."""
     lines = tuple(lines)
     blame = Blame.of(lines)
-    body = _states(case) if isinstance(case, MergeStatesCase) else _sequences(case, blame)
+    body = _states(case, blame) if isinstance(case, MergeStatesCase) else _sequences(case, blame)
     finding = [Text(line, "red" if i == 0 else "") for i, line in enumerate(lines)]
     return Group(_headline(case), "", *body, "", field_table(case), *([""] if finding else []), *finding)
 
@@ -155,16 +158,17 @@ def _spare_pages(case: PagedDecodeCase) -> Iterator[Text]:
         yield Text(f"of {_count(num_blocks(case), 'page')} in the cache, no sequence owns: {listed}{more}", "dim")
 
 
-def _states(case: MergeStatesCase) -> Iterator[RenderableType]:
-    table = Table("token", "query head", "prefix LSE", "suffix LSE", box=None, pad_edge=False, header_style="bold")
-    total = case.num_tokens * case.num_q_heads
-    for i in range(min(total, _MAX_STATES)):
-        prefix, suffix = case.lse_pairs[i % len(case.lse_pairs)]
-        token, head = divmod(i, case.num_q_heads)
-        table.add_row(str(token), str(head), _lse(prefix), _lse(suffix))
+def _states(case: MergeStatesCase, blame: Blame) -> Iterator[RenderableType]:
+    table = Table("token", "query head", "prefix LSE", "suffix LSE", "", box=None, pad_edge=False, header_style="bold")
+    pairs = [divmod(i, case.num_q_heads) for i in range(case.num_tokens * case.num_q_heads)]
+    shown = [pair for i, pair in enumerate(pairs) if i < _MAX_STATES or pair in blame.states]
+    for token, head in shown:
+        prefix, suffix = case.lse_pairs[(token * case.num_q_heads + head) % len(case.lse_pairs)]
+        fails = Text("✗ fails", "bold red") if (token, head) in blame.states else ""
+        table.add_row(str(token), str(head), _lse(prefix), _lse(suffix), fails)
     yield table
-    if total > _MAX_STATES:
-        yield Text(f"... and {_count(total - _MAX_STATES, 'more pair')}", "dim")
+    if len(shown) < len(pairs):
+        yield Text(f"... and {_count(len(pairs) - len(shown), 'more pair')}", "dim")
 
 
 def _lse(kind: str) -> Text:

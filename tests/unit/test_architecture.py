@@ -167,3 +167,15 @@ def test_public_names_resolve() -> None:
     """A name in attnfuzz.__all__ would raise when it is first used."""
     script = "import attnfuzz; [getattr(attnfuzz, name) for name in attnfuzz.__all__]"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_shapes_in_signatures_are_checked() -> None:
+    """The shapes that signatures state would be no more than comments."""
+    import torch
+    from jaxtyping import TypeCheckError
+
+    from attnfuzz.numerics import error_ratio
+
+    two, three = torch.zeros(2, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    with pytest.raises(TypeCheckError, match="shape"):
+        error_ratio(two, three, two)

@@ -105,6 +105,14 @@ def test_merge_states_lists_lse_pairs() -> None:
     assert any(line.split() == ["0", "1", "+inf", "(empty)", "high"] for line in lines)
 
 
+def test_failing_state_is_marked_and_kept() -> None:
+    """The token and head of a merge that fail would not be seen among hundreds."""
+    case = MergeStatesCase(num_q_heads=2, head_size=16, num_tokens=200)
+    lines = drawn(picture(case, lines=["output[token 150, head 1, dim 0] = 1.0, expected 2.0"]))
+    assert any(line.split() == ["150", "1", "finite", "finite", "✗", "fails"] for line in lines)
+    assert "... and 367 more pairs" in lines
+
+
 def test_field_table_lists_defaults_too() -> None:
     """The table would leave out fields that still have their default."""
     rows = dict(line.split(maxsplit=1) for line in drawn(field_table(paged(seq_lens=(4,)))) if line)
