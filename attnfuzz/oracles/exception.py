@@ -20,6 +20,8 @@ _WRAPPERS = ("InterpreterError", "CompilationError", "CompileTimeAssertionFailur
 """Triton's exceptions around the one that says what happened."""
 
 _CUDA_ERROR = re.compile(r"(?:CUDA error|Triton Error \[CUDA\]|CUDA driver error): *(?:an? )?(?P<what>[^\n.]*)")
+_SHOWN_FRAME_WAITED = "CUDA reports errors late: the frame shown may only have waited for the kernel"
+_NO_FRAME = "CUDA reports errors late: with CUDA_LAUNCH_BLOCKING=1 the launch itself would raise"
 _FRAMEWORK = Path(attnfuzz.__file__).parent
 _KERNELS = (_FRAMEWORK / "kernels", _FRAMEWORK.parent / "kernels")
 _LIBRARIES = ("site-packages", "dist-packages", "lib/python")
@@ -31,20 +33,21 @@ class EnvironmentProblem(RuntimeError):  # noqa: N818 - a condition with a remed
 
 
 def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
-    """What an exception means. A CUDA error that outlives the call is a crash, and fatal whether asked for or not.
+    """What an exception means. A lost CUDA context is a crash, whatever the kernel raised.
 
-    Raises `EnvironmentProblem`.
+    That is fatal whether asked for or not, and so is memory that ran out: the kernel may still hold it. Raises
+    `EnvironmentProblem`.
     """
     error = raised.error
     if isinstance(error, ResultError):
         failure = Failure(oracle="exception", kind="result", message=str(error))
         return Verdict(failure=failure if "exception" in oracles else None)
-    what = _cuda_error(error)
-    if what is not None and _is_sticky():
-        failure = _crash(what, error)
-        return Verdict(failure=failure if "crash" in oracles else None, fatal=True)
+    what = _why_context_is_lost(error)
+    if what is not None:
+        return Verdict(failure=_crash(what, error) if "crash" in oracles else None, fatal=True)
     _raise_if_environment(error)
-    return Verdict(failure=_failure(error) if "exception" in oracles else None)
+    exhausted = isinstance(error, torch.OutOfMemoryError)
+    return Verdict(failure=_failure(error) if "exception" in oracles else None, fatal=exhausted)
 
 
 def _raise_if_environment(error: BaseException) -> None:
@@ -73,7 +76,7 @@ def _crash(what: str, error: BaseException) -> Failure:
         oracle="crash",
         kind=f"cuda:{what}",
         message=f"the kernel left a CUDA error: {what}",
-        details=(*_shown(frames), "CUDA reports errors late: the frame shown may only have waited for the kernel"),
+        details=(*_shown(frames), _SHOWN_FRAME_WAITED if frames else _NO_FRAME),
     )
 
 
@@ -134,10 +137,15 @@ def _cuda_error(error: BaseException) -> str | None:
     return match["what"].removesuffix(" was encountered").strip() if match else None
 
 
-def _is_sticky() -> bool:
-    """Whether the process's CUDA context is lost, rather than one launch refused."""
+def _why_context_is_lost(error: BaseException) -> str | None:
+    """What CUDA says after an error that outlives the call; None if the context is intact, one launch merely refused.
+
+    What was raised does not tell: a kernel may wrap CUDA's error, or raise while a faulty launch is still under way.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch does not annotate it
+        return None
     try:
         torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
+    except RuntimeError as lost:
+        return _cuda_error(error) or _cuda_error(lost) or _first_line(lost)
+    return None

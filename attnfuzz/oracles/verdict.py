@@ -43,7 +43,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one case on one kernel. ``failure`` is None when every oracle is content.
 
     ``error_ratio`` is the largest |error| / bound seen, 0.0 if nothing was compared (infinite for a wrong NaN).
-    ``fatal`` is set when the process must not be used again (a sticky CUDA error).
+    ``fatal`` is set when the process must not be used again (a sticky CUDA error, exhausted memory).
     """
 
     failure: Failure | None = None

@@ -121,14 +121,18 @@ class TestCudaErrors:
     def fail(inputs: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for `cudaError...'")
 
-    def test_lost_context_is_a_fatal_crash(self, plant: Any, dense: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The process would go on with a GPU context that fails every later case."""
+    @pytest.mark.parametrize("fail", [fail, raise_index_error])
+    def test_lost_context_is_a_fatal_crash(
+        self, fail: Any, plant: Any, dense: Case, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The process would go on with a GPU context that fails every later case, whatever the kernel made of it."""
 
         def lost() -> None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "synchronize", lost)
-        verdict = judge(plant(before=self.fail), dense, device="cpu")
+        verdict = judge(plant(before=fail), dense, device="cpu")
         assert verdict.fatal
         assert verdict.failure is not None
         assert (verdict.failure.oracle, verdict.failure.kind) == ("crash", "cuda:illegal memory access")
@@ -137,5 +141,17 @@ class TestCudaErrors:
         self, plant: Any, dense: Case, failure_of: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """An executor would be thrown away for a launch that CUDA merely refused."""
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
         assert failure_of(plant(before=self.fail), dense).oracle == "exception"
+
+    def test_exhausted_memory_is_an_exception_that_ends_the_process(self, plant: Any, dense: Case) -> None:
+        """What the kernel still holds would fail the cases after it."""
+
+        def exhaust(inputs: Any) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+
+        verdict = judge(plant(before=exhaust), dense, device="cpu")
+        assert verdict.fatal
+        assert verdict.failure is not None
+        assert (verdict.failure.oracle, verdict.failure.kind) == ("exception", "OutOfMemoryError in exhaust")

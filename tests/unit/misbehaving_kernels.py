@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.execution import judging
 
 CORRECT_ONLY_FOR = 7
 """The sequence length from which `wrong_from_seven` drops a token."""
@@ -83,5 +84,17 @@ def leaves_cuda_error(inputs: Any) -> None:
     def lost(device: object = None) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
+    torch.cuda.is_initialized = lambda: True
     torch.cuda.synchronize = lost  # what a lost context does
     lost()
+
+
+def starve(*_: Any, **__: Any) -> Any:
+    """What cases get once the memory of the GPU is taken."""
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+
+@attnfuzz.kernel("dense_decode")
+def leaves_no_memory(inputs: Any) -> Any:
+    vars(judging)["judge"] = starve
+    return solve(inputs)
