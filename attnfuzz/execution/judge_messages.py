@@ -46,10 +46,15 @@ class JudgeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JudgeReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`environment`: why no kernel of this kind can be judged here, in one sentence; there is no verdict then."""
+    """Without a verdict, one sentence on the reason.
+
+    `environment`: no kernel of this kind can be judged here. `exhausted`: the GPU memory that this process may use does
+    not hold the case beside what earlier ones left there; the process ends.
+    """
 
     verdict: Verdict | None = None
     environment: str | None = None
+    exhausted: str | None = None
 
 
 class DeviceReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,6 +28,10 @@ __all__ = ["JudgingService"]
 
 _LIBRARIES = ("torch", "triton", "numpy")
 
+_GPU_SHARE = 0.1
+_LEAST_GPU_BYTES = 4 << 30
+"""Four runs of a case of the largest size, with their snapshots and its reference."""
+
 
 class JudgingService:
     """Kernels are imported once per process. Methods: `declarations`, `judge`, `device` (see `judge_messages`)."""
@@ -45,12 +49,12 @@ class JudgingService:
         }
 
     def handle(self, method: str, payload: bytes) -> bytes:
-        """Answer one call; raises `ExitAfterReply` after a verdict that leaves the process unusable."""
+        """Answer one call; raises `ExitAfterReply` if that leaves the process unusable."""
         if method not in self._methods:
             raise ValueError(f"method={method!r} must be one of {sorted(self._methods)}")
         reply = self._methods[method](payload)
         body = msgspec.json.encode(reply)
-        if isinstance(reply, JudgeReply) and reply.verdict is not None and reply.verdict.fatal:
+        if isinstance(reply, JudgeReply) and (reply.exhausted or (reply.verdict is not None and reply.verdict.fatal)):
             raise ExitAfterReply(body)
         return body
 
@@ -59,6 +63,8 @@ class JudgingService:
         """ "cuda" if a GPU can be used, else "cpu"; decided at first use, since CUDA does not survive a fork."""
         if self._device is None:
             self._device = "cuda" if torch.cuda.is_available() else "cpu"
+            if self._device == "cuda":
+                _cap_gpu_memory()
         return self._device
 
     def _declarations(self, payload: bytes) -> DeclarationsReply:
@@ -92,6 +98,8 @@ class JudgingService:
             )
         except EnvironmentProblem as problem:
             return JudgeReply(environment=str(problem))
+        except torch.OutOfMemoryError as error:  # not the kernel's: that one is a verdict
+            return JudgeReply(exhausted=str(error).strip().partition("\n")[0])
         return JudgeReply(verdict=to_wire(verdict))
 
     def _describe_device(self, payload: bytes) -> DeviceReply:
@@ -99,6 +107,12 @@ class JudgingService:
         name = torch.cuda.get_device_name() if self.device == "cuda" else _processor_name()
         versions = {"python": platform.python_version()} | {name: _version(name) for name in _LIBRARIES}
         return DeviceReply(self.device, name, versions)
+
+
+def _cap_gpu_memory() -> None:
+    """Let a kernel that allocates without end fail soon, and leave the other executors on the GPU theirs."""
+    total = torch.cuda.get_device_properties().total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, max(_GPU_SHARE, _LEAST_GPU_BYTES / total)))
 
 
 def _version(library: str) -> str:

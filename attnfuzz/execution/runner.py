@@ -24,7 +24,7 @@ from attnfuzz.execution.outcomes import Died, ExecutorUnavailable, Reply, TimedO
 from attnfuzz.execution.zygote_client import Zygote
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Verdict
 from attnfuzz.problems.cases import Case, encode_case
-from attnfuzz.problems.limits import check_size
+from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["DEFAULT_TIMEOUT_S", "SERVICE", "Device", "Runner"]
@@ -109,18 +109,20 @@ class Runner:
         `thorough=False` believes a first run that is right (see `attnfuzz.oracles.judge`): a case that passes takes
         half the time. Importing the kernel does not count against `timeout_s`.
 
-        Raises `CaseTooLarge`, `KernelLoadError`, `ExecutorUnavailable` (the environment cannot run kernels), and
-        `ServiceError` for a bug of the framework.
+        Raises `CaseTooLarge`, also if the GPU has no memory for it, `KernelLoadError`, `ExecutorUnavailable` (the
+        environment cannot run kernels), and `ServiceError` for a bug of the framework.
         """
         check_size(case)
-        self._ensure_loaded(declaration)
         encoded = msgspec.Raw(encode_case(case))
         request = JudgeRequest(declaration.target, encoded, self.oracles, self.tolerance, thorough)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        outcome = self._executor.call("judge", msgspec.json.encode(request), timeout_s=timeout_s)
-        if not isinstance(outcome, Reply):
-            return self._verdict_on(outcome)
-        reply = msgspec.json.decode(outcome.body, type=JudgeReply)
+        reply = self._ask(declaration, request, timeout_s)
+        if isinstance(reply, JudgeReply) and reply.exhausted is not None:  # a fresh process has the memory to itself
+            reply = self._ask(declaration, request, timeout_s)
+        if not isinstance(reply, JudgeReply):
+            return self._verdict_on(reply)
+        if reply.exhausted is not None:
+            raise CaseTooLarge(f"the case does not fit into the GPU's memory; free some there: {reply.exhausted}")
         if reply.verdict is None:
             raise ExecutorUnavailable(reply.environment or "the executor cannot judge")
         return from_wire(reply.verdict)
@@ -178,6 +180,11 @@ class Runner:
         del self.environment
         self.zygote = Zygote.start("cpu", service=SERVICE)
         self._executor = self._new_executor()
+
+    def _ask(self, declaration: Declaration, request: JudgeRequest, timeout_s: float) -> JudgeReply | Died | TimedOut:
+        self._ensure_loaded(declaration)
+        outcome = self._executor.call("judge", msgspec.json.encode(request), timeout_s=timeout_s)
+        return msgspec.json.decode(outcome.body, type=JudgeReply) if isinstance(outcome, Reply) else outcome
 
     def _ensure_loaded(self, declaration: Declaration) -> None:
         """Have the present executor import the kernel, with more patience than for a case."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from attnfuzz.execution.judge_messages import (
     DeclarationsReply,
@@ -74,6 +75,18 @@ def test_environment_problem_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("attnfuzz.execution.judging.judge", fail)
     reply = msgspec.json.decode(JudgingService().handle("judge", request("correct")), type=JudgeReply)
     assert reply == JudgeReply(environment="install another NumPy")
+
+
+def test_exhausted_memory_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case that finds no memory would count as a bug of the framework, and so would every one after it."""
+
+    def fail(*_: Any, **__: Any) -> Verdict:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nGPU 0 has a total capacity of 8 GiB")
+
+    monkeypatch.setattr("attnfuzz.execution.judging.judge", fail)
+    with pytest.raises(ExitAfterReply) as stop:
+        JudgingService().handle("judge", request("correct"))
+    assert msgspec.json.decode(stop.value.body, type=JudgeReply) == JudgeReply(exhausted="CUDA out of memory.")
 
 
 def test_device_is_described() -> None:

@@ -124,6 +124,23 @@ def test_lost_gpu_context_ends_the_executor(runner: Runner, declared: dict[str, 
     assert runner.restarts == restarts + 1
 
 
+def test_exhausted_executor_is_replaced(runner: Runner, declared: dict[str, Declaration]) -> None:
+    """A kernel that keeps GPU memory would be followed by cases that cannot be judged."""
+    assert runner.judge(declared["leaves_no_memory"], CASE).failure is None
+    restarts = runner.restarts
+    assert runner.judge(declared["correct"], CASE).failure is None
+    assert runner.restarts == restarts + 1
+
+
+def test_case_that_finds_no_memory_in_a_fresh_process_is_too_large(runner: Runner, tmp_path: Path) -> None:
+    """Executors would be replaced without end for a case that a GPU full of something else has no room for."""
+    path = tmp_path / "starving.py"
+    path.write_text(f"{KERNELS.read_text()}\n\nvars(judging)['judge'] = starve\n")
+    (declaration,) = runner.declarations([f"{path}:correct"])
+    with pytest.raises(CaseTooLarge, match="does not fit into the GPU's memory"):
+        runner.judge(declaration, CASE)
+
+
 def test_next_case_passes_after_a_death(runner: Runner, declared: dict[str, Declaration]) -> None:
     """One crash would spoil the verdicts that follow."""
     failure(runner, declared["segfaults"])
