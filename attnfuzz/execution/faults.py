@@ -10,6 +10,7 @@ from attnfuzz.oracles.verdict import Failure
 __all__ = ["failure_of"]
 
 _FRAME = re.compile(r'^ +File "(?P<path>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
+_WAIT_FOR_GPU = re.compile(r'^ +File "[^"]*[/\\]torch[/\\]cuda[/\\][^"]*", line \d+ in synchronize$', re.MULTILINE)
 _FRAMEWORK = re.compile(r"[/\\]attnfuzz[/\\](?!kernels[/\\])")
 _LIBRARIES = re.compile(r"[/\\](?:site-packages|dist-packages)[/\\]|[/\\]lib[/\\]python3|^<frozen ")
 _MAX_LINES = 24
@@ -35,14 +36,15 @@ def failure_of(outcome: Died | TimedOut) -> Failure:
 
 
 def _hang(outcome: TimedOut) -> Failure:
-    frames = _kernel_frames(outcome.stack)
-    where = f"; it was at {frames[0]}" if frames else ""
-    return Failure(
-        oracle="hang",
-        kind="timeout",
-        message=f"the kernel did not finish within {outcome.after_s:.3g} s{where}",
-        details=tuple(str(frame) for frame in frames) or _tail(outcome.stack),
-    )
+    message = f"the kernel did not finish within {outcome.after_s:.3g} s"
+    details = _tail(outcome.stack)
+    if frames := _kernel_frames(outcome.stack):
+        message += f"; it was at {frames[0]}"
+        details = tuple(map(str, frames))
+    elif _WAIT_FOR_GPU.search(outcome.stack):
+        message += "; what it launched still runs on the GPU"
+        details = ()
+    return Failure(oracle="hang", kind="timeout", message=message, details=details)
 
 
 def _kind(died: Died) -> str:

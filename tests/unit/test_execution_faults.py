@@ -62,4 +62,16 @@ def test_hang_says_where() -> None:
     assert failure.message == (
         "the kernel did not finish within 2.5 s; it was at /home/me/kernels.py:33, in walk_pages"
     )
+    assert failure_of(TimedOut(2.5, "Current thread\n")).details == ("Current thread",)
     assert failure_of(TimedOut(2.5, "")).message == "the kernel did not finish within 2.5 s"
+
+
+def test_hang_on_the_gpu_is_told_from_one_on_the_host() -> None:
+    """An engineer would be shown the stack of attnfuzz, which only waits for the kernel's launches."""
+    stack = """Current thread 0x00007f2b (most recent call first):
+  File "/home/me/.venv/lib/python3.11/site-packages/torch/cuda/__init__.py", line 1104 in synchronize
+  File "/home/me/attnfuzz/oracles/observation.py", line 72 in observe
+"""
+    failure = failure_of(TimedOut(2.5, stack))
+    assert failure.message == "the kernel did not finish within 2.5 s; what it launched still runs on the GPU"
+    assert failure.details == ()
