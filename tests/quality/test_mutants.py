@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from attnfuzz.execution.runner import Runner
-from attnfuzz.problems.cases import MergeStatesCase
+from attnfuzz.problems.cases import MergeStatesCase, encode_case
 from tests.quality.hunting import hunt
 from tests.quality.mutants import MUTANTS, mutant_named
 
@@ -30,9 +30,8 @@ def test_found_shrunk_and_absent_from_the_correct_kernel(name: str, tmp_path: Pa
         assert catch.regression.finding.oracle == mutant.oracle
     rows = case.num_tokens if isinstance(case, MergeStatesCase) else case.num_seqs
     assert rows <= 2
-    assert {
-        field: value for field, value in msgspec.to_builtins(case).items() if field in mutant.minimal
-    } == mutant.minimal
+    fields = msgspec.json.decode(encode_case(case))
+    assert {field: fields[field] for field in mutant.minimal} == mutant.minimal
     (correct,) = runner.declarations([mutant.kernel])
     assert runner.judge(correct, case).failure is None
 
