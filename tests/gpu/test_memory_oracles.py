@@ -1,0 +1,64 @@
+"""The oracles on memory see on a GPU what they see on a CPU, and nothing in a correct kernel."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.execution.runner import Runner
+from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.recipes import Pages, Values
+from attnfuzz.problems.supports import DTYPES, Dtype
+
+Broken = dict[str, Declaration]
+
+VALUES = Values(keys="normal", values="normal")
+DENSE = DenseDecodeCase(
+    num_q_heads=4, num_kv_heads=2, head_size=16, seq_lens=(5, 0, 37), scale=0.25, extra_rows=2, values=VALUES
+)
+PAGED = PagedDecodeCase(
+    num_q_heads=4, num_kv_heads=2, head_size=16, seq_lens=(5, 0, 37), scale=0.25, block_size=8, values=VALUES,
+    pages=Pages(order="shuffled", spare_blocks=2, extra_columns=1),
+)  # fmt: skip
+CASES: dict[str, Case] = {"dense_decode": DENSE, "paged_decode": PAGED}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["correct", "correct_on_pages"])
+def test_correct_kernel_is_left_alone(name: str, dtype: Dtype, runner: Runner, broken: Broken) -> None:
+    """A right kernel would be accused, with different memory on a GPU as the reason."""
+    case = msgspec.structs.replace(CASES[broken[name].problem], dtype=dtype)
+    verdict = runner.judge(broken[name], case)
+    assert verdict.failure is None
+    assert 0 < verdict.error_ratio < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "oracle", "kind"),
+    [
+        ("writes_after_out", "red_zone", "write after out"),
+        ("writes_before_lse", "red_zone", "write before lse"),
+        ("writes_after_workspace", "red_zone", "write after workspace"),
+        ("modifies_query", "red_zone", "q modified"),
+        ("reads_past_the_length", "dead_memory", "out"),
+        ("reads_page_tail", "dead_memory", "out"),
+        ("leaves_last_row", "unwritten", "out"),
+        ("reads_workspace_early", "unwritten", "read before written"),
+        ("counts_its_calls", "determinism", "out"),
+    ],
+)
+def test_broken_kernel(name: str, oracle: str, kind: str, runner: Runner, broken: Broken) -> None:
+    """A kernel that touches what is not its own would pass on a GPU, or be blamed for something else."""
+    failure = runner.judge(broken[name], CASES[broken[name].problem]).failure
+    assert failure is not None
+    assert (failure.oracle, failure.kind) == (oracle, kind)
+
+
+def test_stray_write_is_measured(runner: Runner, broken: Broken) -> None:
+    """An engineer would be told the wrong distance, with elements of two bytes in the place of bytes."""
+    failure = runner.judge(broken["writes_after_out"], DENSE).failure
+    assert failure is not None
+    assert failure.message == (
+        "the kernel wrote 1 element after out (float16 [3, 4, 16]): the nearest is 1 element past its end"
+    )
