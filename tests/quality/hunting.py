@@ -34,14 +34,16 @@ class Catch:
         return self.regression.case
 
 
-def hunt(mutant: Mutant, folder: Path, *, seed: int, workers: int) -> Catch:
+def hunt(
+    mutant: Mutant, folder: Path, *, seed: int, workers: int, device: str = "cpu", budget_s: int = BUDGET_S
+) -> Catch:
     """Explore the mutant until its bug is found and shrunk; raises AssertionError if it is not within the budget."""
     target = plant(mutant, folder)
     summary = folder / "summary.json"
-    command = [sys.executable, "-m", "attnfuzz", "explore", target, "--budget", f"{BUDGET_S}s", "--fail-fast"]
-    command += ["--device", "cpu", "--workers", str(workers), "--seed", str(seed)]
+    command = [sys.executable, "-m", "attnfuzz", "explore", target, "--budget", f"{budget_s}s", "--fail-fast"]
+    command += ["--device", device, "--workers", str(workers), "--seed", str(seed)]
     command += ["--save-dir", str(folder / "found"), "--json", str(summary)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * BUDGET_S)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * budget_s)
     if done.returncode != 1:
         raise AssertionError(f"{mutant.name} was not found (exit {done.returncode}):\n{done.stdout}\n{done.stderr}")
     report = json.loads(summary.read_text())
