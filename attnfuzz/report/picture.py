@@ -31,6 +31,8 @@ _MAX_SEQS = 16
 _MAX_ENTRIES = 8
 _MAX_STATES = 32
 
+_TOKEN = r"\btoken (\d+)(?: \([^()]*\))? of sequence (\d+)"
+
 
 @dataclass(frozen=True, slots=True)
 class Blame:
@@ -43,9 +45,9 @@ class Blame:
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> Blame:
-        """Read "token 16 of sequence 0", "sequence 0" and "out[seq 0, ..." out of an oracle's message and details."""
+        """Read "token 16 (page 1, offset 0) of sequence 0", "sequence 0" and "out[seq 0, ..." out of an oracle's message and details."""
         text = "\n".join(lines)
-        tokens = [(int(seq), int(token)) for token, seq in re.findall(r"\btoken (\d+) of sequence (\d+)", text)]
+        tokens = [(int(seq), int(token)) for token, seq in re.findall(_TOKEN, text)]
         rows = [int(seq) for seq in re.findall(r"(?:\bsequence |\[seq )(\d+)", text)]
         states = [(int(token), int(head)) for token, head in re.findall(r"\[token (\d+), head (\d+)", text)]
         return cls(frozenset(tokens), frozenset(rows), frozenset(states))

@@ -137,7 +137,7 @@ def test_boxes_wrap_at_the_console_width() -> None:
 @pytest.mark.parametrize(
     ("line", "tokens", "rows"),
     [
-        ("token 16 of sequence 2 (page 1, offset 0) is dropped", {(2, 16)}, {2}),
+        ("token 16 (page 1, offset 0) of sequence 2 is dropped", {(2, 16)}, {2}),
         ("NaN in out of sequence 3", set(), {3}),
         ("out[seq 4, head 3, dim 5] = 1.0, expected 2.0", set(), {4}),
         ("the kernel raised ValueError", set(), set()),
