@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
+from attnfuzz.execution.compiler_key import compute_compiler_key
 from attnfuzz.execution.interpreter import install_fast_patching
 from attnfuzz.execution.judge_messages import (
     DeclarationsReply,
@@ -25,6 +26,8 @@ from attnfuzz.oracles.judge import judge
 from attnfuzz.problems.cases import decode_case
 
 __all__ = ["JudgingService"]
+
+compute_compiler_key()  # the zygote imports this module, for all executors
 
 _LIBRARIES = ("torch", "triton", "numpy")
 
