@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from attnfuzz.execution.runner import Runner
+from attnfuzz.problems.cases import encode_case
 from tests.quality.hunting import hunt
 from tests.quality.mutants import mutant_named
 
@@ -30,11 +30,10 @@ def test_planted_bug(name: str, tmp_path: Path, runner: Runner, record_property:
     catch = hunt(mutant, tmp_path, seed=1, workers=2, device="cuda", budget_s=BUDGET_S)
     for what in ("cases", "first_seen_s", "shrunk_s"):
         record_property(what, getattr(catch, what))
-    record_property("case", msgspec.json.encode(catch.case).decode())
+    record_property("case", encode_case(catch.case).decode())
     assert catch.regression.finding.oracle == mutant.oracle
-    assert {
-        field: value for field, value in msgspec.to_builtins(catch.case).items() if field in mutant.minimal
-    } == mutant.minimal
+    found = json.loads(encode_case(catch.case))
+    assert {field: found[field] for field in mutant.minimal} == mutant.minimal
     correct, mutated = runner.declarations([mutant.kernel, catch.target])
     assert runner.judge(correct, catch.case).failure is None
     again = runner.judge(mutated, catch.case).failure

@@ -65,7 +65,7 @@ def test_hang(runner: Runner, broken: Broken) -> None:
     assert (verdict.failure.oracle, verdict.failure.kind) == ("hang", "timeout")
     assert verdict.failure.message == (
         f"the kernel did not finish within {HANG_S:.3g} s; what it launched still runs on the GPU"
-    )
+    ), verdict.failure.details
 
 
 def test_hang_does_not_stop_other_executors(runner: Runner, broken: Broken) -> None:
