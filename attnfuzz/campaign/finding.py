@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
+from attnfuzz.campaign.aspects import telling
 from attnfuzz.campaign.signature import Signature, Symptom, case_features
 from attnfuzz.corpus import FindingRecord, Regression, current_environment
 from attnfuzz.declaration import Declaration
@@ -12,6 +15,9 @@ from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
 
 __all__ = ["Finding"]
+
+_ALSO = "also shows as: "
+_MAX_ALSO = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +44,15 @@ class Finding:
     replaces: Path | None = None
     features: frozenset[str] = field(default_factory=frozenset)
 
+    def also_shows_as(self, other: Finding) -> None:
+        """Name ``other``, and what that was known to show as, among the details of this finding."""
+        mine = [line for line in self.failure.details if not line.startswith(_ALSO)]
+        its = [line for line in other.failure.details if line.startswith(_ALSO)]
+        its = [f"{_ALSO}{other.signature}: {other.failure.message}", *its]
+        lines = [line for line in self.failure.details if line.startswith(_ALSO)]
+        kept = tuple(dict.fromkeys(lines + its))[:_MAX_ALSO]
+        self.failure = msgspec.structs.replace(self.failure, details=(*mine, *kept))
+
     @property
     def symptom(self) -> Symptom:
         """Kernel, oracle and kind."""
@@ -61,7 +76,7 @@ class Finding:
 
     def regression(self, device: str) -> Regression:
         """What is saved of it."""
-        record = FindingRecord.of(self.failure, self.signature.features)
+        record = FindingRecord.of(self.failure, telling(self.signature.features))
         return Regression(
             problem=self.declaration.problem,
             kernel=self.declaration.target,

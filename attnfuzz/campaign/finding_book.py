@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 
+from attnfuzz.campaign.aspects import aspects, telling
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
 from attnfuzz.campaign.reporter import Reporter
+from attnfuzz.campaign.same_bug import are_same_bug, is_explained
 from attnfuzz.campaign.saving import SaveFolder
 from attnfuzz.campaign.signature import Symptom
 from attnfuzz.declaration import Declaration
@@ -108,28 +110,38 @@ class FindingBook:
 
     def _settle(self, finding: Finding) -> None:
         finding.minimised = True
-        for other in [other for other in self.findings if other.minimised and other is not finding]:
-            if _are_same_bug(finding, other):
-                kept, dropped = sorted((finding, other), key=_simplicity)
-                kept.first_seen_s = min(kept.first_seen_s, dropped.first_seen_s)
-                self._drop(dropped)
-                if dropped is finding:
-                    return
+        while (other := self._same_bug_as(finding)) is not None:
+            kept, dropped = sorted((finding, other), key=_preference)
+            kept.first_seen_s = min(kept.first_seen_s, dropped.first_seen_s)
+            if (kept.symptom, kept.features) != (dropped.symptom, dropped.features):
+                kept.also_shows_as(dropped)
+            self._drop(dropped)
+            if dropped is finding:
+                self._folder.save(kept)
+                self._reporter.known(finding)
+                return
         self._folder.save(finding)
         self._reporter.shrunk(finding)
+
+    def _same_bug_as(self, finding: Finding) -> Finding | None:
+        """The settled finding that has most in common with ``finding``, if they are one bug."""
+        others = [other for other in self.findings if other.minimised and other is not finding]
+        same = [other for other in others if are_same_bug(finding, other)]
+        mine = aspects(finding.signature.features)
+        return max(same, key=lambda other: len(mine & aspects(other.signature.features)), default=None)
 
     def _drop(self, finding: Finding) -> None:
         self.findings.remove(finding)
         self._folder.forget(finding)
 
 
-def _are_same_bug(a: Finding, b: Finding) -> bool:
-    """Whether either would have been passed over silently, had the other been found first."""
-    mine, its = a.signature, b.signature
-    if a.is_flaky and b.is_flaky and a.declaration.target == b.declaration.target:
-        return mine.features <= its.features or its.features <= mine.features
-    return mine.explains(its.symptom, its.features) or its.explains(mine.symptom, mine.features)
-
-
-def _simplicity(finding: Finding) -> tuple[object, ...]:
-    return (len(finding.signature.features), *size_key(finding.case, options=finding.declaration.options))
+def _preference(finding: Finding) -> tuple[object, ...]:
+    """Of two findings of one bug the first is kept: needs least, has been shrunk, is explained best, is smallest."""
+    features = finding.signature.features
+    return (
+        len(aspects(features)),
+        finding.shrunk_s is None,
+        len(telling(features)),
+        not is_explained(finding.failure),
+        *size_key(finding.case, options=finding.declaration.options),
+    )

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 
 import msgspec
 
+from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects
 from attnfuzz.campaign.judging import OutOfTime, Patience, TimedJudge, Unjudged
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
+from attnfuzz.campaign.siblings import strides_swapped, without
 from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom, case_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.minimise import minimise
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.features import KV_STRIDES_DIFFER
 
 __all__ = ["Pursuit", "Suspect"]
 
@@ -107,10 +110,12 @@ class Pursuit:
             self._close_as_known()
             return True
         try:
+            self._step_past_known()
             self._shrink()
         except _SameBug:
             self._close_as_known()
         else:
+            self._look_beside()
             self._close_as_new()
         return True
 
@@ -144,6 +149,55 @@ class Pursuit:
         named = next((failure for failure in failures if failure.oracle == "determinism"), None)
         if named is not None and self._first.failure.oracle not in _CONFIRMATIONS:
             self._step_to(self._first.as_(self._first.case, named))
+
+    def _step_past_known(self) -> None:
+        """Another symptom of a known bug is gone when what that bug is about is gone; what is not, is another bug."""
+        for aspect in self._suspected_aspects():
+            siblings = without(aspect, self._first.declaration, self._now.case)
+            if not siblings:
+                continue
+            try:
+                failing = [other for other in map(self._failing_one, siblings) if other is not None]
+            except OutOfTime:
+                return
+            news = [other for other in failing if not self._known.explains(other.symptom, other.features)]
+            if news:
+                self._start_again(news[0])
+            elif all(other.symptom != self._now.symptom for other in failing):
+                raise _SameBug
+
+    def _suspected_aspects(self) -> list[str]:
+        """Aspects that alone make a known bug of the same kernel which the suspect may be."""
+        symptom, oracles = self._now.symptom, SILENT_ORACLES
+        if self._flaky or symptom.oracle not in oracles:
+            return []
+        mine = aspects(self._now.features)
+        known = (aspects(signature.features) for signature in self._known.of_oracles(symptom.kernel, oracles))
+        return sorted({next(iter(its)) for its in known if len(its) == 1 and its <= mine})
+
+    def _failing_one(self, case: Case) -> Suspect | None:
+        failure = self._failure_of(case, patience="short")
+        return None if failure is None else self._now.as_(case, failure)
+
+    def _start_again(self, suspect: Suspect) -> None:
+        """Take up ``suspect`` instead."""
+        self._needed = suspect.features
+        self._symptoms = []
+        self._step_to(suspect)
+
+    def _look_beside(self) -> None:
+        """Find out whether the strides of K or V matter, or that they differ: the smallest case cannot tell."""
+        if KV_STRIDES_DIFFER not in self._needed:
+            return
+        declaration, case = self._now.declaration, self._now.case
+        try:
+            alike = [sibling for sibling in without(KV_STRIDES_DIFFER, declaration, case) if self._fails_alike(sibling)]
+            swapped = strides_swapped(declaration, case)
+            beside = alike or [one for one in (swapped,) if one is not None and self._fails_alike(one)]
+        except (_CutOff, _SameBug):
+            return
+        for sibling in beside:
+            self._needed &= case_features(declaration, sibling)
 
     def _shrink(self) -> None:
         before = self._now
@@ -222,6 +276,8 @@ class Pursuit:
             return None
 
     def _close_as_new(self) -> None:
+        if not aspects(self._needed) and aspects(self._now.features):
+            self._needed = self._now.features  # it slipped from one bug to another, which must not explain both
         self._send(
             Minimised(
                 finding=self._finding,

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attnfuzz.campaign.aspects import telling
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.features import features
+from attnfuzz.problems.features import features, general_features
 
 __all__ = ["KnownFindings", "Signature", "Symptom", "case_features"]
 
@@ -20,8 +21,11 @@ _WRONG_NUMBERS = {"value": 0, "inf": 1, "nan": 2}
 
 
 def case_features(declaration: Declaration, case: Case) -> frozenset[str]:
-    """What makes ``case`` more than the simplest case that the kernel supports."""
-    return features(case, supports=declaration.supports, options=declaration.options)
+    """What makes ``case`` more than the simplest case that the kernel supports, in particular and in general."""
+    supports, options = declaration.supports, declaration.options
+    return features(case, supports=supports, options=options) | general_features(
+        case, supports=supports, options=options
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class Signature:
         return self.symptom == symptom and self.features <= features
 
     def __str__(self) -> str:
-        needs = ", ".join(sorted(self.features)) or "any case"
+        needs = ", ".join(sorted(telling(self.features))) or "any case"
         return f"{self.symptom.oracle}/{self.symptom.kind} [{needs}]"
 
 

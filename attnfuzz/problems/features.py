@@ -8,10 +8,17 @@ from attnfuzz.problems.boundaries import has_empty_split, num_splits_of
 from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.choices import default_scale, is_power_of_two
 from attnfuzz.problems.recipes import Pages, Values
+from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
 from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.strides import strided_layout
 from attnfuzz.problems.supports import OptionValue, Supports
 
-__all__ = ["features"]
+__all__ = ["CACHE_STRIDES", "CACHE_TENSORS", "KV_STRIDES_DIFFER", "features", "general_features"]
+
+CACHE_STRIDES = "cache strides"
+KV_STRIDES_DIFFER = "K and V strides differ"
+CACHE_TENSORS = (("k", "v"), ("k_cache", "v_cache"))
+"""Names of K and V by problem."""
 
 
 def features(
@@ -26,6 +33,41 @@ def features(
     if supports is None and options is None:
         return found
     return found - frozenset(_features(simplest_case(case.problem, supports or Supports(), options or {})))
+
+
+def general_features(
+    case: Case, *, supports: Supports | None = None, options: Mapping[str, tuple[OptionValue, ...]] | None = None
+) -> frozenset[str]:
+    """What the cases that one mistake in address arithmetic spoils have in common, whichever of them is met first.
+
+    ``"strides:k_cache"`` stands beside every ``"strides:k_cache=..."`` and every layout that moves K in memory, and so
+    on for each tensor; ``CACHE_STRIDES`` is any of this for K or V. ``KV_STRIDES_DIFFER`` compares the numbers.
+    As in ``features``, what even the kernel's simplest case has is left out.
+    """
+    simplest = simplest_case(case.problem, supports or Supports(), options or {})
+    found = {f"strides:{name}" for name, kind in case.strides.items() if kind != "contiguous"}
+    if getattr(case, "layout", None) != getattr(simplest, "layout", None):
+        found |= {"strides:k_cache", "strides:v_cache"}
+    if any(f"strides:{name}" in found for names in CACHE_TENSORS for name in names):
+        found.add(CACHE_STRIDES)
+    if _kv_strides_differ(case) and not _kv_strides_differ(simplest):
+        found.add(KV_STRIDES_DIFFER)
+    return frozenset(found)
+
+
+def _kv_strides_differ(case: Case) -> bool:
+    specs = tensor_specs(case)
+    for k, v in CACHE_TENSORS:
+        if k in specs and v in specs:
+            return _effective_strides(case, k) != _effective_strides(case, v)
+    return False
+
+
+def _effective_strides(case: Case, name: str) -> tuple[int, ...]:
+    """The strides of tensor ``name``, with 0 where its only index is 0."""
+    shape, dtype, _ = tensor_specs(case)[name]
+    strides = strided_layout(shape, strides_of(case, name), ITEMSIZE[dtype]).strides
+    return tuple(stride if size > 1 else 0 for size, stride in zip(shape, strides, strict=True))
 
 
 def _features(case: Case) -> Iterator[str]:

@@ -1,0 +1,45 @@
+"""Whether two findings of a campaign are reported as one.
+
+Workers pass over a failure in silence only if a known signature explains all of it. A report can go further: whatever
+is merged there has been looked into, and is named with the finding that stands for it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.signature import Symptom
+from attnfuzz.oracles.verdict import Failure
+
+__all__ = ["are_same_bug", "is_explained"]
+
+_PLACE = re.compile(r"(token|head|page|sequence|tile|split)s? \d+.* (is|are|reads?|equals?|counted|dropped)\b")
+
+
+def are_same_bug(a: Finding, b: Finding) -> bool:
+    """Whether the findings are taken for one bug of their kernel.
+
+    They are if either would have been passed over, had the other been found first; and if what one is about (strides,
+    layout, head mapping ...) is all or part of what the other is about, and they show as the same, or both as some
+    wrong number.
+    """
+    mine, its = a.signature, b.signature
+    if mine.symptom.kernel != its.symptom.kernel:
+        return False
+    if a.is_flaky and b.is_flaky:
+        return mine.features <= its.features or its.features <= mine.features
+    if mine.explains(its.symptom, its.features) or its.explains(mine.symptom, mine.features):
+        return True
+    less, more = sorted((aspects(mine.features), aspects(its.features)), key=len)
+    return bool(less) and less <= more and _may_be_alike(mine.symptom, its.symptom)
+
+
+def is_explained(failure: Failure) -> bool:
+    """Whether a diagnosis names what went wrong where, beyond the element that differs."""
+    return any(_PLACE.search(line) for line in (failure.message.partition("; ")[2], *failure.details))
+
+
+def _may_be_alike(a: Symptom, b: Symptom) -> bool:
+    return a == b or {a.oracle, b.oracle} <= SILENT_ORACLES
