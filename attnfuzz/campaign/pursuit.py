@@ -160,11 +160,13 @@ class Pursuit:
                 failing = [other for other in map(self._failing_one, siblings) if other is not None]
             except OutOfTime:
                 return
+            if any(other.symptom == self._now.symptom for other in failing):
+                continue
             news = [other for other in failing if not self._known.explains(other.symptom, other.features)]
-            if news:
-                self._start_again(news[0])
-            elif all(other.symptom != self._now.symptom for other in failing):
+            if not news:
                 raise _SameBug
+            self._start_again(news[0])
+            return
 
     def _suspected_aspects(self) -> list[str]:
         """Aspects that alone make a known bug of the same kernel which the suspect may be."""
@@ -191,13 +193,15 @@ class Pursuit:
             return
         declaration, case = self._now.declaration, self._now.case
         try:
-            alike = [sibling for sibling in without(KV_STRIDES_DIFFER, declaration, case) if self._fails_alike(sibling)]
-            swapped = strides_swapped(declaration, case)
-            beside = alike or [one for one in (swapped,) if one is not None and self._fails_alike(one)]
-        except (_CutOff, _SameBug):
+            for sibling in without(KV_STRIDES_DIFFER, declaration, case):
+                other = self._failing_one(sibling)
+                if other is not None and other.symptom == self._now.symptom:
+                    self._needed &= other.features
+            swapped = strides_swapped(declaration, case) if KV_STRIDES_DIFFER in self._needed else None
+            if swapped is not None and self._fails_alike(swapped):
+                self._needed &= case_features(declaration, swapped)
+        except (OutOfTime, _CutOff, _SameBug):
             return
-        for sibling in beside:
-            self._needed &= case_features(declaration, sibling)
 
     def _shrink(self) -> None:
         before = self._now
@@ -240,6 +244,7 @@ class Pursuit:
             return False
         if self._known.explains(other.symptom, other.features):
             if becomes:
+                self._needed &= other.features
                 raise _SameBug
             return False
         self._failing = other

@@ -1,0 +1,145 @@
+"""One kernel with several bugs: as many findings, however many symptoms each of them has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.finding_book import FindingBook
+from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Stop, Unconfirmed
+from attnfuzz.campaign.reporter import SilentReporter
+from attnfuzz.campaign.saving import SaveFolder
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
+from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.problems.features import KV_STRIDES_DIFFER, general_features
+from attnfuzz.problems.supports import Supports
+from tests.unit.test_campaign_search import Bench
+
+KERNEL = Declaration(
+    name="pretended",
+    problem="dense_decode",
+    supports=Supports(dtypes=("float16",), head_sizes=(16, 32)),
+    target="kernels.py:pretended",
+)
+
+Bug = Callable[[DenseDecodeCase], Failure | None]
+
+
+def failure(oracle: OracleName, kind: str) -> Failure:
+    return Failure(oracle=oracle, kind=kind, message=f"{oracle} objects")
+
+
+def as_address(case: DenseDecodeCase) -> Failure:
+    """How a wrong address shows depends on what lies there."""
+    if max(case.seq_lens) > 8:
+        return failure("dead_memory", "out")
+    return failure("unwritten", "out") if case.num_seqs > 1 else failure("accuracy", "out:value")
+
+
+def strides_of_k_for_v(case: DenseDecodeCase) -> Failure | None:
+    return as_address(case) if KV_STRIDES_DIFFER in general_features(case) else None
+
+
+def strides_of_k_ignored(case: DenseDecodeCase) -> Failure | None:
+    return as_address(case) if case.strides.get("k", "contiguous") not in ("contiguous", "offset") else None
+
+
+def strides_of_v_ignored(case: DenseDecodeCase) -> Failure | None:
+    return as_address(case) if case.strides.get("v", "contiguous") not in ("contiguous", "offset") else None
+
+
+def odd_group(case: DenseDecodeCase) -> Failure | None:
+    return failure("accuracy", "out:value") if case.gqa_ratio in (3, 5, 6, 7) else None
+
+
+def empty_sequence(case: DenseDecodeCase) -> Failure | None:
+    return failure("accuracy", "out:nan") if 0 in case.seq_lens else None
+
+
+def long_sequence(case: DenseDecodeCase) -> Failure | None:
+    return failure("accuracy", "out:value") if max(case.seq_lens) > 16 else None
+
+
+def large_group(case: DenseDecodeCase) -> Failure | None:
+    return failure("exception", "ZeroDivisionError in f") if case.gqa_ratio >= 8 else None
+
+
+@dataclass
+class Campaign(Bench):
+    """A search that ends after a number of cases instead of seconds."""
+
+    cases: int = 2500
+
+    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+        verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
+        if len(self.judged) >= self.cases:
+            self.mail.append(Stop())
+        return verdict
+
+
+def findings(folder: Path, *bugs: Bug) -> list[Finding]:
+    """What a campaign reports of a kernel with ``bugs``, of which the first that shows is seen."""
+    campaign = Campaign(
+        lambda case: next((seen for bug in bugs if (seen := bug(case)) is not None), None),
+        budget_s=60.0,
+        kernels=(KERNEL,),
+    )
+    saver = SaveFolder(folder, device="cpu", warn=pytest.fail)
+    book = FindingBook({KERNEL.target: KERNEL}, started=time.monotonic(), folder=saver, reporter=SilentReporter())
+    for message in campaign.run().sent:
+        match message:
+            case Found():
+                book.found(message)
+            case Confirmed():
+                book.confirmed(message)
+            case Unconfirmed():
+                book.unconfirmed_by(message)
+            case Smaller():
+                book.smaller(message)
+            case Minimised():
+                book.minimised(message)
+            case Duplicate():
+                book.duplicate(message)
+    book.abandon(0)
+    return book.findings
+
+
+def signatures(found: list[Finding]) -> set[str]:
+    return {str(finding.signature) for finding in found}
+
+
+def test_five_bugs_are_five_findings(tmp_path: Path) -> None:
+    """A maintainer would read the same bug eight times, and the fifth bug never."""
+    bugs = (large_group, strides_of_k_for_v, empty_sequence, odd_group, long_sequence)
+    found = findings(tmp_path, *bugs)
+    assert len(found) == 5, signatures(found)
+    hit = [{bug.__name__ for bug in bugs if bug(finding.case) is not None} for finding in found]  # type: ignore[arg-type]  # dense cases
+    assert sorted(map(tuple, hit)) == sorted((bug.__name__,) for bug in bugs)
+    assert len(list(tmp_path.glob("*.json"))) == 5
+
+
+def test_strides_of_k_taken_for_v_are_one_finding_that_says_so(tmp_path: Path) -> None:
+    """The smallest case has unusual strides in one tensor, which would send the maintainer to that tensor's code."""
+    (finding,) = findings(tmp_path, strides_of_k_for_v)
+    assert KV_STRIDES_DIFFER in finding.features
+    assert not any("=" in feature for feature in finding.features)
+
+
+def test_strides_ignored_in_k_and_in_v_are_two_findings(tmp_path: Path) -> None:
+    """They are two places in the code; the second would stay when the first is mended."""
+    found = findings(tmp_path, strides_of_k_ignored, strides_of_v_ignored)
+    assert len(found) == 2, signatures(found)
+    assert {"k", "v"} == {name for finding in found for name in finding.case.strides}
+
+
+def test_a_bug_behind_another_symptom_is_seen_when_that_is_taken_away(tmp_path: Path) -> None:
+    """A bug that shows only in cases which another one spoils as well would be closed with that one."""
+    found = findings(tmp_path, strides_of_k_for_v, empty_sequence)
+    assert signatures(found) >= {"accuracy/out:nan [empty sequence]"}
+    assert len(found) == 2, signatures(found)
