@@ -13,7 +13,7 @@ __all__ = ["ZygoteLostError", "await_message", "describe_death", "kill"]
 
 _MEMORY_POLL_S = 0.02
 _CHANNEL_GRACE_S = 1.0
-_STACK_WAIT_S = 0.5
+_STACK_WAIT_S = 2.0
 _STACK_SILENCE_S = 0.05
 _KILL_WAIT_S = 10.0
 
