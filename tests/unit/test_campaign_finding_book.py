@@ -12,6 +12,7 @@ from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
 from attnfuzz.campaign.reporter import SilentReporter
 from attnfuzz.campaign.saving import SaveFolder
+from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
@@ -117,6 +118,43 @@ def test_different_features_are_different_bugs(story: Story) -> None:
         story.confirmed(name)
         story.minimised(name, feature)
     assert len(story.book.findings) == 2
+
+
+def test_other_symptoms_of_a_bug_are_named_with_it_in_one_file(story: Story) -> None:
+    """Whoever mends the bug should see all that it does, once, and still have everything that was looked into."""
+    stride = Failure(oracle="unwritten", kind="out", message="never written")
+    for name, seq_len, failure, more in (("0-1", 5, WRONG, ()), ("0-2", 7, stride, ("num_seqs>1",))):
+        story.found(name, seq_len, failure)
+        story.confirmed(name)
+        story.minimised(name, "strides:k", *more)
+    (finding,) = story.book.findings
+    (path,) = story.files()
+    line = "also shows as: unwritten/out [num_seqs>1, strides:k]: never written"
+    assert finding.case == msgspec.structs.replace(finding.case, seq_lens=(5,))
+    assert finding.failure.details == (line,)
+    assert load_regression(story.folder / path).finding.details == (line,)
+
+
+def test_what_was_merged_moves_on_with_the_finding_that_takes_its_place(story: Story) -> None:
+    """A third symptom, needing less, must not lose the first two."""
+    for name, oracle, more in (("0-1", "accuracy", 2), ("0-2", "unwritten", 1), ("0-3", "dead_memory", 0)):
+        story.found(name, 5 + more, Failure(oracle=oracle, kind="out", message=oracle))  # type: ignore[arg-type]
+        story.confirmed(name)
+        story.minimised(name, "strides:k", *("num_seqs>1", "seq_len>1")[:more])
+    (finding,) = story.book.findings
+    assert finding.symptom.oracle == "dead_memory"
+    assert [line.split()[3].split("/")[0] for line in finding.failure.details] == ["unwritten", "accuracy"]
+
+
+def test_of_equal_findings_the_one_that_is_explained_is_kept(story: Story) -> None:
+    """That memory was dead says less than which token was dropped."""
+    told = Failure(oracle="accuracy", kind="out:value", message="out = 1.0; token 1 of sequence 0 is dropped")
+    bare = Failure(oracle="dead_memory", kind="out", message="out depends on dead memory")
+    for name, seq_len, failure in (("0-1", 5, bare), ("0-2", 7, told)):
+        story.found(name, seq_len, failure)
+        story.confirmed(name)
+        story.minimised(name, "strides:k")
+    assert [finding.failure.message for finding in story.book.findings] == [told.message]
 
 
 def test_flaky_findings_of_one_kernel_are_one_bug_whatever_the_oracle(story: Story) -> None:

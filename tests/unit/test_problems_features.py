@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from attnfuzz.problems.cases import Case, MergeStatesCase
-from attnfuzz.problems.features import features
+from attnfuzz.problems.features import CACHE_STRIDES, KV_STRIDES_DIFFER, features, general_features
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
@@ -79,3 +79,34 @@ def test_features_of_the_kernels_own_simplest_case_are_left_out() -> None:
         "seq_len>block_size",
         "option tile=32",
     }
+
+
+CACHES = {"strides:k_cache", "strides:v_cache", CACHE_STRIDES}
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (paged(seq_lens=(2,), block_size=2), set()),
+        (paged(strides={"q": "padded_rows", "out": "contiguous"}), {"strides:q"}),
+        (paged(layout="HND"), CACHES),
+        (paged(layout="packed"), {*CACHES, KV_STRIDES_DIFFER}),
+        (paged(layout="interleaved"), CACHES),
+        (paged(seq_lens=(2,), strides={"k_cache": "padded_rows"}),
+         {"strides:k_cache", CACHE_STRIDES, KV_STRIDES_DIFFER}),
+        (paged(seq_lens=(2,), strides={"k_cache": "every_other", "v_cache": "every_other"}), CACHES),
+        (paged(strides={"v_cache": "offset"}), {"strides:v_cache", CACHE_STRIDES}),
+    ],
+)  # fmt: skip
+def test_what_wrong_addresses_have_in_common_is_named(case: Case, expected: set[str]) -> None:
+    """A kernel that takes K's strides for V's would have as many bugs as there are ways to choose strides."""
+    assert general_features(case) == expected
+
+
+def test_the_layout_that_a_kernel_always_has_is_no_general_feature() -> None:
+    """Every finding of a kernel for the packed layout would be about strides."""
+    supports = Supports(layouts=("packed",))
+    case = simplest_case("paged_decode", supports, {})
+    assert general_features(case, supports=supports) == frozenset()
+    padded = msgspec.structs.replace(case, strides={"v_cache": "padded_rows"})
+    assert general_features(padded, supports=supports) == {"strides:v_cache", CACHE_STRIDES}

@@ -1,0 +1,44 @@
+"""attnfuzz.campaign.aspects: what a bug is about, and what a person needs to read of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnfuzz.campaign.aspects import aspects, telling
+from attnfuzz.problems.features import CACHE_STRIDES, KV_STRIDES_DIFFER
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        ({"seq_len>1", "block_size>1", "num_seqs>1", "pages=shuffled", "spare blocks", "keys=normal"}, set()),
+        ({"empty sequence", "ragged"}, {"empty sequence"}),
+        ({"gqa_ratio>1", "gqa_ratio not pow2", "num_kv_heads>1"}, {"gqa_ratio not pow2"}),
+        ({"gqa_ratio>1"}, {"gqa_ratio>1"}),
+        ({"dtype=bfloat16", "option tile=32"}, {"dtype=bfloat16", "option tile=32"}),
+        ({"strides:q=padded_rows", "strides:q"}, {"strides:q"}),
+        ({"strides:k", "strides:k=padded_rows", CACHE_STRIDES}, {"strides:k", CACHE_STRIDES}),
+        ({"strides:k", "strides:k=padded_rows", CACHE_STRIDES, KV_STRIDES_DIFFER}, {KV_STRIDES_DIFFER}),
+        ({"strides:k_cache", "strides:v_cache", "layout=packed", KV_STRIDES_DIFFER}, {KV_STRIDES_DIFFER}),
+    ],
+)
+def test_sizes_say_nothing_of_what_a_bug_is_about(features: set[str], expected: set[str]) -> None:
+    """Bugs would be merged because both need two tokens, or kept apart because one needs three."""
+    assert aspects(frozenset(features)) == expected
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        ({"strides:q", "strides:q=padded_rows", "seq_len>1"}, {"strides:q=padded_rows", "seq_len>1"}),
+        ({"strides:k_cache", "strides:v_cache", "layout=HND", CACHE_STRIDES}, {"layout=HND"}),
+        ({CACHE_STRIDES}, {CACHE_STRIDES}),
+        ({CACHE_STRIDES, "strides:k_cache"}, {"strides:k_cache"}),
+        ({CACHE_STRIDES, KV_STRIDES_DIFFER}, {KV_STRIDES_DIFFER}),
+        ({CACHE_STRIDES, KV_STRIDES_DIFFER, "strides:v", "strides:v=padded_rows"},
+         {KV_STRIDES_DIFFER, "strides:v=padded_rows"}),
+    ],
+)  # fmt: skip
+def test_a_general_feature_is_not_shown_beside_what_implies_it(features: set[str], expected: set[str]) -> None:
+    """A signature that says one thing three times is not read."""
+    assert telling(frozenset(features)) == expected

@@ -1,0 +1,61 @@
+"""attnfuzz.campaign.same_bug: which findings are reported as one."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.same_bug import are_same_bug, is_explained
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure, OracleName
+from attnfuzz.problems.features import KV_STRIDES_DIFFER
+from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.supports import Supports
+
+CASE = simplest_case("paged_decode", Supports(), {})
+
+
+def a_finding(oracle: OracleName, kind: str, *features: str, kernel: str = "k") -> Finding:
+    declaration = Declaration(name="k", problem="paged_decode", target=kernel)
+    failure = Failure(oracle=oracle, kind=kind, message="wrong")
+    return Finding("0-1", declaration, CASE, failure, 0.0, failed=3, runs=3, features=frozenset(features))
+
+
+STRIDES = a_finding("dead_memory", "out", KV_STRIDES_DIFFER, "seq_len>1", "block_size>1")
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (a_finding("unwritten", "out", KV_STRIDES_DIFFER, "num_seqs>1"), True),
+        (a_finding("accuracy", "out:value", KV_STRIDES_DIFFER, "dtype=bfloat16"), True),
+        (a_finding("dead_memory", "out", KV_STRIDES_DIFFER, "pages=shuffled"), True),
+        (a_finding("accuracy", "out:value", "seq_len>1", "block_size>1"), False),
+        (a_finding("accuracy", "out:nan", "empty sequence"), False),
+        (a_finding("exception", "IndexError in f", KV_STRIDES_DIFFER), False),
+        (a_finding("unwritten", "out", KV_STRIDES_DIFFER, kernel="other"), False),
+    ],
+)
+def test_what_a_bug_is_about_decides(other: Finding, same: bool) -> None:
+    """One bug would be read eight times, or of two bugs only one."""
+    assert are_same_bug(STRIDES, other) is are_same_bug(other, STRIDES) is same
+
+
+def test_bugs_that_each_need_something_of_their_own_stay_apart() -> None:
+    """A shared data type is too little to call two bugs one."""
+    half = a_finding("accuracy", "out:value", "dtype=bfloat16", "empty sequence")
+    assert not are_same_bug(half, a_finding("unwritten", "out", "dtype=bfloat16", "gqa_ratio>1"))
+
+
+@pytest.mark.parametrize(
+    ("message", "explained"),
+    [
+        ("out[seq 0, head 0, dim 0] = 1.0, expected 1.5; token 1 (page 1, offset 0) of sequence 0 is dropped", True),
+        ("out[seq 0, head 2, dim 2] = 2.0, expected 1.0; query head 2 reads KV head 1, expected 0", True),
+        ("out[seq 0, head 0, dim 0] depends on dead memory: it is nan where that memory holds NaN", False),
+        ("out[seq 0, head 0, dim 0] depends on dead memory; the output is 1.05859 x the right one", False),
+    ],
+)
+def test_a_diagnosis_names_a_token_or_a_head(message: str, explained: bool) -> None:
+    """Of two findings of one bug, the reader would get the one that says less."""
+    assert is_explained(Failure(oracle="accuracy", kind="out:value", message=message)) is explained

@@ -1,0 +1,71 @@
+"""attnfuzz.campaign.siblings: cases that differ from a failing one in what a bug may be about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from attnfuzz.campaign.aspects import aspects
+from attnfuzz.campaign.siblings import strides_swapped, without
+from attnfuzz.campaign.signature import case_features
+from attnfuzz.declaration import Declaration
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.features import CACHE_STRIDES, KV_STRIDES_DIFFER
+from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.supports import Supports
+
+KERNEL = Declaration(name="k", problem="paged_decode", target="k")
+BASE = msgspec.structs.replace(
+    simplest_case("paged_decode", KERNEL.supports, {}), seq_lens=(5, 0), block_size=4, num_q_heads=6, num_kv_heads=2
+)
+
+
+def paged(**fields: Any) -> Case:
+    return msgspec.structs.replace(BASE, **fields)
+
+
+@pytest.mark.parametrize(
+    ("aspect", "case", "ways"),
+    [
+        (KV_STRIDES_DIFFER, paged(strides={"k_cache": "padded_rows", "q": "every_other"}), 1),
+        (KV_STRIDES_DIFFER, paged(strides={"k_cache": "padded_rows", "v_cache": "every_other"}), 2),
+        (KV_STRIDES_DIFFER, paged(layout="packed"), 1),
+        (CACHE_STRIDES, paged(layout="HND", strides={"v_cache": "padded_rows"}), 1),
+        ("strides:q", paged(strides={"q": "padded_rows"}), 1),
+        ("empty sequence", paged(), 1),
+        ("gqa_ratio not pow2", paged(), 1),
+    ],
+)
+def test_a_sibling_lacks_the_aspect_and_keeps_the_others(aspect: str, case: Case, ways: int) -> None:
+    """If more is taken away, a second bug goes with it and is closed as the first."""
+    before = aspects(case_features(KERNEL, case))
+    assert aspect in before or aspect == CACHE_STRIDES
+    siblings = without(aspect, KERNEL, case)
+    assert len(siblings) == ways
+    for sibling in siblings:
+        after = aspects(case_features(KERNEL, sibling))
+        assert aspect not in after
+        assert {one for one in before if "trides" not in one} - {aspect, "layout=HND"} <= after | {"gqa_ratio>1"}
+
+
+def test_aspects_that_cannot_be_taken_away_alone_have_no_siblings() -> None:
+    """A data type has no neighbour that leaves the numbers as they are."""
+    assert without("dtype=bfloat16", KERNEL, paged(dtype="bfloat16")) == []
+
+
+def test_siblings_stay_within_what_the_kernel_supports() -> None:
+    """A kernel would be blamed for what it never promised."""
+    only_odd = msgspec.structs.replace(KERNEL, supports=Supports(gqa_ratios=(3,)))
+    assert without("gqa_ratio not pow2", only_odd, paged()) == []
+    interleaved = paged(layout="interleaved", strides={"k_cache": "padded_rows"})
+    assert strides_swapped(KERNEL, interleaved) is None
+
+
+def test_swapped_strides_change_places() -> None:
+    """What tells a bug of K's strides from one of both is whether it moves with them."""
+    swapped = strides_swapped(KERNEL, paged(strides={"k_cache": "padded_rows"}))
+    assert swapped is not None
+    assert swapped.strides == {"v_cache": "padded_rows"}
+    assert strides_swapped(KERNEL, paged()) is None
