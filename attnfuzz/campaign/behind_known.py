@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 
+from attnfuzz.campaign.aspects import aspects
 from attnfuzz.campaign.pursuit import Suspect
+from attnfuzz.campaign.siblings import without
 from attnfuzz.campaign.signature import KnownFindings, case_features
 from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.simplest import simplest_case
@@ -43,10 +45,17 @@ def relatives_beyond(known: KnownFindings, suspect: Suspect) -> list[Case]:
     declaration = suspect.declaration
     return [
         case
-        for case in _relatives(suspect)
+        for case in (*_siblings(known, suspect), *_relatives(suspect))
         if not known.explains(suspect.symptom, case_features(declaration, case))
         and supports_case(declaration.supports, declaration.options, case)
     ]
+
+
+def _siblings(known: KnownFindings, suspect: Suspect) -> Iterator[Case]:
+    """The case without what a known bug is about, and with all the rest: nothing else is taken away that may matter."""
+    signatures = known.explaining(suspect.symptom, suspect.features)
+    for aspect in sorted({aspect for signature in signatures for aspect in aspects(signature.features)}):
+        yield from without(aspect, suspect.declaration, suspect.case)
 
 
 def _relatives(suspect: Suspect) -> Iterator[Case]:

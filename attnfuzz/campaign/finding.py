@@ -48,7 +48,8 @@ class Finding:
         """Name ``other``, and what that was known to show as, among the details of this finding."""
         mine = [line for line in self.failure.details if not line.startswith(_ALSO)]
         its = [line for line in other.failure.details if line.startswith(_ALSO)]
-        its = [f"{_ALSO}{other.signature}: {other.failure.message}", *its]
+        what = str(other.signature) if other.shrunk_s is not None else f"{other.symptom.oracle}/{other.symptom.kind}"
+        its = [f"{_ALSO}{what}: {other.failure.message}", *its]
         lines = [line for line in self.failure.details if line.startswith(_ALSO)]
         kept = tuple(dict.fromkeys(lines + its))[:_MAX_ALSO]
         self.failure = msgspec.structs.replace(self.failure, details=(*mine, *kept))

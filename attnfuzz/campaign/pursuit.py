@@ -164,6 +164,7 @@ class Pursuit:
                 continue
             news = [other for other in failing if not self._known.explains(other.symptom, other.features)]
             if not news:
+                self._needed &= self._known.least_needed(self._now.symptom, aspect) or self._needed
                 raise _SameBug
             self._start_again(news[0])
             return

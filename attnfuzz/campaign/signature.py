@@ -92,7 +92,7 @@ class KnownFindings:
 
     def explains(self, symptom: Symptom, features: frozenset[str]) -> bool:
         """Whether a failing case with ``features`` is presumed to be a bug found before."""
-        return any(signature.features <= features for signature in self._signatures.get(symptom, ()))
+        return bool(self.explaining(symptom, features))
 
     def flaky_one(self, kernel: str, features: frozenset[str]) -> Signature | None:
         """A flaky bug of ``kernel`` that a flaky failure of a case with ``features`` is put down to, by any oracle."""
@@ -111,6 +111,15 @@ class KnownFindings:
             if symptom.kernel == kernel and symptom.oracle in oracles
             for signature in signatures
         ]
+
+    def least_needed(self, symptom: Symptom, feature: str) -> frozenset[str]:
+        """The smallest set of features of a bug with ``symptom`` that needs ``feature``; empty if there is none."""
+        found = (signature.features for signature in self._signatures.get(symptom, ()) if feature in signature.features)
+        return min(found, key=len, default=frozenset())
+
+    def explaining(self, symptom: Symptom, features: frozenset[str]) -> list[Signature]:
+        """The signatures that a failing case with ``features`` is put down to."""
+        return [signature for signature in self._signatures.get(symptom, ()) if signature.features <= features]
 
     def set_busy(self, symptom: Symptom, busy: bool) -> None:
         """Note that another worker starts or stops looking into ``symptom``."""

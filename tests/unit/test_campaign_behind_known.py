@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from attnfuzz.campaign.behind_known import relatives_beyond
 from attnfuzz.campaign.pursuit import Suspect
 from attnfuzz.campaign.signature import KnownFindings, Signature, case_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.problems.features import KV_STRIDES_DIFFER
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="k")
 CASE = DenseDecodeCase(num_q_heads=3, head_size=16, num_kv_heads=1, seq_lens=(40, 7), scale=0.25)
@@ -28,3 +31,13 @@ def test_a_bug_that_needs_nothing_explains_every_relative() -> None:
     known = KnownFindings()
     known.add(Signature(SUSPECT.symptom, frozenset()))
     assert relatives_beyond(known, SUSPECT) == []
+
+
+def test_the_first_relative_lacks_only_what_the_known_bug_is_about() -> None:
+    """A bug of V's strides would stay behind one that takes K's strides for V's: both go when all strides go."""
+    case = msgspec.structs.replace(CASE, strides={"v": "every_other"})
+    suspect = Suspect(KERNEL, case, SUSPECT.failure)
+    known = KnownFindings()
+    known.add(Signature(suspect.symptom, frozenset({KV_STRIDES_DIFFER})))
+    first = relatives_beyond(known, suspect)[0]
+    assert first == msgspec.structs.replace(case, strides={"k": "every_other", "v": "every_other"})

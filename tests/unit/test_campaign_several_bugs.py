@@ -143,3 +143,9 @@ def test_a_bug_behind_another_symptom_is_seen_when_that_is_taken_away(tmp_path: 
     found = findings(tmp_path, strides_of_k_for_v, empty_sequence)
     assert signatures(found) >= {"accuracy/out:nan [empty sequence]"}
     assert len(found) == 2, signatures(found)
+
+
+def test_a_bug_of_one_tensor_is_found_beside_one_of_both(tmp_path: Path) -> None:
+    """Whatever passes for the bug that was found first must not take all bugs of strides with it."""
+    found = findings(tmp_path, strides_of_k_for_v, strides_of_v_ignored)
+    assert len(found) == 2, signatures(found)

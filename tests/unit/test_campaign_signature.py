@@ -90,3 +90,13 @@ def test_a_flaky_failure_is_put_down_to_a_flaky_bug_of_its_kernel() -> None:
     assert known.flaky_one("kernel", frozenset({"ragged", "needles"})) == flaky
     assert known.flaky_one("kernel", frozenset({"needles"})) is None
     assert known.flaky_one("other", frozenset({"ragged"})) is None
+
+
+def test_what_is_needed_least_is_told_by_symptom_and_feature() -> None:
+    """Cases of a bug would be looked into one by one for what each of them happens to have besides."""
+    known = KnownFindings()
+    for features in ({"strides:k", "ragged", "needles"}, {"strides:k", "ragged"}, {"ragged"}):
+        known.add(Signature(SYMPTOM, frozenset(features)))
+    assert known.least_needed(SYMPTOM, "strides:k") == {"strides:k", "ragged"}
+    assert known.least_needed(SYMPTOM, "strides:v") == frozenset()
+    assert known.explaining(SYMPTOM, frozenset({"ragged"})) == [Signature(SYMPTOM, frozenset({"ragged"}))]
