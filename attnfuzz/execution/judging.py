@@ -12,6 +12,7 @@ import torch
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.execution.compiler_key import compute_compiler_key
 from attnfuzz.execution.interpreter import install_fast_patching
+from attnfuzz.execution.interpreter_repairs import install_repairs
 from attnfuzz.execution.judge_messages import (
     DeclarationsReply,
     DeclarationsRequest,
@@ -42,6 +43,7 @@ class JudgingService:
     def __init__(self) -> None:
         if os.environ.get("TRITON_INTERPRET") == "1":
             install_fast_patching()
+            install_repairs()
         torch.set_num_threads(1)  # workers are the parallelism, and thread pools cost small tensors more than they give
         self._kernels: dict[str, Kernel] = {}
         self._device: str | None = None

@@ -1,0 +1,127 @@
+"""Repairs of Triton's interpreter, in the one place that replaces its arithmetic.
+
+Without them, kernels that are right on a GPU look wrong on a CPU (Triton 3.6 and 3.7):
+
+* It keeps bfloat16 as 16-bit integers and computes with those: `x * y`, `tl.dot(x, y)` and `tl.sum(x)` give noise.
+  Here they are widened to float32, and results that are bfloat16 again are rounded to nearest, ties to even.
+* The result of a comparison is marked with the type of what was compared, so that combining a block mask with a
+  scalar comparison, `mask & (lse > float("-inf"))`, raises a TypeError. Here it is a boolean.
+
+Its conversion from float32 to bfloat16 truncates; that is left alone, since the error bounds know it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+__all__ = ["install_repairs"]
+
+Method = Callable[..., Any]
+
+_ARITHMETIC = (
+    "fadd", "fsub", "fmul", "fdiv", "frem", "precise_divf", "minimumf", "minnumf", "maximumf", "maxnumf", "fma",
+    "clampf", "fabs",
+)  # fmt: skip
+_FLOAT_COMPARISONS = tuple(f"fcmp{order}{test}" for order in "OU" for test in ("LT", "GT", "LE", "GE", "EQ", "NE"))
+_INT_COMPARISONS = ("icmpEQ", "icmpNE", *(f"icmp{sign}{test}" for sign in "SU" for test in ("LT", "GT", "LE", "GE")))
+
+
+def install_repairs() -> bool:
+    """Repair the interpreter of this process; False, changing nothing, for a Triton that is built differently."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    builder = getattr(interpreter, "InterpreterBuilder", None)
+    if getattr(builder, "attnfuzz_repaired", False):
+        return True
+    if not inspect.isclass(builder) or not _is_known(interpreter, builder):
+        return False
+    repairs = _Repairs(interpreter)
+    for names, repair in (
+        (_ARITHMETIC, repairs.arithmetic),
+        (_FLOAT_COMPARISONS, repairs.comparison),
+        (_INT_COMPARISONS, repairs.comparison),
+        (("dot",), repairs.dot),
+    ):
+        for name in names:
+            setattr(builder, f"create_{name}", repair(vars(builder)[f"create_{name}"]))
+    reductions = vars(interpreter)["ReduceOps"]
+    reductions.sum = repairs.sum(vars(reductions)["sum"])
+    vars(interpreter)["InterpreterBuilder"].attnfuzz_repaired = True
+    return True
+
+
+def _is_known(interpreter: ModuleType, builder: type) -> bool:
+    names = (*_ARITHMETIC, *_FLOAT_COMPARISONS, *_INT_COMPARISONS, "dot")
+    handle = getattr(interpreter, "TensorHandle", None)
+    if not inspect.isclass(handle) or not all(callable(vars(builder).get(f"create_{name}")) for name in names):
+        return False
+    reductions = getattr(interpreter, "ReduceOps", None)
+    if not inspect.isclass(reductions) or list(inspect.signature(vars(reductions)["sum"]).parameters) != [
+        "self",
+        "input",
+    ]:
+        return False
+    dot = list(inspect.signature(vars(builder)["create_dot"]).parameters)
+    return list(inspect.signature(handle).parameters)[:2] == ["data", "dtype"] and dot[:4] == ["self", "a", "b", "d"]
+
+
+class _Repairs:
+    """Wraps methods of the interpreter's builder, whose operands are handles of NumPy arrays with a Triton type."""
+
+    def __init__(self, interpreter: ModuleType) -> None:
+        self._handle = vars(interpreter)["TensorHandle"]
+        self._language = importlib.import_module("triton.language")
+
+    def arithmetic(self, method: Method) -> Method:
+        def repaired(builder: object, *operands: Any) -> Any:
+            if not self._is_bfloat16(operands[0]):
+                return method(builder, *operands)
+            result = method(builder, *map(self._widened, operands))
+            return self._handle(_to_bfloat16_bits(result.data), self._language.bfloat16)
+
+        return repaired
+
+    def comparison(self, method: Method) -> Method:
+        def repaired(builder: object, *operands: Any) -> Any:
+            result = method(builder, *map(self._widened, operands))
+            return self._handle(result.data.astype(bool), self._language.int1)
+
+        return repaired
+
+    def dot(self, method: Method) -> Method:
+        def repaired(builder: object, a: Any, b: Any, *rest: Any) -> Any:
+            return method(builder, self._widened(a), self._widened(b), *rest)
+
+        return repaired
+
+    def sum(self, method: Method) -> Method:
+        def repaired(reduction: Any, tensor: Any) -> Any:
+            if not self._is_bfloat16(tensor.handle):
+                return method(reduction, tensor)
+            wide = self._widened(tensor.handle).data
+            total = np.asarray(np.sum(wide, axis=reduction.axis, keepdims=reduction.keep_dims))
+            return reduction.to_tensor(_to_bfloat16_bits(total).reshape(total.shape), tensor.dtype)
+
+        return repaired
+
+    def _is_bfloat16(self, operand: Any) -> bool:
+        return isinstance(operand, self._handle) and operand.dtype.scalar == self._language.bfloat16
+
+    def _widened(self, operand: Any) -> Any:
+        if not self._is_bfloat16(operand):
+            return operand
+        bits = operand.data.astype(np.uint32) << np.uint32(16)
+        return self._handle(bits.view(np.float32), self._language.float32)
+
+
+def _to_bfloat16_bits(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The upper half of float32, rounded to nearest, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return (np.where(np.isnan(values), quiet_nan, rounded >> np.uint32(16))).astype(np.uint16)

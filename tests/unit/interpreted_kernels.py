@@ -1,0 +1,27 @@
+"""Kernels that are right on a GPU and that Triton's interpreter gets wrong unless it is repaired."""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+__all__ = ["arithmetic_kernel", "scalar_mask_kernel"]
+
+
+@triton.jit
+def arithmetic_kernel(p_a, p_b, p_dot, p_product, p_sum, p_larger, p_less, TILE: tl.constexpr):
+    """All on ``[TILE, TILE]`` tiles of the inputs' dtype; only ``p_dot`` and ``p_sum`` are float32."""
+    o = tl.arange(0, TILE)[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    a, b = tl.load(p_a + o), tl.load(p_b + o)
+    tl.store(p_dot + o, tl.dot(a, b))
+    tl.store(p_product + o, a * b)
+    tl.store(p_larger + o, tl.maximum(a, b))
+    tl.store(p_less + o, a < b)
+    tl.store(p_sum + tl.arange(0, TILE), tl.sum(a, axis=1).to(tl.float32))
+
+
+@triton.jit
+def scalar_mask_kernel(p_in, p_lse, p_out, TILE: tl.constexpr):
+    """Copy 5 numbers if the LSE is that of a live row."""
+    o = tl.arange(0, TILE)
+    live = (o < 5) & (tl.load(p_lse) > float("-inf"))
+    tl.store(p_out + o, tl.load(p_in + o, mask=live, other=0.0))

@@ -1,0 +1,57 @@
+"""What Triton's interpreter gets wrong is repaired, and an unknown Triton is left alone."""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from attnfuzz.execution.interpreter_repairs import _to_bfloat16_bits, install_repairs
+from tests.unit.interpreted_kernels import arithmetic_kernel, scalar_mask_kernel
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles where there is a GPU")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_arithmetic(dtype: torch.dtype) -> None:
+    """A correct kernel that multiplies bfloat16, with tl.dot or without, would be reported on every CPU."""
+    assert install_repairs()
+    a, b = (torch.randn(16, 16, generator=torch.Generator().manual_seed(seed)).to(dtype) for seed in (1, 2))
+    dot, product, larger = torch.empty(16, 16), torch.empty_like(a), torch.empty_like(a)
+    less, total = torch.empty(16, 16, dtype=torch.int8), torch.empty(16)
+    arithmetic_kernel[(1,)](a, b, dot, product, total, larger, less, TILE=16)
+    torch.testing.assert_close(dot, a.float() @ b.float(), atol=1e-5, rtol=1e-5)
+    assert torch.equal(product, a * b)
+    assert torch.equal(larger, torch.maximum(a, b))
+    assert torch.equal(less.bool(), a < b)
+    torch.testing.assert_close(total, a.float().sum(1), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize(("lse", "copied"), [(1.0, 5), (-math.inf, 0)])
+def test_scalar_comparison_in_a_block_mask(lse: float, copied: int) -> None:
+    """A correct kernel that guards a load by a scalar would be reported with a TypeError on every CPU."""
+    assert install_repairs()
+    out = torch.empty(16)
+    scalar_mask_kernel[(1,)](torch.ones(16), torch.tensor([lse]), out, TILE=16)
+    assert out.sum() == copied
+
+
+def test_rounding_to_bfloat16_is_that_of_torch() -> None:
+    """Products in bfloat16 would differ from a GPU's in the last bit."""
+    special = [0.0, -0.0, math.inf, -math.inf, 1.00390625, 1.01171875, 3.3895314e38, 1e-40]
+    values = torch.cat([torch.tensor(special), torch.randn(1000, generator=torch.Generator().manual_seed(0))])
+    expected = values.bfloat16().view(torch.int16).numpy().view(np.uint16)
+    np.testing.assert_array_equal(_to_bfloat16_bits(values.numpy()), expected)
+    assert (int(_to_bfloat16_bits(np.array([np.nan], np.float32))[0]) & 0x7FFF) > 0x7F80
+
+
+def test_unknown_triton_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter that has changed would be replaced blindly, and every kernel break."""
+    unknown = types.ModuleType("triton.runtime.interpreter")
+    vars(unknown)["InterpreterBuilder"] = type("InterpreterBuilder", (), {"create_dot": lambda self, a: a})
+    monkeypatch.setitem(sys.modules, "triton.runtime.interpreter", unknown)
+    assert not install_repairs()
