@@ -45,7 +45,7 @@ class Blame:
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> Blame:
-        """Read "token 16 (page 1, offset 0) of sequence 0", "sequence 0" and "out[seq 0, ..." out of an oracle's message and details."""
+        """Read "token 16 (page 1, offset 0) of sequence 0", "sequence 0" and "out[seq 0, ..." in a finding's lines."""
         text = "\n".join(lines)
         tokens = [(int(seq), int(token)) for token, seq in re.findall(_TOKEN, text)]
         rows = [int(seq) for seq in re.findall(r"(?:\bsequence |\[seq )(\d+)", text)]

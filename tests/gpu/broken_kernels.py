@@ -1,7 +1,6 @@
 """Correct decode kernels, and what must not happen on a GPU beside them; executors load them by this file's path."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Device code has no Python types.
-# ruff: noqa: N803 - Triton's constexpr arguments are upper case by convention
 
 from __future__ import annotations
 
