@@ -23,7 +23,11 @@ def test_kernel_with_tensor_cores(dtype: str) -> None:
 
         @seed(1)
         @settings(
-            max_examples=15, phases=[Phase.generate], database=None, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=15,
+            phases=[Phase.generate],
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
         )
         @given(cases("paged_decode", supports=declaration.supports))
         def check(case: PagedDecodeCase) -> None:
