@@ -13,7 +13,8 @@ import attnfuzz
 pytest_plugins = ["pytester"]
 
 # Read when triton is imported: here kernels are interpreted on every machine, executors choose for themselves.
-os.environ["TRITON_INTERPRET"] = "1"
+# `TRITON_INTERPRET=0 pytest tests/kernels` compiles them for a GPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel; threads of tiny tensors only get in their way
 
 

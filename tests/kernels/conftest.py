@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,13 @@ UNIT_ROUNDOFF = {
 }
 
 State = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def device() -> Iterator[torch.device]:
+    """Where tensors are made: on the GPU if kernels are compiled, else on the CPU."""
+    with torch.device("cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda") as chosen:
+        yield chosen
 
 
 def solve(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> State:
@@ -79,7 +87,7 @@ class Problem:
 def _tokens(
     lens: Sequence[int], heads: tuple[int, int], head_size: int, dtype: torch.dtype
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    generator = torch.Generator().manual_seed(1234)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(1234)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.oracles.judge import judge
@@ -63,7 +64,7 @@ def test_names_and_problems() -> None:
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.declaration.name)
 def test_runs_on_its_inputs(kernel: Kernel, choice: int) -> None:
     """A declaration would pass inputs in the wrong order, or promise what its kernel does not keep."""
-    verdict = judge(kernel, small_case(kernel, choice), device="cpu")
+    verdict = judge(kernel, small_case(kernel, choice), device=torch.get_default_device().type)
     assert verdict.failure is None
     assert 0.0 < verdict.error_ratio <= 1.0
 

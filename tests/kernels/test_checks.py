@@ -18,7 +18,7 @@ WRONG_PAGED: list[tuple[str, Callable[[Any], Any], str]] = [
     ("q", lambda q: q[0], r"q.shape=\[2, 8\] must be \[num_seqs, num_q_heads, head_size\]; reshape"),
     ("q", lambda q: q[:, :3], "num_q_heads=3 must be a multiple of num_kv_heads=2"),
     ("q", lambda q: q.float(), r"k_cache.dtype=torch.float16 must be torch.float32, that of q; convert"),
-    ("q", lambda q: q.to("meta"), r"k_cache.device=cpu must be meta"),
+    ("q", lambda q: q.to("meta"), r"k_cache.device=(cpu|cuda:0) must be meta"),
     ("v_cache", lambda v: v[..., :7], r"v_cache.shape=.* with head_size=8 as q has it, not 7; pass the v_cache"),
     ("block_table", lambda table: table[:1], "with num_seqs=2 as q has it, not 1"),
     ("block_table", lambda table: table.float(), "block_table.dtype=torch.float32 must be torch.int32 or torch.int64"),

@@ -25,7 +25,7 @@ layouts = pytest.mark.parametrize("lse_layout", ["HT", "TH"])
 def states(lse_layout: str, head_size: int = 8, dtype: torch.dtype = torch.float16) -> tuple[Tensor, ...]:
     """``prefix_output, prefix_lse, suffix_output, suffix_lse`` of 25 tokens and 2 heads; NaN where a side is empty."""
     pairs = torch.cartesian_prod(torch.tensor(LSES), torch.tensor(LSES))
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(5)
     sides: list[Tensor] = []
     for side in (0, 1):
         lse = pairs[:, side, None] + torch.tensor([0.0, 0.5])

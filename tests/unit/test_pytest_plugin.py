@@ -17,7 +17,7 @@ KERNEL = """
 import attnfuzz
 import torch
 
-@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(dtypes=("float32",)))
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(dtypes=("float32",), gqa_ratios=(1,)))
 def drops_a_token(inputs):
     out, lse = torch.zeros_like(inputs.q), torch.full(inputs.q.shape[:2], -torch.inf)
     for i, length in enumerate(inputs.seq_lens.tolist()):
