@@ -3,28 +3,19 @@
 import itertools
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-import msgspec
 import pytest
 
 from attnfuzz.execution import (
-    Died,
     Executor,
-    ExecutorUnavailable,
-    Reply,
     ServiceError,
-    TimedOut,
     Zygote,
 )
 from attnfuzz.execution.framing import FrameError
 from attnfuzz.execution.link import OUTPUT_TAIL_BYTES
-from attnfuzz.execution.process import start_time
-
-SERVICES = Path(__file__).with_name("execution_services.py")
+from tests.unit.execution_clients import SERVICES, assert_gone, call, died, timed_out
 
 
 @pytest.fixture(scope="module")
@@ -37,42 +28,6 @@ def zygote() -> Iterator[Zygote]:
 def executor(zygote: Zygote) -> Iterator[Executor]:
     with Executor(zygote) as started:
         yield started
-
-
-def call(executor: Executor, method: str, argument: object = None, *, timeout_s: float = 20.0) -> object:
-    """The outcome; a reply's body decoded."""
-    outcome = executor.call(method, msgspec.json.encode(argument), timeout_s=timeout_s)
-    return msgspec.json.decode(outcome.body) if isinstance(outcome, Reply) else outcome
-
-
-def died(outcome: object) -> Died:
-    assert isinstance(outcome, Died)
-    return outcome
-
-
-def timed_out(outcome: object) -> TimedOut:
-    assert isinstance(outcome, TimedOut)
-    return outcome
-
-
-def assert_gone(pid: object) -> None:
-    """The process ends soon; a zombie that a container's init never collects counts as ended."""
-    assert isinstance(pid, int)
-    deadline = time.monotonic() + 10
-    while _is_running(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.005)
-
-
-def _num_descriptors(pid: int | str) -> int:
-    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def test_answers_calls_in_one_process(executor: Executor) -> None:
@@ -316,106 +271,3 @@ def test_answer_to_an_interrupted_call_is_not_taken_for_the_next(executor: Execu
         signal.signal(signal.SIGALRM, previous)
     assert call(executor, "echo", "mine") == "mine"
     assert_gone(pid)
-
-
-def test_environment_is_that_of_one_executor(zygote: Zygote, executor: Executor) -> None:
-    """Executors could not be given a GPU each."""
-    with Executor(zygote, environment={"CUDA_VISIBLE_DEVICES": "3"}) as other:
-        theirs, ours = call(other, "environment"), call(executor, "environment")
-    assert isinstance(theirs, dict)
-    assert isinstance(ours, dict)
-    assert theirs["CUDA_VISIBLE_DEVICES"] == "3"
-    assert ours["CUDA_VISIBLE_DEVICES"] == ""
-
-
-def test_oversized_environment_is_refused(zygote: Zygote) -> None:
-    """The zygote would drop the connection without a word."""
-    with pytest.raises(ValueError, match="environment takes"):
-        Executor(zygote, environment={"X": "x" * 200_000})
-
-
-def test_executors_are_independent(zygote: Zygote, executor: Executor) -> None:
-    """One worker's crash would be another worker's finding."""
-    with Executor(zygote) as other:
-        call(executor, "segfault")
-        assert call(other, "echo", 1) == 1
-        assert other.restarts == 0
-
-
-def test_executors_of_several_threads_share_a_zygote(zygote: Zygote) -> None:
-    """Workers in threads would get each other's answers."""
-    answers: dict[int, list[object]] = {}
-
-    def work(number: int) -> None:
-        with Executor(zygote) as own:
-            answers[number] = [call(own, "echo", number), type(call(own, "os_exit", number)), call(own, "echo", number)]
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == {number: [number, Died, number] for number in range(4)}
-
-
-def test_executor_holds_no_connection_but_its_own(zygote: Zygote, executor: Executor) -> None:
-    """A kernel could write into another worker's connection, or keep it open after its end."""
-    with Executor(zygote) as other:
-        assert call(other, "sockets") == 1
-    assert call(executor, "sockets") == 1
-
-
-def test_executor_is_set_apart_from_the_driver(executor: Executor) -> None:
-    """A kernel could read the terminal, get its Ctrl-C, or have the driver killed when memory runs out."""
-    limits = call(executor, "limits")
-    assert limits == {"oom_score_adj": 1000, "session": executor.pid, "stdin": os.devnull}
-
-
-@pytest.mark.parametrize("method", ["echo", "segfault", "os_exit", "spin", "answer_then_exit"])
-def test_nothing_leaks_over_many_restarts(zygote: Zygote, method: str) -> None:
-    """A long campaign would run out of file descriptors, in the driver or in the zygote, or of process IDs."""
-
-    with Executor(zygote) as executor:
-        executor.restart()
-        ours, theirs = _num_descriptors("self"), _num_descriptors(zygote.pid)
-        for _ in range(8):
-            call(executor, method, 1, timeout_s=0.05)
-            executor.restart()
-        assert _num_descriptors("self") == ours
-        deadline = time.monotonic() + 10
-        while _num_descriptors(zygote.pid) > theirs:  # it closes a connection only after the driver has
-            assert time.monotonic() < deadline, "the zygote keeps descriptors of executors that are gone"
-            time.sleep(0.005)
-
-
-@pytest.mark.parametrize(
-    ("service", "error", "message"),
-    [
-        ("CannotBeMade", ServiceError, "no kernel to run"),
-        ("DiesWhenMade", ExecutorUnavailable, "exit_status=7"),
-        ("not_a_service", ServiceError, "must have a method handle"),
-    ],
-)
-def test_service_that_cannot_be_made_is_an_error_at_once(service: str, error: type[Exception], message: str) -> None:
-    """A broken service would be restarted for ever."""
-    with Zygote.start(service=f"{SERVICES}:{service}", preload=()) as zygote, pytest.raises(error, match=message):
-        Executor(zygote)
-
-
-def test_ready_made_service_is_used_as_it_is() -> None:
-    """A service given as an object rather than a class could not be loaded."""
-    with Zygote.start(service=f"{SERVICES}:ready_made", preload=()) as zygote, Executor(zygote) as executor:
-        assert call(executor, "echo", 1) == 1
-
-
-def test_fork_inside_a_call_does_not_confuse_the_driver(executor: Executor) -> None:
-    """The forked copy's answer would be taken for that to the next call."""
-    assert call(executor, "fork_and_answer_twice") == "parent"
-    assert [call(executor, "echo", number) for number in range(20)] == list(range(20))
-    assert executor.restarts == 0
-
-
-def test_process_identity_is_known(executor: Executor) -> None:
-    """The process ID handed out would be that of something else."""
-    assert executor.pid is not None
-    assert start_time(executor.pid) is not None
