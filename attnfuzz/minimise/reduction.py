@@ -11,6 +11,7 @@ from attnfuzz.minimise.common import lower_dtype, lower_head_size, lower_options
 from attnfuzz.minimise.contents import lower_needles, lower_pages, lower_values
 from attnfuzz.minimise.domain import Domain
 from attnfuzz.minimise.jumps import jump
+from attnfuzz.minimise.numbers import renumber
 from attnfuzz.minimise.search import Proposal
 from attnfuzz.minimise.shape import (
     drop_sequences,
@@ -52,6 +53,7 @@ _ATTENTION: tuple[Propose, ...] = (
     lower_strides,
     lower_needles,
     lower_values,
+    renumber,
 )
 _STATES: tuple[Propose, ...] = (
     jump,

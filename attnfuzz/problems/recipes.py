@@ -9,6 +9,8 @@ import msgspec
 __all__ = [
     "KEY_RECIPES",
     "LSE_KINDS",
+    "MAX_LOGIT_EXPONENT",
+    "MIN_LOGIT_EXPONENT",
     "STRIDE_KINDS",
     "VALUE_RECIPES",
     "Needle",
@@ -29,6 +31,8 @@ KEY_RECIPES: tuple[str, ...] = get_args(KeyRecipe)
 VALUE_RECIPES: tuple[str, ...] = get_args(ValueRecipe)
 LSE_KINDS: tuple[str, ...] = get_args(LseKind)
 STRIDE_KINDS: tuple[StrideKind, ...] = get_args(StrideKind)
+
+MIN_LOGIT_EXPONENT, MAX_LOGIT_EXPONENT = -6, 8
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:
@@ -63,7 +67,7 @@ class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     needles: tuple[Needle, ...] = ()
 
     def __post_init__(self) -> None:
-        check_range("logit_exponent", self.logit_exponent, -6, 8)
+        check_range("logit_exponent", self.logit_exponent, MIN_LOGIT_EXPONENT, MAX_LOGIT_EXPONENT)
         check_range("seed", self.seed, 0, (1 << 32) - 1)
         if len(self.needles) > 64:
             raise ValueError(f"needles holds {len(self.needles)} entries; must be at most 64")

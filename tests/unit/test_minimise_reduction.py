@@ -13,7 +13,7 @@ import pytest
 from hypothesis import Phase, find, settings
 
 from attnfuzz.minimise import minimise, simplifications, size_key
-from attnfuzz.problems.cases import Case, Problem, encode_case
+from attnfuzz.problems.cases import Case, PagedDecodeCase, Problem, encode_case
 from attnfuzz.problems.features import features
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.simplest import simplest_case
@@ -250,3 +250,30 @@ def test_each_smaller_case_is_told_when_it_is_found() -> None:
     sizes = [size_key(case, options=OPTIONS) for case in (big(), *told)]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == 4
+
+
+def test_a_row_that_fails_for_its_numbers_becomes_the_only_one() -> None:
+    """Rows that only hold the place of a failing one would stay in the case."""
+
+    def fails(case: Any) -> bool:
+        loud = case.values.keys == "negative" and case.values.logit_exponent >= 5
+        rows = [
+            (case.values.seed * 7 + seq * 3 + head) % 4
+            for seq in range(case.num_seqs)
+            for head in range(case.num_q_heads)
+        ]
+        return loud and 3 in rows
+
+    values = Values(keys="negative", logit_exponent=5)
+    case = simplest("paged_decode", num_q_heads=2, seq_lens=(1, 1, 1), values=values)
+    smallest, run = reduced(case, fails)
+    assert isinstance(smallest, PagedDecodeCase)
+    assert (smallest.num_seqs, smallest.num_q_heads) == (1, 1)
+    assert len(run) <= 100
+
+
+def test_numbers_are_not_tried_where_they_do_not_matter() -> None:
+    """A bug that needs two rows would cost many runs more, each of them seconds where it hangs."""
+    case = simplest("paged_decode", seq_lens=(1, 1))
+    _, run = reduced(case, lambda case: case.num_seqs > 1)
+    assert all(isinstance(candidate, PagedDecodeCase) and candidate.values.seed == 0 for candidate in run)
