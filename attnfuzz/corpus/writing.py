@@ -39,7 +39,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.fchmod(file.fileno(), 0o666 & ~_umask())
         os.replace(temporary, path)  # noqa: PTH105 - the same call, on what mkstemp returned
     except BaseException:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the folder may be what failed; the first error is the one to raise
             Path(temporary).unlink()
         raise
 

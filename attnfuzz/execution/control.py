@@ -44,7 +44,7 @@ class ControlConnection:
         if number == signal.SIGKILL:
             kill_group(self.pid)
         else:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
                 os.kill(self.pid, number)
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ class Nursery:
             if key.fileobj is self._listener:
                 self._accept()
             elif key.fileobj is self._wakeup:
-                with contextlib.suppress(BlockingIOError):
+                with contextlib.suppress(BlockingIOError):  # an earlier wake-up has emptied it
                     self._wakeup.recv(4096)
                 self._reap()
             elif isinstance(key.data, ControlConnection):

@@ -111,5 +111,5 @@ def _stat_fields(entry: Path) -> list[bytes]:
 def kill_group(pid: int) -> None:
     """SIGKILL the process group led by `pid`, and `pid` itself in case it has not made itself a leader yet."""
     for send in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or leads no group
             send(pid, signal.SIGKILL)

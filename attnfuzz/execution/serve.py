@@ -116,8 +116,8 @@ def _redirect_standard_streams(output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     # Unbuffered enough that what was printed before a crash is not lost with the process.
-    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115 - for good
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115 - for good
 
 
 def _report_fatal_signals(output: int) -> None:

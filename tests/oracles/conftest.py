@@ -128,7 +128,7 @@ def plant() -> Plant:
         steps = Steps(**bugs)
         tokens = steps.tokens or (dense_tokens if problem == "dense_decode" else paged_tokens)
 
-        @attnfuzz.kernel(problem, supports=supports, numerics=numerics)  # type: ignore[arg-type]
+        @attnfuzz.kernel(problem, supports=supports, numerics=numerics)  # type: ignore[arg-type]  # any str
         def planted(inputs: Any) -> Any:
             if problem == "merge_states":
                 return merge(inputs, steps)
@@ -144,7 +144,7 @@ def failure_of() -> FailureOf:
     """The failure that an oracle reports, which there must be."""
 
     def found(kernel: Kernel, case: Case, *oracles: OracleName) -> Failure:
-        verdict = judge(kernel, case, device="cpu", **({"oracles": oracles} if oracles else {}))  # type: ignore[arg-type]
+        verdict = judge(kernel, case, device="cpu", **({"oracles": oracles} if oracles else {}))  # type: ignore[arg-type]  # any str
         assert verdict.failure is not None
         return verdict.failure
 
