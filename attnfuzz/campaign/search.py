@@ -122,7 +122,7 @@ class Search:
             return False
         except Unjudged:
             return True
-        self._tally.judged(declaration.target, time.monotonic() - started, verdict)
+        self._tally.judged(declaration, case, time.monotonic() - started, verdict)
         if verdict.failure is None:
             self._remember(passed, fingerprint)
             return not self._stopped

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from attnfuzz.campaign.messages import Progress
+from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Verdict
+from attnfuzz.problems.cases import Case
 
 __all__ = ["Tally"]
 
@@ -55,9 +57,9 @@ class Tally:
         """Count time spent on relatives of a known failure."""
         self._behind_seconds[kernel] = self._behind_seconds.get(kernel, 0.0) + seconds
 
-    def judged(self, kernel: str, seconds: float, verdict: Verdict) -> None:
+    def judged(self, declaration: Declaration, case: Case, seconds: float, verdict: Verdict) -> None:
         """Count a case. A ratio that is not finite (a wrong NaN) is a finding and no measure of accuracy."""
-        for counts in self._both(kernel):
+        for counts in self._both(declaration.target):
             counts.cases += 1
             counts.seconds += seconds
             if math.isfinite(verdict.error_ratio):
