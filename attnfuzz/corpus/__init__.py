@@ -2,11 +2,19 @@
 
 from attnfuzz.corpus.folder import DEFAULT_FOLDER, configured_folder, regression_files
 from attnfuzz.corpus.reading import RegressionError, decode_regression, load_regression
-from attnfuzz.corpus.regression import Environment, FindingRecord, Regression, current_environment, encode_regression
+from attnfuzz.corpus.regression import (
+    MAX_PRECEDING,
+    Environment,
+    FindingRecord,
+    Regression,
+    current_environment,
+    encode_regression,
+)
 from attnfuzz.corpus.writing import regression_name, write_regression
 
 __all__ = [
     "DEFAULT_FOLDER",
+    "MAX_PRECEDING",
     "Environment",
     "FindingRecord",
     "Regression",

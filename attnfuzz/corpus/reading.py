@@ -12,12 +12,13 @@ from attnfuzz.corpus.regression import (
     FORMAT,
     FORMAT_NAME,
     FORMAT_VERSION,
+    MAX_PRECEDING,
     Environment,
     FindingRecord,
     Regression,
     Status,
 )
-from attnfuzz.problems.cases import PROBLEMS, Problem, case_from_builtins
+from attnfuzz.problems.cases import PROBLEMS, Case, Problem, case_from_builtins
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, CaseTooLarge, check_size
 
 __all__ = ["MAX_FILE_BYTES", "RegressionError", "decode_regression", "load_regression"]
@@ -37,6 +38,7 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     problem: Problem
     kernel: str
     case: dict[str, Any]
+    preceding: list[dict[str, Any]] = []
     finding: FindingRecord
     status: Status = "open"
     note: str = ""
@@ -60,7 +62,7 @@ def load_regression(path: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Re
 def decode_regression(data: bytes, source: str, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Regression:
     """Parse the bytes of a regression file; ``source`` names it in messages.
 
-    ``limit_bytes`` bounds the memory that the case's tensors may take. Raises RegressionError.
+    ``limit_bytes`` bounds the memory that each case's tensors may take. Raises RegressionError.
     """
     if len(data) > MAX_FILE_BYTES:
         raise RegressionError(
@@ -72,7 +74,7 @@ def decode_regression(data: bytes, source: str, *, limit_bytes: int = DEFAULT_LI
         envelope = msgspec.convert(document, type=_Envelope)
     except msgspec.ValidationError as error:
         raise RegressionError(_explain(error, document, "$", source)) from error
-    return _with_case(envelope, source, limit_bytes)
+    return _with_cases(envelope, source, limit_bytes)
 
 
 def _parse(data: bytes, source: str) -> dict[str, Any]:
@@ -99,16 +101,27 @@ def _check_format(document: dict[str, Any], source: str) -> None:
     raise RegressionError(f"{source} has {shown} at `$.format`, which must be {FORMAT!r}; it is no regression file")
 
 
-def _with_case(envelope: _Envelope, source: str, limit_bytes: int) -> Regression:
-    try:
-        case = case_from_builtins(envelope.problem, envelope.case)
-        check_size(case, limit_bytes)
-    except msgspec.ValidationError as error:
-        raise RegressionError(_explain(error, envelope.case, "$.case", source)) from error
-    except CaseTooLarge as error:
-        raise RegressionError(f"{source}: {error} - at `$.case`") from error
-    fields = {name: getattr(envelope, name) for name in Regression.__struct_fields__ if name != "case"}
-    return Regression(case=case, **fields)
+def _with_cases(envelope: _Envelope, source: str, limit_bytes: int) -> Regression:
+    if len(envelope.preceding) > MAX_PRECEDING:
+        raise RegressionError(
+            f"{source}: {len(envelope.preceding)} cases, of at most {MAX_PRECEDING} - at `$.preceding`; "
+            "leave out those that the failure does not need"
+        )
+
+    def read(document: dict[str, Any], place: str) -> Case:
+        try:
+            case = case_from_builtins(envelope.problem, document)
+            check_size(case, limit_bytes)
+        except msgspec.ValidationError as error:
+            raise RegressionError(_explain(error, document, place, source)) from error
+        except CaseTooLarge as error:
+            raise RegressionError(f"{source}: {error} - at `{place}`") from error
+        return case
+
+    fields = {name: getattr(envelope, name) for name in Regression.__struct_fields__}
+    fields["case"] = read(envelope.case, "$.case")
+    fields["preceding"] = tuple(read(case, f"$.preceding[{i}]") for i, case in enumerate(envelope.preceding))
+    return Regression(**fields)
 
 
 def _explain(error: msgspec.ValidationError, document: Any, root: str, source: str) -> str:

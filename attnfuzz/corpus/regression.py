@@ -1,4 +1,4 @@
-"""The regression file format: one case, the kernel it failed on and what the oracle said. Data only."""
+"""The regression file format: a case (and those it needs before it), the kernel it failed on, what the oracle said."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ __all__ = [
     "FORMAT",
     "FORMAT_NAME",
     "FORMAT_VERSION",
+    "MAX_PRECEDING",
     "Environment",
     "FindingRecord",
     "Regression",
@@ -27,9 +28,12 @@ __all__ = [
 FORMAT_NAME = "attnfuzz.regression"
 FORMAT_VERSION = 1
 FORMAT = f"{FORMAT_NAME}/{FORMAT_VERSION}"
+MAX_PRECEDING = 64
+"""Cases that a failing one may need before it."""
 
 Status = Literal["open", "fixed"]
 
+_RATE = ("failed", "runs")
 _RECORDED_PACKAGES = ("attnfuzz", "torch", "triton", "hypothesis", "msgspec")
 
 
@@ -37,6 +41,7 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """What an oracle said of the case when it was saved.
 
     ``kind`` and ``features`` (what the case still needs away from its simplest value) tell one bug from another.
+    A flaky case failed in ``failed`` of ``runs`` runs; both are 0, and left out of the file, for one that always does.
     """
 
     oracle: OracleName
@@ -44,16 +49,31 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     kind: str = ""
     details: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    failed: int = 0
+    runs: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.failed <= self.runs:
+            raise ValueError(f"failed={self.failed} must be between 0 and runs={self.runs}")
+
+    @property
+    def is_flaky(self) -> bool:
+        """Whether some of the runs passed."""
+        return self.failed < self.runs
 
     @classmethod
-    def of(cls, failure: Failure, features: frozenset[str] = frozenset()) -> FindingRecord:
-        """The record of an oracle's failure."""
+    def of(
+        cls, failure: Failure, features: frozenset[str] = frozenset(), *, failed: int = 0, runs: int = 0
+    ) -> FindingRecord:
+        """The record of an oracle's failure, with its rate if it is flaky."""
         return cls(
             oracle=failure.oracle,
             message=failure.message,
             kind=failure.kind,
             details=failure.details,
             features=tuple(sorted(features)),
+            failed=failed,
+            runs=runs,
         )
 
 
@@ -69,12 +89,14 @@ class Regression(msgspec.Struct, frozen=True, kw_only=True):
     """One regression file.
 
     ``kernel`` is the target that loads the kernel: a bundled name, ``module:name`` or ``path/to/file.py:name``.
+    ``case`` fails once the cases of ``preceding``, if there are any, have run before it in the same process.
     ``status`` is ``"open"`` while the case still fails and ``"fixed"`` once it must pass. ``note`` is for people.
     """
 
     problem: Problem
     kernel: str
     case: Case
+    preceding: tuple[Case, ...] = ()
     finding: FindingRecord
     status: Status = "open"
     note: str = ""
@@ -95,6 +117,10 @@ def current_environment(device: str) -> Environment:
 def encode_regression(regression: Regression) -> bytes:
     """Indented JSON for review; equal regressions give equal bytes."""
     fields: dict[str, Any] = {"format": FORMAT, **msgspec.structs.asdict(regression)}
+    if not regression.preceding:
+        del fields["preceding"]
     document = msgspec.to_builtins(fields, order="deterministic", str_keys=True)
+    if not regression.finding.runs:
+        document["finding"] = {name: value for name, value in document["finding"].items() if name not in _RATE}
     ordered = {name: document[name] for name in fields}  # the order of the fields, not of the alphabet
     return msgspec.json.format(msgspec.json.encode(ordered), indent=2) + b"\n"

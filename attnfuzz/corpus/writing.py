@@ -16,9 +16,10 @@ __all__ = ["regression_name", "write_atomically", "write_regression"]
 
 
 def regression_name(regression: Regression) -> str:
-    """``<problem>-<kernel>-<oracle>-<hash8>.json``; the hash is that of the case and the kernel's target."""
+    """``<problem>-<kernel>-<oracle>-<hash8>.json``; the hash is that of the kernel's target and of the cases."""
     kernel = re.sub(r"\W+", "_", regression.kernel.rpartition(":")[2])
-    digest = hashlib.sha256(regression.kernel.encode() + b"\0" + encode_case(regression.case)).hexdigest()[:8]
+    cases = b"".join(encode_case(case) for case in (regression.case, *regression.preceding))
+    digest = hashlib.sha256(regression.kernel.encode() + b"\0" + cases).hexdigest()[:8]
     return f"{regression.problem}-{kernel}-{regression.finding.oracle}-{digest}.json"
 
 

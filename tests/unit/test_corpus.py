@@ -76,6 +76,52 @@ def test_the_file_has_the_documented_fields_in_order() -> None:
     assert set(document["environment"]) == {"versions", "device", "date"}
 
 
+def a_sequence() -> Regression:
+    cases = [DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(n,), scale=0.25) for n in (1, 2)]
+    return a_regression(preceding=tuple(cases))
+
+
+def test_cases_that_must_run_before_survive_a_round_trip(tmp_path: Path) -> None:
+    """A crash that needs what an earlier case left behind would be saved as a case that passes."""
+    regression = a_sequence()
+    assert load_regression(write_regression(regression, tmp_path)) == regression
+    assert list(as_document(regression))[3:6] == ["case", "preceding", "finding"]
+    assert regression_name(regression) != regression_name(a_regression())
+
+
+def test_the_rate_of_a_flaky_finding_survives_a_round_trip(tmp_path: Path) -> None:
+    """Replay would take one lucky run for a repaired kernel."""
+    regression = a_regression(finding=FindingRecord.of(FAILURE, failed=3, runs=20))
+    assert load_regression(write_regression(regression, tmp_path)) == regression
+    assert regression.finding.is_flaky
+    assert "runs" not in as_document(a_regression())["finding"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("preceding", [{"num_q_heads": 1}], ["missing required field", "$.preceding[0]"]),
+        ("preceding", 3, ["Expected `array`", "found 3", "$.preceding"]),
+        ("preceding", [{}] * 65, ["65 cases", "at most 64", "$.preceding"]),
+        ("finding.failed", 2, ["failed=2", "runs=0", "$.finding"]),
+        ("finding.runs", "many", ["Expected `int`", '"many"', "$.finding.runs"]),
+    ],
+)
+def test_what_is_wrong_with_a_sequence_or_a_rate_is_named(path: str, value: object, words: list[str]) -> None:
+    """These fields are as easy to get wrong by hand as the others."""
+    with pytest.raises(RegressionError) as caught:
+        read_document(set_at(as_document(a_regression()), path, value))
+    assert all(word in str(caught.value) for word in ["file.json", *words])
+
+
+def test_a_preceding_case_of_ten_terabytes_is_refused_before_it_is_built() -> None:
+    """A limit that holds for the last case alone is none."""
+    document = as_document(a_sequence())
+    document["preceding"][1] |= {"seq_lens": [1 << 24], "num_q_heads": 1024, "num_kv_heads": 1024, "head_size": 1024}
+    with pytest.raises(RegressionError, match=r"TiB.*\$\.preceding\[1\]"):
+        read_document(document)
+
+
 def test_encoding_is_indented_and_deterministic() -> None:
     """Unstable bytes would show as changes in every review."""
     data = encode_regression(a_regression())
