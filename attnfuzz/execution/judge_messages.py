@@ -12,6 +12,8 @@ __all__ = [
     "DeclarationsReply",
     "DeclarationsRequest",
     "DeviceReply",
+    "JudgeManyReply",
+    "JudgeManyRequest",
     "JudgeReply",
     "JudgeRequest",
     "from_wire",
@@ -55,6 +57,27 @@ class JudgeReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verdict: Verdict | None = None
     environment: str | None = None
     exhausted: str | None = None
+
+
+class JudgeManyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Judge each of `cases`, the JSON of cases of the kernel's problem, on the kernel `target`."""
+
+    target: str
+    cases: list[msgspec.Raw]
+    oracles: tuple[OracleName, ...]
+    tolerance: Tolerance
+
+
+class JudgeManyReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A verdict for each case, or none and one sentence on the reason.
+
+    `environment`: as in `JudgeReply`. `lost`: one of the cases took the GPU's context or memory from this process, and
+    it cannot be told which; the process ends.
+    """
+
+    verdicts: list[Verdict] = []
+    environment: str | None = None
+    lost: str | None = None
 
 
 class DeviceReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

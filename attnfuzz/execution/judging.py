@@ -1,4 +1,4 @@
-"""The service that executors run: loads kernels and judges cases on them, one at a time."""
+"""The service that executors run: loads kernels and judges cases on them, one at a time or many at once."""
 
 import importlib.metadata
 import os
@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
+from attnfuzz.execution.compile_times import CompileTimes
 from attnfuzz.execution.compiler_key import compute_compiler_key
 from attnfuzz.execution.interpreter import install_fast_patching
 from attnfuzz.execution.interpreter_repairs import install_repairs
@@ -17,6 +18,8 @@ from attnfuzz.execution.judge_messages import (
     DeclarationsReply,
     DeclarationsRequest,
     DeviceReply,
+    JudgeManyReply,
+    JudgeManyRequest,
     JudgeReply,
     JudgeRequest,
     to_wire,
@@ -24,6 +27,7 @@ from attnfuzz.execution.judge_messages import (
 from attnfuzz.execution.service import ExitAfterReply
 from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.oracles.judge import judge
+from attnfuzz.oracles.quick import BatchLost, judge_many
 from attnfuzz.problems.cases import decode_case
 
 __all__ = ["JudgingService"]
@@ -38,7 +42,7 @@ _LEAST_GPU_BYTES = 4 << 30
 
 
 class JudgingService:
-    """Kernels are imported once per process. Methods: `declarations`, `judge`, `device` (see `judge_messages`)."""
+    """Kernels are imported once per process. Methods: see `judge_messages`."""
 
     def __init__(self) -> None:
         if os.environ.get("TRITON_INTERPRET") == "1":
@@ -46,11 +50,14 @@ class JudgingService:
             install_repairs()
         torch.set_num_threads(1)  # workers are the parallelism, and thread pools cost small tensors more than they give
         self._kernels: dict[str, Kernel] = {}
+        self._compile_times = CompileTimes()
+        self._compile_times.start_listening()
         self._device: str | None = None
         self._methods: dict[str, Callable[[bytes], msgspec.Struct]] = {
             "declarations": self._declarations,
             "device": self._describe_device,
             "judge": self._judge,
+            "judge_many": self._judge_many,
         }
 
     def handle(self, method: str, payload: bytes) -> bytes:
@@ -59,7 +66,7 @@ class JudgingService:
             raise ValueError(f"method={method!r} must be one of {sorted(self._methods)}")
         reply = self._methods[method](payload)
         body = msgspec.json.encode(reply)
-        if isinstance(reply, JudgeReply) and (reply.exhausted or (reply.verdict is not None and reply.verdict.fatal)):
+        if _is_last(reply):
             raise ExitAfterReply(body)
         return body
 
@@ -87,9 +94,7 @@ class JudgingService:
 
     def _judge(self, payload: bytes) -> JudgeReply:
         request = msgspec.json.decode(payload, type=JudgeRequest)
-        if request.target not in self._kernels:
-            self._load(request.target)
-        kernel = self._kernels[request.target]
+        kernel = self._kernel(request.target)
         case = decode_case(kernel.declaration.problem, bytes(request.case))
         try:
             verdict = judge(
@@ -100,6 +105,7 @@ class JudgingService:
                 tolerance=request.tolerance,
                 thorough=request.thorough,
                 catch_interrupt=True,
+                compile_clock=self._compile_times.total_s,
             )
         except EnvironmentProblem as problem:
             return JudgeReply(environment=str(problem))
@@ -107,11 +113,42 @@ class JudgingService:
             return JudgeReply(exhausted=str(error).strip().partition("\n")[0])
         return JudgeReply(verdict=to_wire(verdict))
 
+    def _judge_many(self, payload: bytes) -> JudgeManyReply:
+        request = msgspec.json.decode(payload, type=JudgeManyRequest)
+        kernel = self._kernel(request.target)
+        try:
+            verdicts = judge_many(
+                kernel,
+                [decode_case(kernel.declaration.problem, bytes(case)) for case in request.cases],
+                device=self.device,
+                oracles=request.oracles,
+                tolerance=request.tolerance,
+                catch_interrupt=True,
+                compile_clock=self._compile_times.total_s,
+            )
+        except EnvironmentProblem as problem:
+            return JudgeManyReply(environment=str(problem))
+        except BatchLost as lost:
+            return JudgeManyReply(lost=str(lost))
+        return JudgeManyReply(list(map(to_wire, verdicts)))
+
+    def _kernel(self, target: str) -> Kernel:
+        if target not in self._kernels:
+            self._load(target)
+        return self._kernels[target]
+
     def _describe_device(self, payload: bytes) -> DeviceReply:
         del payload
         name = torch.cuda.get_device_name() if self.device == "cuda" else _processor_name()
         versions = {"python": platform.python_version()} | {name: _version(name) for name in _LIBRARIES}
         return DeviceReply(self.device, name, versions)
+
+
+def _is_last(reply: msgspec.Struct) -> bool:
+    """Whether the process cannot be used after `reply`."""
+    if isinstance(reply, JudgeReply):
+        return bool(reply.exhausted) or (reply.verdict is not None and reply.verdict.fatal)
+    return isinstance(reply, JudgeManyReply) and reply.lost is not None
 
 
 def _cap_gpu_memory() -> None:

@@ -14,7 +14,7 @@ from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.results import ResultError
 from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
 
-__all__ = ["EnvironmentProblem", "verdict"]
+__all__ = ["EnvironmentProblem", "context_lost", "verdict"]
 
 _WRAPPERS = ("InterpreterError", "CompilationError", "CompileTimeAssertionFailure")
 """Triton's exceptions around the one that says what happened."""
@@ -42,7 +42,7 @@ def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
     if isinstance(error, ResultError):
         failure = Failure(oracle="exception", kind="result", message=str(error))
         return Verdict(failure=failure if "exception" in oracles else None)
-    what = _why_context_is_lost(error)
+    what = context_lost(error)
     if what is not None:
         return Verdict(failure=_crash(what, error) if "crash" in oracles else None, fatal=True)
     _raise_if_environment(error)
@@ -137,7 +137,7 @@ def _cuda_error(error: BaseException) -> str | None:
     return match["what"].removesuffix(" was encountered").strip() if match else None
 
 
-def _why_context_is_lost(error: BaseException) -> str | None:
+def context_lost(error: BaseException) -> str | None:
     """What CUDA says after an error that outlives the call; None if the context is intact, one launch merely refused.
 
     What was raised does not tell: a kernel may wrap CUDA's error, or raise while a faulty launch is still under way.

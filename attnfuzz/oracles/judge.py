@@ -14,7 +14,7 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, check_size
 from attnfuzz.problems.tolerance import Tolerance
 
-__all__ = ["judge"]
+__all__ = ["judge", "judge_raised", "judge_trial", "needs_two_runs", "with_timing"]
 
 Oracle = Callable[[Trial], Failure | None]
 
@@ -38,6 +38,7 @@ def judge(
     size_limit: int = DEFAULT_LIMIT_BYTES,
     thorough: bool = True,
     catch_interrupt: bool = False,
+    compile_clock: Callable[[], float] = lambda: 0.0,
 ) -> Verdict:
     """Run `kernel` on `case` in this process, twice if nothing fails, and apply `oracles`.
 
@@ -46,32 +47,53 @@ def judge(
 
     `device`: "cpu" or "cuda". A crash or hang ends or blocks this process; `attnfuzz.execution.runner` survives both.
     The verdict's `fatal` says that the process must not use the GPU again. With `catch_interrupt` a KeyboardInterrupt
-    is the kernel's own doing, as it is where no keyboard can reach. Raises `CaseTooLarge` if the case needs more than
-    `size_limit` bytes, and `EnvironmentProblem` where the installed libraries cannot run any kernel.
+    is the kernel's own doing, as it is where no keyboard can reach. `compile_clock`: see `observe`. Raises
+    `CaseTooLarge` if the case needs more than `size_limit` bytes, and `EnvironmentProblem` where the installed
+    libraries cannot run any kernel.
     """
     started = time.perf_counter()
     check_size(case, size_limit)
-    compares_runs = not _NEED_TWO_RUNS.isdisjoint(oracles)
-    trial = Trial(kernel, case, device=device, tolerance=tolerance, twice=compares_runs and thorough)
+    twice = needs_two_runs(oracles) and thorough
+    trial = Trial(kernel, case, device=device, tolerance=tolerance, twice=twice, compile_clock=compile_clock)
     try:
-        if compares_runs and not thorough and trial.symptoms.any():
-            trial.look_closer()
-        verdict = _verdict(trial, oracles)
+        verdict = judge_trial(trial, oracles)
     except KernelRaised as raised:
-        if isinstance(raised.error, KeyboardInterrupt) and not catch_interrupt:
-            raise raised.error from None
-        verdict = exception.verdict(raised, oracles)
-    return msgspec.structs.replace(verdict, timing=_timing(trial, time.perf_counter() - started))
+        verdict = judge_raised(raised, oracles, catch_interrupt=catch_interrupt)
+    return with_timing(verdict, trial, time.perf_counter() - started)
 
 
-def _verdict(trial: Trial, oracles: Sequence[OracleName]) -> Verdict:
+def needs_two_runs(oracles: Sequence[OracleName]) -> bool:
+    """Whether one of `oracles` compares runs."""
+    return not _NEED_TWO_RUNS.isdisjoint(oracles)
+
+
+def judge_trial(trial: Trial, oracles: Sequence[OracleName]) -> Verdict:
+    """What `oracles` say of the runs of `trial`, and of further ones where there are symptoms.
+
+    Raises `KernelRaised` if a run ends that way.
+    """
+    if not trial.twice and needs_two_runs(oracles) and trial.symptoms.any():
+        trial.look_closer()
     failures = (check(trial) for name, check in _BY_SPECIFICITY.items() if name in oracles)
     return Verdict(failure=next(filter(None, failures), None), error_ratio=trial.symptoms.error_ratio)
+
+
+def judge_raised(raised: KernelRaised, oracles: Sequence[OracleName], *, catch_interrupt: bool) -> Verdict:
+    """What it means that a run `raised`; a KeyboardInterrupt is passed on unless told to catch it."""
+    if isinstance(raised.error, KeyboardInterrupt) and not catch_interrupt:
+        raise raised.error from None
+    return exception.verdict(raised, oracles)
+
+
+def with_timing(verdict: Verdict, trial: Trial, total_s: float) -> Verdict:
+    """`verdict` with the time that the parts of `trial` took, and `total_s` for all of it."""
+    return msgspec.structs.replace(verdict, timing=_timing(trial, total_s))
 
 
 def _timing(trial: Trial, total_s: float) -> Timing:
     return Timing(
         build_s=sum(seen.build_s for seen in trial.observations),
+        compile_s=sum(seen.compile_s for seen in trial.observations),
         kernel_s=sum(seen.kernel_s for seen in trial.observations),
         reference_s=trial.reference.seconds,
         total_s=total_s,

@@ -1,6 +1,7 @@
 """One run of a kernel on one case, and everything it left behind."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,14 +49,26 @@ class Observation:
     allocated: Arena
     results: dict[str, Tensor] = field(default_factory=dict)
     build_s: float = 0.0
+    compile_s: float = 0.0
     kernel_s: float = 0.0
 
 
-def observe(kernel: Kernel, case: Case, values: Any, *, device: str, poison: Fill, prefill: Fill) -> Observation:
-    """Build the inputs in poisoned memory, run the kernel, wait for it and collect its results.
+def observe(
+    kernel: Kernel,
+    case: Case,
+    values: Any,
+    *,
+    device: str,
+    poison: Fill,
+    prefill: Fill,
+    wait: bool = True,
+    compile_clock: Callable[[], float] = lambda: 0.0,
+) -> Observation:
+    """Build the inputs in poisoned memory, run the kernel and collect its results.
 
     Raises `KernelRaised` for whatever the kernel raised, and for results that cannot be any.
-    `values`: the case's logical values, as `problem_of(case).values` draws them.
+    `values`: the case's logical values, as `problem_of(case).values` draws them. Unless told to `wait` for a GPU, what
+    a launch did wrong there shows later. `compile_clock`: seconds that Triton has spent compiling so far.
     """
     started = time.perf_counter()
     supports = kernel.declaration.supports
@@ -66,16 +79,17 @@ def observe(kernel: Kernel, case: Case, values: Any, *, device: str, poison: Fil
     arena.seal()
     allocations = TrackedAllocations(device, poison=poison, prefill=prefill)
     seen = Observation(poison, prefill, inputs, given=arena, allocated=allocations.arena)
-    built = time.perf_counter()
+    built, compiled = time.perf_counter(), compile_clock()
     try:
         with allocations:
             returned = kernel(inputs, **call_options(kernel, case))
-        if arena.device.type == "cuda":
+        if wait and arena.device.type == "cuda":
             torch.cuda.synchronize()
         seen.results = named_results(returned, inputs, problem.results, supports)
     except BaseException as error:  # whatever a kernel raises, SystemExit included, is its verdict
         raise KernelRaised(error, poison) from error
-    seen.build_s, seen.kernel_s = built - started, time.perf_counter() - built
+    seen.build_s, seen.compile_s = built - started, compile_clock() - compiled
+    seen.kernel_s = time.perf_counter() - built - seen.compile_s
     for name, result in seen.results.items():
         seen.allocated.rename(result, name)
     return seen

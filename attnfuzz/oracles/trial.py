@@ -1,10 +1,11 @@
 """A case on a kernel: the runs that oracles compare, each made when first asked for."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
@@ -30,6 +31,12 @@ class Symptoms:
     differs: bool
     error_ratio: float
 
+    @classmethod
+    def read(cls, flags: Sequence[float], *, runs: int) -> "Symptoms":
+        """From the numbers of `Trial.flags` of a trial of so many `runs`."""
+        *damaged, unwritten, differs, error_ratio = flags
+        return cls(tuple(map(bool, damaged[:runs])), bool(unwritten), bool(differs), error_ratio)
+
     def any(self) -> bool:
         """Whether anything is wrong."""
         return any(self.damaged) or self.unwritten or self.differs or self.error_ratio > 1
@@ -38,12 +45,24 @@ class Symptoms:
 class Trial:
     """Runs and reference of `case` on `kernel`, cached."""
 
-    def __init__(self, kernel: Kernel, case: Case, *, device: str, tolerance: Tolerance, twice: bool = True) -> None:
-        """`twice`: whether there is a second run."""
+    def __init__(
+        self,
+        kernel: Kernel,
+        case: Case,
+        *,
+        device: str,
+        tolerance: Tolerance,
+        twice: bool = True,
+        wait: bool = True,
+        compile_clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`twice`: whether there is a second run. `wait` and `compile_clock`: see `observe`."""
         self.kernel = kernel
         self.case = case
         self.device = device
         self.twice = twice
+        self.wait = wait
+        self.compile_clock = compile_clock
         self.reference = Reference(kernel.declaration, case, device=device, tolerance=tolerance)
         self.observations: list[Observation] = []
 
@@ -70,7 +89,7 @@ class Trial:
     def look_closer(self) -> None:
         """Make the second run after all, upon symptoms in the first."""
         self.twice = True
-        for cached in ("second", "symptoms"):
+        for cached in ("second", "flags", "symptoms"):
             self.__dict__.pop(cached, None)
 
     @property
@@ -89,14 +108,26 @@ class Trial:
         return compare(self.reference, seen)
 
     @cached_property
+    def flags(self) -> Float64[Tensor, "5"]:
+        """One look at everything, on the device and without waiting for it: see `Symptoms.read`.
+
+        Whether the first and the second run did damage, whether an element was not written, whether the runs differ,
+        and the largest error over bound. No run may have raised.
+        """
+        first, second = self.first, self.second
+        damaged = [_damaged(first)]
+        differs = torch.zeros_like(damaged[0])
+        if second is not None:
+            damaged.append(_damaged(second))
+            differs = self.disagree(first, second)
+        else:
+            damaged.append(differs)
+        return torch.stack([*damaged, _unwritten(first), differs, worst_ratio(self.comparison)])
+
+    @cached_property
     def symptoms(self) -> Symptoms:
-        """One look at everything, for one wait for the device. No run may have raised."""
-        damaged = [mark for seen in self.runs for mark in (seen.given.damage(), seen.allocated.damage())]
-        differs = self.disagree(self.first, self.second) if self.second else torch.zeros_like(damaged[0])
-        flags = torch.stack([*damaged, _unwritten(self.first), differs, worst_ratio(self.comparison)]).tolist()
-        *marks, unwritten, different, error_ratio = flags
-        per_run = tuple(bool(marks[i] or marks[i + 1]) for i in range(0, len(marks), 2))
-        return Symptoms(per_run, bool(unwritten), bool(different), error_ratio)
+        """What `flags` say, after a wait for the device."""
+        return Symptoms.read(self.flags.tolist(), runs=len(self.runs))
 
     def disagree(self, one: Observation, other: Observation) -> Bool[Tensor, ""]:
         """Whether two runs gave different bits; of a kernel that declares itself nondeterministic, other NaNs."""
@@ -109,7 +140,14 @@ class Trial:
 
     def _observe(self, poison: Fill, prefill: Fill) -> Observation:
         seen = observe(
-            self.kernel, self.case, self.reference.values, device=self.device, poison=poison, prefill=prefill
+            self.kernel,
+            self.case,
+            self.reference.values,
+            device=self.device,
+            poison=poison,
+            prefill=prefill,
+            wait=self.wait,
+            compile_clock=self.compile_clock,
         )
         self.observations.append(seen)
         return seen
@@ -119,6 +157,10 @@ def _differs(one: Tensor, other: Tensor, *, by_bits: bool) -> Bool[Tensor, "..."
     if by_bits and one.dtype == other.dtype:
         return bits(one) != bits(other)
     return one.isnan() != other.isnan()
+
+
+def _damaged(seen: Observation) -> Bool[Tensor, ""]:
+    return seen.given.damage() | seen.allocated.damage()
 
 
 def _unwritten(seen: Observation) -> Bool[Tensor, ""]:

@@ -31,9 +31,14 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds spent on one case, by part."""
+    """Seconds spent on one case, by part; of what a batch spends on all its cases at once, an equal share.
+
+    ``compile_s``: Triton's compilations, which ``kernel_s`` leaves out. Where nothing waits for a GPU, ``kernel_s`` is
+    the time of the launches.
+    """
 
     build_s: float = 0.0
+    compile_s: float = 0.0
     kernel_s: float = 0.0
     reference_s: float = 0.0
     total_s: float = 0.0

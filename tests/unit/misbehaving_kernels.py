@@ -52,6 +52,25 @@ def segfaults(inputs: Any) -> None:
 
 
 @attnfuzz.kernel("dense_decode")
+def segfaults_at_seven(inputs: Any) -> Any:
+    if max(inputs.seq_lens.tolist()) == CORRECT_ONLY_FOR:
+        ctypes.string_at(0)
+    return solve(inputs)
+
+
+@attnfuzz.kernel("dense_decode")
+def hangs_at_seven(inputs: Any) -> Any:
+    while max(inputs.seq_lens.tolist()) == CORRECT_ONLY_FOR:
+        time.sleep(0.01)
+    return solve(inputs)
+
+
+@attnfuzz.kernel("dense_decode")
+def loses_context_at_seven(inputs: Any) -> Any:
+    return leaves_cuda_error(inputs) if max(inputs.seq_lens.tolist()) == CORRECT_ONLY_FOR else solve(inputs)
+
+
+@attnfuzz.kernel("dense_decode")
 def exits(inputs: Any) -> None:
     os._exit(3)
 

@@ -13,6 +13,8 @@ import torch
 from attnfuzz.execution.judge_messages import (
     DeclarationsReply,
     DeviceReply,
+    JudgeManyReply,
+    JudgeManyRequest,
     JudgeReply,
     JudgeRequest,
     from_wire,
@@ -21,6 +23,7 @@ from attnfuzz.execution.judge_messages import (
 from attnfuzz.execution.judging import JudgingService
 from attnfuzz.execution.service import ExitAfterReply
 from attnfuzz.oracles.exception import EnvironmentProblem
+from attnfuzz.oracles.quick import BatchLost
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Verdict
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 
@@ -31,6 +34,11 @@ CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=8, seq_lens=(3,)
 def request(name: str) -> bytes:
     case = msgspec.Raw(encode_case(CASE))
     return msgspec.json.encode(JudgeRequest(f"{KERNELS}:{name}", case, DEFAULT_ORACLES, "bound"))
+
+
+def request_many(name: str) -> bytes:
+    cases = [msgspec.Raw(encode_case(msgspec.structs.replace(CASE, seq_lens=(n,)))) for n in (3, 7)]
+    return msgspec.json.encode(JudgeManyRequest(f"{KERNELS}:{name}", cases, DEFAULT_ORACLES, "bound"))
 
 
 def test_declarations_of_a_file() -> None:
@@ -87,6 +95,37 @@ def test_exhausted_memory_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ExitAfterReply) as stop:
         JudgingService().handle("judge", request("correct"))
     assert msgspec.json.decode(stop.value.body, type=JudgeReply) == JudgeReply(exhausted="CUDA out of memory.")
+
+
+def test_batch_has_one_verdict_per_case() -> None:
+    """Verdicts of a batch would be mixed up."""
+    reply = msgspec.json.decode(
+        JudgingService().handle("judge_many", request_many("wrong_from_seven")), type=JudgeManyReply
+    )
+    assert [verdict.failure is None for verdict in reply.verdicts] == [True, False]
+
+
+def test_lost_batch_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process with a lost GPU context would go on, or take the driver's hope for verdicts with it."""
+
+    def fail(*_: Any, **__: Any) -> list[Verdict]:
+        raise BatchLost("illegal memory access")
+
+    monkeypatch.setattr("attnfuzz.execution.judging.judge_many", fail)
+    with pytest.raises(ExitAfterReply) as stop:
+        JudgingService().handle("judge_many", request_many("correct"))
+    assert msgspec.json.decode(stop.value.body, type=JudgeManyReply) == JudgeManyReply(lost="illegal memory access")
+
+
+def test_environment_problem_of_a_batch_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user with an unusable environment would get a traceback as soon as cases come in batches."""
+
+    def fail(*_: Any, **__: Any) -> list[Verdict]:
+        raise EnvironmentProblem("install another NumPy")
+
+    monkeypatch.setattr("attnfuzz.execution.judging.judge_many", fail)
+    reply = msgspec.json.decode(JudgingService().handle("judge_many", request_many("correct")), type=JudgeManyReply)
+    assert reply == JudgeManyReply(environment="install another NumPy")
 
 
 def test_device_is_described() -> None:

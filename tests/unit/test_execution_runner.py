@@ -164,6 +164,60 @@ def test_only_oracles_asked_for_are_applied(runner: Runner, declared: dict[str, 
         assert other.judge(declared["wrong_from_seven"], CASE).failure is not None
 
 
+BATCH = [msgspec.structs.replace(CASE, seq_lens=(n, 1)) for n in (3, 7, 5)]
+
+
+def test_batch_is_judged_in_one_call(
+    runner: Runner, declared: dict[str, Declaration], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches would be no faster than single cases, or lose verdicts on the way."""
+    runner.judge(declared["wrong_from_seven"], CASE)
+    monkeypatch.setattr(runner, "judge", None)
+    verdicts = runner.judge_many(declared["wrong_from_seven"], BATCH, timeout_s=30.0)
+    assert [verdict.failure is None for verdict in verdicts] == [True, False, True]
+    assert all(verdict.timing.total_s > 0 for verdict in verdicts)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "oracle", "kind"),
+    [
+        ("segfaults_at_seven", "crash", "SIGSEGV"),
+        ("hangs_at_seven", "hang", "timeout"),
+        ("loses_context_at_seven", "crash", "cuda:illegal memory access"),
+    ],
+)
+def test_death_of_a_batch_is_blamed_on_one_case(
+    kernel: str, oracle: str, kind: str, runner: Runner, declared: dict[str, Declaration]
+) -> None:
+    """A deadly case would take its neighbours in the batch with it."""
+    verdicts = runner.judge_many(declared[kernel], BATCH, timeout_s=2.0, single_timeout_s=1.0)
+    passed, failed, passed_too = (verdict.failure for verdict in verdicts)
+    assert failed is not None
+    assert (failed.oracle, failed.kind) == (oracle, kind)
+    assert passed is passed_too is None
+
+
+def test_batch_of_one_has_the_time_of_one_case(runner: Runner, declared: dict[str, Declaration]) -> None:
+    """A hanging case would be waited for twice."""
+    started = time.monotonic()
+    (verdict,) = runner.judge_many(declared["never_returns"], [CASE], timeout_s=60.0, single_timeout_s=1.0)
+    assert time.monotonic() - started < 20
+    assert verdict.failure is not None
+
+
+def test_empty_batch_has_no_verdicts(runner: Runner, declared: dict[str, Declaration]) -> None:
+    """Nothing to judge would be an error."""
+    assert runner.judge_many(declared["correct"], [], timeout_s=1.0) == []
+
+
+def test_too_large_a_case_of_a_batch_is_refused_here(runner: Runner, declared: dict[str, Declaration]) -> None:
+    """A case of ten terabytes would reach an executor among others."""
+    with pytest.raises(CaseTooLarge):
+        runner.judge_many(
+            declared["correct"], [CASE, msgspec.structs.replace(CASE, seq_lens=(1 << 24,) * 64)], timeout_s=1.0
+        )
+
+
 def test_sibling_has_its_own_executor(runner: Runner, declared: dict[str, Declaration]) -> None:
     """A crash on one worker would cost another one its executor."""
     runner.judge(declared["correct"], CASE)

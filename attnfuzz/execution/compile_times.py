@@ -1,0 +1,51 @@
+"""Seconds that Triton spent compiling in this process: the one place that listens to its compilations."""
+
+import importlib
+import importlib.util
+from typing import Any
+
+__all__ = ["CompileTimes"]
+
+_MICROSECOND = 1e-6
+
+
+class CompileTimes:
+    """Adds up compilations from `start_listening` on.
+
+    `seconds` counts what was compiled, `compilations` how often; `cache_hits` how often the result lay in Triton's
+    on-disk cache instead. All stay 0 with a Triton that does not report its compilations, and where none is installed.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.compilations = 0
+        self.cache_hits = 0
+        self._next: Any = None
+
+    def start_listening(self) -> bool:
+        """Have Triton report here, besides to whom it reports already; whether it can."""
+        if importlib.util.find_spec("triton") is None:
+            return False
+        try:
+            compilation = importlib.import_module("triton.knobs").compilation
+            earlier = compilation.listener
+        except (ImportError, AttributeError):  # older than 3.4
+            return False
+        if earlier is not self:
+            self._next = earlier
+            compilation.listener = self
+        return True
+
+    def __call__(self, *, times: Any = None, cache_hit: bool = False, **others: Any) -> None:
+        """What Triton calls after each compilation."""
+        if cache_hit:
+            self.cache_hits += 1
+        else:
+            self.compilations += 1
+            self.seconds += getattr(times, "total", 0) * _MICROSECOND
+        if self._next is not None:
+            self._next(times=times, cache_hit=cache_hit, **others)
+
+    def total_s(self) -> float:
+        """`seconds` so far, as a clock to hand to `attnfuzz.oracles`."""
+        return self.seconds

@@ -1,0 +1,223 @@
+"""Many cases at once: the verdicts that each would get alone, from as many kernel runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from attnfuzz.oracles import quick
+from attnfuzz.oracles.judge import judge
+from attnfuzz.oracles.quick import BatchLost, judge_many
+from attnfuzz.oracles.verdict import Verdict
+from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.problems.limits import CaseTooLarge, case_nbytes
+from attnfuzz.problems.tolerance import FixedTolerance
+
+PROBLEMS = {"dense": "dense_decode", "paged": "paged_decode", "split": "split_decode", "states": "merge_states"}
+
+
+def without_timing(verdicts: list[Verdict]) -> list[Verdict]:
+    return [msgspec.structs.replace(verdict, timing=Verdict().timing) for verdict in verdicts]
+
+
+def of_several_dtypes(case: Case) -> list[Case]:
+    return [msgspec.structs.replace(case, dtype=dtype) for dtype in ("float16", "float32", "bfloat16", "float16")]
+
+
+def raise_for_long_ones(inputs: Any) -> None:
+    if int(inputs.seq_lens.max()) > 10:
+        raise IndexError("too long")
+
+
+def write_past_out(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+    out.as_strided((1,), (1,), out.storage_offset() + out.numel()).fill_(1)
+    return out, lse
+
+
+def leave_one(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+    inputs.out.copy_(out)
+    inputs.out[0, 0, 0] = torch.nan
+    inputs.lse[1:].copy_(lse[1:])
+
+
+BUGS: dict[str, dict[str, Callable[..., Any]]] = {
+    "none": {},
+    "dead memory": {"length": lambda n: n + 1 if n else 0},
+    "accuracy": {"kv_head": lambda head, group: 0},
+    "exception": {"before": raise_for_long_ones},
+    "red zone": {"after": write_past_out},
+    "modified input": {"before": lambda inputs: inputs.q.mul_(2)},
+    "unwritten": {"after": leave_one},
+    "no result": {"after": lambda inputs, out, lse: 7},
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_verdicts_are_those_of_single_cases(bug: str, plant: Any, dense: DenseDecodeCase) -> None:
+    """In a batch a failure would be missed, blamed on another case, or told with other words."""
+    kernel = plant(**BUGS[bug])
+    cases = [dense, msgspec.structs.replace(dense, seq_lens=(0, 3)), msgspec.structs.replace(dense, seq_lens=(9,))]
+    alone = [judge(kernel, case, device="cpu") for case in cases]
+    together = judge_many(kernel, cases, device="cpu")
+    assert without_timing(together) == without_timing(alone)
+    assert any(verdict.failure for verdict in together) == (bug != "none")
+
+
+@pytest.mark.parametrize("fixture", PROBLEMS)
+def test_every_problem_in_mixed_dtypes(fixture: str, plant: Any, request: pytest.FixtureRequest) -> None:
+    """Cases of one problem would spoil each other where their dtypes differ."""
+    cases = of_several_dtypes(request.getfixturevalue(fixture))
+    kernel = plant(PROBLEMS[fixture])
+    alone = [judge(kernel, case, device="cpu") for case in cases]
+    assert all(verdict.failure is None for verdict in alone)
+    for one, many in zip(alone, judge_many(kernel, cases, device="cpu"), strict=True):
+        assert many.failure is None
+        assert many.error_ratio == pytest.approx(one.error_ratio, rel=1e-9)
+
+
+@pytest.mark.parametrize("thorough", [True, False])
+def test_passing_cases_run_no_more_often_than_alone(plant: Any, dense: Case, thorough: bool) -> None:
+    """Judging in batches would cost more kernel runs than it saves."""
+    runs: list[int] = []
+    kernel = plant(before=lambda inputs: runs.append(1))
+    judge_many(kernel, [dense] * 3, device="cpu", thorough=thorough)
+    assert len(runs) == (6 if thorough else 3)
+
+
+def test_what_a_batch_has_seen_counts(plant: Any, dense: Case) -> None:
+    """A kernel that fails now and then would have to fail twice to be reported."""
+    calls = itertools.count()
+
+    def fail_once(inputs: Any) -> None:
+        if next(calls) == 2:
+            raise IndexError
+
+    verdicts = judge_many(plant(before=fail_once), [dense] * 3, device="cpu")
+    assert [verdict.failure is None for verdict in verdicts] == [True, False, True]
+
+
+def test_first_run_can_be_believed(plant: Any, dense: Case) -> None:
+    """Without `thorough` a failing case of a batch would be less well explained."""
+    kernel = plant(length=lambda n: n + 1 if n else 0)
+    alone = judge(kernel, dense, device="cpu")
+    assert without_timing(judge_many(kernel, [dense], device="cpu", thorough=False)) == without_timing([alone])
+
+
+def test_only_oracles_asked_for_are_applied(plant: Any, dense: Case) -> None:
+    """A user who asks for one oracle would be shown the findings of another."""
+    kernel = plant(length=lambda n: n + 1 if n else 0)
+    (verdict,) = judge_many(kernel, [dense], device="cpu", oracles=("red_zone",))
+    assert verdict.failure is None
+
+
+def test_fixed_tolerance_replaces_the_bound(plant: Any, dense: Case) -> None:
+    """A user's own tolerance would hold for single cases only."""
+    kernel = plant(average=lambda weights, v: weights @ v + 0.01)
+    (verdict,) = judge_many(kernel, [dense], device="cpu", tolerance=FixedTolerance(atol=0.1, rtol=0.0))
+    assert verdict.failure is None
+    assert verdict.error_ratio == pytest.approx(0.1, rel=0.01)
+
+
+def test_large_cases_go_one_by_one(plant: Any, dense: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of large cases would not fit into memory."""
+    monkeypatch.setattr(quick, "_BATCH_BYTES", 2 * case_nbytes(dense))
+    sizes: list[int] = []
+    judge_batch = quick._judge_batch
+    monkeypatch.setattr(
+        quick, "_judge_batch", lambda trials, *rest: sizes.append(len(trials)) or judge_batch(trials, *rest)
+    )
+    assert len(judge_many(plant(), [dense] * 5, device="cpu")) == 5
+    assert sizes == [2, 2, 1]
+
+
+def test_too_large_a_case_is_refused(plant: Any, dense: Case) -> None:
+    """A case that does not fit would be tried after all."""
+    with pytest.raises(CaseTooLarge):
+        judge_many(plant(), [dense, dense], device="cpu", size_limit=1)
+
+
+def test_no_case_no_verdict(plant: Any) -> None:
+    """An empty batch would fail."""
+    assert judge_many(plant(), [], device="cpu") == []
+
+
+def test_interrupt_is_passed_on(plant: Any, dense: Case) -> None:
+    """Ctrl-C during a batch would be taken for the kernel's."""
+
+    def interrupt(inputs: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        judge_many(plant(before=interrupt), [dense], device="cpu")
+    (verdict,) = judge_many(plant(before=interrupt), [dense], device="cpu", catch_interrupt=True)
+    assert verdict.failure is not None
+
+
+def test_timing_covers_the_parts(plant: Any, dense: Case) -> None:
+    """Statistics would show no time for a part that took some, or compilation twice."""
+    seconds = itertools.count(step=0.25)
+    kernel = plant(before=lambda inputs: None)
+    verdicts = judge_many(kernel, [dense] * 3, device="cpu", compile_clock=lambda: next(seconds))
+    for verdict in verdicts:
+        timing = verdict.timing
+        assert min(timing.build_s, timing.reference_s) > 0
+        assert timing.compile_s == 0.5
+        assert timing.build_s + timing.reference_s + timing.kernel_s + timing.compile_s <= timing.total_s
+
+
+class TestLostGpu:
+    """CUDA errors that outlive the launch."""
+
+    @staticmethod
+    def lose_context(monkeypatch: pytest.MonkeyPatch) -> None:
+        def synchronize() -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+
+    def test_in_a_kernel(self, plant: Any, dense: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The case at which CUDA complains would be blamed for what an earlier one did."""
+
+        def fail(inputs: Any) -> None:
+            self.lose_context(monkeypatch)
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        with pytest.raises(BatchLost, match="illegal memory access"):
+            judge_many(plant(before=fail), [dense, dense], device="cpu")
+
+    def test_between_kernels(self, plant: Any, dense: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An error that shows while the framework works would count as the framework's."""
+
+        def stack(tensors: Any) -> Tensor:
+            self.lose_context(monkeypatch)
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        monkeypatch.setattr(quick.torch, "stack", stack)
+        with pytest.raises(BatchLost, match="illegal memory access"):
+            judge_many(plant(), [dense, dense], device="cpu")
+
+    def test_error_of_the_framework_is_none(self, plant: Any, dense: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A mistake in here would look like a lost GPU."""
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise RuntimeError("a mistake")
+
+        monkeypatch.setattr(quick, "judge_trial", fail)
+        with pytest.raises(RuntimeError, match="a mistake"):
+            judge_many(plant(kv_head=lambda head, group: 0), [dense], device="cpu")
+
+    def test_memory(self, plant: Any, dense: Case) -> None:
+        """A kernel would be blamed for memory that other cases of its batch hold."""
+
+        def fail(inputs: Any) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nGPU 0 has a total capacity of 8 GiB")
+
+        with pytest.raises(BatchLost, match=r"CUDA out of memory\."):
+            judge_many(plant(before=fail), [dense, dense], device="cpu")
