@@ -19,6 +19,7 @@ class Refusal(click.ClickException):
 @contextmanager
 def refusing() -> Iterator[None]:
     """Turn what the user or the machine got wrong into a Refusal; bugs of the framework keep their traceback."""
+    from attnfuzz.config import ConfigurationError
     from attnfuzz.corpus import RegressionError
     from attnfuzz.declaration import KernelLoadError
     from attnfuzz.execution.outcomes import ExecutorUnavailable
@@ -26,5 +27,5 @@ def refusing() -> Iterator[None]:
 
     try:
         yield
-    except (RegressionError, KernelLoadError, ExecutorUnavailable, CaseTooLarge) as error:
+    except (ConfigurationError, RegressionError, KernelLoadError, ExecutorUnavailable, CaseTooLarge) as error:
         raise Refusal(str(error)) from error

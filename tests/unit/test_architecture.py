@@ -31,6 +31,11 @@ RANKS = {
     "attnfuzz.execution": 3,
     "attnfuzz.corpus": 3,
     "attnfuzz.campaign": 4,
+    "attnfuzz.campaign.duration": 0,  # text only
+    "attnfuzz.config": 0,
+    "attnfuzz.config_rules": 0,
+    "attnfuzz.redis_url": 0,
+    "attnfuzz.bench": 5,
     "attnfuzz.environment": 0,  # versions, found without importing anything
     "attnfuzz.checking": 5,
     "attnfuzz.doctor": 5,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from attnfuzz.config import ConfigurationError
 from attnfuzz.corpus import (
     DEFAULT_FOLDER,
     FindingRecord,
@@ -262,5 +263,5 @@ def test_the_folder_is_configured_in_pyproject(tmp_path: Path, monkeypatch: pyte
 def test_a_broken_configuration_is_named(tmp_path: Path, text: str) -> None:
     """Falling back silently would replay another folder than the one that was meant."""
     (tmp_path / "pyproject.toml").write_text(text)
-    with pytest.raises(RegressionError, match=r"pyproject\.toml"):
+    with pytest.raises(ConfigurationError, match=r"pyproject\.toml"):
         configured_folder(tmp_path)

@@ -1,0 +1,181 @@
+"""Defaults of a project: ``[tool.attnfuzz]`` in its pyproject.toml, read as strictly as a regression file. Torch-free.
+
+```toml
+[tool.attnfuzz]
+kernels = ["my_decode.py", "paged_*"]
+budget = "10m"
+profile = "quick"                 # unless --profile or ATTNFUZZ_PROFILE names another one
+
+[tool.attnfuzz.profiles.quick]    # what a profile does not set is as above
+budget = "30s"
+```
+
+Command-line options win over a profile, a profile over the table, the table over what is built in.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attnfuzz.config_rules import RULES
+from attnfuzz.oracles.verdict import OracleName
+from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.redis_url import without_password
+
+__all__ = ["PROFILE_VARIABLE", "ConfigurationError", "Settings", "find_pyproject", "load_settings", "read_settings"]
+
+PROFILE_VARIABLE = "ATTNFUZZ_PROFILE"
+
+_TABLE = "tool.attnfuzz"
+_SHOWN_CHARACTERS = 60
+
+
+class ConfigurationError(ValueError):
+    """pyproject.toml cannot be used; the message is one sentence with file, table, key, value, rule and remedy."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a project has settled; None where it leaves the choice to attnfuzz.
+
+    ``kernels`` that are files, and the folder ``regressions``, can be used from the working directory, wherever
+    pyproject.toml lies. ``budget`` is a duration such as ``10m``. ``file`` is the pyproject.toml that says so, None if
+    it has nothing to say; ``profile`` the profile that was chosen.
+    """
+
+    kernels: tuple[str, ...] | None = None
+    budget: str | None = None
+    regressions: Path | None = None
+    tolerance: Tolerance | None = None
+    workers: int | str | None = None
+    device: str | None = None
+    oracles: tuple[OracleName, ...] | None = None
+    seed: int | None = None
+    fail_fast: bool | None = None
+    shared: str | None = None
+    profile: str | None = None
+    file: Path | None = None
+
+
+def load_settings(start: Path | None = None, *, profile: str | None = None) -> Settings:
+    """The settings of the project that ``start``, by default the working directory, belongs to.
+
+    Without ``profile`` the one that ``ATTNFUZZ_PROFILE`` or the table names is taken. Raises ConfigurationError.
+    """
+    pyproject = find_pyproject(start)
+    if pyproject is None:
+        return _without_table("there is no pyproject.toml here or above", profile)
+    return read_settings(pyproject, profile=profile)
+
+
+def find_pyproject(start: Path | None = None) -> Path | None:
+    """The nearest pyproject.toml in ``start``, by default the working directory, or above."""
+    start = (start or Path.cwd()).resolve()
+    return next((file for folder in (start, *start.parents) if (file := folder / "pyproject.toml").is_file()), None)
+
+
+def read_settings(pyproject: Path, *, profile: str | None = None) -> Settings:
+    """The settings in one file; see `load_settings`."""
+    table = _table(pyproject)
+    if table is None:
+        return _without_table(f"{pyproject} has no [{_TABLE}]", profile)
+    profiles = table.pop("profiles", {})
+    if not isinstance(profiles, dict):
+        raise _wrong(pyproject, _TABLE, "profiles", profiles, "must be tables", f"write [{_TABLE}.profiles.NAME]")
+    chosen = table.pop("profile", None)
+    if chosen is not None and not (isinstance(chosen, str) and chosen in profiles):
+        raise _wrong(pyproject, _TABLE, "profile", chosen, *_no_such_profile(profiles))
+    values = _checked(pyproject, _TABLE, table)
+    checked = {name: _checked(pyproject, f"{_TABLE}.profiles.{name}", one) for name, one in profiles.items()}
+    wanted = profile or os.environ.get(PROFILE_VARIABLE) or chosen
+    if wanted is not None and wanted not in checked:
+        raise ConfigurationError(f"{pyproject}: profile {wanted!r} {'; '.join(_no_such_profile(profiles))}")
+    values |= checked.get(wanted or "", {})
+    return _placed(values, pyproject, wanted)
+
+
+def _without_table(reason: str, profile: str | None) -> Settings:
+    wanted = profile or os.environ.get(PROFILE_VARIABLE)
+    if wanted:
+        remedy = f"add [{_TABLE}.profiles.{wanted}] to it, or name no profile"
+        raise ConfigurationError(f"profile {wanted!r} cannot be found, since {reason}; {remedy}")
+    return Settings()
+
+
+def _table(pyproject: Path) -> dict[str, Any] | None:
+    try:
+        document = tomllib.loads(pyproject.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise ConfigurationError(f"{pyproject} cannot be read ({reason}); repair it") from error
+    tool = document.get("tool", {})
+    table = tool.get("attnfuzz") if isinstance(tool, dict) else None
+    if table is not None and not isinstance(table, dict):
+        raise _wrong(pyproject, "tool", "attnfuzz", table, "must be a table", f"write [{_TABLE}]")
+    return table
+
+
+def _checked(pyproject: Path, section: str, table: object) -> dict[str, Any]:
+    """The values of one table, each of its key's type."""
+    if not isinstance(table, dict):
+        parent, _, name = section.rpartition(".")
+        raise _wrong(pyproject, parent, name, table, "must be a table", f"write [{section}]")
+    return {key: _value(pyproject, section, key, value) for key, value in table.items()}
+
+
+def _value(pyproject: Path, section: str, key: str, value: object) -> Any:
+    if key not in RULES:
+        raise _wrong(pyproject, section, key, value, "is no setting of attnfuzz", _nearest(key, RULES, "remove it"))
+    rule = RULES[key]
+    try:
+        return rule.convert(value)
+    except ValueError as error:  # msgspec.ValidationError is one
+        remedy = f"write for example {key} = {rule.example}"
+        raise _wrong(pyproject, section, key, value, f"must be {rule.text}", remedy) from error
+
+
+def _placed(values: dict[str, Any], pyproject: Path, profile: str | None) -> Settings:
+    """Names of files and folders are relative to pyproject.toml."""
+    folder = pyproject.parent.resolve()
+    if "regressions" in values:
+        values["regressions"] = _shorten(folder / values["regressions"])
+    if "kernels" in values:
+        values["kernels"] = tuple(_placed_kernel(name, folder) for name in values["kernels"])
+    return Settings(**values, profile=profile, file=pyproject)
+
+
+def _placed_kernel(name: str, folder: Path) -> str:
+    file, colon, attribute = (name, "", "") if name.endswith(".py") else name.rpartition(":")
+    return f"{_shorten(folder / file)}{colon}{attribute}" if file.endswith(".py") else name
+
+
+def _shorten(path: Path) -> Path:
+    """Relative to the working directory where that is shorter to read."""
+    cwd = Path.cwd()
+    return path.relative_to(cwd) if path.is_relative_to(cwd) else path
+
+
+def _no_such_profile(profiles: Mapping[str, object]) -> tuple[str, str]:
+    names = ", ".join(profiles)
+    return "is not among the profiles", f"name one of {names}" if names else f"add [{_TABLE}.profiles.NAME]"
+
+
+def _nearest(key: str, keys: Mapping[str, object], otherwise: str) -> str:
+    close = difflib.get_close_matches(key.replace("-", "_"), keys, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"{otherwise}, or name one of {', '.join(keys)}"
+
+
+def _wrong(pyproject: Path, section: str, key: str, value: object, rule: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(f"{pyproject}: [{section}] {key} = {_show(value)} {rule}; {remedy}")
+
+
+def _show(value: object) -> str:
+    shown = without_password(value) if isinstance(value, str) else value
+    text = msgspec.json.encode(shown, enc_hook=str).decode()
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
