@@ -10,20 +10,22 @@ from attnfuzz.execution.framing import encode_frame
 from attnfuzz.execution.link import Link
 from attnfuzz.execution.messages import Answer, Fault, Hello, Request, encode_fork_request
 from attnfuzz.execution.outcomes import Died, ExecutorUnavailable, Outcome, Reply, ServiceError, TimedOut
-from attnfuzz.execution.watchdog import ZygoteLostError, await_message, describe_death, kill
+from attnfuzz.execution.watchdog import ZygoteLostError, await_message, describe_death, kill, was_killed_from_outside
 from attnfuzz.execution.zygote_client import Zygote
 
 __all__ = ["Executor"]
 
 _MAX_START_ATTEMPTS = 8
+_MAX_KILLS_PER_CALL = 3
+"""How often a call is begun, if each time something from outside ends the executor or its zygote."""
 
 
 class Executor:
     """Runs the zygote's service in a process of its own, replaced by a fresh one whenever it dies.
 
     `environment` is set right after the fork, early enough for CUDA_VISIBLE_DEVICES. `memory_limit_bytes` bounds the
-    resident memory of the process, that of imported libraries included (about 300 MB with torch). It is checked every
-    20 ms during a call; RLIMIT_AS is no use, CUDA reserves more address space than there is memory.
+    resident memory of the process and of what it starts, that of imported libraries included (about 300 MB with torch).
+    It is checked every 20 ms during a call; RLIMIT_AS is no use, CUDA reserves more address space than there is memory.
     Not to be shared between threads.
     """
 
@@ -62,7 +64,8 @@ class Executor:
         """Have the service handle `method` with `payload`, a JSON document.
 
         After `Died` and `TimedOut` the next call goes to a fresh executor. A death between two calls belongs to
-        neither: it is kept in `last_idle_death`. The call is repeated if the zygote dies meanwhile.
+        neither: it is kept in `last_idle_death`. The call is repeated if the zygote dies meanwhile, or the executor of
+        a SIGKILL that was not sent here: only if that happens three times is it taken for the doing of the call.
         `ServiceError` if the service raised, `ExecutorUnavailable` if no executor can be started.
         """
         self._num_calls += 1
@@ -97,14 +100,18 @@ class Executor:
         self.close()
 
     def _call_until_heard(self, frame: bytes, timeout_s: float) -> Outcome | Fault:
-        while True:
+        for _ in range(_MAX_KILLS_PER_CALL):
             link = self._live_link()
             link.forget_output()
             link.send(frame, self._num_calls)
             try:
-                return self._outcome(link, timeout_s)
+                outcome: Outcome | Fault = self._outcome(link, timeout_s)
             except ZygoteLostError:
+                outcome = describe_death(link, "zygote")
                 self._discard()
+            if not was_killed_from_outside(outcome):
+                break
+        return outcome
 
     def _outcome(self, link: Link, timeout_s: float) -> Outcome | Fault:
         match await_message(link, timeout_s, self._memory_limit_bytes):
@@ -138,27 +145,35 @@ class Executor:
         for _ in range(_MAX_START_ATTEMPTS):
             self._link = Link(self._zygote.connect(), self._fork_request)
             try:
-                self._await_hello(self._link)
+                ready = self._await_hello(self._link)
             except ZygoteLostError:
-                self._discard()
+                ready = False
                 self._zygote.wait_ended(timeout_s=1.0)
             except BaseException:
                 self._discard()
                 raise
-            else:
+            if ready:
                 self._num_starts += 1
                 return self._link
-        raise ExecutorUnavailable(f"the zygote dropped {_MAX_START_ATTEMPTS} connections; close it and start another")
+            self._discard()
+        raise ExecutorUnavailable(
+            f"{_MAX_START_ATTEMPTS} executors in a row were killed, or their zygote was, before they were ready; "
+            "look for what kills them (out of memory?)"
+        )
 
-    def _await_hello(self, link: Link) -> None:
+    def _await_hello(self, link: Link) -> bool:
+        """Whether the service is ready; not if something from outside killed the executor."""
         first = await_message(link, self._startup_timeout_s, self._memory_limit_bytes)
         if isinstance(first, Fault):
             raise ServiceError(f"the service could not be made:\n{first.traceback}")
+        if was_killed_from_outside(first):
+            return False
         if not isinstance(first, Hello):
             raise ExecutorUnavailable(f"the executor ended before its service was ready: {first}")
         # The greeting may be read before the zygote's notice of the process ID: they come on two sockets.
         while link.pid is None and not link.zygote_lost:
             link.pump(1.0)
+        return True
 
     def _end(self) -> None:
         """Kill the process and wait until it is gone, so that what it held on a device is free again."""

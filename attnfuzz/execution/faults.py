@@ -48,7 +48,7 @@ def _hang(outcome: TimedOut) -> Failure:
 
 
 def _kind(died: Died) -> str:
-    if died.reason in ("memory", "channel"):
+    if died.reason in ("memory", "channel", "zygote"):
         return died.reason
     return died.signal_name or f"exit {died.exit_status}"
 
@@ -58,6 +58,8 @@ def _cause_of_death(died: Died) -> str:
         return "the kernel's process outgrew its memory limit"
     if died.reason == "channel":
         return "the kernel closed or overwrote file descriptors that are not its own"
+    if died.reason == "zygote":
+        return "the process that kernels are forked from was killed each time the kernel ran"
     if died.signal_name == "SIGKILL":
         return "the kernel's process was killed with SIGKILL (the system may have run out of memory)"
     if died.signal_name is not None:

@@ -20,7 +20,7 @@ from attnfuzz.execution.messages import (
     Hello,
     Signal,
 )
-from attnfuzz.execution.process import kill_group, start_time
+from attnfuzz.execution.process import descendant_bytes, kill_group, resident_bytes, start_time
 from attnfuzz.execution.stacks import strip_framework_frames
 
 __all__ = ["OUTPUT_TAIL_BYTES", "Link"]
@@ -30,6 +30,7 @@ OUTPUT_TAIL_BYTES = 8192
 
 _READ_BYTES = 1 << 18
 _DRAIN_S = 0.2
+_LOOK_AT_DESCENDANTS_EVERY_S = 0.1
 
 
 class Link:
@@ -47,6 +48,8 @@ class Link:
         self._channel_ended = False
         self.garbled = False
         self._start_time: int | None = None
+        self._descendant_bytes = 0
+        self._next_look_at_descendants = 0.0
         self._decoder = FrameDecoder()
         self._unsent = memoryview(b"")
         self._awaited = 0
@@ -98,6 +101,15 @@ class Link:
     def output(self) -> str:
         """The last `OUTPUT_TAIL_BYTES` of output since `forget_output`."""
         return strip_framework_frames(self._tail[-OUTPUT_TAIL_BYTES:].decode(errors="backslashreplace"))
+
+    def memory_bytes(self) -> int:
+        """Resident memory of the executor, and of what it started as of the last look, which takes longer."""
+        if self.pid is None:
+            return 0
+        if (now := time.monotonic()) >= self._next_look_at_descendants:
+            self._next_look_at_descendants = now + _LOOK_AT_DESCENDANTS_EVERY_S
+            self._descendant_bytes = descendant_bytes(self.pid)
+        return (resident_bytes(self.pid) or 0) + self._descendant_bytes
 
     def forget_output(self) -> None:
         """Drop the output so far."""

@@ -15,9 +15,9 @@ __all__ = [
     "signal_name",
 ]
 
-DeathReason: TypeAlias = Literal["exit", "signal", "memory", "channel"]
-"""Why an executor died: it exited, a signal killed it, it outgrew its memory limit, or it lost or garbled its channel
-to the driver (code that closes or writes to file descriptors that are not its own)."""
+DeathReason: TypeAlias = Literal["exit", "signal", "memory", "channel", "zygote"]
+"""Why an executor died: it exited, a signal killed it, it outgrew its memory limit, it lost or garbled its channel
+to the driver (code that closes or writes to file descriptors that are not its own), or its zygote died each time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,9 @@ import time
 from attnfuzz.execution.link import Link
 from attnfuzz.execution.messages import ExecutorMessage
 from attnfuzz.execution.outcomes import DeathReason, Died, ExecutorUnavailable, TimedOut, signal_name
-from attnfuzz.execution.process import resident_bytes
 from attnfuzz.execution.serve import CHANNEL_LOST_STATUS, STACK_SIGNAL
 
-__all__ = ["ZygoteLostError", "await_message", "describe_death", "kill"]
+__all__ = ["ZygoteLostError", "await_message", "describe_death", "kill", "was_killed_from_outside"]
 
 _MEMORY_POLL_S = 0.02
 _CHANNEL_GRACE_S = 1.0
@@ -49,6 +48,14 @@ def describe_death(link: Link, reason: DeathReason | None = None) -> Died:
     return Died(status, signal_name(status), link.output(), reason)
 
 
+def was_killed_from_outside(outcome: object) -> bool:
+    """Whether an executor ended by a SIGKILL that the watchdog did not send: the system is out of memory, or somebody
+    killed it or its zygote. That says little about the code under test."""
+    return isinstance(outcome, Died) and (
+        outcome.reason == "zygote" or (outcome.reason == "signal" and outcome.exit_status == -signal.SIGKILL)
+    )
+
+
 def kill(link: Link) -> bool:
     """SIGKILL the executor's process group; whether it is gone."""
     link.signal(signal.SIGKILL)
@@ -68,7 +75,7 @@ def _death(link: Link, memory_limit_bytes: int | None) -> Died | None:
         raise ZygoteLostError
     if link.channel_lost:
         return _kill_for(link, "channel")
-    if memory_limit_bytes is not None and link.pid is not None and (resident_bytes(link.pid) or 0) > memory_limit_bytes:
+    if memory_limit_bytes is not None and link.memory_bytes() > memory_limit_bytes:
         return _kill_for(link, "memory")
     return None
 

@@ -94,6 +94,24 @@ class Rogue:
             time.sleep(0.001)
         return len(held)
 
+    def grow_in_a_child(self, max_mebibytes: int) -> int:
+        child = os.fork()
+        if child == 0:
+            self.grow(max_mebibytes)
+            os._exit(0)
+        os.waitpid(child, 0)
+        return child
+
+    def kill_itself_at_first(self, argument: tuple[str, int]) -> int:
+        """SIGKILL in the first runs, counted in a file; the number of this run if it survives."""
+        file, kills = argument
+        with Path(file).open("a") as runs:
+            runs.write(".")
+        run = Path(file).stat().st_size
+        if run <= kills:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return run
+
     def large(self, num_bytes: int) -> str:
         return "x" * num_bytes
 

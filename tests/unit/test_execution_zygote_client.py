@@ -2,12 +2,14 @@
 
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from attnfuzz.execution import Executor, ExecutorUnavailable, Reply, Zygote
+from attnfuzz.execution import Executor, ExecutorUnavailable, Reply, Zygote, zygote_client
 
 SERVICES = Path(__file__).with_name("execution_services.py")
 
@@ -32,6 +34,61 @@ def test_restarts_are_bounded_and_the_error_is_clear() -> None:
         for _ in range(2):
             with pytest.raises(ExecutorUnavailable, match=r"died 2 times, more than max_restarts=1|was closed"):
                 executor.call("echo", b"1", timeout_s=20)
+
+
+def test_restarts_do_not_add_up_over_a_long_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A campaign of days would end at the third time that the system kills its zygote."""
+    monkeypatch.setattr(zygote_client, "_SETTLED_S", 0.0)
+    with Zygote.start(service=f"{SERVICES}:Rogue", preload=(), max_restarts=1) as zygote, Executor(zygote) as executor:
+        for restarts in range(1, 4):
+            kill(zygote)
+            assert call(executor, "echo", 1) == 1
+            assert zygote.restarts == restarts
+
+
+def kill_when_it_starts(old_pid: int, zygote: Zygote) -> None:
+    """Wait for another process than ``old_pid``, and kill it before it can be ready."""
+    while zygote.pid == old_pid:
+        time.sleep(0.001)
+    os.kill(zygote.pid, signal.SIGKILL)
+
+
+def test_a_zygote_killed_while_it_starts_is_started_again() -> None:
+    """For the seconds that torch takes to import, a single kill would end the campaign."""
+    with Zygote.start(service=f"{SERVICES}:Rogue", preload=()) as zygote, Executor(zygote) as executor:
+        old_pid = zygote.pid
+        killer = threading.Thread(target=kill_when_it_starts, args=(old_pid, zygote))
+        killer.start()
+        kill(zygote)
+        assert call(executor, "echo", 1) == 1
+        killer.join()
+        assert zygote.restarts == 2
+
+
+def test_closing_does_not_wait_for_a_zygote_that_starts(tmp_path: Path) -> None:
+    """Ctrl-C would wait until another thread's zygote has imported everything, or for ever."""
+    started = tmp_path / "started"
+    service = tmp_path / "slow.py"
+    service.write_text("def make():\n    return None\n")
+    zygote = Zygote.start(service=f"{service}:make", preload=())
+    service.write_text(f"import pathlib, time\npathlib.Path({str(started)!r}).touch()\ntime.sleep(1000)\n")
+    kill(zygote)
+    errors: list[ExecutorUnavailable] = []
+
+    def connect() -> None:
+        try:
+            zygote.connect().close()
+        except ExecutorUnavailable as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    while not started.exists():
+        time.sleep(0.001)
+    zygote.close()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert len(errors) == 1
 
 
 def test_closed_zygote_refuses_executors() -> None:
