@@ -32,6 +32,7 @@ from attnfuzz.campaign.saving import SaveFolder
 from attnfuzz.campaign.signature import Symptom
 from attnfuzz.campaign.worker_process import Launch, WorkerHandle
 from attnfuzz.oracles.verdict import OracleName
+from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["Coordinator", "Plan"]
 
@@ -50,6 +51,7 @@ class Plan:
     journal_folder: Path | None = None
     fail_fast: bool = False
     timeout_s: float | None = None
+    tolerance: Tolerance = "bound"
 
 
 class Coordinator:
@@ -140,6 +142,7 @@ class Coordinator:
             oracles=plan.oracles,
             journal=str(plan.journal_folder / f"worker-{number}.json") if plan.journal_folder else "",
             timeout_s=plan.timeout_s,
+            tolerance=plan.tolerance,
         )
 
     def _listen(self, timeout_s: float) -> None:

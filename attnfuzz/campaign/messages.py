@@ -8,6 +8,7 @@ import msgspec
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, OracleName
+from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = [
     "Busy",
@@ -44,6 +45,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     zygote: str = ""
     journal: str = ""
     timeout_s: float | None = None
+    tolerance: Tolerance = "bound"
 
 
 class Known(msgspec.Struct, tag="known", frozen=True, kw_only=True):
@@ -70,7 +72,13 @@ class Stop(msgspec.Struct, tag="stop", frozen=True):
 
 
 class Progress(msgspec.Struct, tag="progress", frozen=True, kw_only=True):
-    """What a worker did on one kernel since it last said so. ``known``: failures explained by earlier findings."""
+    """What a worker did on one kernel since it last said so. ``known``: failures explained by earlier findings.
+
+    ``seconds`` is all the time spent on cases; ``compile_s``, ``kernel_s``, ``reference_s`` and ``build_s`` are what
+    executors say of it. ``restarts`` counts executors lost to a case. ``ratios``: by dtype, cases in each bin of
+    ``attnfuzz.campaign.ratios``. ``coverage``: cases by pair of levels (``attnfuzz.problems.input_space``). ``device``
+    names the GPU that the worker has to itself, if there are several.
+    """
 
     kernel: str
     cases: int
@@ -78,6 +86,14 @@ class Progress(msgspec.Struct, tag="progress", frozen=True, kw_only=True):
     known: int = 0
     skipped: int = 0
     max_error_ratio: float = 0.0
+    compile_s: float = 0.0
+    kernel_s: float = 0.0
+    reference_s: float = 0.0
+    build_s: float = 0.0
+    restarts: int = 0
+    device: str = ""
+    ratios: dict[str, dict[int, int]] = {}
+    coverage: dict[int, int] = {}
 
 
 class Found(msgspec.Struct, tag="found", frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, ORACLES, OracleName
 from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["Request", "load_searchable", "number_of_workers", "run_campaign"]
 
@@ -31,7 +32,7 @@ class Request:
     """What a campaign is asked to do.
 
     ``started`` is when the command began, on the monotonic clock; ``budget_s`` counts from there. ``workers`` and
-    ``seed`` are chosen if None; without ``oracles`` all of them judge.
+    ``seed`` are chosen if None; without ``oracles`` all of them judge. ``shared`` is the address of a Redis server.
     """
 
     kernels: tuple[str, ...]
@@ -43,6 +44,8 @@ class Request:
     seed: int | None = None
     oracles: tuple[str, ...] = ()
     fail_fast: bool = False
+    tolerance: Tolerance = "bound"
+    shared: str | None = None
 
 
 def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
@@ -57,6 +60,7 @@ def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
             save_folder=request.save_folder,
             journal_folder=journal.path,
             fail_fast=request.fail_fast,
+            tolerance=request.tolerance,
         )
 
         def launch(setup: Setup) -> WorkerProcess:

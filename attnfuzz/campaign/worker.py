@@ -60,7 +60,9 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
     """Search as ``setup`` says, with executors from the zygote behind ``broker``."""
     sizes = GPU_SIZES if setup.device == "cuda" else CPU_SIZES
     zygote = cast(Zygote, BorrowedZygote(broker))  # all that an executor asks of a zygote
-    runner = Runner(device=setup.device, oracles=setup.oracles, timeout_s=setup.timeout_s, zygote=zygote)
+    runner = Runner(
+        device=setup.device, oracles=setup.oracles, tolerance=setup.tolerance, timeout_s=setup.timeout_s, zygote=zygote
+    )
     with contextlib.closing(_Executors(runner)) as executors, contextlib.closing(_journal(setup)) as journal:
         judge = TimedJudge(
             executors.judge,

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from attnfuzz.cli.configured import SHARED, TOLERANCE, profile_option
 from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, ORACLE, duration, number_of_workers, writable_file
 from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.config_rules import RULES
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.result import CampaignResult
     from attnfuzz.campaign.startup import Request
+    from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["command", "exit_status"]
 
@@ -31,7 +34,10 @@ __all__ = ["command", "exit_status"]
 @click.option("--oracle", "oracles", type=ORACLE, multiple=True, help="Only these oracles (crash and hang stay on).")
 @click.option("--save-dir", type=click.Path(path_type=Path), help="Where findings go  [default: regressions]")
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write a summary as JSON.")
-@click.option("--fail-fast", is_flag=True, help="Stop at the first finding, once it is shrunk.")
+@click.option("--fail-fast/--no-fail-fast", help="Stop at the first finding, once it is shrunk.")
+@TOLERANCE
+@SHARED
+@profile_option(*RULES)
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 def command(
     kernels: tuple[str, ...],
@@ -43,6 +49,8 @@ def command(
     save_dir: Path | None,
     json_file: Path | None,
     fail_fast: bool,
+    tolerance: Tolerance,
+    shared: str | None,
     quiet: bool,
 ) -> int:
     """Search KERNELs (all bundled ones by default) for bugs until the budget is spent."""
@@ -60,6 +68,8 @@ def command(
             oracles=oracles,
             save_folder=_save_folder(save_dir),
             fail_fast=fail_fast,
+            tolerance=tolerance,
+            shared=shared,
         )
         result = _explore(request, quiet=quiet)
     if json_file is not None:
@@ -89,9 +99,9 @@ def _explore(request: Request, *, quiet: bool) -> CampaignResult:
 
 
 def _save_folder(given: Path | None) -> Path:
-    from attnfuzz.corpus import configured_folder
+    from attnfuzz.corpus import DEFAULT_FOLDER
 
-    folder = given or configured_folder()
+    folder = given or Path(DEFAULT_FOLDER)
     if folder.exists() and not folder.is_dir():
         raise Refusal(f"--save-dir {str(folder)!r} is a file; name a folder")
     return folder

@@ -8,15 +8,15 @@ from pathlib import Path
 import click
 
 from attnfuzz.campaign.duration import parse_duration
+from attnfuzz.config_rules import DEVICES, MAX_WORKERS
 from attnfuzz.oracles.verdict import ORACLES
 
 __all__ = ["DEVICE", "FILE", "KERNEL_HELP", "ORACLE", "duration", "number_of_workers", "writable_file"]
 
 KERNEL_HELP = "KERNEL is a bundled name or glob (paged_*), module:name, or path/to/file.py[:name]."
-DEVICE = click.Choice(["auto", "cpu", "cuda"])
+DEVICE = click.Choice(DEVICES)
 ORACLE = click.Choice(ORACLES)
 FILE = click.Path(path_type=Path)
-_MAX_WORKERS = 256
 
 
 def duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
@@ -31,8 +31,8 @@ def number_of_workers(ctx: click.Context, param: click.Parameter, value: str) ->
     """A number, or None for ``auto``."""
     if value == "auto":
         return None
-    if not value.isdecimal() or not 1 <= int(value) <= _MAX_WORKERS:
-        raise click.BadParameter(f"{value!r} must be an integer between 1 and {_MAX_WORKERS}, or 'auto'", ctx, param)
+    if not value.isdecimal() or not 1 <= int(value) <= MAX_WORKERS:
+        raise click.BadParameter(f"{value!r} must be an integer between 1 and {MAX_WORKERS}, or 'auto'", ctx, param)
     return int(value)
 
 

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from attnfuzz.cli.configured import TOLERANCE, configured, profile_option
 from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, writable_file
 from attnfuzz.cli.refusal import Refusal, refusing
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.replay import SavedCase
+    from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["command", "load_saved"]
 
@@ -21,13 +23,17 @@ __all__ = ["command", "load_saved"]
 @click.option("--kernel", "kernels", multiple=True, metavar="KERNEL", help="Run on this kernel instead; repeatable.")
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write the results as JSON.")
-def command(paths: tuple[Path, ...], kernels: tuple[str, ...], device: str, json_file: Path | None) -> int:
+@TOLERANCE
+@profile_option("device", "tolerance")
+def command(
+    paths: tuple[Path, ...], kernels: tuple[str, ...], device: str, json_file: Path | None, tolerance: Tolerance
+) -> int:
     """Run saved cases (files or folders; the regressions folder by default) again.
 
     Each runs on the kernel it names and on every bundled kernel that supports it. The exit status is 1 if any fails.
     """
     with refusing():
-        saved = load_saved(paths)
+        saved = load_saved(paths, configured().regressions)
         from attnfuzz.campaign.replay import replay
         from attnfuzz.execution.runner import Runner
         from attnfuzz.report.replayed import print_replayed, print_total, write_replayed
@@ -35,7 +41,7 @@ def command(paths: tuple[Path, ...], kernels: tuple[str, ...], device: str, json
 
         console = make_console()
         results = []
-        with Runner(device=device) as runner:
+        with Runner(device=device, tolerance=tolerance) as runner:
             for result in replay(saved, runner, kernels=kernels):
                 results.append(result)
                 print_replayed(console, result)
@@ -49,12 +55,15 @@ def command(paths: tuple[Path, ...], kernels: tuple[str, ...], device: str, json
     return 1 if any(result.failed for result in results) else 0
 
 
-def load_saved(paths: tuple[Path, ...]) -> list[SavedCase]:
-    """Read every file; what is wrong with any of them is said before the first one runs. Raises Refusal."""
-    from attnfuzz.campaign.replay import SavedCase
-    from attnfuzz.corpus import RegressionError, configured_folder, load_regression, regression_files
+def load_saved(paths: tuple[Path, ...], folder: Path | None = None) -> list[SavedCase]:
+    """Read every file in ``paths``, or else in ``folder``, by default the one called ``regressions`` here.
 
-    places = paths or (configured_folder(),)
+    What is wrong with any of them is said before the first one runs. Raises Refusal.
+    """
+    from attnfuzz.campaign.replay import SavedCase
+    from attnfuzz.corpus import DEFAULT_FOLDER, RegressionError, load_regression, regression_files
+
+    places = paths or (folder or Path(DEFAULT_FOLDER),)
     files = regression_files(places) if paths or places[0].exists() else []
     if not files:
         where = ", ".join(str(path) for path in places)

@@ -1,0 +1,93 @@
+"""Options whose defaults ``[tool.attnfuzz]`` in pyproject.toml can set, for every command that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from attnfuzz.cli.refusal import refusing
+from attnfuzz.redis_url import check_redis_url
+
+if TYPE_CHECKING:
+    from attnfuzz.config import Settings
+    from attnfuzz.problems.tolerance import Tolerance
+
+__all__ = ["SHARED", "TOLERANCE", "configured", "profile_option"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_NAMES = {"regressions": "save_dir"}
+"""Of settings whose option is called differently."""
+_NOT_SHARED = "none"
+
+
+def configured() -> Settings:
+    """The settings of the project that the present command was given. Only for commands with ``--profile``."""
+    settings: Settings = click.get_current_context().obj
+    return settings
+
+
+def profile_option(*names: str) -> Callable[[Command], Command]:
+    """``--profile``, for a command whose options take the settings called ``names`` as their defaults."""
+
+    def configure(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+        if ctx.resilient_parsing:  # completing a command line
+            return
+        from attnfuzz.config import load_settings
+
+        with refusing():
+            settings = ctx.obj = load_settings(profile=value)
+        values = {name: getattr(settings, name) for name in names}
+        ctx.default_map = {_NAMES.get(name, name): value for name, value in values.items() if value is not None}
+
+    return click.option(
+        "--profile",
+        metavar="NAME",
+        is_eager=True,  # so that the defaults are there when the other options are read
+        expose_value=False,
+        callback=configure,
+        help="Take defaults from [tool.attnfuzz.profiles.NAME] in pyproject.toml.",
+    )
+
+
+class _Tolerance(click.ParamType):
+    name = "tolerance"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Tolerance:
+        """``bound``, or a FixedTolerance from ``ATOL,RTOL``."""
+        from attnfuzz.problems.tolerance import FixedTolerance
+
+        if value == "bound" or isinstance(value, FixedTolerance):
+            return value
+        try:
+            atol, rtol = (float(number) for number in str(value).split(","))
+            return FixedTolerance(atol=atol, rtol=rtol)
+        except ValueError:
+            self.fail(f"{value!r} must be 'bound' or two finite numbers >= 0 such as 1e-2,1e-2", param, ctx)
+
+
+def _redis_url(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is None or value == _NOT_SHARED:
+        return None
+    try:
+        return check_redis_url(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+TOLERANCE = click.option(
+    "--tolerance",
+    type=_Tolerance(),
+    default="bound",
+    metavar="bound|ATOL,RTOL",
+    show_default=True,
+    help="The derived error bounds, or a fixed tolerance to match another suite.",
+)
+SHARED = click.option(
+    "--shared",
+    metavar="redis://HOST[:PORT][/DB]",
+    callback=_redis_url,
+    help="Exchange what is found with other machines through this server; 'none' for not at all.",
+)
