@@ -1,0 +1,221 @@
+"""Which cases would crash or hang as an earlier one did: learned from cases that died and cases that passed.
+
+A death costs an executor, so that a kernel that crashes on some of its cases is searched slowly for the rest of them.
+What cases have in common that died is put as a condition: the traits that all of them share, cut down to as few as
+keep every case out that passed. Deaths that share nothing of the kind get conditions of their own. A case that fulfils
+a condition is not run, but for a few: they tell whether something else hides there, and a condition that one of them
+survives is learned anew. That no case that passed fulfils a condition bounds what is lost to it: of n random ones, at
+most 3/n of all cases that would pass (with 95 % confidence).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from attnfuzz.campaign.signature import Signature, case_features
+from attnfuzz.campaign.traits import traits
+from attnfuzz.declaration import Declaration
+from attnfuzz.problems.cases import Case
+
+__all__ = ["FATAL_ORACLES", "KnownDeaths"]
+
+FATAL_ORACLES = frozenset({"crash", "hang"})
+
+Traits = frozenset[str]
+
+_MAX_DEATHS = 48
+_MAX_PASSED = 300
+_MAX_SURVIVORS = 100
+_ENOUGH_PASSED = 150
+"""Cases that must have passed before a condition is cut down: it would keep too little out."""
+_ENOUGH_DEATHS = 3
+_MAX_CONDITIONS = 4
+"""Where deaths need more, nothing that traits can say is behind them."""
+_PROBE_EVERY_S = 30.0
+_SHORTEST_PAUSE_S = 3.0
+_SHARE_FOR_PROBES = 0.02
+"""Part of a kernel's time that cases may take that are expected to die, beyond one every `_PROBE_EVERY_S`."""
+_SHARE_FOR_UNFORESEEN = 0.2
+"""Part of a kernel's time that deaths may take where no condition tells them from cases that pass."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Deaths that have in common what no case that passed has."""
+
+    shared: Traits
+    deaths: int = 1
+
+
+@dataclass(slots=True)
+class _Lesson:
+    """What is known of one kernel."""
+
+    signatures: list[Signature] = field(default_factory=list)
+    deaths: deque[Traits] = field(default_factory=lambda: deque(maxlen=_MAX_DEATHS))
+    passed: deque[Case] = field(default_factory=lambda: deque(maxlen=_MAX_PASSED))
+    survivors: deque[Traits] = field(default_factory=lambda: deque(maxlen=_MAX_SURVIVORS))
+    """Cases that passed although a condition was against them: what tells conditions apart best."""
+    passed_traits: deque[Traits] = field(default_factory=lambda: deque(maxlen=_MAX_PASSED))
+    groups: list[_Group] = field(default_factory=list)
+    broken: int = 0
+    """Conditions that a case has passed against."""
+    is_stale: bool = False
+    """Whether a case has passed since the groups were made that one of them takes in."""
+    conditions: list[Traits] = field(default_factory=list)
+    last_probe: float = 0.0
+
+    def all_passed(self) -> list[Traits]:
+        """Traits of the cases that passed, found for each case once."""
+        while self.passed:
+            self.passed_traits.append(traits(self.passed.popleft()))
+        return [*self.survivors, *self.passed_traits]
+
+    def draw_conclusions(self) -> None:
+        """Make a condition of each large group, and of what a finding needs.
+
+        Each condition that was wrong makes the next ones need more deaths behind them.
+        """
+        passed = self.all_passed()
+        needed = [signature.features for signature in self.signatures]
+        enough = 1 + self.broken // 2
+        groups = [group for group in self.groups if group.deaths >= enough]
+        largest = sorted(groups, key=lambda group: -group.deaths)[:_MAX_CONDITIONS]
+        found = [_condition(group, needed, passed) for group in largest]
+        if len(passed) >= _ENOUGH_PASSED:
+            found += [features for features in needed if features and not _any_has(passed, features)]
+        self.conditions = [condition for condition in found if condition is not None]
+
+
+class KnownDeaths:
+    """Learns conditions per kernel; ``share_spent`` tells how much of a kernel's time went into known deaths so far."""
+
+    def __init__(
+        self,
+        share_spent: Callable[[str], float] = lambda target: 0.0,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._share_spent = share_spent
+        self._clock = clock
+        self._lessons: dict[str, _Lesson] = {}
+        self._latest: tuple[Case | None, Traits] = None, frozenset()
+
+    def learn(self, signature: Signature) -> None:
+        """Learn of a finding, here or elsewhere. Only crashes and hangs matter."""
+        if signature.symptom.oracle not in FATAL_ORACLES:
+            return
+        lesson = self._lesson(signature.symptom.kernel)
+        if signature not in lesson.signatures:
+            lesson.signatures.append(signature)
+            lesson.last_probe = self._clock()
+            lesson.draw_conclusions()
+
+    def died(self, declaration: Declaration, case: Case) -> None:
+        """Learn from a case that crashed or hung."""
+        lesson = self._lesson(declaration.target)
+        found = self._traits(case)
+        if found in lesson.deaths:
+            return
+        lesson.deaths.append(found)
+        if _covers(lesson.conditions, found):
+            return
+        passed = lesson.all_passed()
+        if lesson.is_stale:
+            lesson.groups.clear()
+            lesson.is_stale = False
+            for death in lesson.deaths:
+                _group(lesson.groups, death, passed)
+        else:
+            _group(lesson.groups, found, passed)
+        lesson.draw_conclusions()
+
+    def passed(self, declaration: Declaration, case: Case) -> None:
+        """Learn from a case that did neither."""
+        lesson = self._lesson(declaration.target)
+        if lesson.conditions and _covers(lesson.conditions, found := self._traits(case)):
+            lesson.survivors.append(found)
+            kept = [condition for condition in lesson.conditions if not condition <= found]
+            lesson.broken += len(lesson.conditions) - len(kept)
+            lesson.conditions = kept
+            lesson.is_stale = True  # learned anew when the next one dies, which costs more than learning does
+        else:
+            lesson.passed.append(case)
+
+    def forbids(self, declaration: Declaration, case: Case) -> bool:
+        """Whether to skip the case. Now and then the answer is no although it is expected to die."""
+        lesson = self._lessons.get(declaration.target)
+        if lesson is None or not lesson.signatures:
+            return False
+        if _covers(lesson.conditions, self._traits(case)):
+            return not self._is_probe(declaration.target, lesson)
+        if self._share_spent(declaration.target) < _SHARE_FOR_UNFORESEEN:
+            return False
+        found = case_features(declaration, case)
+        return any(signature.features <= found for signature in lesson.signatures)
+
+    def expects_death(self, declaration: Declaration, case: Case) -> bool:
+        """Whether a condition says that the case dies: one that is run all the same had better be run alone."""
+        lesson = self._lessons.get(declaration.target)
+        return lesson is not None and _covers(lesson.conditions, self._traits(case))
+
+    def _is_probe(self, target: str, lesson: _Lesson) -> bool:
+        pause_s = self._clock() - lesson.last_probe
+        is_due = pause_s >= _PROBE_EVERY_S
+        if is_due or (pause_s >= _SHORTEST_PAUSE_S and self._share_spent(target) < _SHARE_FOR_PROBES):
+            lesson.last_probe = self._clock()
+            return True
+        return False
+
+    def _lesson(self, target: str) -> _Lesson:
+        return self._lessons.setdefault(target, _Lesson())
+
+    def _traits(self, case: Case) -> Traits:
+        """Of the same case a moment ago, as a rule."""
+        if self._latest[0] is not case:
+            self._latest = case, traits(case)
+        return self._latest[1]
+
+
+def _group(groups: list[_Group], found: Traits, passed: Sequence[Traits]) -> None:
+    """Put a death to the first group that it fits into."""
+    for group in groups:
+        both = group.shared & found
+        if not _any_has(passed, both):
+            group.shared = both
+            group.deaths += 1
+            return
+    groups.append(_Group(found))
+
+
+def _covers(conditions: Iterable[Traits], found: Traits) -> bool:
+    return any(condition <= found for condition in conditions)
+
+
+def _any_has(passed: Sequence[Traits], condition: Traits) -> bool:
+    return any(condition <= found for found in passed)
+
+
+def _condition(group: _Group, needed: Iterable[Traits], passed: Sequence[Traits]) -> Traits | None:
+    """Few of the traits of the group that together keep out all who passed: first those that a finding needs.
+
+    None if even all of them keep someone in.
+    """
+    shared = group.shared
+    lacking = [shared - found for found in passed]
+    if not all(lacking):
+        return None
+    if len(passed) < _ENOUGH_PASSED or group.deaths < _ENOUGH_DEATHS:
+        return shared
+    fitting = sorted((features for features in needed if features <= shared), key=len)
+    chosen = set(fitting[-1]) if fitting else set[str]()
+    left = [traits for traits in lacking if not chosen & traits]
+    while left:
+        counts = Counter(trait for traits in left for trait in traits)
+        best = max(sorted(counts), key=lambda trait: counts[trait])
+        chosen.add(best)
+        left = [traits for traits in left if best not in traits]
+    return frozenset(chosen)

@@ -1,0 +1,165 @@
+"""attnfuzz.campaign.known_deaths: cases that would crash as earlier ones did are skipped, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Self
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from attnfuzz.campaign.known_deaths import KnownDeaths
+from attnfuzz.campaign.signature import Signature, Symptom
+from attnfuzz.declaration import Declaration
+from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.strategies.cases import cases
+
+KERNEL = Declaration(name="k", problem="paged_decode", target="k")
+CRASH = Signature(Symptom("k", "crash", "SIGSEGV"), frozenset())
+
+Bug = Callable[[PagedDecodeCase], bool]
+
+
+def draw(number: int) -> list[PagedDecodeCase]:
+    drawn: list[PagedDecodeCase] = []
+    for round_ in range(-(-number // 100)):
+
+        @seed(round_)
+        @settings(
+            max_examples=100,
+            phases=[Phase.generate],
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(cases("paged_decode", supports=KERNEL.supports))
+        def keep(case: PagedDecodeCase) -> None:
+            drawn.append(case)
+
+        keep()
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[PagedDecodeCase]:
+    return draw(1500)
+
+
+@dataclass
+class Campaign:
+    """Runs what is not forbidden, a case every 50 ms."""
+
+    bug: Bug
+    signature: Signature = CRASH
+    now: float = 0.0
+    share_spent: float = 1.0
+    died: list[PagedDecodeCase] = field(default_factory=list)
+    passed: list[PagedDecodeCase] = field(default_factory=list)
+    skipped: list[PagedDecodeCase] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.known = KnownDeaths(lambda target: self.share_spent, clock=lambda: self.now)
+
+    def run(self, drawn: list[PagedDecodeCase]) -> Self:
+        self.share_spent = 0.1
+        for case in drawn:
+            self.now += 0.05
+            if self.known.forbids(KERNEL, case):
+                self.skipped.append(case)
+            elif self.bug(case):
+                self.died.append(case)
+                self.known.died(KERNEL, case)
+                self.known.learn(self.signature)
+            else:
+                self.passed.append(case)
+                self.known.passed(KERNEL, case)
+        return self
+
+
+def odd_at_80(case: PagedDecodeCase) -> bool:
+    return case.head_size == 80 and any(length % 2 for length in case.seq_lens)
+
+
+def needs_long_hnd(case: PagedDecodeCase) -> bool:
+    return case.layout == "HND" and max(case.seq_lens) > 64
+
+
+def either_of_two(case: PagedDecodeCase) -> bool:
+    return case.head_size == 80 or case.gqa_ratio == 5
+
+
+@pytest.mark.parametrize("bug", [odd_at_80, needs_long_hnd, either_of_two])
+def test_few_deaths_teach_what_to_skip(bug: Bug, drawn: list[PagedDecodeCase]) -> None:
+    """A kernel that crashes on one case in twenty would be slowed down by as many new processes."""
+    campaign = Campaign(bug).run(drawn)
+    assert all(map(bug, campaign.skipped))
+    deadly = sum(map(bug, drawn))
+    assert len(campaign.died) <= 30
+    assert len(campaign.died) <= 0.3 * len(campaign.skipped) + 15
+    assert len(campaign.skipped) >= 0.5 * deadly
+
+
+def test_what_no_trait_says_is_not_forbidden_for_long(drawn: list[PagedDecodeCase]) -> None:
+    """Conditions made of chance would take half of the input space away."""
+    campaign = Campaign(lambda case: sum(case.seq_lens) % 5 == 3).run(drawn)
+    wrongly = [case for case in campaign.skipped if not campaign.bug(case)]
+    assert len(wrongly) <= 0.2 * len(drawn)
+
+
+def test_a_kernel_that_always_dies_is_left_alone() -> None:
+    """Its other kernels have the processor to themselves then."""
+    campaign = Campaign(lambda case: True).run(draw(300))
+    assert len(campaign.died) < 40
+
+
+def test_a_forbidden_case_is_tried_every_half_minute(drawn: list[PagedDecodeCase]) -> None:
+    """Behind a crash another bug may hide, and the crash may be repaired by a reload of the kernel."""
+    campaign = Campaign(odd_at_80).run(drawn)
+    deadly = next(case for case in drawn if odd_at_80(case))
+    campaign.now += 31.0
+    assert not campaign.known.forbids(KERNEL, deadly)
+    assert campaign.known.expects_death(KERNEL, deadly)
+    assert campaign.known.forbids(KERNEL, deadly)
+    campaign.now += 4.0
+    assert campaign.known.forbids(KERNEL, deadly)
+    campaign.share_spent = 0.01
+    assert not campaign.known.forbids(KERNEL, deadly)
+
+
+def test_a_condition_that_a_case_survives_is_given_up(drawn: list[PagedDecodeCase]) -> None:
+    """A wrong condition would hide what it forbids for good."""
+    campaign = Campaign(odd_at_80).run(drawn)
+    case = campaign.skipped[0]
+    campaign.known.passed(KERNEL, case)
+    assert not campaign.known.forbids(KERNEL, case)
+
+
+def test_what_another_worker_found_is_skipped_here(drawn: list[PagedDecodeCase]) -> None:
+    """Of eight workers, each would have to crash by itself before it learns."""
+    hnd = [case for case in drawn if case.layout == "HND"]
+    wrong, right = KnownDeaths(lambda target: 0.1), KnownDeaths(lambda target: 0.1)
+    for case in drawn:
+        wrong.passed(KERNEL, case)
+        if case not in hnd:
+            right.passed(KERNEL, case)
+    for known in (wrong, right):
+        known.learn(Signature(CRASH.symptom, frozenset({"layout=HND"})))
+    assert all(right.forbids(KERNEL, case) for case in hnd)
+    assert not any(wrong.forbids(KERNEL, case) for case in hnd)
+
+
+def test_deaths_that_no_condition_foresees_are_limited_too(drawn: list[PagedDecodeCase]) -> None:
+    """Where nothing can be learned, the finding's features are all there is to go by."""
+    known = KnownDeaths(lambda target: 0.3)
+    known.learn(Signature(CRASH.symptom, frozenset({"layout=HND"})))
+    assert known.forbids(KERNEL, next(case for case in drawn if case.layout == "HND"))
+    assert not known.forbids(KERNEL, next(case for case in drawn if case.layout == "NHD"))
+
+
+def test_only_crashes_and_hangs_of_the_kernel_matter(drawn: list[PagedDecodeCase]) -> None:
+    """A wrong number costs nothing, and another kernel's crash says nothing."""
+    known = KnownDeaths(lambda target: 1.0)
+    known.learn(Signature(Symptom("k", "accuracy", "out:value"), frozenset()))
+    known.learn(Signature(Symptom("other", "crash", "SIGSEGV"), frozenset()))
+    assert not any(known.forbids(KERNEL, case) for case in drawn[:20])
