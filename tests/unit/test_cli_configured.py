@@ -1,0 +1,164 @@
+"""attnfuzz.cli.configured: a project's settings become the defaults of options, and options on the command line win."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from attnfuzz.cli.configured import SHARED, TOLERANCE, configured, profile_option
+from attnfuzz.cli.explore import command as explore
+from attnfuzz.cli.parameters import DEVICE, duration, number_of_workers
+from attnfuzz.cli.refusal import Refusal
+from attnfuzz.config import PROFILE_VARIABLE
+from attnfuzz.config_rules import RULES
+from attnfuzz.problems.tolerance import FixedTolerance
+
+PROJECT = """
+[tool.attnfuzz]
+kernels = ["mine.py"]
+budget = "10m"
+workers = 3
+device = "cpu"
+regressions = "saved"
+fail_fast = true
+tolerance = { atol = 1e-2, rtol = 0.0 }
+shared = "redis://head"
+
+[tool.attnfuzz.profiles.quick]
+budget = "30s"
+fail_fast = false
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(PROFILE_VARIABLE, raising=False)
+    Path("pyproject.toml").write_text(PROJECT)
+
+
+@click.command()
+@click.argument("kernels", nargs=-1)
+@click.option("--budget", callback=duration, default="60s")
+@click.option("--workers", callback=number_of_workers, default="auto")
+@click.option("--device", type=DEVICE, default="auto")
+@click.option("--save-dir", type=click.Path(path_type=Path))
+@click.option("--fail-fast/--no-fail-fast")
+@TOLERANCE
+@SHARED
+@profile_option(*RULES)
+def show(**values: Any) -> dict[str, Any]:
+    return values | {"profile": configured().profile}
+
+
+def run(*arguments: str) -> dict[str, Any]:
+    values: dict[str, Any] = show.main(list(arguments), standalone_mode=False)
+    return values
+
+
+def refused(*arguments: str) -> Result:
+    result = CliRunner().invoke(show, arguments)
+    assert result.exit_code == 2
+    return result
+
+
+def test_settings_are_the_defaults() -> None:
+    """A project would have to repeat its settings in every command."""
+    assert run() == {
+        "kernels": ("mine.py",),
+        "budget": 600.0,
+        "workers": 3,
+        "device": "cpu",
+        "save_dir": Path("saved"),
+        "fail_fast": True,
+        "tolerance": FixedTolerance(atol=0.01, rtol=0.0),
+        "shared": "redis://head",
+        "profile": None,
+    }
+
+
+def test_the_command_line_wins() -> None:
+    """What was asked for in so many words would not be done."""
+    given = ["--budget", "5s", "--workers", "auto", "--device", "auto", "--save-dir", "x", "--no-fail-fast"]
+    values = run("paged_*", *given, "--tolerance", "bound", "--shared", "none")
+    assert values == {
+        "kernels": ("paged_*",),
+        "budget": 5.0,
+        "workers": None,
+        "device": "auto",
+        "save_dir": Path("x"),
+        "fail_fast": False,
+        "tolerance": "bound",
+        "shared": None,
+        "profile": None,
+    }
+
+
+def test_a_profile_changes_what_it_sets_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile that forgot the table would need to repeat it."""
+    values = run("--profile", "quick")
+    assert (values["budget"], values["fail_fast"], values["workers"], values["profile"]) == (30.0, False, 3, "quick")
+    monkeypatch.setenv(PROFILE_VARIABLE, "quick")
+    assert run("--budget", "7s")["budget"] == 7.0
+    assert run()["budget"] == 30.0
+
+
+def test_a_command_takes_only_what_it_names() -> None:
+    """The kernels to search are not those to replay a case on."""
+
+    @click.command()
+    @click.option("--kernel", "kernels", multiple=True)
+    @click.option("--device", default="auto")
+    @profile_option("device")
+    def replay(**values: Any) -> dict[str, Any]:
+        return values
+
+    assert replay.main([], standalone_mode=False) == {"kernels": (), "device": "cpu"}
+
+
+def test_a_broken_project_is_refused_but_help_is_given() -> None:
+    """Help is what one asks for when something is wrong."""
+    Path("pyproject.toml").write_text("[tool.attnfuzz]\nbudget = 3\n")
+    with pytest.raises(Refusal, match="budget = 3 must be a duration"):
+        run()
+    assert CliRunner().invoke(explore, ["--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize("text", ["tight", "1", "1,2,3", "-1,0", "nan,0", ""])
+def test_a_tolerance_that_is_none_is_refused(text: str) -> None:
+    """A NaN for a tolerance accepts nothing, or everything."""
+    assert "two finite numbers >= 0 such as 1e-2,1e-2" in refused("--tolerance", text).output
+
+
+def test_a_tolerance_is_read() -> None:
+    """Findings would be held against another tolerance than the one asked for."""
+    assert run("--tolerance", "1e-3, 0.5")["tolerance"] == FixedTolerance(atol=1e-3, rtol=0.5)
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    """It would be tried for hours."""
+    assert "must be redis://HOST" in refused("--shared", "head:6379").output
+
+
+def test_explore_takes_every_setting() -> None:
+    """A setting that explore has no option for would be ignored by the command it is meant for."""
+    names = {"regressions": "save_dir"}
+    assert {names.get(key, key) for key in RULES} <= {parameter.name for parameter in explore.params}
+
+
+def test_a_tolerance_reaches_the_kernel(tmp_path: Path) -> None:
+    """The option would be accepted, and kernels judged by the derived bounds all the same."""
+    command = [str(Path(sys.executable).with_name("attnfuzz"))]
+    search = ["explore", "dense_eager", "--budget", "60s", "--workers", "1", "--fail-fast", "--tolerance", "0,0"]
+    found = subprocess.run([*command, *search], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 1, found.stdout + found.stderr
+    for tolerance, status in (("0,0", 1), ("bound", 0)):
+        replay = [*command, "replay", "--tolerance", tolerance]
+        run = subprocess.run(replay, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert run.returncode == status, run.stdout + run.stderr
