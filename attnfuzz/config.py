@@ -29,7 +29,15 @@ from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.redis_url import without_password
 
-__all__ = ["PROFILE_VARIABLE", "ConfigurationError", "Settings", "find_pyproject", "load_settings", "read_settings"]
+__all__ = [
+    "PROFILE_VARIABLE",
+    "ConfigurationError",
+    "Settings",
+    "find_pyproject",
+    "has_settings",
+    "load_settings",
+    "read_settings",
+]
 
 PROFILE_VARIABLE = "ATTNFUZZ_PROFILE"
 
@@ -78,6 +86,11 @@ def find_pyproject(start: Path | None = None) -> Path | None:
     """The nearest pyproject.toml in ``start``, by default the working directory, or above."""
     start = (start or Path.cwd()).resolve()
     return next((file for folder in (start, *start.parents) if (file := folder / "pyproject.toml").is_file()), None)
+
+
+def has_settings(pyproject: Path) -> bool:
+    """Whether the file has a ``[tool.attnfuzz]``. Raises ConfigurationError for one that cannot be read."""
+    return _table(pyproject) is not None
 
 
 def read_settings(pyproject: Path, *, profile: str | None = None) -> Settings:

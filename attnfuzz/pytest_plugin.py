@@ -2,14 +2,14 @@
 
 Every ``*.json`` regression file in the folder that ``[tool.attnfuzz] regressions`` of the root directory's
 pyproject.toml names becomes one test per kernel: the kernel that the file names and each bundled one that supports the
-case. An ``open`` file is expected to fail on its own kernel, strictly; everything else must pass.
+case. An ``open`` file is expected to fail on its own kernel, strictly; everything else must pass. ``device`` and
+``tolerance`` of that table, or of a profile in it, hold for these tests.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +17,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from attnfuzz.config import Settings
     from attnfuzz.corpus import Regression
     from attnfuzz.declaration import Declaration
+    from attnfuzz.execution.runner import Runner
+    from attnfuzz.problems.tolerance import Tolerance
 
 _FORMAT_MARK = '"attnfuzz.regression/'
+_TABLE_NAME = "attnfuzz"
+_SETTINGS: pytest.StashKey[Settings | None] = pytest.StashKey()
 _FOLDER: pytest.StashKey[Path | None] = pytest.StashKey()
 _BUNDLED: pytest.StashKey[list[Declaration]] = pytest.StashKey()
 
@@ -31,32 +36,47 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--attnfuzz-device",
         choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="where saved regressions run: auto is the GPU if there is one (default: auto)",
+        help="where saved regressions run: auto is the GPU if there is one (default: as in pyproject.toml, else auto)",
+    )
+    group.addoption(
+        "--attnfuzz-profile",
+        metavar="NAME",
+        help="take settings from [tool.attnfuzz.profiles.NAME] in pyproject.toml",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Remember the folder of regressions."""
-    config.stash[_FOLDER] = _regression_folder(config.rootpath)
+    """Read the project's settings. Raises UsageError with one sentence for settings that are not valid."""
+    settings = config.stash[_SETTINGS] = _read_settings(config)
+    folder = settings.regressions if settings is not None else None
+    config.stash[_FOLDER] = folder.resolve() if folder is not None else None
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """A collector for a regression file; None for any other file."""
-    if file_path.suffix != ".json" or file_path.parent != parent.config.stash[_FOLDER]:
+    if file_path.suffix != ".json" or file_path.parent.resolve() != parent.config.stash[_FOLDER]:
         return None
     if _FORMAT_MARK not in file_path.read_text(encoding="utf-8", errors="replace"):
         return None
     return RegressionFile.from_parent(parent, path=file_path)
 
 
-def _regression_folder(root: Path) -> Path | None:
+def _read_settings(config: pytest.Config) -> Settings | None:
+    """What the root directory's pyproject.toml says of attnfuzz; None, and nothing imported, if it does not name it."""
+    pyproject = config.rootpath / "pyproject.toml"
+    profile = config.getoption("--attnfuzz-profile")
     try:
-        pyproject = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):  # none there, or pytest has already complained
+        is_configured = _TABLE_NAME in pyproject.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):  # none there, or pytest has already complained
+        is_configured = False
+    if not is_configured and profile is None:
         return None
-    name = pyproject.get("tool", {}).get("attnfuzz", {}).get("regressions")
-    return root / name if isinstance(name, str) and name else None
+    from attnfuzz.config import ConfigurationError, has_settings, read_settings
+
+    try:
+        return read_settings(pyproject, profile=profile) if profile or has_settings(pyproject) else None
+    except ConfigurationError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 class RegressionFile(pytest.File):
@@ -96,7 +116,7 @@ class RegressionItem(pytest.Item):
         """Raises KernelFailure if the kernel fails the case."""
         from attnfuzz.testing import check
 
-        check(self.target, self.path, device=self.config.getoption("--attnfuzz-device"))
+        check(self.target, self.path, device=_device(self.config), tolerance=_tolerance(self.config))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The oracle's words and the command that replays the case, in place of a traceback."""
@@ -117,11 +137,27 @@ class RegressionItem(pytest.Item):
 def _supporting(config: pytest.Config, regression: Regression) -> Iterator[str]:
     """Names of the bundled kernels that the case can be put to."""
     from attnfuzz.problems.supported import adapt_options, supports_case
-    from attnfuzz.shared_runner import shared_runner
 
     if _BUNDLED not in config.stash:
-        config.stash[_BUNDLED] = shared_runner(config.getoption("--attnfuzz-device")).declarations(["*"])
+        config.stash[_BUNDLED] = _runner(config).declarations(["*"])
     for kernel in config.stash[_BUNDLED]:
         case = adapt_options(regression.case, kernel.options)
         if kernel.problem == regression.problem and supports_case(kernel.supports, kernel.options, case):
             yield kernel.name
+
+
+def _runner(config: pytest.Config) -> Runner:
+    from attnfuzz.shared_runner import shared_runner
+
+    return shared_runner(_device(config), tolerance=_tolerance(config))
+
+
+def _device(config: pytest.Config) -> str:
+    settings = config.stash[_SETTINGS]
+    device: str | None = config.getoption("--attnfuzz-device")
+    return device or (settings.device if settings else None) or "auto"
+
+
+def _tolerance(config: pytest.Config) -> Tolerance:
+    settings = config.stash[_SETTINGS]
+    return (settings.tolerance if settings else None) or "bound"

@@ -181,6 +181,42 @@ def test_plugin_loads_no_framework(project: pytest.Pytester) -> None:
     assert done.stdout.strip() == "['attnfuzz.pytest_plugin']"
 
 
+def test_a_tolerance_of_the_project_holds_for_its_regressions(project: pytest.Pytester) -> None:
+    """Whoever must match another suite would see its regressions judged by bounds that are not meant."""
+    loose = PROJECT + "\n[tool.attnfuzz.profiles.loose]\ntolerance = { atol = 1e9, rtol = 0 }\ndevice = 'cpu'\n"
+    project.makepyprojecttoml(loose)
+    save(project, "saved/open.json", regression(9))
+    project.runpytest_subprocess().assert_outcomes(passed=2, xfailed=1)
+    result = project.runpytest_subprocess("--attnfuzz-profile", "loose")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["*XPASS(strict)*"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), '*pyproject.toml: [[]tool.attnfuzz] regresions = "saved" is no setting of attnfuzz; did you mean *'),
+        (("--attnfuzz-profile", "ci"), "*pyproject.toml: [[]tool.attnfuzz] regresions = *"),
+    ],
+)
+def test_settings_that_are_not_valid_are_one_sentence(
+    project: pytest.Pytester, arguments: tuple[str, ...], sentence: str
+) -> None:
+    """Misspelt, the folder would not be found, and no regression would ever run again."""
+    project.makepyprojecttoml(PROJECT.replace("regressions", "regresions"))
+    result = project.runpytest_subprocess(*arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {sentence}"])
+    assert "Traceback" not in result.stderr.str()
+
+
+def test_a_project_that_only_depends_on_attnfuzz_is_left_alone(project: pytest.Pytester) -> None:
+    """The plugin is active in every project of an environment, configured or not."""
+    project.makepyprojecttoml("[project]\nname = 'x'\nversion = '1'\ndependencies = ['attnfuzz']\n")
+    project.makepyfile("def test_it(): pass")
+    project.runpytest_subprocess().assert_outcomes(passed=1)
+
+
 def test_device_option_is_documented(project: pytest.Pytester) -> None:
     """A GPU machine could not be told to use the CPU."""
     parser = pytest.Parser(_ispytest=True)
