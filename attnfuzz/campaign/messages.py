@@ -19,6 +19,7 @@ __all__ = [
     "Known",
     "Minimised",
     "Progress",
+    "Pursue",
     "Setup",
     "Smaller",
     "Stop",
@@ -32,7 +33,9 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     """The first message to a worker.
 
     ``deadline`` is on the monotonic clock, which the processes of one machine share. ``zygote`` is the address under
-    which executors are had; ``journal`` the file that names the case being judged.
+    which executors are had; ``journal`` the file that names the case being judged. ``memory_limit_bytes`` bounds the
+    resident memory of an executor and what it starts. ``device_id`` is the GPU that the worker's executors have to
+    themselves, as CUDA_VISIBLE_DEVICES names it; empty for all there are.
     """
 
     worker: int
@@ -45,6 +48,8 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     zygote: str = ""
     journal: str = ""
     timeout_s: float | None = None
+    memory_limit_bytes: int | None = None
+    device_id: str = ""
     tolerance: Tolerance = "bound"
 
 
@@ -65,6 +70,14 @@ class Busy(msgspec.Struct, tag="busy", frozen=True, kw_only=True):
     oracle: str
     kind: str
     busy: bool
+
+
+class Pursue(msgspec.Struct, tag="pursue", frozen=True, kw_only=True):
+    """A failure to look into, which a worker that was lost (or a campaign that was cut off) had not done with."""
+
+    kernel: str
+    case: msgspec.Raw
+    failure: Failure
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
@@ -154,12 +167,14 @@ class Duplicate(msgspec.Struct, tag="duplicate", frozen=True, kw_only=True):
 class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
     """Something went wrong, but not in a kernel.
 
-    ``environment`` if no kernel can be run here any more: the message is one sentence with a remedy.
+    ``environment`` if no kernel can be run here any more: the message is one sentence with a remedy. ``device_lost`` if
+    that is so only on the worker's own GPU, which does not answer.
     """
 
     message: str
     environment: bool = False
+    device_lost: bool = False
 
 
-ToWorker: TypeAlias = Setup | Known | Busy | Stop
+ToWorker: TypeAlias = Setup | Known | Busy | Pursue | Stop
 FromWorker: TypeAlias = Progress | Found | Confirmed | Unconfirmed | Smaller | Minimised | Duplicate | Trouble
