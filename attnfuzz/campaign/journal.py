@@ -1,9 +1,12 @@
-"""The case that is being judged, on disk before it runs, in case the whole machine goes down with it."""
+"""What is being judged, on disk before it runs, in case the whole machine goes down with it."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,30 +21,56 @@ _RECORD = FindingRecord(oracle="crash", kind="journal", message="this case was r
 
 
 class Journal:
-    """One file that always holds the latest case, as a regression file that ``attnfuzz replay`` takes.
+    """Files that always hold what is being judged, each a regression file that ``attnfuzz replay`` takes.
 
-    Without a path nothing is written.
+    One case is in ``path`` itself, as is the first of a batch; the others are in files beside it. Without a path, or
+    once the disk is full, nothing is written: a campaign can do without a journal.
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._file = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._path = path
+        self._slots: list[int] = []
+        if path is not None:  # the files of a worker whose place this one takes are no longer what is being judged
+            for old in path.parent.glob(f"{path.stem}-*{path.suffix}"):
+                old.unlink(missing_ok=True)
 
-    def write(self, declaration: Declaration, case: Case) -> None:
-        """Replace what the file holds."""
-        if self._file is None:
+    def write(self, declaration: Declaration, cases: Sequence[Case]) -> None:
+        """Replace what the files hold by ``cases``."""
+        if self._path is None:
             return
-        regression = Regression(
-            problem=declaration.problem, kernel=declaration.target, case=case, finding=_RECORD, note="journal"
-        )
-        data = encode_regression(regression)
-        os.pwrite(self._file, data, 0)
-        os.ftruncate(self._file, len(data))
+        try:
+            for slot, case in enumerate(cases):
+                self._write_slot(slot, _encoded(declaration, case))
+            self._keep(len(cases))
+        except OSError:
+            with contextlib.suppress(OSError):  # of a folder that cannot be written to any more
+                self._keep(0)
+            self.close()
+            self._path = None
 
     def close(self) -> None:
-        """Close the file and leave it where it is."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        """Close the files and leave them where they are."""
+        while self._slots:
+            os.close(self._slots.pop())
+
+    def _write_slot(self, slot: int, data: bytes) -> None:
+        if slot == len(self._slots):
+            self._slots.append(os.open(self._path_of(slot), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+        written = os.pwrite(self._slots[slot], data, 0)
+        if written < len(data):
+            raise OSError(errno.ENOSPC, "the journal was cut short")
+        os.ftruncate(self._slots[slot], len(data))
+
+    def _keep(self, count: int) -> None:
+        """Remove the files of all but the first ``count`` slots."""
+        while len(self._slots) > count:
+            os.close(self._slots.pop())
+            self._path_of(len(self._slots)).unlink(missing_ok=True)
+
+    def _path_of(self, slot: int) -> Path:
+        if self._path is None:
+            raise RuntimeError("a journal without a path has no files")
+        return self._path if slot == 0 else self._path.with_name(f"{self._path.stem}-{slot}{self._path.suffix}")
 
 
 class JournalFolder:
@@ -78,3 +107,10 @@ class JournalFolder:
 def _is_running(folder: Path) -> bool:
     pid = folder.name.partition("-")[2]
     return pid.isdecimal() and Path(f"/proc/{pid}").exists()
+
+
+def _encoded(declaration: Declaration, case: Case) -> bytes:
+    regression = Regression(
+        problem=declaration.problem, kernel=declaration.target, case=case, finding=_RECORD, note="journal"
+    )
+    return encode_regression(regression)

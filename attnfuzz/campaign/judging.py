@@ -1,9 +1,10 @@
-"""Judging one case in a worker: journalled first, within a time limit that is learned, and never past the deadline."""
+"""Judging in a worker: journalled first, within a time limit that is learned, and never past the deadline."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from attnfuzz.campaign.journal import Journal
@@ -14,7 +15,7 @@ from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import CaseTooLarge
 
-__all__ = ["Judge", "OutOfTime", "Patience", "TimedJudge", "Unjudged"]
+__all__ = ["Judge", "JudgeBatch", "JudgeTogether", "OutOfTime", "Patience", "TimedJudge", "Unjudged"]
 
 Patience = Literal["learned", "short", "longest"]
 
@@ -33,6 +34,18 @@ class Judge(Protocol):
     def __call__(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict: ...
 
 
+class JudgeTogether(Protocol):
+    """Runs many cases on a kernel at once; None where that fails as a whole, of a crash or a hang for one."""
+
+    def __call__(
+        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
+    ) -> Sequence[Verdict] | None: ...
+
+
+JudgeBatch = Callable[[Declaration, Sequence[Case]], Sequence[Verdict] | None]
+"""As `JudgeTogether`, with a time limit of its own."""
+
+
 class OutOfTime(Exception):  # noqa: N818 - control flow, like StopIteration
     """The deadline passed before the case was judged; ``after_s`` is how long it had been running."""
 
@@ -46,7 +59,10 @@ class Unjudged(Exception):  # noqa: N818 - control flow, like StopIteration
 
 
 class TimedJudge:
-    """A ``judge`` under the campaign's deadline, with one adaptive timeout for each kernel."""
+    """A ``judge`` under the campaign's deadline, with one adaptive timeout for each kernel.
+
+    ``together`` may be called from another thread than the rest: one call waits for the other.
+    """
 
     def __init__(
         self,
@@ -55,10 +71,12 @@ class TimedJudge:
         deadline: float,
         longest_s: float,
         journal: Journal,
+        judge_together: JudgeTogether | None = None,
         complain: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._judge = judge
+        self._judge_together = judge_together
         self._deadline = deadline
         self._longest_s = longest_s
         self._journal = journal
@@ -66,6 +84,12 @@ class TimedJudge:
         self._complaints_left = _MAX_COMPLAINTS
         self._clock = clock
         self._timeouts: dict[str, AdaptiveTimeout] = {}
+        self._running = threading.Lock()
+
+    @property
+    def can_batch(self) -> bool:
+        """Whether several cases may be judged together."""
+        return self._judge_together is not None
 
     def __call__(
         self,
@@ -80,20 +104,48 @@ class TimedJudge:
         ``patience`` says how long it may take: what has been learned, a time for trying things out or the longest time.
         Raises OutOfTime when the deadline cuts the case short, and Unjudged where the framework fails on it.
         """
-        timeout = self._timeouts.setdefault(declaration.target, AdaptiveTimeout(self._longest_s))
-        limit_s = self._longest_s if patience == "longest" else timeout.limit_s(short=patience == "short")
-        started = self._clock()
-        remaining_s = self._deadline + _GRACE_S - started
-        if remaining_s <= 0:
-            raise OutOfTime(0.0)
-        self._journal.write(declaration, case)
-        verdict = self._ask(declaration, case, min(limit_s, remaining_s), afresh=afresh)
-        hung = verdict.failure is not None and verdict.failure.oracle == "hang"
-        if hung and remaining_s < limit_s:
-            raise OutOfTime(self._clock() - started)
-        if not hung:
-            timeout.record(self._clock() - started)
-        return verdict
+        with self._running:
+            timeout = self._timeout_of(declaration)
+            limit_s = self._longest_s if patience == "longest" else timeout.limit_s(short=patience == "short")
+            started = self._clock()
+            remaining_s = self._remaining_s(started)
+            if remaining_s <= 0:
+                raise OutOfTime(0.0)
+            self._journal.write(declaration, [case])
+            verdict = self._ask(declaration, case, min(limit_s, remaining_s), afresh=afresh)
+            hung = verdict.failure is not None and verdict.failure.oracle == "hang"
+            if hung and remaining_s < limit_s:
+                raise OutOfTime(self._clock() - started)
+            if not hung:
+                timeout.record(self._clock() - started)
+            return verdict
+
+    def together(self, declaration: Declaration, cases: Sequence[Case]) -> Sequence[Verdict] | None:
+        """A verdict for each of ``cases``; None if each has to be judged alone to know what became of it.
+
+        That is so after a crash, a hang and an error of the framework, and at the deadline.
+        """
+        with self._running:
+            timeout = self._timeout_of(declaration)
+            started = self._clock()
+            remaining_s = self._remaining_s(started)
+            if self._judge_together is None or remaining_s <= 0:
+                return None
+            self._journal.write(declaration, cases)
+            limit_s = min(timeout.limit_s(cases=len(cases)), remaining_s)
+            try:
+                verdicts = self._judge_together(declaration, cases, timeout_s=limit_s)
+            except (ServiceError, CaseTooLarge):  # comes again, and is told, when its case is judged alone
+                return None
+            if verdicts is not None:
+                timeout.record(_slowest_s(verdicts, self._clock() - started), cases=len(verdicts))
+            return verdicts
+
+    def _timeout_of(self, declaration: Declaration) -> AdaptiveTimeout:
+        return self._timeouts.setdefault(declaration.target, AdaptiveTimeout(self._longest_s))
+
+    def _remaining_s(self, now: float) -> float:
+        return self._deadline + _GRACE_S - now
 
     def _ask(self, declaration: Declaration, case: Case, timeout_s: float, *, afresh: bool) -> Verdict:
         try:
@@ -104,3 +156,9 @@ class TimedJudge:
                 raise
             self._complain(f"{declaration.target} on {encode_case(case).decode()} cannot be judged: {error}")
             raise Unjudged from error
+
+
+def _slowest_s(verdicts: Sequence[Verdict], batch_s: float) -> float:
+    """What one of the cases may have taken at most: compilations follow each other, the rest is shared."""
+    compile_s = [verdict.timing.compile_s for verdict in verdicts]
+    return max(compile_s) + max(0.0, batch_s - sum(compile_s))

@@ -42,11 +42,15 @@ class Schedule:
         return min(remaining_s, max(_SHORTEST_SLICE_S, min(_FIRST_SLICE_S, fair)))
 
     def record(self, target: str, *, seconds: float, cases: int) -> None:
-        """Charge a round (and the shrinking that it led to) to ``target``."""
+        """Charge a round to ``target``."""
         share = self._shares[target]
         share.seconds += seconds
         share.cases += cases
         share.rounds += 1
+
+    def charge(self, target: str, seconds: float) -> None:
+        """Charge what was done about a failure of ``target`` to it."""
+        self._shares[target].seconds += seconds
 
     def rounds(self, target: str) -> int:
         """Rounds that ``target`` has had."""

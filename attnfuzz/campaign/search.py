@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hypothesis.strategies import SearchStrategy
 
+from attnfuzz.campaign.batch_size import BatchSize
 from attnfuzz.campaign.behind_known import relatives_beyond
 from attnfuzz.campaign.channel import Channel
 from attnfuzz.campaign.generation import derive_seed, run_round
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.campaign.messages import Busy, Known, Setup, Stop, ToWorker
+from attnfuzz.campaign.pipeline import Pipeline
 from attnfuzz.campaign.pursuit import Pursuit, Suspect
 from attnfuzz.campaign.schedule import Schedule
 from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom, case_features
 from attnfuzz.campaign.tally import Tally
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case, encode_case
 
 __all__ = ["Search", "StrategyFor"]
@@ -30,7 +33,9 @@ _SHARE_FOR_KNOWN_DEATHS = 0.2
 _SHARE_BEHIND_KNOWN = 0.15
 """Part of a kernel's time that may go into looking for bugs that hide behind known ones."""
 _RELATIVES_TRIED = 4
-_MAX_DEFERRED = 16
+_MAX_DEFERRED = 64
+_MOST_TOGETHER = 32
+_LAST_BATCH_WAIT_S = 1.0
 _MAX_REMEMBERED = 100_000
 _MAX_DOUBTS = 3
 """Failures of one symptom that are looked into although none of them ever came back."""
@@ -50,7 +55,10 @@ class Search:
         self._schedule = Schedule(list(self._kernels), worker=setup.worker, num_workers=setup.num_workers)
         self._tally = Tally(channel.send)
         self._known = KnownFindings()
-        self._passed: dict[str, set[int]] = {target: set() for target in self._kernels}
+        self._seen: dict[str, set[int]] = {target: set() for target in self._kernels}
+        self._drawn: dict[str, list[Case]] = {target: [] for target in self._kernels}
+        self._sizes = {target: BatchSize(_MOST_TOGETHER if judge.can_batch else 1) for target in self._kernels}
+        self._pipeline = Pipeline(judge.together)
         self._deferred: deque[Suspect] = deque(maxlen=_MAX_DEFERRED)
         self._suspect: Suspect | None = None
         self._doubts: Counter[Symptom] = Counter()
@@ -63,6 +71,9 @@ class Search:
             self._look_into_deferred()
             if not self._is_over():
                 self._one_turn(self._schedule.next_target())
+        self._collect(_LAST_BATCH_WAIT_S)
+        self._pursue_suspect()  # no time to look into it, but it is reported
+        self._look_into_deferred()
         self._tally.flush()
 
     def _is_over(self) -> bool:
@@ -84,17 +95,15 @@ class Search:
         started = time.monotonic()
         cases_before = self._tally.cases(target)
         self._round(self._kernels[target], until=started + self._slice_s(target, started))
-        if self._suspect is not None:
-            self._pursue(self._suspect)
         self._schedule.record(
             target, seconds=time.monotonic() - started, cases=self._tally.cases(target) - cases_before
         )
+        self._pursue_suspect()
 
     def _slice_s(self, target: str, now: float) -> float:
         return self._schedule.slice_s(target, max(0.0, self._setup.deadline - now))
 
     def _round(self, declaration: Declaration, *, until: float) -> None:
-        self._suspect = None
         seed_value = derive_seed(
             self._setup.seed, self._setup.worker, declaration.target, self._schedule.rounds(declaration.target)
         )
@@ -107,57 +116,101 @@ class Search:
         self._tally.flush()
 
     def _visit(self, declaration: Declaration, case: Case) -> bool:
-        """Judge a drawn case; False ends the round."""
-        fingerprint = hash(encode_case(case))
-        passed = self._passed[declaration.target]
-        if fingerprint in passed:
-            return True
-        if self._would_die_again(declaration, case):
-            self._tally.skipped(declaration.target)
-            return True
-        started = time.monotonic()
-        try:
-            verdict = self._judge(declaration, case)
-        except OutOfTime:
+        """Take a drawn case, and have it judged once there are enough for a batch; False ends the round."""
+        target = declaration.target
+        if self._is_new(target, case):
+            self._drawn[target].append(case)
+            if len(self._drawn[target]) >= self._sizes[target].size:
+                self._advance(declaration)
+        return self._goes_on()
+
+    def _is_new(self, target: str, case: Case) -> bool:
+        seen, fingerprint = self._seen[target], hash(encode_case(case))
+        if fingerprint in seen:
             return False
-        except Unjudged:
-            return True
-        self._tally.judged(declaration, case, time.monotonic() - started, verdict)
-        if verdict.failure is None:
-            self._remember(passed, fingerprint)
-            return not self._stopped
-        return self._weigh(Suspect(declaration, case, verdict.failure), time.monotonic() - started)
+        if len(seen) >= _MAX_REMEMBERED:  # of a campaign of hours: repetitions of long ago do no harm
+            seen.clear()
+        seen.add(fingerprint)
+        return True
 
-    @staticmethod
-    def _remember(passed: set[int], fingerprint: int) -> None:
-        if len(passed) >= _MAX_REMEMBERED:  # of a campaign of hours: repetitions of long ago do no harm
-            passed.clear()
-        passed.add(fingerprint)
+    def _goes_on(self) -> bool:
+        return self._suspect is None and not self._stopped and time.monotonic() < self._setup.deadline
 
-    def _weigh(self, suspect: Suspect, seconds: float) -> bool:
-        """Pass silently over what is known, put off what another worker is at, and end the round for the rest."""
+    def _advance(self, declaration: Declaration) -> None:
+        """Weigh what has been judged, then have judged what was drawn: a batch in the background, a case at once."""
+        self._read_mail()
+        self._collect()
+        if not self._goes_on():
+            return
+        drawn, size = self._drawn[declaration.target], self._sizes[declaration.target].size
+        cases = [case for case in drawn[:size] if not self._skips(declaration, case)]
+        del drawn[:size]
+        if len(cases) > 1:
+            self._pipeline.submit(declaration, cases)
+        else:
+            self._judge_alone(declaration, cases)
+
+    def _collect(self, timeout_s: float | None = None) -> None:
+        """Take in the batch that is being judged, if there is one."""
+        batch = self._pipeline.collect(timeout_s)
+        if batch is None:
+            return
+        target = batch.declaration.target
+        if batch.verdicts is None:
+            self._sizes[target].went_wrong()
+            self._judge_alone(batch.declaration, batch.cases)
+            return
+        self._sizes[target].went_well(batch.warm_seconds, len(batch.cases))
+        for case, verdict in zip(batch.cases, batch.verdicts, strict=True):
+            self._take_in(batch.declaration, case, batch.case_seconds(verdict), verdict)
+
+    def _judge_alone(self, declaration: Declaration, cases: Sequence[Case]) -> None:
+        """One after the other, up to a suspect; the rest waits for the kernel's next round."""
+        for i, case in enumerate(cases):
+            if not self._goes_on():
+                self._drawn[declaration.target].extend(cases[i:])
+                return
+            started = time.monotonic()
+            try:
+                verdict = self._judge(declaration, case)
+            except OutOfTime:
+                return
+            except Unjudged:
+                continue
+            seconds = time.monotonic() - started
+            if verdict.failure is None:
+                self._sizes[declaration.target].went_well(max(0.0, seconds - verdict.timing.compile_s), 1)
+            self._take_in(declaration, case, seconds, verdict)
+
+    def _take_in(self, declaration: Declaration, case: Case, seconds: float, verdict: Verdict) -> None:
+        self._tally.judged(declaration, case, seconds, verdict)
+        if verdict.failure is not None:
+            self._weigh(Suspect(declaration, case, verdict.failure), seconds)
+
+    def _weigh(self, suspect: Suspect, seconds: float) -> None:
+        """Pass silently over what is known, put off what somebody is at already, and take the rest for a suspect."""
+        if suspect.failure.oracle in _FATAL_ORACLES:
+            self._sizes[suspect.declaration.target].went_wrong()
         self._read_mail()
         if self._stopped:
-            return False
+            return
         if self._is_known(suspect):
-            return self._pass_over(suspect, seconds)
-        if self._known.is_busy(suspect.symptom):
+            self._pass_over(suspect, seconds)
+        elif self._suspect is not None or self._known.is_busy(suspect.symptom):
             self._deferred.append(suspect)
-            return True
-        self._suspect = suspect
-        return False
+        else:
+            self._suspect = suspect
 
-    def _pass_over(self, suspect: Suspect, seconds: float) -> bool:
+    def _pass_over(self, suspect: Suspect, seconds: float) -> None:
         """Count a known failure, and now and then look whether another bug hides behind it."""
         target = suspect.declaration.target
         deadly = suspect.failure.oracle in _FATAL_ORACLES
         self._tally.known(target, seconds if deadly else 0.0)
-        if deadly or self._tally.share_behind_known(target) >= _SHARE_BEHIND_KNOWN:
-            return True
+        if deadly or self._suspect is not None or self._tally.share_behind_known(target) >= _SHARE_BEHIND_KNOWN:
+            return
         started = time.monotonic()
         self._suspect = self._hidden_behind(suspect)
         self._tally.looked_behind_known(target, time.monotonic() - started)
-        return self._suspect is None
 
     def _hidden_behind(self, suspect: Suspect) -> Suspect | None:
         for case in relatives_beyond(self._known, suspect)[:_RELATIVES_TRIED]:
@@ -177,8 +230,14 @@ class Search:
             return False
         return self._known.explains(symptom, suspect.features)
 
+    def _skips(self, declaration: Declaration, case: Case) -> bool:
+        skipped = self._would_die_again(declaration, case)
+        if skipped:
+            self._tally.skipped(declaration.target)
+        return skipped
+
     def _would_die_again(self, declaration: Declaration, case: Case) -> bool:
-        """Whether to skip a case that known findings expect to crash or hang: each costs an executor."""
+        """Whether known findings expect the case to crash or hang, which would cost an executor."""
         deaths = self._known.of_oracles(declaration.target, _FATAL_ORACLES)
         if not deaths or self._tally.share_of_known_deaths(declaration.target) < _SHARE_FOR_KNOWN_DEATHS:
             return False
@@ -186,13 +245,27 @@ class Search:
         return any(signature.features <= found for signature in deaths)
 
     def _look_into_deferred(self) -> None:
-        """Take up failures put off while another worker was at their symptom, unless what it found explains them."""
+        """Take up failures put off while somebody was at their symptom, unless what was found explains them."""
         for _ in range(len(self._deferred)):
             suspect = self._deferred.popleft()
             if self._known.is_busy(suspect.symptom):
                 self._deferred.append(suspect)
-            elif not self._is_known(suspect) and not self._is_over():
-                self._pursue(suspect)
+            elif self._is_known(suspect):
+                self._tally.known(suspect.declaration.target, 0.0)
+            elif not self._stopped:
+                self._suspect = suspect
+                self._pursue_suspect()
+
+    def _pursue_suspect(self) -> None:
+        """Find out about the suspect, if there is one; what is being judged in the background is taken in before."""
+        if self._suspect is None:
+            return
+        started = time.monotonic()
+        self._collect()
+        suspect, self._suspect = self._suspect, None
+        self._sizes[suspect.declaration.target].went_wrong()
+        self._pursue(suspect)
+        self._schedule.charge(suspect.declaration.target, time.monotonic() - started)
 
     def _pursue(self, suspect: Suspect) -> None:
         self._findings += 1

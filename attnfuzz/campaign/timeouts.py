@@ -24,14 +24,15 @@ class AdaptiveTimeout:
     passed: int = field(default=0)
     slowest_s: float = field(default=0.0)
 
-    def limit_s(self, *, short: bool = False) -> float:
-        """The limit for the next case in seconds."""
+    def limit_s(self, *, short: bool = False, cases: int = 1) -> float:
+        """The limit for the next case in seconds, or for a batch of ``cases``, each of which may be as slow as any."""
+        more_s = (cases - 1) * self.slowest_s
         if self.passed < _ENOUGH_CASES and not short:
-            return self.longest_s
+            return self.longest_s + more_s
         least_s = _SHORT_PART * self.longest_s if short else _LEAST_S
-        return min(self.longest_s, max(least_s, _SLOWER_THAN_EVER * self.slowest_s))
+        return min(self.longest_s, max(least_s, _SLOWER_THAN_EVER * self.slowest_s)) + more_s
 
-    def record(self, seconds: float) -> None:
-        """Learn from a case that ended by itself after ``seconds``."""
-        self.passed += 1
+    def record(self, seconds: float, *, cases: int = 1) -> None:
+        """Learn from cases that ended by themselves, none of which took more than ``seconds``."""
+        self.passed += cases
         self.slowest_s = max(self.slowest_s, seconds)

@@ -6,7 +6,9 @@ import contextlib
 import signal
 import socket
 import sys
+import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -32,6 +34,7 @@ from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES
 __all__ = ["main", "work"]
 
 _SETUP_WAIT_S = 60.0
+_WAIT_FOR_BATCH_S = 0.5
 
 
 def main(arguments: list[str]) -> int:
@@ -66,6 +69,7 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
     with contextlib.closing(_Executors(runner)) as executors, contextlib.closing(_journal(setup)) as journal:
         judge = TimedJudge(
             executors.judge,
+            judge_together=executors.judge_together,
             deadline=setup.deadline,
             longest_s=runner.timeout_s,
             journal=journal,
@@ -83,17 +87,27 @@ class _Executors:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        self._in_use = threading.Lock()
 
     def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
         """The verdict on ``case``; see `Judge`."""
-        if afresh:
-            old, self._runner = self._runner, self._runner.sibling()
-            old.close()
-        return self._runner.judge(declaration, case, timeout_s=timeout_s)
+        with self._in_use:
+            if afresh:
+                old, self._runner = self._runner, self._runner.sibling()
+                old.close()
+            return self._runner.judge(declaration, case, timeout_s=timeout_s)
+
+    def judge_together(
+        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
+    ) -> list[Verdict] | None:
+        """The verdicts on ``cases``; see `JudgeTogether`."""
+        with self._in_use:
+            return self._runner.judge_together(declaration, cases, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """End the executor."""
-        self._runner.close()
+        """End the executor. One that hangs in the background ends with this process, which holds its connection."""
+        if self._in_use.acquire(timeout=_WAIT_FOR_BATCH_S):
+            self._runner.close()
 
 
 def _journal(setup: Setup) -> Journal:

@@ -143,11 +143,20 @@ class Runner:
         alone, within `single_timeout_s` (the runner's own if None); so is a batch of one. Raises as `judge` does,
         whichever case it is for.
         """
+        verdicts = self.judge_together(declaration, cases, timeout_s=timeout_s) if len(cases) > 1 else None
+        if verdicts is None:
+            return [self.judge(declaration, case, timeout_s=single_timeout_s) for case in cases]
+        return verdicts
+
+    def judge_together(
+        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
+    ) -> list[Verdict] | None:
+        """As `judge_many`, but None where the batch is lost: the caller decides about judging each case alone."""
         for case in cases:
             check_size(case)
-        reply = self._ask_many(declaration, cases, timeout_s) if len(cases) > 1 else None
+        reply = self._ask_many(declaration, cases, timeout_s)
         if reply is None:
-            return [self.judge(declaration, case, timeout_s=single_timeout_s) for case in cases]
+            return None
         if reply.environment is not None:
             raise ExecutorUnavailable(reply.environment)
         return list(map(from_wire, reply.verdicts))

@@ -23,17 +23,50 @@ def test_the_journal_holds_the_latest_case_as_a_regression(tmp_path: Path) -> No
     """A journal that cannot be replayed, or that still holds the end of a longer case, names no culprit."""
     journal = Journal(tmp_path / "worker-0.json")
     for seq_len in (50, 2):
-        journal.write(DECLARATION, a_case(seq_len))
+        journal.write(DECLARATION, [a_case(seq_len)])
         assert load_regression(tmp_path / "worker-0.json").case == a_case(seq_len)
     journal.close()
     assert load_regression(tmp_path / "worker-0.json").kernel == "kernels.py:k"
+
+
+def test_a_batch_is_in_as_many_files_as_it_has_cases(tmp_path: Path) -> None:
+    """Any of the cases may be what took the machine down; one that was not running is a false trail."""
+    journal = Journal(tmp_path / "worker-0.json")
+    for count in (3, 1, 2):
+        cases = [a_case(seq_len) for seq_len in range(1, count + 1)]
+        journal.write(DECLARATION, cases)
+        found = sorted(tmp_path.iterdir(), key=lambda path: (len(path.name), path.name))
+        assert [load_regression(path).case for path in found] == cases
+
+
+def test_files_of_a_worker_that_was_replaced_are_removed(tmp_path: Path) -> None:
+    """They would pass for what the new worker was judging."""
+    Journal(tmp_path / "worker-1.json").write(DECLARATION, [a_case(1), a_case(2), a_case(3)])
+    others = tmp_path / "worker-11.json"
+    others.touch()
+    Journal(tmp_path / "worker-1.json").write(DECLARATION, [a_case(4)])
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "worker-1.json", others]
+
+
+def test_a_full_disk_ends_the_journal_and_not_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cases can be judged without a journal; a worker that died of one would take its findings with it."""
+
+    def cut_short(descriptor: int, data: bytes, offset: int) -> int:
+        return len(data) // 2
+
+    monkeypatch.setattr(os, "pwrite", cut_short)
+    journal = Journal(tmp_path / "worker-0.json")
+    journal.write(DECLARATION, [a_case(1)])
+    monkeypatch.undo()
+    journal.write(DECLARATION, [a_case(1)])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_path_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read-only working directory must not keep anyone from searching."""
     monkeypatch.chdir(tmp_path)
     journal = Journal(None)
-    journal.write(DECLARATION, a_case(1))
+    journal.write(DECLARATION, [a_case(1)])
     journal.close()
     assert list(tmp_path.iterdir()) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.outcomes import ServiceError
-from attnfuzz.oracles.verdict import Failure, Verdict
+from attnfuzz.oracles.verdict import Failure, Timing, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.problems.limits import CaseTooLarge
 
 DECLARATION = Declaration(name="k", problem="dense_decode", target="k")
 CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(1,), scale=0.25)
@@ -110,3 +112,79 @@ def test_the_case_is_journalled_before_it_runs(tmp_path: Path) -> None:
 
     TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(path))(DECLARATION, CASE, afresh=True)
     assert seen == [CASE]
+
+
+class FakeBatches:
+    """Judges batches as ``outcome`` says, which takes ``batch_s`` on its own clock."""
+
+    def __init__(self, outcome: Callable[[], Sequence[Verdict] | None], *, batch_s: float = 0.0) -> None:
+        self.now = 0.0
+        self.outcome = outcome
+        self.batch_s = batch_s
+        self.limits: list[float] = []
+
+    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+        self.limits.append(timeout_s)
+        return Verdict()
+
+    def together(
+        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
+    ) -> Sequence[Verdict] | None:
+        self.limits.append(timeout_s)
+        self.now += self.batch_s
+        return self.outcome()
+
+    def timed(self, *, deadline: float = 1e9, journal: Path | None = None) -> TimedJudge:
+        return TimedJudge(
+            self.judge,
+            judge_together=self.together,
+            deadline=deadline,
+            longest_s=10.0,
+            journal=Journal(journal),
+            clock=lambda: self.now,
+        )
+
+
+def test_every_case_of_a_batch_is_journalled_before_it_runs(tmp_path: Path) -> None:
+    """Any of them may take the machine down."""
+    running: list[Case] = []
+
+    def outcome() -> list[Verdict]:
+        running.extend(load_regression(path).case for path in tmp_path.iterdir())
+        return [Verdict()] * 3
+
+    FakeBatches(outcome).timed(journal=tmp_path / "journal.json").together(DECLARATION, [CASE] * 3)
+    assert running == [CASE] * 3
+
+
+def framework_error() -> Sequence[Verdict]:
+    raise ServiceError("an oracle divided by zero")
+
+
+def too_large() -> Sequence[Verdict]:
+    raise CaseTooLarge("the case needs 3 TB")
+
+
+@pytest.mark.parametrize("outcome", [lambda: None, framework_error, too_large])
+def test_what_goes_wrong_with_a_batch_is_left_to_its_cases(outcome: Callable[[], Sequence[Verdict] | None]) -> None:
+    """Nobody knows which case it was: each has to be judged alone, and none may pass unseen."""
+    assert FakeBatches(outcome).timed().together(DECLARATION, [CASE] * 2) is None
+
+
+def test_the_deadline_holds_for_batches() -> None:
+    """A batch that hangs must not keep a worker beyond the end of the campaign."""
+    batches = FakeBatches(lambda: None, batch_s=5.0)
+    timed = batches.timed(deadline=4.0)
+    assert timed.together(DECLARATION, [CASE] * 2) is None
+    assert timed.together(DECLARATION, [CASE] * 2) is None
+    assert batches.limits == [5.0]
+
+
+def test_limits_are_learned_from_batches() -> None:
+    """Compilations are no measure of how long the next case may take, except one of them."""
+    verdicts = [Verdict(timing=Timing(compile_s=0.1)), *[Verdict(timing=Timing(compile_s=0.2))] * 9]
+    batches = FakeBatches(lambda: verdicts, batch_s=2.0)
+    timed = batches.timed()
+    timed.together(DECLARATION, [CASE] * 10)
+    timed(DECLARATION, CASE)
+    assert batches.limits == pytest.approx([10.0, 20 * 0.3])

@@ -47,3 +47,15 @@ def test_slices_fit_the_budget() -> None:
     assert schedule.slice_s("kernel0", 0.1) == 0.1
     schedule.record("kernel0", seconds=1.0, cases=1)
     assert schedule.slice_s("kernel0", 1000.0) == 3.0
+
+
+def test_what_a_failure_takes_is_charged_to_its_kernel() -> None:
+    """A kernel with many bugs must not live on the time of the others."""
+    schedule = Schedule(["buggy", "other"])
+    for target in ("buggy", "other"):
+        schedule.record(target, seconds=1.0, cases=1)
+    schedule.charge("other", 0.5)
+    assert schedule.next_target() == "buggy"
+    schedule.charge("buggy", 30.0)
+    assert schedule.next_target() == "other"
+    assert schedule.rounds("buggy") == 1

@@ -30,3 +30,11 @@ def test_the_limit_stays_within_its_ends() -> None:
     assert fast.limit_s() == 2.0
     assert fast.limit_s(short=True) == 1.0
     assert slow.limit_s() == 10.0
+
+
+def test_a_batch_may_take_as_long_as_all_of_its_cases_may() -> None:
+    """The limit of a single case would call every large batch a hang."""
+    timeout = AdaptiveTimeout(longest_s=10.0)
+    timeout.record(0.25, cases=10)
+    assert timeout.limit_s() == 5.0
+    assert timeout.limit_s(cases=9) == 7.0
