@@ -9,16 +9,22 @@ from typing import Literal
 
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import Progress
+from attnfuzz.campaign.throughput import Throughput
 from attnfuzz.declaration import Declaration
 
 __all__ = ["CampaignResult", "KernelStatistics", "Statistics", "StopReason"]
 
 StopReason = Literal["budget", "interrupted", "fail_fast", "workers_lost", "environment"]
 
+_SUMS = ("cases", "seconds", "known", "skipped", "compile_s", "kernel_s", "reference_s", "build_s", "restarts")
+
 
 @dataclass(slots=True)
 class KernelStatistics:
-    """What was done on one kernel. ``known``: failures that findings explained; ``skipped``: cases not run for that."""
+    """What was done on one kernel; the fields are sums (``max_error_ratio``: the largest) of those of ``Progress``.
+
+    ``known``: failures that findings explained; ``skipped``: cases not run for that.
+    """
 
     declaration: Declaration
     cases: int = 0
@@ -26,14 +32,22 @@ class KernelStatistics:
     known: int = 0
     skipped: int = 0
     max_error_ratio: float = 0.0
+    compile_s: float = 0.0
+    kernel_s: float = 0.0
+    reference_s: float = 0.0
+    build_s: float = 0.0
+    restarts: int = 0
+    ratios: dict[str, dict[int, int]] = field(default_factory=dict)
+    coverage: dict[int, int] = field(default_factory=dict)
 
     def add(self, progress: Progress) -> None:
         """Add what a worker reported."""
-        self.cases += progress.cases
-        self.seconds += progress.seconds
-        self.known += progress.known
-        self.skipped += progress.skipped
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(progress, name))
         self.max_error_ratio = max(self.max_error_ratio, progress.max_error_ratio)
+        for dtype, counts in progress.ratios.items():
+            _add_counts(self.ratios.setdefault(dtype, {}), counts)
+        _add_counts(self.coverage, progress.coverage)
 
 
 @dataclass(slots=True)
@@ -48,11 +62,27 @@ class Statistics:
     workers: int
     seed: int
     findings: list[Finding] = field(default_factory=list)
+    throughput: Throughput = field(default_factory=Throughput)
 
     @classmethod
     def of_kernels(cls, declarations: Sequence[Declaration]) -> dict[str, KernelStatistics]:
         """Empty statistics by target."""
         return {declaration.target: KernelStatistics(declaration) for declaration in declarations}
+
+    def add(self, progress: Progress) -> None:
+        """Add what a worker reported just now."""
+        self.kernels[progress.kernel].add(progress)
+        self.throughput.add(progress.device, self.elapsed_s(), progress.cases)
+
+    def share_compiling(self) -> float:
+        """Part of the time of all workers that went into compiling kernels."""
+        seconds = sum(kernel.seconds for kernel in self.kernels.values())
+        return sum(kernel.compile_s for kernel in self.kernels.values()) / seconds if seconds else 0.0
+
+    @property
+    def restarts(self) -> int:
+        """Executors that a case has cost."""
+        return sum(kernel.restarts for kernel in self.kernels.values())
 
     @property
     def cases(self) -> int:
@@ -82,3 +112,8 @@ class CampaignResult:
     def findings_of(self, target: str) -> list[Finding]:
         """The findings of one kernel."""
         return [finding for finding in self.findings if finding.declaration.target == target]
+
+
+def _add_counts(to: dict[int, int], counts: dict[int, int]) -> None:
+    for key, count in counts.items():
+        to[key] = to.get(key, 0) + count

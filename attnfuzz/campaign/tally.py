@@ -2,97 +2,129 @@
 
 from __future__ import annotations
 
-import math
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from attnfuzz.campaign.messages import Progress
+from attnfuzz.campaign.pair_counts import PairCounts
+from attnfuzz.campaign.ratios import NOT_FINITE, ratio_bin
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case
+from attnfuzz.problems.input_space import InputSpace
 
 __all__ = ["Tally"]
 
 _REPORT_EVERY_S = 0.3
+_FATAL_ORACLES = frozenset({"crash", "hang"})
+_NOTHING_COMPARED = frozenset({"exception", *_FATAL_ORACLES})
 
 
 @dataclass(slots=True)
 class _Counts:
+    """What is added up between two reports; the names are those of ``Progress``."""
+
     cases: int = 0
     seconds: float = 0.0
     known: int = 0
     skipped: int = 0
     max_error_ratio: float = 0.0
+    compile_s: float = 0.0
+    kernel_s: float = 0.0
+    reference_s: float = 0.0
+    build_s: float = 0.0
+    restarts: int = 0
+    ratios: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
 
 
 class Tally:
-    """Counts per kernel; ``send`` gets what was added since the last report."""
+    """Counts per kernel; ``send`` gets what was added since the last report. ``device``: see ``Progress``."""
 
-    def __init__(self, send: Callable[[Progress], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, send: Callable[[Progress], None], clock: Callable[[], float] = time.monotonic, *, device: str = ""
+    ) -> None:
         self._send = send
         self._clock = clock
-        self._unsent: dict[str, _Counts] = {}
-        self._totals: dict[str, _Counts] = {}
-        self._death_seconds: dict[str, float] = {}
-        self._behind_seconds: dict[str, float] = {}
+        self._device = device
+        self._unsent: defaultdict[str, _Counts] = defaultdict(_Counts)
+        self._cases: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._death_seconds: defaultdict[str, float] = defaultdict(float)
+        self._behind_seconds: defaultdict[str, float] = defaultdict(float)
+        self._spaces: dict[str, InputSpace] = {}
+        self._pairs: dict[str, PairCounts] = {}
         self._last_report = clock()
 
     def cases(self, kernel: str) -> int:
         """Cases judged on ``kernel`` so far."""
-        return self._totals[kernel].cases if kernel in self._totals else 0
+        return self._cases[kernel]
 
     def share_of_known_deaths(self, kernel: str) -> float:
         """Part of the judging time on ``kernel`` that went into crashes and hangs that were known."""
-        total = self._totals[kernel].seconds if kernel in self._totals else 0.0
-        return self._death_seconds.get(kernel, 0.0) / total if total else 0.0
+        total = self._seconds[kernel]
+        return self._death_seconds[kernel] / total if total else 0.0
 
     def share_behind_known(self, kernel: str) -> float:
         """Part of the time on ``kernel`` that went into looking behind known bugs."""
-        behind = self._behind_seconds.get(kernel, 0.0)
-        total = behind + (self._totals[kernel].seconds if kernel in self._totals else 0.0)
+        behind = self._behind_seconds[kernel]
+        total = behind + self._seconds[kernel]
         return behind / total if total else 0.0
 
     def looked_behind_known(self, kernel: str, seconds: float) -> None:
         """Count time spent on relatives of a known failure."""
-        self._behind_seconds[kernel] = self._behind_seconds.get(kernel, 0.0) + seconds
+        self._behind_seconds[kernel] += seconds
 
     def judged(self, declaration: Declaration, case: Case, seconds: float, verdict: Verdict) -> None:
-        """Count a case. A ratio that is not finite (a wrong NaN) is a finding and no measure of accuracy."""
-        for counts in self._both(declaration.target):
-            counts.cases += 1
-            counts.seconds += seconds
-            if math.isfinite(verdict.error_ratio):
-                counts.max_error_ratio = max(counts.max_error_ratio, verdict.error_ratio)
+        """Count a case that took ``seconds`` in all, its own share of a batch included."""
+        kernel, timing = declaration.target, verdict.timing
+        self._cases[kernel] += 1
+        self._seconds[kernel] += seconds
+        counts = self._unsent[kernel]
+        counts.cases += 1
+        counts.seconds += seconds
+        counts.compile_s += timing.compile_s
+        counts.kernel_s += timing.kernel_s
+        counts.reference_s += timing.reference_s
+        counts.build_s += timing.build_s
+        counts.restarts += verdict.fatal or (verdict.failure is not None and verdict.failure.oracle in _FATAL_ORACLES)
+        _count_ratio(counts, case.dtype, verdict)
+        self._place(declaration, case)
         if self._clock() - self._last_report >= _REPORT_EVERY_S:
             self.flush()
 
     def known(self, kernel: str, death_seconds: float) -> None:
         """Count a failure that an earlier finding explains, and the time it cost if it was a crash or a hang."""
-        for counts in self._both(kernel):
-            counts.known += 1
-        self._death_seconds[kernel] = self._death_seconds.get(kernel, 0.0) + death_seconds
+        self._unsent[kernel].known += 1
+        self._death_seconds[kernel] += death_seconds
 
     def skipped(self, kernel: str) -> None:
         """Count a case that was not run because it would crash or hang as an earlier one did."""
-        for counts in self._both(kernel):
-            counts.skipped += 1
+        self._unsent[kernel].skipped += 1
 
     def flush(self) -> None:
         """Report what has not been reported."""
-        unsent, self._unsent = self._unsent, {}
+        unsent, self._unsent = self._unsent, defaultdict(_Counts)
         self._last_report = self._clock()
         for kernel, counts in unsent.items():
-            self._send(
-                Progress(
-                    kernel=kernel,
-                    cases=counts.cases,
-                    seconds=counts.seconds,
-                    known=counts.known,
-                    skipped=counts.skipped,
-                    max_error_ratio=counts.max_error_ratio,
-                )
-            )
+            fields = {name: getattr(counts, name) for name in _Counts.__slots__}
+            coverage = self._pairs[kernel].take() if kernel in self._pairs else {}
+            self._send(Progress(kernel=kernel, device=self._device, coverage=coverage, **fields))
 
-    def _both(self, kernel: str) -> tuple[_Counts, _Counts]:
-        return self._unsent.setdefault(kernel, _Counts()), self._totals.setdefault(kernel, _Counts())
+    def _place(self, declaration: Declaration, case: Case) -> None:
+        kernel = declaration.target
+        if kernel not in self._spaces:
+            space = InputSpace(declaration.problem, declaration.supports, declaration.options)
+            self._spaces[kernel], self._pairs[kernel] = space, PairCounts(space.num_levels)
+        self._pairs[kernel].add(self._spaces[kernel].place(case))
+
+
+def _count_ratio(counts: _Counts, dtype: str, verdict: Verdict) -> None:
+    """A ratio that is not finite (a wrong NaN) is a finding and no measure of accuracy."""
+    if verdict.failure is not None and verdict.failure.oracle in _NOTHING_COMPARED:
+        return
+    number = ratio_bin(verdict.error_ratio)
+    counts.ratios[dtype][number] += 1
+    if number != NOT_FINITE:
+        counts.max_error_ratio = max(counts.max_error_ratio, verdict.error_ratio)

@@ -1,0 +1,125 @@
+"""Axes of one sequence of a batch (of one pair of states when merging): where it ends, and where its needles lie.
+
+They are apart from the axes of a whole case because they belong together: that *some* sequence ends on a page boundary
+while *another* one leaves a split empty says nothing about one that does both. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from attnfuzz.problems.axes import Axis, Levels
+from attnfuzz.problems.boundaries import has_empty_split, num_splits_of, split_count, tile_sizes
+from attnfuzz.problems.cases import Case, MergeStatesCase, PagedDecodeCase, Problem
+from attnfuzz.problems.recipes import LSE_KINDS
+from attnfuzz.problems.supports import OptionValue
+
+__all__ = ["LENGTHS", "Row", "row_axes", "rows_of"]
+
+LENGTHS = {"0": 0, "1": 1, "2 to 15": 15, "16 to 127": 127, "128 to 1023": 1023, "1024 on": 1 << 62}
+_FILLINGS = ("full", "1 token", "1 short", "between")
+
+
+class Row(NamedTuple):
+    """A sequence: its length, what it is cut into (0: no pages), and where its needles are."""
+
+    length: int
+    page: int
+    tiles: tuple[int, ...]
+    num_splits: int
+    needles: tuple[int, ...] = ()
+
+
+def rows_of(case: Case) -> Iterable[Row | tuple[str, str]]:
+    """The distinct sequences of ``case``; the pairs of (prefix, suffix) LSE kinds of a merge."""
+    if isinstance(case, MergeStatesCase):
+        return set(case.lse_pairs)
+    cut = (case.block_size if isinstance(case, PagedDecodeCase) else 0, tile_sizes(case.options), num_splits_of(case))
+    rows = {Row(length, *cut) for length in set(case.seq_lens)}
+    needles: dict[int, list[int]] = {}
+    for needle in case.values.needles:
+        needles.setdefault(needle.seq, []).append(needle.position)
+    return rows | {Row(case.seq_lens[seq], *cut, tuple(positions)) for seq, positions in needles.items()}
+
+
+def row_axes(problem: Problem, options: Mapping[str, tuple[OptionValue, ...]]) -> tuple[Axis, ...]:
+    """Those that make sense for a kernel with these ``options``."""
+    if problem == "merge_states":
+        return _MERGE
+    paged = problem != "dense_decode"
+    tiled = any(tile_sizes({name: choice}) for name, choices in options.items() for choice in choices)
+    most_splits = max(
+        (split_count({name: choice}) for name, choices in options.items() for choice in choices), default=1
+    )
+    split = problem == "split_decode" or most_splits > 1
+    wanted = {"last page": paged, "last tile": tiled, "split filling": split}
+    return tuple(axis for axis in _ATTENTION if wanted.get(axis.name, True))
+
+
+def _length(row: Row) -> Levels:
+    return (next(name for name, most in LENGTHS.items() if row.length <= most),)
+
+
+def _filling(length: int, step: int) -> Levels:
+    """How full the last of equal parts of ``step`` tokens is; nothing for an empty sequence."""
+    if length == 0 or step == 0:
+        return ()
+    rest = length % step
+    levels = [name for name, at in (("full", 0), ("1 token", 1), ("1 short", step - 1)) if rest == at]
+    return tuple(levels) or ("between",)
+
+
+def _last_page(row: Row) -> Levels:
+    return _filling(row.length, row.page)
+
+
+def _last_tile(row: Row) -> Levels:
+    return tuple({level for tile in row.tiles for level in _filling(row.length, tile)})
+
+
+def _split_filling(row: Row) -> Levels:
+    if row.num_splits == 1:
+        return ("one split",)
+    if has_empty_split(row.length, row.num_splits):
+        return ("empty split",)
+    return ("uneven" if row.length % row.num_splits else "even",)
+
+
+def _needles(row: Row) -> Levels:
+    """A needle in the middle of everything, where no kernel changes what it does, is on no level."""
+    return tuple({level for position in row.needles for level in _needle(row, position)}) if row.needles else ("none",)
+
+
+def _needle(row: Row, position: int) -> Levels:
+    split = -(-row.length // row.num_splits) if row.num_splits > 1 else 0
+    edges = {
+        "first token": position == 0,
+        "last token": position == row.length - 1,
+        "page edge": _is_edge(position, row.page),
+        "tile edge": any(_is_edge(position, tile) for tile in row.tiles),
+        "split edge": _is_edge(position, split),
+    }
+    return tuple(name for name, is_there in edges.items() if is_there)
+
+
+def _is_edge(position: int, step: int) -> bool:
+    return step > 0 and position % step in (0, step - 1)
+
+
+def _lse(side: int, pair: tuple[str, str]) -> Levels:
+    return (pair[side],)
+
+
+_ATTENTION = (
+    Axis("length", tuple(LENGTHS), _length),
+    Axis("last page", _FILLINGS, _last_page),
+    Axis("last tile", _FILLINGS, _last_tile),
+    Axis("split filling", ("one split", "even", "uneven", "empty split"), _split_filling),
+    Axis("needle", ("none", "first token", "last token", "page edge", "tile edge", "split edge"), _needles),
+)
+_MERGE = (
+    Axis("prefix LSE", LSE_KINDS, partial(_lse, 0)),
+    Axis("suffix LSE", LSE_KINDS, partial(_lse, 1)),
+)

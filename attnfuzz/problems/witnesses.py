@@ -1,0 +1,182 @@
+"""Which levels of the input space go together, shown by examples: what a kernel's ``Supports`` makes possible.
+
+Most axes are independent of each other. The others stand in a group: formats, cuts of a sequence, batches. Every
+supported choice of a group's fields is written down as a *witness*, by the same functions that place a drawn case, so
+that a pair of levels without a witness cannot occur. What strategies happen to draw plays no part. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from itertools import islice, product
+
+from attnfuzz.problems.axes import (
+    GQA_CLASSES,
+    HEAD_SIZE_CLASSES,
+    PAGE_CLASSES,
+    Axis,
+    Levels,
+    option_axes,
+    size_class,
+    split_class,
+)
+from attnfuzz.problems.boundaries import boundary_lengths, boundary_positions, split_count, tile_sizes
+from attnfuzz.problems.cases import CASE_TYPES, PagedDecodeCase, Problem
+from attnfuzz.problems.choices import (
+    block_sizes_of,
+    dtypes_of,
+    gqa_ratios_of,
+    head_sizes_of,
+    layouts_of,
+    lse_kinds_of,
+    min_seq_len,
+    paddings_of,
+    split_counts_of,
+    stride_kinds_of,
+    strided_tensors_of,
+)
+from attnfuzz.problems.row_axes import LENGTHS, Row, row_axes
+from attnfuzz.problems.supports import OptionValue, Supports
+
+__all__ = ["LONGEST", "Witness", "witnesses"]
+
+Witness = tuple[tuple[str, Levels], ...]
+"""Levels by the name of their axis."""
+Options = Mapping[str, tuple[OptionValue, ...]]
+
+LONGEST = {"cpu": 300, "cuda": 8192}
+"""The longest sequences that campaigns draw, by device."""
+_LONG = 1024
+_ANY_LENGTHS = (8, 24, 200)
+_MOST_LAUNCHES = 64
+_STRIDES = {
+    "cache strides": {"k", "v", "k_cache", "v_cache"},
+    "input strides": {"prefix_output", "suffix_output", "prefix_lse", "suffix_lse"},
+    "result strides": {"output", "output_lse"},
+}
+"""Tensors by axis; the others count for "other strides"."""
+
+
+def witnesses(problem: Problem, supports: Supports, options: Options, *, longest: int) -> list[set[Witness]]:
+    """Groups of axes that depend on each other or on ``supports``; an axis that is in none of them is free."""
+    groups: list[Iterable[Witness]] = [_formats(problem, supports), *_strides(problem, supports)]
+    if problem == "merge_states":
+        groups.append(_lse_pairs(supports))
+    else:
+        groups += [_gqa_ratios(supports), _cuts(problem, supports, options, longest)]
+    if _is_paged(problem):
+        groups += [_batches(), _paddings(supports)]
+    return [set(group) for group in groups]
+
+
+def _is_paged(problem: Problem) -> bool:
+    return issubclass(CASE_TYPES[problem], PagedDecodeCase)
+
+
+def _formats(problem: Problem, supports: Supports) -> Iterator[Witness]:
+    for dtype in dtypes_of(supports):
+        for layout in layouts_of(supports) if _is_paged(problem) else (None,):
+            for size in head_sizes_of(supports, dtype, layout):
+                levels = ("dtype", (dtype,)), ("head size", (size_class(size, HEAD_SIZE_CLASSES),))
+                yield levels if layout is None else (*levels, ("layout", (layout,)))
+
+
+def _strides(problem: Problem, supports: Supports) -> Iterator[Iterator[Witness]]:
+    kinds: dict[str, set[str]] = {}
+    for tensor in strided_tensors_of(problem, supports):
+        axis = next((name for name, tensors in _STRIDES.items() if tensor in tensors), "other strides")
+        kinds.setdefault(axis, set()).update(stride_kinds_of(supports.strides, tensor))
+    return (_one(axis, found) for axis, found in kinds.items())
+
+
+def _one(axis: str, levels: Iterable[str]) -> Iterator[Witness]:
+    return (((axis, (level,)),) for level in levels)
+
+
+def _lse_pairs(supports: Supports) -> Iterator[Witness]:
+    for prefix, suffix in product(lse_kinds_of(supports), repeat=2):
+        yield ("prefix LSE", (prefix,)), ("suffix LSE", (suffix,))
+
+
+def _gqa_ratios(supports: Supports) -> Iterator[Witness]:
+    return _one("GQA ratio", (size_class(ratio, GQA_CLASSES) for ratio in gqa_ratios_of(supports)))
+
+
+def _paddings(supports: Supports) -> Iterator[Witness]:
+    """An empty sequence has unused entries, since a table has at least one column."""
+    yield ("table padding", ("none",)), ("length", tuple(length for length in LENGTHS if length != "0"))
+    for padding in paddings_of(supports):
+        yield ("table padding", (padding,)), ("length", tuple(LENGTHS))
+
+
+def _batches() -> Iterator[Witness]:
+    """Only several sequences can share a page."""
+    for order in ("identity", "reversed", "shuffled"):
+        yield ("sequences", ("1",)), ("page order", (order,))
+    for sequences in ("several, equal", "several, ragged"):
+        yield ("sequences", (sequences,)), ("page order", ("identity", "reversed", "shuffled", "shared"))
+
+
+def _cuts(problem: Problem, supports: Supports, options: Options, longest: int) -> Iterator[Witness]:
+    """A sequence with its pages, tiles, splits and a needle."""
+    shown = {axis.name for axis in option_axes(options)}
+    least, most = min_seq_len(supports), min(longest, supports.max_seq_len or longest)
+    axes = row_axes(problem, options)
+    for page, launch, num_splits in _ways_to_cut(problem, supports, options):
+        fixed: list[tuple[str, Levels]] = [("splits", (split_class(num_splits),))]
+        fixed += [("page size", (size_class(page, PAGE_CLASSES),))] if page else []
+        named = ((f"option {name}", (str(value),)) for name, value in launch.items())
+        fixed += [level for level in named if level[0] in shown]
+        for row in _rows(Row(0, page, tile_sizes(launch), num_splits), axes, least, most):
+            yield (*fixed, *((axis.name, axis.of(row)) for axis in axes))
+
+
+def _ways_to_cut(
+    problem: Problem, supports: Supports, options: Options
+) -> Iterator[tuple[int, dict[str, OptionValue], int]]:
+    """Page size (0: no pages), options and number of splits; sizes of one class are told by two of them."""
+    pages = _extremes(block_sizes_of(supports), lambda size: size_class(size, PAGE_CLASSES))
+    splits = _extremes(split_counts_of(supports), split_class)
+    for page in pages if _is_paged(problem) else (0,):
+        for launch in _launches(options):
+            for num_splits in splits if problem == "split_decode" else (split_count(launch),):
+                yield page, launch, num_splits
+
+
+def _launches(options: Options) -> Iterator[dict[str, OptionValue]]:
+    """Combinations of the options that cut a sequence."""
+    cutting = {
+        name: choices
+        for name, choices in options.items()
+        if any(tile_sizes({name: choice}) or split_count({name: choice}) > 1 for choice in choices)
+    }
+    return (dict(zip(cutting, choice, strict=True)) for choice in islice(product(*cutting.values()), _MOST_LAUNCHES))
+
+
+def _rows(cut: Row, axes: Iterable[Axis], least: int, most: int) -> Iterator[Row]:
+    """Sequences cut like ``cut``, without and with a needle; of those on the same levels, one."""
+    steps = (*((cut.page,) if cut.page else ()), *cut.tiles)
+    lengths = {*boundary_lengths(steps, cut.num_splits, most), *_long_lengths(steps, cut.num_splits), *_ANY_LENGTHS}
+    rows = [cut._replace(length=length) for length in sorted(lengths) if least <= length <= most]
+    for row in _distinct(rows, axes):
+        yield row
+        positions = boundary_positions(row.length, steps, row.num_splits)
+        yield from (row._replace(needles=(position,)) for position in positions)
+
+
+def _distinct(rows: Iterable[Row], axes: Iterable[Axis]) -> Iterable[Row]:
+    return {tuple(axis.of(row) for axis in axes): row for row in rows}.values()
+
+
+def _long_lengths(steps: tuple[int, ...], num_splits: int) -> Iterator[int]:
+    for step in (*steps, num_splits):
+        start = -(-_LONG // step) * step
+        yield from (start, start + 1, start + 2, start + step - 1)
+
+
+def _extremes(values: Iterable[int], classify: Callable[[int], Hashable]) -> tuple[int, ...]:
+    """The smallest and the largest of each class."""
+    by_class: dict[Hashable, list[int]] = {}
+    for value in sorted(values):
+        by_class.setdefault(classify(value), []).append(value)
+    return tuple(sorted({value for found in by_class.values() for value in (found[0], found[-1])}))
