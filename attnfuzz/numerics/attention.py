@@ -1,44 +1,21 @@
-"""Error bound of decode attention, out = softmax(scale q.k) V with its natural log-sum-exp, for one sequence."""
-
-from dataclasses import replace
+"""Error bound of decode attention, out = softmax(scale q.k) V with its natural log-sum-exp."""
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from attnfuzz.numerics.bound import Bound, after_rounding
-from attnfuzz.numerics.log_sum_exp_error import log_sum_exp_error
-from attnfuzz.numerics.perturbed_softmax import perturbed_softmax
-from attnfuzz.numerics.score_error import (
-    ExponentRoundings,
-    count_rescales,
-    dot_product_error,
-    exponent_error,
-    split_exponent_error,
-)
-from attnfuzz.numerics.units import (
-    EXP_ERROR,
-    TF32_ROUNDOFF,
-    accumulation_roundoff,
-    half_smallest_subnormal,
-    unit_roundoff,
-)
-from attnfuzz.numerics.weighted_average import AverageRoundings, denominator_error, weighted_average_error
+from attnfuzz.numerics.arithmetic import Arithmetic, attention_arithmetic, side_by_side
+from attnfuzz.numerics.bound import Bound
+from attnfuzz.numerics.row_units import RowUnits, attention_units
+from attnfuzz.numerics.rows import RowResult, bound_rows
 from attnfuzz.problems.declared_numerics import Numerics
 
-__all__ = ["attention_bound"]
+__all__ = ["attention_bound", "attention_rows", "largest_chunk"]
 
-# Keeps a chunk of heads below 32 MiB for each intermediate of shape [heads, seq_len, head_size].
+# Keeps intermediates of shape [rows, group, num_tokens, head_size] below 32 MiB each.
 _LARGEST_CHUNK = 2**22
 
-# Softmax does not see an error common to all scores, so rounding the scale, log2(e) and their product (3) acts on
-# s_i - max s only; there too: the subtraction, the product with log2(e) and a separately scaled maximum (3). The
-# products with scale and log2(e) round each score by itself (2).
-_OUT_ROUNDINGS = ExponentRoundings(of_score=2, of_difference=6)
-
-# LSE sees the scale, log2(e), their product and the product with the score (4), and a separately scaled maximum (1,
-# on max s = s_i + (max s - s_i)).
-_LSE_ROUNDINGS = ExponentRoundings(of_score=5, of_difference=7)
+_LARGER_ON_A_GPU = 4
 
 
 def attention_bound(
@@ -54,7 +31,7 @@ def attention_bound(
     partial_merge: bool = False,
     truncates_bfloat16: bool = False,
 ) -> Bound:
-    """Largest error of `out` and `lse` that a correct kernel with these numerics can make.
+    """Largest error of `out` and `lse` that a correct kernel with these numerics can make, for one sequence.
 
     `q`, `k`, `v` hold the exact inputs of one sequence in token order; query head h reads KV head
     h // (num_q_heads / num_kv_heads). `in_dtype` is their dtype before widening, `out_dtype` that of the result.
@@ -71,76 +48,81 @@ def attention_bound(
     num_q_heads, head_size = q.shape
     seq_len, num_kv_heads, _ = k.shape
     _check(num_q_heads, num_kv_heads, num_partials)
+    arithmetic = attention_arithmetic(
+        numerics,
+        in_dtype=in_dtype,
+        out_dtype=out_dtype,
+        is_split=num_partials > 1,
+        partial_merge=partial_merge,
+        truncates_bfloat16=truncates_bfloat16,
+    )
     if seq_len == 0:
         return Bound(out=torch.zeros_like(q), lse=q.new_zeros(num_q_heads))
-    kv_heads = torch.arange(num_q_heads, device=q.device) // (num_q_heads // num_kv_heads)
-    roundings = _average_roundings(numerics, in_dtype, truncates_bfloat16)
-    if num_partials > 1 or partial_merge:
-        stored = in_dtype if numerics.partials == "input" else torch.float32
-        roundings = _with_partials(roundings, out_dtype if partial_merge else stored, truncates_bfloat16)
-    heads_at_once = max(1, _LARGEST_CHUNK // (seq_len * head_size))
+    rows = attention_rows(
+        q.view(num_kv_heads, -1, head_size),
+        k.transpose(0, 1),
+        v.transpose(0, 1),
+        q.new_ones(num_kv_heads, 1, seq_len),
+        _units(arithmetic, scale, head_size, seq_len, num_kv_heads, q.device),
+    )
+    return Bound(out=rows.out_error.flatten(0, 1), lse=rows.lse_error.flatten())
+
+
+def attention_rows(
+    q: Float64[Tensor, "rows group head_size"],
+    k: Float64[Tensor, "rows num_tokens head_size"],
+    v: Float64[Tensor, "rows num_tokens head_size"],
+    present: Float64[Tensor, "rows 1 num_tokens"],
+    units: RowUnits,
+) -> RowResult:
+    """Result and bound of each row; see `attnfuzz.numerics.rows` for how they are padded.
+
+    At most `largest_chunk` numbers at a time, but at least one query head.
+    """
+    num_rows, group, head_size = q.shape
+    num_tokens = k.shape[1]
+    most = largest_chunk(q.device)
+    rows_at_once = max(1, most // (group * num_tokens * head_size))
+    heads_at_once = max(1, most // (rows_at_once * num_tokens * head_size))
+    if rows_at_once >= num_rows and heads_at_once >= group:
+        return _attention_rows(q, k, v, present, units)
     parts = []
-    for start in range(0, num_q_heads, heads_at_once):
-        heads = slice(start, start + heads_at_once)
-        k_part, v_part = (cache[:, kv_heads[heads]].transpose(0, 1) for cache in (k, v))
-        dot_error = dot_product_error(q[heads], k_part, scale, in_dtype=in_dtype, numerics=numerics)
-        scores = scale * torch.einsum("hd,hnd->hn", q[heads], k_part)
-        parts.append(_errors(scores, dot_error, v_part, roundings))
-    out, out_error, lse_error = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    if not partial_merge:
-        truncates = truncates_bfloat16 and out_dtype == torch.bfloat16
-        out_error = after_rounding(out_error, out, out_dtype, truncates=truncates)
-    return Bound(out=out_error, lse=lse_error)
+    for first in range(0, num_rows, rows_at_once):
+        rows = slice(first, first + rows_at_once)
+        some = (
+            _attention_rows(heads, k[rows], v[rows], present[rows], units[rows])
+            for heads in q[rows].split(heads_at_once, dim=1)
+        )
+        parts.append(_joined(list(some), dim=1))
+    return _joined(parts, dim=0)
 
 
-def _errors(
-    scores: Float64[Tensor, "num_heads seq_len"],
-    dot_error: Float64[Tensor, "num_heads seq_len"],
-    values: Float64[Tensor, "num_heads seq_len head_size"],
-    roundings: AverageRoundings,
-) -> tuple[
-    Float64[Tensor, "num_heads head_size"], Float64[Tensor, "num_heads head_size"], Float64[Tensor, " num_heads"]
-]:
-    """Exact output, its error before the final rounding, and the error of the LSE."""
-    common = dot_error + split_exponent_error(scores) if roundings.is_split else dot_error
-    out_score_error = common + exponent_error(scores, _OUT_ROUNDINGS)
-    lse_score_error = common + exponent_error(scores, _LSE_ROUNDINGS)
-    num_rescales = count_rescales(scores, out_score_error)
-    rescale_error = EXP_ERROR * num_rescales
-    softmax = perturbed_softmax(scores, out_score_error + rescale_error)
-    average = torch.einsum("hn,hnd->hd", softmax.p, values)
-    out_error = weighted_average_error(softmax, values, average, num_rescales, roundings)
-    sum_error = denominator_error(softmax, num_rescales, roundings.sum_roundoff)
-    num_stages = 2 if roundings.is_split else 1
-    lse_error = log_sum_exp_error(scores, lse_score_error + rescale_error, sum_error, num_stages=num_stages)
-    return average, out_error, lse_error
+def largest_chunk(device: torch.device) -> int:
+    """How many numbers an intermediate result may have."""
+    return _LARGEST_CHUNK * (_LARGER_ON_A_GPU if device.type == "cuda" else 1)
 
 
-def _average_roundings(numerics: Numerics, in_dtype: torch.dtype, truncates_bfloat16: bool) -> AverageRoundings:
-    weight_roundoff = weight_absolute = value_roundoff = 0.0
-    if numerics.probabilities == "input" and in_dtype != torch.float32:
-        truncates = truncates_bfloat16 and in_dtype == torch.bfloat16
-        weight_roundoff = unit_roundoff(in_dtype, truncates=truncates)
-        weight_absolute = half_smallest_subnormal(in_dtype) * (1 + int(truncates))
-    if numerics.matmul == "tf32":
-        weight_roundoff = max(weight_roundoff, TF32_ROUNDOFF)
-        value_roundoff = TF32_ROUNDOFF if in_dtype == torch.float32 else 0.0
-    return AverageRoundings(
-        sum_roundoff=accumulation_roundoff(numerics),
-        weight_roundoff=weight_roundoff,
-        weight_absolute=weight_absolute,
-        value_roundoff=value_roundoff,
+def _attention_rows(q: Tensor, k: Tensor, v: Tensor, present: Tensor, units: RowUnits) -> RowResult:
+    scores = units.scale * (q @ k.mT)
+    products = q.abs() @ k.abs().mT
+    return bound_rows(scores, products, v, present, units, rescales=True)
+
+
+def _joined(parts: list[RowResult], dim: int) -> RowResult:
+    return RowResult(
+        out=torch.cat([part.out for part in parts], dim),
+        lse=torch.cat([part.lse for part in parts], dim),
+        out_error=torch.cat([part.out_error for part in parts], dim),
+        lse_error=torch.cat([part.lse_error for part in parts], dim),
     )
 
 
-def _with_partials(roundings: AverageRoundings, stored_as: torch.dtype, truncates_bfloat16: bool) -> AverageRoundings:
-    truncates = truncates_bfloat16 and stored_as == torch.bfloat16
-    return replace(
-        roundings,
-        is_split=True,
-        partial_roundoff=unit_roundoff(stored_as, truncates=truncates),
-        partial_absolute=half_smallest_subnormal(stored_as) * (1 + int(truncates)),
-    )
+def _units(
+    arithmetic: Arithmetic, scale: float, head_size: int, seq_len: int, num_rows: int, device: torch.device
+) -> RowUnits:
+    of_scale, of_head_size, of_seq_len = torch.tensor([scale, head_size, seq_len], dtype=torch.float64).view(3, 1)
+    columns = attention_units(side_by_side([arithmetic]), scale=of_scale, head_size=of_head_size, num_tokens=of_seq_len)
+    return RowUnits.of_columns(columns.expand(-1, num_rows).to(device))
 
 
 def _check(num_q_heads: int, num_kv_heads: int, num_partials: int) -> None:

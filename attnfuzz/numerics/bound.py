@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from attnfuzz.numerics.units import half_smallest_subnormal, unit_roundoff
+from attnfuzz.numerics.row_units import RowUnits
 
 __all__ = ["Bound", "after_rounding"]
 
@@ -23,12 +23,11 @@ class Bound:
 
 
 def after_rounding(
-    error: Float64[Tensor, "*shape"], expected: Float64[Tensor, "*shape"], dtype: torch.dtype, *, truncates: bool
-) -> Float64[Tensor, "*shape"]:
-    """Error of a result once it is stored in `dtype`.
+    error: Float64[Tensor, "rows group head_size"], expected: Float64[Tensor, "rows group head_size"], units: RowUnits
+) -> Float64[Tensor, "rows group head_size"]:
+    """Error of a result once it is stored.
 
     The stored number is o' (1 + t) + h with |t| <= u, |h| <= eta and |o' - o| <= error, so it is off by at most
-    error (1 + u) + u |o| + eta.
+    error (1 + u) + u |o| + eta = error + u (error + |o|) + eta.
     """
-    roundoff = unit_roundoff(dtype, truncates=truncates)
-    return error * (1 + roundoff) + roundoff * expected.abs() + half_smallest_subnormal(dtype) * (1 + int(truncates))
+    return torch.addcmul(error + units.stored_absolute, units.stored, error + expected.abs())

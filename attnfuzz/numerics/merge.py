@@ -4,18 +4,12 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from attnfuzz.numerics.bound import Bound, after_rounding
-from attnfuzz.numerics.log_sum_exp_error import log_sum_exp_error
-from attnfuzz.numerics.perturbed_softmax import perturbed_softmax
-from attnfuzz.numerics.score_error import ExponentRoundings, exponent_error
-from attnfuzz.numerics.units import FLOAT32_ROUNDOFF
-from attnfuzz.numerics.weighted_average import AverageRoundings, denominator_error, weighted_average_error
+from attnfuzz.numerics.arithmetic import merge_arithmetic, side_by_side
+from attnfuzz.numerics.bound import Bound
+from attnfuzz.numerics.row_units import RowUnits, merge_units
+from attnfuzz.numerics.rows import RowResult, bound_rows
 
-__all__ = ["merge_bound"]
-
-# The LSEs are exact. In base 2: the constant log2(e) acts on the difference, its product on each; the subtraction.
-_OUT_ROUNDINGS = ExponentRoundings(of_score=1, of_difference=3)
-_LSE_ROUNDINGS = ExponentRoundings(of_score=2, of_difference=3)
+__all__ = ["merge_bound", "merge_rows"]
 
 
 def merge_bound(
@@ -36,32 +30,36 @@ def merge_bound(
     Returns a `Bound` with `out [num_tokens, num_q_heads, head_size]` and `lse [num_tokens, num_q_heads]`, both 0 where
     both sides are empty. Raises `ValueError` for an unknown dtype, and for an LSE that is +inf or NaN.
     """
-    lse = torch.stack([prefix_lse, suffix_lse], dim=-1)
+    lse = torch.stack([prefix_lse, suffix_lse], dim=-1).flatten(0, -2)
     if bool((lse.isnan() | lse.isposinf()).any()):
         raise ValueError("an LSE of +inf or NaN has no merge; replace +inf by -inf first, and never pass NaN")
-    is_empty = lse.isneginf()
-    both_empty = is_empty.all(-1)
-    scores = lse.masked_fill(both_empty.unsqueeze(-1), 0.0).flatten(0, -2)
-    values = torch.stack([prefix_output, suffix_output], dim=-2).masked_fill(is_empty.unsqueeze(-1), 0.0)
-    out, lse_error = _errors(scores, values.flatten(0, -3), out_dtype, truncates_bfloat16)
-    return Bound(
-        out=out.view(prefix_output.shape).masked_fill(both_empty.unsqueeze(-1), 0.0),
-        lse=lse_error.view(prefix_lse.shape).masked_fill(both_empty, 0.0),
+    outputs = torch.stack([prefix_output, suffix_output], dim=-2).flatten(0, -3)
+    arithmetic = merge_arithmetic(out_dtype, truncates_bfloat16=truncates_bfloat16)
+    columns = merge_units(side_by_side([arithmetic]), lse_unit=torch.ones(1, dtype=torch.float64))
+    units = RowUnits.of_columns(columns.expand(-1, len(lse)).to(lse.device))
+    rows = merge_rows(lse, outputs, units)
+    return Bound(out=rows.out_error.view(prefix_output.shape), lse=rows.lse_error.view(prefix_lse.shape))
+
+
+def merge_rows(
+    lse: Float64[Tensor, "rows 2"], outputs: Float64[Tensor, "rows 2 head_size"], units: RowUnits
+) -> RowResult:
+    """Result and bound of each pair of states: a group of one. `lse`: in units of `units.scale`; infinite where empty.
+
+    A merge of two empty states is empty: 0 and -inf, with bounds of 0. For the arithmetic, the score of an empty state
+    is the other's, and the scores of two are 0.
+    """
+    is_empty = lse.isinf()
+    both_empty = is_empty.all(-1, keepdim=True)
+    scores = units.scale * lse.masked_fill(is_empty, -torch.inf).unsqueeze(1)
+    largest = scores.amax(-1, keepdim=True)
+    scores = torch.where(is_empty.unsqueeze(1), largest, scores).masked_fill_(both_empty.unsqueeze(1), 0.0)
+    present = (both_empty | ~is_empty).to(torch.float64).unsqueeze(1)
+    values = outputs.masked_fill(is_empty.unsqueeze(-1), 0.0)
+    rows = bound_rows(scores, torch.zeros_like(scores), values, present, units, rescales=False)
+    return RowResult(
+        out=rows.out,
+        lse=rows.lse.masked_fill(both_empty, -torch.inf),
+        out_error=rows.out_error.masked_fill(both_empty.unsqueeze(-1), 0.0),
+        lse_error=rows.lse_error.masked_fill(both_empty, 0.0),
     )
-
-
-def _errors(
-    scores: Float64[Tensor, "rows 2"],
-    values: Float64[Tensor, "rows 2 head_size"],
-    out_dtype: torch.dtype,
-    truncates_bfloat16: bool,
-) -> tuple[Float64[Tensor, "rows head_size"], Float64[Tensor, " rows"]]:
-    softmax = perturbed_softmax(scores, exponent_error(scores, _OUT_ROUNDINGS))
-    average = torch.einsum("rn,rnd->rd", softmax.p, values)
-    no_rescales = torch.zeros_like(scores)
-    roundings = AverageRoundings(sum_roundoff=FLOAT32_ROUNDOFF)
-    error = weighted_average_error(softmax, values, average, no_rescales, roundings)
-    truncates = truncates_bfloat16 and out_dtype == torch.bfloat16
-    sum_error = denominator_error(softmax, no_rescales, FLOAT32_ROUNDOFF)
-    lse_error = log_sum_exp_error(scores, exponent_error(scores, _LSE_ROUNDINGS), sum_error, num_stages=1)
-    return after_rounding(error, average, out_dtype, truncates=truncates), lse_error

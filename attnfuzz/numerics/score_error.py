@@ -5,24 +5,18 @@ or base-2 exponentials, log2(e) folded into the scale or not, the maximum scaled
 u = 2^-24 and cover the product terms to first order; what is dropped is smaller by a factor of u.
 """
 
-import math
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from attnfuzz.numerics.units import (
-    EXP_ERROR,
-    FLOAT32_ROUNDOFF,
-    LOG_ERROR,
-    TF32_ROUNDOFF,
-    accumulation_roundoff,
-    gamma,
-)
-from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.numerics.arithmetic import Arithmetic
+from attnfuzz.numerics.units import EXP_ERROR, FLOAT32_ROUNDOFF, LOG_ERROR, Number, gamma
 
-__all__ = ["ExponentRoundings", "count_rescales", "dot_product_error", "exponent_error", "split_exponent_error"]
+__all__ = ["ScoreError", "count_rescales", "dot_product_error", "exponent_error", "split_exponent_error"]
 
 # Scaling q before the product (2: scale times log2(e), times q), the product itself (1), and the parts that TF32x3
 # leaves out (1): each acts on every |q_d k_d|.
@@ -30,79 +24,83 @@ _ROUNDINGS_PER_PRODUCT = 4
 
 
 @dataclass(frozen=True)
-class ExponentRoundings:
-    """Roundings of s - max s, in units of u: `of_score` times |s_i| and `of_difference` times |s_i - max s|."""
+class ScoreError:
+    """An error of the exponent of token i, as a sum of what it is proportional to.
 
-    of_score: int
-    of_difference: int
+    `per_product * |scale| sum_d |q_d k_d| + per_score * |s_i| + per_distance * (max s - s_i) + constant`
+    """
+
+    per_product: Number = 0.0
+    per_score: Number = 0.0
+    per_distance: Number = 0.0
+    constant: Number = 0.0
+
+    def __add__(self, other: ScoreError) -> ScoreError:
+        return ScoreError(
+            per_product=self.per_product + other.per_product,
+            per_score=self.per_score + other.per_score,
+            per_distance=self.per_distance + other.per_distance,
+            constant=self.constant + other.constant,
+        )
+
+    def __mul__(self, factor: Number) -> ScoreError:
+        return ScoreError(
+            per_product=self.per_product * factor,
+            per_score=self.per_score * factor,
+            per_distance=self.per_distance * factor,
+            constant=self.constant * factor,
+        )
 
 
-def dot_product_error(
-    q: Float64[Tensor, "num_heads head_size"],
-    k: Float64[Tensor, "num_heads num_tokens head_size"],
-    scale: float | int,
-    *,
-    in_dtype: torch.dtype,
-    numerics: Numerics,
-) -> Float64[Tensor, "num_heads num_tokens"]:
+def dot_product_error(head_size: Number, arithmetic: Arithmetic) -> ScoreError:
     """Largest error of `scale * q.k_i` from the products and their sum.
 
     Summing head_size products in any order errs by gamma_head_size times the largest partial sum. Every partial sum
-    is a sum over a subset, so it is at most M = max(sum of positive products, sum of |negative products|); this
-    is up to twice as sharp as the usual sum of all |q_d k_d| = A (Higham §3.1, §4.2). The roundings of single products
-    count against A. TF32 changes both float32 operands by t = 2^-10 each: (2t + t^2) A. Float16 and bfloat16
-    operands are exact in TF32.
+    is a sum over a subset, so it is at most the larger of the sum P of the positive products and the sum N of the
+    others' magnitudes; this is up to twice as sharp as the usual A = sum of all |q_d k_d| (Higham §3.1, §4.2). With
+    P + N = A and scale (P - N) = s it is |scale| max(P, N) = (|scale| A + |s|) / 2. The roundings of single products
+    and of their operands count against A.
     """
-    head_size = q.shape[-1]
-    roundoff = accumulation_roundoff(numerics)
-    above, below = _sums_by_sign(q, k)
-    all_magnitudes = above + below
-    error = gamma(head_size, roundoff) * torch.maximum(above, below)
-    error += _ROUNDINGS_PER_PRODUCT * roundoff * all_magnitudes
-    if numerics.matmul == "tf32" and in_dtype == torch.float32:
-        error += (2 * TF32_ROUNDOFF + TF32_ROUNDOFF**2) * all_magnitudes
-    return abs(scale) * error
+    half = gamma(head_size, arithmetic.addition) / 2
+    every_product = _ROUNDINGS_PER_PRODUCT * arithmetic.addition + arithmetic.operand
+    return ScoreError(per_product=half + every_product, per_score=half)
 
 
-def exponent_error(
-    scores: Float64[Tensor, "rows num_tokens"], roundings: ExponentRoundings
-) -> Float64[Tensor, "rows num_tokens"]:
-    """Largest error, in the exponent, of exp(s_i - max s) for correctly rounded scores. A score of -inf has none."""
-    distance = (scores.amax(-1, keepdim=True) - scores).where(scores.isfinite(), 0.0)
-    magnitude = scores.abs().where(scores.isfinite(), 0.0)
-    relative = roundings.of_score * magnitude + roundings.of_difference * distance
-    return FLOAT32_ROUNDOFF * relative + EXP_ERROR
+def exponent_error(*, of_score: int, of_difference: int) -> ScoreError:
+    """Largest error, in the exponent, of exp(s_i - max s) for correctly rounded scores.
+
+    The number of roundings of s_i and of s_i - max s, and that of exp itself.
+    """
+    return ScoreError(
+        per_score=of_score * FLOAT32_ROUNDOFF, per_distance=of_difference * FLOAT32_ROUNDOFF, constant=EXP_ERROR
+    )
 
 
-def split_exponent_error(scores: Float64[Tensor, "rows num_tokens"]) -> Float64[Tensor, "rows num_tokens"]:
+def split_exponent_error(log_num_tokens: Number) -> ScoreError:
     """What a token's weight loses when its split is weighted by exp(lse_split - lse), lse_split kept in float32.
 
     |lse_split| <= |s_i| + |s_i - max s| + log n, and it is rounded up to five times: the sum max + log(l), to natural
     logarithms for storing (2) and back to base 2 (2). Then one subtraction and two roundings of the exponent's base
     (3, on |lse_split - lse| <= |s_i - max s| + log n), one log and one more exp.
     """
-    log_num_tokens = math.log(scores.shape[-1])
-    error = exponent_error(scores, ExponentRoundings(of_score=5, of_difference=8))
-    return error + 8 * FLOAT32_ROUNDOFF * log_num_tokens + LOG_ERROR * (1 + log_num_tokens)
+    logarithm = 8 * FLOAT32_ROUNDOFF * log_num_tokens + LOG_ERROR * (1 + log_num_tokens)
+    return exponent_error(of_score=5, of_difference=8) + ScoreError(constant=logarithm)
 
 
 def count_rescales(
-    scores: Float64[Tensor, "rows num_tokens"], score_error: Float64[Tensor, "rows num_tokens"]
-) -> Float64[Tensor, "rows num_tokens"]:
+    scores: Float64[Tensor, "*rows num_tokens"],
+    score_error: Float64[Tensor, "*rows num_tokens"],
+    present: Float64[Tensor, "*#rows num_tokens"],
+) -> Float64[Tensor, "*rows num_tokens"]:
     """At most how often online softmax multiplies an accumulator holding token i by a factor other than exp(0) = 1.
 
     That happens when a tile, split or merge brings a maximum above the running one, which is at least s_i. Each time
     it is another token's score, larger than s_i. So the number of tokens that can exceed s_i, given both errors, is a
     limit for every tile size and order. Heavy tokens have few above them.
+
+    Tokens that are not `present` (0.0, else 1.0) have a score of -inf: they exceed none, and count 0. Every error is
+    above 0 (exp alone makes one), so no token exceeds itself less its error.
     """
     ceilings, _ = (scores + score_error).sort(-1)
-    not_above = torch.searchsorted(ceilings.contiguous(), (scores - score_error).contiguous(), right=True)
-    return (scores.shape[-1] - 1 - not_above).to(torch.float64).clamp(min=0)
-
-
-def _sums_by_sign(
-    q: Float64[Tensor, "num_heads head_size"], k: Float64[Tensor, "num_heads num_tokens head_size"]
-) -> tuple[Float64[Tensor, "num_heads num_tokens"], Float64[Tensor, "num_heads num_tokens"]]:
-    signed = torch.einsum("hd,hnd->hn", q, k)
-    magnitudes = torch.einsum("hd,hnd->hn", q.abs(), k.abs())
-    return ((magnitudes + signed) / 2).clamp(min=0), ((magnitudes - signed) / 2).clamp(min=0)
+    not_above = torch.searchsorted(ceilings, scores - score_error, right=True)
+    return (scores.shape[-1] - 1 - not_above) * present

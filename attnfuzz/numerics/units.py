@@ -5,8 +5,13 @@ at most u relatively, truncation by at most 2u (Higham, Accuracy and Stability o
 """
 
 import torch
+from jaxtyping import Float64
+from torch import Tensor
 
 from attnfuzz.problems.declared_numerics import Numerics
+
+Number = float | int | Float64[Tensor, " rows"]
+"""A number, or one for each row of many."""
 
 __all__ = [
     "EXP_ERROR",
@@ -14,6 +19,7 @@ __all__ = [
     "LOG_ERROR",
     "SMALLEST_NORMAL_FLOAT32",
     "TF32_ROUNDOFF",
+    "Number",
     "accumulation_roundoff",
     "gamma",
     "half_smallest_subnormal",
@@ -67,13 +73,14 @@ def accumulation_roundoff(numerics: Numerics) -> float:
     return FLOAT32_ROUNDOFF if numerics.matmul == "ieee" else 2 * FLOAT32_ROUNDOFF
 
 
-def gamma(num_operations: int, roundoff: float) -> float:
+def gamma(num_operations: Number, roundoff: Number) -> Number:
     """Higham's gamma_n = n*u / (1 - n*u): the relative error of n successive roundings (Lemma 3.1).
 
-    Raises `ValueError` where n*u >= 1/2, beyond which a float32 sum carries no information.
+    Numbers or tensors. Raises `ValueError` where n*u >= 1/2, beyond which a float32 sum carries no information.
     """
     product = num_operations * roundoff
-    if product >= 0.5:
+    largest = float(product.max()) if isinstance(product, Tensor) else product
+    if largest >= 0.5:
         raise ValueError(
             f"{num_operations!r} operations with unit roundoff {roundoff!r} must stay below 0.5 in product; "
             "use shorter sequences"

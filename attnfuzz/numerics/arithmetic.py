@@ -1,0 +1,92 @@
+"""From what a kernel declares to the unit of each rounding it may make."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from attnfuzz.numerics.units import (
+    FLOAT32_ROUNDOFF,
+    TF32_ROUNDOFF,
+    Number,
+    accumulation_roundoff,
+    half_smallest_subnormal,
+    unit_roundoff,
+)
+from attnfuzz.problems.declared_numerics import Numerics
+
+__all__ = ["Arithmetic", "attention_arithmetic", "merge_arithmetic", "side_by_side"]
+
+
+class Arithmetic(NamedTuple):
+    """Units of roundings, relative unless they are called absolute; an absolute one counts for the smallest numbers.
+
+    `addition`: of a partial sum. `operand`: of every product q_d k_d, because its operands were rounded. `weight`,
+    `weight_absolute`: of the softmax weights before they multiply V. `value`: of V itself. `partial`,
+    `partial_absolute`: of stored partial results, where the average `is_split` (1.0, else 0.0). `stored`,
+    `stored_absolute`: of the result.
+    """
+
+    addition: Number = FLOAT32_ROUNDOFF
+    operand: Number = 0.0
+    weight: Number = 0.0
+    weight_absolute: Number = 0.0
+    value: Number = 0.0
+    is_split: Number = 0.0
+    partial: Number = 0.0
+    partial_absolute: Number = 0.0
+    stored: Number = 0.0
+    stored_absolute: Number = 0.0
+
+
+def side_by_side(rows: list[Arithmetic]) -> Arithmetic:
+    """The same for many rows: float64 tensors on the CPU."""
+    return Arithmetic(*torch.tensor(rows, dtype=torch.float64).unbind(1))
+
+
+@lru_cache(maxsize=256)
+def attention_arithmetic(
+    numerics: Numerics,
+    *,
+    in_dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    is_split: bool,
+    partial_merge: bool,
+    truncates_bfloat16: bool,
+) -> Arithmetic:
+    """Units of decode attention; arguments as those of `attention_bound`.
+
+    TF32 changes both float32 operands of a product by t = 2^-10 each: 2t + t^2. Float16 and bfloat16 operands are exact
+    in TF32. Raises `ValueError` for an unknown dtype.
+    """
+    is_tf32 = numerics.matmul == "tf32"
+    weight = weight_absolute = 0.0
+    if numerics.probabilities == "input" and in_dtype != torch.float32:
+        weight, weight_absolute = _rounding_to(in_dtype, truncates_bfloat16)
+    arithmetic = Arithmetic(
+        addition=accumulation_roundoff(numerics),
+        operand=2 * TF32_ROUNDOFF + TF32_ROUNDOFF**2 if is_tf32 and in_dtype == torch.float32 else 0.0,
+        weight=max(weight, TF32_ROUNDOFF) if is_tf32 else weight,
+        weight_absolute=weight_absolute,
+        value=TF32_ROUNDOFF if is_tf32 and in_dtype == torch.float32 else 0.0,
+    )
+    stored, stored_absolute = _rounding_to(out_dtype, truncates_bfloat16)
+    if partial_merge:
+        return arithmetic._replace(is_split=1.0, partial=stored, partial_absolute=stored_absolute)
+    if is_split:
+        partials = in_dtype if numerics.partials == "input" else torch.float32
+        partial, partial_absolute = _rounding_to(partials, truncates_bfloat16)
+        arithmetic = arithmetic._replace(is_split=1.0, partial=partial, partial_absolute=partial_absolute)
+    return arithmetic._replace(stored=stored, stored_absolute=stored_absolute)
+
+
+@lru_cache(maxsize=256)
+def merge_arithmetic(out_dtype: torch.dtype, *, truncates_bfloat16: bool) -> Arithmetic:
+    """Units of a merge in float32 that stores its output in `out_dtype`. Raises `ValueError` for an unknown dtype."""
+    stored, stored_absolute = _rounding_to(out_dtype, truncates_bfloat16)
+    return Arithmetic(stored=stored, stored_absolute=stored_absolute)
+
+
+def _rounding_to(dtype: torch.dtype, truncates_bfloat16: bool) -> tuple[float, float]:
+    truncates = truncates_bfloat16 and dtype == torch.bfloat16
+    return unit_roundoff(dtype, truncates=truncates), half_smallest_subnormal(dtype) * (1 + int(truncates))

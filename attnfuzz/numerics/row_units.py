@@ -1,0 +1,158 @@
+"""Everything about a row's roundings that does not depend on its numbers: what multiplies what in the error bound.
+
+A row is one KV head of one sequence, or one pair of states to be merged. Rows of many cases are bounded at once, so
+each has units of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from attnfuzz.numerics.arithmetic import Arithmetic
+from attnfuzz.numerics.score_error import ScoreError, dot_product_error, exponent_error, split_exponent_error
+from attnfuzz.numerics.units import FLOAT32_ROUNDOFF, LOG_ERROR, SMALLEST_NORMAL_FLOAT32, Number, gamma
+
+__all__ = ["RowUnits", "attention_units", "merge_units"]
+
+# On every |w_i v_i|: the product (1), weights normalised before use (a division by `div.full.f32` or through the
+# reciprocal, 2 ulp = 4), the weight of a split (4) and its product (1).
+_ROUNDINGS_PER_PRODUCT = 10
+
+# On the sums, beyond one addition per token: the final division (4), a neutral first term, padding.
+_ROUNDINGS_PER_SUM = 8
+
+# Softmax does not see an error common to all scores, so rounding the scale, log2(e) and their product (3) acts on
+# s_i - max s only; there too: the subtraction, the product with log2(e) and a separately scaled maximum (3). The
+# products with scale and log2(e) round each score by itself (2).
+_OUT_EXPONENT = exponent_error(of_score=2, of_difference=6)
+
+# LSE sees the scale, log2(e), their product and the product with the score (4), and a separately scaled maximum (1,
+# on max s = s_i + (max s - s_i)).
+_LSE_EXPONENT = exponent_error(of_score=5, of_difference=7)
+
+# The LSEs that a merge takes for scores are exact. In base 2: the constant log2(e) acts on the difference, its product
+# on each; the subtraction.
+_MERGED_OUT_EXPONENT = exponent_error(of_score=1, of_difference=3)
+_MERGED_LSE_EXPONENT = exponent_error(of_score=2, of_difference=3)
+
+
+@dataclass(frozen=True)
+class RowUnits:
+    """Per row, each `[rows 1 1]`.
+
+    - `scale`: of the scores. Of their errors (`ScoreError`): `score_product`, `score_constant`, and for `out` and for the
+      LSE, each `[2 rows 1 1]`, `per_score` and `per_distance`.
+    - `weight`, `weight_absolute`: as in `Arithmetic`.
+    - Of the numerator: `product` times sum_i p_i |v_i|, `rescale` times the same weighted with the number of rescales,
+      `numerator_sum` times the largest partial sum, and `numerator_absolute`.
+    - `denominator_sum`: relative error of sum_i p_i by its additions.
+    - `stored`, `stored_absolute`: as in `Arithmetic`.
+    - Of the LSE: `lse` times |lse|, and `logarithm`.
+    """
+
+    per_score: Float64[Tensor, "2 rows 1 1"]
+    per_distance: Float64[Tensor, "2 rows 1 1"]
+    scale: Float64[Tensor, "rows 1 1"]
+    score_product: Tensor
+    score_constant: Tensor
+    weight: Tensor
+    weight_absolute: Tensor
+    product: Tensor
+    rescale: Tensor
+    numerator_sum: Tensor
+    numerator_absolute: Tensor
+    denominator_sum: Tensor
+    stored: Tensor
+    stored_absolute: Tensor
+    lse: Tensor
+    logarithm: Tensor
+
+    @classmethod
+    def of_columns(cls, columns: Float64[Tensor, "units rows"]) -> RowUnits:
+        """What `attention_units` and `merge_units` give, on any device, one column for each row."""
+        columns = columns[:, :, None, None]
+        return cls(columns[:2], columns[2:4], *columns[4:].unbind())
+
+    def __getitem__(self, rows: slice) -> RowUnits:
+        return RowUnits(*(getattr(self, field.name)[..., rows, :, :] for field in fields(self)))
+
+
+def attention_units(
+    arithmetic: Arithmetic,
+    *,
+    scale: Float64[Tensor, " rows"],
+    head_size: Float64[Tensor, " rows"],
+    num_tokens: Float64[Tensor, " rows"],
+) -> Float64[Tensor, "units rows"]:
+    """`RowUnits` of one KV head of one sequence each.
+
+    Raises `ValueError` for so many tokens that a float32 sum of them means nothing.
+    """
+    log_num_tokens = num_tokens.log()
+    common = dot_product_error(head_size, arithmetic) + split_exponent_error(log_num_tokens) * arithmetic.is_split
+    return _columns(
+        arithmetic,
+        scale=scale,
+        of_out=common + _OUT_EXPONENT,
+        of_lse=common + _LSE_EXPONENT,
+        num_tokens=num_tokens,
+        num_stages=1 + arithmetic.is_split,
+    )
+
+
+def merge_units(arithmetic: Arithmetic, *, lse_unit: Float64[Tensor, " rows"]) -> Float64[Tensor, "units rows"]:
+    """`RowUnits` of a merge, which is attention over two tokens with the LSEs as scores. `lse_unit`: log of their base."""
+    return _columns(
+        arithmetic,
+        scale=lse_unit,
+        of_out=_MERGED_OUT_EXPONENT,
+        of_lse=_MERGED_LSE_EXPONENT,
+        num_tokens=torch.full_like(lse_unit, 2),
+        num_stages=1,
+    )
+
+
+def _columns(
+    arithmetic: Arithmetic,
+    *,
+    scale: Tensor,
+    of_out: ScoreError,
+    of_lse: ScoreError,
+    num_tokens: Tensor,
+    num_stages: Number,
+) -> Float64[Tensor, "units rows"]:
+    """Weights and values that are rounded before they are multiplied carry that into every later error: second order.
+
+    Flushing to zero costs one smallest normal number for each operation and for each weight.
+    """
+    log_num_tokens = num_tokens.log()
+    num_operations = num_tokens + _ROUNDINGS_PER_SUM
+    additions = gamma(num_operations, arithmetic.addition)
+    second_order = 1 + arithmetic.weight + arithmetic.value
+    per_product = _ROUNDINGS_PER_PRODUCT * FLOAT32_ROUNDOFF + arithmetic.value + arithmetic.partial
+    units: dict[str, Number] = {  # in the order of RowUnits
+        "out_score": of_out.per_score,
+        "lse_score": of_lse.per_score,
+        "out_distance": of_out.per_distance,
+        "lse_distance": of_lse.per_distance,
+        "scale": scale,
+        "score_product": of_out.per_product * scale.abs(),
+        "score_constant": of_out.constant,
+        "weight": arithmetic.weight,
+        "weight_absolute": arithmetic.weight_absolute,
+        "product": second_order * per_product,
+        "rescale": second_order * FLOAT32_ROUNDOFF,
+        "numerator_sum": second_order * additions,
+        "numerator_absolute": arithmetic.partial_absolute + 4 * SMALLEST_NORMAL_FLOAT32 * num_operations,
+        "denominator_sum": additions,
+        "stored": arithmetic.stored,
+        "stored_absolute": arithmetic.stored_absolute,
+        "lse": num_stages * 3 * FLOAT32_ROUNDOFF,
+        "logarithm": num_stages * (LOG_ERROR * (1 + log_num_tokens) + 4 * FLOAT32_ROUNDOFF * log_num_tokens),
+    }
+    columns = (torch.as_tensor(unit, dtype=torch.float64) for unit in units.values())
+    return torch.stack(torch.broadcast_tensors(*columns))

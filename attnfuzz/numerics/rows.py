@@ -1,0 +1,86 @@
+"""Exact softmax average, its log-sum-exp, and the bounds of both, for many rows at once.
+
+A row is one KV head of one sequence with the group of query heads that read it, or one pair of states to be merged.
+Rows of all lengths and head sizes lie side by side, padded: a shorter row repeats one of its tokens, which is not
+`present` (0.0, else 1.0) and gets no weight; head sizes are filled up with anything finite in V, whose columns do not
+see each other, and with 0 in Q. The number of tensor operations depends on nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from attnfuzz.numerics.bound import after_rounding
+from attnfuzz.numerics.log_sum_exp_error import log_sum_exp_error
+from attnfuzz.numerics.perturbed_softmax import log_totals, logsumexp_shift, perturbed_softmax
+from attnfuzz.numerics.row_units import RowUnits
+from attnfuzz.numerics.score_error import count_rescales
+from attnfuzz.numerics.units import EXP_ERROR
+from attnfuzz.numerics.weighted_average import denominator_error, weighted_average_error
+
+__all__ = ["RowResult", "bound_rows"]
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """The exact result of each row and how far a kernel's may be from it."""
+
+    out: Float64[Tensor, "rows group head_size"]
+    lse: Float64[Tensor, "rows group"]
+    out_error: Float64[Tensor, "rows group head_size"]
+    lse_error: Float64[Tensor, "rows group"]
+
+
+def bound_rows(
+    scores: Float64[Tensor, "rows group num_tokens"],
+    products: Float64[Tensor, "rows group num_tokens"],
+    values: Float64[Tensor, "rows num_tokens head_size"],
+    present: Float64[Tensor, "rows 1 num_tokens"],
+    units: RowUnits,
+    *,
+    rescales: bool,
+) -> RowResult:
+    """Average of `values` with the softmax of `scores` for weights, its log-sum-exp and their errors.
+
+    Scores are finite, and of tokens that are not present no larger than the largest of the others. `products`:
+    sum_d |q_d k_d|. `rescales`: whether a kernel may keep a running maximum.
+    """
+    largest = scores.amax(-1, keepdim=True)
+    distance = largest - scores
+    exponent = present.log() - distance
+    numerator = exponent.exp()
+    total = numerator.sum(-1, keepdim=True)
+    log_total = total.log()
+    p, log_p, lse = numerator / total, exponent - log_total, largest + log_total
+    out = p @ values
+
+    errors = _score_errors(scores, products, distance, units)  # two of each: for out, and for the LSE
+    num_rescales = torch.zeros_like(scores)
+    if rescales:
+        num_rescales = count_rescales(log_p, errors[0], present)
+        errors = errors.add(num_rescales, alpha=EXP_ERROR)
+    totals = log_totals(log_p, errors)
+    softmax = perturbed_softmax(p, errors[0], totals[0])
+    sum_error = denominator_error(softmax, num_rescales, units)
+    out_error = weighted_average_error(softmax, values, out, present, num_rescales, sum_error, units)
+    lse_error = log_sum_exp_error(lse, logsumexp_shift(totals[1]), sum_error, units)
+    return RowResult(
+        out=out,
+        lse=lse.squeeze(-1),
+        out_error=after_rounding(out_error, out, units),
+        lse_error=lse_error.squeeze(-1),
+    )
+
+
+def _score_errors(
+    scores: Float64[Tensor, "rows group num_tokens"],
+    products: Float64[Tensor, "rows group num_tokens"],
+    distance: Float64[Tensor, "rows group num_tokens"],
+    units: RowUnits,
+) -> Float64[Tensor, "2 rows group num_tokens"]:
+    common = torch.addcmul(units.score_constant, units.score_product, products)
+    return torch.addcmul(torch.addcmul(common, units.per_score, scores.abs()), units.per_distance, distance)
