@@ -46,6 +46,11 @@ class Pipeline:
         self._batch: Batch | None = None
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is a batch to collect, now or later."""
+        return self._batch is not None
+
     def submit(self, declaration: Declaration, cases: Sequence[Case]) -> None:
         """Begin to judge ``cases``. Raises RuntimeError if the last batch has not been collected."""
         if self._batch is not None:

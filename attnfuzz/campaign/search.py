@@ -35,7 +35,7 @@ _SHARE_BEHIND_KNOWN = 0.15
 _RELATIVES_TRIED = 4
 _MAX_DEFERRED = 64
 _MOST_TOGETHER = 32
-_LAST_BATCH_WAIT_S = 1.0
+_WAIT_FOR_BATCH_S = 1.0
 _MAX_REMEMBERED = 100_000
 _MAX_DOUBTS = 3
 """Failures of one symptom that are looked into although none of them ever came back."""
@@ -53,7 +53,7 @@ class Search:
         self._channel = channel
         self._kernels = {declaration.target: declaration for declaration in setup.kernels}
         self._schedule = Schedule(list(self._kernels), worker=setup.worker, num_workers=setup.num_workers)
-        self._tally = Tally(channel.send)
+        self._tally = Tally(channel.send, device=setup.device_id)
         self._known = KnownFindings()
         self._seen: dict[str, set[int]] = {target: set() for target in self._kernels}
         self._drawn: dict[str, list[Case]] = {target: [] for target in self._kernels}
@@ -71,7 +71,7 @@ class Search:
             self._look_into_deferred()
             if not self._is_over():
                 self._one_turn(self._schedule.next_target())
-        self._collect(_LAST_BATCH_WAIT_S)
+        self._collect()
         self._pursue_suspect()  # no time to look into it, but it is reported
         self._look_into_deferred()
         self._tally.flush()
@@ -150,9 +150,12 @@ class Search:
         else:
             self._judge_alone(declaration, cases)
 
-    def _collect(self, timeout_s: float | None = None) -> None:
-        """Take in the batch that is being judged, if there is one."""
-        batch = self._pipeline.collect(timeout_s)
+    def _collect(self) -> None:
+        """Take in the batch that is being judged, if there is one; not for long once the campaign is over."""
+        batch = self._pipeline.collect(_WAIT_FOR_BATCH_S)
+        while batch is None and self._pipeline.is_busy and not self._stopped:
+            self._read_mail()
+            batch = self._pipeline.collect(_WAIT_FOR_BATCH_S)
         if batch is None:
             return
         target = batch.declaration.target

@@ -73,10 +73,12 @@ class Bench:
             device="cpu",
             oracles=DEFAULT_ORACLES,
         )
-        judge = TimedJudge(self.judge, deadline=deadline, longest_s=10.0, journal=Journal(None))
         channel = cast(Channel[ToWorker], self)
-        Search(setup, judge=judge, strategy_for=drawn, channel=channel).run()
+        Search(setup, judge=self.timed(deadline), strategy_for=drawn, channel=channel).run()
         return self
+
+    def timed(self, deadline: float) -> TimedJudge:
+        return TimedJudge(self.judge, deadline=deadline, longest_s=10.0, journal=Journal(None))
 
     def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
         assert isinstance(case, DenseDecodeCase)

@@ -1,0 +1,229 @@
+"""attnfuzz.campaign.search with batches: whatever becomes of one, no case is lost, counted twice or left unweighed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import msgspec
+
+from attnfuzz.campaign.journal import Journal
+from attnfuzz.campaign.judging import JudgeTogether, TimedJudge
+from attnfuzz.campaign.messages import Found, Known, Minimised, Progress, Stop, Trouble
+from attnfuzz.declaration import Declaration
+from attnfuzz.execution.outcomes import ServiceError
+from attnfuzz.oracles.verdict import Failure, Verdict
+from attnfuzz.problems.cases import Case, DenseDecodeCase
+from tests.unit.test_campaign_search import CRASH, HANG, KERNEL, WRONG, Bench, after, grouped, long
+
+GROUPED = {"gqa_ratio>1", "gqa_ratio not pow2"}
+
+
+@dataclass
+class BatchBench(Bench):
+    """Judges batches too: one with a case that crashes or hangs is lost, as with a real process."""
+
+    batches: list[list[Case]] = field(default_factory=list)
+    verdicts: Counter[bytes] = field(default_factory=Counter)
+    overlaps: int = 0
+    lost: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def timed(self, deadline: float) -> TimedJudge:
+        return TimedJudge(
+            self.judge,
+            judge_together=cast(JudgeTogether, self.together),
+            deadline=deadline,
+            longest_s=10.0,
+            journal=Journal(None),
+            complain=lambda text: self.send(Trouble(message=text)),
+        )
+
+    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+        self.overlaps += not self.lock.acquire(blocking=False)
+        verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
+        self.verdicts[msgspec.json.encode(case)] += 1
+        self.lock.release()
+        return verdict
+
+    def together(
+        self, declaration: Declaration, cases: Sequence[DenseDecodeCase], *, timeout_s: float
+    ) -> list[Verdict] | None:
+        self.overlaps += not self.lock.acquire(blocking=False)
+        try:
+            self.batches.append(list(cases))
+            failures = [self.bug(case) for case in cases]
+            if any(failure is not None and failure.oracle in ("crash", "hang") for failure in failures):
+                self.lost += 1
+                return None
+            self.judged += cases
+            self.verdicts.update(msgspec.json.encode(case) for case in cases)
+            return [Verdict(failure=failure, error_ratio=0.5) for failure in failures]
+        finally:
+            self.lock.release()
+
+    def batches_encoded(self) -> list[set[bytes]]:
+        return [{msgspec.json.encode(case) for case in batch} for batch in self.batches]
+
+    def count(self) -> int:
+        return sum(progress.cases for progress in self.of(Progress))
+
+
+def test_cases_are_judged_in_growing_batches_and_each_is_counted_once() -> None:
+    """Batches are what makes a GPU fast, and the number of cases is what users are told."""
+    bench = BatchBench(lambda case: None, budget_s=1.0).run()
+    sizes = [len(batch) for batch in bench.batches]
+    assert sizes[:8] == [2, 2, 4, 4, 8, 8, 16, 16]  # the next was drawn before the last had gone well
+    assert max(sizes) == 32
+    assert set(bench.verdicts.values()) == {1}
+    assert bench.count() == len(bench.verdicts)
+
+
+def test_runner_is_never_used_by_two_threads_at_once() -> None:
+    """An executor answers one call at a time: two would read each other's answers."""
+
+    def slow(case: DenseDecodeCase) -> Failure | None:
+        time.sleep(0.0002)
+        return WRONG if case.gqa_ratio == 3 else None
+
+    known = Known(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"seq_len>1"}))
+    bench = BatchBench(slow, budget_s=1.5, mail=[known]).run()  # singles look behind the known bug
+    assert bench.overlaps == 0
+    assert len(bench.batches) > 4
+    assert len(bench.of(Minimised)) == 1
+
+
+def test_bugs_are_found_in_batches_as_they_are_in_single_cases() -> None:
+    """A failing case in the middle of a batch must be confirmed, shrunk and told from others all the same."""
+    bench = BatchBench(lambda case: grouped(case) or long(case), enough=after(Minimised, 2)).run()
+    features = [message.features for message in bench.of(Minimised)]
+    assert GROUPED in features
+    assert {"seq_len>1"} in features
+    assert len(bench.of(Found)) == 2
+
+
+def test_every_failure_of_a_batch_is_weighed() -> None:
+    """Two bugs may show in one batch; the second must not be lost to the first."""
+    seen: list[Failure] = []
+    lse = Failure(oracle="accuracy", kind="lse:value", message="lse is wrong")
+    nan = Failure(oracle="dead_memory", kind="out:nan", message="reads dead memory")
+    rare = (WRONG, lse, nan)
+
+    def once_each(case: DenseDecodeCase) -> Failure | None:
+        """Three failures in a row, which never come back."""
+        if len(bench.batches) > 4 and len(seen) < 3:
+            seen.append(rare[len(seen)])
+            return seen[-1]
+        return None
+
+    bench = BatchBench(once_each, budget_s=1.5)
+    bench.run()
+    assert [message.failure for message in bench.of(Found)] == [WRONG, lse, nan]
+
+
+def test_a_crash_in_a_batch_is_found_and_the_other_cases_are_still_judged() -> None:
+    """The batch goes down as a whole, and with it what was known of its cases: nothing."""
+    bench = BatchBench(lambda case: CRASH if case.gqa_ratio == 3 else None, enough=after(Minimised)).run()
+    assert bench.lost > 0
+    assert bench.of(Minimised)[0].features == GROUPED
+    bench = BatchBench(lambda case: CRASH if case.gqa_ratio == 3 else None, budget_s=2.0).run()
+    *early, _, _ = bench.batches_encoded()  # what is left of the last ones waits for a turn that never comes
+    assert set().union(*early) <= set(bench.verdicts)
+
+
+def test_a_hang_in_a_batch_is_found() -> None:
+    """As for a crash: which case hung shows when each is judged alone."""
+    bench = BatchBench(lambda case: HANG if case.gqa_ratio == 3 else None, enough=after(Minimised)).run()
+    assert bench.lost > 0
+    assert bench.of(Minimised)[0].features == GROUPED
+
+
+def test_after_a_finding_batches_begin_small_again() -> None:
+    """Where failures are frequent, most of a large batch is judged twice."""
+    bench = BatchBench(grouped, budget_s=1.5)
+    sizes: list[int] = []
+
+    def note(sent: list[msgspec.Struct]) -> bool:
+        if isinstance(sent[-1], Minimised):
+            sizes.append(len(bench.batches))
+        return False
+
+    bench.enough = note
+    bench.run()
+    (at,) = sizes
+    assert [len(batch) for batch in bench.batches[at : at + 3]] in ([2, 2, 4], [2, 4, 4])
+
+
+def test_an_error_of_the_framework_in_a_batch_costs_the_case_that_it_is_for() -> None:
+    """The others of its batch are judged, the case itself is complained about once and counts neither way."""
+    bench = BatchBench(lambda case: None, budget_s=1.0)
+    cursed: list[Case] = []
+    together, judge = bench.together, bench.judge
+
+    def fails_together(
+        declaration: Declaration, cases: Sequence[DenseDecodeCase], *, timeout_s: float
+    ) -> list[Verdict] | None:
+        if len(cases) == 8 and not cursed:
+            cursed.append(cases[3])
+            raise ServiceError("an oracle divided by zero")
+        return together(declaration, cases, timeout_s=timeout_s)
+
+    def fails_alone(declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+        if case in cursed:
+            raise ServiceError("an oracle divided by zero")
+        return judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
+
+    bench.together = fails_together  # type: ignore[method-assign]  # an instance that stumbles once
+    bench.judge = fails_alone  # type: ignore[method-assign]  # as above
+    bench.run()
+    assert len(bench.of(Trouble)) == 1
+    assert set(bench.verdicts.values()) == {1}
+    assert msgspec.json.encode(cursed[0]) not in bench.verdicts
+    assert bench.count() == len(bench.verdicts)
+
+
+def test_the_last_batch_counts_and_its_failures_are_reported() -> None:
+    """What was judged before the deadline was judged, although nobody has looked at it yet."""
+    started = time.monotonic()
+
+    def at_the_end(case: DenseDecodeCase) -> Failure | None:
+        time.sleep(0.002)
+        return WRONG if time.monotonic() - started > 0.97 else None
+
+    bench = BatchBench(at_the_end, budget_s=1.0).run()
+    assert len(bench.of(Found)) >= 1
+    assert bench.count() >= len(set().union(*bench.batches_encoded()))
+
+
+def test_a_batch_that_hangs_does_not_keep_a_stopped_worker() -> None:
+    """The coordinator gives workers three seconds to end; one that is killed has not told its last counts."""
+    hanging = threading.Event()
+
+    def hangs(case: DenseDecodeCase) -> Failure | None:
+        if len(bench.batches) == 3:
+            bench.mail.append(Stop())
+            hanging.wait(30.0)
+        return None
+
+    bench = BatchBench(hangs)
+    started = time.monotonic()
+    thread = threading.Thread(target=bench.run)
+    thread.start()
+    thread.join(10.0)
+    hanging.set()
+    assert not thread.is_alive()
+    assert time.monotonic() - started < 6.0
+    assert bench.count() == len(bench.verdicts)
+
+
+def test_what_is_known_is_passed_over_in_batches() -> None:
+    """A known bug that ended every round would leave nothing but rounds of one case."""
+    known = Known(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}))
+    bench = BatchBench(grouped, budget_s=1.0, mail=[known]).run()
+    assert bench.of(Found) == []
+    assert sum(progress.known for progress in bench.of(Progress)) > 0
+    assert max(len(batch) for batch in bench.batches) == 32
