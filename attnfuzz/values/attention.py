@@ -16,7 +16,7 @@ from attnfuzz.problems.hashing import fold, stream_key
 from attnfuzz.problems.limits import HASH_CHUNK_ELEMENTS
 from attnfuzz.values.draws import NORMAL_EXPONENT, Stream, draw, element_words, exact
 
-__all__ = ["LogicalAttention", "TokenIndex", "attention_values", "decode_position", "token_index"]
+__all__ = ["LogicalAttention", "TokenIndex", "attention_values", "decode_position", "needle_tokens", "token_index"]
 
 NEEDLE_LEVEL = 16
 """A needle's key is this many times the sign pattern; other recipes stay below 8 where they point the queries' way."""
@@ -193,13 +193,13 @@ def _set_needles(
     k: Float[Tensor, "total_tokens num_kv_heads head_size"],
     needle_key: Float[Tensor, " head_size"],
 ) -> None:
-    hits = [*_needle_tokens(case)]
+    hits = [*needle_tokens(case)]
     if hits:
         token, kv_head = torch.tensor(hits, device=k.device).unbind(1)
         k[token, kv_head] = needle_key
 
 
-def _needle_tokens(case: AttentionCase) -> Iterator[tuple[int, int]]:
+def needle_tokens(case: AttentionCase) -> Iterator[tuple[int, int]]:
     """Every (token, KV head) that holds a needle's key; on a shared page, in every sequence that reads it."""
     starts, shared = _starts(case), _shared(case)
     for needle in case.values.needles:

@@ -14,7 +14,7 @@ from attnfuzz.problems.limits import HASH_CHUNK_ELEMENTS
 from attnfuzz.problems.recipes import LSE_KINDS
 from attnfuzz.values.draws import NORMAL_EXPONENT, Stream, draw, element_words, exact
 
-__all__ = ["LogicalStates", "merge_values"]
+__all__ = ["LogicalStates", "lse_of_kinds", "merge_values"]
 
 LSE_FAR = 192
 """"high" and "low": exp and exp2 of ±192 leave float32 on either side, so a merge that skips the maximum fails."""
@@ -59,8 +59,12 @@ def merge_values(
     return LogicalStates(
         _outputs(case, Stream.PREFIX_OUTPUT, device),
         _outputs(case, Stream.SUFFIX_OUTPUT, device),
-        _lse(kinds[:, 0], _uniform(case, Stream.PREFIX_LSE, rows), common).view(case.num_tokens, case.num_q_heads),
-        _lse(kinds[:, 1], _uniform(case, Stream.SUFFIX_LSE, rows), common).view(case.num_tokens, case.num_q_heads),
+        lse_of_kinds(kinds[:, 0], _uniform(case, Stream.PREFIX_LSE, rows), common).view(
+            case.num_tokens, case.num_q_heads
+        ),
+        lse_of_kinds(kinds[:, 1], _uniform(case, Stream.SUFFIX_LSE, rows), common).view(
+            case.num_tokens, case.num_q_heads
+        ),
         lse_base2,
     )
 
@@ -71,9 +75,10 @@ def _uniform(case: MergeStatesCase, stream: Stream, rows: Int64[Tensor, " rows"]
     return words >> 8 & 127
 
 
-def _lse(
+def lse_of_kinds(
     kinds: Int64[Tensor, " rows"], own: Int64[Tensor, " rows"], common: Int64[Tensor, " rows"]
 ) -> Float32[Tensor, " rows"]:
+    """LSEs of the kinds ``LSE_KINDS[kinds]``, from numbers 0 to 127 drawn for one side and for both sides in common."""
     far = 16 * LSE_FAR
     by_kind = {
         "finite": own - 64,

@@ -1,0 +1,191 @@
+"""The numbers of many cases at once: the same bits as `attention_values` and `merge_values` give for each alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
+from attnfuzz.problems.hashing import fold, stream_key
+from attnfuzz.problems.recipes import LSE_KINDS, KeyRecipe
+from attnfuzz.values.attention import NEEDLE_LEVEL, LogicalAttention, needle_tokens
+from attnfuzz.values.blocks import Block, Recipe, fill_blocks
+from attnfuzz.values.draws import NORMAL_EXPONENT, Stream
+from attnfuzz.values.states import LogicalStates, lse_of_kinds
+from attnfuzz.values.token_table import TokenTable
+from attnfuzz.values.transfer import on_device
+
+__all__ = ["attention_values_of_many", "merge_values_of_many"]
+
+
+def attention_values_of_many(cases: Sequence[AttentionCase], tokens: TokenTable) -> list[LogicalAttention]:
+    """The numbers of each of ``cases``, on the device of ``tokens``, their table."""
+    device = tokens.seq.device
+    q_states = _hash_each_seq(cases, Stream.Q)
+    states = on_device(torch.stack([q_states, *(_hash_each_seq(cases, of) for of in (Stream.K, Stream.V))]), device)
+    k_states, v_states = fold(states[1:, tokens.owner], tokens.position).unbind()
+    rows = {"signed": states[0], "k": k_states, "v": v_states}
+    signs, sign_starts = _sign_patterns(cases, device)
+    rows |= _levels(cases, tokens, k_states)
+    rows["code"] = _codes(tokens) if any(case.values.values == "positions" for case in cases) else v_states
+    blocks: list[Block] = []
+    for i, case in enumerate(cases):
+        blocks += _attention_blocks(case, rows, tokens.seqs_of(i), tokens.tokens_of(i), sign_starts[i])
+    drawn = fill_blocks(blocks, signs)
+    starts = [tuple(itertools.accumulate(case.seq_lens, initial=0)) for case in cases]
+    values = [LogicalAttention(*drawn[3 * i : 3 * i + 3], starts[i]) for i in range(len(cases))]
+    _set_needles(cases, values, signs, sign_starts)
+    return values
+
+
+def merge_values_of_many(
+    cases: Sequence[MergeStatesCase], device: torch.device | str, *, lse_base2: bool = False
+) -> list[LogicalStates]:
+    """The numbers of each of ``cases``; ``lse_base2`` as in `merge_values`."""
+    counts = [case.num_tokens for case in cases]
+    streams = (Stream.PREFIX_OUTPUT, Stream.SUFFIX_OUTPUT)
+    keys = torch.tensor([[stream_key(case.seed, stream) for case in cases] for stream in streams])
+    case, token = _number(counts, device)
+    states = fold(on_device(keys, device)[:, case], token)
+    blocks = [
+        Block(
+            rows=rows,
+            recipe="normal",
+            num_heads=cases[i].num_q_heads,
+            head_size=cases[i].head_size,
+            dtype=getattr(torch, cases[i].dtype),
+            exponent=NORMAL_EXPONENT,
+        )
+        for side in states
+        for i, rows in enumerate(side.split(counts))
+    ]
+    drawn = fill_blocks(blocks, torch.empty(0, dtype=torch.int64, device=device))
+    sizes = [case.num_tokens * case.num_q_heads for case in cases]
+    lses = [side.split(sizes) for side in _lses(cases, sizes, device)]
+    return [
+        LogicalStates(
+            drawn[i],
+            drawn[len(cases) + i],
+            *(side[i].view(case.num_tokens, case.num_q_heads) for side in lses),
+            lse_base2,
+        )
+        for i, case in enumerate(cases)
+    ]
+
+
+def _hash_each_seq(cases: Sequence[AttentionCase], stream: Stream) -> Int64[Tensor, " all_seqs"]:
+    """The hash state of each sequence, on the host."""
+    keys = [key for case in cases for key in [stream_key(case.values.seed, stream)] * case.num_seqs]
+    seqs = [seq for case in cases for seq in range(case.num_seqs)]
+    return cast(Tensor, fold(torch.tensor(keys), torch.tensor(seqs)))
+
+
+def _sign_patterns(
+    cases: Sequence[AttentionCase], device: torch.device
+) -> tuple[Int64[Tensor, " all_dims"], list[int]]:
+    """The sign patterns of all cases, and where each starts."""
+    sizes = [case.head_size for case in cases]
+    keys = on_device(torch.tensor([stream_key(case.values.seed, Stream.SIGN) for case in cases]), device)
+    case, dim = _number(sizes, device)
+    return 1 - (fold(keys[case], dim) & 2), [0, *itertools.accumulate(sizes)]
+
+
+def _attention_blocks(
+    case: AttentionCase, rows: dict[str, Tensor], seqs: slice, tokens: slice, sign_start: int
+) -> list[Block]:
+    """q, k and v of one case."""
+    keys, values = case.values.keys, case.values.values
+    drawn = keys in ("integers", "normal")
+
+    def block(state: Tensor, recipe: str, heads: int, exponent: int) -> Block:
+        exponent += NORMAL_EXPONENT if recipe == "normal" else 0
+        return Block(
+            rows=state,
+            recipe=cast(Recipe, recipe),
+            num_heads=heads,
+            head_size=case.head_size,
+            dtype=getattr(torch, case.dtype),
+            exponent=exponent,
+            sign_start=sign_start,
+        )
+
+    signed = not drawn or bool(case.values.needles)
+    exponent = case.values.logit_exponent - (4 if keys in ("rising", "falling") else 0)
+    return [
+        block(rows["signed"][seqs], "signed" if signed else keys, case.num_q_heads, -2 if signed else 0),
+        block(rows["k" if drawn else keys][tokens], keys if drawn else "level", case.num_kv_heads, exponent),
+        block(rows["code"][tokens], "code", case.num_kv_heads, 0)
+        if values == "positions"
+        else block(rows["v"][tokens], values, case.num_kv_heads, 0),
+    ]
+
+
+def _levels(
+    cases: Sequence[AttentionCase], tokens: TokenTable, k_states: Int64[Tensor, " all_tokens"]
+) -> dict[str, Tensor]:
+    """Factors of the sign pattern for each token, by recipe, as far as any case needs them."""
+    wanted: set[KeyRecipe] = {case.values.keys for case in cases}
+    levels = {}
+    if "equal" in wanted:
+        levels["equal"] = torch.ones_like(tokens.position)
+    if "negative" in wanted:
+        levels["negative"] = -(128 + (k_states >> 8 & 63))
+    if wanted & {"rising", "falling"}:
+        last = tokens.seq_len[tokens.owner] - 1
+        rising = torch.minimum(tokens.position, last.clamp(min=0))
+        for recipe, position in (("rising", rising), ("falling", last - rising)):
+            levels[recipe] = torch.where(last < 128, position, position * 127 // last.clamp(min=1))
+    return levels
+
+
+def _codes(tokens: TokenTable) -> Int64[Tensor, " all_tokens"]:
+    """Position and sequence of each token, 7 bits to the byte; the head's byte is left 0."""
+    position, owner = tokens.position, tokens.local_seq[tokens.owner]
+    return (position & 127) | (position >> 7 & 127) << 8 | (owner & 127) << 24
+
+
+def _set_needles(
+    cases: Sequence[AttentionCase],
+    values: Sequence[LogicalAttention],
+    signs: Int64[Tensor, " all_dims"],
+    sign_starts: Sequence[int],
+) -> None:
+    for i, case in enumerate(cases):
+        hits = [*needle_tokens(case)]
+        if hits:
+            token, kv_head = on_device(torch.tensor(hits), signs.device).unbind(1)
+            sign = signs[sign_starts[i] : sign_starts[i + 1]]
+            key = (sign * (NEEDLE_LEVEL * 2.0**case.values.logit_exponent)).to(values[i].k.dtype)
+            values[i].k[token, kv_head] = key
+
+
+def _lses(cases: Sequence[MergeStatesCase], sizes: Sequence[int], device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """LSEs of the prefix and the suffix for each token and head of each case."""
+    streams = (Stream.PREFIX_LSE, Stream.SUFFIX_LSE, Stream.COMMON_LSE)
+    pairs = [tuple(map(LSE_KINDS.index, pair)) for case in cases for pair in case.lse_pairs]
+    first_pair = [0, *itertools.accumulate(len(case.lse_pairs) for case in cases)]
+    table = torch.tensor(
+        [
+            *([stream_key(case.seed, stream) for case in cases] for stream in streams),
+            first_pair[:-1],
+            [len(case.lse_pairs) for case in cases],
+        ]
+    )
+    case, row = _number(sizes, device)
+    at = on_device(table, device)[:, case]
+    kinds = on_device(torch.tensor(pairs), device)[at[3] + row % at[4]]
+    prefix, suffix, common = (fold(at[:3], row) >> 8 & 127).unbind()
+    lse = lse_of_kinds(kinds.T.flatten(), torch.cat((prefix, suffix)), common.repeat(2))
+    return lse[: len(row)], lse[len(row) :]
+
+
+def _number(counts: Sequence[int], device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """For ``counts[i]`` things of each case: the case, and their number within it."""
+    table = on_device(torch.tensor([counts, [0, *itertools.accumulate(counts)][:-1]]), device)
+    case = torch.repeat_interleave(torch.arange(len(counts), device=device), table[0], output_size=sum(counts))
+    return case, torch.arange(sum(counts), device=device) - table[1, case]
