@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Protocol
 
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import Statistics
 
-__all__ = ["Reporter", "SilentReporter"]
+__all__ = ["ForgivingReporter", "Reporter", "SilentReporter"]
 
 
 class Reporter(Protocol):
@@ -31,6 +32,9 @@ class Reporter(Protocol):
     def known(self, finding: Finding) -> None:
         """It came down to a bug that was found before, and is forgotten."""
 
+    def smaller(self, finding: Finding) -> None:
+        """A smaller case fails in the same way; called for every step of shrinking."""
+
     def shrunk(self, finding: Finding) -> None:
         """Shrinking has ended."""
 
@@ -50,6 +54,55 @@ class SilentReporter:
     def confirmed(self, finding: Finding) -> None: ...
     def unconfirmed(self, finding: Finding) -> None: ...
     def known(self, finding: Finding) -> None: ...
+    def smaller(self, finding: Finding) -> None: ...
     def shrunk(self, finding: Finding) -> None: ...
     def finished(self) -> None: ...
     def note(self, text: str) -> None: ...
+
+
+class ForgivingReporter:
+    """Passes everything on, and lives with an output that is gone: a closed terminal, a pipe without a reader, a full
+    disk. What was found is saved whether anybody reads of it or not."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def started(self, statistics: Statistics) -> None:
+        with suppress(OSError):
+            self._reporter.started(statistics)
+
+    def progress(self, statistics: Statistics) -> None:
+        with suppress(OSError):
+            self._reporter.progress(statistics)
+
+    def found(self, finding: Finding) -> None:
+        with suppress(OSError):
+            self._reporter.found(finding)
+
+    def confirmed(self, finding: Finding) -> None:
+        with suppress(OSError):
+            self._reporter.confirmed(finding)
+
+    def unconfirmed(self, finding: Finding) -> None:
+        with suppress(OSError):
+            self._reporter.unconfirmed(finding)
+
+    def known(self, finding: Finding) -> None:
+        with suppress(OSError):
+            self._reporter.known(finding)
+
+    def smaller(self, finding: Finding) -> None:
+        with suppress(OSError):
+            self._reporter.smaller(finding)
+
+    def shrunk(self, finding: Finding) -> None:
+        with suppress(OSError):
+            self._reporter.shrunk(finding)
+
+    def finished(self) -> None:
+        with suppress(OSError):
+            self._reporter.finished()
+
+    def note(self, text: str) -> None:
+        with suppress(OSError):
+            self._reporter.note(text)

@@ -66,6 +66,9 @@ class LineReporter:
     def known(self, finding: Finding) -> None:
         self.note(describe("known", finding))
 
+    def smaller(self, finding: Finding) -> None:
+        return
+
     def shrunk(self, finding: Finding) -> None:
         self.note(describe("shrunk" if finding.shrunk_s is not None else "cut off", finding))
 
