@@ -16,6 +16,8 @@ _COMMANDS = {
     "list": "attnfuzz.cli.listing",
     "show": "attnfuzz.cli.show",
     "repro": "attnfuzz.cli.repro",
+    "merge": "attnfuzz.cli.merge",
+    "bench": "attnfuzz.cli.bench",
     "doctor": "attnfuzz.cli.doctor",
 }
 _INTERRUPTED = 130

@@ -1,0 +1,84 @@
+"""Cases a second: a plain loop, one worker, all workers, more GPUs; all in one run, since only ratios compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from attnfuzz.bench.campaigns import Measured, measure_campaign
+from attnfuzz.bench.plain_loop import run_plain_loop
+
+__all__ = ["Row", "ThroughputPlan", "measure_throughput"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputPlan:
+    """What to measure. ``workers``: one campaign for each, None for as many as a campaign would choose.
+
+    ``gpus``: identifiers of the devices for campaigns on the first one of them, two, four ... and all; with ``workers``
+    for each GPU as many as the campaign chose on one.
+    """
+
+    kernels: tuple[str, ...]
+    device: str
+    seconds: float
+    warmup_s: float
+    workers: tuple[int | None, ...] = (1, None)
+    gpus: tuple[str, ...] = ()
+    plain_loop: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement: what ran, its cases a second, and the campaign that tells more (None for the plain loop)."""
+
+    name: str
+    rate: float
+    measured: Measured | None = None
+    gpus: int = 1
+
+
+def measure_throughput(plan: ThroughputPlan, report: Callable[[Row], None]) -> list[Row]:
+    """Measure one after another; ``report`` gets each row as it is known."""
+    rows: list[Row] = []
+
+    def add(row: Row) -> None:
+        rows.append(row)
+        report(row)
+
+    if plan.plain_loop:
+        loop = run_plain_loop(plan.kernels, device=plan.device, seconds=plan.seconds, warmup_s=plan.warmup_s)
+        add(Row("plain Hypothesis loop, 1 process", loop.rate))
+    one_gpu = {"CUDA_VISIBLE_DEVICES": plan.gpus[0]} if plan.gpus else {}
+    for workers in plan.workers:
+        add(_campaign(plan, workers, one_gpu))
+    per_gpu = _chosen_workers(rows)
+    for count in _gpu_counts(plan.gpus):
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus[:count])}
+        add(_campaign(plan, per_gpu * count if per_gpu else None, visible, gpus=count))
+    return rows
+
+
+def _campaign(plan: ThroughputPlan, workers: int | None, environment: dict[str, str], *, gpus: int = 1) -> Row:
+    measured = measure_campaign(
+        plan.kernels,
+        seconds=plan.seconds,
+        warmup_s=plan.warmup_s,
+        workers=workers,
+        device=plan.device,
+        environment=environment,
+    )
+    count = measured.result.statistics.workers
+    chosen = " (auto)" if workers is None else ""
+    on_gpus = f", {gpus} GPUs" if gpus > 1 else ""
+    return Row(f"campaign, {count} worker{'s' if count > 1 else ''}{chosen}{on_gpus}", measured.rate, measured, gpus)
+
+
+def _chosen_workers(rows: Sequence[Row]) -> int | None:
+    counts = [row.measured.result.statistics.workers for row in rows if row.measured is not None]
+    return counts[-1] if counts else None
+
+
+def _gpu_counts(gpus: Sequence[str]) -> list[int]:
+    counts = [count for count in (2, 4) if count < len(gpus)]
+    return [*counts, len(gpus)] if len(gpus) > 1 else []
