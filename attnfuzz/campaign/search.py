@@ -13,23 +13,21 @@ from attnfuzz.campaign.behind_known import relatives_beyond
 from attnfuzz.campaign.channel import Channel
 from attnfuzz.campaign.generation import derive_seed, run_round
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
-from attnfuzz.campaign.messages import Busy, Known, Setup, Stop, ToWorker
+from attnfuzz.campaign.known_deaths import FATAL_ORACLES, KnownDeaths
+from attnfuzz.campaign.messages import Busy, Known, Pursue, Setup, Stop, ToWorker
 from attnfuzz.campaign.pipeline import Pipeline
 from attnfuzz.campaign.pursuit import Pursuit, Suspect
 from attnfuzz.campaign.schedule import Schedule
-from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom, case_features
+from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom
 from attnfuzz.campaign.tally import Tally
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Verdict
-from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.cases import Case, decode_case, encode_case
 
 __all__ = ["Search", "StrategyFor"]
 
 StrategyFor = Callable[[Declaration], SearchStrategy[Case]]
 
-_FATAL_ORACLES = frozenset({"crash", "hang"})
-_SHARE_FOR_KNOWN_DEATHS = 0.2
-"""Part of a kernel's time that may go into cases that are expected to crash or hang as an earlier one did."""
 _SHARE_BEHIND_KNOWN = 0.15
 """Part of a kernel's time that may go into looking for bugs that hide behind known ones."""
 _RELATIVES_TRIED = 4
@@ -55,6 +53,7 @@ class Search:
         self._schedule = Schedule(list(self._kernels), worker=setup.worker, num_workers=setup.num_workers)
         self._tally = Tally(channel.send, device=setup.device_id)
         self._known = KnownFindings()
+        self._deaths = KnownDeaths(self._tally.share_of_known_deaths)
         self._seen: dict[str, set[int]] = {target: set() for target in self._kernels}
         self._drawn: dict[str, list[Case]] = {target: [] for target in self._kernels}
         self._sizes = {target: BatchSize(_MOST_TOGETHER if judge.can_batch else 1) for target in self._kernels}
@@ -84,11 +83,21 @@ class Search:
         for message in self._channel.receive():
             match message:
                 case Known(kernel=kernel, oracle=oracle, kind=kind):
-                    self._known.add(Signature(Symptom(kernel, oracle, kind), message.features), flaky=message.flaky)
+                    signature = Signature(Symptom(kernel, oracle, kind), message.features)
+                    self._known.add(signature, flaky=message.flaky)
+                    self._deaths.learn(signature)
                 case Busy(kernel=kernel, oracle=oracle, kind=kind, busy=busy):
                     self._known.set_busy(Symptom(kernel, oracle, kind), busy)
+                case Pursue():
+                    self._defer(message)
                 case Stop():
                     self._stopped = True
+
+    def _defer(self, pursue: Pursue) -> None:
+        """Look into a failure that a worker which was lost had met."""
+        declaration = self._kernels[pursue.kernel]
+        case = decode_case(declaration.problem, bytes(pursue.case))
+        self._deferred.append(Suspect(declaration, case, pursue.failure))
 
     def _one_turn(self, target: str) -> None:
         """One round on a kernel, and what follows from it."""
@@ -145,10 +154,10 @@ class Search:
         drawn, size = self._drawn[declaration.target], self._sizes[declaration.target].size
         cases = [case for case in drawn[:size] if not self._skips(declaration, case)]
         del drawn[:size]
-        if len(cases) > 1:
-            self._pipeline.submit(declaration, cases)
-        else:
-            self._judge_alone(declaration, cases)
+        alone = [case for case in cases if len(cases) == 1 or self._deaths.expects_death(declaration, case)]
+        self._judge_alone(declaration, alone)
+        if together := [case for case in cases if case not in alone]:
+            self._pipeline.submit(declaration, together)
 
     def _collect(self) -> None:
         """Take in the batch that is being judged, if there is one; not for long once the campaign is over."""
@@ -187,13 +196,16 @@ class Search:
 
     def _take_in(self, declaration: Declaration, case: Case, seconds: float, verdict: Verdict) -> None:
         self._tally.judged(declaration, case, seconds, verdict)
+        if verdict.failure is not None and verdict.failure.oracle in FATAL_ORACLES:
+            self._sizes[declaration.target].went_wrong()
+            self._deaths.died(declaration, case)
+        else:
+            self._deaths.passed(declaration, case)
         if verdict.failure is not None:
             self._weigh(Suspect(declaration, case, verdict.failure), seconds)
 
     def _weigh(self, suspect: Suspect, seconds: float) -> None:
         """Pass silently over what is known, put off what somebody is at already, and take the rest for a suspect."""
-        if suspect.failure.oracle in _FATAL_ORACLES:
-            self._sizes[suspect.declaration.target].went_wrong()
         self._read_mail()
         if self._stopped:
             return
@@ -207,7 +219,7 @@ class Search:
     def _pass_over(self, suspect: Suspect, seconds: float) -> None:
         """Count a known failure, and now and then look whether another bug hides behind it."""
         target = suspect.declaration.target
-        deadly = suspect.failure.oracle in _FATAL_ORACLES
+        deadly = suspect.failure.oracle in FATAL_ORACLES
         self._tally.known(target, seconds if deadly else 0.0)
         if deadly or self._suspect is not None or self._tally.share_behind_known(target) >= _SHARE_BEHIND_KNOWN:
             return
@@ -234,18 +246,11 @@ class Search:
         return self._known.explains(symptom, suspect.features)
 
     def _skips(self, declaration: Declaration, case: Case) -> bool:
-        skipped = self._would_die_again(declaration, case)
+        """Whether to leave out the case because it would die, which costs an executor."""
+        skipped = self._deaths.forbids(declaration, case)
         if skipped:
             self._tally.skipped(declaration.target)
         return skipped
-
-    def _would_die_again(self, declaration: Declaration, case: Case) -> bool:
-        """Whether known findings expect the case to crash or hang, which would cost an executor."""
-        deaths = self._known.of_oracles(declaration.target, _FATAL_ORACLES)
-        if not deaths or self._tally.share_of_known_deaths(declaration.target) < _SHARE_FOR_KNOWN_DEATHS:
-            return False
-        found = case_features(declaration, case)
-        return any(signature.features <= found for signature in deaths)
 
     def _look_into_deferred(self) -> None:
         """Take up failures put off while somebody was at their symptom, unless what was found explains them."""
@@ -283,3 +288,5 @@ class Search:
         )
         if not pursuit.run():
             self._doubts[suspect.symptom] += 1
+        for signature in self._known.of_oracles(suspect.declaration.target, FATAL_ORACLES):
+            self._deaths.learn(signature)
