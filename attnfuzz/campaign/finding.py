@@ -24,6 +24,7 @@ _MAX_ALSO = 8
 class Finding:
     """The smallest failing case so far, and how sure it is.
 
+    ``case`` fails once those of ``preceding`` have run before it, in the same process.
     ``failed`` of ``runs`` repetitions failed; ``runs`` is 0 until it has been confirmed. ``first_seen_s`` and
     ``shrunk_s`` (None until shrinking has ended by itself) are seconds since the campaign began. ``known_as`` is the
     file of an earlier campaign with the same signature, ``replaces`` one whose case was larger.
@@ -43,6 +44,7 @@ class Finding:
     known_as: Path | None = None
     replaces: Path | None = None
     features: frozenset[str] = field(default_factory=frozenset)
+    preceding: tuple[Case, ...] = ()
 
     def also_shows_as(self, other: Finding) -> None:
         """Name ``other``, and what that was known to show as, among the details of this finding."""
@@ -70,18 +72,23 @@ class Finding:
         return self.failed < self.runs
 
     def certainty(self) -> str:
-        """How often it failed, if not always; empty for one that always does."""
+        """How often it failed, if not always, and what else it needs; empty for a case that always fails alone."""
         if self.runs == 0:
             return "seen once; time ran out before it was confirmed"
-        return f"flaky: failed in {self.failed} of {self.runs} repetitions" if self.is_flaky else ""
+        if self.is_flaky:
+            return f"flaky: failed {self.failed} of {self.runs} runs"
+        count = len(self.preceding)
+        return f"needs {count} other case{'s' if count > 1 else ''} before it in the same process" if count else ""
 
     def regression(self, device: str) -> Regression:
         """What is saved of it."""
-        record = FindingRecord.of(self.failure, telling(self.signature.features))
+        failed, runs = (self.failed, self.runs) if self.is_flaky else (0, 0)
+        record = FindingRecord.of(self.failure, telling(self.signature.features), failed=failed, runs=runs)
         return Regression(
             problem=self.declaration.problem,
             kernel=self.declaration.target,
             case=self.case,
+            preceding=self.preceding,
             finding=record,
             note=self.certainty(),
             environment=current_environment(device),

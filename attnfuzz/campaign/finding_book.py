@@ -66,6 +66,7 @@ class FindingBook:
         case = decode_case(finding.declaration.problem, bytes(message.case))
         finding.steps += case != finding.case  # the same case may come again with another oracle's word on it
         finding.case, finding.failure = case, message.failure
+        finding.preceding = tuple(decode_case(finding.declaration.problem, bytes(raw)) for raw in message.preceding)
         self._folder.save(finding)
 
     def duplicate(self, message: Duplicate) -> Symptom:

@@ -134,11 +134,12 @@ class Unconfirmed(msgspec.Struct, tag="unconfirmed", frozen=True, kw_only=True):
 
 
 class Smaller(msgspec.Struct, tag="smaller", frozen=True, kw_only=True):
-    """A smaller case fails in the same way."""
+    """A smaller case fails in the same way, once the cases of ``preceding`` have run before it in its process."""
 
     finding: str
     case: msgspec.Raw
     failure: Failure
+    preceding: tuple[msgspec.Raw, ...] = ()
 
 
 class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects
-from attnfuzz.campaign.judging import OutOfTime, Patience, TimedJudge, Unjudged
+from attnfuzz.campaign.confirmation import Confirmation, confirm, rate_of, still_fails_afresh
+from attnfuzz.campaign.judging import OutOfTime, TimedJudge
+from attnfuzz.campaign.known_deaths import FATAL_ORACLES, KnownDeaths
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
+from attnfuzz.campaign.preceding import fewer, simpler
 from attnfuzz.campaign.siblings import strides_swapped, without
-from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom, case_features
-from attnfuzz.declaration import Declaration
+from attnfuzz.campaign.signature import NEEDS_PRECEDING, KnownFindings, Signature, case_features
+from attnfuzz.campaign.suspect import Suspect
+from attnfuzz.campaign.trials import Trials
 from attnfuzz.minimise import minimise
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, encode_case
@@ -22,34 +25,11 @@ from attnfuzz.problems.features import KV_STRIDES_DIFFER
 
 __all__ = ["Pursuit", "Suspect"]
 
-_CONFIRMATIONS = {"hang": 1, "crash": 2}
-_CONFIRMATIONS_OF_VALUES = 3
-_TRIES_WHEN_FLAKY = 3
+_MAX_TRIES = 10
+_MISSED = 0.1
+"""How often a smaller case that is as flaky may be taken for one that passes."""
 _MAX_HANGS_WHILE_SHRINKING = 25
 _SHRINKING_LIMIT_S = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """A case that failed once."""
-
-    declaration: Declaration
-    case: Case
-    failure: Failure
-
-    @property
-    def symptom(self) -> Symptom:
-        """Kernel, oracle and kind."""
-        return Symptom.of(self.declaration.target, self.failure)
-
-    @property
-    def features(self) -> frozenset[str]:
-        """What makes the case more than the simplest one."""
-        return case_features(self.declaration, self.case)
-
-    def as_(self, case: Case, failure: Failure) -> Suspect:
-        """Another case of the same kernel."""
-        return Suspect(self.declaration, case, failure)
 
 
 class _SameBug(Exception):  # noqa: N818 - control flow, like StopIteration
@@ -61,7 +41,9 @@ class _CutOff(Exception):  # noqa: N818 - as above
 
 
 class Pursuit:
-    """Follows one suspect under the name ``finding``; ``send`` tells the coordinator, ``known`` learns what it is.
+    """Follows one suspect under the name ``finding``; ``send`` tells the coordinator.
+
+    ``known`` learns what it is, ``deaths`` which cases crash or hang of it.
 
     ``is_over`` is asked before each case of shrinking whether the campaign has ended.
     """
@@ -73,26 +55,31 @@ class Pursuit:
         *,
         judge: TimedJudge,
         known: KnownFindings,
+        deaths: KnownDeaths | None = None,
         send: Callable[[msgspec.Struct], None],
         is_over: Callable[[], bool],
         deadline: float,
     ) -> None:
         self._finding = finding
         self._first = self._now = suspect
-        self._judge = judge
         self._known = known
+        self._deaths = KnownDeaths() if deaths is None else deaths
+        self._trials = Trials(judge, suspect.declaration, deaths=self._deaths)
         self._send = send
         self._is_over = is_over
         self._shrink_until = deadline
         self._needed = suspect.features  # a feature that any failing case lacks is not needed
         self._symptoms = [suspect.symptom]
         self._flaky = False
+        self._tries = 1
         self._hangs = 0
         self._failing: Suspect | None = None
 
     def run(self) -> bool:
         """Whether the suspect is a bug, known or new; False if it never failed again or time ran out before that."""
         first = self._first
+        if self._is_known_to_need_others():
+            return True
         self._send(
             Found(
                 finding=self._finding,
@@ -119,36 +106,48 @@ class Pursuit:
             self._close_as_new()
         return True
 
-    def _confirm(self) -> bool:
-        """Run the case again in a fresh process: the old one may have been damaged by another case."""
-        suspect = self._first
-        runs = _CONFIRMATIONS.get(suspect.failure.oracle, _CONFIRMATIONS_OF_VALUES)
-        failures = []
-        for run in range(runs):
-            afresh = run == 0 and suspect.failure.oracle not in _CONFIRMATIONS  # after those, every process is fresh
-            failure = self._failure_of(suspect.case, patience="longest", afresh=afresh)
-            failures += [failure] if failure is not None else []
-        if not failures:
-            self._send(Unconfirmed(finding=self._finding, runs=runs))
+    def _is_known_to_need_others(self) -> bool:
+        """A symptom that is known to need other cases, on a case that ran after some and does not fail alone."""
+        if not self._first.preceding or not self._known.needs_preceding(self._first.symptom):
             return False
-        alike = [failure for failure in failures if suspect.as_(suspect.case, failure).symptom == suspect.symptom]
-        self._flaky = len(alike) < runs
-        if self._flaky:
-            self._look_at_flakiness(failures)
-        self._send(Confirmed(finding=self._finding, failed=len(failures), runs=runs))
+        try:
+            return self._trials.alone(self._first.case, afresh=True) is None
+        except OutOfTime:
+            return True
+
+    def _confirm(self) -> bool:
+        """Tell how it comes back; False if it does not."""
+        confirmation = confirm(self._first, self._trials)
+        if not confirmation.failures:
+            self._send(Unconfirmed(finding=self._finding, runs=confirmation.runs))
+            return False
+        self._flaky = confirmation.is_flaky
+        needs_others = bool(confirmation.suspect.preceding)
+        self._first = self._now = confirmation.suspect
+        self._needed = confirmation.suspect.features
+        if needs_others:
+            self._step_to(confirmation.suspect)
+        elif self._flaky:
+            self._look_at_flakiness(confirmation)
+        self._tell_rate(confirmation)
         return True
 
-    def _look_at_flakiness(self, failures: list[Failure]) -> None:
+    def _look_at_flakiness(self, confirmation: Confirmation) -> None:
         """Runs that differ are one bug, whatever other oracles make of them; the determinism oracle names it best."""
-        kernel = self._first.declaration.target
-        if self._first.failure.oracle not in _CONFIRMATIONS:
-            known = self._known.flaky_one(kernel, self._needed)
-            if known is not None:
-                self._needed = known.features
-                raise _SameBug
-        named = next((failure for failure in failures if failure.oracle == "determinism"), None)
-        if named is not None and self._first.failure.oracle not in _CONFIRMATIONS:
+        passed = 1 - len(confirmation.failures) / confirmation.runs
+        self._tries = min(_MAX_TRIES, math.ceil(math.log(_MISSED) / math.log(passed))) if passed else 1
+        if self._first.failure.oracle in FATAL_ORACLES:
+            return
+        known = self._known.flaky_one(self._first.declaration.target, self._needed)
+        if known is not None:
+            self._needed = known.features
+            raise _SameBug
+        named = next((failure for failure in confirmation.failures if failure.oracle == "determinism"), None)
+        if named is not None:
             self._step_to(self._first.as_(self._first.case, named))
+
+    def _tell_rate(self, confirmation: Confirmation) -> None:
+        self._send(Confirmed(finding=self._finding, failed=len(confirmation.failures), runs=confirmation.runs))
 
     def _step_past_known(self) -> None:
         """Another symptom of a known bug is gone when what that bug is about is gone; what is not, is another bug."""
@@ -172,14 +171,14 @@ class Pursuit:
     def _suspected_aspects(self) -> list[str]:
         """Aspects that alone make a known bug of the same kernel which the suspect may be."""
         symptom, oracles = self._now.symptom, SILENT_ORACLES
-        if self._flaky or symptom.oracle not in oracles:
+        if self._flaky or self._now.preceding or symptom.oracle not in oracles:
             return []
         mine = aspects(self._now.features)
         known = (aspects(signature.features) for signature in self._known.of_oracles(symptom.kernel, oracles))
         return sorted({next(iter(its)) for its in known if len(its) == 1 and its <= mine})
 
     def _failing_one(self, case: Case) -> Suspect | None:
-        failure = self._failure_of(case, patience="short")
+        failure = self._trials.alone(case, patience="short")
         return None if failure is None else self._now.as_(case, failure)
 
     def _start_again(self, suspect: Suspect) -> None:
@@ -190,7 +189,7 @@ class Pursuit:
 
     def _look_beside(self) -> None:
         """Find out whether the strides of K or V matter, or that they differ: the smallest case cannot tell."""
-        if KV_STRIDES_DIFFER not in self._needed:
+        if KV_STRIDES_DIFFER not in self._needed or self._now.preceding:
             return
         declaration, case = self._now.declaration, self._now.case
         try:
@@ -218,9 +217,47 @@ class Pursuit:
             )
         except _CutOff:
             self._shrink_until = -math.inf
-        if self._now is not before and before.failure.oracle == "hang" and not self._still_hangs():
-            self._step_to(before)
-            self._needed = before.features
+            return
+        try:
+            self._shrink_preceding()
+            self._look_again(before)
+        except (OutOfTime, _CutOff):
+            return
+
+    def _shrink_preceding(self) -> None:
+        """Fewer and simpler cases before the failing one, which is smaller now."""
+        if not self._now.preceding:
+            return
+        until, now = self._shrink_until, self._now
+        kept = fewer(now.preceding, self._fails_after, until=until)
+        now = Suspect(now.declaration, now.case, now.failure, kept)
+        self._step_to(Suspect(now.declaration, now.case, now.failure, simpler(now, self._fails_after, until=until)))
+
+    def _fails_after(self, preceding: Sequence[Case]) -> bool:
+        if self._is_over():
+            raise _CutOff
+        failure = self._trials.after(preceding, self._now.case, patience="short")
+        return failure is not None and self._now.as_(self._now.case, failure).symptom == self._now.symptom
+
+    def _look_again(self, before: Suspect) -> None:
+        """What is saved must fail in a process of its own, or with a rate that is known; or else what it came from."""
+        if before.failure.oracle == "hang":
+            if self._now is not before and not self._still_hangs():
+                self._step_back(before)
+            return
+        if not self._flaky and still_fails_afresh(self._now, self._trials):
+            return
+        rate = rate_of(self._now, self._trials)
+        if not rate.failures and self._now is not before:
+            self._step_back(before)
+            rate = rate_of(before, self._trials)
+        if rate.failures:
+            self._flaky = rate.is_flaky
+            self._tell_rate(rate)
+
+    def _step_back(self, before: Suspect) -> None:
+        self._step_to(before)
+        self._needed = before.features
 
     def _fails_alike(self, case: Case) -> bool:
         """Whether ``case`` shows the same symptom, or one that it may become, and is not another bug that is known."""
@@ -228,9 +265,9 @@ class Pursuit:
             raise _CutOff
         if self._hangs >= _MAX_HANGS_WHILE_SHRINKING:
             return False
-        for _ in range(_TRIES_WHEN_FLAKY if self._flaky else 1):
+        for _ in range(self._tries):
             try:
-                failure = self._failure_of(case, patience="short")
+                failure = self._trials.after(self._now.preceding, case, patience="short")
             except OutOfTime as cut:
                 raise _CutOff from cut
             self._hangs += failure is not None and failure.oracle == "hang"
@@ -261,29 +298,28 @@ class Pursuit:
         self._needed &= suspect.features
         if suspect.symptom not in self._symptoms:
             self._symptoms.append(suspect.symptom)
-        self._send(Smaller(finding=self._finding, case=_raw(suspect.case), failure=suspect.failure))
+        self._send(
+            Smaller(
+                finding=self._finding,
+                case=_raw(suspect.case),
+                failure=_told(suspect),
+                preceding=tuple(map(_raw, suspect.preceding)),
+            )
+        )
 
     def _still_hangs(self) -> bool:
-        """Whether the minimal case hangs for the longest time too, as far as there is time to wait for that."""
-        try:
-            failure = self._failure_of(self._now.case, patience="longest")
-        except OutOfTime:
-            return True
+        """Whether the minimal case hangs for longer than it had while shrinking, too."""
+        failure = self._trials.after(self._now.preceding, self._now.case, patience="longest")
         if failure is None or failure.oracle != "hang":
             return False
         self._step_to(self._now.as_(self._now.case, failure))
         return True
 
-    def _failure_of(self, case: Case, *, patience: Patience, afresh: bool = False) -> Failure | None:
-        """What an oracle objects to. Raises OutOfTime."""
-        try:
-            return self._judge(self._first.declaration, case, patience=patience, afresh=afresh).failure
-        except Unjudged:
-            return None
-
     def _close_as_new(self) -> None:
         if not aspects(self._needed) and aspects(self._now.features):
             self._needed = self._now.features  # it slipped from one bug to another, which must not explain both
+        if self._now.preceding:
+            self._needed |= {NEEDS_PRECEDING}
         self._send(
             Minimised(
                 finding=self._finding,
@@ -301,8 +337,20 @@ class Pursuit:
     def _learn(self) -> tuple[tuple[str, str], ...]:
         """Take later failures with any symptom of this bug for it; the symptoms."""
         for symptom in self._symptoms:
-            self._known.add(Signature(symptom, self._needed), flaky=self._flaky)
+            signature = Signature(symptom, self._needed)
+            self._known.add(signature, flaky=self._flaky)
+            if not self._flaky:
+                self._deaths.learn(signature)
         return tuple((symptom.oracle, symptom.kind) for symptom in self._symptoms)
+
+
+def _told(suspect: Suspect) -> Failure:
+    """The failure, with what it needs besides the case."""
+    if not suspect.preceding:
+        return suspect.failure
+    others = "another case has" if len(suspect.preceding) == 1 else f"{len(suspect.preceding)} other cases have"
+    message = f"{suspect.failure.message}; only after {others} run in the same process"
+    return msgspec.structs.replace(suspect.failure, message=message)
 
 
 def _raw(case: Case) -> msgspec.Raw:

@@ -15,7 +15,10 @@ from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.features import features, general_features
 
-__all__ = ["KnownFindings", "Signature", "Symptom", "case_features"]
+__all__ = ["NEEDS_PRECEDING", "KnownFindings", "Signature", "Symptom", "case_features"]
+
+NEEDS_PRECEDING = "preceding cases"
+"""In place of a feature: the case fails only after others, and no case by itself can be told to be this bug."""
 
 _WRONG_NUMBERS = {"value": 0, "inf": 1, "nan": 2}
 
@@ -102,6 +105,10 @@ class KnownFindings:
     def has_symptom(self, symptom: Symptom) -> bool:
         """Whether any finding shows this symptom."""
         return symptom in self._signatures
+
+    def needs_preceding(self, symptom: Symptom) -> bool:
+        """Whether a finding shows this symptom only after other cases."""
+        return any(NEEDS_PRECEDING in signature.features for signature in self._signatures.get(symptom, ()))
 
     def of_oracles(self, kernel: str, oracles: frozenset[str]) -> list[Signature]:
         """Findings of a kernel by one of ``oracles``."""

@@ -1,0 +1,112 @@
+"""Whether a failure comes back: always, now and then (flaky), only after certain other cases, or never."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attnfuzz.campaign.preceding import fewer, find_preceding
+from attnfuzz.campaign.suspect import Suspect
+from attnfuzz.campaign.trials import Trials
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import Case
+
+__all__ = ["MAX_RUNS", "Confirmation", "confirm", "rate_of", "still_fails_afresh"]
+
+MAX_RUNS = 20
+"""Runs that a rate is taken from, if there is time for them."""
+_RUNS = {"hang": 1, "crash": 2}
+_RUNS_FOR_VALUES = 3
+_REPEATING_LIMIT_S = 10.0
+_SEQUENCE_LIMIT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """``failures`` are those of ``runs`` runs of ``suspect``, after its preceding cases if it needs any."""
+
+    suspect: Suspect
+    failures: Sequence[Failure]
+    runs: int
+
+    @property
+    def is_flaky(self) -> bool:
+        """Whether some runs showed something else, or nothing."""
+        symptom = self.suspect.symptom
+        alike = [one for one in self.failures if self.suspect.as_(self.suspect.case, one).symptom == symptom]
+        return len(alike) < self.runs
+
+
+def confirm(suspect: Suspect, trials: Trials) -> Confirmation:
+    """Run the case again, in a fresh process first: the old one may have been damaged by another case.
+
+    A case that does not fail there is repeated, and tried after the cases that it failed after. The preceding cases of
+    the result's suspect are those that it needs; as a rule none. Raises OutOfTime.
+    """
+    first = trials.alone(suspect.case, patience="longest", afresh=True)
+    if first is None:
+        return _look_further(suspect, trials)
+    oracle = suspect.failure.oracle
+    more = _RUNS.get(oracle, _RUNS_FOR_VALUES) - 1
+    failures = [first, *(trials.alone(suspect.case, patience="longest") for _ in range(more))]
+    return Confirmation(_alone(suspect), [failure for failure in failures if failure is not None], len(failures))
+
+
+def rate_of(suspect: Suspect, trials: Trials, *, afresh: bool = False) -> Confirmation:
+    """Run the case up to ``MAX_RUNS`` times. Raises OutOfTime."""
+    until = time.monotonic() + _REPEATING_LIMIT_S
+    failures: list[Failure | None] = []
+    while len(failures) < MAX_RUNS and (not failures or time.monotonic() < until):
+        failures.append(_run(suspect, trials, afresh=afresh or not failures))
+    return Confirmation(suspect, [failure for failure in failures if failure is not None], len(failures))
+
+
+def still_fails_afresh(suspect: Suspect, trials: Trials) -> bool:
+    """Whether the case fails alike in a fresh process, and in another or the same. Raises OutOfTime."""
+    for afresh in (True, False):
+        failure = _run(suspect, trials, afresh=afresh)
+        if failure is None or suspect.as_(suspect.case, failure).symptom != suspect.symptom:
+            return False
+    return True
+
+
+def _run(suspect: Suspect, trials: Trials, *, afresh: bool) -> Failure | None:
+    if suspect.preceding:
+        return trials.after(suspect.preceding, suspect.case)
+    return trials.alone(suspect.case, afresh=afresh)
+
+
+def _look_further(suspect: Suspect, trials: Trials) -> Confirmation:
+    """The case passes in a fresh process: does it fail when repeated, or after others?"""
+    repeats, failure = _repeat(suspect, trials)
+    histories = [(suspect.case,) * (repeats - 1)] if failure is not None else []
+    histories += [suspect.preceding] if suspect.preceding else []
+    found = find_preceding(suspect, histories, trials)
+    if found is None:
+        return Confirmation(_alone(suspect), [failure] if failure is not None else [], repeats)
+
+    def fails(preceding: Sequence[Case]) -> bool:
+        seen = trials.after(preceding, found.case)
+        return seen is not None and found.as_(found.case, seen).symptom == found.symptom
+
+    kept = fewer(found.preceding, fails, until=time.monotonic() + _SEQUENCE_LIMIT_S)
+    found = Suspect(found.declaration, found.case, found.failure, kept)
+    return Confirmation(found, [found.failure] * 2, 2)
+
+
+def _repeat(suspect: Suspect, trials: Trials) -> tuple[int, Failure | None]:
+    """How many runs there have been when it failed again, or in all."""
+    runs, until = 1, time.monotonic() + _REPEATING_LIMIT_S
+    if suspect.failure.oracle == "hang":  # a slow machine is likelier than a kernel that hangs now and then
+        return runs, None
+    while runs < MAX_RUNS and time.monotonic() < until:
+        runs += 1
+        failure = trials.alone(suspect.case)
+        if failure is not None:
+            return runs, failure
+    return runs, None
+
+
+def _alone(suspect: Suspect) -> Suspect:
+    return Suspect(suspect.declaration, suspect.case, suspect.failure)

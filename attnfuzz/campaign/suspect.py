@@ -1,0 +1,36 @@
+"""A case that failed once: where every finding begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnfuzz.campaign.signature import Symptom, case_features
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import Case
+
+__all__ = ["Suspect"]
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A case that failed, and the cases that ran before it in the same process."""
+
+    declaration: Declaration
+    case: Case
+    failure: Failure
+    preceding: tuple[Case, ...] = ()
+
+    @property
+    def symptom(self) -> Symptom:
+        """Kernel, oracle and kind."""
+        return Symptom.of(self.declaration.target, self.failure)
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What makes the case more than the simplest one."""
+        return case_features(self.declaration, self.case)
+
+    def as_(self, case: Case, failure: Failure) -> Suspect:
+        """Another case of the same kernel, with the same ones before it."""
+        return Suspect(self.declaration, case, failure, self.preceding)

@@ -1,0 +1,66 @@
+"""Runs of one kernel's cases to find out about a failure: alone, or after other cases in one fresh process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnfuzz.campaign.judging import Patience, TimedJudge, Unjudged
+from attnfuzz.campaign.known_deaths import FATAL_ORACLES, KnownDeaths
+from attnfuzz.campaign.signature import Symptom
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import Case
+
+__all__ = ["Trials"]
+
+
+class Trials:
+    """What runs of a case alone show is told to ``deaths`` as well."""
+
+    def __init__(self, judge: TimedJudge, declaration: Declaration, *, deaths: KnownDeaths) -> None:
+        self._judge = judge
+        self._declaration = declaration
+        self._deaths = deaths
+
+    def alone(self, case: Case, *, patience: Patience = "learned", afresh: bool = False) -> Failure | None:
+        """What an oracle objects to; ``afresh`` in a process that has run nothing before. Raises OutOfTime."""
+        failure = self._failure_of(case, patience, afresh=afresh)
+        if failure is not None and failure.oracle in FATAL_ORACLES:
+            self._deaths.died(self._declaration, case)
+        else:
+            self._deaths.passed(self._declaration, case)
+        return failure
+
+    def after(self, preceding: Sequence[Case], case: Case, *, patience: Patience = "learned") -> Failure | None:
+        """What an oracle objects to in ``case`` once ``preceding`` have run in the same fresh process.
+
+        Without any, the case runs alone. None also where one of those ends the process. Raises OutOfTime.
+        """
+        if not preceding:
+            return self.alone(case, patience=patience)
+        for i, earlier in enumerate(preceding):
+            failure = self._failure_of(earlier, patience, afresh=i == 0)
+            if failure is not None and failure.oracle in FATAL_ORACLES:
+                return None
+        return self._failure_of(case, patience, afresh=False)
+
+    def first_alike(
+        self, cases: Sequence[Case], symptom: Symptom, *, patience: Patience = "learned"
+    ) -> tuple[int, Failure] | None:
+        """Which of ``cases`` is the first to show ``symptom`` when they run one after the other in a fresh process.
+
+        None if none does, or one ends the process in another way before. Raises OutOfTime.
+        """
+        for i, case in enumerate(cases):
+            failure = self._failure_of(case, patience, afresh=i == 0)
+            if failure is not None and Symptom.of(self._declaration.target, failure) == symptom:
+                return i, failure
+            if failure is not None and failure.oracle in FATAL_ORACLES:
+                return None
+        return None
+
+    def _failure_of(self, case: Case, patience: Patience, *, afresh: bool) -> Failure | None:
+        try:
+            return self._judge(self._declaration, case, patience=patience, afresh=afresh).failure
+        except Unjudged:
+            return None
