@@ -8,33 +8,34 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
-__all__ = ["MARKS", "Box", "BoxRow", "Mark", "cells"]
+from attnfuzz.report.drawing import MARKS, Mark, squeeze
 
-Mark = str
-MARKS: dict[Mark, tuple[str, str]] = {
+__all__ = ["BoxRow", "TextBox", "cells", "legend"]
+
+_SYMBOLS: dict[Mark, tuple[str, str]] = {
     "fails": ("✗", "bold red"),
     "needle": ("◆", "yellow"),
     "token": ("█", "cyan"),
     "dead": ("·", "dim"),
 }
-"""What a cell can show, the most important first: its character and style."""
+"""Character and style of a mark."""
 
 _GUTTER = 12
 
 
-def cells(slots: Sequence[Mark], *, width: int) -> Text:
-    """One character per slot; at most ``width`` of them, each then showing the most important of several slots."""
-    order = list(MARKS)
-    per_cell = max(1, -(-len(slots) // width))
-    text = Text()
-    for start in range(0, len(slots), per_cell):
-        mark = min(slots[start : start + per_cell], key=order.index)
-        text.append(*MARKS[mark])
-    return text
+def cells(slots: tuple[Mark, ...], *, width: int) -> Text:
+    """One character per slot, or per several slots where there are more than ``width``."""
+    return Text.assemble(*(_SYMBOLS[mark] for mark in squeeze(slots, cells=width)))
+
+
+def legend() -> Text:
+    """What the characters mean."""
+    pairs = ((_SYMBOLS[mark], f" {meaning}   ") for mark, meaning in MARKS.items())
+    return Text.assemble(*(part for pair in pairs for part in pair))
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class TextBox:
     """A titled box around ``content``; ``style`` colours its border."""
 
     title: str
@@ -63,7 +64,7 @@ class BoxRow:
     """``labels`` (at most three short lines) beside ``boxes``, wrapped at the console's width; ``notes`` below."""
 
     labels: tuple[str, ...]
-    boxes: tuple[Box, ...]
+    boxes: tuple[TextBox, ...]
     notes: tuple[Text, ...] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
@@ -77,14 +78,14 @@ class BoxRow:
             yield Text.assemble(" " * _GUTTER, note)
 
 
-def _beside(labels: tuple[str, ...], boxes: Sequence[Box]) -> Iterator[Text]:
+def _beside(labels: tuple[str, ...], boxes: Sequence[TextBox]) -> Iterator[Text]:
     for i, parts in enumerate(zip(*(box.lines() for box in boxes), strict=True)):
         label = labels[i] if i < len(labels) else ""
         yield Text.assemble(label.ljust(_GUTTER), *parts)
 
 
-def _wrapped(boxes: Iterable[Box], width: int) -> Iterator[list[Box]]:
-    line: list[Box] = []
+def _wrapped(boxes: Iterable[TextBox], width: int) -> Iterator[list[TextBox]]:
+    line: list[TextBox] = []
     for box in boxes:
         if line and sum(other.width for other in line) + box.width > width:
             yield line

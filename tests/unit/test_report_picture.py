@@ -6,9 +6,10 @@ from rich.text import Text
 
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Needle, Pages, Values
-from attnfuzz.report.boxes import Box, BoxRow, cells
+from attnfuzz.report.boxes import BoxRow, TextBox, cells
+from attnfuzz.report.drawing import Blame
 from attnfuzz.report.fields import field_table
-from attnfuzz.report.picture import Blame, picture
+from attnfuzz.report.picture import picture
 
 
 def drawn(renderable: RenderableType, width: int = 100) -> list[str]:
@@ -123,12 +124,12 @@ def test_field_table_lists_defaults_too() -> None:
 
 def test_cells_keep_the_most_important_mark() -> None:
     """Squeezing many tokens into one cell would lose the failing one."""
-    assert cells(["token", "fails", "token", "dead"], width=2).plain == "✗█"
+    assert cells(("token", "fails", "token", "dead"), width=2).plain == "✗█"
 
 
 def test_boxes_wrap_at_the_console_width() -> None:
     """Boxes wider than the terminal would be torn apart."""
-    row = BoxRow(("seq 0",), tuple(Box(str(i), Text("████")) for i in range(4)))
+    row = BoxRow(("seq 0",), tuple(TextBox(str(i), Text("████")) for i in range(4)))
     lines = drawn(row, width=12 + 2 * 8)
     assert len(lines) == 6
     assert max(map(len, lines)) == 28

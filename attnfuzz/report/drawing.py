@@ -1,0 +1,188 @@
+"""What the picture of a case shows, for whoever draws it: pages, slots, needles, and what fails."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages
+from attnfuzz.problems.boundaries import num_splits_of
+from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.report.headline import count
+
+__all__ = ["MARKS", "Blame", "Box", "Drawing", "Mark", "Sequence", "State", "draw", "squeeze"]
+
+Mark = Literal["fails", "needle", "token", "dead"]
+MARKS: dict[Mark, str] = {
+    "fails": "fails",
+    "needle": "needle",
+    "token": "token",
+    "dead": "dead memory (poisoned)",
+}
+"""What a slot can be, the most important first, and what that means."""
+
+_MAX_PAGES = 12
+_MAX_SEQS = 16
+_MAX_ENTRIES = 8
+_MAX_STATES = 32
+
+_TOKEN = r"\btoken (\d+)(?: \([^()]*\))? of sequence (\d+)"
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What a failure's lines point to: ``tokens`` are (sequence, position), ``rows`` sequences, ``states`` of a merge
+    (token, head)."""
+
+    tokens: frozenset[tuple[int, int]] = frozenset()
+    rows: frozenset[int] = frozenset()
+    states: frozenset[tuple[int, int]] = frozenset()
+
+    @classmethod
+    def of(cls, lines: Iterable[str]) -> Blame:
+        """Read "token 16 (page 1, offset 0) of sequence 0", "sequence 0" and "out[seq 0, ..." in a finding's lines."""
+        text = "\n".join(lines)
+        tokens = [(int(seq), int(token)) for token, seq in re.findall(_TOKEN, text)]
+        rows = [int(seq) for seq in re.findall(r"(?:\bsequence |\[seq )(\d+)", text)]
+        states = [(int(token), int(head)) for token, head in re.findall(r"\[token (\d+), head (\d+)", text)]
+        return cls(frozenset(tokens), frozenset(rows), frozenset(states))
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Slots of memory that lie together. ``skipped``: it stands for that many pages that are not shown."""
+
+    title: str
+    slots: tuple[Mark, ...] = ()
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One sequence and where its tokens lie."""
+
+    number: int
+    length: int
+    fails: bool
+    boxes: tuple[Box, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A pair of states to be merged, with the kinds of their LSEs."""
+
+    token: int
+    head: int
+    prefix: str
+    suffix: str
+    fails: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Either ``sequences`` or ``states``, with what does not belong to any one of them below."""
+
+    sequences: tuple[Sequence, ...] = ()
+    states: tuple[State, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def draw(case: Case, blame: Blame) -> Drawing:
+    """The picture of ``case``. Long cases are cut, but what is to blame is kept."""
+    if isinstance(case, MergeStatesCase):
+        return _merge(case, blame)
+    shown = [i for i in range(case.num_seqs) if i < _MAX_SEQS or i in blame.rows]
+    left_out = case.num_seqs - len(shown)
+    notes = [f"... and {count(left_out, 'more sequence')}"] if left_out else []
+    notes += _spare_pages(case) if isinstance(case, PagedDecodeCase) else []
+    return Drawing(sequences=tuple(_sequence(case, seq, blame) for seq in shown), notes=tuple(notes))
+
+
+def squeeze(slots: tuple[Mark, ...], *, cells: int) -> list[Mark]:
+    """At most ``cells`` marks, each then the most important of several slots."""
+    order = list(MARKS)
+    per_cell = max(1, -(-len(slots) // cells))
+    return [min(slots[start : start + per_cell], key=order.index) for start in range(0, len(slots), per_cell)]
+
+
+def _sequence(case: AttentionCase, seq: int, blame: Blame) -> Sequence:
+    length = case.seq_lens[seq]
+    notes = tuple(_notes(case, seq))
+    if isinstance(case, PagedDecodeCase):
+        return Sequence(seq, length, seq in blame.rows, tuple(_pages(case, seq, blame)), notes)
+    slots = _slots(case, seq, range(case.max_seq_len if isinstance(case, DenseDecodeCase) else length), blame)
+    title = f"rows 0-{len(slots) - 1}" if len(slots) > 1 else "row 0"
+    return Sequence(seq, length, seq in blame.rows, (Box(title, slots),), notes)
+
+
+def _slots(case: AttentionCase, seq: int, positions: range, blame: Blame) -> tuple[Mark, ...]:
+    needles = {needle.position for needle in case.values.needles if needle.seq == seq}
+    failing = {position for row, position in blame.tokens if row == seq}
+
+    def mark(position: int) -> Mark:
+        if position in failing:
+            return "fails"
+        if position >= case.seq_lens[seq]:
+            return "dead"
+        return "needle" if position in needles else "token"
+
+    return tuple(mark(position) for position in positions)
+
+
+def _pages(case: PagedDecodeCase, seq: int, blame: Blame) -> Iterator[Box]:
+    rows = physical_pages(case)
+    others = {page for i, row in enumerate(rows) if i != seq for page in row}
+    skipped = 0
+    for i, page in enumerate(rows[seq]):
+        slots = _slots(case, seq, range(i * case.block_size, (i + 1) * case.block_size), blame)
+        near_an_end = i < _MAX_PAGES - 2 or i >= len(rows[seq]) - 2
+        if not near_an_end and not {"fails", "needle"} & set(slots):
+            skipped += 1
+            continue
+        if skipped:
+            yield Box("...", skipped=skipped)
+            skipped = 0
+        yield Box(f"page {page}" + (" shared" if page in others else ""), slots)
+
+
+def _notes(case: AttentionCase, seq: int) -> Iterator[str]:
+    if isinstance(case, PagedDecodeCase):
+        unused = block_table_rows(case)[seq][case.blocks_of(seq) :]
+        if unused:
+            yield f"unused block-table entries: {_listed(unused)}"
+    if (num_splits := num_splits_of(case)) > 1:
+        yield f"in {count(num_splits, 'split')}, if even: {_splits(case.seq_lens[seq], num_splits)}"
+
+
+def _splits(length: int, num_splits: int) -> str:
+    """Token ranges of equal splits, which is how the bundled kernels cut: "0-5 | 6-11 | empty"."""
+    size = -(-length // num_splits)
+    starts = [split * size for split in range(min(num_splits, _MAX_ENTRIES))]
+    ranges = [f"{start}-{min(start + size, length) - 1}" if start < length else "empty" for start in starts]
+    return " | ".join(ranges) + (" | ..." if num_splits > _MAX_ENTRIES else "")
+
+
+def _spare_pages(case: PagedDecodeCase) -> list[str]:
+    used = {page for row in physical_pages(case) for page in row}
+    spare = tuple(page for page in range(num_blocks(case)) if page not in used)
+    if not spare:
+        return []
+    return [f"of {count(num_blocks(case), 'page')} in the cache, no sequence owns: {_listed(spare)}"]
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers[:_MAX_ENTRIES])) + (", ..." if len(numbers) > _MAX_ENTRIES else "")
+
+
+def _merge(case: MergeStatesCase, blame: Blame) -> Drawing:
+    pairs = [divmod(i, case.num_q_heads) for i in range(case.num_tokens * case.num_q_heads)]
+    shown = [pair for i, pair in enumerate(pairs) if i < _MAX_STATES or pair in blame.states]
+    states = []
+    for token, head in shown:
+        prefix, suffix = case.lse_pairs[(token * case.num_q_heads + head) % len(case.lse_pairs)]
+        states.append(State(token, head, prefix, suffix, (token, head) in blame.states))
+    left_out = len(pairs) - len(shown)
+    return Drawing(states=tuple(states), notes=(f"... and {count(left_out, 'more pair')}",) if left_out else ())

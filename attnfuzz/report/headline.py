@@ -1,0 +1,36 @@
+"""A case in one line."""
+
+from __future__ import annotations
+
+from attnfuzz.problems.cases import Case, MergeStatesCase, PagedDecodeCase
+
+__all__ = ["count", "headline", "one_line"]
+
+_MAX_LENGTHS = 8
+
+
+def headline(case: Case) -> str:
+    """Problem, dtype, heads and pages: "paged_decode · float16 · head_size 64 · 4 query heads on 1 KV head · ..."."""
+    parts = [case.problem, case.dtype, f"head_size {case.head_size}"]
+    if isinstance(case, MergeStatesCase):
+        parts += [count(case.num_tokens, "token"), count(case.num_q_heads, "query head")]
+    else:
+        parts += [f"{count(case.num_q_heads, 'query head')} on {count(case.num_kv_heads, 'KV head')}"]
+    if isinstance(case, PagedDecodeCase):
+        parts += [f"{case.layout}, pages of {count(case.block_size, 'token')}"]
+    return " · ".join(parts)
+
+
+def one_line(case: Case) -> str:
+    """What the case is in plain characters, with the lengths of its sequences."""
+    line = headline(case).replace(" · ", ", ")
+    if isinstance(case, MergeStatesCase):
+        return line
+    more = ", ..." if case.num_seqs > _MAX_LENGTHS else ""
+    lengths = ", ".join(map(str, case.seq_lens[:_MAX_LENGTHS])) + more
+    return f"{line}, {count(case.num_seqs, 'sequence')} of {lengths} tokens"
+
+
+def count(number: int, noun: str) -> str:
+    """ "1 token", "2 tokens"."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
