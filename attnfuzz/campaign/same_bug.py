@@ -7,18 +7,30 @@ is merged there has been looked into, and is named with the finding that stands 
 from __future__ import annotations
 
 import re
+from typing import Protocol
 
 from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.signature import Symptom
+from attnfuzz.campaign.signature import Signature, Symptom
 from attnfuzz.oracles.verdict import Failure
 
-__all__ = ["are_same_bug", "is_explained"]
+__all__ = ["Told", "are_same_bug", "is_explained"]
 
 _PLACE = re.compile(r"(token|head|page|sequence|tile|split)s? \d+.* (is|are|reads?|equals?|counted|dropped)\b")
 
 
-def are_same_bug(a: Finding, b: Finding) -> bool:
+class Told(Protocol):
+    """What is known of a finding, during a campaign or from a file."""
+
+    @property
+    def signature(self) -> Signature:
+        """Symptom, and what the case needs."""
+
+    @property
+    def is_flaky(self) -> bool:
+        """Whether some runs pass."""
+
+
+def are_same_bug(a: Told, b: Told) -> bool:
     """Whether the findings are taken for one bug of their kernel.
 
     They are if either would have been passed over, had the other been found first; and if what one is about (strides,

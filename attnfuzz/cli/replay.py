@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from attnfuzz.campaign.replay import SavedCase
     from attnfuzz.problems.tolerance import Tolerance
 
-__all__ = ["command", "load_saved"]
+__all__ = ["command", "load_saved", "read_saved"]
 
 
 @click.command(epilog=KERNEL_HELP)
@@ -60,14 +61,21 @@ def load_saved(paths: tuple[Path, ...], folder: Path | None = None) -> list[Save
 
     What is wrong with any of them is said before the first one runs. Raises Refusal.
     """
-    from attnfuzz.campaign.replay import SavedCase
-    from attnfuzz.corpus import DEFAULT_FOLDER, RegressionError, load_regression, regression_files
+    from attnfuzz.corpus import DEFAULT_FOLDER, regression_files
 
     places = paths or (folder or Path(DEFAULT_FOLDER),)
     files = regression_files(places) if paths or places[0].exists() else []
     if not files:
         where = ", ".join(str(path) for path in places)
         raise Refusal(f"there is no regression file (*.json) in {where}; save one with attnfuzz explore")
+    return read_saved(files)
+
+
+def read_saved(files: Iterable[Path]) -> list[SavedCase]:
+    """Read every file. Raises Refusal that says of each what is wrong with it, if anything is."""
+    from attnfuzz.campaign.replay import SavedCase
+    from attnfuzz.corpus import RegressionError, load_regression
+
     saved, wrong = [], []
     for file in files:
         try:

@@ -1,0 +1,105 @@
+"""``attnfuzz merge``: the save folders of several machines brought together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from attnfuzz.cli.configured import TOLERANCE, profile_option
+from attnfuzz.cli.parameters import DEVICE
+from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.replay import read_saved
+
+if TYPE_CHECKING:
+    from attnfuzz.campaign.merged_folder import MergedFolder
+    from attnfuzz.campaign.merging import SavedBug
+    from attnfuzz.campaign.replay import SavedCase
+    from attnfuzz.execution.runner import Runner
+    from attnfuzz.problems.tolerance import Tolerance
+    from attnfuzz.report.merged import Merged
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR...")
+@click.option(
+    "-o",
+    "--output",
+    "save_dir",
+    type=click.Path(path_type=Path),
+    help="The folder that gets the result; what it holds already is merged too  [default: regressions]",
+)
+@click.option("--verify/--no-verify", default=True, help="Run every case that is kept; not on a machine without a GPU.")
+@click.option("--device", type=DEVICE, default="auto", show_default=True)
+@TOLERANCE
+@profile_option("device", "tolerance", "regressions")
+def command(paths: tuple[Path, ...], save_dir: Path | None, verify: bool, device: str, tolerance: Tolerance) -> int:
+    """Bring what several machines saved (DIRs, or single files) together in one folder.
+
+    Of each bug the smallest case is kept that still fails when it is run here. A case that fails no longer is put aside
+    in the subfolder "passing". The DIRs are only read. The exit status is 1 if a kept case fails, or was not verified.
+    """
+    with refusing():
+        from attnfuzz.corpus import DEFAULT_FOLDER, regression_files
+        from attnfuzz.report.merged import print_merged
+        from attnfuzz.report.terminal import make_console
+
+        output = save_dir or Path(DEFAULT_FOLDER)
+        _check_output(output, paths)
+        given = read_saved(regression_files(paths))
+        own = read_saved(regression_files([output]) if output.exists() else [])
+        with _runner(device, tolerance, needed=verify and bool(given)) as runner:
+            rows = _merge([*own, *given], output, runner)
+    print_merged(make_console(), rows, files=len(given), folders=len(paths), output=output, verified=verify)
+    return 1 if any(row.counts for row in rows) else 0
+
+
+def _check_output(output: Path, paths: Sequence[Path]) -> None:
+    """Refuse what would change a folder that is to be merged, or cannot be written. Raises Refusal."""
+    if output.exists() and not output.is_dir():
+        raise Refusal(f"-o {str(output)!r} is a file; name a folder")
+    place = output.resolve()
+    for path in paths:
+        if place in (path.resolve(), path.resolve().parent if path.is_file() else None):
+            raise Refusal(
+                f"{str(path)!r} is where the result goes, and counts anyway; leave it out, or name another folder "
+                "with -o: what is merged is never changed"
+            )
+
+
+@contextmanager
+def _runner(device: str, tolerance: Tolerance, *, needed: bool) -> Iterator[Runner | None]:
+    if not needed:
+        yield None
+        return
+    from attnfuzz.execution.runner import Runner
+
+    with Runner(device=device, tolerance=tolerance) as runner:
+        yield runner
+
+
+def _merge(saved: Sequence[SavedCase], output: Path, runner: Runner | None) -> list[Merged]:
+    from attnfuzz.campaign.merged_folder import MergedFolder
+    from attnfuzz.campaign.merging import tell_apart
+
+    folder = MergedFolder(output, device=runner.device_name if runner is not None else "")
+    try:
+        return [_merge_one(bug, folder, runner) for bug in tell_apart(saved)]
+    except OSError as error:
+        raise Refusal(
+            f"{str(output)!r} cannot be written ({error.strerror}); name a folder that can with -o: the merged folders "
+            "are as they were"
+        ) from error
+
+
+def _merge_one(bug: SavedBug, folder: MergedFolder, runner: Runner | None) -> Merged:
+    from attnfuzz.campaign.verifying import Checked, check_again
+    from attnfuzz.report.merged import Merged
+
+    checked = check_again(bug, runner) if runner is not None else Checked(bug.files[0], "unverified")
+    return Merged(bug, checked, folder.keep(bug, checked))

@@ -1,0 +1,123 @@
+"""attnfuzz merge, as installed: exit statuses, the table, and what lies where afterwards."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnfuzz.corpus import regression_files
+from tests.unit.saved_findings import a_finding, save
+
+COMMAND = Path(sys.executable).with_name("attnfuzz")
+KERNEL = """
+import attnfuzz
+from attnfuzz.kernels import eager
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(dtypes=("float32",), head_sizes=(16,)))
+def mine(inputs):
+    out, lse = eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
+    out[inputs.seq_lens > 4] += 1  # the bug
+    return out, lse
+"""
+
+
+def merge(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(COMMAND), "merge", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=180, check=False)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Path:
+    """Two machines that found one bug each, and both a third, which has been repaired since."""
+    (tmp_path / "mine.py").write_text(KERNEL)
+    save(tmp_path / "node0", a_finding(9, "seq_len>1"))
+    save(tmp_path / "node1", a_finding(5, "seq_len>1"))
+    for node in ("node0", "node1"):
+        save(tmp_path / node, a_finding(3, "dtype=float32", kind="lse:value"))
+    return tmp_path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.json"))}
+
+
+def test_folders_are_merged_and_verified(nodes: Path) -> None:
+    """The result of a night on a cluster: one file for each bug that is there, the repaired ones put aside."""
+    before = [contents(nodes / name) for name in ("node0", "node1")]
+    run = merge("node0", "node1", "-o", "all", cwd=nodes)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "4 files from 2 places: 1 bugs in all; 1 fail; put aside in all/passing, passing now: 1" in run.stdout
+    assert [contents(nodes / name) for name in ("node0", "node1")] == before
+    (kept,) = (nodes / "all").glob("*.json")
+    assert b'"seq_lens": [\n      5\n    ]' in kept.read_bytes()
+    assert len(list((nodes / "all" / "passing").iterdir())) == 1
+
+    after = contents(nodes / "all")
+    again = merge("node0", "node1", "-o", "all", cwd=nodes)
+    assert again.returncode == 1
+    assert contents(nodes / "all") == after
+
+
+def test_nothing_left_to_find_is_status_0(nodes: Path) -> None:
+    """A script could not tell that all is well."""
+    (nodes / "mine.py").write_text(KERNEL.replace("+= 1", "+= 0"))
+    (nodes / "empty").mkdir()
+    run = merge("node0", "node1", "empty", cwd=nodes)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "0 bugs in regressions" in run.stdout
+    assert regression_files([nodes / "regressions"]) == []
+    assert merge("empty", "-o", "none", cwd=nodes).returncode == 0
+
+
+def test_without_running_anything(nodes: Path) -> None:
+    """The machine that gathers the files may have neither the GPU nor the kernels."""
+    (nodes / "mine.py").unlink()
+    (nodes / "pyproject.toml").write_text('[tool.attnfuzz]\nregressions = "all"\n')
+    run = merge("--no-verify", "node0", "node1", cwd=nodes)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "2 not verified; nothing was run" in run.stdout
+    assert len(contents(nodes / "all")) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "Missing argument"),
+        (("node0", "node7"), "node7 does not exist"),
+        (("node0", "node1", "-o", "node1"), "'node1' is where the result goes"),
+        (("node0", "-o", "mine.py"), "'mine.py' is a file"),
+        (("node0", "broken"), "a.json is not complete JSON"),
+        (("node0", "-o", "mine.py/out"), "'mine.py/out' cannot be written"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_changes_nothing(nodes: Path, arguments: tuple[str, ...], words: str) -> None:
+    """An hour of somebody's findings must not depend on a correct command line."""
+    (nodes / "broken").mkdir()
+    (nodes / "broken" / "a.json").write_text("{")
+    before = contents(nodes)
+    run = merge(*arguments, "--no-verify", cwd=nodes)
+    assert run.returncode == 2, run.stdout
+    assert words in run.stderr
+    assert run.stderr.count("\n") == 1
+    assert contents(nodes) == before
+
+
+def test_the_table_names_what_was_merged(nodes: Path) -> None:
+    """A maintainer reads the table before any file."""
+    save(nodes / "node1", a_finding(6, "strides:q", status="fixed", note="#3"))
+    elsewhere = a_finding(7, "strides:k", kernel="theirs.py:theirs")
+    save(nodes / "node1", elsewhere)
+    run = merge("node0", "node1", "-o", "all", cwd=nodes)
+    lines = run.stdout.splitlines()
+    assert lines[0].split() == ["kernel", "finding", "files", "run", "here", "kept", "as"]
+    assert any("accuracy/out:value [seq_len>1]" in line and " 2  fails " in line for line in lines)
+    assert any("[strides:q] (fixed)" in line and "fails again" in line for line in lines)
+    assert any("theirs.py:theirs" in line and "not verified" in line for line in lines)
+    assert "no file 'theirs.py' here or above" in run.stdout
+    assert lines[-1].startswith(
+        "6 files from 2 places: 3 bugs in all; 1 fail; 1 fails again; 1 not verified; put aside"
+    )
