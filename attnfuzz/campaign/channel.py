@@ -20,13 +20,21 @@ class ChannelClosed(ConnectionError):  # noqa: N818 - a condition, named for wha
 
 
 class Channel(Generic[In]):
-    """Sends any message and receives those that ``decoder`` knows. Raises ChannelClosed once the other side is gone."""
+    """Sends any message and receives those that ``decoder`` knows. Raises ChannelClosed once the other side is gone.
 
-    def __init__(self, connection: socket.socket, decoder: msgspec.json.Decoder[In]) -> None:
+    A side that is not ``patient`` never waits for the other to read: what does not fit into the socket is kept, and
+    sent with what follows or by ``flush``. If both sides waited for each other to read, neither would.
+    """
+
+    def __init__(self, connection: socket.socket, decoder: msgspec.json.Decoder[In], *, patient: bool = True) -> None:
         self._connection = connection
         self._decoder = decoder
         self._buffer = bytearray()
+        self._unsent = bytearray()
+        self._patient = patient
         self._ended = False
+        self._poller = select.poll()
+        self._poller.register(connection, select.POLLIN)
 
     def fileno(self) -> int:
         """The socket's file descriptor, for select."""
@@ -34,14 +42,23 @@ class Channel(Generic[In]):
 
     def send(self, message: msgspec.Struct) -> None:
         """Send one message."""
+        self._unsent += msgspec.json.encode(message) + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what could not be sent before, all of it on a side that is patient."""
+        flags = 0 if self._patient else socket.MSG_DONTWAIT
         try:
-            self._connection.sendall(msgspec.json.encode(message) + b"\n")
+            while self._unsent:
+                del self._unsent[: self._connection.send(self._unsent, flags)]
+        except BlockingIOError:
+            return
         except OSError as error:
             raise ChannelClosed(f"cannot send: {error}") from error
 
     def receive(self, timeout_s: float = 0.0) -> list[In]:
         """The messages that have arrived, after waiting up to ``timeout_s`` for the first."""
-        while not self._ended and select.select([self._connection], [], [], timeout_s)[0]:
+        while not self._ended and self._poller.poll(1000 * timeout_s):
             try:
                 data = self._connection.recv(_READ_BYTES)
             except OSError as error:

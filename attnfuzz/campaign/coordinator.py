@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import selectors
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from attnfuzz.campaign.channel import ChannelClosed
+from attnfuzz.campaign.crew import Crew
 from attnfuzz.campaign.finding_book import FindingBook
+from attnfuzz.campaign.handover import Handover
 from attnfuzz.campaign.interrupts import Interrupts
 from attnfuzz.campaign.messages import (
     Busy,
@@ -26,11 +24,11 @@ from attnfuzz.campaign.messages import (
     Trouble,
     Unconfirmed,
 )
-from attnfuzz.campaign.reporter import Reporter
+from attnfuzz.campaign.reporter import ForgivingReporter, Reporter
 from attnfuzz.campaign.result import CampaignResult, Statistics, StopReason
 from attnfuzz.campaign.saving import SaveFolder
-from attnfuzz.campaign.signature import Symptom
-from attnfuzz.campaign.worker_process import Launch, WorkerHandle
+from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom
+from attnfuzz.campaign.worker_process import LastWords, Launch
 from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.tolerance import Tolerance
 
@@ -38,7 +36,8 @@ __all__ = ["Coordinator", "Plan"]
 
 _TICK_S = 0.25
 _WAIT_FOR_WORKERS_S = 3.0
-_MAX_RESTARTS_PER_WORKER = 3
+_HOUSEKEEPING_EVERY_S = 5.0
+_KILLS = ("SIGKILL", "SIGTERM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,7 @@ class Plan:
     fail_fast: bool = False
     timeout_s: float | None = None
     tolerance: Tolerance = "bound"
+    memory_limit_bytes: int | None = None
 
 
 class Coordinator:
@@ -60,35 +60,40 @@ class Coordinator:
     def __init__(self, plan: Plan, *, launch: Launch, reporter: Reporter) -> None:
         self._plan = plan
         self._statistics = plan.statistics
-        self._launch = launch
-        self._reporter = reporter
-        folder = SaveFolder(plan.save_folder, device=self._statistics.device_name, warn=reporter.note)
+        self._reporter = ForgivingReporter(reporter)
+        folder = SaveFolder(plan.save_folder, device=self._statistics.device_name, warn=self._reporter.note)
         kernels = {target: kernel.declaration for target, kernel in self._statistics.kernels.items()}
-        self._book = FindingBook(kernels, started=self._statistics.started, folder=folder, reporter=reporter)
+        self._book = FindingBook(kernels, started=self._statistics.started, folder=folder, reporter=self._reporter)
         self._statistics.findings = self._book.findings
+        self._crew = Crew(self._statistics.workers, launch=launch, setup_for=self._setup)
+        self._handover = Handover()
         self._known: list[Known] = []
         self._busy: dict[str, tuple[Symptom, int]] = {}
-        self._workers: dict[int, WorkerHandle] = {}
-        self._restarts: dict[int, int] = {}
+        self._device_ids: dict[int, str] = {}
+        self._lost_devices: set[str] = set()
         self._troubles: list[str] = []
         self._in_trouble: set[int] = set()
-        self._selector = selectors.DefaultSelector()
         self._fail_fast_hit = False
         self._environment_fails = False
         self._stopping = False
+        self._next_housekeeping = time.monotonic() + _HOUSEKEEPING_EVERY_S
 
-    def run(self) -> CampaignResult:
-        """Search until the budget is spent, or another reason to stop comes first."""
-        self._reporter.started(self._statistics)
-        try:
-            with Interrupts() as interrupts:
-                for number in range(self._statistics.workers):
-                    self._start(number)
-                while (reason := self._reason_to_stop(interrupts)) is None:
+    def run(self, interrupts: Interrupts | None = None) -> CampaignResult:
+        """Search until the budget is spent, or another reason to stop comes first. ``interrupts`` has been entered."""
+        with interrupts or Interrupts() as entered:
+            entered.raising = False
+            try:
+                self._reporter.started(self._statistics)
+                while (reason := self._reason_to_stop(entered)) is None:
+                    self._start_due()
                     self._listen(_TICK_S)
-                self._finish(interrupts)
-        finally:
-            self._reporter.finished()
+                    if self._lost_devices:
+                        self._give_up_lost_devices()
+                    self._keep_house()
+                self._finish(entered)
+            finally:
+                self._crew.close()
+                self._reporter.finished()
         return CampaignResult(
             stop_reason=reason,
             elapsed_s=self._statistics.elapsed_s(),
@@ -96,6 +101,7 @@ class Coordinator:
             findings=tuple(sorted(self._book.findings, key=lambda one: (one.shrunk_s is None, one.first_seen_s))),
             unconfirmed=tuple(self._book.unconfirmed),
             troubles=tuple(self._troubles),
+            signal=entered.first,
         )
 
     def _reason_to_stop(self, interrupts: Interrupts) -> StopReason | None:
@@ -107,35 +113,54 @@ class Coordinator:
             return "environment"
         if self._statistics.remaining_s() <= 0:
             return "budget"
-        return None if self._workers else "workers_lost"
+        if self._crew.is_lost:
+            return "environment" if self._lost_devices else "workers_lost"
+        return None
 
     def _finish(self, interrupts: Interrupts) -> None:
         """Have the workers end, wait a little for what they still have to say, then end them."""
         self._stopping = True
-        for worker in self._workers.values():
-            worker.stop()
+        self._crew.stop()
         patience = time.monotonic() + _WAIT_FOR_WORKERS_S
-        while self._workers and time.monotonic() < patience and interrupts.count < 2:
+        while self._crew.working and time.monotonic() < patience and interrupts.count < 2:
             self._listen(0.05)
-        for number in list(self._workers):
+        for number in self._crew.working:
             self._lose(number)
-        self._selector.close()
+        self._accept_left()
+        self._book.save_all()
 
-    def _start(self, number: int) -> None:
-        worker = self._launch(self._setup(number))
-        for message in (*self._known, *(_busy(symptom, True) for symptom, _ in self._busy.values())):
-            worker.channel.send(message)
-        self._workers[number] = worker
-        self._selector.register(worker.channel, selectors.EVENT_READ, (number, "channel"))
-        if worker.broker is not None:
-            self._selector.register(worker.broker, selectors.EVENT_READ, (number, "broker"))
+    def _accept_left(self) -> None:
+        """Report what nobody was left to look into, unless a known bug explains it."""
+        known = KnownFindings()
+        for one in self._known:
+            known.add(Signature(Symptom(one.kernel, one.oracle, one.kind), one.features))
+        for pursue in self._handover.left():
+            self._book.accept_unconfirmed(pursue, unless=known)
 
-    def _setup(self, number: int) -> Setup:
+    def _start_due(self) -> None:
+        try:
+            started = self._crew.start_due()
+        except OSError as error:
+            self._environment_fails = True
+            self._note_trouble(f"no worker can be started ({error}); free memory, disk space or process IDs")
+            return
+        for number in started:
+            self._in_trouble.discard(number)
+            for message in (*self._known, *(_busy(symptom, True) for symptom, _ in self._busy.values())):
+                self._crew.send(number, message)
+            self._hand_over(number)
+
+    def _hand_over(self, number: int) -> None:
+        for pursue in self._handover.take():
+            self._crew.send(number, pursue)
+
+    def _setup(self, number: int, starts: int) -> Setup:
         plan, statistics = self._plan, self._statistics
+        self._device_ids[number] = ""
         return Setup(
             worker=number,
             num_workers=statistics.workers,
-            seed=statistics.seed + (self._restarts.get(number, 0) << 32),
+            seed=statistics.seed + (starts << 32),
             kernels=tuple(kernel.declaration for kernel in statistics.kernels.values()),
             deadline=statistics.deadline,
             device=statistics.device,
@@ -143,38 +168,31 @@ class Coordinator:
             journal=str(plan.journal_folder / f"worker-{number}.json") if plan.journal_folder else "",
             timeout_s=plan.timeout_s,
             tolerance=plan.tolerance,
+            memory_limit_bytes=plan.memory_limit_bytes,
         )
 
     def _listen(self, timeout_s: float) -> None:
-        for key, _ in self._selector.select(timeout_s):
-            number, what = key.data
-            if number not in self._workers:  # lost earlier in this very loop
-                continue
-            if what == "broker":
-                self._lend(number)
+        for number, messages in self._crew.receive(timeout_s):
+            if messages is None:
+                self._worker_ended(number)
             else:
-                self._hear(number)
+                for message in messages:
+                    self._handle(number, message)
+        self._crew.flush()
         self._reporter.progress(self._statistics)
 
-    def _lend(self, number: int) -> None:
-        worker = self._workers[number]
-        if worker.broker is not None and not worker.lend():
-            self._selector.unregister(worker.broker)
-
-    def _hear(self, number: int) -> None:
-        try:
-            messages = self._workers[number].channel.receive()
-        except ChannelClosed:
-            self._worker_ended(number)
-            return
-        for message in messages:
-            self._handle(number, message)
+    def _keep_house(self) -> None:
+        if time.monotonic() >= self._next_housekeeping:
+            self._book.save_all()
+            self._next_housekeeping = time.monotonic() + _HOUSEKEEPING_EVERY_S
 
     def _handle(self, number: int, message: FromWorker) -> None:
         match message:
             case Progress():
-                self._statistics.kernels[message.kernel].add(message)
+                self._statistics.add(message)
+                self._crew.has_judged(number)
             case Found():
+                self._handover.taken_up(message)
                 self._set_busy(number, message.finding, self._book.found(message).symptom)
             case Confirmed():
                 self._book.confirmed(message)
@@ -191,59 +209,67 @@ class Coordinator:
                 self._announce(message, self._book.duplicate(message).kernel)
             case Trouble():
                 self._in_trouble.add(number)
-                self._note_trouble(message)
+                self._note_trouble(message.message)
+                self._environment_fails |= message.environment and not message.device_lost
+                if message.device_lost:
+                    self._lost_devices.add(self._device_ids.get(number, ""))
 
-    def _note_trouble(self, trouble: Trouble) -> None:
-        self._environment_fails |= trouble.environment
-        if trouble.message not in self._troubles:
-            self._troubles.append(trouble.message)
-            self._reporter.note(trouble.message.strip().splitlines()[-1])
+    def _note_trouble(self, message: str) -> None:
+        if message not in self._troubles:
+            self._troubles.append(message)
+            self._reporter.note(message.strip().splitlines()[-1])
+
+    def _give_up_lost_devices(self) -> None:
+        """End all workers on a GPU that does not answer; what they were at is taken up elsewhere, if there is a GPU."""
+        for number, device_id in self._device_ids.items():
+            if device_id in self._lost_devices and self._crew.give_up(number):
+                self._lose(number)
+        if self._crew.working:
+            self._hand_over(self._crew.working[0])
 
     def _announce(self, closed: Minimised | Duplicate, kernel: str) -> None:
         """Have every worker take later failures of this bug for known."""
         for oracle, kind in closed.shown_as:
             known = Known(kernel=kernel, oracle=oracle, kind=kind, features=closed.features, flaky=closed.flaky)
             self._known.append(known)
-            self._broadcast(known)
+            self._crew.broadcast(known)
         self._clear_busy(closed.finding)
 
     def _set_busy(self, number: int, finding: str, symptom: Symptom) -> None:
         self._busy[finding] = symptom, number
-        self._broadcast(_busy(symptom, True), but=number)
+        self._crew.broadcast(_busy(symptom, True), but=number)
 
     def _clear_busy(self, finding: str) -> None:
         if finding in self._busy:
             symptom, number = self._busy.pop(finding)
-            self._broadcast(_busy(symptom, False), but=number)
-
-    def _broadcast(self, message: msgspec.Struct, *, but: int | None = None) -> None:
-        for number, worker in self._workers.items():
-            if number != but:
-                try:
-                    worker.channel.send(message)
-                except ChannelClosed:  # noticed when it is listened to
-                    continue
+            self._crew.broadcast(_busy(symptom, False), but=number)
 
     def _worker_ended(self, number: int) -> None:
         """A worker hung up: at the end as it should, before that because something is wrong with it."""
-        tail = self._lose(number)
+        last_words = self._lose(number)
         if self._stopping or self._statistics.remaining_s() <= 0 or self._environment_fails:
             return
-        self._restarts[number] = self._restarts.get(number, 0) + 1
         if number not in self._in_trouble:
-            self._note_trouble(Trouble(message=f"worker {number} ended early: {tail or 'it said nothing'}"))
-        if self._restarts[number] <= _MAX_RESTARTS_PER_WORKER:
-            self._start(number)
+            self._say_why_it_ended(number, last_words)
+        again = self._crew.start_again(number)
+        if not again and self._crew.working:
+            self._hand_over(self._crew.working[0])
 
-    def _lose(self, number: int) -> str:
-        worker = self._workers.pop(number)
-        self._selector.unregister(worker.channel)
-        if worker.broker is not None and worker.broker.fileno() in self._selector.get_map():
-            self._selector.unregister(worker.broker)
-        tail = worker.kill()
-        for finding in self._book.abandon(number):
+    def _say_why_it_ended(self, number: int, last_words: LastWords) -> None:
+        """A worker that was killed is somebody's doing, or the system's, and nothing to repair here."""
+        if last_words.signal_name in _KILLS:
+            self._reporter.note(f"worker {number} was killed ({last_words.signal_name}) and is started again")
+        else:
+            what = last_words.signal_name or last_words.tail or "it said nothing"
+            self._note_trouble(f"worker {number} ended early: {what}")
+
+    def _lose(self, number: int) -> LastWords:
+        last_words = self._crew.lose(number)
+        for finding in self._book.abandon(number, ends=self._stopping):
             self._clear_busy(finding.name)
-        return tail
+            if not self._stopping:
+                self._handover.add(finding)
+        return last_words
 
 
 def _busy(symptom: Symptom, busy: bool) -> Busy:

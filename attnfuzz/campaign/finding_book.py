@@ -6,11 +6,11 @@ import time
 
 from attnfuzz.campaign.aspects import aspects, telling
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
+from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Pursue, Smaller, Unconfirmed
 from attnfuzz.campaign.reporter import Reporter
 from attnfuzz.campaign.same_bug import are_same_bug, is_explained
 from attnfuzz.campaign.saving import SaveFolder
-from attnfuzz.campaign.signature import Symptom
+from attnfuzz.campaign.signature import KnownFindings, Symptom
 from attnfuzz.declaration import Declaration
 from attnfuzz.minimise import size_key
 from attnfuzz.problems.cases import decode_case
@@ -68,6 +68,7 @@ class FindingBook:
         finding.case, finding.failure = case, message.failure
         finding.preceding = tuple(decode_case(finding.declaration.problem, bytes(raw)) for raw in message.preceding)
         self._folder.save(finding)
+        self._reporter.smaller(finding)
 
     def duplicate(self, message: Duplicate) -> Symptom:
         """Close a finding that is a known bug, and forget it."""
@@ -86,17 +87,45 @@ class FindingBook:
         self._settle(finding)
         return finding.symptom
 
-    def abandon(self, worker: int) -> list[Finding]:
-        """Close what a worker was looking into when it was lost or the campaign ended, keeping what it had."""
+    def abandon(self, worker: int, *, ends: bool = True) -> list[Finding]:
+        """Close what a worker was looking into when it was lost, or the campaign ``ends``, keeping what it had.
+
+        If the campaign goes on, what was not confirmed is no finding yet: somebody else has to look into it.
+        """
         left = [name for name in self._open if name.startswith(f"{worker}-")]
         findings = [self._open.pop(name) for name in left]
         for finding in findings:
-            if finding.failure.oracle == "hang" and not finding.runs:  # a slow machine looks the same
-                self._doubt(finding)
-            else:
-                self._accept(finding)
+            if finding in self.findings:
                 self._settle(finding)
+            elif ends:
+                self._keep_unconfirmed(finding)
         return findings
+
+    def accept_unconfirmed(self, pursue: Pursue, *, unless: KnownFindings) -> None:
+        """Keep a failure that nobody could look into any more, unless it is a known bug."""
+        declaration = self._kernels[pursue.kernel]
+        finding = Finding(
+            name="",
+            declaration=declaration,
+            case=decode_case(declaration.problem, bytes(pursue.case)),
+            failure=pursue.failure,
+            first_seen_s=time.monotonic() - self._started,
+        )
+        known = any(other.case == finding.case and other.declaration == declaration for other in self.findings)
+        if not known and not unless.explains(finding.symptom, finding.signature.features):
+            self._keep_unconfirmed(finding)
+
+    def save_all(self) -> None:
+        """Make sure that every finding is on disk, also if its file or its folder has vanished."""
+        for finding in self.findings:
+            self._folder.save_if_missing(finding)
+
+    def _keep_unconfirmed(self, finding: Finding) -> None:
+        if finding.failure.oracle == "hang" and not finding.runs:  # a slow machine looks the same
+            self._doubt(finding)
+        else:
+            self._accept(finding)
+            self._settle(finding)
 
     def _doubt(self, finding: Finding) -> None:
         if all(other.symptom != finding.symptom for other in self.unconfirmed):

@@ -100,7 +100,10 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class CampaignResult:
-    """What a campaign found. ``unconfirmed`` failures never came back; ``troubles`` are errors of the framework."""
+    """What a campaign found. ``unconfirmed`` failures never came back; ``troubles`` are errors of the framework.
+
+    ``signal`` is the number of the one that interrupted it.
+    """
 
     stop_reason: StopReason
     elapsed_s: float
@@ -108,6 +111,7 @@ class CampaignResult:
     findings: tuple[Finding, ...]
     unconfirmed: tuple[Finding, ...] = ()
     troubles: tuple[str, ...] = ()
+    signal: int | None = None
 
     def findings_of(self, target: str) -> list[Finding]:
         """The findings of one kernel."""

@@ -1,8 +1,14 @@
-"""Findings on disk: written as soon as they are confirmed, replaced as they shrink, never twice."""
+"""Findings on disk: written as soon as they are confirmed, replaced as they shrink, never twice.
+
+Where the folder cannot be written (a full disk, no permission, a folder that vanished with the one around it), they go
+to another until it can be.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +16,13 @@ import msgspec
 
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.corpus import Regression, RegressionError, load_regression, regression_name, write_regression
+from attnfuzz.corpus.writing import remove_leftovers
 from attnfuzz.minimise import size_key
 
-__all__ = ["SaveFolder"]
+__all__ = ["FALLBACK", "SaveFolder"]
+
+FALLBACK = Path(".attnfuzz") / "findings"
+"""Where findings go, relative to the working directory, if the folder for them cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +54,16 @@ class SaveFolder:
         self._device = device
         self._warn = warn
         self._warned = False
+        self._last_resort: Path | None = None
         self._own: dict[Path, set[Finding]] = {}
+        remove_leftovers(folder)
         self._earlier = _read_earlier(folder)
 
     def save(self, finding: Finding) -> None:
         """Write the finding's smallest case and remove the file of its last one; sets ``finding.path``."""
         regression = finding.regression(self._device)
-        path = self._folder / regression_name(regression)
-        known = self._known_file(path, finding, regression)
+        name = regression_name(regression)
+        known = self._known_file(self._folder / name, finding, regression)
         if known is not None:
             self.forget(finding)
             finding.known_as = finding.path = known
@@ -59,18 +71,22 @@ class SaveFolder:
         superseded = self._superseded_by(finding, regression)
         if superseded is not None:
             regression = msgspec.structs.replace(regression, note=superseded.regression.note or regression.note)
-        try:
-            write_regression(regression, self._folder)
-            if superseded is not None:
-                self._replace(superseded)
-                finding.replaces = superseded.path
-        except OSError as error:
-            self._complain(error)
+        path = self._write(regression)
+        if path is None:
             return
+        if superseded is not None and path.parent == self._folder:
+            self._replace(superseded)
+            finding.replaces = superseded.path
         if finding.path != path:
             self.forget(finding)
         self._own.setdefault(path, set()).add(finding)
         finding.path = path
+
+    def save_if_missing(self, finding: Finding) -> None:
+        """Save a finding that is not, or not in the folder, or no longer."""
+        path = finding.path
+        if path is None or path.parent != self._folder or not path.exists():
+            self.save(finding)
 
     def forget(self, finding: Finding) -> None:
         """Remove the finding's file, unless it was there before or another finding has come down to the same case."""
@@ -81,16 +97,44 @@ class SaveFolder:
         if self._own[path]:
             return
         del self._own[path]
-        try:
+        with contextlib.suppress(OSError):  # a file too many is no loss
             path.unlink(missing_ok=True)
+
+    def _write(self, regression: Regression) -> Path | None:
+        """Write to the folder, or else to where it can be written; None if that is nowhere."""
+        try:
+            path = write_regression(regression, self._folder)
         except OSError as error:
-            self._complain(error)
+            return self._write_elsewhere(regression, error)
+        self._warned = False
+        return path
+
+    def _write_elsewhere(self, regression: Regression, because: OSError) -> Path | None:
+        for folder in self._other_folders():
+            try:
+                path = write_regression(regression, folder)
+            except OSError:  # the next one, then; that of the folder is what there is to tell
+                continue
+            self._complain(because, f"findings go to {folder} until it can be")
+            return path
+        self._complain(because, "findings are printed but not saved")
+        return None
+
+    def _other_folders(self) -> Iterator[Path]:
+        yield FALLBACK
+        if self._last_resort is None:
+            with contextlib.suppress(OSError):
+                self._last_resort = Path(tempfile.mkdtemp(prefix="attnfuzz-findings-"))
+        if self._last_resort is not None:
+            yield self._last_resort
 
     def _known_file(self, path: Path, finding: Finding, regression: Regression) -> Path | None:
         """An earlier file that says the same: the same case, or the same bug in a case that is no larger."""
         options = finding.declaration.options
         size = size_key(regression.case, options=options)
         for earlier in self._earlier:
+            if not earlier.path.exists():
+                continue
             if earlier.path == path:
                 return path
             if earlier.is_same_bug(regression) and size_key(earlier.regression.case, options=options) <= size:
@@ -102,15 +146,17 @@ class SaveFolder:
         return next(same, None) if finding.minimised else None
 
     def _replace(self, earlier: _Earlier) -> None:
-        earlier.path.unlink(missing_ok=True)
         self._earlier.remove(earlier)
+        with contextlib.suppress(OSError):  # both then stay, and say the same
+            earlier.path.unlink(missing_ok=True)
 
-    def _complain(self, error: OSError) -> None:
+    def _complain(self, error: OSError, consequence: str) -> None:
+        """Say it once, until it is over."""
         if not self._warned:
             self._warned = True
             self._warn(
-                f"cannot write to {self._folder} ({error.strerror}); name a folder that can be written "
-                "with --save-dir: findings are printed but not saved"
+                f"cannot write to {self._folder} ({error.strerror or error}): {consequence}; make room there, or name "
+                "a folder that can be written with --save-dir"
             )
 
 

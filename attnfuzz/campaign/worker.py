@@ -16,13 +16,14 @@ import msgspec
 from hypothesis.strategies import SearchStrategy
 
 from attnfuzz.campaign.channel import Channel, ChannelClosed
+from attnfuzz.campaign.history import History
 from attnfuzz.campaign.journal import Journal
 from attnfuzz.campaign.judging import TimedJudge
 from attnfuzz.campaign.messages import Setup, ToWorker, Trouble
 from attnfuzz.campaign.search import Search
 from attnfuzz.campaign.zygote_broker import BorrowedZygote
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.execution.outcomes import ExecutorUnavailable
+from attnfuzz.execution.outcomes import DeviceLost, ExecutorUnavailable
 from attnfuzz.execution.process import die_with_parent
 from attnfuzz.execution.runner import Runner
 from attnfuzz.execution.zygote_client import Zygote
@@ -51,7 +52,8 @@ def main(arguments: list[str]) -> int:
     except ChannelClosed:
         return 1
     except (ExecutorUnavailable, KernelLoadError) as error:
-        channel.send(Trouble(message=str(error), environment=True))
+        lost = isinstance(error, DeviceLost)
+        channel.send(Trouble(message=str(error), environment=True, device_lost=lost))
         return 1
     except Exception:  # noqa: BLE001 - a process boundary: the coordinator is told everything
         channel.send(Trouble(message=traceback.format_exc()))
@@ -64,7 +66,12 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
     sizes = GPU_SIZES if setup.device == "cuda" else CPU_SIZES
     zygote = cast(Zygote, BorrowedZygote(broker))  # all that an executor asks of a zygote
     runner = Runner(
-        device=setup.device, oracles=setup.oracles, tolerance=setup.tolerance, timeout_s=setup.timeout_s, zygote=zygote
+        device=setup.device,
+        oracles=setup.oracles,
+        tolerance=setup.tolerance,
+        timeout_s=setup.timeout_s,
+        memory_limit_bytes=setup.memory_limit_bytes,
+        zygote=zygote,
     )
     with contextlib.closing(_Executors(runner)) as executors, contextlib.closing(_journal(setup)) as journal:
         judge = TimedJudge(
@@ -79,7 +86,7 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
         def strategy_for(declaration: Declaration) -> SearchStrategy[Case]:
             return cases(declaration.problem, supports=declaration.supports, options=declaration.options, sizes=sizes)
 
-        Search(setup, judge=judge, strategy_for=strategy_for, channel=channel).run()
+        Search(setup, judge=judge, strategy_for=strategy_for, channel=channel, history=executors.history).run()
 
 
 class _Executors:
@@ -88,6 +95,8 @@ class _Executors:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._in_use = threading.Lock()
+        self._siblings = 0
+        self.history = History()
 
     def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
         """The verdict on ``case``; see `Judge`."""
@@ -95,14 +104,26 @@ class _Executors:
             if afresh:
                 old, self._runner = self._runner, self._runner.sibling()
                 old.close()
-            return self._runner.judge(declaration, case, timeout_s=timeout_s)
+                self._siblings += 1
+            try:
+                return self._runner.judge(declaration, case, timeout_s=timeout_s)
+            finally:
+                self.history.record(self._process, declaration, [case])
 
     def judge_together(
         self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
     ) -> list[Verdict] | None:
         """The verdicts on ``cases``; see `JudgeTogether`."""
         with self._in_use:
-            return self._runner.judge_together(declaration, cases, timeout_s=timeout_s)
+            try:
+                return self._runner.judge_together(declaration, cases, timeout_s=timeout_s)
+            finally:
+                self.history.record(self._process, declaration, cases)
+
+    @property
+    def _process(self) -> tuple[int, int]:
+        """Tells the process that judged last from those before it."""
+        return self._siblings, self._runner.restarts
 
     def close(self) -> None:
         """End the executor. One that hangs in the background ends with this process, which holds its connection."""

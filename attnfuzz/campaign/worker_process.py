@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
 import msgspec
 
 import attnfuzz
-from attnfuzz.campaign.channel import Channel
+from attnfuzz.campaign.channel import Channel, ChannelClosed
 from attnfuzz.campaign.messages import FromWorker, Setup, Stop
-from attnfuzz.campaign.zygote_broker import lend_connection
+from attnfuzz.campaign.zygote_broker import lend_connections
+from attnfuzz.execution.outcomes import signal_name
 from attnfuzz.execution.zygote_client import Zygote
 
-__all__ = ["Launch", "WorkerHandle", "WorkerProcess"]
+__all__ = ["LastWords", "Launch", "WorkerHandle", "WorkerProcess"]
 
 _LOG_TAIL_BYTES = 2000
+_LENDER_WAIT_S = 0.2
+"""It ends by itself once its zygote has started; nothing waits for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """The last of what a worker wrote, and the signal that had ended it before it was killed here, if one had."""
+
+    tail: str
+    signal_name: str | None = None
 
 
 class WorkerHandle(Protocol):
@@ -28,34 +42,29 @@ class WorkerHandle(Protocol):
 
     channel: Channel[FromWorker]
 
-    @property
-    def broker(self) -> socket.socket | None:
-        """Where it asks for connections to the zygote."""
-
-    def lend(self) -> bool:
-        """Answer a request on ``broker``; False once it is closed."""
-
     def stop(self) -> None:
         """Ask it to end; it may be gone already."""
 
-    def kill(self) -> str:
-        """Make sure it has ended, and return the last of what it wrote."""
+    def kill(self) -> LastWords:
+        """Make sure it has ended."""
 
 
 class Launch(Protocol):
-    """Starts a worker."""
+    """Starts a worker. Raises OSError where the system has no process, memory or file descriptor left for it."""
 
     def __call__(self, setup: Setup) -> WorkerHandle: ...
 
 
 class WorkerProcess:
-    """``python -m attnfuzz.campaign.worker`` in a session of its own, so that Ctrl-C is the coordinator's to handle."""
+    """``python -m attnfuzz.campaign.worker`` in a session of its own, so that Ctrl-C is the coordinator's to handle.
+
+    A thread lends it connections to the zygote, so that nobody else waits while a zygote that died starts again.
+    """
 
     def __init__(self, setup: Setup, zygote: Zygote, scratch: Path) -> None:
-        self._zygote = zygote
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by kill()
         mine, channel = socket.socketpair()
-        self.broker, broker = socket.socketpair()
+        self._broker, broker = socket.socketpair()
         with channel, broker:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "attnfuzz.campaign.worker", str(channel.fileno()), str(broker.fileno())],
@@ -66,31 +75,32 @@ class WorkerProcess:
                 env=_environment(scratch),
                 start_new_session=True,
             )
-        self.channel = Channel(mine, msgspec.json.Decoder(FromWorker))
-        self.channel.send(setup)
-
-    def lend(self) -> bool:
-        """Hand a connection to the zygote to the worker."""
-        return lend_connection(self._zygote, self.broker)
+        self.channel = Channel(mine, msgspec.json.Decoder(FromWorker), patient=False)
+        self._lender = threading.Thread(target=lend_connections, args=(zygote, self._broker), daemon=True)
+        self._lender.start()
+        with contextlib.suppress(ChannelClosed):  # it has ended already: noticed when it is listened to
+            self.channel.send(setup)
 
     def stop(self) -> None:
         """Ask it to end."""
-        try:
+        with contextlib.suppress(ChannelClosed):  # it has ended: that is what was asked for
             self.channel.send(Stop())
-        except ConnectionError:  # it has ended: that is what was asked for
-            return
 
-    def kill(self) -> str:
+    def kill(self) -> LastWords:
         """Kill the process if it still runs, and return the last of its output."""
+        status = self._process.poll()
         self._process.kill()
         self._process.wait()
         self.channel.close()
-        self.broker.close()
+        with contextlib.suppress(OSError):  # the worker hung up first
+            self._broker.shutdown(socket.SHUT_RDWR)
+        self._lender.join(_LENDER_WAIT_S)
+        self._broker.close()
         end = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, end - _LOG_TAIL_BYTES))
         tail = self._log.read().decode(errors="backslashreplace").strip()
         self._log.close()
-        return tail
+        return LastWords(tail, signal_name(status) if status is not None else None)
 
 
 def _environment(scratch: Path) -> dict[str, str]:

@@ -11,7 +11,7 @@ import socket
 from attnfuzz.execution.outcomes import ExecutorUnavailable
 from attnfuzz.execution.zygote_client import Zygote
 
-__all__ = ["BorrowedZygote", "lend_connection"]
+__all__ = ["BorrowedZygote", "lend_connection", "lend_connections"]
 
 _MAX_REASON_BYTES = 1 << 14
 _TIMEOUT_S = 300.0
@@ -32,6 +32,12 @@ def lend_connection(zygote: Zygote, broker: socket.socket) -> bool:
     except OSError:
         return False
     return True
+
+
+def lend_connections(zygote: Zygote, broker: socket.socket) -> None:
+    """Answer requests on ``broker`` until the worker hangs up."""
+    while lend_connection(zygote, broker):
+        pass
 
 
 class BorrowedZygote:

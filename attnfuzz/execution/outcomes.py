@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 __all__ = [
     "DeathReason",
+    "DeviceLost",
     "Died",
     "ExecutorUnavailable",
     "Outcome",
@@ -63,6 +64,10 @@ class ServiceError(RuntimeError):
 
 class ExecutorUnavailable(RuntimeError):  # noqa: N818 - a condition with a remedy, named for what the caller sees
     """No executor can be started; the message says why and what to do."""
+
+
+class DeviceLost(ExecutorUnavailable):
+    """The GPU does not answer any more. Others may."""
 
 
 def signal_name(exit_status: int) -> str | None:

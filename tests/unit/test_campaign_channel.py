@@ -81,3 +81,19 @@ def test_sending_to_nobody_is_said(ends: Pair) -> None:
     coordinator.close()
     with pytest.raises(ChannelClosed):
         worker.send(Stop())
+
+
+def test_a_side_that_is_not_patient_does_not_wait_for_the_other_to_read() -> None:
+    """Two sides that each wait for the other to read would stop the campaign for good."""
+    mine, other = socket.socketpair()
+    with mine, other:
+        busy: Channel[ToWorker] = Channel(other, msgspec.json.Decoder(ToWorker))
+        coordinator: Channel[FromWorker] = Channel(mine, msgspec.json.Decoder(FromWorker), patient=False)
+        known = Known(kernel="k" * 100_000, oracle="crash", kind="SIGSEGV", features=frozenset())
+        for _ in range(30):
+            coordinator.send(known)
+        received: list[ToWorker] = []
+        while len(received) < 30:
+            coordinator.flush()
+            received += busy.receive(1.0)
+        assert received == [known] * 30

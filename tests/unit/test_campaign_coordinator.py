@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -23,14 +24,17 @@ from attnfuzz.campaign.messages import (
     Known,
     Minimised,
     Progress,
+    Pursue,
     Setup,
     Smaller,
     Stop,
     ToWorker,
     Trouble,
+    Unconfirmed,
 )
-from attnfuzz.campaign.reporter import SilentReporter
+from attnfuzz.campaign.reporter import Reporter, SilentReporter
 from attnfuzz.campaign.result import CampaignResult, Statistics
+from attnfuzz.campaign.worker_process import LastWords
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure
@@ -49,10 +53,9 @@ def raw(seq_len: int) -> msgspec.Raw:
 class Worker:
     """A worker in a thread, which plays ``script`` and then hangs up."""
 
-    broker: socket.socket | None = None
-
     def __init__(self, setup: Setup, script: Callable[[Worker], None]) -> None:
         self.setup = setup
+        self.killed_by: str | None = None
         self.heard: list[ToWorker] = []
         mine, other = socket.socketpair()
         self._socket = mine
@@ -82,20 +85,17 @@ class Worker:
                 if isinstance(message, kind):
                     return message
 
-    def lend(self) -> bool:
-        return False
-
     def stop(self) -> None:
         try:
             self.channel.send(Stop())
         except ChannelClosed:  # ended by itself
             return
 
-    def kill(self) -> str:
+    def kill(self) -> LastWords:
         self._socket.shutdown(socket.SHUT_RDWR) if self._socket.fileno() >= 0 else None
         self._thread.join(10.0)
         self.channel.close()
-        return "last words"
+        return LastWords("last words", self.killed_by)
 
 
 def campaign(
@@ -104,6 +104,7 @@ def campaign(
     budget_s: float = 10.0,
     fail_fast: bool = False,
     started: list[Worker] | None = None,
+    reporter: Reporter | None = None,
 ) -> CampaignResult:
     now = time.monotonic()
     statistics = Statistics(
@@ -123,7 +124,7 @@ def campaign(
             started.append(worker)
         return worker
 
-    return Coordinator(plan, launch=launch, reporter=SilentReporter()).run()
+    return Coordinator(plan, launch=launch, reporter=reporter or SilentReporter()).run()
 
 
 def finds(worker: Worker, seq_len: int, name: str, *, confirm: bool = True) -> None:
@@ -246,6 +247,103 @@ def test_a_lost_worker_is_replaced_and_its_finding_kept(tmp_path: Path) -> None:
     assert workers[0].setup.seed != workers[1].setup.seed
     assert len(result.findings) == 1
     assert any("last words" in trouble for trouble in result.troubles)
+
+
+def test_a_worker_that_is_killed_again_and_again_is_started_again(tmp_path: Path) -> None:
+    """A campaign of days would run out of workers, one by one, and report errors that are not its own."""
+    workers: list[Worker] = []
+
+    def script(worker: Worker) -> None:
+        worker.say(Progress(kernel=KERNEL.target, cases=1, seconds=0.1))
+        if worker.setup.seed >> 32 < 9:  # the number of starts before this one
+            worker.killed_by = "SIGKILL"
+        else:
+            finds(worker, 9, "0-1")
+            closes(worker, "0-1")
+            waits(worker)
+
+    result = campaign(tmp_path, script, budget_s=60.0, fail_fast=True, started=workers)
+    assert len(workers) == 10
+    assert (result.stop_reason, result.troubles) == ("fail_fast", ())
+
+
+def test_what_a_killed_worker_was_looking_into_is_looked_into_by_another(tmp_path: Path) -> None:
+    """A failure that was never confirmed would be reported as a finding, or one that was would never be shrunk."""
+    workers: list[Worker] = []
+
+    def script(worker: Worker) -> None:
+        if len(workers) == 0:
+            finds(worker, 9, "0-1", confirm=False)
+            worker.killed_by = "SIGKILL"
+            return
+        pursue = worker.hear(Pursue)
+        assert isinstance(pursue, Pursue)
+        worker.say(Found(finding="0-1", kernel=pursue.kernel, case=pursue.case, failure=pursue.failure))
+        worker.say(Unconfirmed(finding="0-1", runs=3))
+        waits(worker)
+
+    result = campaign(tmp_path, script, budget_s=1.0, started=workers)
+    assert (len(workers), result.findings, len(result.unconfirmed)) == (2, (), 1)
+
+
+def test_what_nobody_was_left_to_look_into_is_reported(tmp_path: Path) -> None:
+    """A failure that takes every worker with it is the last that should get lost."""
+
+    def script(worker: Worker) -> None:
+        finds(worker, 9, f"0-{worker.setup.seed}", confirm=False)
+        worker.killed_by = "SIGKILL"
+
+    result = campaign(tmp_path, script, budget_s=60.0)
+    assert result.stop_reason == "workers_lost"
+    (finding,) = result.findings
+    assert "seen once" in finding.certainty()
+    assert finding.path is not None
+
+
+def test_a_system_without_processes_ends_the_campaign_with_a_sentence(tmp_path: Path) -> None:
+    """A traceback would be all that a user sees of a machine that is out of memory."""
+
+    def refused(setup: Setup) -> Worker:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    now = time.monotonic()
+    statistics = Statistics(
+        kernels=Statistics.of_kernels([KERNEL]), started=now, deadline=now + 60, device="cpu", device_name="cpu",
+        workers=2, seed=7,
+    )  # fmt: skip
+    plan = Plan(statistics=statistics, oracles=DEFAULT_ORACLES, save_folder=tmp_path)
+    result = Coordinator(plan, launch=refused, reporter=SilentReporter()).run()
+    assert result.stop_reason == "environment"
+    assert "Resource temporarily unavailable" in result.troubles[0]
+
+
+def test_output_that_is_gone_does_not_end_the_campaign(tmp_path: Path) -> None:
+    """A closed terminal, or a log on a full disk, would lose the night's search."""
+
+    class Gone(SilentReporter):
+        def progress(self, statistics: Statistics) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        found = confirmed = shrunk = progress  # type: ignore[assignment]  # each of them fails in the same way
+
+    def script(worker: Worker) -> None:
+        finds(worker, 9, "0-1")
+        closes(worker, "0-1")
+        waits(worker)
+
+    result = campaign(tmp_path, script, budget_s=0.5, reporter=Gone())
+    assert (result.stop_reason, len(result.findings)) == ("budget", 1)
+
+
+def test_workers_on_a_gpu_that_does_not_answer_are_ended(tmp_path: Path) -> None:
+    """They would wait for it, one case after the other, until the budget is spent."""
+
+    def script(worker: Worker) -> None:
+        worker.say(Trouble(message="GPU 0 does not answer", environment=True, device_lost=True))
+
+    result = campaign(tmp_path, script, waits, budget_s=60.0)
+    assert (result.stop_reason, result.troubles) == ("environment", ("GPU 0 does not answer",))
+    assert result.elapsed_s < 10.0
 
 
 def test_when_every_worker_is_lost_again_and_again_the_campaign_ends(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.saving import SaveFolder
+from attnfuzz.campaign.saving import FALLBACK, SaveFolder
 from attnfuzz.corpus import Regression, load_regression, write_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
@@ -135,16 +138,77 @@ def test_nothing_is_replaced_before_shrinking_has_ended(tmp_path: Path) -> None:
     assert path.exists()
 
 
-def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with temporary files in a folder of their own."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    return tmp_path
+
+
+def test_findings_go_elsewhere_while_their_folder_cannot_be_written(elsewhere: Path) -> None:
+    """On a full disk, or in a folder that is read-only, they would only be printed, with a complaint each."""
+    blocked = elsewhere / "blocked"
+    blocked.touch()
+    folder = Folder(blocked)
+    findings = [a_finding(seq_len) for seq_len in (5, 2)]
+    for finding in findings:
+        folder.saver.save(finding)
+        assert finding.path is not None
+        assert finding.path.parent == FALLBACK
+        assert saved(finding.path).case == finding.case
+    (warning,) = folder.warnings
+    assert all(words in warning for words in ("--save-dir", str(FALLBACK), str(blocked)))
+
+
+def test_findings_move_to_their_folder_once_it_can_be_written(elsewhere: Path) -> None:
+    """Found in the morning somewhere else, after the disk was full for a minute of the night."""
+    (elsewhere / "blocked").touch()
+    folder = Folder(elsewhere / "blocked")
+    finding = a_finding(5)
+    folder.saver.save(finding)
+    (elsewhere / "blocked").unlink()
+    folder.saver.save_if_missing(finding)
+    assert folder.names() == {finding.path.name if finding.path else ""}
+    assert list(FALLBACK.iterdir()) == []
+
+
+def test_a_folder_that_vanished_is_made_again(tmp_path: Path) -> None:
+    """Somebody cleans up while the campaign runs: what it found so far must not be gone at its end."""
+    folder = Folder(tmp_path / "regressions")
+    finding = a_finding(5)
+    folder.saver.save(finding)
+    shutil.rmtree(tmp_path / "regressions")
+    folder.saver.save_if_missing(finding)
+    assert saved(finding.path).case == a_case(5)
+
+
+def test_without_the_working_directory_findings_go_to_the_temporary_folder(elsewhere: Path) -> None:
+    """A checkout that is removed while the campaign runs takes the save folder and .attnfuzz with it."""
+    (elsewhere / "gone").mkdir()
+    os.chdir(elsewhere / "gone")
+    folder = Folder(Path("regressions"))
+    (elsewhere / "gone").rmdir()
+    finding = a_finding(5)
+    folder.saver.save(finding)
+    assert finding.path is not None
+    assert finding.path.is_relative_to(elsewhere / "tmp")
+    assert str(finding.path.parent) in folder.warnings[0]
+
+
+def test_where_nothing_can_be_written_that_is_said_once(elsewhere: Path) -> None:
     """The search goes on and findings are printed; a traceback would lose them."""
-    (tmp_path / "blocked").touch()
-    folder = Folder(tmp_path / "blocked" / "regressions")
+    for name in ("blocked", ".attnfuzz"):
+        (elsewhere / name).touch()
+    (elsewhere / "tmp").rmdir()
+    folder = Folder(elsewhere / "blocked")
     for seq_len in (5, 2):
         finding = a_finding(seq_len)
         folder.saver.save(finding)
         assert finding.path is None
-    assert len(folder.warnings) == 1
-    assert "--save-dir" in folder.warnings[0]
+    (warning,) = folder.warnings
+    assert "printed but not saved" in warning
 
 
 @pytest.mark.parametrize(("failed", "runs", "words"), [(1, 3, "1 of 3"), (0, 0, "seen once"), (3, 3, "")])
