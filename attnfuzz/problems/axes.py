@@ -138,7 +138,7 @@ def _scale(case: AttentionCase) -> Levels:
 
 def _tokens(case: MergeStatesCase) -> Levels:
     tokens = case.num_tokens
-    return ("1" if tokens == 1 else "2 to 16" if tokens <= 16 else "17 to 256" if tokens <= 256 else "over 256",)
+    return ("1" if tokens == 1 else "2 to 16" if tokens <= 16 else "over 16",)
 
 
 _DTYPE = Axis("dtype", DTYPES, lambda case: (case.dtype,))
@@ -172,7 +172,7 @@ _VALUES = (
 )
 _MERGE = (
     Axis("heads", ("1", "pow2", "other"), lambda case: _heads_class(case.num_q_heads)),
-    Axis("tokens", ("1", "2 to 16", "17 to 256", "over 256"), _tokens),
+    Axis("tokens", ("1", "2 to 16", "over 16"), _tokens),
     _strides("input strides", "prefix_output", "suffix_output", "prefix_lse", "suffix_lse"),
     _strides("result strides", "output", "output_lse"),
 )

@@ -94,7 +94,7 @@ class InputSpace:
         partners: dict[int, int] = {}
         for witness in witnesses:
             axes.update(axis for axis, _ in witness)
-            levels = [self.numbers[axis][level] for axis, on_it in witness for level in on_it]
+            levels = {self.numbers[axis][level] for axis, on_it in witness for level in on_it}
             together = sum(1 << level for level in levels)
             for level in levels:
                 partners[level] = partners.get(level, 0) | together

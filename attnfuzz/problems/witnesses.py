@@ -118,7 +118,7 @@ def _batches() -> Iterator[Witness]:
 
 
 def _cuts(problem: Problem, supports: Supports, options: Options, longest: int) -> Iterator[Witness]:
-    """A sequence with its pages, tiles, splits and a needle."""
+    """A sequence with its pages, tiles, splits and every needle that it may have or not."""
     shown = {axis.name for axis in option_axes(options)}
     least, most = min_seq_len(supports), min(longest, supports.max_seq_len or longest)
     axes = row_axes(problem, options)
@@ -128,7 +128,8 @@ def _cuts(problem: Problem, supports: Supports, options: Options, longest: int) 
         named = ((f"option {name}", (str(value),)) for name, value in launch.items())
         fixed += [level for level in named if level[0] in shown]
         for row in _rows(Row(0, page, tile_sizes(launch), num_splits), axes, least, most):
-            yield (*fixed, *((axis.name, axis.of(row)) for axis in axes))
+            levels = {axis.name: axis.of(row) for axis in axes}
+            yield (*fixed, *(levels | {"needle": ("none", *levels["needle"])}).items())
 
 
 def _ways_to_cut(
@@ -154,14 +155,12 @@ def _launches(options: Options) -> Iterator[dict[str, OptionValue]]:
 
 
 def _rows(cut: Row, axes: Iterable[Axis], least: int, most: int) -> Iterator[Row]:
-    """Sequences cut like ``cut``, without and with a needle; of those on the same levels, one."""
+    """Sequences cut like ``cut``, with needles wherever one can be; of those on the same levels, one."""
     steps = (*((cut.page,) if cut.page else ()), *cut.tiles)
     lengths = {*boundary_lengths(steps, cut.num_splits, most), *_long_lengths(steps, cut.num_splits), *_ANY_LENGTHS}
-    rows = [cut._replace(length=length) for length in sorted(lengths) if least <= length <= most]
+    rows = (cut._replace(length=length) for length in sorted(lengths) if least <= length <= most)
     for row in _distinct(rows, axes):
-        yield row
-        positions = boundary_positions(row.length, steps, row.num_splits)
-        yield from (row._replace(needles=(position,)) for position in positions)
+        yield row._replace(needles=boundary_positions(row.length, steps, row.num_splits))
 
 
 def _distinct(rows: Iterable[Row], axes: Iterable[Axis]) -> Iterable[Row]:
