@@ -44,8 +44,8 @@ _MERGED_LSE_EXPONENT = exponent_error(of_score=2, of_difference=3)
 class RowUnits:
     """Per row, each `[rows 1 1]`.
 
-    - `scale`: of the scores. Of their errors (`ScoreError`): `score_product`, `score_constant`, and for `out` and for the
-      LSE, each `[2 rows 1 1]`, `per_score` and `per_distance`.
+    - `scale`: of the scores. Of their errors (`ScoreError`): `score_product`, `score_constant`, and one for `out` and
+      one for the LSE, `per_score` and `per_distance`.
     - `weight`, `weight_absolute`: as in `Arithmetic`.
     - Of the numerator: `product` times sum_i p_i |v_i|, `rescale` times the same weighted with the number of rescales,
       `numerator_sum` times the largest partial sum, and `numerator_absolute`.
@@ -105,7 +105,7 @@ def attention_units(
 
 
 def merge_units(arithmetic: Arithmetic, *, lse_unit: Float64[Tensor, " rows"]) -> Float64[Tensor, "units rows"]:
-    """`RowUnits` of a merge, which is attention over two tokens with the LSEs as scores. `lse_unit`: log of their base."""
+    """`RowUnits` of a merge: attention over two tokens with the LSEs as scores. `lse_unit`: logarithm of their base."""
     return _columns(
         arithmetic,
         scale=lse_unit,

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.numerics import Bound, error_ratio
-from attnfuzz.oracles.bounds import bound_of
+from attnfuzz.oracles.expectations import Expectation, expectations, on_device
 from attnfuzz.oracles.observation import Observation
 from attnfuzz.problems.cases import Case, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.reference import Expected
 from attnfuzz.problems.registry import problem_of
-from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
+from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["Comparison", "Reference", "compare", "natural_lse", "worst_ratio"]
 
@@ -62,30 +62,24 @@ class Reference:
         parts = {field.name: getattr(self.values, field.name) for field in fields(self.values)}
         return replace(self.values, **{name: part.cpu() for name, part in parts.items() if isinstance(part, Tensor)})
 
-    @cached_property
+    @property
     def expected(self) -> Expected:
         """The exact result in float64."""
-        started = time.perf_counter()
-        found = problem_of(self.case).reference(self.case, self._values_at_hand)
-        self.seconds += time.perf_counter() - started
-        return Expected(found.out.to(self.device), found.lse.to(self.device))
-
-    @cached_property
-    def bound(self) -> Bound:
-        """How far each element may be off."""
-        if isinstance(self.tolerance, FixedTolerance):
-            fixed = self.tolerance
-            return Bound(out=fixed.bound(self.expected.out), lse=fixed.bound(self.expected.lse))
-        started = time.perf_counter()
-        interpreted = self.device == "cpu"
-        found = bound_of(self.declaration, self.case, self._values_at_hand, interpreted=interpreted)
-        self.seconds += time.perf_counter() - started
-        return Bound(out=found.out.to(self.device), lse=found.lse.to(self.device))
+        return self._expectation.expected
 
     @property
-    def _values_at_hand(self) -> Any:
-        """Values where reference and bound are done soonest: they take 200 operations per sequence, however short."""
-        return self.values if _is_large(self.case) else self.values_on_cpu
+    def bound(self) -> Bound:
+        """How far each element may be off."""
+        return self._expectation.bound
+
+    @cached_property
+    def _expectation(self) -> Expectation:
+        started = time.perf_counter()
+        values = self.values if _is_large(self.case) else self.values_on_cpu
+        request = (self.declaration, self.case, values)
+        (found,) = expectations([request], tolerance=self.tolerance, interpreted=self.device == "cpu")
+        self.seconds += time.perf_counter() - started
+        return on_device(found, self.device)
 
 
 def compare(reference: Reference, seen: Observation) -> list[Comparison]:
@@ -106,7 +100,7 @@ def _is_large(case: Case) -> bool:
     """Whether a GPU gains more from its speed than it loses by launching each operation."""
     if isinstance(case, MergeStatesCase):
         return case.num_tokens * case.num_q_heads * case.head_size > _LAUNCH_IN_ELEMENTS
-    return sum(case.seq_lens) * case.num_q_heads * case.head_size > case.num_seqs * _LAUNCH_IN_ELEMENTS
+    return sum(case.seq_lens) * case.num_q_heads * case.head_size > _LAUNCH_IN_ELEMENTS
 
 
 def natural_lse(declaration: Declaration, lse: Float[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:

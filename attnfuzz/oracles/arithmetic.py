@@ -1,0 +1,33 @@
+"""The roundings of a case, from what its kernel declares about its arithmetic."""
+
+import torch
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.numerics.arithmetic import Arithmetic, attention_arithmetic, merge_arithmetic
+from attnfuzz.problems.cases import AttentionCase, Case, SplitDecodeCase
+
+__all__ = ["arithmetic_of"]
+
+
+def arithmetic_of(declaration: Declaration, case: Case, *, interpreted: bool) -> Arithmetic:
+    """Units of what the kernel may round. `interpreted`: Triton's interpreter converts to bfloat16 by dropping bits."""
+    dtype = getattr(torch, case.dtype)
+    if not isinstance(case, AttentionCase):
+        return merge_arithmetic(dtype, truncates_bfloat16=interpreted)
+    return attention_arithmetic(
+        declaration.numerics,
+        in_dtype=dtype,
+        out_dtype=dtype,
+        is_split=_num_partials(declaration, case) > 1,
+        partial_merge=isinstance(case, SplitDecodeCase),
+        truncates_bfloat16=interpreted,
+    )
+
+
+def _num_partials(declaration: Declaration, case: AttentionCase) -> int:
+    """A kernel that does not say into how many parts it splits a sequence may split it: the looser bound."""
+    if isinstance(case, SplitDecodeCase):
+        return case.num_splits
+    choices = declaration.options.get("num_splits")
+    num_splits = case.options.get("num_splits", choices[0] if choices else 2)
+    return num_splits if isinstance(num_splits, int) and num_splits >= 1 else 2

@@ -1,0 +1,64 @@
+"""Expected results and error bounds of many cases at once, without waiting for the device.
+
+Sequences and merges of all cases are padded to a few sizes (`row_buckets`), fetched by index (`row_batches`) and
+computed together (`attnfuzz.numerics.rows`). One case alone is the special case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.numerics import Bound
+from attnfuzz.oracles.expected_attention import expect_attention
+from attnfuzz.oracles.expected_merges import expect_merges
+from attnfuzz.oracles.row_batches import Results
+from attnfuzz.problems.cases import AttentionCase, Case
+from attnfuzz.problems.reference import Expected
+from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
+
+__all__ = ["Expectation", "expectations", "on_device"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a case's logical result should be, and how far each element may be off: float64, axes of the reference."""
+
+    expected: Expected
+    bound: Bound
+
+
+def expectations(
+    requests: Sequence[tuple[Declaration, Case, Any]], *, tolerance: Tolerance, interpreted: bool
+) -> list[Expectation]:
+    """Expectation of each (declaration, case, logical values), in order, on the device of the values.
+
+    Cases of all problems may be mixed; the values of all of them are on one device. `interpreted`: the kernels run in
+    Triton's interpreter, which converts to bfloat16 by dropping bits.
+    """
+    found: dict[int, Expectation] = {}
+    for expect, is_attention in ((expect_attention, True), (expect_merges, False)):
+        chosen = [i for i, (_, case, _) in enumerate(requests) if isinstance(case, AttentionCase) is is_attention]
+        chosen.sort(key=lambda i: requests[i][1].dtype)  # numbers of one dtype are joined in one operation
+        if chosen:
+            results, places = expect([requests[i] for i in chosen], interpreted=interpreted)
+            if isinstance(tolerance, FixedTolerance):
+                results.bound_all(tolerance.bound)
+            found |= {i: _expectation(results, *place) for i, place in zip(chosen, places, strict=True)}
+    return [found[i] for i in range(len(requests))]
+
+
+def _expectation(results: Results, out: int, lse: int, shape: tuple[int, int, int]) -> Expectation:
+    expected_out, out_bound = results.out(out, shape)
+    expected_lse, lse_bound = results.lse(lse, shape[:2])
+    return Expectation(Expected(expected_out, expected_lse), Bound(out=out_bound, lse=lse_bound))
+
+
+def on_device(expectation: Expectation, device: str) -> Expectation:
+    """The same in the memory of `device`."""
+    expected, bound = expectation.expected, expectation.bound
+    return Expectation(
+        Expected(expected.out.to(device), expected.lse.to(device)), Bound(bound.out.to(device), bound.lse.to(device))
+    )

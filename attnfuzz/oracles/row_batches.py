@@ -1,0 +1,197 @@
+"""Rows of many cases in a few padded tensors: where each row's numbers come from, and where its result goes.
+
+The numbers of all cases lie one after another in flat tensors. A row is then a few offsets, and one indexing operation
+fetches a bucket's rows whatever the cases' shapes. The offsets of all rows travel to a GPU in one copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int64, Shaped
+from torch import Tensor
+
+from attnfuzz.numerics.attention import largest_chunk
+from attnfuzz.numerics.row_units import RowUnits
+from attnfuzz.numerics.rows import RowResult
+from attnfuzz.oracles.row_buckets import BlockSize, Bucket, buckets
+
+__all__ = ["Block", "Results", "RowBatch", "joined", "row_batches", "to_device", "windows"]
+
+_LAUNCHES_IN_ELEMENTS = {"cpu": 1 << 14, "cuda": 1 << 21}
+"""How many elements a device processes in the time that the launches of a bucket take."""
+
+
+class Block(NamedTuple):
+    """The rows of one sequence, or of one merge; places are offsets in flat tensors.
+
+    Row r, query head g and token t have their key at `key + r key_row + t key_token`, their value at
+    `value + r head_size + t value_token`, their result (and query) at `out + (r group + g) head_size` and their LSE at
+    `lse + r group + g`.
+    """
+
+    num_tokens: int
+    head_size: int
+    group: int
+    num_rows: int
+    out: int
+    lse: int
+    key: int
+    key_row: int
+    key_token: int
+    value: int
+    value_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """A bucket's rows, or some of them, and the sizes that they are padded to; offsets are those of head 0 and token 0.
+
+    `out_places`: where the result of each query head begins; heads beyond a row's own repeat its last one, to the same
+    result. `own_dims`: whether a row has as many dimensions.
+    """
+
+    num_tokens: int
+    head_size: int
+    last_token: Int64[Tensor, "rows 1"]
+    key: Int64[Tensor, "rows 1"]
+    key_token: Int64[Tensor, "rows 1"]
+    value: Int64[Tensor, "rows 1"]
+    value_token: Int64[Tensor, "rows 1"]
+    out_places: Int64[Tensor, "rows group"]
+    lse_places: Int64[Tensor, "rows group"]
+    own_dims: Bool[Tensor, "rows 1 head_size"]
+    units: RowUnits
+
+
+class Results:
+    """Expected results and bounds of many cases; a sequence without tokens, which is no row, has 0, -inf and bounds 0.
+
+    `num_out`, `num_lse`: elements of `out` and `lse` of all cases.
+    """
+
+    def __init__(self, num_out: int, num_lse: int, device: torch.device) -> None:
+        self._num_out = num_out
+        # expected and bound; in each all outs, all LSEs, and a place for what is padding
+        self._flat = torch.zeros((2, num_out + num_lse + 1), dtype=torch.float64, device=device)
+        self._flat[0, num_out:] = float("-inf")
+
+    def put(self, batch: RowBatch, rows: RowResult) -> None:
+        """Store the results of a batch's rows."""
+        dims = torch.arange(batch.head_size, device=self._flat.device)
+        padding = self._flat.shape[1] - 1
+        places = (batch.out_places.unsqueeze(-1) + dims).where(batch.own_dims, padding)
+        self._flat[:, places] = torch.stack([rows.out, rows.out_error])
+        self._flat[:, self._num_out + batch.lse_places] = torch.stack([rows.lse, rows.lse_error])
+
+    def bound_all(self, bound: Callable[[Tensor], Tensor]) -> None:
+        """Let every bound be that of its expected result."""
+        self._flat[1] = bound(self._flat[0])
+
+    def out(self, start: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Expected and bound of the out of a case, whose numbers start at `start` of all outs."""
+        expected, bound = self._flat[:, start : start + math.prod(shape)].unflatten(1, shape).unbind()
+        return expected, bound
+
+    def lse(self, start: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """As `out`, for the LSE."""
+        return self.out(self._num_out + start, shape)
+
+
+def row_batches(
+    blocks: Sequence[Block], units: Float64[Tensor, "units blocks"], device: torch.device
+) -> Iterator[RowBatch]:
+    """All rows of `blocks`, each with its block's units (columns as for `RowUnits`, on the CPU).
+
+    Batches are as few as padding and memory allow. Each takes the same number of operations.
+    """
+    largest = largest_chunk(device)
+    found = buckets(
+        [BlockSize(block.num_tokens, block.head_size, block.group, block.num_rows) for block in blocks],
+        most_padding=_LAUNCHES_IN_ELEMENTS.get(device.type, 1 << 14),
+        most_elements=largest,
+    )
+    order = [block for bucket in found for block in bucket.blocks]
+    table = to_device(_row_table([blocks[i] for i in order], units[:, order]), device)
+    offsets, columns = table[:_NUM_OFFSETS].long(), table[_NUM_OFFSETS:]
+    first = 0
+    for bucket in found:
+        end = first + bucket.num_rows
+        at_once = max(1, largest // bucket.row_elements)
+        for start in range(first, end, at_once):
+            rows = slice(start, min(end, start + at_once))
+            yield _batch(bucket, offsets[:, rows, None], RowUnits.of_columns(columns[:, rows]))
+        first = end
+
+
+def joined(tensors: Sequence[Float[Tensor, "..."]], spare: int) -> Float[Tensor, " elements"]:
+    """All numbers, one tensor after another, and `spare` zeros. Neighbours of one dtype are joined at once.
+
+    Of several dtypes the result has float32, which holds the others' numbers exactly.
+    """
+    runs = [list(run) for _, run in groupby(tensors, key=lambda tensor: tensor.dtype)]
+    runs[-1].append(tensors[-1].new_zeros(spare))
+    parts = [torch.cat([tensor.reshape(-1) for tensor in run]) for run in runs]
+    return torch.cat([part.float() for part in parts]) if len(parts) > 1 else parts[0]
+
+
+def windows(flat: Float[Tensor, " elements"], size: int) -> Float[Tensor, "starts size"]:
+    """A view with `size` successive numbers from each place."""
+    return flat.as_strided((flat.numel() - size + 1, size), (1, 1))
+
+
+def to_device(table: Shaped[Tensor, "..."], device: torch.device) -> Shaped[Tensor, "..."]:
+    """A small tensor from the CPU, without waiting: a copy from memory that is not pinned would wait for the device."""
+    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+
+
+_NUM_OFFSETS = 9
+
+
+def _row_table(blocks: Sequence[Block], units: Float64[Tensor, "units blocks"]) -> Float64[Tensor, "columns rows"]:
+    """Offsets and units of each row in float64, which holds integers up to 2^53."""
+    of = Block(*torch.tensor(blocks).unbind(1))
+    first_row = of.num_rows.cumsum(0) - of.num_rows
+    num_rows = int(of.num_rows.sum())
+    block = torch.arange(len(blocks)).repeat_interleave(of.num_rows, output_size=num_rows)
+    row = torch.arange(num_rows) - first_row[block]
+    none = torch.zeros_like(first_row)
+    width = of.group * of.head_size
+    of_row_0 = [
+        of.num_tokens - 1,
+        of.group - 1,
+        of.head_size,
+        of.key_token,
+        of.value_token,
+        of.key,
+        of.value,
+        of.out,
+        of.lse,
+    ]
+    per_row = [none, none, none, none, none, of.key_row, of.head_size, width, of.group]
+    offsets = torch.stack(of_row_0)[:, block] + torch.stack(per_row)[:, block] * row
+    return torch.cat([offsets.to(torch.float64), units[:, block]])
+
+
+def _batch(bucket: Bucket, offsets: Int64[Tensor, "offsets rows 1"], units: RowUnits) -> RowBatch:
+    last_token, last_head, head_size, key_token, value_token, key, value, out, lse = offsets.unbind()
+    heads = torch.minimum(torch.arange(bucket.group, device=offsets.device), last_head)
+    dims = torch.arange(bucket.head_size, device=offsets.device)
+    return RowBatch(
+        num_tokens=bucket.num_tokens,
+        head_size=bucket.head_size,
+        last_token=last_token,
+        key=key,
+        key_token=key_token,
+        value=value,
+        value_token=value_token,
+        out_places=torch.addcmul(out, heads, head_size),
+        lse_places=lse + heads,
+        own_dims=(dims < head_size).unsqueeze(1),
+        units=units,
+    )
