@@ -29,6 +29,10 @@ class History:
             self._cases.clear()
         self._cases.setdefault(declaration.target, deque(maxlen=_KEPT)).extend(cases)
 
+    def of(self, declaration: Declaration) -> tuple[Case, ...]:
+        """Every case of the kernel that is remembered, oldest first."""
+        return tuple(self._cases.get(declaration.target, ()))
+
     def before(self, declaration: Declaration, case: Case) -> tuple[Case, ...]:
         """The cases that ran before the latest run of ``case``, oldest first; at most ``MAX_PRECEDING``.
 

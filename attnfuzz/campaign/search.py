@@ -12,11 +12,13 @@ from attnfuzz.campaign.batch_size import BatchSize
 from attnfuzz.campaign.behind_known import relatives_beyond
 from attnfuzz.campaign.channel import Channel
 from attnfuzz.campaign.generation import derive_seed, run_round
+from attnfuzz.campaign.history import History
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.campaign.known_deaths import FATAL_ORACLES, KnownDeaths
 from attnfuzz.campaign.messages import Busy, Known, Pursue, Setup, Stop, ToWorker
 from attnfuzz.campaign.pipeline import Pipeline
 from attnfuzz.campaign.pursuit import Pursuit, Suspect
+from attnfuzz.campaign.retrace import retrace
 from attnfuzz.campaign.schedule import Schedule
 from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom
 from attnfuzz.campaign.tally import Tally
@@ -35,6 +37,7 @@ _MAX_DEFERRED = 64
 _MOST_TOGETHER = 32
 _WAIT_FOR_BATCH_S = 1.0
 _MAX_REMEMBERED = 100_000
+_MAX_RETRACES = 3
 _MAX_DOUBTS = 3
 """Failures of one symptom that are looked into although none of them ever came back."""
 
@@ -43,12 +46,19 @@ class Search:
     """Searches the kernels of ``setup`` until its deadline or until the coordinator says stop."""
 
     def __init__(
-        self, setup: Setup, *, judge: TimedJudge, strategy_for: StrategyFor, channel: Channel[ToWorker]
+        self,
+        setup: Setup,
+        *,
+        judge: TimedJudge,
+        strategy_for: StrategyFor,
+        channel: Channel[ToWorker],
+        history: History | None = None,
     ) -> None:
         self._setup = setup
         self._judge = judge
         self._strategy_for = strategy_for
         self._channel = channel
+        self._history = History() if history is None else history
         self._kernels = {declaration.target: declaration for declaration in setup.kernels}
         self._schedule = Schedule(list(self._kernels), worker=setup.worker, num_workers=setup.num_workers)
         self._tally = Tally(channel.send, device=setup.device_id)
@@ -61,6 +71,7 @@ class Search:
         self._deferred: deque[Suspect] = deque(maxlen=_MAX_DEFERRED)
         self._suspect: Suspect | None = None
         self._doubts: Counter[Symptom] = Counter()
+        self._retraces: Counter[str] = Counter()
         self._stopped = False
         self._findings = 0
 
@@ -85,7 +96,8 @@ class Search:
                 case Known(kernel=kernel, oracle=oracle, kind=kind):
                     signature = Signature(Symptom(kernel, oracle, kind), message.features)
                     self._known.add(signature, flaky=message.flaky)
-                    self._deaths.learn(signature)
+                    if not message.flaky:
+                        self._deaths.learn(signature)
                 case Busy(kernel=kernel, oracle=oracle, kind=kind, busy=busy):
                     self._known.set_busy(Symptom(kernel, oracle, kind), busy)
                 case Pursue():
@@ -170,29 +182,43 @@ class Search:
         target = batch.declaration.target
         if batch.verdicts is None:
             self._sizes[target].went_wrong()
-            self._judge_alone(batch.declaration, batch.cases)
+            before = self._history.of(batch.declaration)
+            if not self._judge_alone(batch.declaration, batch.cases):
+                self._retrace(batch.declaration, before)
             return
         self._sizes[target].went_well(batch.warm_seconds, len(batch.cases))
         for case, verdict in zip(batch.cases, batch.verdicts, strict=True):
             self._take_in(batch.declaration, case, batch.case_seconds(verdict), verdict)
 
-    def _judge_alone(self, declaration: Declaration, cases: Sequence[Case]) -> None:
-        """One after the other, up to a suspect; the rest waits for the kernel's next round."""
+    def _retrace(self, declaration: Declaration, cases: Sequence[Case]) -> None:
+        """Find out what took a batch down that no case of it takes down alone."""
+        self._retraces[declaration.target] += 1
+        if self._retraces[declaration.target] <= _MAX_RETRACES and self._goes_on():
+            suspect = retrace(self._judge, declaration, cases)
+            if suspect is not None:
+                self._weigh(suspect, 0.0)
+
+    def _judge_alone(self, declaration: Declaration, cases: Sequence[Case]) -> bool:
+        """One after the other, up to a suspect; the rest waits for the kernel's next round. Whether any failed."""
+        failed = False
         for i, case in enumerate(cases):
             if not self._goes_on():
                 self._drawn[declaration.target].extend(cases[i:])
-                return
+                break
             started = time.monotonic()
             try:
                 verdict = self._judge(declaration, case)
             except OutOfTime:
-                return
+                break
             except Unjudged:
+                failed = True
                 continue
+            failed |= verdict.failure is not None
             seconds = time.monotonic() - started
             if verdict.failure is None:
                 self._sizes[declaration.target].went_well(max(0.0, seconds - verdict.timing.compile_s), 1)
             self._take_in(declaration, case, seconds, verdict)
+        return failed
 
     def _take_in(self, declaration: Declaration, case: Case, seconds: float, verdict: Verdict) -> None:
         self._tally.judged(declaration, case, seconds, verdict)
@@ -202,7 +228,8 @@ class Search:
         else:
             self._deaths.passed(declaration, case)
         if verdict.failure is not None:
-            self._weigh(Suspect(declaration, case, verdict.failure), seconds)
+            preceding = self._history.before(declaration, case)
+            self._weigh(Suspect(declaration, case, verdict.failure, preceding), seconds)
 
     def _weigh(self, suspect: Suspect, seconds: float) -> None:
         """Pass silently over what is known, put off what somebody is at already, and take the rest for a suspect."""
@@ -282,11 +309,10 @@ class Search:
             suspect,
             judge=self._judge,
             known=self._known,
+            deaths=self._deaths,
             send=self._channel.send,
             is_over=self._is_over,
             deadline=self._setup.deadline,
         )
         if not pursuit.run():
             self._doubts[suspect.symptom] += 1
-        for signature in self._known.of_oracles(suspect.declaration.target, FATAL_ORACLES):
-            self._deaths.learn(signature)
