@@ -1,6 +1,7 @@
 """Hypothesis strategies for hard inputs of decode-attention kernels; ``cases`` puts the parts together."""
 
 from attnfuzz.strategies.cases import cases as cases
+from attnfuzz.strategies.formats import draw_formats as draw_formats
 from attnfuzz.strategies.heads import gqa_heads as gqa_heads
 from attnfuzz.strategies.heads import head_sizes as head_sizes
 from attnfuzz.strategies.launch import option_choices as option_choices
@@ -23,6 +24,7 @@ __all__ = [
     "Sizes",
     "block_sizes",
     "cases",
+    "draw_formats",
     "gqa_heads",
     "head_sizes",
     "lse_pairs",

@@ -1,0 +1,172 @@
+"""What is compiled for a case, drawn first: the rest of the case is drawn to fit it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations_with_replacement, islice
+
+from attnfuzz.problems.boundaries import split_count
+from attnfuzz.problems.cases import CASE_TYPES, PagedDecodeCase, Problem, SplitDecodeCase
+from attnfuzz.problems.choices import (
+    block_sizes_of,
+    dtypes_of,
+    gqa_ratios_of,
+    head_sizes_of,
+    layouts_of,
+    split_counts_of,
+)
+from attnfuzz.problems.formats import Format, format_key
+from attnfuzz.problems.supports import Dtype, Layout, OptionValue, Supports
+from attnfuzz.strategies.decisions import Decisions
+from attnfuzz.strategies.heads import decide_gqa_heads
+from attnfuzz.strategies.launch import decide_options
+from attnfuzz.strategies.sizes import CPU_SIZES, Sizes
+from attnfuzz.strategies.strides import STRIDES_BYTES, decide_strides
+
+__all__ = ["FormatPlan", "decide_format", "draw_formats", "first_formats", "format_bytes"]
+
+_MERGE_HEADS = (1, 2, 3, 4, 5, 8, 12, 16, 17, 32)
+_WORK_PER_HEAD = (6, 6, 3, 3, 1)  # many heads leave little work for many or long sequences
+_SHAPE_BYTES = 8
+_POOL = 6
+"""Formats that are drawn for each of the first that is chosen."""
+
+_Choice = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class FormatPlan:
+    """What can be known before the first draw.
+
+    ``head_sizes``: of each combination of dtype and layout that has any.
+    """
+
+    problem: Problem
+    supports: Supports
+    options: Mapping[str, tuple[OptionValue, ...]]
+    sizes: Sizes
+    head_sizes: Mapping[Dtype, Mapping[Layout | None, tuple[int, ...]]]
+
+    @classmethod
+    def of(
+        cls, problem: Problem, supports: Supports, options: Mapping[str, tuple[OptionValue, ...]], sizes: Sizes
+    ) -> FormatPlan:
+        """For a kernel that declares ``supports`` and ``options``."""
+        has_cache = issubclass(CASE_TYPES[problem], PagedDecodeCase)
+        layouts: tuple[Layout | None, ...] = layouts_of(supports) if has_cache else (None,)
+        found = {
+            dtype: {layout: fitting for layout in layouts if (fitting := head_sizes_of(supports, dtype, layout))}
+            for dtype in dtypes_of(supports)
+        }
+        return cls(problem, supports, options, sizes, {dtype: kinds for dtype, kinds in found.items() if kinds})
+
+
+def draw_formats(
+    problem: Problem,
+    *,
+    supports: Supports | None = None,
+    options: Mapping[str, tuple[OptionValue, ...]] | None = None,
+    sizes: Sizes = CPU_SIZES,
+    seed: int,
+) -> Iterator[Format]:
+    """Formats without end, distributed as in ``cases``, some of them more than once; the same for the same ``seed``."""
+    plan = FormatPlan.of(problem, supports or Supports(), dict(options or {}), sizes)
+    source = random.Random(seed)
+    while True:
+        yield decide_format(Decisions(source.randbytes(format_bytes(plan.options))), plan)[0]
+
+
+def first_formats(
+    problem: Problem,
+    *,
+    supports: Supports | None = None,
+    options: Mapping[str, tuple[OptionValue, ...]] | None = None,
+    sizes: Sizes = CPU_SIZES,
+    count: int,
+) -> list[Format]:
+    """The ``count`` formats to begin with, always the same: together they hold many pairs of choices.
+
+    Every other one is contiguous, as nearly all inputs outside of tests are. Fewer than ``count`` if there are no more.
+    """
+    endless = draw_formats(problem, supports=supports, options=options, sizes=sizes, seed=0)
+    drawn = islice(endless, _POOL * count)
+    alternating = (one if i % 2 else one.contiguous() for i, one in enumerate(drawn))
+    pool = {format_key(one): one for one in alternating}
+    left = [(one, _pairs(one)) for one in pool.values()]
+    chosen: list[Format] = []
+    covered: set[frozenset[_Choice]] = set()
+    while left and len(chosen) < count:
+        wanted = [entry for entry in left if bool(entry[0].strides) == bool(len(chosen) % 2)] or left
+        best = max(wanted, key=lambda entry: len(entry[1] - covered))
+        left.remove(best)
+        chosen.append(best[0])
+        covered |= best[1]
+    return chosen
+
+
+def _pairs(format_: Format) -> set[frozenset[_Choice]]:
+    """Pairs of choices that ``format_`` makes; a pair of one and the same counts too."""
+    fields = {name: getattr(format_, name) for name in Format.__struct_fields__}
+    flat = {**fields, **fields.pop("strides"), **fields.pop("options")}
+    flat["gqa_ratio"] = format_.num_q_heads // (format_.num_kv_heads or 1)
+    choices = [(name, str(value)) for name, value in flat.items()]
+    return {frozenset(pair) for pair in combinations_with_replacement(choices, 2)}
+
+
+def format_bytes(options: Mapping[str, tuple[OptionValue, ...]]) -> int:
+    """How many bytes ``decide_format`` reads."""
+    return 1 + _SHAPE_BYTES + len(options) + STRIDES_BYTES
+
+
+def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
+    """A format, and the work for which its number of heads was drawn."""
+    splits = decisions.part(1)
+    shape = decisions.part(_SHAPE_BYTES)
+    options = decide_options(decisions.part(len(plan.options)), plan.options)
+    work = shape.pick(plan.sizes.work)
+    dtype = shape.pick(tuple(plan.head_sizes))
+    layout = shape.pick(tuple(plan.head_sizes[dtype]))
+    strides = decide_strides(decisions.part(STRIDES_BYTES), plan.problem, plan.supports, layout)
+    if plan.problem == "merge_states":
+        num_q_heads = shape.pick([count for count in _MERGE_HEADS if count <= min(work, plan.sizes.max_heads)])
+        head_size = _pick_head_size(shape, plan, dtype, layout, num_q_heads)
+        fields = {"num_q_heads": num_q_heads, "head_size": head_size}
+        return Format(dtype=dtype, strides=strides, options=options, **fields), work
+    num_splits = _pick_splits(splits, plan)
+    most_heads = work // (shape.pick(_WORK_PER_HEAD) * (1 + (num_splits or split_count(options)) // 4))
+    num_q_heads, num_kv_heads = decide_gqa_heads(
+        shape, gqa_ratios_of(plan.supports), min(plan.sizes.max_heads, max(1, most_heads))
+    )
+    head_size = _pick_head_size(shape, plan, dtype, layout, num_q_heads)
+    format_ = Format(
+        dtype=dtype,
+        layout=layout,
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        block_size=None if layout is None else _pick_block_size(shape, plan, num_kv_heads * head_size),
+        num_splits=num_splits,
+        strides=strides,
+        options=options,
+    )
+    return format_, work
+
+
+def _pick_splits(decisions: Decisions, plan: FormatPlan) -> int | None:
+    if not issubclass(CASE_TYPES[plan.problem], SplitDecodeCase):
+        return None
+    most = min(plan.sizes.max_splits, plan.supports.max_num_splits or plan.sizes.max_splits)
+    counts = [count for count in split_counts_of(plan.supports) if count <= most]
+    return decisions.pick(sorted([*counts, *(count for count in counts if count <= 4)]))  # many cost much
+
+
+def _pick_head_size(shape: Decisions, plan: FormatPlan, dtype: Dtype, layout: Layout | None, num_q_heads: int) -> int:
+    sizes = plan.head_sizes[dtype][layout]
+    return shape.pick([size for size in sizes if size * num_q_heads <= plan.sizes.max_head_elements] or sizes[:1])
+
+
+def _pick_block_size(shape: Decisions, plan: FormatPlan, token_elements: int) -> int:
+    sizes = block_sizes_of(plan.supports)
+    return shape.pick([size for size in sizes if size * token_elements <= plan.sizes.max_page_elements] or sizes[:1])

@@ -1,0 +1,93 @@
+"""Formats drawn ahead of cases: the same in every run, within what a kernel supports, and all that is left is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from attnfuzz.problems.cases import PROBLEMS, AttentionCase, Problem
+from attnfuzz.problems.formats import Format, format_key, format_of
+from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes
+from attnfuzz.problems.supported import why_unsupported
+from attnfuzz.problems.supports import Supports
+from attnfuzz.strategies import GPU_SIZES, cases, draw_formats
+from attnfuzz.strategies.formats import first_formats
+
+OPTIONS = {"tile": (16, 32, 64), "num_splits": (1, 2, 8)}
+SUPPORTS = Supports(unused_table_entries="garbage", block_sizes=(1, 16, 24), max_seq_len=300)
+
+
+def drawn(problem: Problem, count: int, *, seed: int = 0) -> tuple[Format, ...]:
+    found = draw_formats(problem, supports=SUPPORTS, options=OPTIONS, sizes=GPU_SIZES, seed=seed)
+    return tuple(islice(found, count))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_the_seed_decides(problem: Problem) -> None:
+    """Runs that begin with the same formats find them compiled in the cache on disk."""
+    assert drawn(problem, 20) == drawn(problem, 20)
+    assert drawn(problem, 20) != drawn(problem, 20, seed=1)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_the_first_formats_hold_every_kind(problem: Problem) -> None:
+    """They are all that a short campaign sees."""
+    formats = first_formats(problem, supports=SUPPORTS, options=OPTIONS, sizes=GPU_SIZES, count=16)
+    assert formats == first_formats(problem, supports=SUPPORTS, options=OPTIONS, sizes=GPU_SIZES, count=16)
+    assert len({format_key(one) for one in formats}) == 16
+    assert {one.dtype for one in formats} == {"float16", "bfloat16", "float32"}
+    for option, choices in OPTIONS.items():
+        assert {one.options[option] for one in formats} == {*choices}
+    assert len({one.head_size for one in formats}) >= 5
+    assert sum(not one.strides for one in formats) == 8
+    if problem in ("paged_decode", "split_decode"):
+        assert {one.layout for one in formats} == {"NHD", "HND", "packed", "interleaved"}
+        assert {one.block_size for one in formats} == {1, 16, 24}
+
+
+def test_a_kernel_with_few_formats_gets_those_that_there_are() -> None:
+    """Looking for more of them would never end."""
+    supports = Supports(dtypes=("float16",), head_sizes=(64,), gqa_ratios=(1,), strides="contiguous")
+    formats = first_formats("dense_decode", supports=supports, sizes=replace(GPU_SIZES, max_heads=2), count=16)
+    assert {(one.num_q_heads, one.num_kv_heads) for one in formats} == {(1, 1), (2, 2)}
+    assert len(formats) == 2
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@settings(max_examples=60, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 1000))
+def test_cases_keep_to_the_formats_given(problem: Problem, data: st.DataObject, seed: int) -> None:
+    """A format of its own for each case is what takes a GPU's time; one that the kernel does not take is no bug."""
+    formats = drawn(problem, 3, seed=seed)
+    strategy = cases(problem, supports=SUPPORTS, options=OPTIONS, sizes=GPU_SIZES, formats=formats)
+    case = data.draw(strategy)
+    assert format_of(case) in formats
+    assert why_unsupported(SUPPORTS, OPTIONS, case) is None
+    assert case_nbytes(case) < DEFAULT_LIMIT_BYTES
+
+
+def test_around_one_format_everything_else_varies() -> None:
+    """What is drawn once for the whole working set would not be searched at all."""
+    (one,) = drawn("paged_decode", 1)
+    found: list[AttentionCase] = []
+
+    @settings(max_examples=200, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
+    @given(cases("paged_decode", supports=SUPPORTS, options=OPTIONS, sizes=GPU_SIZES, formats=(one,)))
+    def collect(case: AttentionCase) -> None:
+        found.append(case)
+
+    collect()
+    assert len({case.seq_lens for case in found}) > 100
+    assert len({case.values for case in found}) > 150
+    assert len({case.scale for case in found}) >= 5
+    assert {case.num_seqs for case in found} >= {1, 2, 3, 4}
+
+
+def test_more_formats_than_can_be_told_apart_are_refused() -> None:
+    """Those beyond would never be drawn, without a word."""
+    with pytest.raises(ValueError, match="formats has 257 entries"):
+        cases("dense_decode", formats=drawn("dense_decode", 257))
