@@ -1,21 +1,22 @@
 """The memory of one kernel run: every tensor between red zones, everything unused poisoned."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Shaped, UInt8
 from torch import Tensor
 
+from attnfuzz.memory.geometry import Cursor, Place, aligned
 from attnfuzz.memory.patterns import POISON_BYTES, Fill, prefill_
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import Role
 from attnfuzz.problems.strides import strided_layout
 
-__all__ = ["Arena", "Region"]
+__all__ = ["Arena", "ChunkSource", "Region"]
 
-_ALIGNMENT = 256  # bytes: beyond what any vector load asks for
-_SMALLEST_ZONE = 256
-_LARGEST_ZONE = 1 << 16
+ChunkSource = Callable[[int], UInt8[Tensor, " nbytes"]]
+"""Gives a poisoned stretch of at least so many bytes, aligned and a multiple of 8 long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,11 @@ class Region:
     zone: int
     tensor: Tensor
 
+    def within(self, other: UInt8[Tensor, " nbytes"]) -> Tensor:
+        """The tensor's elements in `other`, a copy of its chunk."""
+        first = (other.storage_offset() + self.start) // self.tensor.dtype.itemsize
+        return other.view(self.tensor.dtype).as_strided(self.tensor.shape, self.tensor.stride(), first)
+
 
 class Arena:
     """Allocates tensors out of poisoned chunks and says later what changed that had no business to.
@@ -38,16 +44,41 @@ class Arena:
     zones cost one fill, and finding a stray write costs one comparison.
     """
 
-    def __init__(self, device: torch.device | str, *, poison: Fill, prefill: Fill, capacity: int = 1 << 16) -> None:
-        """`capacity`: bytes of the first chunk; what does not fit goes to a further one."""
+    def __init__(
+        self,
+        device: torch.device | str,
+        *,
+        poison: Fill,
+        prefill: Fill,
+        capacity: int = 1 << 16,
+        source: ChunkSource | None = None,
+    ) -> None:
+        """`capacity`: bytes of the first chunk; what does not fit goes to a further one. `source`: of chunks."""
         self.device = torch.device(device)
         self.poison = poison
         self.prefill = prefill
         self.regions: list[Region] = []
         self._capacity = capacity
+        self._source = source or self._new_chunk
         self._chunks: list[UInt8[Tensor, " nbytes"]] = []
         self._snapshots: list[UInt8[Tensor, " nbytes"]] | None = None
-        self._used = 0
+        self._cursor = Cursor()
+
+    @classmethod
+    def sealed(
+        cls,
+        chunk: UInt8[Tensor, " nbytes"],
+        snapshot: UInt8[Tensor, " nbytes"],
+        regions: Sequence[Region],
+        *,
+        poison: Fill,
+        prefill: Fill,
+    ) -> "Arena":
+        """An arena of one chunk that has been filled elsewhere, with what it held when it was sealed."""
+        arena = cls(chunk.device, poison=poison, prefill=prefill)
+        arena._chunks, arena._snapshots = [chunk], [snapshot]
+        arena.regions.extend(regions)
+        return arena
 
     @property
     def nbytes(self) -> int:
@@ -72,14 +103,14 @@ class Arena:
         shift: int = 0,
     ) -> Tensor:
         """As `tensor`, with strides in elements, starting `shift` elements after an aligned address."""
-        nbytes = _span(shape, strides) * dtype.itemsize
-        zone = _zone_bytes(nbytes, shape)
-        start = self._reserve(shift * dtype.itemsize, nbytes, zone)
-        chunk = len(self._chunks) - 1
-        view = self._chunks[chunk].view(dtype).as_strided(shape, strides, start // dtype.itemsize)
+        place = self._reserve(shape, strides, dtype.itemsize, shift)
+        chunk = self._chunks[-1]
+        # counted from the start of the storage, which a chunk may share with others
+        first = (chunk.storage_offset() + place.start) // dtype.itemsize
+        view = chunk.view(dtype).as_strided(shape, strides, first)
         if role == "output":
             prefill_(view, self.prefill)
-        self.regions.append(Region(name, role, chunk, start, start + nbytes, zone, view))
+        self.regions.append(Region(name, role, len(self._chunks) - 1, *place, view))
         return view
 
     def rename(self, tensor: Shaped[Tensor, "..."], name: str) -> None:
@@ -105,35 +136,20 @@ class Arena:
             snapshots = [torch.full_like(chunk, POISON_BYTES[self.poison]) for chunk in self._chunks]
         for region in self.regions:
             if region.role == "output":
-                dtype, view = region.tensor.dtype, region.tensor
-                expected = snapshots[region.chunk].view(dtype)
-                expected.as_strided(view.shape, view.stride(), view.storage_offset()).copy_(view)
+                region.within(snapshots[region.chunk]).copy_(region.tensor)
         return list(zip(self._chunks, snapshots, strict=True))
 
-    def _reserve(self, lead: int, nbytes: int, zone: int) -> int:
-        """The first byte of a tensor of `nbytes`, `lead` bytes past an aligned one, in the last chunk."""
-        start = _aligned(self._used + zone) + lead
-        if not self._chunks or start + nbytes + zone > self._chunks[-1].numel():
-            start = _aligned(zone) + lead
-            size = _aligned(max(self._capacity, start + nbytes + zone))
-            self._chunks.append(torch.full((size,), POISON_BYTES[self.poison], dtype=torch.uint8, device=self.device))
-        self._used = start + nbytes + zone
-        return start
+    def _reserve(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, shift: int) -> Place:
+        """A tensor's place in the last chunk, a new one if it does not fit into the present one."""
+        place = self._cursor.place(shape, strides, itemsize, shift)
+        if not self._chunks or self._cursor.used > self._chunks[-1].numel():
+            self._cursor = Cursor()
+            place = self._cursor.place(shape, strides, itemsize, shift)
+            self._chunks.append(self._source(aligned(max(self._capacity, self._cursor.used))))
+        return place
 
-
-def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Elements from the first to the last one, gaps between included."""
-    return 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
-def _zone_bytes(nbytes: int, shape: tuple[int, ...]) -> int:
-    """One step of the first dimension, so that a row written too far is still next to its tensor."""
-    row = nbytes // max(1, shape[0]) if shape else nbytes
-    return min(max(_SMALLEST_ZONE, _aligned(row)), _LARGEST_ZONE)
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+    def _new_chunk(self, nbytes: int) -> UInt8[Tensor, " nbytes"]:
+        return torch.full((nbytes,), POISON_BYTES[self.poison], dtype=torch.uint8, device=self.device)
 
 
 def _words(chunk: UInt8[Tensor, " nbytes"]) -> Shaped[Tensor, " nwords"]:

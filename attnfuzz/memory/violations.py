@@ -53,9 +53,7 @@ def _within(regions: list[Region], changed: Bool[Tensor, " nbytes"]) -> list[Vio
     for region in regions:
         view = region.tensor
         size = view.dtype.itemsize
-        elements = bits(changed.view(torch.uint8).view(view.dtype)).as_strided(
-            view.shape, view.stride(), view.storage_offset()
-        )
+        elements = bits(region.within(changed.view(torch.uint8)))
         hits = elements.nonzero()
         if len(hits):
             found.append(_violation(region, "inside", len(hits), index=tuple(hits[0].tolist())))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Float32, Int32
 from torch import Tensor
 
 from attnfuzz.problems.allocation import Allocator, allocate
 from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.problems.placement import Placement, placements
 from attnfuzz.problems.reference import Expected, attention_reference
 from attnfuzz.problems.supports import Supports
-from attnfuzz.values.attention import LogicalAttention, attention_values, token_index
+from attnfuzz.values.attention import LogicalAttention, attention_values
+from attnfuzz.values.token_table import token_table
 
-__all__ = ["DenseDecodeInputs", "build", "reference"]
+__all__ = ["DenseDecodeInputs", "build", "inputs_of", "reference", "write"]
 
 
 @dataclass(slots=True)
@@ -36,14 +37,26 @@ def build(
 ) -> DenseDecodeInputs:
     """Inputs of ``case`` in memory of ``allocator``; ``values`` saves drawing the numbers again."""
     del supports  # what a kernel supports shapes the cases, not their tensors
-    values = values or attention_values(case, allocator.device)
     tensors = allocate(case, allocator)
-    tensors["q"].copy_(values.q)
-    tensors["seq_lens"].copy_(torch.tensor(case.seq_lens))
-    tokens = token_index(case, allocator.device)
-    tensors["k"][tokens.seq, tokens.position] = values.k
-    tensors["v"][tokens.seq, tokens.position] = values.v
+    (placement,) = placements([case], token_table([case], allocator.device))
+    one_run = {name: tensor[None] for name, tensor in tensors.items()}
+    write(case, one_run, values or attention_values(case, allocator.device), placement)
+    return inputs_of(case, tensors)
+
+
+def inputs_of(case: DenseDecodeCase, tensors: dict[str, Tensor]) -> DenseDecodeInputs:
+    """What the kernel gets, of ``tensors`` by the names that ``tensor_specs`` gives them."""
     return DenseDecodeInputs(scale=case.scale, max_seq_len=case.max_seq_len, **tensors)
+
+
+def write(case: DenseDecodeCase, tensors: dict[str, Tensor], values: LogicalAttention, placement: Placement) -> None:
+    """Write the live elements to each run's tensors; each tensor has the runs as an additional first dimension."""
+    del case
+    tensors["q"].copy_(values.q)
+    tensors["seq_lens"].copy_(placement.seq_lens)
+    seqs, rows = placement.slots
+    tensors["k"][:, seqs, rows] = values.k
+    tensors["v"][:, seqs, rows] = values.v
 
 
 def reference(case: DenseDecodeCase, values: LogicalAttention) -> Expected:

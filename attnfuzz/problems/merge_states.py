@@ -15,7 +15,7 @@ from attnfuzz.problems.reference import Expected, merge_all
 from attnfuzz.problems.supports import LseLayout, Supports
 from attnfuzz.values.states import LogicalStates, merge_values
 
-__all__ = ["MergeStatesInputs", "build", "reference", "tokens_first"]
+__all__ = ["MergeStatesInputs", "build", "inputs_of", "reference", "tokens_first", "write"]
 
 
 @dataclass(slots=True)
@@ -43,11 +43,22 @@ def build(
     """
     values = values or merge_values(case, allocator.device, lse_base2=supports.lse == "base2")
     tensors = allocate(case, allocator)
+    write(case, {name: tensor[None] for name, tensor in tensors.items()}, values)
+    return inputs_of(case, tensors)
+
+
+def inputs_of(case: MergeStatesCase, tensors: dict[str, Tensor]) -> MergeStatesInputs:
+    """What the kernel gets, of ``tensors`` by the names that ``tensor_specs`` gives them."""
+    return MergeStatesInputs(lse_layout=case.lse_layout, **tensors)
+
+
+def write(case: MergeStatesCase, tensors: dict[str, Tensor], values: LogicalStates, placement: None = None) -> None:
+    """Write the live elements to each run's tensors; each tensor has the runs as an additional first dimension."""
+    del placement  # a state's place is its row
     _write_live(tensors["prefix_output"], values.prefix_output, values.prefix_live)
     _write_live(tensors["suffix_output"], values.suffix_output, values.suffix_live)
     tokens_first(case, tensors["prefix_lse"]).copy_(values.prefix_lse)
     tokens_first(case, tensors["suffix_lse"]).copy_(values.suffix_lse)
-    return MergeStatesInputs(lse_layout=case.lse_layout, **tensors)
 
 
 def reference(case: MergeStatesCase, values: LogicalStates) -> Expected:
@@ -59,13 +70,13 @@ def reference(case: MergeStatesCase, values: LogicalStates) -> Expected:
     return Expected(*merge_all(out, torch.where(lse == float("inf"), float("-inf"), lse)))
 
 
-def tokens_first(case: MergeStatesCase, lse: Float[Tensor, "..."]) -> Float[Tensor, "num_tokens num_q_heads"]:
+def tokens_first(case: MergeStatesCase, lse: Float[Tensor, "..."]) -> Float[Tensor, "*runs num_tokens num_q_heads"]:
     """A view of an LSE tensor of ``case`` with axes (token, head), whatever its layout."""
-    return lse if case.lse_layout == "TH" else lse.T
+    return lse if case.lse_layout == "TH" else lse.mT
 
 
 def _write_live(
-    target: Float[Tensor, "num_tokens num_q_heads head_size"],
+    target: Float[Tensor, "runs num_tokens num_q_heads head_size"],
     source: Float[Tensor, "num_tokens num_q_heads head_size"],
     live: Bool[Tensor, "num_tokens num_q_heads"],
 ) -> None:

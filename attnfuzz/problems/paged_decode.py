@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Float32, Int32
 from torch import Tensor
 
 from attnfuzz.problems.allocation import Allocator, allocate
-from attnfuzz.problems.block_table import block_table_rows
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.layouts import split_interleaved, token_views
+from attnfuzz.problems.placement import Placement, placements
 from attnfuzz.problems.reference import Expected, attention_reference
 from attnfuzz.problems.supports import Layout, Supports
-from attnfuzz.values.attention import LogicalAttention, attention_values, token_index
+from attnfuzz.values.attention import LogicalAttention, attention_values
+from attnfuzz.values.token_table import token_table
 
-__all__ = ["PagedDecodeInputs", "build", "paged_tensors", "reference"]
+__all__ = ["PagedDecodeInputs", "build", "inputs_of", "reference", "with_both_caches", "write", "written"]
 
 
 @dataclass(slots=True)
@@ -43,26 +43,43 @@ def build(
 ) -> PagedDecodeInputs:
     """Inputs of ``case`` in memory of ``allocator``; ``values`` saves drawing the numbers again."""
     del supports  # what a kernel supports shapes the cases, not their tensors
-    tensors = paged_tensors(case, allocator, values or attention_values(case, allocator.device))
+    return inputs_of(case, written(case, allocator, values))
+
+
+def inputs_of(case: PagedDecodeCase, tensors: dict[str, Tensor]) -> PagedDecodeInputs:
+    """What the kernel gets, of ``tensors`` by the names that ``tensor_specs`` gives them."""
+    tensors = with_both_caches(case, tensors)
     return PagedDecodeInputs(scale=case.scale, block_size=case.block_size, layout=case.layout, **tensors)
 
 
-def paged_tensors(case: PagedDecodeCase, allocator: Allocator, values: LogicalAttention) -> dict[str, Tensor]:
-    """All tensors of ``case`` by field name, live elements written; split_decode shares them."""
+def written(case: PagedDecodeCase, allocator: Allocator, values: LogicalAttention | None) -> dict[str, Tensor]:
+    """All tensors of ``case``, live elements written; split_decode shares them."""
     tensors = allocate(case, allocator)
-    if case.layout == "interleaved":
-        tensors["k_cache"], tensors["v_cache"] = split_interleaved(tensors.pop("kv_cache"))
-    table = torch.tensor(block_table_rows(case), device=allocator.device)
-    tensors["block_table"].copy_(table)
-    tensors["seq_lens"].copy_(torch.tensor(case.seq_lens))
-    tensors["q"].copy_(values.q)
-    tokens = token_index(case, allocator.device)
-    pages = table[tokens.seq, tokens.position // case.block_size]
-    offsets = tokens.position % case.block_size
-    k_slots, v_slots = token_views(tensors["k_cache"], tensors["v_cache"], case.layout)
-    k_slots[pages, offsets] = values.k.view(len(values.k), *k_slots.shape[2:])
-    v_slots[pages, offsets] = values.v
+    (placement,) = placements([case], token_table([case], allocator.device))
+    one_run = {name: tensor[None] for name, tensor in tensors.items()}
+    write(case, one_run, values or attention_values(case, allocator.device), placement)
     return tensors
+
+
+def write(case: PagedDecodeCase, tensors: dict[str, Tensor], values: LogicalAttention, placement: Placement) -> None:
+    """Write the live elements to each run's tensors; each tensor has the runs as an additional first dimension."""
+    tensors = with_both_caches(case, tensors)
+    tensors["block_table"].copy_(placement.block_table)
+    tensors["seq_lens"].copy_(placement.seq_lens)
+    tensors["q"].copy_(values.q)
+    k_slots, v_slots = token_views(tensors["k_cache"], tensors["v_cache"], case.layout)
+    pages, offsets = placement.slots
+    k_slots[:, pages, offsets] = values.k.view(len(values.k), *k_slots.shape[3:])
+    v_slots[:, pages, offsets] = values.v
+
+
+def with_both_caches(case: PagedDecodeCase, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``tensors`` with K and V in place of the one cache of the interleaved layout."""
+    if case.layout != "interleaved":
+        return tensors
+    k_cache, v_cache = split_interleaved(tensors["kv_cache"])
+    others = {name: tensor for name, tensor in tensors.items() if name != "kv_cache"}
+    return others | {"k_cache": k_cache, "v_cache": v_cache}
 
 
 def reference(case: PagedDecodeCase, values: LogicalAttention) -> Expected:

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from attnfuzz.problems.allocation import Allocator
 from attnfuzz.problems.cases import SplitDecodeCase
-from attnfuzz.problems.paged_decode import paged_tensors
+from attnfuzz.problems.paged_decode import with_both_caches, written
 from attnfuzz.problems.reference import Expected, attention_reference, merge_all
 from attnfuzz.problems.supports import Layout, Supports
-from attnfuzz.values.attention import LogicalAttention, attention_values
+from attnfuzz.values.attention import LogicalAttention
 
-__all__ = ["SplitDecodeInputs", "build", "merge_partials", "reference"]
+__all__ = ["SplitDecodeInputs", "build", "inputs_of", "merge_partials", "reference"]
 
 
 @dataclass(slots=True)
@@ -39,7 +39,12 @@ def build(
 ) -> SplitDecodeInputs:
     """Inputs of ``case`` in memory of ``allocator``; ``values`` saves drawing the numbers again."""
     del supports  # what a kernel supports shapes the cases, not their tensors
-    tensors = paged_tensors(case, allocator, values or attention_values(case, allocator.device))
+    return inputs_of(case, written(case, allocator, values))
+
+
+def inputs_of(case: SplitDecodeCase, tensors: dict[str, Tensor]) -> SplitDecodeInputs:
+    """What the kernel gets, of ``tensors`` by the names that ``tensor_specs`` gives them."""
+    tensors = with_both_caches(case, tensors)
     return SplitDecodeInputs(
         scale=case.scale, block_size=case.block_size, layout=case.layout, num_splits=case.num_splits, **tensors
     )

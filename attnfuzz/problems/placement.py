@@ -1,0 +1,65 @@
+"""Where the live elements of K and V go, and the integers beside them: for many cases at once, without loops."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from jaxtyping import Int32, Int64
+from torch import Tensor
+
+from attnfuzz.problems.block_table import block_table_rows
+from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
+from attnfuzz.values.token_table import TokenTable
+from attnfuzz.values.transfer import on_device
+
+__all__ = ["Placement", "placements"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What a case's tensors hold beside drawn numbers.
+
+    ``slots``: for each token its place in the first two dimensions of K and V: page and offset, or sequence and row.
+    """
+
+    seq_lens: Int64[Tensor, " num_seqs"]
+    slots: tuple[Int64[Tensor, " total_tokens"], Int64[Tensor, " total_tokens"]]
+    block_table: Int32[Tensor, "num_seqs max_blocks_per_seq"] | None = None
+
+
+def placements(cases: Sequence[AttentionCase], tokens: TokenTable) -> list[Placement]:
+    """The placement of each of ``cases``, all of one problem, on the device of ``tokens``, their table."""
+    paged = cast("Sequence[PagedDecodeCase]", cases)
+    tables: list[Tensor] | None = None
+    if isinstance(cases[0], PagedDecodeCase):
+        tables, slots = _paged(paged, tokens)
+    else:
+        slots = (tokens.local_seq[tokens.seq], tokens.position)
+    parts = (tokens.tokens_of(i) for i in range(len(cases)))
+    return [
+        Placement(tokens.seq_len[tokens.seqs_of(i)], (slots[0][part], slots[1][part]), tables[i] if tables else None)
+        for i, part in enumerate(parts)
+    ]
+
+
+def _paged(cases: Sequence[PagedDecodeCase], tokens: TokenTable) -> tuple[list[Tensor], tuple[Tensor, Tensor]]:
+    """Block tables, and page and offset of each token."""
+    device = tokens.seq.device
+    widths = [case.max_blocks_per_seq for case in cases for _ in case.seq_lens]
+    sizes = [case.block_size for case in cases for _ in case.seq_lens]
+    entries = [entry for case in cases for row in block_table_rows(case) for entry in row]
+    flat = on_device(torch.tensor(entries, dtype=torch.int32), device)
+    starts = list(itertools.accumulate(widths, initial=0))
+    first_column, block_size = on_device(torch.tensor([starts[:-1], sizes]), device)[:, tokens.seq].unbind()
+    block = tokens.position // block_size
+    page = flat[first_column + block].long()
+    bounds = [starts[first] for first in tokens.first_seq]
+    tables = [
+        flat[start:end].view(case.num_seqs, case.max_blocks_per_seq)
+        for case, (start, end) in zip(cases, itertools.pairwise(bounds), strict=True)
+    ]
+    return tables, (page, tokens.position - block * block_size)
