@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -72,9 +73,12 @@ def _redis_url(ctx: click.Context, param: click.Parameter, value: str | None) ->
     if value is None or value == _NOT_SHARED:
         return None
     try:
-        return check_redis_url(value)
+        check_redis_url(value)
     except ValueError as error:
         raise click.BadParameter(str(error), ctx, param) from error
+    if find_spec("redis") is None:
+        raise click.BadParameter("needs the Redis client: pip install 'attnfuzz[redis]'", ctx, param)
+    return value
 
 
 TOLERANCE = click.option(

@@ -146,6 +146,12 @@ def test_an_address_that_is_none_is_refused() -> None:
     assert "must be redis://HOST" in refused("--shared", "head:6379").output
 
 
+def test_without_the_client_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra is easily forgotten on one machine of many."""
+    monkeypatch.setattr("attnfuzz.cli.configured.find_spec", lambda name: None)
+    assert "pip install 'attnfuzz[redis]'" in refused("--shared", "redis://head").output
+
+
 def test_explore_takes_every_setting() -> None:
     """A setting that explore has no option for would be ignored by the command it is meant for."""
     names = {"regressions": "save_dir"}
