@@ -28,7 +28,7 @@ def one_line(case: Case) -> str:
         return line
     more = ", ..." if case.num_seqs > _MAX_LENGTHS else ""
     lengths = ", ".join(map(str, case.seq_lens[:_MAX_LENGTHS])) + more
-    return f"{line}, {count(case.num_seqs, 'sequence')} of {lengths} tokens"
+    return f"{line}, seq_lens {lengths}"
 
 
 def count(number: int, noun: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.text import Text
@@ -10,21 +11,29 @@ from rich.text import Text
 from attnfuzz.campaign.duration import format_duration
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import Statistics
+from attnfuzz.report.headline import count, one_line
 
 __all__ = ["LineReporter", "describe", "status_line"]
 
 _EVERY_S = 5.0
+_SMALLER_EVERY_S = 2.0
 
 
 def status_line(statistics: Statistics) -> str:
     """Where a campaign stands, in one line."""
-    elapsed_s = statistics.elapsed_s()
+    return f"{format_duration(statistics.elapsed_s())}: {', '.join(_facts(statistics))}"
+
+
+def _facts(statistics: Statistics) -> Iterator[str]:
     ratio = max((kernel.max_error_ratio for kernel in statistics.kernels.values()), default=0.0)
-    return (
-        f"{format_duration(elapsed_s)}: {statistics.cases} cases ({statistics.cases / max(elapsed_s, 1e-9):.1f}/s), "
-        f"largest error/bound {ratio:.3g}, {len(statistics.findings)} findings, "
-        f"{format_duration(statistics.remaining_s())} left"
-    )
+    yield f"{statistics.cases} cases ({statistics.cases / max(statistics.elapsed_s(), 1e-9):.1f}/s)"
+    yield f"largest error/bound {ratio:.3g}"
+    yield f"{len(statistics.findings)} findings"
+    if (compiling := statistics.share_compiling()) >= 0.005:
+        yield f"{100 * compiling:.0f}% of the time compiling"
+    if statistics.restarts:
+        yield f"{count(statistics.restarts, 'executor')} restarted"
+    yield f"{format_duration(statistics.remaining_s())} left"
 
 
 def describe(what: str, finding: Finding) -> str:
@@ -35,18 +44,18 @@ def describe(what: str, finding: Finding) -> str:
 
 
 class LineReporter:
-    """One line every five seconds and one for every event."""
+    """One line every five seconds and one for every event; of a case that shrinks, one every other second."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last = time.monotonic()
+        self._last_smaller = 0.0
 
     def started(self, statistics: Statistics) -> None:
-        count = len(statistics.kernels)
         self.note(
-            f"searching {count} kernel{'s' if count > 1 else ''} on {statistics.device_name} for "
-            f"{format_duration(statistics.deadline - statistics.started)} with {statistics.workers} "
-            f"worker{'s' if statistics.workers > 1 else ''}, seed {statistics.seed}"
+            f"searching {count(len(statistics.kernels), 'kernel')} on {statistics.device_name} for "
+            f"{format_duration(statistics.deadline - statistics.started)} with "
+            f"{count(statistics.workers, 'worker')}, seed {statistics.seed}"
         )
 
     def progress(self, statistics: Statistics) -> None:
@@ -56,6 +65,7 @@ class LineReporter:
 
     def found(self, finding: Finding) -> None:
         self.note(describe("found", finding))
+        self.note(f"          {one_line(finding.case)}")
 
     def confirmed(self, finding: Finding) -> None:
         self.note(describe("confirmed", finding))
@@ -67,7 +77,11 @@ class LineReporter:
         self.note(describe("known", finding))
 
     def smaller(self, finding: Finding) -> None:
-        return
+        if time.monotonic() - self._last_smaller >= _SMALLER_EVERY_S:
+            self._last_smaller = time.monotonic()
+            self.note(
+                f"shrinking {finding.declaration.target}, {count(finding.steps, 'step')}: {one_line(finding.case)}"
+            )
 
     def shrunk(self, finding: Finding) -> None:
         self.note(describe("shrunk" if finding.shrunk_s is not None else "cut off", finding))

@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import sys
 from collections.abc import Iterator
 
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from attnfuzz.campaign.duration import format_duration
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.reporter import Reporter, SilentReporter
-from attnfuzz.campaign.result import CampaignResult, Statistics
+from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.corpus import encode_regression
+from attnfuzz.report.kernels import all_shares, kernel_table
 
-__all__ = ["kernel_table", "make_console", "make_reporter", "print_result", "verdict_sentence"]
+__all__ = ["make_console", "make_reporter", "print_result", "verdict_sentence"]
 
 _WIDTH_OF_FILES = 140
 """Columns where the output is no terminal: tables need some, and text is not wrapped there."""
 
 
 def make_console() -> Console:
-    """A console on stdout that never wraps or colours what goes into a file."""
+    """A console on stdout that never wraps or colours what goes into a file.
+
+    What the output's encoding cannot say becomes a question mark: a message of somebody's kernel must not end a
+    campaign.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     width = None if sys.stdout.isatty() else _WIDTH_OF_FILES
     return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 def make_reporter(console: Console, *, quiet: bool) -> Reporter:
-    """A live panel on a terminal, plain lines elsewhere, nothing if ``quiet``."""
+    """A live panel on a terminal, plain lines where nothing can be redrawn, nothing if ``quiet``."""
     if quiet:
         return SilentReporter()
-    if console.is_terminal:
+    if console.is_terminal and not console.is_dumb_terminal:
         from attnfuzz.report.live import LiveReporter
 
         return LiveReporter(console)
@@ -41,32 +48,17 @@ def make_reporter(console: Console, *, quiet: bool) -> Reporter:
     return LineReporter(console)
 
 
-def kernel_table(statistics: Statistics) -> Table:
-    """One row a kernel: cases, cases per second of one worker, largest error over bound, findings."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("kernel", no_wrap=True)
-    table.add_column("problem", no_wrap=True)
-    for name in ("cases", "cases/s per worker", "largest error/bound", "findings"):
-        table.add_column(name, justify="right")
-    for target, kernel in statistics.kernels.items():
-        count = sum(finding.declaration.target == target for finding in statistics.findings)
-        table.add_row(
-            Text(kernel.declaration.name),
-            Text(kernel.declaration.problem),
-            str(kernel.cases),
-            f"{kernel.cases / kernel.seconds:.1f}" if kernel.seconds else "-",
-            f"{kernel.max_error_ratio:.3g}" if kernel.cases else "-",
-            Text(str(count), style="bold red" if count else ""),
-        )
-    return table
-
-
 def print_result(console: Console, result: CampaignResult) -> None:
     """The table, each finding with the command that replays it, and the verdict in one sentence."""
     console.print()
-    console.print(kernel_table(result.statistics))
-    for number, finding in enumerate(result.findings, start=1):
+    shares = all_shares(result.statistics)
+    console.print(kernel_table(result.statistics, width=console.width, shares=shares))
+    apart = sorted(result.findings, key=lambda finding: finding.is_flaky)
+    for number, finding in enumerate(apart, start=1):
         console.print()
+        if finding.is_flaky and not any(earlier.is_flaky for earlier in apart[: number - 1]):
+            console.print(Text("flaky: what follows does not fail in every run", style="bold yellow"), soft_wrap=True)
+            console.print()
         for line in _finding_lines(number, finding, result.statistics.device_name):
             console.print(line, soft_wrap=True)
     for line in _side_lines(result):
