@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 from collections.abc import Sequence
@@ -13,9 +14,10 @@ from typing import Self
 
 from attnfuzz.corpus import FindingRecord, Regression, encode_regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.execution.claims import Claim, is_claimed
 from attnfuzz.problems.cases import Case
 
-__all__ = ["Journal", "JournalFolder"]
+__all__ = ["Journal", "JournalFolder", "remove_if_empty"]
 
 _RECORD = FindingRecord(oracle="crash", kind="journal", message="this case was running when the campaign was cut off")
 
@@ -74,19 +76,31 @@ class Journal:
 
 
 class JournalFolder:
-    """``.attnfuzz/journal-PID`` in the working directory, removed when the campaign ends in order.
+    """``.attnfuzz/journal-PID`` in the working directory, removed when the campaign ends in order, unless ``keep``.
 
     ``path`` is None where nothing can be written. ``left_over`` are the folders of campaigns that were cut off.
     """
 
     def __init__(self, parent: Path = Path(".attnfuzz")) -> None:
-        self.left_over = [folder for folder in sorted(parent.glob("journal-*")) if not _is_running(folder)]
-        self.path: Path | None = parent / f"journal-{os.getpid()}"
+        self.keep = False
+        self.left_over = [folder for folder in sorted(parent.glob("journal-*")) if not is_claimed(folder)]
+        self.path: Path | None = None
+        self._claim: Claim | None = None
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path = _new_folder(parent)
+            self._claim = Claim(self.path)
             (parent / ".gitignore").write_text("*\n")
         except OSError:
+            self.close()
             self.path = None
+
+    def close(self) -> None:
+        """Remove the folder, and the one around it if nothing else is there."""
+        if self._claim is not None:
+            self._claim.release()
+        if self.path is not None and not self.keep:
+            shutil.rmtree(self.path, ignore_errors=True)
+            remove_if_empty(self.path.parent)
 
     def __enter__(self) -> Self:
         return self
@@ -94,19 +108,25 @@ class JournalFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.path is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
-            self._remove_if_empty(self.path.parent)
+        self.close()
 
-    @staticmethod
-    def _remove_if_empty(parent: Path) -> None:
+
+def remove_if_empty(parent: Path) -> None:
+    """Remove ``.attnfuzz`` once nothing is kept in it."""
+    with contextlib.suppress(OSError):  # it has vanished, or cannot be removed
         if [path.name for path in parent.iterdir()] == [".gitignore"]:
-            shutil.rmtree(parent, ignore_errors=True)
+            shutil.rmtree(parent)
 
 
-def _is_running(folder: Path) -> bool:
-    pid = folder.name.partition("-")[2]
-    return pid.isdecimal() and Path(f"/proc/{pid}").exists()
+def _new_folder(parent: Path) -> Path:
+    """One that was not there: in a container the process ID is often that of the campaign before."""
+    parent.mkdir(parents=True, exist_ok=True)
+    names = itertools.chain([f"journal-{os.getpid()}"], (f"journal-{os.getpid()}-{n}" for n in itertools.count(2)))
+    for name in names:
+        with contextlib.suppress(FileExistsError):
+            (parent / name).mkdir()
+            break
+    return parent / name
 
 
 def _encoded(declaration: Declaration, case: Case) -> bytes:

@@ -2,17 +2,16 @@
 
 import os
 import select
-import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import attnfuzz
+from attnfuzz.execution.claims import PrivateFolder
 
 __all__ = ["LaunchSettings", "ZygoteProcess"]
 
@@ -36,9 +35,8 @@ class ZygoteProcess:
 
     def __init__(self, settings: LaunchSettings) -> None:
         self._settings = settings
-        directory = _private_directory()
-        self._remove_directory = weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
-        self._socket_path = directory / "zygote.sock"
+        self._folder = _private_folder()
+        self._socket_path = self._folder.path / "zygote.sock"
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
         self.process = subprocess.Popen(
             _command(self._socket_path, settings),
@@ -97,16 +95,16 @@ class ZygoteProcess:
             self.process.kill()
             self.process.wait()
         self._log.close()
-        self._remove_directory()
+        self._folder.remove()
 
 
-def _private_directory() -> Path:
-    """A new directory that only this user may enter, with a path short enough for a socket in it."""
-    directory = Path(tempfile.mkdtemp(prefix="attnfuzz-"))
-    if len(os.fsencode(directory)) < _MAX_SOCKET_PATH - len("/zygote.sock"):
-        return directory
-    directory.rmdir()
-    return Path(tempfile.mkdtemp(prefix="attnfuzz-", dir="/tmp"))
+def _private_folder() -> PrivateFolder:
+    """With a path short enough for a socket in it."""
+    folder = PrivateFolder()
+    if len(os.fsencode(folder.path)) < _MAX_SOCKET_PATH - len("/zygote.sock"):
+        return folder
+    folder.remove()
+    return PrivateFolder(Path("/tmp"))
 
 
 def _command(socket_path: Path, settings: LaunchSettings) -> list[str]:

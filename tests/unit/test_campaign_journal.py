@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -81,10 +82,34 @@ def test_the_folder_is_removed_when_all_went_well(tmp_path: Path) -> None:
 
 
 def test_what_a_dead_campaign_left_is_named(tmp_path: Path) -> None:
-    """After a machine went down, the next campaign has to say which case was running."""
-    dead, alive = tmp_path / "journal-999999999", tmp_path / f"journal-{os.getppid()}"
+    """After a machine went down, the next campaign has to say which case was running; not of one that still runs."""
+    dead = tmp_path / "journal-999999999"
     dead.mkdir()
-    alive.mkdir()
+    with JournalFolder(tmp_path) as alive, JournalFolder(tmp_path) as folder:
+        assert folder.left_over == [dead]
+        assert folder.path != alive.path
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [dead.name]
+
+
+def test_a_dead_campaign_with_the_same_process_id_keeps_its_journal(tmp_path: Path) -> None:
+    """In a container process IDs are the same each time: the case that took the last one down would be overwritten."""
+    dead = tmp_path / f"journal-{os.getpid()}"
+    dead.mkdir()
     with JournalFolder(tmp_path) as folder:
         assert folder.left_over == [dead]
     assert dead.exists()
+
+
+def test_a_folder_that_vanished_is_no_error(tmp_path: Path) -> None:
+    """A campaign whose checkout was removed would end with a traceback instead of its result."""
+    with JournalFolder(tmp_path / "state") as folder:
+        shutil.rmtree(tmp_path / "state")
+    assert folder.path is not None
+
+
+def test_a_journal_that_is_needed_is_kept(tmp_path: Path) -> None:
+    """It holds the case with which the GPU stopped answering."""
+    with JournalFolder(tmp_path / "state") as folder:
+        folder.keep = True
+    assert folder.path is not None
+    assert folder.path.is_dir()
