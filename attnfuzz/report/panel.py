@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -18,8 +19,9 @@ from attnfuzz.report.kernels import Shares, kernel_table
 __all__ = ["panel"]
 
 _MAX_FINDINGS = 4
-_LINES_BESIDE_TABLE = 8
-"""Of the panel, with the cursor's line and one of what scrolls above."""
+_OTHER_LINES = 7
+"""Blank ones, the clock, the head of the table, the cursor's, and one of what scrolls above."""
+_BETWEEN = " · "
 _MAX_DEVICE_NAME = 12
 
 
@@ -27,17 +29,30 @@ def panel(
     statistics: Statistics, *, shrinking: Iterable[Finding], shares: Shares, width: int, height: int
 ) -> RenderableType:
     """Time, rates, kernels and the findings at work, in at most ``height`` lines of ``width`` columns."""
-    at_work = list(shrinking)[-_MAX_FINDINGS:]
-    rates = [Text(" · ").join(map(Text, facts)) for facts in (_effort(statistics), _insight(statistics, shares))]
-    room = height - _LINES_BESIDE_TABLE - 2 * len(at_work) - sum(text.cell_len > width for text in rates)
+    facts = [*_wrapped(_effort(statistics), width), *_wrapped(_insight(statistics, shares), width)]
+    at_work = [line for finding in list(shrinking)[-_MAX_FINDINGS:] for line in _at_work(finding)]
+    room = height - _OTHER_LINES - len(facts) - len(at_work)
     return Group(
         Text(),
         _clock(statistics, width),
-        *rates,
+        *facts,
         Text(),
         kernel_table(statistics, width=width, shares=shares, most_rows=max(2, room)),
-        *(line for finding in at_work for line in _at_work(finding)),
+        Text(),
+        *at_work,
     )
+
+
+def _wrapped(facts: Iterable[str], width: int) -> Iterator[Text]:
+    """Lines of facts, broken between and not within them."""
+    line = ""
+    for fact in facts:
+        longer = f"{line}{_BETWEEN}{fact}" if line else fact
+        if line and cell_len(longer) > width:
+            yield Text(line)
+            longer = fact
+        line = longer
+    yield Text(line)
 
 
 def _clock(statistics: Statistics, width: int) -> RenderableType:
@@ -47,7 +62,11 @@ def _clock(statistics: Statistics, width: int) -> RenderableType:
         row.add_column(no_wrap=True)
     elapsed, left = format_duration(elapsed_s), f"{format_duration(left_s)} left"
     bar = ProgressBar(
-        total=max(elapsed_s + left_s, 1e-9), completed=elapsed_s, width=max(8, width - len(elapsed) - len(left) - 2)
+        total=max(elapsed_s + left_s, 1e-9),
+        completed=elapsed_s,
+        width=max(8, width - len(elapsed) - len(left) - 2),
+        complete_style="cyan",
+        finished_style="cyan",
     )
     row.add_row(elapsed, bar, Text(left, "bold"))
     return row
@@ -56,9 +75,9 @@ def _clock(statistics: Statistics, width: int) -> RenderableType:
 def _effort(statistics: Statistics) -> Iterator[str]:
     rates = statistics.throughput.rates(statistics.elapsed_s())
     yield f"{statistics.cases:,} cases"
-    yield f"{sum(rates.values()):,.1f} cases/s"
+    yield f"{_rate(sum(rates.values()))} cases/s"
     if len(rates) > 1:
-        yield from (f"{_device(device)} {rate:,.1f}/s" for device, rate in sorted(rates.items()))
+        yield from (f"{_device(device)} {_rate(rate)}/s" for device, rate in sorted(rates.items()))
     if statistics.restarts:
         yield f"{count(statistics.restarts, 'executor')} restarted"
 
@@ -71,7 +90,11 @@ def _insight(statistics: Statistics, shares: Mapping[str, float]) -> Iterator[st
     if shares:
         yield f"{100 * sum(shares.values()) / len(shares):.0f}% of feature pairs"
     if (compiling := statistics.share_compiling()) >= 0.005:
-        yield f"{100 * compiling:.0f}% of the time compiling"
+        yield f"{100 * compiling:.0f}% compiling"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
 
 
 def _device(name: str) -> str:
