@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from attnfuzz.corpus import load_regression
+from attnfuzz.campaign.saved_run import judge_sequence, preceding_for, run_saved
+from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.kernel_failure import kernel_failure
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Verdict
@@ -38,7 +40,8 @@ def check(
 
     ``kernel`` is a declared kernel or its name: a bundled name, ``module:name`` or ``path/to/file.py:name``.
     ``case`` is a Case, a dict of its fields, or the path of a regression file; options that it leaves out take their
-    first choice. ``device`` is "auto", "cpu" or "cuda".
+    first choice. The cases that a regression needs before it run first, and a flaky one runs several times.
+    ``device`` is "auto", "cpu" or "cuda".
 
     The kernel runs in a process of its own, which imports its module again, so that a crash or a hang is a failure
     like any other. ``isolated=False`` runs it right here: for a kernel made inside a function, or under a debugger.
@@ -49,18 +52,26 @@ def check(
     """
     __tracebackhide__ = True
     declaration = declaration_of(kernel, device=device, isolated=isolated)
-    found = _case_of(case, declaration)
+    file = Path(case) if isinstance(case, str | Path) else None
+    loaded = load_regression(Path(case)) if isinstance(case, str | Path) else case
+    saved = loaded if isinstance(loaded, Regression) else None
+    found = _case_of(loaded, declaration)
     if isolated:
-        verdict = shared_runner(device, oracles, tolerance).judge(declaration, found)
+        runner = shared_runner(device, oracles, tolerance)
+        verdict = run_saved(saved, declaration, runner).verdict if saved else runner.judge(declaration, found)
     else:
-        verdict = _judge_here(kernel, found, device=device, oracles=oracles, tolerance=tolerance)
+        preceding = preceding_for(declaration, saved) if saved else ()
+        here = functools.partial(_judge_here, kernel, device=device, oracles=oracles, tolerance=tolerance)
+        verdict = judge_sequence(preceding, found, here)
     if verdict.failure is not None:
-        raise kernel_failure(verdict.failure, declaration.target or declaration.name, found, save_dir=save_dir)
+        target = declaration.target or declaration.name
+        replayed_from = file if saved and saved.preceding else None
+        raise kernel_failure(verdict.failure, target, found, save_dir=save_dir, replayed_from=replayed_from)
 
 
-def _case_of(case: CaseLike, declaration: Declaration) -> Case:
-    if isinstance(case, str | Path):
-        found = adapt_options(load_regression(Path(case)).case, declaration.options)
+def _case_of(case: Case | Mapping[str, Any] | Regression, declaration: Declaration) -> Case:
+    if isinstance(case, Regression):
+        found = adapt_options(case.case, declaration.options)
     else:
         found = case_from_builtins(declaration.problem, dict(case)) if isinstance(case, Mapping) else case
         first = {name: choices[0] for name, choices in declaration.options.items()}

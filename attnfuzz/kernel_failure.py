@@ -30,10 +30,22 @@ class KernelFailure(AssertionError):  # noqa: N818 - what it says in a test repo
         super().__init__(failure_report(failure, target, case, replay=replay))
 
 
-def kernel_failure(failure: Failure, target: str, case: Case, *, save_dir: Path | str | None = None) -> KernelFailure:
-    """The exception for an oracle's objection; it is saved as a regression file if ``save_dir`` names a folder."""
+def kernel_failure(
+    failure: Failure,
+    target: str,
+    case: Case,
+    *,
+    save_dir: Path | str | None = None,
+    replayed_from: Path | None = None,
+) -> KernelFailure:
+    """The exception for an oracle's objection; it is saved as a regression file if ``save_dir`` names a folder.
+
+    ``replayed_from`` is the file of a regression that is more than its case.
+    """
     target = _shortened(target)
-    if save_dir is None:
+    if replayed_from is not None:
+        replay = shlex.join(["attnfuzz", "replay", str(replayed_from), "--kernel", target])
+    elif save_dir is None:
         call = f"attnfuzz.check({_literal(target)}, {_literal(msgspec.to_builtins(case))})"
         replay = f"python -c {shlex.quote(f'import attnfuzz; {call}')}"
     else:

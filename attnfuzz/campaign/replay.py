@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnfuzz.campaign.saved_run import run_saved
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.runner import Runner
@@ -28,13 +29,18 @@ class SavedCase:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One case on one kernel; ``verdict`` is None where the kernel does not support it, as ``objection`` says."""
+    """One case on one kernel; ``verdict`` is None where the kernel does not support it, as ``objection`` says.
+
+    A flaky case has ``runs`` > 1, of which ``failed_runs`` failed; ``verdict`` is that of one that did, if any.
+    """
 
     saved: SavedCase
     kernel: Declaration
     case: Case
     verdict: Verdict | None
     objection: str | None = None
+    runs: int = 1
+    failed_runs: int = 0
 
     @property
     def failed(self) -> bool:
@@ -95,6 +101,7 @@ def _replay_on(declaration: Declaration, saved: SavedCase, runner: Runner, *, to
     case = adapt_options(saved.regression.case, declaration.options)
     objection = why_unsupported(declaration.supports, declaration.options, case)
     if objection is None:
-        yield Replayed(saved, declaration, case, runner.judge(declaration, case))
+        ran = run_saved(saved.regression, declaration, runner)
+        yield Replayed(saved, declaration, case, ran.verdict, runs=ran.runs, failed_runs=ran.failed)
     elif told_why_not:
         yield Replayed(saved, declaration, case, None, objection)

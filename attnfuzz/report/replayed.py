@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,8 @@ class _Result(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     oracle: str | None
     message: str | None
+    runs: int
+    failed_runs: int
 
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,8 +40,7 @@ def print_replayed(console: Console, result: Replayed) -> None:
     style = {"PASS": "green", "FAIL": "bold red", "skip": "yellow"}
     line = Text(f"{_outcome(result)}  ", style=style[_outcome(result)])
     line.append(f"{result.saved.path}  {result.kernel.target}", style="default")
-    if result.objection is not None:
-        line.append(f": {result.objection}", style="default")
+    line.append("".join(_remarks(result)), style="default")
     console.print(line, soft_wrap=True)
     failure = result.verdict.failure if result.verdict is not None else None
     if failure is not None:
@@ -73,6 +74,16 @@ def write_replayed(path: Path, results: Sequence[Replayed], *, device: str) -> N
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
 
 
+def _remarks(result: Replayed) -> Iterator[str]:
+    if result.objection is not None:
+        yield f": {result.objection}"
+        return
+    if count := len(result.saved.regression.preceding):
+        yield f"  after {count} other case{'s' if count > 1 else ''}"
+    if result.runs > 1:
+        yield f"  failed {result.failed_runs} of {result.runs} runs" if result.failed else f"  in {result.runs} runs"
+
+
 def _outcome(result: Replayed) -> str:
     if result.verdict is None:
         return "skip"
@@ -89,4 +100,6 @@ def _result(result: Replayed) -> _Result:
         outcome=_outcome(result).lower(),
         oracle=failure.oracle if failure else None,
         message=failure.message if failure else result.objection,
+        runs=result.runs,
+        failed_runs=result.failed_runs if result.runs > 1 else int(result.failed),
     )

@@ -1,4 +1,4 @@
-"""Kernels whose failures are not those of one case: what runs before matters, or chance; executors load them by path."""
+"""Kernels that fail because of what ran before, or by chance; executors load them by this file's path."""
 
 from __future__ import annotations
 
