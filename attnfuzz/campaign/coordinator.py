@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from attnfuzz.campaign.crew import Crew
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.handover import Handover
 from attnfuzz.campaign.interrupts import Interrupts
@@ -14,6 +17,7 @@ from attnfuzz.campaign.messages import (
     Busy,
     Confirmed,
     Duplicate,
+    FormatCompiled,
     Found,
     FromWorker,
     Known,
@@ -27,6 +31,7 @@ from attnfuzz.campaign.messages import (
 from attnfuzz.campaign.reporter import ForgivingReporter, Reporter
 from attnfuzz.campaign.result import CampaignResult, Statistics, StopReason
 from attnfuzz.campaign.saving import SaveFolder
+from attnfuzz.campaign.sharing import Exchange, Sharing
 from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom
 from attnfuzz.campaign.worker_process import LastWords, Launch
 from attnfuzz.oracles.verdict import OracleName
@@ -37,6 +42,8 @@ __all__ = ["Coordinator", "Plan"]
 _TICK_S = 0.25
 _WAIT_FOR_WORKERS_S = 3.0
 _HOUSEKEEPING_EVERY_S = 5.0
+_FORMATS_KEPT = 32
+"""Of each kernel, for workers that start later."""
 _KILLS = ("SIGKILL", "SIGTERM")
 
 
@@ -55,9 +62,9 @@ class Plan:
 
 
 class Coordinator:
-    """One campaign. ``launch`` starts a worker."""
+    """One campaign. ``launch`` starts a worker, ``exchange`` is the way to campaigns on other machines."""
 
-    def __init__(self, plan: Plan, *, launch: Launch, reporter: Reporter) -> None:
+    def __init__(self, plan: Plan, *, launch: Launch, reporter: Reporter, exchange: Exchange | None = None) -> None:
         self._plan = plan
         self._statistics = plan.statistics
         self._reporter = ForgivingReporter(reporter)
@@ -67,7 +74,11 @@ class Coordinator:
         self._statistics.findings = self._book.findings
         self._crew = Crew(self._statistics.workers, launch=launch, setup_for=self._setup)
         self._handover = Handover()
+        self._sharing = Sharing(
+            exchange, device=self._statistics.device_name, learn=self._learn, note=self._reporter.note
+        )
         self._known: list[Known] = []
+        self._compiled: dict[str, deque[FormatCompiled]] = {kernel: deque(maxlen=_FORMATS_KEPT) for kernel in kernels}
         self._busy: dict[str, tuple[Symptom, int]] = {}
         self._device_ids: dict[int, str] = {}
         self._lost_devices: set[str] = set()
@@ -102,6 +113,7 @@ class Coordinator:
             unconfirmed=tuple(self._book.unconfirmed),
             troubles=tuple(self._troubles),
             signal=entered.first,
+            elsewhere=self._sharing.elsewhere(self._book.findings),
         )
 
     def _reason_to_stop(self, interrupts: Interrupts) -> StopReason | None:
@@ -148,6 +160,8 @@ class Coordinator:
             self._in_trouble.discard(number)
             for message in (*self._known, *(_busy(symptom, True) for symptom, _ in self._busy.values())):
                 self._crew.send(number, message)
+            for compiled in chain.from_iterable(self._compiled.values()):
+                self._crew.send(number, compiled)
             self._hand_over(number)
 
     def _hand_over(self, number: int) -> None:
@@ -178,6 +192,7 @@ class Coordinator:
             else:
                 for message in messages:
                     self._handle(number, message)
+        self._sharing.listen()
         self._crew.flush()
         self._reporter.progress(self._statistics)
 
@@ -191,6 +206,9 @@ class Coordinator:
             case Progress():
                 self._statistics.add(message)
                 self._crew.has_judged(number)
+            case FormatCompiled():
+                self._compiled[message.kernel].append(message)
+                self._crew.broadcast(message, but=number)
             case Found():
                 self._handover.taken_up(message)
                 self._set_busy(number, message.finding, self._book.found(message).symptom)
@@ -202,11 +220,14 @@ class Coordinator:
             case Smaller():
                 self._book.smaller(message)
             case Minimised():
-                symptom = self._book.minimised(message)
-                self._announce(message, symptom.kernel)
+                finding = self._book.named(message.finding)
+                self._book.minimised(message)
+                self._announce(message, finding)
                 self._fail_fast_hit |= self._plan.fail_fast
             case Duplicate():
-                self._announce(message, self._book.duplicate(message).kernel)
+                finding = self._book.named(message.finding)
+                self._book.duplicate(message)
+                self._announce(message, finding)
             case Trouble():
                 self._in_trouble.add(number)
                 self._note_trouble(message.message)
@@ -227,13 +248,21 @@ class Coordinator:
         if self._crew.working:
             self._hand_over(self._crew.working[0])
 
-    def _announce(self, closed: Minimised | Duplicate, kernel: str) -> None:
-        """Have every worker take later failures of this bug for known."""
-        for oracle, kind in closed.shown_as:
-            known = Known(kernel=kernel, oracle=oracle, kind=kind, features=closed.features, flaky=closed.flaky)
-            self._known.append(known)
-            self._crew.broadcast(known)
+    def _announce(self, closed: Minimised | Duplicate, finding: Finding) -> None:
+        """Have every worker, here and elsewhere, take later failures of this bug for known."""
+        kernel = finding.declaration.target
+        known = [
+            Known(kernel=kernel, oracle=oracle, kind=kind, features=closed.features, flaky=closed.flaky)
+            for oracle, kind in closed.shown_as
+        ]
+        for one in known:
+            self._learn(one)
+        self._sharing.tell(finding, closed, known)
         self._clear_busy(closed.finding)
+
+    def _learn(self, known: Known) -> None:
+        self._known.append(known)
+        self._crew.broadcast(known)
 
     def _set_busy(self, number: int, finding: str, symptom: Symptom) -> None:
         self._busy[finding] = symptom, number

@@ -8,12 +8,14 @@ import msgspec
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, OracleName
+from attnfuzz.problems.formats import Format
 from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = [
     "Busy",
     "Confirmed",
     "Duplicate",
+    "FormatCompiled",
     "Found",
     "FromWorker",
     "Known",
@@ -78,6 +80,13 @@ class Pursue(msgspec.Struct, tag="pursue", frozen=True, kw_only=True):
     kernel: str
     case: msgspec.Raw
     failure: Failure
+
+
+class FormatCompiled(msgspec.Struct, tag="format_compiled", frozen=True, kw_only=True):
+    """A worker has had a case judged in a format that was new to it: the others may draw from it."""
+
+    kernel: str
+    format: Format
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
@@ -177,5 +186,7 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
     device_lost: bool = False
 
 
-ToWorker: TypeAlias = Setup | Known | Busy | Pursue | Stop
-FromWorker: TypeAlias = Progress | Found | Confirmed | Unconfirmed | Smaller | Minimised | Duplicate | Trouble
+ToWorker: TypeAlias = Setup | Known | Busy | Pursue | FormatCompiled | Stop
+FromWorker: TypeAlias = (
+    Progress | FormatCompiled | Found | Confirmed | Unconfirmed | Smaller | Minimised | Duplicate | Trouble
+)

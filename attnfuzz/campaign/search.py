@@ -2,48 +2,51 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from hypothesis.strategies import SearchStrategy
 
 from attnfuzz.campaign.batch_size import BatchSize
-from attnfuzz.campaign.behind_known import relatives_beyond
 from attnfuzz.campaign.channel import Channel
+from attnfuzz.campaign.failures import Failures
+from attnfuzz.campaign.formats import WorkingSets
 from attnfuzz.campaign.generation import derive_seed, run_round
 from attnfuzz.campaign.history import History
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
-from attnfuzz.campaign.known_deaths import FATAL_ORACLES, KnownDeaths
-from attnfuzz.campaign.messages import Busy, Known, Pursue, Setup, Stop, ToWorker
+from attnfuzz.campaign.known_deaths import FATAL_ORACLES
+from attnfuzz.campaign.messages import Busy, FormatCompiled, Known, Pursue, Setup, Stop, ToWorker
 from attnfuzz.campaign.pipeline import Pipeline
-from attnfuzz.campaign.pursuit import Pursuit, Suspect
 from attnfuzz.campaign.retrace import retrace
 from attnfuzz.campaign.schedule import Schedule
-from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom
+from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.tally import Tally
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case, decode_case, encode_case
+from attnfuzz.problems.formats import Format
 
 __all__ = ["Search", "StrategyFor"]
 
-StrategyFor = Callable[[Declaration], SearchStrategy[Case]]
+StrategyFor = Callable[[Declaration, Sequence[Format]], SearchStrategy[Case]]
+"""Draws cases of a kernel, in one of the given formats if there are any."""
 
-_SHARE_BEHIND_KNOWN = 0.15
-"""Part of a kernel's time that may go into looking for bugs that hide behind known ones."""
-_RELATIVES_TRIED = 4
-_MAX_DEFERRED = 64
 _MOST_TOGETHER = 32
+_CASES_PER_SCOUTED_FORMAT = 2
+"""The first that a round draws is always the simplest."""
 _WAIT_FOR_BATCH_S = 1.0
 _MAX_REMEMBERED = 100_000
 _MAX_RETRACES = 3
-_MAX_DOUBTS = 3
-"""Failures of one symptom that are looked into although none of them ever came back."""
 
 
 class Search:
-    """Searches the kernels of ``setup`` until its deadline or until the coordinator says stop."""
+    """Searches the kernels of ``setup`` until its deadline or until the coordinator says stop.
+
+    ``formats`` are for a GPU, where a format that is new costs as much as hundreds of cases; without them, the format
+    of each case is drawn too.
+    """
 
     def __init__(
         self,
@@ -53,34 +56,39 @@ class Search:
         strategy_for: StrategyFor,
         channel: Channel[ToWorker],
         history: History | None = None,
+        formats: WorkingSets | None = None,
     ) -> None:
         self._setup = setup
         self._judge = judge
         self._strategy_for = strategy_for
         self._channel = channel
         self._history = History() if history is None else history
+        self._formats = formats
         self._kernels = {declaration.target: declaration for declaration in setup.kernels}
         self._schedule = Schedule(list(self._kernels), worker=setup.worker, num_workers=setup.num_workers)
         self._tally = Tally(channel.send, device=setup.device_id)
-        self._known = KnownFindings()
-        self._deaths = KnownDeaths(self._tally.share_of_known_deaths)
+        self._failures = Failures(
+            setup.worker,
+            deadline=setup.deadline,
+            judge=judge,
+            tally=self._tally,
+            send=channel.send,
+            is_over=self._is_over,
+        )
         self._seen: dict[str, set[int]] = {target: set() for target in self._kernels}
         self._drawn: dict[str, list[Case]] = {target: [] for target in self._kernels}
         self._sizes = {target: BatchSize(_MOST_TOGETHER if judge.can_batch else 1) for target in self._kernels}
         self._pipeline = Pipeline(judge.together)
-        self._deferred: deque[Suspect] = deque(maxlen=_MAX_DEFERRED)
-        self._suspect: Suspect | None = None
-        self._doubts: Counter[Symptom] = Counter()
         self._retraces: Counter[str] = Counter()
+        self._scouted = 0
         self._stopped = False
-        self._findings = 0
 
     def run(self) -> None:
         """Search. Raises ChannelClosed when the coordinator is gone."""
         while not self._is_over():
             self._look_into_deferred()
             if not self._is_over():
-                self._one_turn(self._schedule.next_target())
+                self._one_turn(self._kernels[self._schedule.next_target()])
         self._collect()
         self._pursue_suspect()  # no time to look into it, but it is reported
         self._look_into_deferred()
@@ -93,15 +101,15 @@ class Search:
     def _read_mail(self) -> None:
         for message in self._channel.receive():
             match message:
-                case Known(kernel=kernel, oracle=oracle, kind=kind):
-                    signature = Signature(Symptom(kernel, oracle, kind), message.features)
-                    self._known.add(signature, flaky=message.flaky)
-                    if not message.flaky:
-                        self._deaths.learn(signature)
-                case Busy(kernel=kernel, oracle=oracle, kind=kind, busy=busy):
-                    self._known.set_busy(Symptom(kernel, oracle, kind), busy)
+                case Known():
+                    self._failures.learn(message)
+                case Busy():
+                    self._failures.set_busy(message)
                 case Pursue():
                     self._defer(message)
+                case FormatCompiled():
+                    if self._formats is not None:
+                        self._formats.offer(self._kernels[message.kernel], message.format)
                 case Stop():
                     self._stopped = True
 
@@ -109,17 +117,50 @@ class Search:
         """Look into a failure that a worker which was lost had met."""
         declaration = self._kernels[pursue.kernel]
         case = decode_case(declaration.problem, bytes(pursue.case))
-        self._deferred.append(Suspect(declaration, case, pursue.failure))
+        self._failures.defer(Suspect(declaration, case, pursue.failure))
 
-    def _one_turn(self, target: str) -> None:
+    def _one_turn(self, declaration: Declaration) -> None:
         """One round on a kernel, and what follows from it."""
+        target = declaration.target
         started = time.monotonic()
         cases_before = self._tally.cases(target)
-        self._round(self._kernels[target], until=started + self._slice_s(target, started))
+        self._scout(declaration)
+        if self._goes_on():
+            self._round(declaration, until=started + self._slice_s(target, started))
         self._schedule.record(
             target, seconds=time.monotonic() - started, cases=self._tally.cases(target) - cases_before
         )
         self._pursue_suspect()
+
+    def _scout(self, declaration: Declaration) -> None:
+        """Have new formats compiled if it is time to; in the background, unless there are none to draw from."""
+        if self._formats is None:
+            return
+        drawn: list[Case] = []
+        for format_ in self._formats.to_scout(declaration):
+            drawn += self._cases_in(declaration, format_)
+        if drawn:
+            self._read_mail()
+            self._have_judged(declaration, [case for case in drawn if self._is_new(declaration.target, case)])
+        if not self._formats.any_for(declaration):
+            self._collect()
+
+    def _cases_in(self, declaration: Declaration, format_: Format) -> list[Case]:
+        drawn: list[Case] = []
+
+        def keep(case: Case) -> bool:
+            drawn.append(case)
+            return True
+
+        self._scouted += 1
+        run_round(
+            self._strategy_for(declaration, [format_]),
+            keep,
+            seed_value=derive_seed(self._setup.seed, self._setup.worker, "scouting", self._scouted),
+            until=math.inf,
+            max_cases=_CASES_PER_SCOUTED_FORMAT,
+        )
+        return drawn
 
     def _slice_s(self, target: str, now: float) -> float:
         return self._schedule.slice_s(target, max(0.0, self._setup.deadline - now))
@@ -129,7 +170,7 @@ class Search:
             self._setup.seed, self._setup.worker, declaration.target, self._schedule.rounds(declaration.target)
         )
         run_round(
-            self._strategy_for(declaration),
+            self._strategy_for(declaration, self._formats.to_draw_from(declaration) if self._formats else ()),
             lambda case: self._visit(declaration, case),
             seed_value=seed_value,
             until=until,
@@ -155,18 +196,25 @@ class Search:
         return True
 
     def _goes_on(self) -> bool:
-        return self._suspect is None and not self._stopped and time.monotonic() < self._setup.deadline
+        return self._failures.suspect is None and not self._stopped and time.monotonic() < self._setup.deadline
 
     def _advance(self, declaration: Declaration) -> None:
-        """Weigh what has been judged, then have judged what was drawn: a batch in the background, a case at once."""
+        """Have judged what was drawn, as far as batches may be large."""
         self._read_mail()
+        drawn, size = self._drawn[declaration.target], self._sizes[declaration.target].size
+        cases = drawn[:size]
+        del drawn[:size]
+        self._have_judged(declaration, cases)
+
+    def _have_judged(self, declaration: Declaration, cases: list[Case]) -> None:
+        """Take in what has been judged, then have ``cases`` judged: a batch in the background, a single one at once."""
         self._collect()
         if not self._goes_on():
+            self._drawn[declaration.target].extend(cases)
             return
-        drawn, size = self._drawn[declaration.target], self._sizes[declaration.target].size
-        cases = [case for case in drawn[:size] if not self._skips(declaration, case)]
-        del drawn[:size]
-        alone = [case for case in cases if len(cases) == 1 or self._deaths.expects_death(declaration, case)]
+        cases = [case for case in cases if not self._skips(declaration, case)]
+        deaths = self._failures.deaths
+        alone = [case for case in cases if len(cases) == 1 or deaths.expects_death(declaration, case)]
         self._judge_alone(declaration, alone)
         if together := [case for case in cases if case not in alone]:
             self._pipeline.submit(declaration, together)
@@ -222,97 +270,46 @@ class Search:
 
     def _take_in(self, declaration: Declaration, case: Case, seconds: float, verdict: Verdict) -> None:
         self._tally.judged(declaration, case, seconds, verdict)
-        if verdict.failure is not None and verdict.failure.oracle in FATAL_ORACLES:
+        failure = verdict.failure
+        if failure is not None and failure.oracle in FATAL_ORACLES:
             self._sizes[declaration.target].went_wrong()
-            self._deaths.died(declaration, case)
+            self._failures.deaths.died(declaration, case)
         else:
-            self._deaths.passed(declaration, case)
-        if verdict.failure is not None:
-            preceding = self._history.before(declaration, case)
-            self._weigh(Suspect(declaration, case, verdict.failure, preceding), seconds)
+            self._failures.deaths.passed(declaration, case)
+            self._publish_format(declaration, case, seconds)
+        if failure is not None:
+            self._weigh(Suspect(declaration, case, failure, self._history.before(declaration, case)), seconds)
+
+    def _publish_format(self, declaration: Declaration, case: Case, seconds: float) -> None:
+        format_ = None if self._formats is None else self._formats.judged(declaration, case, seconds)
+        if format_ is not None:
+            self._channel.send(FormatCompiled(kernel=declaration.target, format=format_))
 
     def _weigh(self, suspect: Suspect, seconds: float) -> None:
-        """Pass silently over what is known, put off what somebody is at already, and take the rest for a suspect."""
         self._read_mail()
-        if self._stopped:
-            return
-        if self._is_known(suspect):
-            self._pass_over(suspect, seconds)
-        elif self._suspect is not None or self._known.is_busy(suspect.symptom):
-            self._deferred.append(suspect)
-        else:
-            self._suspect = suspect
-
-    def _pass_over(self, suspect: Suspect, seconds: float) -> None:
-        """Count a known failure, and now and then look whether another bug hides behind it."""
-        target = suspect.declaration.target
-        deadly = suspect.failure.oracle in FATAL_ORACLES
-        self._tally.known(target, seconds if deadly else 0.0)
-        if deadly or self._suspect is not None or self._tally.share_behind_known(target) >= _SHARE_BEHIND_KNOWN:
-            return
-        started = time.monotonic()
-        self._suspect = self._hidden_behind(suspect)
-        self._tally.looked_behind_known(target, time.monotonic() - started)
-
-    def _hidden_behind(self, suspect: Suspect) -> Suspect | None:
-        for case in relatives_beyond(self._known, suspect)[:_RELATIVES_TRIED]:
-            try:
-                failure = self._judge(suspect.declaration, case).failure
-            except (OutOfTime, Unjudged):
-                return None
-            if failure is not None and not self._is_known(found := Suspect(suspect.declaration, case, failure)):
-                return None if self._known.is_busy(found.symptom) else found
-        return None
-
-    def _is_known(self, suspect: Suspect) -> bool:
-        symptom = suspect.symptom
-        if self._doubts[symptom] >= _MAX_DOUBTS:
-            return True
-        if not self._known.has_symptom(symptom):
-            return False
-        return self._known.explains(symptom, suspect.features)
+        if not self._stopped:
+            self._failures.weigh(suspect, seconds)
 
     def _skips(self, declaration: Declaration, case: Case) -> bool:
         """Whether to leave out the case because it would die, which costs an executor."""
-        skipped = self._deaths.forbids(declaration, case)
+        skipped = self._failures.deaths.forbids(declaration, case)
         if skipped:
             self._tally.skipped(declaration.target)
         return skipped
 
     def _look_into_deferred(self) -> None:
-        """Take up failures put off while somebody was at their symptom, unless what was found explains them."""
-        for _ in range(len(self._deferred)):
-            suspect = self._deferred.popleft()
-            if self._known.is_busy(suspect.symptom):
-                self._deferred.append(suspect)
-            elif self._is_known(suspect):
-                self._tally.known(suspect.declaration.target, 0.0)
-            elif not self._stopped:
-                self._suspect = suspect
-                self._pursue_suspect()
+        """Take up failures put off while somebody was at their symptom."""
+        while not self._stopped and self._failures.take_up_deferred():
+            self._pursue_suspect()
 
     def _pursue_suspect(self) -> None:
         """Find out about the suspect, if there is one; what is being judged in the background is taken in before."""
-        if self._suspect is None:
+        if self._failures.suspect is None:
             return
         started = time.monotonic()
         self._collect()
-        suspect, self._suspect = self._suspect, None
-        self._sizes[suspect.declaration.target].went_wrong()
-        self._pursue(suspect)
-        self._schedule.charge(suspect.declaration.target, time.monotonic() - started)
-
-    def _pursue(self, suspect: Suspect) -> None:
-        self._findings += 1
-        pursuit = Pursuit(
-            f"{self._setup.worker}-{self._findings}",
-            suspect,
-            judge=self._judge,
-            known=self._known,
-            deaths=self._deaths,
-            send=self._channel.send,
-            is_over=self._is_over,
-            deadline=self._setup.deadline,
-        )
-        if not pursuit.run():
-            self._doubts[suspect.symptom] += 1
+        suspect, self._failures.suspect = self._failures.suspect, None
+        target = suspect.declaration.target
+        self._sizes[target].went_wrong()
+        self._failures.pursue(suspect)
+        self._schedule.charge(target, time.monotonic() - started)

@@ -8,14 +8,18 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 from hypothesis.strategies import SearchStrategy
 
 from attnfuzz.campaign.channel import Channel, ChannelClosed
+from attnfuzz.campaign.formats import WorkingSets
+from attnfuzz.campaign.generation import derive_seed
 from attnfuzz.campaign.history import History
 from attnfuzz.campaign.journal import Journal
 from attnfuzz.campaign.judging import TimedJudge
@@ -29,13 +33,16 @@ from attnfuzz.execution.runner import Runner
 from attnfuzz.execution.zygote_client import Zygote
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case
+from attnfuzz.problems.formats import Format
 from attnfuzz.strategies.cases import cases
-from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES
+from attnfuzz.strategies.formats import draw_formats, first_formats
+from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
 
 __all__ = ["main", "work"]
 
 _SETUP_WAIT_S = 60.0
 _WAIT_FOR_BATCH_S = 0.5
+_FIRST_FORMATS = 16
 
 
 def main(arguments: list[str]) -> int:
@@ -83,10 +90,28 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
             complain=lambda text: channel.send(Trouble(message=text)),
         )
 
-        def strategy_for(declaration: Declaration) -> SearchStrategy[Case]:
-            return cases(declaration.problem, supports=declaration.supports, options=declaration.options, sizes=sizes)
+        Search(
+            setup,
+            judge=judge,
+            strategy_for=partial(_strategy, sizes),
+            channel=channel,
+            history=executors.history,
+            formats=WorkingSets(partial(_formats, setup)) if setup.device == "cuda" else None,
+        ).run()
 
-        Search(setup, judge=judge, strategy_for=strategy_for, channel=channel, history=executors.history).run()
+
+def _strategy(sizes: Sizes, declaration: Declaration, formats: Sequence[Format]) -> SearchStrategy[Case]:
+    supports, options = declaration.supports, declaration.options
+    return cases(declaration.problem, supports=supports, options=options, sizes=sizes, formats=formats)
+
+
+def _formats(setup: Setup, declaration: Declaration) -> Iterator[Format]:
+    """What a worker compiles: each begins at its own place among the first, and goes on with some of its own."""
+    domain: dict[str, Any] = {"supports": declaration.supports, "options": declaration.options, "sizes": GPU_SIZES}
+    first = first_formats(declaration.problem, count=_FIRST_FORMATS, **domain)
+    place = setup.worker * len(first) // setup.num_workers
+    own = derive_seed(setup.seed, setup.worker, declaration.target, "formats")
+    return chain(first[place:], first[:place], draw_formats(declaration.problem, seed=own, **domain))
 
 
 class _Executors:

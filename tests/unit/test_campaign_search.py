@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self, TypeVar, cast
 
@@ -30,6 +30,7 @@ from attnfuzz.campaign.search import Search
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
+from attnfuzz.problems.formats import Format
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies.cases import cases
 
@@ -99,8 +100,9 @@ class Bench:
         return [message for message in self.sent if isinstance(message, kind)]
 
 
-def drawn(declaration: Declaration) -> SearchStrategy[Case]:
-    return cases(declaration.problem, supports=declaration.supports, options=declaration.options)
+def drawn(declaration: Declaration, formats: Sequence[Format]) -> SearchStrategy[Case]:
+    supports, options = declaration.supports, declaration.options
+    return cases(declaration.problem, supports=supports, options=options, formats=formats)
 
 
 def after(kind: type[msgspec.Struct], count: int = 1) -> Callable[[list[msgspec.Struct]], bool]:
