@@ -22,7 +22,8 @@ from attnfuzz.execution.judge_messages import (
     JudgeRequest,
     from_wire,
 )
-from attnfuzz.execution.outcomes import Died, ExecutorUnavailable, Reply, TimedOut
+from attnfuzz.execution.outcomes import DeviceLost, Died, ExecutorUnavailable, Outcome, Reply, TimedOut
+from attnfuzz.execution.process import resident_bytes
 from attnfuzz.execution.zygote_client import Zygote
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Verdict
 from attnfuzz.problems.cases import Case, encode_case
@@ -38,6 +39,9 @@ DEFAULT_TIMEOUT_S: dict[Device, float] = {"cpu": 10.0, "cuda": 60.0}
 """For judging one case; on a GPU that includes compiling the kernel."""
 
 _LOAD_TIMEOUT_S = 300.0
+_PROBE_TIMEOUT_S = 30.0
+"""For a fresh process to get an answer from the GPU, which takes half a second."""
+_PROBES = 2
 _DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
 
 
@@ -81,6 +85,19 @@ class Runner:
             raise ExecutorUnavailable(f"the device could not be initialised: {failure_of(outcome).message}")
         return msgspec.json.decode(outcome.body, type=DeviceReply)
 
+    def _check_device(self, after: str) -> None:
+        """Raise `DeviceLost` unless the GPU still answers a fresh process: else every case from now on would hang."""
+        outcome: Outcome | None = None
+        for _ in range(_PROBES):
+            outcome = self._executor.call("device", b"{}", timeout_s=_PROBE_TIMEOUT_S)
+            if isinstance(outcome, Reply) and msgspec.json.decode(outcome.body, type=DeviceReply).device == self.device:
+                return
+        why = failure_of(outcome).message if isinstance(outcome, Died | TimedOut) else "torch does not find it"
+        raise DeviceLost(
+            f"the GPU does not answer any more after {after} ({why}); reset it, or leave it out with "
+            "CUDA_VISIBLE_DEVICES"
+        )
+
     @property
     def device_name(self) -> str:
         """The name of the processor or GPU."""
@@ -90,6 +107,11 @@ class Runner:
     def restarts(self) -> int:
         """How many executors have been replaced because they died, hung or lost their GPU."""
         return self._executor.restarts
+
+    @property
+    def resident_bytes(self) -> int:
+        """Resident memory of the executor as it is now."""
+        return resident_bytes(self._executor.pid) or 0 if self._executor.pid is not None else 0
 
     def declarations(self, targets: Sequence[str]) -> list[Declaration]:
         """What all kernels that `targets` name declare. Raises `KernelLoadError` in one sentence."""
@@ -122,7 +144,7 @@ class Runner:
         if isinstance(reply, JudgeReply) and reply.exhausted is not None:  # a fresh process has the memory to itself
             reply = self._ask(declaration, request, timeout_s)
         if not isinstance(reply, JudgeReply):
-            return self._verdict_on(reply)
+            return self._verdict_on(declaration, reply)
         if reply.exhausted is not None:
             raise CaseTooLarge(f"the case does not fit into the GPU's memory; free some there: {reply.exhausted}")
         if reply.verdict is None:
@@ -227,7 +249,7 @@ class Runner:
         request = JudgeManyRequest(declaration.target, encoded, self.oracles, self.tolerance)
         outcome = self._executor.call("judge_many", msgspec.json.encode(request), timeout_s=timeout_s)
         if not isinstance(outcome, Reply):
-            self._note_stuck(outcome)
+            self._look_at_device(declaration, outcome)
             return None
         reply = msgspec.json.decode(outcome.body, type=JudgeManyReply)
         return None if reply.lost is not None else reply
@@ -240,7 +262,7 @@ class Runner:
                 "move it there, or check it with isolated=False"
             )
         if self._stuck:
-            raise ExecutorUnavailable(self._stuck)
+            raise self._stuck_error()
         pid, targets = self._loaded
         if pid is None or pid != self._executor.pid or declaration.target not in targets:
             self.declarations([declaration.target])
@@ -249,15 +271,24 @@ class Runner:
         pid, known = self._loaded
         self._loaded = (self._executor.pid, {*targets, *(known if pid == self._executor.pid else ())})
 
-    def _note_stuck(self, outcome: Died | TimedOut) -> None:
-        if isinstance(outcome, TimedOut) and outcome.still_alive:
-            self._stuck = (
-                f"a kernel hung on {self.device} and its process could not be killed, so the device is in an unknown "
-                "state; wait for the process to end, or reset the device"
-            )
+    def _look_at_device(self, declaration: Declaration, outcome: Died | TimedOut) -> None:
+        """After a hang, find out whether there is still a device to go on with."""
+        if not isinstance(outcome, TimedOut):
+            return
+        after = f"a hang of {declaration.target}"
+        if outcome.still_alive:
+            self._stuck = f"{after} left a process on {self.device} that could not be killed"
+            if self.device == "cuda":
+                raise self._stuck_error()
+        elif self.device == "cuda":
+            self._check_device(after)
 
-    def _verdict_on(self, outcome: Died | TimedOut) -> Verdict:
-        self._note_stuck(outcome)
+    def _stuck_error(self) -> ExecutorUnavailable:
+        text = f"{self._stuck}, so the device is in an unknown state; wait for the process to end, or reset the device"
+        return DeviceLost(text) if self.device == "cuda" else ExecutorUnavailable(text)
+
+    def _verdict_on(self, declaration: Declaration, outcome: Died | TimedOut) -> Verdict:
+        self._look_at_device(declaration, outcome)
         failure = failure_of(outcome)
         return Verdict(failure=failure if failure.oracle in self.oracles else None)
 

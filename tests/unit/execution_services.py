@@ -186,6 +186,23 @@ def _is_socket(descriptor: int) -> bool:
         return False
 
 
+class DeadGpu:
+    """Answers for a GPU until a case is judged on it, which then hangs, as does whatever follows."""
+
+    def handle(self, method: str, payload: bytes) -> bytes:
+        hung = Path(os.environ["ATTNFUZZ_TEST_GPU_HUNG"])
+        if method == "declarations":
+            return b'{"kernels":[]}'
+        if method == "device" and not hung.exists():
+            return b'{"device":"cuda","name":"GPU","versions":{}}'
+        if method == "device" and hung.read_text() == "recovers":
+            return b'{"device":"cuda","name":"GPU","versions":{}}'
+        if not hung.exists():
+            hung.write_text(os.environ.get("ATTNFUZZ_TEST_GPU_THEN", ""))
+        time.sleep(1000)
+        return b"null"
+
+
 class CannotBeMade:
     """A service whose constructor raises."""
 

@@ -1,0 +1,54 @@
+"""A GPU that stops answering, played by a service: it is told from a kernel that hangs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.execution import Zygote, runner
+from attnfuzz.execution.outcomes import DeviceLost
+from attnfuzz.execution.runner import Runner
+from attnfuzz.problems.cases import DenseDecodeCase
+from tests.unit.execution_clients import SERVICES
+
+KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
+CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(3,), scale=0.25)
+
+
+@pytest.fixture
+def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that is there once the GPU has hung."""
+    monkeypatch.setenv("ATTNFUZZ_TEST_GPU_HUNG", str(tmp_path / "hung"))
+    monkeypatch.setattr(runner, "_PROBE_TIMEOUT_S", 0.3)
+    return tmp_path / "hung"
+
+
+def test_a_gpu_that_does_not_answer_after_a_hang_is_no_hang_of_the_kernel(hung: Path) -> None:
+    """Every case from then on would be a finding, at the price of a minute each."""
+    with Zygote.start(service=f"{SERVICES}:DeadGpu", preload=()) as zygote:
+        with Runner(device="cuda", zygote=zygote) as dead, pytest.raises(DeviceLost, match=r"kernels\.py:k.*reset it"):
+            dead.judge(KERNEL, CASE, timeout_s=0.3)
+        assert hung.exists()
+
+
+def test_a_batch_with_which_the_gpu_stops_answering_is_not_judged_case_by_case(hung: Path) -> None:
+    """It would take a minute for each case to find out what is known already."""
+    with (
+        Zygote.start(service=f"{SERVICES}:DeadGpu", preload=()) as zygote,
+        Runner(device="cuda", zygote=zygote) as dead,
+        pytest.raises(DeviceLost),
+    ):
+        dead.judge_many(KERNEL, [CASE, CASE], timeout_s=0.3)
+    assert hung.exists()
+
+
+def test_a_hang_on_a_gpu_that_goes_on_answering_is_the_kernel_s(hung: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel that hangs would be found any more."""
+    monkeypatch.setenv("ATTNFUZZ_TEST_GPU_THEN", "recovers")
+    with Zygote.start(service=f"{SERVICES}:DeadGpu", preload=()) as zygote, Runner(device="cuda", zygote=zygote) as one:
+        failure = one.judge(KERNEL, CASE, timeout_s=0.3).failure
+    assert hung.exists()
+    assert failure is not None
+    assert failure.oracle == "hang"
