@@ -105,7 +105,7 @@ class WorkingSets:
             formats.offered.append(format_)
 
     def _may_join(self, formats: _Formats) -> bool:
-        return not formats.active or self._joining_s < _SHARE_OF_JOINING * self._seconds
+        return len(formats.active) < _SCOUTED_AT_ONCE or self._joining_s < _SHARE_OF_JOINING * self._seconds
 
     def _of(self, declaration: Declaration) -> _Formats:
         if declaration.target not in self._kernels:

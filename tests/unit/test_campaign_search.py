@@ -11,6 +11,7 @@ import msgspec
 from hypothesis.strategies import SearchStrategy
 
 from attnfuzz.campaign.channel import Channel
+from attnfuzz.campaign.formats import WorkingSets
 from attnfuzz.campaign.journal import Journal
 from attnfuzz.campaign.judging import TimedJudge
 from attnfuzz.campaign.messages import (
@@ -75,8 +76,12 @@ class Bench:
             oracles=DEFAULT_ORACLES,
         )
         channel = cast(Channel[ToWorker], self)
-        Search(setup, judge=self.timed(deadline), strategy_for=drawn, channel=channel).run()
+        judge, formats = self.timed(deadline), self.formats()
+        Search(setup, judge=judge, strategy_for=drawn, channel=channel, formats=formats).run()
         return self
+
+    def formats(self) -> WorkingSets | None:
+        return None
 
     def timed(self, deadline: float) -> TimedJudge:
         return TimedJudge(self.judge, deadline=deadline, longest_s=10.0, journal=Journal(None))

@@ -7,17 +7,20 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import cast
 
 import msgspec
 
+from attnfuzz.campaign.formats import WorkingSets
 from attnfuzz.campaign.journal import Journal
 from attnfuzz.campaign.judging import JudgeTogether, TimedJudge
-from attnfuzz.campaign.messages import Found, Known, Minimised, Progress, Stop, Trouble
+from attnfuzz.campaign.messages import FormatCompiled, Found, Known, Minimised, Progress, Stop, ToWorker, Trouble
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.outcomes import ServiceError
 from attnfuzz.oracles.verdict import Failure, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.problems.formats import Format, format_key, format_of
 from tests.unit.test_campaign_search import CRASH, HANG, KERNEL, WRONG, Bench, after, grouped, long
 
 GROUPED = {"gqa_ratio>1", "gqa_ratio not pow2"}
@@ -71,6 +74,22 @@ class BatchBench(Bench):
 
     def count(self) -> int:
         return sum(progress.cases for progress in self.of(Progress))
+
+
+@dataclass
+class FormatsBench(BatchBench):
+    """As on a GPU, where there are six formats."""
+
+    setup_formats: list[Format] = field(
+        default_factory=lambda: [
+            Format(dtype="float16", head_size=size, num_q_heads=heads * ratio, num_kv_heads=heads)
+            for size in (16, 32)
+            for heads, ratio in ((1, 1), (2, 1), (1, 5))
+        ]
+    )
+
+    def formats(self) -> WorkingSets:
+        return WorkingSets(lambda declaration: cycle(self.setup_formats))
 
 
 def test_cases_are_judged_in_growing_batches_and_each_is_counted_once() -> None:
@@ -218,6 +237,36 @@ def test_a_batch_that_hangs_does_not_keep_a_stopped_worker() -> None:
     assert not thread.is_alive()
     assert time.monotonic() - started < 6.0
     assert bench.count() == len(bench.verdicts)
+
+
+def test_with_formats_all_cases_keep_to_them_and_new_ones_are_published() -> None:
+    """On a GPU a format of its own for each case is what takes the time; one that is kept to oneself helps nobody."""
+    bench = FormatsBench(lambda case: None, budget_s=1.0).run()
+    assert bench.setup_formats == [message.format for message in bench.of(FormatCompiled)]
+    assert {format_key(format_of(case)) for case in bench.judged} == set(map(format_key, bench.setup_formats))
+    assert bench.count() == len(bench.verdicts) > 100
+
+
+def test_formats_that_others_have_compiled_are_drawn_from() -> None:
+    """What one worker has waited for, the others have for nothing."""
+    theirs = Format(dtype="float16", head_size=32, num_q_heads=7, num_kv_heads=7)
+    mail: list[ToWorker] = [FormatCompiled(kernel=KERNEL.target, format=theirs)]
+    bench = FormatsBench(lambda case: None, budget_s=1.0, mail=mail).run()
+    assert theirs in [format_of(case) for case in bench.judged]
+    assert theirs not in [message.format for message in bench.of(FormatCompiled)]
+
+
+def test_a_format_that_kills_is_not_published() -> None:
+    """Every worker would lose an executor to it."""
+
+    def deadly(case: DenseDecodeCase) -> Failure | None:
+        return CRASH if case.num_q_heads == bench.setup_formats[1].num_q_heads else None
+
+    bench = FormatsBench(deadly, budget_s=1.0)
+    bench.run()
+    published = [message.format for message in bench.of(FormatCompiled)]
+    assert bench.setup_formats[1] not in published
+    assert bench.setup_formats[2] in published
 
 
 def test_what_is_known_is_passed_over_in_batches() -> None:
