@@ -46,6 +46,10 @@ class FindingBook:
         self._reporter.found(finding)
         return finding
 
+    def named(self, name: str) -> Finding:
+        """The open finding that a worker calls ``name``."""
+        return self._open[name]
+
     def confirmed(self, message: Confirmed) -> None:
         """Save the case as it is, before anything is tried on it."""
         finding = self._open[message.finding]

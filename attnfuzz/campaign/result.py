@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from attnfuzz.campaign.elsewhere import FoundElsewhere
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import Progress
 from attnfuzz.campaign.throughput import Throughput
@@ -102,7 +103,7 @@ class Statistics:
 class CampaignResult:
     """What a campaign found. ``unconfirmed`` failures never came back; ``troubles`` are errors of the framework.
 
-    ``signal`` is the number of the one that interrupted it.
+    ``signal`` is the number of the one that interrupted it. ``elsewhere`` are bugs that only other machines found.
     """
 
     stop_reason: StopReason
@@ -112,6 +113,7 @@ class CampaignResult:
     unconfirmed: tuple[Finding, ...] = ()
     troubles: tuple[str, ...] = ()
     signal: int | None = None
+    elsewhere: tuple[FoundElsewhere, ...] = ()
 
     def findings_of(self, target: str) -> list[Finding]:
         """The findings of one kernel."""

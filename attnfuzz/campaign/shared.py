@@ -27,6 +27,7 @@ Item = TypeVar("Item")
 _EVERY_S = 1.0
 _LONGEST_PAUSE_S = 10.0
 _ANSWER_WITHIN_S = 2.0
+_FIRST_WORDS_S = 1.0
 _LAST_WORDS_S = 1.5
 _KEPT = timedelta(days=8)
 """After its last use; what Hypothesis chooses too: a bug that a weekly run finds is still known to the next."""
@@ -50,7 +51,8 @@ def open_database(url: str) -> RedisExampleDatabase:
 class SharedFindings:
     """What is found here, told to other campaigns on the same kernels, and what they found. A context manager.
 
-    Every method returns at once; only `close` waits a little for what is still to be told.
+    It is made once the server has said what it knows, or has not answered for a second. After that every method returns
+    at once; only `close` waits a little for what is still to be told.
     """
 
     def __init__(
@@ -72,9 +74,11 @@ class SharedFindings:
         self._seen: set[bytes] = set()
         self._is_away = False
         self._has_noted_rubbish = False
+        self._has_tried = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="attnfuzz-shared", daemon=True)
         self._thread.start()
+        self._has_tried.wait(_FIRST_WORDS_S)
 
     def tell(self, found: FoundElsewhere) -> None:
         """Have other campaigns know of a bug."""
@@ -111,6 +115,7 @@ class SharedFindings:
             except (RedisError, OSError) as error:
                 self._note_away(error)
                 pause_s = min(2 * pause_s, max(_LONGEST_PAUSE_S, self._every_s))
+            self._has_tried.set()
             if is_last:
                 break
             self._closing.wait(pause_s)

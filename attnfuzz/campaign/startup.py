@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -14,6 +15,8 @@ from attnfuzz.campaign.journal import JournalFolder
 from attnfuzz.campaign.messages import Setup
 from attnfuzz.campaign.reporter import Reporter
 from attnfuzz.campaign.result import CampaignResult, Statistics
+from attnfuzz.campaign.shared import SharedFindings
+from attnfuzz.campaign.sharing import Exchange
 from attnfuzz.campaign.worker_process import WorkerProcess
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.runner import Runner
@@ -66,7 +69,8 @@ def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
         def launch(setup: Setup) -> WorkerProcess:
             return WorkerProcess(setup, runner.zygote, Path(scratch))
 
-        return Coordinator(plan, launch=launch, reporter=reporter).run()
+        with _exchange(request.shared, declarations) as exchange:
+            return Coordinator(plan, launch=launch, reporter=reporter, exchange=exchange).run()
 
 
 def load_searchable(runner: Runner, targets: tuple[str, ...]) -> list[Declaration]:
@@ -104,6 +108,10 @@ def _oracles(asked: tuple[str, ...]) -> tuple[OracleName, ...]:
     if not asked:
         return DEFAULT_ORACLES
     return cast(tuple[OracleName, ...], tuple(name for name in ORACLES if name in asked or name in _ALWAYS_ON))
+
+
+def _exchange(url: str | None, declarations: list[Declaration]) -> AbstractContextManager[Exchange | None]:
+    return SharedFindings(url, declarations) if url is not None else nullcontext()
 
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:

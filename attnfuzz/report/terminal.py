@@ -78,10 +78,11 @@ def verdict_sentence(result: CampaignResult) -> str:
     why = {"interrupted": "interrupted: ", "workers_lost": "every worker was lost: "}.get(result.stop_reason, "")
     if not statistics.cases and not result.findings:
         return f"{why}no case was judged in {format_duration(result.elapsed_s)}; raise --budget"
+    known = f", {len(result.elsewhere)} known elsewhere," if result.elsewhere else ""
     if not result.findings:
-        return f"{why}nothing found in {effort}"
+        return f"{why}nothing {'new ' if known else ''}found{known} in {effort}"
     count = len(result.findings)
-    return f"{why}{count} finding{'s' if count > 1 else ''} in {effort}"
+    return f"{why}{count} finding{'s' if count > 1 else ''}{known} in {effort}"
 
 
 def _finding_lines(number: int, finding: Finding, device: str) -> Iterator[RenderableType]:
@@ -116,6 +117,9 @@ def _side_lines(result: CampaignResult) -> Iterator[Text]:
         repeated = f"did not fail again in {finding.runs} runs" if finding.runs else "time ran out before a second run"
         yield Text(f"not confirmed: {finding.declaration.target} {finding.signature}; it {repeated}", style="yellow")
         yield Text(f"   {finding.failure.message}")
+    for found in result.elsewhere:
+        yield Text()
+        yield Text(f"known elsewhere: {found}", style="yellow")
     for trouble in result.troubles:
         yield Text()
         yield Text(f"internal error: {trouble.strip()}", style="yellow")
