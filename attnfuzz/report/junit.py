@@ -1,0 +1,142 @@
+"""The result of a campaign in the JUnit XML format, which CI systems show.
+
+There is no one standard. What is written here stays within what the schemas of Jenkins (junit-10.xsd of its xunit
+plugin) and of Ant's report (windyroad/JUnit-Schema) have in common.
+"""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import re
+import shlex
+from pathlib import Path
+from xml.etree import ElementTree
+
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.result import CampaignResult, KernelStatistics
+from attnfuzz.corpus import encode_regression
+from attnfuzz.report.files import write_file
+from attnfuzz.report.headline import one_line
+from attnfuzz.report.kernels import all_shares
+
+__all__ = ["junit_xml", "write_junit"]
+
+Element = ElementTree.Element
+
+_ERRORS = frozenset({"crash", "hang", "exception"})
+"""Oracles that say that the kernel did not get to a result; the others say that the result is wrong."""
+_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit_xml(result: CampaignResult) -> bytes:
+    """One suite a kernel: a test case for the search itself, and one for each finding."""
+    began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=result.elapsed_s)
+    root = ElementTree.Element("testsuites", name="attnfuzz", time=f"{result.elapsed_s:.3f}")
+    shares = all_shares(result.statistics)
+    for target, kernel in result.statistics.kernels.items():
+        suite = _suite(root, target, kernel.seconds, began)
+        _properties(suite, result, kernel, shares.get(target))
+        _search(suite, kernel)
+        for finding in result.findings_of(target):
+            _finding(suite, finding, result)
+    if result.troubles or result.stop_reason in ("workers_lost", "environment"):
+        _trouble(_suite(root, "attnfuzz", result.elapsed_s, began), result)
+    for element in (*root, root):
+        _total(element)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
+
+
+def write_junit(result: CampaignResult, path: Path) -> None:
+    """Write the report. Raises OSError."""
+    write_file(path, junit_xml(result))
+
+
+def _suite(root: Element, name: str, seconds: float, began: datetime.datetime) -> Element:
+    timestamp = began.replace(microsecond=0, tzinfo=None).isoformat()
+    return ElementTree.SubElement(
+        root,
+        "testsuite",
+        name=_clean(name),
+        time=f"{seconds:.3f}",
+        timestamp=timestamp,
+        hostname=_clean(platform.node()),
+    )
+
+
+def _properties(suite: Element, result: CampaignResult, kernel: KernelStatistics, share: float | None) -> None:
+    facts = {
+        "problem": kernel.declaration.problem,
+        "device": result.statistics.device_name,
+        "seed": result.statistics.seed,
+        "stop_reason": result.stop_reason,
+        "cases": kernel.cases,
+        "max_error_ratio": f"{kernel.max_error_ratio:.6g}",
+        "feature_pairs_covered": "" if share is None else f"{share:.4f}",
+    }
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in facts.items():
+        ElementTree.SubElement(properties, "property", name=name, value=_clean(str(value)))
+
+
+def _search(suite: Element, kernel: KernelStatistics) -> None:
+    """Passes if any case was judged: what failed has test cases of its own."""
+    case = ElementTree.SubElement(
+        suite, "testcase", classname=suite.attrib["name"], name="search", time=f"{kernel.seconds:.3f}"
+    )
+    if not kernel.cases:
+        ElementTree.SubElement(case, "skipped", message="no case was judged; raise --budget")
+
+
+def _finding(suite: Element, finding: Finding, result: CampaignResult) -> None:
+    until = result.elapsed_s if finding.shrunk_s is None else finding.shrunk_s
+    case = ElementTree.SubElement(
+        suite,
+        "testcase",
+        classname=suite.attrib["name"],
+        name=_clean(str(finding.signature)),
+        time=f"{max(0.0, until - finding.first_seen_s):.3f}",
+    )
+    failure = finding.failure
+    kind = "error" if failure.oracle in _ERRORS else "failure"
+    report = ElementTree.SubElement(
+        case, kind, type=_clean(f"{failure.oracle}/{failure.kind}"), message=_clean(failure.message)
+    )
+    lines = (
+        failure.message,
+        *failure.details,
+        finding.certainty(),
+        f"case: {one_line(finding.case)}",
+        _replay(finding),
+    )
+    report.text = _clean("\n".join(line for line in lines if line))
+    saved = encode_regression(finding.regression(result.statistics.device_name)).decode()
+    ElementTree.SubElement(case, "system-out").text = _clean(saved)
+
+
+def _replay(finding: Finding) -> str:
+    if finding.path is None:
+        return "not saved; the regression file is below"
+    return f"attnfuzz replay {shlex.quote(str(finding.path))}"
+
+
+def _trouble(suite: Element, result: CampaignResult) -> None:
+    """The campaign itself failed: a CI system must not show it as passed because no kernel did."""
+    case = ElementTree.SubElement(suite, "testcase", classname="attnfuzz", name="campaign", time=suite.attrib["time"])
+    first = (result.troubles or (result.stop_reason,))[0].strip().splitlines()[-1]
+    report = ElementTree.SubElement(case, "error", type=result.stop_reason, message=_clean(first))
+    report.text = _clean("\n\n".join(result.troubles))
+
+
+def _total(element: Element) -> None:
+    """Set the counts that a suite, or all of them, must state."""
+    for name, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error")):
+        element.set(name, str(sum(1 for _ in element.iter(tag))))
+    if element.tag == "testsuite":
+        element.set("skipped", str(sum(1 for _ in element.iter("skipped"))))
+
+
+def _clean(text: str) -> str:
+    """Without the characters that XML 1.0 cannot hold, such as those of colours in a message."""
+    return _NOT_IN_XML.sub("?", text)
