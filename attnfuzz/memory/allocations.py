@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.arena import Arena, ChunkSource
 from attnfuzz.memory.patterns import Fill
 
 __all__ = ["WORKSPACE", "TrackedAllocations"]
@@ -17,6 +17,9 @@ WORKSPACE = "workspace"
 
 _MAX_TRACKED_BYTES = 256 << 20
 """Of one run. Beyond it buffers stay as torch made them (Triton's autotuner flushes the L2 cache with 256 MiB)."""
+
+_CHUNK_BYTES = 1 << 16
+_SHARED_CHUNK_BYTES = 1 << 14
 
 _aten = torch.ops.aten
 
@@ -46,9 +49,13 @@ class TrackedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
     Uninitialised ones hold pre-fill. What PyTorch's own operators allocate for their results is not touched.
     """
 
-    def __init__(self, device: torch.device | str, *, poison: Fill, prefill: Fill) -> None:
+    def __init__(
+        self, device: torch.device | str, *, poison: Fill, prefill: Fill, source: ChunkSource | None = None
+    ) -> None:
+        """`source`: see `Arena`."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.arena = Arena(device, poison=poison, prefill=prefill)
+        capacity = _CHUNK_BYTES if source is None else _SHARED_CHUNK_BYTES
+        self.arena = Arena(device, poison=poison, prefill=prefill, capacity=capacity, source=source)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -72,11 +79,12 @@ class TrackedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
             return self._place(made) if self._is_trackable(made) else made
         result = func(*args, **(kwargs or {}))
         if func in _INITIALISED and self._is_trackable(result):
-            return self._place(result).copy_(result)
+            return self._place(result, prefill=False).copy_(result)
         return result
 
-    def _place(self, like: Tensor) -> Tensor:
-        return self.arena.strided(WORKSPACE, tuple(like.shape), like.stride(), like.dtype, role="output")
+    def _place(self, like: Tensor, *, prefill: bool = True) -> Tensor:
+        shape, strides = tuple(like.shape), like.stride()
+        return self.arena.strided(WORKSPACE, shape, strides, like.dtype, role="output", prefill=prefill)
 
     def _is_trackable(self, made: object) -> bool:
         if not isinstance(made, Tensor) or made.layout is not torch.strided:

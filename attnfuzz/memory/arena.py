@@ -101,14 +101,18 @@ class Arena:
         *,
         role: Role,
         shift: int = 0,
+        prefill: bool = True,
     ) -> Tensor:
-        """As `tensor`, with strides in elements, starting `shift` elements after an aligned address."""
+        """As `tensor`, with strides in elements, starting `shift` elements after an aligned address.
+
+        Without `prefill` the caller is about to write every element.
+        """
         place = self._reserve(shape, strides, dtype.itemsize, shift)
         chunk = self._chunks[-1]
         # counted from the start of the storage, which a chunk may share with others
         first = (chunk.storage_offset() + place.start) // dtype.itemsize
         view = chunk.view(dtype).as_strided(shape, strides, first)
-        if role == "output":
+        if role == "output" and prefill:
             prefill_(view, self.prefill)
         self.regions.append(Region(name, role, len(self._chunks) - 1, *place, view))
         return view
@@ -138,6 +142,17 @@ class Arena:
             if region.role == "output":
                 region.within(snapshots[region.chunk]).copy_(region.tensor)
         return list(zip(self._chunks, snapshots, strict=True))
+
+    def on_host(self, copy: Callable[[Shaped[Tensor, "..."]], Shaped[Tensor, "..."]] = Tensor.cpu) -> "Arena":
+        """The arena as it is now, in copies that `copy` makes of its chunks; itself if it is on the host."""
+        if self.device.type == "cpu":
+            return self
+        found = Arena("cpu", poison=self.poison, prefill=self.prefill)
+        found._chunks = [copy(chunk) for chunk in self._chunks]
+        if self._snapshots is not None:
+            found._snapshots = [snapshot.cpu() for snapshot in self._snapshots]
+        found.regions = [replace(region, tensor=region.within(found._chunks[region.chunk])) for region in self.regions]
+        return found
 
     def _reserve(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, shift: int) -> Place:
         """A tensor's place in the last chunk, a new one if it does not fit into the present one."""

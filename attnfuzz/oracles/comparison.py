@@ -51,6 +51,15 @@ class Reference:
         self.tolerance = tolerance
         self.seconds = 0.0
 
+    @classmethod
+    def known(
+        cls, declaration: Declaration, case: Case, *, tolerance: Tolerance, values: Any, expectation: Expectation
+    ) -> "Reference":
+        """One whose values and expectation have been worked out, on the CPU."""
+        found = cls(declaration, case, device="cpu", tolerance=tolerance)
+        found.values, found.expectation = values, expectation
+        return found
+
     @cached_property
     def values(self) -> Any:
         """`LogicalAttention`, or `LogicalStates` of a merge."""
@@ -59,21 +68,27 @@ class Reference:
     @cached_property
     def values_on_cpu(self) -> Any:
         """`values`, for looking at single rows."""
+        return self.values_on("cpu")
+
+    def values_on(self, device: str) -> Any:
+        """`values` in the memory of `device`."""
         parts = {field.name: getattr(self.values, field.name) for field in fields(self.values)}
-        return replace(self.values, **{name: part.cpu() for name, part in parts.items() if isinstance(part, Tensor)})
+        moved = {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor)}
+        return replace(self.values, **moved)
 
     @property
     def expected(self) -> Expected:
         """The exact result in float64."""
-        return self._expectation.expected
+        return self.expectation.expected
 
     @property
     def bound(self) -> Bound:
         """How far each element may be off."""
-        return self._expectation.bound
+        return self.expectation.bound
 
     @cached_property
-    def _expectation(self) -> Expectation:
+    def expectation(self) -> Expectation:
+        """Both, in the memory of `device`."""
         started = time.perf_counter()
         values = self.values if _is_large(self.case) else self.values_on_cpu
         request = (self.declaration, self.case, values)

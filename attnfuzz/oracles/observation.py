@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import OptionValue
 
-__all__ = ["KernelRaised", "Observation", "call_options", "observe"]
+__all__ = ["KernelRaised", "Observation", "call", "call_options", "observe"]
 
 _ZONES_PER_TENSOR = 4 * 256
 """Room for alignment and both red zones; a tensor with wider ones goes to a chunk of its own."""
@@ -52,6 +52,11 @@ class Observation:
     compile_s: float = 0.0
     kernel_s: float = 0.0
 
+    def on_host(self) -> "Observation":
+        """The same in host memory; itself if it is there."""
+        results = {name: result.cpu() for name, result in self.results.items()}
+        return replace(self, given=self.given.on_host(), allocated=self.allocated.on_host(), results=results)
+
 
 def observe(
     kernel: Kernel,
@@ -80,19 +85,26 @@ def observe(
     allocations = TrackedAllocations(device, poison=poison, prefill=prefill)
     seen = Observation(poison, prefill, inputs, given=arena, allocated=allocations.arena)
     built, compiled = time.perf_counter(), compile_clock()
-    try:
-        with allocations:
-            returned = kernel(inputs, **call_options(kernel, case))
-        if wait and arena.device.type == "cuda":
-            torch.cuda.synchronize()
-        seen.results = named_results(returned, inputs, problem.results, supports)
-    except BaseException as error:  # whatever a kernel raises, SystemExit included, is its verdict
-        raise KernelRaised(error, poison) from error
+    seen.results = call(kernel, case, inputs, allocations, wait=wait)
     seen.build_s, seen.compile_s = built - started, compile_clock() - compiled
     seen.kernel_s = time.perf_counter() - built - seen.compile_s
     for name, result in seen.results.items():
         seen.allocated.rename(result, name)
     return seen
+
+
+def call(
+    kernel: Kernel, case: Case, inputs: Any, allocations: TrackedAllocations, *, wait: bool = False
+) -> dict[str, Tensor]:
+    """Run `kernel` on `inputs`; its results by name. `wait` for a GPU to be done. Raises `KernelRaised`."""
+    try:
+        with allocations:
+            returned = kernel(inputs, **call_options(kernel, case))
+        if wait and allocations.arena.device.type == "cuda":
+            torch.cuda.synchronize()
+        return named_results(returned, inputs, problem_of(case).results, kernel.declaration.supports)
+    except BaseException as error:  # whatever a kernel raises, SystemExit included, is its verdict
+        raise KernelRaised(error, allocations.arena.poison) from error
 
 
 def call_options(kernel: Kernel, case: Case) -> dict[str, OptionValue]:

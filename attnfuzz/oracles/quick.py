@@ -2,41 +2,37 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.memory.image import image_nbytes
 from attnfuzz.oracles.exception import context_lost
-from attnfuzz.oracles.judge import judge_raised, judge_trial, needs_two_runs, with_timing
+from attnfuzz.oracles.judge import judge, judge_raised, judge_trial, needs_two_runs, with_timing
+from attnfuzz.oracles.large_cases import large_trials
 from attnfuzz.oracles.observation import KernelRaised
-from attnfuzz.oracles.trial import Symptoms, Trial
+from attnfuzz.oracles.small_cases import SmallCases
+from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Verdict
-from attnfuzz.problems.cases import Case
+from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
 from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["BatchLost", "judge_many"]
 
+_IMAGE_BYTES = 1 << 28
 _BATCH_BYTES = 1 << 30
-"""Runs are kept until a batch is over. A case that needs more is a batch of its own."""
+"""What the cases of a batch may take together: small ones on the host, large ones on the device."""
+
+_SMALL_BYTES = 1 << 22
+_SMALL_WORK = 1 << 19
+"""Bytes of both runs, and query heads times tokens times head size. Above either, the host would take longer than a GPU
+that several processes share."""
 
 
 class BatchLost(Exception):  # noqa: N818 - says what happened
     """The GPU's context or memory is lost to this process, and it cannot be told which case did it."""
-
-
-@dataclass
-class _Entry:
-    trial: Trial
-    seconds: float = 0.0
-    raised: KernelRaised | None = None
-
-
-@dataclass(frozen=True)
-class _Settings:
-    oracles: Sequence[OracleName]
-    catch_interrupt: bool = field(kw_only=True)
 
 
 def judge_many(
@@ -53,93 +49,150 @@ def judge_many(
 ) -> list[Verdict]:
     """As `judge` for each of `cases`, in their order; everything is launched before anything is looked at.
 
-    Raises `BatchLost` after a CUDA error that outlives its launch, and where memory ran out: the process must not be
-    used again, and `judge` in another one tells whose doing it was. Otherwise raises as `judge` does.
+    A failure that was seen counts, even if it would not be seen again. Raises `BatchLost` after a CUDA error that
+    outlives its launch, and where memory ran out: the process must not be used again, and `judge` in another one tells
+    whose doing it was. Otherwise raises as `judge` does.
     """
-    settings = _Settings(oracles, catch_interrupt=catch_interrupt)
-    twice = thorough and needs_two_runs(oracles)
-    verdicts: list[Verdict] = []
-    for batch in _batches(cases, size_limit):
-        trials = [
-            Trial(
-                kernel, case, device=device, tolerance=tolerance, twice=twice, wait=False, compile_clock=compile_clock
-            )
-            for case in batch
-        ]
-        verdicts += _judge_batch(trials, settings)
-    return verdicts
-
-
-def _batches(cases: Sequence[Case], size_limit: int) -> Iterator[list[Case]]:
     for case in cases:
         check_size(case, size_limit)
-    batch: list[Case] = []
+    together = _Together(
+        kernel=kernel,
+        device=device,
+        oracles=oracles,
+        tolerance=tolerance,
+        thorough=thorough,
+        catch_interrupt=catch_interrupt,
+        compile_clock=compile_clock,
+    )
+    verdicts: dict[int, Verdict] = {}
+    small = [i for i, case in enumerate(cases) if _is_small(case, device)]
+    for judge_batch, chosen, limit, size in (
+        (together.small, small, _IMAGE_BYTES, image_nbytes),
+        (together.large, sorted(set(range(len(cases))) - set(small)), _BATCH_BYTES, case_nbytes),
+    ):
+        for batch in _batches(chosen, [size(cases[i]) for i in chosen], limit):
+            found = together.judge(judge_batch, [cases[i] for i in batch])
+            verdicts |= zip(batch, found, strict=True)
+    return [verdicts[i] for i in range(len(cases))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Together:
+    """What is the same for all cases of a call."""
+
+    kernel: Kernel
+    device: str
+    oracles: Sequence[OracleName]
+    tolerance: Tolerance
+    thorough: bool
+    catch_interrupt: bool
+    compile_clock: Callable[[], float]
+
+    def judge(self, run: Callable[[Sequence[Case]], list[Trial]], cases: Sequence[Case]) -> list[Verdict]:
+        """Verdicts on the trials that `run` makes of `cases`."""
+        started = time.perf_counter()
+        seconds = []
+        verdicts = []
+        try:
+            trials = run(cases)
+            for trial in trials:
+                looked = time.perf_counter()
+                verdicts.append(self._verdict(trial))
+                seconds.append(time.perf_counter() - looked)
+        except torch.OutOfMemoryError as error:  # a kernel's own, or for want of what other cases hold
+            raise BatchLost(_first_line(error)) from error
+        except RuntimeError as error:
+            if (lost := context_lost(error)) is not None:
+                raise BatchLost(lost) from error
+            raise
+        shared_s = (time.perf_counter() - started - sum(seconds)) / len(cases)
+        return [
+            with_timing(verdict, trial, shared_s + own_s)
+            for verdict, trial, own_s in zip(verdicts, trials, seconds, strict=True)
+        ]
+
+    def small(self, cases: Sequence[Case]) -> list[Trial]:
+        """Filled and looked at on the host."""
+        batch = SmallCases(
+            self.kernel,
+            cases,
+            device=self.device,
+            tolerance=self.tolerance,
+            twice=self._twice,
+            compile_clock=self.compile_clock,
+        )
+        batch.launch()
+        batch.expect()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return batch.trials()
+
+    def large(self, cases: Sequence[Case]) -> list[Trial]:
+        """Filled and looked at on the device."""
+        return large_trials(
+            self.kernel,
+            cases,
+            device=self.device,
+            tolerance=self.tolerance,
+            twice=self._twice,
+            compile_clock=self.compile_clock,
+        )
+
+    @property
+    def _twice(self) -> bool:
+        return self.thorough and needs_two_runs(self.oracles)
+
+    def _verdict(self, trial: Trial) -> Verdict:
+        verdict = self._closer_look(trial)
+        if verdict.fatal:
+            raise BatchLost(verdict.failure.message if verdict.failure else "the GPU's context or memory is lost")
+        return verdict
+
+    def _closer_look(self, trial: Trial) -> Verdict:
+        """The oracles' word on a case with symptoms; without any they have none."""
+        try:
+            if not trial.symptoms.any():
+                return Verdict(error_ratio=trial.symptoms.error_ratio)
+            if any(trial.symptoms.damaged):  # perhaps by another case, whose memory lies beside
+                return self._alone(trial.case)
+            return judge_trial(trial, self.oracles)
+        except KernelRaised as raised:
+            return judge_raised(raised, self.oracles, catch_interrupt=self.catch_interrupt)
+
+    def _alone(self, case: Case) -> Verdict:
+        return judge(
+            self.kernel,
+            case,
+            device=self.device,
+            oracles=self.oracles,
+            tolerance=self.tolerance,
+            thorough=self.thorough,
+            catch_interrupt=self.catch_interrupt,
+            compile_clock=self.compile_clock,
+        )
+
+
+def _is_small(case: Case, device: str) -> bool:
+    if image_nbytes(case) > _SMALL_BYTES:
+        return False
+    if device == "cpu" or not isinstance(case, AttentionCase):
+        return True
+    return case.num_q_heads * sum(case.seq_lens) * case.head_size <= _SMALL_WORK
+
+
+def _batches(items: Sequence[int], sizes: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """`items` in their order, cut where their sizes add up to more than `limit`."""
+    batch: list[int] = []
     total = 0
-    for case in cases:
-        nbytes = case_nbytes(case)
-        if batch and total + nbytes > _BATCH_BYTES:
+    for item, size in zip(items, sizes, strict=True):
+        if batch and total + size > limit:
             yield batch
             batch, total = [], 0
-        batch.append(case)
-        total += nbytes
+        batch.append(item)
+        total += size
     if batch:
         yield batch
 
 
-def _judge_batch(trials: Sequence[Trial], settings: _Settings) -> list[Verdict]:
-    started = time.perf_counter()
-    entries = [_Entry(trial) for trial in trials]
-    try:
-        _look(entries)
-        verdicts = [_verdict(entry, settings) for entry in entries]
-    except torch.OutOfMemoryError as error:  # a kernel's own, or for want of what other cases hold
-        raise BatchLost(str(error).strip().partition("\n")[0]) from error
-    except RuntimeError as error:
-        if (lost := context_lost(error)) is not None:
-            raise BatchLost(lost) from error
-        raise
-    shared_s = (time.perf_counter() - started - sum(entry.seconds for entry in entries)) / len(entries)
-    return [
-        with_timing(verdict, entry.trial, entry.seconds + shared_s)
-        for verdict, entry in zip(verdicts, entries, strict=True)
-    ]
-
-
-def _look(entries: Sequence[_Entry]) -> None:
-    """Run and compare everything, then read all symptoms at once."""
-    for entry in entries:
-        started = time.perf_counter()
-        try:
-            entry.trial.flags  # noqa: B018 - computed and kept
-        except KernelRaised as raised:
-            entry.raised = raised
-        entry.seconds = time.perf_counter() - started
-    seen = [entry for entry in entries if entry.raised is None]
-    if seen:
-        flags = torch.stack([entry.trial.flags for entry in seen]).tolist()
-        for entry, numbers in zip(seen, flags, strict=True):
-            entry.trial.symptoms = Symptoms.read(numbers, runs=len(entry.trial.runs))
-
-
-def _verdict(entry: _Entry, settings: _Settings) -> Verdict:
-    """The oracles' word on a case with symptoms; without any they have none."""
-    started = time.perf_counter()
-    try:
-        verdict = _closer_look(entry, settings)
-    finally:
-        entry.seconds += time.perf_counter() - started
-    if verdict.fatal:
-        raise BatchLost(verdict.failure.message if verdict.failure else "a kernel lost the GPU's context or memory")
-    return verdict
-
-
-def _closer_look(entry: _Entry, settings: _Settings) -> Verdict:
-    try:
-        if entry.raised is not None:
-            raise entry.raised
-        if not entry.trial.symptoms.any():
-            return Verdict(error_ratio=entry.trial.symptoms.error_ratio)
-        entry.trial.wait = True
-        return judge_trial(entry.trial, settings.oracles)
-    except KernelRaised as raised:
-        return judge_raised(raised, settings.oracles, catch_interrupt=settings.catch_interrupt)
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

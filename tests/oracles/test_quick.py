@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnfuzz.memory.image import image_nbytes
 from attnfuzz.oracles import quick
 from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.quick import BatchLost, judge_many
+from attnfuzz.oracles.small_cases import SmallCases
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge, case_nbytes
@@ -124,16 +126,50 @@ def test_fixed_tolerance_replaces_the_bound(plant: Any, dense: Case) -> None:
     assert verdict.error_ratio == pytest.approx(0.1, rel=0.01)
 
 
-def test_large_cases_go_one_by_one(plant: Any, dense: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of large cases would not fit into memory."""
+@pytest.mark.parametrize("small", [True, False])
+def test_what_does_not_fit_goes_into_another_batch(
+    small: bool, plant: Any, dense: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of many or large cases would not fit into memory."""
+    if not small:
+        monkeypatch.setattr(quick, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(quick, "_IMAGE_BYTES", 2 * image_nbytes(dense))
     monkeypatch.setattr(quick, "_BATCH_BYTES", 2 * case_nbytes(dense))
     sizes: list[int] = []
-    judge_batch = quick._judge_batch
-    monkeypatch.setattr(
-        quick, "_judge_batch", lambda trials, *rest: sizes.append(len(trials)) or judge_batch(trials, *rest)
-    )
+    judge_together = quick._Together.judge
+
+    def judge_and_note(self: Any, run: Any, cases: list[Case]) -> list[Verdict]:
+        sizes.append(len(cases))
+        return judge_together(self, run, cases)
+
+    monkeypatch.setattr(quick._Together, "judge", judge_and_note)
     assert len(judge_many(plant(), [dense] * 5, device="cpu")) == 5
     assert sizes == [2, 2, 1]
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_small_and_large_cases_in_turn(
+    bug: str, plant: Any, dense: DenseDecodeCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verdicts would change places, or large cases be judged by other rules than small ones."""
+    monkeypatch.setattr(quick, "_is_small", lambda case, device: case.num_seqs == 3)
+    kernel = plant(**BUGS[bug])
+    cases = [dense, msgspec.structs.replace(dense, seq_lens=(9,)), dense, msgspec.structs.replace(dense, seq_lens=(4,))]
+    alone = [judge(kernel, case, device="cpu") for case in cases]
+    assert without_timing(judge_many(kernel, cases, device="cpu")) == without_timing(alone)
+
+
+def test_damage_by_another_case_is_not_blamed_on_its_neighbour(plant: Any, dense: DenseDecodeCase) -> None:
+    """A case would be reported for what the one before it in memory wrote."""
+    writer = msgspec.structs.replace(dense, seq_lens=(1,))
+
+    def write_far(inputs: Any) -> None:
+        if inputs.seq_lens.shape == (1,):
+            end = inputs.lse.untyped_storage().nbytes() // 4
+            inputs.lse.as_strided((1,), (1,), end - (1 << 13)).fill_(7.0)
+
+    verdicts = judge_many(plant(before=write_far), [writer, dense], device="cpu")
+    assert verdicts[1].failure is None
 
 
 def test_too_large_a_case_is_refused(plant: Any, dense: Case) -> None:
@@ -195,11 +231,11 @@ class TestLostGpu:
     def test_between_kernels(self, plant: Any, dense: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         """An error that shows while the framework works would count as the framework's."""
 
-        def stack(tensors: Any) -> Tensor:
+        def expect(batch: Any) -> None:
             self.lose_context(monkeypatch)
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-        monkeypatch.setattr(quick.torch, "stack", stack)
+        monkeypatch.setattr(SmallCases, "expect", expect)
         with pytest.raises(BatchLost, match="illegal memory access"):
             judge_many(plant(), [dense, dense], device="cpu")
 

@@ -1,0 +1,44 @@
+"""Copies from a GPU to the host, all of them started before anything is waited for."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Shaped, UInt8
+from torch import Tensor
+
+__all__ = ["Fetch", "pinned"]
+
+
+class Fetch:
+    """Start copies, wait for the device, then look at them. Tensors on the host are what they are."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[int, UInt8[Tensor, " nbytes"]] = {}
+        self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def start_buffer(self, buffer: UInt8[Tensor, " nbytes"]) -> None:
+        """Copy ``buffer``, which starts its storage: tensors in it are found in the copy from then on."""
+        if buffer.device.type != "cpu":
+            copy = pinned(buffer.numel())
+            self._buffers[buffer.untyped_storage().data_ptr()] = copy.copy_(buffer, non_blocking=True)
+
+    def start(self, tensor: Shaped[Tensor, "*shape"]) -> None:
+        """Copy ``tensor``, unless it is part of a buffer already on its way."""
+        if tensor.device.type != "cpu" and tensor.untyped_storage().data_ptr() not in self._buffers:
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._tensors[id(tensor)] = tensor, copy.copy_(tensor, non_blocking=True)
+
+    def on_host(self, tensor: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
+        """The copy of ``tensor``; one that nobody asked for is made now."""
+        if tensor.device.type == "cpu":
+            return tensor
+        buffer = self._buffers.get(tensor.untyped_storage().data_ptr())
+        if buffer is not None:
+            return buffer.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        _, copy = self._tensors.get(id(tensor), (None, None))
+        return tensor.cpu() if copy is None else copy
+
+
+def pinned(nbytes: int) -> UInt8[Tensor, " nbytes"]:
+    """Host memory that a GPU reads and writes by itself; torch keeps what is given back for the next one to ask."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)

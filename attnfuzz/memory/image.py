@@ -1,0 +1,127 @@
+"""Memory of many cases for both of their runs, filled and looked at on the host, and copied to a GPU and back as one.
+
+Told one by one, a GPU that several processes share takes longer to fill and compare small tensors than to run kernels
+on them. So everything that the kernels of a batch get is laid out in one stretch of host memory, with red zones and
+poison as in an `Arena`, and goes over in one copy; what comes back is compared on the host.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Shaped, UInt8
+from torch import Tensor
+
+from attnfuzz.memory.arena import Arena, Region
+from attnfuzz.memory.fetch import Fetch, pinned
+from attnfuzz.memory.geometry import Cursor, Place, aligned
+from attnfuzz.memory.patterns import POISON_BYTES, Fill, prefill_
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.shapes import Role, strides_of, tensor_specs
+from attnfuzz.problems.strides import strided_layout
+
+__all__ = ["RUNS", "Image", "image_nbytes"]
+
+RUNS: tuple[Fill, Fill] = ("nan", "finite")
+"""What poison and pre-fill are in the first and in the second run."""
+
+_MARGIN = 1 << 14
+"""Bytes before and after each case, beyond its red zones, that count as its surroundings."""
+
+
+class _Slot(NamedTuple):
+    """A tensor's place; ``place`` counts from the start of its case."""
+
+    role: Role
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    slots: dict[str, _Slot]
+    nbytes: int
+
+
+def image_nbytes(case: Case) -> int:
+    """Bytes that an `Image` needs for ``case``, for both runs."""
+    return 2 * _plan(case).nbytes
+
+
+class Image:
+    """Two rows of bytes, one for each run. In order: write to `tensors`, `send`, run kernels, `start`, wait, look."""
+
+    def __init__(self, cases: Sequence[Case], device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self._plans = [_plan(case) for case in cases]
+        self._starts = list(itertools.accumulate((plan.nbytes for plan in self._plans), initial=0))
+        shape = len(RUNS), self._starts[-1]
+        self._on_gpu = self.device.type != "cpu"
+        self._sent = pinned(math.prod(shape)).view(shape) if self._on_gpu else torch.empty(shape, dtype=torch.uint8)
+        for row, fill in zip(self._sent, RUNS, strict=True):
+            row.fill_(POISON_BYTES[fill])
+        self._memory = self._sent
+
+    def tensors(self, case: int) -> dict[str, Shaped[Tensor, "runs ..."]]:
+        """The tensors of case number ``case`` in both runs, to be filled: poison, or pre-fill in outputs."""
+        found = {}
+        for name, slot in self._plans[case].slots.items():
+            found[name] = self._views(self._sent, case, slot)
+            if slot.role == "output":
+                for view, fill in zip(found[name], RUNS, strict=True):
+                    prefill_(view, fill)
+        return found
+
+    def send(self) -> None:
+        """Copy everything to where kernels run, without waiting."""
+        self._memory = self._sent.to(self.device, non_blocking=True) if self._on_gpu else self._sent.clone()
+
+    def on_device(self, case: int) -> dict[str, Shaped[Tensor, "runs ..."]]:
+        """The tensors of case number ``case`` in both runs, for its kernel."""
+        return {name: self._views(self._memory, case, slot) for name, slot in self._plans[case].slots.items()}
+
+    def start(self, fetch: Fetch) -> None:
+        """Have everything copied back."""
+        fetch.start_buffer(self._memory.view(-1))
+
+    def arena(self, case: int, run: int, fetch: Fetch) -> Arena:
+        """What came back of one run beside what was sent."""
+        memory = fetch.on_host(self._memory)
+        regions = [
+            Region(name, slot.role, 0, *slot.place, self._views(memory, case, slot)[run])
+            for name, slot in self._plans[case].slots.items()
+        ]
+        part = slice(self._starts[case], self._starts[case + 1])
+        return Arena.sealed(memory[run, part], self._sent[run, part], regions, poison=RUNS[run], prefill=RUNS[run])
+
+    def _views(self, rows: UInt8[Tensor, "runs nbytes"], case: int, slot: _Slot) -> Shaped[Tensor, "runs ..."]:
+        itemsize = slot.dtype.itemsize
+        first = (self._starts[case] + slot.place.start) // itemsize
+        row = rows.shape[1] // itemsize
+        return rows.view(slot.dtype).as_strided((len(RUNS), *slot.shape), (row, *slot.strides), first)
+
+
+@functools.lru_cache(maxsize=256)
+def _plan_of(specs: tuple[tuple[str, Role, tuple[int, ...], str, str], ...]) -> _Plan:
+    cursor = Cursor()
+    cursor.used = _MARGIN
+    slots = {}
+    for name, role, shape, dtype_name, strides in specs:
+        dtype = getattr(torch, dtype_name)
+        layout = strided_layout(shape, strides, dtype.itemsize)  # type: ignore[arg-type]  # a stride kind
+        place = cursor.place(shape, layout.strides, dtype.itemsize, layout.offset)
+        slots[name] = _Slot(role, shape, layout.strides, dtype, place)
+    return _Plan(slots, aligned(cursor.used + _MARGIN))
+
+
+def _plan(case: Case) -> _Plan:
+    specs = tensor_specs(case).items()
+    return _plan_of(tuple((name, spec.role, spec.shape, spec.dtype, strides_of(case, name)) for name, spec in specs))

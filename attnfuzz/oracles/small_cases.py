@@ -1,0 +1,171 @@
+"""Runs of a kernel on many small cases that are filled and looked at on the host: see `attnfuzz.memory.image`.
+
+Numbers, poison, expected results and bounds are made on the host while the GPU runs what was launched before; the GPU
+gets one copy, the kernels' launches and one copy back.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from attnfuzz.declaration import Kernel
+from attnfuzz.memory.allocations import TrackedAllocations
+from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.fetch import Fetch
+from attnfuzz.memory.image import RUNS, Image
+from attnfuzz.memory.patterns import Fill
+from attnfuzz.memory.workspaces import WorkspacePool
+from attnfuzz.oracles.comparison import Reference
+from attnfuzz.oracles.expectations import Expectation, expectations
+from attnfuzz.oracles.observation import KernelRaised, Observation, call
+from attnfuzz.oracles.trial import Trial
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.tolerance import Tolerance
+
+__all__ = ["SmallCases"]
+
+
+class _HostTrial(Trial):
+    """A trial whose runs are looked at on the host, further ones included."""
+
+    def _observe(self, poison: Fill, prefill: Fill) -> Observation:
+        super()._observe(poison, prefill)
+        self.observations[-1] = self.observations[-1].on_host()
+        return self.observations[-1]
+
+
+@dataclass
+class _Run:
+    """What a run left on the device."""
+
+    results: dict[str, Tensor]
+    allocated: Arena
+    compile_s: float
+    kernel_s: float
+
+
+@dataclass
+class _Attempt:
+    """The runs of one case, as far as they came."""
+
+    runs: list[_Run] = field(default_factory=list)
+    raised: KernelRaised | None = None
+
+
+class SmallCases:
+    """In order: `launch`, `expect`, wait for the device, `trials`."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        cases: Sequence[Case],
+        *,
+        device: str,
+        tolerance: Tolerance,
+        twice: bool,
+        compile_clock: Callable[[], float],
+    ) -> None:
+        """All as for `Trial`."""
+        self.kernel = kernel
+        self.cases = cases
+        self.device = device
+        self.tolerance = tolerance
+        self.twice = twice
+        self._compile_clock = compile_clock
+        self._problem = problem_of(cases[0])
+        self._image = Image(cases, device)
+        self._pools = [WorkspacePool(device, fill) for fill in RUNS]
+        self._fetch = Fetch()
+        self._attempts: list[_Attempt] = []
+        self._expectations: list[Expectation] = []
+        self._build_s = self._expect_s = 0.0
+
+    def launch(self) -> None:
+        """Build the inputs of all cases, run the kernel on each, start to copy back."""
+        started = time.perf_counter()
+        self._contents = self._problem.contents(self.cases, "cpu", self.kernel.declaration.supports)
+        for i, (case, contents) in enumerate(zip(self.cases, self._contents, strict=True)):
+            self._problem.write(case, self._image.tensors(i), contents.values, contents.placement)
+        self._image.send()
+        self._build_s = time.perf_counter() - started
+        self._attempts = [self._attempt(i) for i in range(len(self.cases))]
+        self._image.start(self._fetch)
+        for pool in self._pools:
+            pool.start(self._fetch)
+        for attempt in self._attempts:
+            for run in attempt.runs:
+                for result in run.results.values():
+                    self._fetch.start(result)
+
+    def expect(self) -> None:
+        """Work out what should come back, beside the device's work."""
+        started = time.perf_counter()
+        requests = [
+            (self.kernel.declaration, case, contents.values)
+            for case, contents in zip(self.cases, self._contents, strict=True)
+        ]
+        interpreted = self.device == "cpu"
+        self._expectations = expectations(requests, tolerance=self.tolerance, interpreted=interpreted)
+        self._expect_s = time.perf_counter() - started
+
+    def trials(self) -> list[Trial]:
+        """The trial of each case, with the runs that it had before one raised. The device is done."""
+        return [self._trial(i, attempt) for i, attempt in enumerate(self._attempts)]
+
+    def _attempt(self, case: int) -> _Attempt:
+        attempt = _Attempt()
+        both_runs = self._image.on_device(case)
+        try:
+            for i in range(1 + self.twice):
+                tensors = {name: tensor[i] for name, tensor in both_runs.items()}
+                attempt.runs.append(self._run(self.cases[case], tensors, i))
+        except KernelRaised as raised:
+            attempt.raised = raised
+        return attempt
+
+    def _run(self, case: Case, tensors: dict[str, Tensor], i: int) -> _Run:
+        inputs = self._problem.inputs(case, tensors)
+        allocations = TrackedAllocations(self.device, poison=RUNS[i], prefill=RUNS[i], source=self._pools[i].take)
+        started, compiled = time.perf_counter(), self._compile_clock()
+        results = call(self.kernel, case, inputs, allocations)
+        compile_s = self._compile_clock() - compiled
+        kernel_s = time.perf_counter() - started - compile_s
+        for name, result in results.items():
+            allocations.arena.rename(result, name)
+        return _Run(results, allocations.arena, compile_s, kernel_s)
+
+    def _trial(self, case: int, attempt: _Attempt) -> Trial:
+        trial = _HostTrial(
+            self.kernel,
+            self.cases[case],
+            device=self.device,
+            tolerance=self.tolerance,
+            twice=self.twice,
+            compile_clock=self._compile_clock,
+        )
+        trial.reference = Reference.known(
+            self.kernel.declaration,
+            self.cases[case],
+            tolerance=self.tolerance,
+            values=self._contents[case].values,
+            expectation=self._expectations[case],
+        )
+        trial.reference.seconds = self._expect_s / len(self.cases)
+        trial.adopt([self._observation(case, i, run) for i, run in enumerate(attempt.runs)], attempt.raised)
+        return trial
+
+    def _observation(self, case: int, i: int, run: _Run) -> Observation:
+        return Observation(
+            RUNS[i],
+            RUNS[i],
+            inputs=None,
+            given=self._image.arena(case, i, self._fetch),
+            allocated=run.allocated.on_host(self._fetch.on_host),
+            results={name: self._fetch.on_host(result) for name, result in run.results.items()},
+            build_s=self._build_s / len(self.cases) / (1 + self.twice),
+            compile_s=run.compile_s,
+            kernel_s=run.kernel_s,
+        )
