@@ -34,6 +34,8 @@ __all__ = ["command", "exit_status"]
 @click.option("--oracle", "oracles", type=ORACLE, multiple=True, help="Only these oracles (crash and hang stay on).")
 @click.option("--save-dir", type=click.Path(path_type=Path), help="Where findings go  [default: regressions]")
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write a summary as JSON.")
+@click.option("--junit", "junit_file", type=FILE, callback=writable_file, help="Also write a report for CI systems.")
+@click.option("--html", "html_file", type=FILE, callback=writable_file, help="Also write a page to look at.")
 @click.option("--fail-fast/--no-fail-fast", help="Stop at the first finding, once it is shrunk.")
 @TOLERANCE
 @SHARED
@@ -48,6 +50,8 @@ def command(
     oracles: tuple[str, ...],
     save_dir: Path | None,
     json_file: Path | None,
+    junit_file: Path | None,
+    html_file: Path | None,
     fail_fast: bool,
     tolerance: Tolerance,
     shared: str | None,
@@ -72,8 +76,7 @@ def command(
             shared=shared,
         )
         result = _explore(request, quiet=quiet)
-    if json_file is not None:
-        _write_json(result, json_file)
+    _write_reports(result, {"--json": json_file, "--junit": junit_file, "--html": html_file})
     return exit_status(result)
 
 
@@ -81,7 +84,7 @@ def exit_status(result: CampaignResult) -> int:
     """What the result means to a shell."""
     if result.stop_reason == "interrupted":
         return 130
-    if result.findings:
+    if result.findings or result.elsewhere:  # a bug is a bug, whoever found it
         return 1
     return 2 if result.troubles or result.stop_reason in ("workers_lost", "environment") else 0
 
@@ -107,10 +110,21 @@ def _save_folder(given: Path | None) -> Path:
     return folder
 
 
-def _write_json(result: CampaignResult, path: Path) -> None:
+def _write_reports(result: CampaignResult, files: dict[str, Path | None]) -> None:
+    """Write those that are asked for; one that cannot be written keeps none of the others from it."""
+    if not any(files.values()):
+        return
+    from attnfuzz.report.html import write_html
+    from attnfuzz.report.junit import write_junit
     from attnfuzz.report.summary import write_summary
 
-    try:
-        write_summary(result, path)
-    except OSError as error:
-        raise Refusal(f"--json {str(path)!r} cannot be written: {error.strerror}") from error
+    writers = {"--json": write_summary, "--junit": write_junit, "--html": write_html}
+    refused = []
+    for option, path in files.items():
+        if path is not None:
+            try:
+                writers[option](result, path)
+            except OSError as error:
+                refused.append(f"{option} {str(path)!r} cannot be written: {error.strerror}")
+    if refused:
+        raise Refusal("; ".join(refused))

@@ -6,17 +6,19 @@ from pathlib import Path
 
 import msgspec
 
+from attnfuzz.campaign.elsewhere import FoundElsewhere
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, StopReason
+from attnfuzz.report.files import write_file
 
-__all__ = ["FORMAT", "FindingSummary", "KernelSummary", "Summary", "summarise", "write_summary"]
+__all__ = ["FORMAT", "ElsewhereSummary", "FindingSummary", "KernelSummary", "Summary", "summarise", "write_summary"]
 
 FORMAT = "attnfuzz.summary/1"
 
 
-class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One finding. Times are seconds since the command began; ``shrunk_s`` is null if shrinking was cut off,
-    ``path`` if the finding could not be saved."""
+    ``path`` if the finding could not be saved. A flaky one tells that it failed in ``failed`` of ``runs`` runs."""
 
     oracle: str
     signature: str
@@ -24,6 +26,8 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     shrunk_s: float | None
     path: str | None
     message: str
+    failed: int = 0
+    runs: int = 0
 
 
 class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,7 +40,16 @@ class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     findings: tuple[FindingSummary, ...]
 
 
-class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ElsewhereSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A bug that only the machine called ``host`` has found."""
+
+    kernel: str
+    signature: str
+    host: str
+    message: str
+
+
+class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One campaign. ``elapsed_s`` includes the start-up."""
 
     format: str
@@ -45,6 +58,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     cases: int
     device: str
     kernels: tuple[KernelSummary, ...]
+    elsewhere: tuple[ElsewhereSummary, ...] = ()
 
 
 def summarise(result: CampaignResult) -> Summary:
@@ -66,12 +80,22 @@ def summarise(result: CampaignResult) -> Summary:
             )
             for target, kernel in statistics.kernels.items()
         ),
+        elsewhere=tuple(_summarise_elsewhere(found) for found in result.elsewhere),
     )
 
 
 def write_summary(result: CampaignResult, path: Path) -> None:
     """Write the summary as indented JSON. Raises OSError."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(summarise(result)), indent=2) + b"\n")
+    write_file(path, msgspec.json.format(msgspec.json.encode(summarise(result)), indent=2) + b"\n")
+
+
+def _summarise_elsewhere(found: FoundElsewhere) -> ElsewhereSummary:
+    return ElsewhereSummary(
+        kernel=found.signature.symptom.kernel,
+        signature=str(found.signature),
+        host=found.host,
+        message=found.regression.finding.message if found.regression is not None else "",
+    )
 
 
 def _summarise_finding(finding: Finding) -> FindingSummary:
@@ -82,4 +106,6 @@ def _summarise_finding(finding: Finding) -> FindingSummary:
         shrunk_s=None if finding.shrunk_s is None else round(finding.shrunk_s, 3),
         path=None if finding.path is None else str(finding.path),
         message=finding.failure.message,
+        failed=finding.failed if finding.is_flaky else 0,
+        runs=finding.runs if finding.is_flaky else 0,
     )

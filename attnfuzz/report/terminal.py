@@ -13,8 +13,9 @@ from rich.text import Text
 from attnfuzz.campaign.duration import format_duration
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.reporter import Reporter, SilentReporter
-from attnfuzz.campaign.result import CampaignResult
+from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.corpus import encode_regression
+from attnfuzz.report.headline import count
 from attnfuzz.report.kernels import all_shares, kernel_table
 
 __all__ = ["make_console", "make_reporter", "print_result", "verdict_sentence"]
@@ -53,6 +54,7 @@ def print_result(console: Console, result: CampaignResult) -> None:
     console.print()
     shares = all_shares(result.statistics)
     console.print(kernel_table(result.statistics, width=console.width, shares=shares))
+    console.print(Text(_costs(result.statistics), style="dim"), soft_wrap=True)
     apart = sorted(result.findings, key=lambda finding: finding.is_flaky)
     for number, finding in enumerate(apart, start=1):
         console.print()
@@ -65,6 +67,14 @@ def print_result(console: Console, result: CampaignResult) -> None:
         console.print(line, soft_wrap=True)
     console.print()
     console.print(Text(verdict_sentence(result), style="bold red" if result.findings else "bold"), soft_wrap=True)
+
+
+def _costs(statistics: Statistics) -> str:
+    restarts = statistics.restarts
+    return (
+        f"{100 * statistics.share_compiling():.0f}% of the time compiling, "
+        f"{count(restarts, 'executor')} restarted; pairs: the share of feature pairs that cases had"
+    )
 
 
 def verdict_sentence(result: CampaignResult) -> str:
@@ -81,8 +91,7 @@ def verdict_sentence(result: CampaignResult) -> str:
     known = f", {len(result.elsewhere)} known elsewhere," if result.elsewhere else ""
     if not result.findings:
         return f"{why}nothing {'new ' if known else ''}found{known} in {effort}"
-    count = len(result.findings)
-    return f"{why}{count} finding{'s' if count > 1 else ''}{known} in {effort}"
+    return f"{why}{count(len(result.findings), 'finding')}{known} in {effort}"
 
 
 def _finding_lines(number: int, finding: Finding, device: str) -> Iterator[RenderableType]:

@@ -79,3 +79,10 @@ def test_what_was_cut_off_or_not_saved_is_null(tmp_path: Path) -> None:
     finding = Finding("0-1", KERNEL, CASE, FAILURE, first_seen_s=1.0)
     (entry,) = written(a_result(finding), tmp_path)["kernels"][0]["findings"]
     assert (entry["shrunk_s"], entry["path"]) == (None, None)
+
+
+def test_a_flaky_finding_tells_its_rate(tmp_path: Path) -> None:
+    """Whoever reads it by program must not take it for one that can be bisected."""
+    finding = Finding("0-1", KERNEL, CASE, FAILURE, first_seen_s=1.0, failed=3, runs=20)
+    (entry,) = written(a_result(finding), tmp_path)["kernels"][0]["findings"]
+    assert (entry["failed"], entry["runs"]) == (3, 20)
