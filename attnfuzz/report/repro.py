@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import pprint
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import msgspec
 
+from attnfuzz.campaign.saved_run import preceding_for, runs_to_see
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case
+from attnfuzz.problems.limits import CaseTooLarge, tensor_nbytes
 from attnfuzz.problems.shapes import tensor_specs
-from attnfuzz.report.repro_data import lse_unit, repro_data
+from attnfuzz.report.repro_data import MAX_TENSOR_BYTES, lse_unit, repro_data, repro_inputs
 from attnfuzz.report.sources import kernel_sources
 
 __all__ = ["repro_script"]
@@ -31,10 +33,12 @@ _WIDTH = 116
 def repro_script(regression: Regression, declaration: Declaration | None = None) -> str:
     """The script for a saved case. ``declaration`` is that of its kernel, asked of an executor if it is not given.
 
-    Raises CaseTooLarge for more tensors than a script can hold and KernelLoadError for a kernel without source.
+    The cases that it needs before it run first. Raises CaseTooLarge for more tensors than a script can hold and
+    KernelLoadError for a kernel without source.
     """
     declaration = declaration or _declaration_of(regression.kernel)
-    case = regression.case
+    case, preceding = regression.case, preceding_for(declaration, regression)
+    _check_size((*preceding, case))
     data = repro_data(declaration, case)
     sources = kernel_sources(regression.kernel)
     stub = {"attnfuzz/__init__.py": (_TEMPLATES / _STUB).read_text(encoding="utf-8")}
@@ -51,7 +55,7 @@ def repro_script(regression: Regression, declaration: Declaration | None = None)
         lse_unit=repr(lse_unit(declaration)),
         deterministic=repr(declaration.supports.deterministic),
         tensors=_literals(data.tensors),
-        outputs=repr([name for name, spec in tensor_specs(case).items() if spec.role == "output"]),
+        outputs=repr(_outputs(case)),
         entry=repr(sources.entry),
         kernel=repr(sources.attribute),
         files={repr(path): _text_literal(text) for path, text in (stub | sources.files).items()},
@@ -63,7 +67,35 @@ def repro_script(regression: Regression, declaration: Declaration | None = None)
             if device == "cpu" or texts != data.bounds["cpu"]
         },
         case=_comment(case),
+        runs=runs_to_see(finding.failed, finding.runs),
+        preceding=[_preceding(declaration, one) for one in preceding],
     )
+
+
+def _check_size(cases: Sequence[Case]) -> None:
+    nbytes = sum(map(tensor_nbytes, cases))
+    if nbytes > MAX_TENSOR_BYTES:
+        cases_have = "the case has" if len(cases) == 1 else f"the {len(cases)} cases have"
+        raise CaseTooLarge(
+            f"{cases_have} {nbytes} bytes of tensors, more than the {MAX_TENSOR_BYTES} that a script can hold; "
+            "use attnfuzz replay, or a smaller case"
+        )
+
+
+def _preceding(declaration: Declaration, case: Case) -> dict[str, Any]:
+    inputs = repro_inputs(declaration, case)
+    return {
+        "case": _comment(case),
+        "scalars": repr(inputs.scalars),
+        "options": repr(_options(declaration, case)),
+        "tensors": repr(inputs.tensors),
+        "outputs": repr(_outputs(case)),
+        "storages": [_data_literal(text) for text in inputs.storages],
+    }
+
+
+def _outputs(case: Case) -> list[str]:
+    return [name for name, spec in tensor_specs(case).items() if spec.role == "output"]
 
 
 def _declaration_of(target: str) -> Declaration:

@@ -17,10 +17,10 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.memory.arena import Arena
 from attnfuzz.oracles.bounds import bound_of
 from attnfuzz.problems.cases import Case, MergeStatesCase
-from attnfuzz.problems.limits import CaseTooLarge, tensor_nbytes
+from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.registry import problem_of
 
-__all__ = ["MAX_TENSOR_BYTES", "ReproData", "TensorPlace", "pack", "repro_data"]
+__all__ = ["MAX_TENSOR_BYTES", "ReproData", "ReproInputs", "TensorPlace", "pack", "repro_data", "repro_inputs"]
 
 MAX_TENSOR_BYTES = 4 << 20
 """Of a case's tensors; a larger script could not be pasted anywhere."""
@@ -30,38 +30,37 @@ TensorPlace = tuple[int, str, tuple[int, ...], tuple[int, ...], int]
 
 
 @dataclass(frozen=True)
-class ReproData:
-    """``storages``, ``expected`` and ``bounds`` are packed (see ``pack``); ``bounds`` are by device, then by result.
-
-    ``scalars`` and ``tensors`` are the kernel's inputs, ``results`` the names of what it returns.
-    """
+class ReproInputs:
+    """``scalars`` and ``tensors`` are the kernel's inputs; ``storages``, in which the tensors lie, are packed."""
 
     storages: list[str]
     tensors: dict[str, TensorPlace]
     scalars: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ReproData(ReproInputs):
+    """``expected`` and ``bounds`` are packed too; ``bounds`` are by device, then by result.
+
+    ``results`` are the names of what the kernel returns.
+    """
+
     results: list[str]
     expected: dict[str, str]
     bounds: dict[str, dict[str, str]]
 
 
-def repro_data(declaration: Declaration, case: Case) -> ReproData:
-    """Build ``case`` on the CPU, as the first run of the oracles does: everything dead or unwritten is NaN.
+def repro_inputs(declaration: Declaration, case: Case) -> ReproInputs:
+    """Build ``case`` on the CPU, as the first run of the oracles does: everything dead or unwritten is NaN."""
+    values = problem_of(case).values(case, "cpu", declaration.supports)
+    return _inputs(declaration, case, values)
 
-    Raises CaseTooLarge for more than ``MAX_TENSOR_BYTES`` of tensors.
-    """
-    nbytes = tensor_nbytes(case)
-    if nbytes > MAX_TENSOR_BYTES:
-        raise CaseTooLarge(
-            f"the case has {nbytes} bytes of tensors, more than the {MAX_TENSOR_BYTES} that a script can hold; "
-            "use attnfuzz replay, or a smaller case"
-        )
+
+def repro_data(declaration: Declaration, case: Case) -> ReproData:
+    """The inputs with what should come of them."""
     problem = problem_of(case)
     values = problem.values(case, "cpu", declaration.supports)
-    inputs = problem.build(
-        case, Arena("cpu", poison="nan", prefill="nan", capacity=nbytes), declaration.supports, values
-    )
-    fields = {field.name: getattr(inputs, field.name) for field in dataclasses.fields(inputs)}
-    storages, tensors = _place({name: value for name, value in fields.items() if isinstance(value, Tensor)})
+    inputs = _inputs(declaration, case, values)
     results = list(problem.results if declaration.supports.lse != "none" else problem.results[:1])
     expected = problem.reference(case, values)
     bounds = {
@@ -69,13 +68,20 @@ def repro_data(declaration: Declaration, case: Case) -> ReproData:
         for device, interpreted in (("cpu", True), ("cuda", False))
     }
     return ReproData(
-        storages=storages,
-        tensors=tensors,
-        scalars={name: value for name, value in fields.items() if not isinstance(value, Tensor)},
+        **vars(inputs),
         results=results,
         expected=_pack_results(case, results, expected.out, expected.lse),
         bounds={device: _pack_results(case, results, bound.out, bound.lse) for device, bound in bounds.items()},
     )
+
+
+def _inputs(declaration: Declaration, case: Case, values: Any) -> ReproInputs:
+    arena = Arena("cpu", poison="nan", prefill="nan", capacity=tensor_nbytes(case))
+    inputs = problem_of(case).build(case, arena, declaration.supports, values)
+    fields = {field.name: getattr(inputs, field.name) for field in dataclasses.fields(inputs)}
+    storages, tensors = _place({name: value for name, value in fields.items() if isinstance(value, Tensor)})
+    scalars = {name: value for name, value in fields.items() if not isinstance(value, Tensor)}
+    return ReproInputs(storages, tensors, scalars)
 
 
 def pack(tensor: Shaped[Tensor, "..."]) -> str:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import attnfuzz
@@ -154,3 +155,69 @@ def test_missing_source_is_refused() -> None:
         repro_script(regression("dense_decode", "gone.py:gone", DENSE), declaration)
     with pytest.raises(KernelLoadError, match=r"source file of module 'no\.such' was not found"):
         repro_script(regression("dense_decode", "no.such:gone", DENSE), declaration)
+
+
+STATEFUL_KERNEL = """
+import attnfuzz
+import torch
+
+seen = []
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(dtypes=("float32",)))
+def stateful_kernel(inputs):
+    {condition}
+    out, lse = inputs.out.zero_(), torch.full_like(inputs.lse, -torch.inf)
+    group = inputs.q.shape[1] // inputs.k.shape[2]
+    for i, length in enumerate(inputs.seq_lens.tolist()):
+        for head in range(inputs.q.shape[1] if length else 0):
+            scores = inputs.scale * (inputs.k[i, :length, head // group] @ inputs.q[i, head])
+            out[i, head] = scores.softmax(0) @ inputs.v[i, :length, head // group]
+            lse[i, head] = scores.logsumexp(0)
+    return (out + 1 if fails else out), lse
+"""
+
+
+def stateful_script(
+    folder: Path, condition: str, *preceding: dict[str, Any], finding: FindingRecord | None = None
+) -> str:
+    folder.mkdir()
+    kernel = folder / "kernel.py"
+    kernel.write_text(STATEFUL_KERNEL.format(condition=condition))
+    target = f"{kernel}:stateful_kernel"
+    cases = tuple(case_from_builtins("dense_decode", fields) for fields in preceding)
+    saved = msgspec.structs.replace(regression("dense_decode", target, DENSE), preceding=cases)
+    if finding is not None:
+        saved = msgspec.structs.replace(saved, finding=finding)
+    return repro_script(saved, declaration_of(target))
+
+
+def test_preceding_cases_run_first(tmp_path: Path) -> None:
+    """The script would pass, and its reader take the report for a mistake."""
+    after_wide = "fails = seen and inputs.q.shape[2] == 16; seen.extend([1] * (inputs.q.shape[2] == 32))"
+    wide = {**DENSE, "head_size": 32}
+    scripts = [
+        stateful_script(tmp_path / "needed", after_wide, DENSE, wide),
+        stateful_script(tmp_path / "other", after_wide, DENSE),
+    ]
+    needed, other = run(scripts, tmp_path)
+    assert "preceding case 2 of 2" in needed
+    assert needed.splitlines()[-1] == "STATUS 1"
+    assert other.splitlines()[-1] == "STATUS 0"
+
+
+def test_a_flaky_case_runs_several_times(tmp_path: Path) -> None:
+    """One run of a kernel that fails now and then shows nothing."""
+    now_and_then = "import sys; sys.calls = getattr(sys, 'calls', 0) + 1; fails = sys.calls == 6"
+    flaky = FindingRecord(oracle="accuracy", message="out is wrong", failed=5, runs=20)
+    (output,) = run([stateful_script(tmp_path / "flaky", now_and_then, finding=flaky)], tmp_path)
+    assert output.splitlines().count("PASS") == 10
+    assert output.splitlines()[-1] == "STATUS 1"
+
+
+def test_the_size_of_all_cases_counts(tmp_path: Path) -> None:
+    """A sequence of cases that are small by themselves would make a script of hundreds of megabytes."""
+    large = {**HEADS, "seq_lens": [MAX_TENSOR_BYTES // 200]}
+    saved = regression("dense_decode", "dense_eager", large)
+    assert repro_script(saved, declaration_of("dense_eager"))
+    with pytest.raises(CaseTooLarge, match=r"the 9 cases have \d+ bytes"):
+        repro_script(msgspec.structs.replace(saved, preceding=(saved.case,) * 8), declaration_of("dense_eager"))
