@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from attnfuzz.campaign.checkpoints import Checkpoints
 from attnfuzz.campaign.crew import Crew
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.finding_book import FindingBook
@@ -33,6 +35,7 @@ from attnfuzz.campaign.result import CampaignResult, Statistics, StopReason
 from attnfuzz.campaign.saving import SaveFolder
 from attnfuzz.campaign.sharing import Exchange, Sharing
 from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom
+from attnfuzz.campaign.state import State
 from attnfuzz.campaign.worker_process import LastWords, Launch
 from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.tolerance import Tolerance
@@ -49,7 +52,10 @@ _KILLS = ("SIGKILL", "SIGTERM")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to search and for how long; the kernels and times are in ``statistics``."""
+    """What to search and for how long; the kernels and times are in ``statistics``.
+
+    ``resumed`` is where an earlier part of the campaign left off, ``checkpoints`` where this part writes that.
+    """
 
     statistics: Statistics
     oracles: tuple[OracleName, ...]
@@ -59,6 +65,8 @@ class Plan:
     timeout_s: float | None = None
     tolerance: Tolerance = "bound"
     memory_limit_bytes: int | None = None
+    checkpoints: Checkpoints | None = None
+    resumed: State | None = None
 
 
 class Coordinator:
@@ -78,6 +86,7 @@ class Coordinator:
             exchange, device=self._statistics.device_name, learn=self._learn, note=self._reporter.note
         )
         self._known: list[Known] = []
+        self._cut_off: set[Known] = set()
         self._compiled: dict[str, deque[FormatCompiled]] = {kernel: deque(maxlen=_FORMATS_KEPT) for kernel in kernels}
         self._busy: dict[str, tuple[Symptom, int]] = {}
         self._device_ids: dict[int, str] = {}
@@ -88,13 +97,24 @@ class Coordinator:
         self._environment_fails = False
         self._stopping = False
         self._next_housekeeping = time.monotonic() + _HOUSEKEEPING_EVERY_S
+        if plan.resumed is not None:
+            self._resume(plan.resumed)
+
+    def _resume(self, state: State) -> None:
+        """Go on with what an earlier part of the campaign had found, and look into what it was not done with."""
+        self._known.extend(state.known)
+        for number, finding in enumerate(state.findings):
+            self._book.restore(finding, f"resumed-{number}")
+        for pursue in state.pending:
+            self._handover.add_case(pursue.kernel, bytes(pursue.case), pursue.failure)
 
     def run(self, interrupts: Interrupts | None = None) -> CampaignResult:
         """Search until the budget is spent, or another reason to stop comes first. ``interrupts`` has been entered."""
-        with interrupts or Interrupts() as entered:
+        with nullcontext(interrupts) if interrupts is not None else Interrupts() as entered:
             entered.raising = False
             try:
                 self._reporter.started(self._statistics)
+                self._checkpoint()
                 while (reason := self._reason_to_stop(entered)) is None:
                     self._start_due()
                     self._listen(_TICK_S)
@@ -102,6 +122,7 @@ class Coordinator:
                         self._give_up_lost_devices()
                     self._keep_house()
                 self._finish(entered)
+                self._checkpoint(ended=reason)
             finally:
                 self._crew.close()
                 self._reporter.finished()
@@ -174,7 +195,7 @@ class Coordinator:
         return Setup(
             worker=number,
             num_workers=statistics.workers,
-            seed=statistics.seed + (starts << 32),
+            seed=statistics.seed + (starts << 32) + ((plan.resumed.parts if plan.resumed is not None else 0) << 64),
             kernels=tuple(kernel.declaration for kernel in statistics.kernels.values()),
             deadline=statistics.deadline,
             device=statistics.device,
@@ -200,6 +221,20 @@ class Coordinator:
         if time.monotonic() >= self._next_housekeeping:
             self._book.save_all()
             self._next_housekeeping = time.monotonic() + _HOUSEKEEPING_EVERY_S
+        if self._plan.checkpoints is not None and self._plan.checkpoints.is_due:
+            self._checkpoint()
+
+    def _checkpoint(self, *, ended: StopReason | None = None) -> None:
+        """Write what is needed to go on from here; nothing is left of a campaign that spent its budget."""
+        checkpoints = self._plan.checkpoints
+        if checkpoints is None:
+            return
+        if ended == "budget":
+            checkpoints.remove()
+            return
+        known = [one for one in self._known if one not in self._cut_off]
+        pending = (*self._handover.left(), *self._book.pending())
+        checkpoints.write(self._statistics, self._book.findings, known, pending)
 
     def _handle(self, number: int, message: FromWorker) -> None:
         match message:
@@ -255,10 +290,14 @@ class Coordinator:
             Known(kernel=kernel, oracle=oracle, kind=kind, features=closed.features, flaky=closed.flaky)
             for oracle, kind in closed.shown_as
         ]
+        if isinstance(closed, Minimised) and not closed.complete:
+            self._cut_off.update(known)
         for one in known:
             self._learn(one)
         self._sharing.tell(finding, closed, known)
         self._clear_busy(closed.finding)
+        if self._plan.checkpoints is not None:
+            self._plan.checkpoints.news()
 
     def _learn(self, known: Known) -> None:
         self._known.append(known)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from attnfuzz.campaign.aspects import aspects, telling
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Pursue, Smaller, Unconfirmed
@@ -11,9 +13,10 @@ from attnfuzz.campaign.reporter import Reporter
 from attnfuzz.campaign.same_bug import are_same_bug, is_explained
 from attnfuzz.campaign.saving import SaveFolder
 from attnfuzz.campaign.signature import KnownFindings, Symptom
+from attnfuzz.campaign.state import SavedFinding
 from attnfuzz.declaration import Declaration
 from attnfuzz.minimise import size_key
-from attnfuzz.problems.cases import decode_case
+from attnfuzz.problems.cases import decode_case, encode_case
 
 __all__ = ["FindingBook"]
 
@@ -118,6 +121,23 @@ class FindingBook:
         known = any(other.case == finding.case and other.declaration == declaration for other in self.findings)
         if not known and not unless.explains(finding.symptom, finding.signature.features):
             self._keep_unconfirmed(finding)
+
+    def restore(self, saved: SavedFinding, name: str) -> None:
+        """Take up a finding of an earlier part of the campaign."""
+        finding = saved.restore(self._kernels[saved.kernel], name)
+        self.findings.append(finding)
+        self._folder.adopt(finding)
+
+    def pending(self) -> list[Pursue]:
+        """What workers are looking into, as far as they have got."""
+        return [
+            Pursue(
+                kernel=finding.declaration.target,
+                case=msgspec.Raw(encode_case(finding.case)),
+                failure=finding.failure,
+            )
+            for finding in self._open.values()
+        ]
 
     def save_all(self) -> None:
         """Make sure that every finding is on disk, also if its file or its folder has vanished."""

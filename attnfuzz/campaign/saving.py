@@ -88,6 +88,12 @@ class SaveFolder:
         if path is None or path.parent != self._folder or not path.exists():
             self.save(finding)
 
+    def adopt(self, finding: Finding) -> None:
+        """Take a finding's file for this campaign's own: an earlier part of it has written it."""
+        if finding.path is not None and finding.known_as is None:
+            self._earlier = [earlier for earlier in self._earlier if earlier.path != finding.path]
+            self._own.setdefault(finding.path, set()).add(finding)
+
     def forget(self, finding: Finding) -> None:
         """Remove the finding's file, unless it was there before or another finding has come down to the same case."""
         path, finding.path = finding.path, None
