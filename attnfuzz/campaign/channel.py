@@ -56,8 +56,13 @@ class Channel(Generic[In]):
         except OSError as error:
             raise ChannelClosed(f"cannot send: {error}") from error
 
-    def receive(self, timeout_s: float = 0.0) -> list[In]:
-        """The messages that have arrived, after waiting up to ``timeout_s`` for the first."""
+    def receive(self, timeout_s: float = 0.0, *, most: int | None = None) -> list[In]:
+        """The messages that have arrived, after waiting up to ``timeout_s`` for the first.
+
+        With ``most``, those beyond it are left for the next time.
+        """
+        if b"\n" in self._buffer:
+            timeout_s = 0.0
         while not self._ended and self._poller.poll(1000 * timeout_s):
             try:
                 data = self._connection.recv(_READ_BYTES)
@@ -67,10 +72,11 @@ class Channel(Generic[In]):
             self._buffer += data
             timeout_s = 0.0
         *lines, rest = self._buffer.split(b"\n")
-        self._buffer = bytearray(rest)
+        taken = lines[:most]
+        self._buffer = bytearray(b"\n".join([*lines[len(taken) :], rest]))
         if self._ended and not lines:
             raise ChannelClosed("the other side closed the connection")
-        return [self._decoder.decode(line) for line in lines]
+        return [self._decoder.decode(line) for line in taken]
 
     def close(self) -> None:
         """Hang up."""

@@ -34,6 +34,18 @@ def test_messages_arrive_in_order(ends: Pair) -> None:
     assert worker.receive(1.0) == [known, Stop()]
 
 
+def test_messages_that_are_not_taken_are_there_the_next_time(ends: Pair) -> None:
+    """A worker that takes its setup would lose what it is told of known bugs in the same breath."""
+    worker, coordinator = ends
+    known = [Known(kernel="k", oracle="crash", kind=kind, features=frozenset()) for kind in ("a", "b", "c")]
+    for message in known:
+        coordinator.send(message)
+    assert worker.receive(1.0, most=1) == known[:1]
+    assert worker.receive(60.0, most=1) == known[1:2]
+    coordinator.send(Stop())
+    assert worker.receive(1.0) == [*known[2:], Stop()]
+
+
 def test_nothing_there_is_no_message(ends: Pair) -> None:
     """A worker looks for mail between cases and must not wait for it."""
     assert ends[0].receive() == []
