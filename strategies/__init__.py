@@ -1,5 +1,6 @@
 """Hypothesis strategies for hard inputs of decode-attention kernels; ``cases`` puts the parts together."""
 
+from attnfuzz.strategies.cases import case_lists as case_lists
 from attnfuzz.strategies.cases import cases as cases
 from attnfuzz.strategies.formats import draw_formats as draw_formats
 from attnfuzz.strategies.heads import gqa_heads as gqa_heads
@@ -23,6 +24,7 @@ __all__ = [
     "GPU_SIZES",
     "Sizes",
     "block_sizes",
+    "case_lists",
     "cases",
     "draw_formats",
     "gqa_heads",

@@ -23,7 +23,7 @@ from attnfuzz.problems.formats import Format
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import OptionValue, Supports, check_options
 from attnfuzz.strategies.arguments import check_one_of
-from attnfuzz.strategies.decisions import Decisions, decided
+from attnfuzz.strategies.decisions import Decisions, decided, decided_together
 from attnfuzz.strategies.formats import FormatPlan, decide_format, format_bytes
 from attnfuzz.strategies.lengths import LengthLimits, decide_seq_lens
 from attnfuzz.strategies.lse import LSE_PAIRS_BYTES, decide_lse_pairs
@@ -31,7 +31,7 @@ from attnfuzz.strategies.pages import PAGES_BYTES, decide_pages
 from attnfuzz.strategies.sizes import CPU_SIZES, Sizes
 from attnfuzz.strategies.values import VALUES_BYTES, decide_scale, decide_values
 
-__all__ = ["cases"]
+__all__ = ["case_lists", "cases"]
 
 _TOKEN_COUNTS = (1, 2, 3, 4, 5, 8, 16, 17, 64, 257, 1024)
 _EXTRA_ROWS = (0, 0, 1, 3, 17, 64)
@@ -69,6 +69,32 @@ def cases(
     ``formats``: up to 256 that fit all of these, to take the format of each case from. Shrinks to ``simplest_case``,
     or to the first of ``formats`` with one token. Raises ValueError for arguments that no case fits.
     """
+    build, size = _builder(problem, supports, options, sizes, formats)
+    return decided(build, size=size)
+
+
+def case_lists(
+    problem: Problem,
+    *,
+    length: int,
+    supports: Supports | None = None,
+    options: Mapping[str, tuple[OptionValue, ...]] | None = None,
+    sizes: Sizes = CPU_SIZES,
+    formats: Sequence[Format] = (),
+) -> st.SearchStrategy[list[Case]]:
+    """Lists of ``length`` independent ``cases``, each of which costs a fraction of one drawn by itself."""
+    build, size = _builder(problem, supports, options, sizes, formats)
+    return decided_together(build, size=size, count=length)
+
+
+def _builder(
+    problem: Problem,
+    supports: Supports | None,
+    options: Mapping[str, tuple[OptionValue, ...]] | None,
+    sizes: Sizes,
+    formats: Sequence[Format],
+) -> tuple[Callable[[Decisions], Case], int]:
+    """What makes a case, and the number of bytes it reads."""
     if len(formats) > _MOST_FORMATS:
         raise ValueError(f"formats has {len(formats)} entries; only {_MOST_FORMATS} can be told apart, pass fewer")
     check_one_of("problem", problem, PROBLEMS)
@@ -78,7 +104,7 @@ def cases(
     plan = _Plan(FormatPlan.of(problem, supports, options, sizes), tuple(formats))
     build = _BUILDERS[problem]
     size = format_bytes(options) + 1 + _PARTS_BYTES + sizes.max_seqs
-    return decided(lambda decisions: build(decisions, plan), size=size)
+    return lambda decisions: build(decisions, plan), size
 
 
 def _decide_format(decisions: Decisions, plan: _Plan) -> tuple[Format, int]:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-__all__ = ["Decisions", "decided"]
+__all__ = ["Decisions", "decided", "decided_together"]
 
 T = TypeVar("T")
 
@@ -43,3 +43,15 @@ class Decisions:
 def decided(build: Callable[[Decisions], T], *, size: int) -> st.SearchStrategy[T]:
     """What ``build`` makes of ``size`` bytes."""
     return st.binary(min_size=size, max_size=size).map(lambda data: build(Decisions(data)))
+
+
+def decided_together(build: Callable[[Decisions], T], *, size: int, count: int) -> st.SearchStrategy[list[T]]:
+    """What ``build`` makes of each of ``count`` times ``size`` bytes.
+
+    For drawing many values without shrinking them: most of what a draw costs, it costs once.
+    """
+
+    def cut(data: bytes) -> list[T]:
+        return [build(Decisions(data[start : start + size])) for start in range(0, count * size, size)]
+
+    return st.binary(min_size=count * size, max_size=count * size).map(cut)

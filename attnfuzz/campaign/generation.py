@@ -15,9 +15,9 @@ from typing import TypeVar
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
-__all__ = ["CASES_PER_ROUND", "derive_seed", "run_round"]
+__all__ = ["DRAWS_PER_ROUND", "derive_seed", "run_round"]
 
-CASES_PER_ROUND = 100
+DRAWS_PER_ROUND = 100
 
 T = TypeVar("T")
 
@@ -32,9 +32,9 @@ def run_round(
     *,
     seed_value: int,
     until: float,
-    max_cases: int = CASES_PER_ROUND,
+    max_draws: int = DRAWS_PER_ROUND,
 ) -> None:
-    """Draw values for ``visit`` until it returns False, ``until`` on the monotonic clock or ``max_cases``.
+    """Draw values for ``visit`` until it returns False, ``until`` on the monotonic clock or ``max_draws``.
 
     What ``visit`` raises is raised here, unseen by Hypothesis.
     """
@@ -43,7 +43,7 @@ def run_round(
     # deriving the seed from the round makes each a different sample, and one that can be drawn again
     @seed(seed_value)
     @settings(
-        max_examples=max_cases,
+        max_examples=max_draws,
         phases=(Phase.generate,),
         database=None,
         deadline=None,

@@ -160,7 +160,7 @@ class KnownDeaths:
     def expects_death(self, declaration: Declaration, case: Case) -> bool:
         """Whether a condition says that the case dies: one that is run all the same had better be run alone."""
         lesson = self._lessons.get(declaration.target)
-        return lesson is not None and _covers(lesson.conditions, self._traits(case))
+        return lesson is not None and bool(lesson.conditions) and _covers(lesson.conditions, self._traits(case))
 
     def _is_probe(self, target: str, lesson: _Lesson) -> bool:
         pause_s = self._clock() - lesson.last_probe

@@ -30,10 +30,13 @@ from attnfuzz.problems.formats import Format
 
 __all__ = ["Search", "StrategyFor"]
 
-StrategyFor = Callable[[Declaration, Sequence[Format]], SearchStrategy[Case]]
-"""Draws cases of a kernel, in one of the given formats if there are any."""
+StrategyFor = Callable[[Declaration, Sequence[Format], int], SearchStrategy[list[Case]]]
+"""Draws lists of so many cases of a kernel, each in one of the given formats if there are any."""
 
 _MOST_TOGETHER = 32
+_CASES_PER_LIST = 8
+"""Drawn at once: what Hypothesis does for a draw takes several times as long as making a case of it."""
+_LISTS_PER_ROUND = 25
 _CASES_PER_SCOUTED_FORMAT = 2
 """The first that a round draws is always the simplest."""
 _WAIT_FOR_BATCH_S = 1.0
@@ -148,17 +151,17 @@ class Search:
     def _cases_in(self, declaration: Declaration, format_: Format) -> list[Case]:
         drawn: list[Case] = []
 
-        def keep(case: Case) -> bool:
-            drawn.append(case)
+        def keep(cases: list[Case]) -> bool:
+            drawn.extend(cases)
             return True
 
         self._scouted += 1
         run_round(
-            self._strategy_for(declaration, [format_]),
+            self._strategy_for(declaration, [format_], 1),
             keep,
             seed_value=derive_seed(self._setup.seed, self._setup.worker, "scouting", self._scouted),
             until=math.inf,
-            max_cases=_CASES_PER_SCOUTED_FORMAT,
+            max_draws=_CASES_PER_SCOUTED_FORMAT,
         )
         return drawn
 
@@ -169,11 +172,13 @@ class Search:
         seed_value = derive_seed(
             self._setup.seed, self._setup.worker, declaration.target, self._schedule.rounds(declaration.target)
         )
+        formats = self._formats.to_draw_from(declaration) if self._formats else ()
         run_round(
-            self._strategy_for(declaration, self._formats.to_draw_from(declaration) if self._formats else ()),
-            lambda case: self._visit(declaration, case),
+            self._strategy_for(declaration, formats, _CASES_PER_LIST),
+            lambda cases: all(self._visit(declaration, case) and time.monotonic() < until for case in cases),
             seed_value=seed_value,
             until=until,
+            max_draws=_LISTS_PER_ROUND,
         )
         self._tally.flush()
 

@@ -34,7 +34,7 @@ from attnfuzz.execution.zygote_client import Zygote
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.formats import Format
-from attnfuzz.strategies.cases import cases
+from attnfuzz.strategies.cases import case_lists
 from attnfuzz.strategies.formats import draw_formats, first_formats
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
 
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
     channel_fd, broker_fd = (int(argument) for argument in arguments)
     channel = Channel(socket.socket(fileno=channel_fd), msgspec.json.Decoder(ToWorker))
     try:
-        (setup,) = channel.receive(_SETUP_WAIT_S)[:1]
+        (setup,) = channel.receive(_SETUP_WAIT_S, most=1)  # what follows is for the search
         if not isinstance(setup, Setup):
             raise TypeError(f"the first message is {setup!r}; it must be a Setup")
         work(setup, channel, socket.socket(fileno=broker_fd))
@@ -100,9 +100,13 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
         ).run()
 
 
-def _strategy(sizes: Sizes, declaration: Declaration, formats: Sequence[Format]) -> SearchStrategy[Case]:
+def _strategy(
+    sizes: Sizes, declaration: Declaration, formats: Sequence[Format], length: int
+) -> SearchStrategy[list[Case]]:
     supports, options = declaration.supports, declaration.options
-    return cases(declaration.problem, supports=supports, options=options, sizes=sizes, formats=formats)
+    return case_lists(
+        declaration.problem, length=length, supports=supports, options=options, sizes=sizes, formats=formats
+    )
 
 
 def _formats(setup: Setup, declaration: Declaration) -> Iterator[Format]:

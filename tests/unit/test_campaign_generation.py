@@ -12,14 +12,14 @@ from attnfuzz.campaign.generation import derive_seed, run_round
 FOREVER = float("inf")
 
 
-def drawn(seed_value: int, *, max_cases: int = 30) -> list[int]:
+def drawn(seed_value: int, *, max_draws: int = 30) -> list[int]:
     values: list[int] = []
 
     def visit(value: int) -> bool:
         values.append(value)
         return True
 
-    run_round(st.integers(0, 10**6), visit, seed_value=seed_value, until=FOREVER, max_cases=max_cases)
+    run_round(st.integers(0, 10**6), visit, seed_value=seed_value, until=FOREVER, max_draws=max_draws)
     return values
 
 
@@ -84,4 +84,4 @@ def test_what_visit_raises_comes_out_unchanged(error: BaseException) -> None:
 
 def test_one_test_can_hold_many_rounds() -> None:
     """Rounds follow each other for hours in one process; state that adds up would slow them down."""
-    assert sum(len(drawn(seed_value, max_cases=5)) for seed_value in range(20)) == 100
+    assert sum(len(drawn(seed_value, max_draws=5)) for seed_value in range(20)) == 100

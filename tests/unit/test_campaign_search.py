@@ -33,7 +33,7 @@ from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.supports import Supports
-from attnfuzz.strategies.cases import cases
+from attnfuzz.strategies.cases import case_lists
 
 KERNEL = Declaration(
     name="pretended",
@@ -105,9 +105,9 @@ class Bench:
         return [message for message in self.sent if isinstance(message, kind)]
 
 
-def drawn(declaration: Declaration, formats: Sequence[Format]) -> SearchStrategy[Case]:
+def drawn(declaration: Declaration, formats: Sequence[Format], length: int) -> SearchStrategy[list[Case]]:
     supports, options = declaration.supports, declaration.options
-    return cases(declaration.problem, supports=supports, options=options, formats=formats)
+    return case_lists(declaration.problem, length=length, supports=supports, options=options, formats=formats)
 
 
 def after(kind: type[msgspec.Struct], count: int = 1) -> Callable[[list[msgspec.Struct]], bool]:
