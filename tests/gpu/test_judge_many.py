@@ -1,0 +1,103 @@
+"""Batches of cases on a GPU: the verdicts of single cases, whatever one case of the batch does to the others."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.execution.runner import Runner
+from attnfuzz.oracles.verdict import Verdict
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.recipes import Needle, Pages, Values
+from attnfuzz.problems.supports import DTYPES
+
+Broken = dict[str, Declaration]
+
+SHAPE = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 16, "scale": 0.25}
+VALUES = Values(keys="normal", values="normal", needles=(Needle(2, 30, 1),))
+DENSE = DenseDecodeCase(**SHAPE, seq_lens=(5, 0, 37), extra_rows=2, values=VALUES)  # type: ignore[arg-type]  # a dict of several types
+PAGED = PagedDecodeCase(
+    **SHAPE, seq_lens=(5, 0, 37), block_size=8, values=VALUES,  # type: ignore[arg-type]  # as above
+    pages=Pages(order="shuffled", spare_blocks=2, extra_columns=1, shared_blocks=1),
+)  # fmt: skip
+SPLIT = SplitDecodeCase(**{name: getattr(PAGED, name) for name in PAGED.__struct_fields__}, num_splits=4)
+MERGE = MergeStatesCase(num_q_heads=4, head_size=16, num_tokens=9, lse_pairs=(("finite", "-inf"), ("high", "equal")))
+CASES: dict[str, Case] = {case.problem: case for case in (DENSE, PAGED, SPLIT, MERGE)}
+LARGE = msgspec.structs.replace(PAGED, seq_lens=(4097, 8192, 50), num_q_heads=16, head_size=64, values=Values(seed=3))
+
+
+def mixed(problem: str) -> list[Case]:
+    """Several dtypes, a small case and a large one beside it where there is one."""
+    cases = [msgspec.structs.replace(CASES[problem], dtype=dtype) for dtype in DTYPES]
+    if problem == "paged_decode":
+        cases.insert(1, LARGE)
+    return cases
+
+
+def without_timing(verdict: Verdict) -> Verdict:
+    return msgspec.structs.replace(verdict, timing=Verdict().timing)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "dense_naive", "dense_eager", "paged_naive", "paged_split_k", "paged_eager", "split_k_partials",
+        "split_k_partials_eager", "merge_states_triton", "merge_states_triton_th", "merge_states_eager",
+    ],
+)  # fmt: skip
+def test_bundled_kernels_pass_as_they_do_alone(target: str, runner: Runner) -> None:
+    """Batches would raise false alarms, or compare with other numbers than single cases do."""
+    (declaration,) = runner.declarations([target])
+    cases = mixed(declaration.problem)
+    if declaration.supports.lse_layout == "TH":
+        cases = [msgspec.structs.replace(case, lse_layout="TH") for case in cases]
+    alone = [runner.judge(declaration, case) for case in cases]
+    for one, many in zip(alone, runner.judge_many(declaration, cases, timeout_s=120.0), strict=True):
+        assert many.failure is None
+        assert many.error_ratio == pytest.approx(one.error_ratio, rel=1e-6)
+        assert many.timing.total_s > 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "writes_after_out", "writes_before_lse", "writes_after_workspace", "modifies_query", "reads_past_the_length",
+        "reads_page_tail", "leaves_last_row", "reads_workspace_early", "returns_on_the_host", "correct",
+        "correct_on_pages", "launches_too_large_a_grid",
+    ],
+)  # fmt: skip
+def test_broken_kernels_fail_as_they_do_alone(name: str, runner: Runner, broken: Broken) -> None:
+    """A failure would be missed in a batch, or told with other words."""
+    case = CASES[broken[name].problem]
+    shorter = msgspec.structs.replace(case, seq_lens=(9, 0), values=Values(keys="normal"))
+    cases = [case, shorter, case]
+    alone = [without_timing(runner.judge(broken[name], case)) for case in cases]
+    together = [without_timing(verdict) for verdict in runner.judge_many(broken[name], cases, timeout_s=120.0)]
+    assert [verdict.failure for verdict in together] == [verdict.failure for verdict in alone]
+
+
+def test_nondeterminism_is_seen(runner: Runner, broken: Broken) -> None:
+    """Two runs of a batch would share their memory, and a kernel that counts its calls would pass."""
+    verdicts = runner.judge_many(broken["counts_its_calls"], [DENSE, DENSE], timeout_s=120.0)
+    assert [verdict.failure.oracle if verdict.failure else None for verdict in verdicts] == ["determinism"] * 2
+
+
+@pytest.mark.parametrize("name", ["writes_far_away", "reads_misaligned", "asserts", "raises_too_early", "segfaults"])
+def test_lost_gpu_costs_no_verdicts(name: str, runner: Runner, broken: Broken) -> None:
+    """A sticky CUDA error would be blamed on the wrong case of the batch, or end the campaign."""
+    alone = runner.judge(broken[name], DENSE).failure
+    assert alone is not None
+    found = [verdict.failure for verdict in runner.judge_many(broken[name], [DENSE, DENSE], timeout_s=120.0)]
+    assert [(failure.oracle, failure.kind) if failure else None for failure in found] == [
+        (alone.oracle, alone.kind)
+    ] * 2
+    assert runner.judge(broken["correct"], DENSE).failure is None
+
+
+def test_compilation_is_told_apart(runner: Runner) -> None:
+    """Statistics would show compilation as running time of a kernel."""
+    (declaration,) = runner.declarations(["dense_naive"])
+    cases = [msgspec.structs.replace(DENSE, options={"tile": 16}), msgspec.structs.replace(DENSE, options={"tile": 32})]
+    for verdict in runner.judge_many(declaration, cases, timeout_s=120.0):
+        assert 0 <= verdict.timing.compile_s <= verdict.timing.total_s
