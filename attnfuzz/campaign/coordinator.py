@@ -108,6 +108,11 @@ class Coordinator:
         for pursue in state.pending:
             self._handover.add_case(pursue.kernel, bytes(pursue.case), pursue.failure)
 
+    @property
+    def has_lost_device(self) -> bool:
+        """Whether a GPU has stopped answering."""
+        return bool(self._lost_devices)
+
     def run(self, interrupts: Interrupts | None = None) -> CampaignResult:
         """Search until the budget is spent, or another reason to stop comes first. ``interrupts`` has been entered."""
         with nullcontext(interrupts) if interrupts is not None else Interrupts() as entered:

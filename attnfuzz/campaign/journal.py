@@ -114,7 +114,7 @@ class JournalFolder:
 def remove_if_empty(parent: Path) -> None:
     """Remove ``.attnfuzz`` once nothing is kept in it."""
     with contextlib.suppress(OSError):  # it has vanished, or cannot be removed
-        if [path.name for path in parent.iterdir()] == [".gitignore"]:
+        if {path.name for path in parent.iterdir()} <= {".gitignore"}:
             shutil.rmtree(parent)
 
 

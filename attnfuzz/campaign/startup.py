@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
+from attnfuzz.campaign.checkpoints import Checkpoints
 from attnfuzz.campaign.coordinator import Coordinator, Plan
+from attnfuzz.campaign.duration import format_duration
+from attnfuzz.campaign.interrupts import Interrupts
 from attnfuzz.campaign.journal import JournalFolder
+from attnfuzz.campaign.memory_limit import memory_limit
 from attnfuzz.campaign.messages import Setup
-from attnfuzz.campaign.reporter import Reporter
+from attnfuzz.campaign.reporter import ForgivingReporter, Reporter
+from attnfuzz.campaign.request import Request
 from attnfuzz.campaign.result import CampaignResult, Statistics
+from attnfuzz.campaign.resuming import asked_of
 from attnfuzz.campaign.shared import SharedFindings
 from attnfuzz.campaign.sharing import Exchange
+from attnfuzz.campaign.state import FOLDER, StateFile
 from attnfuzz.campaign.worker_process import WorkerProcess
 from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.execution.claims import PrivateFolder
+from attnfuzz.execution.outcomes import ExecutorUnavailable
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, ORACLES, OracleName
 from attnfuzz.problems.simplest import simplest_case
-from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["Request", "load_searchable", "number_of_workers", "run_campaign"]
 
@@ -30,47 +35,38 @@ _ALWAYS_ON = ("crash", "hang")
 _MAX_GPU_WORKERS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What a campaign is asked to do.
-
-    ``started`` is when the command began, on the monotonic clock; ``budget_s`` counts from there. ``workers`` and
-    ``seed`` are chosen if None; without ``oracles`` all of them judge. ``shared`` is the address of a Redis server.
-    """
-
-    kernels: tuple[str, ...]
-    started: float
-    budget_s: float
-    save_folder: Path
-    workers: int | None = None
-    device: str = "auto"
-    seed: int | None = None
-    oracles: tuple[str, ...] = ()
-    fail_fast: bool = False
-    tolerance: Tolerance = "bound"
-    shared: str | None = None
-
-
 def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
-    """Run a campaign to its end. Raises KernelLoadError and ExecutorUnavailable before it begins."""
-    with Runner(device=request.device) as runner, JournalFolder() as journal, _scratch() as scratch:
+    """Run a campaign to its end, which a signal may bring about.
+
+    Raises, before it begins, KernelLoadError, ExecutorUnavailable, StateError for a campaign that cannot be resumed
+    like this, and Interrupted.
+    """
+    reporter = ForgivingReporter(reporter)
+    with (
+        Interrupts(raising=True) as interrupts,
+        StateFile() as state_file,
+        Runner(device=request.device) as runner,
+        JournalFolder() as journal,
+    ):
         declarations = load_searchable(runner, request.kernels)
-        for folder in journal.left_over:
-            reporter.note(f"a campaign was cut off while it judged a case: attnfuzz replay {folder}")
-        plan = Plan(
-            statistics=_statistics(request, runner, declarations),
-            oracles=_oracles(request.oracles),
-            save_folder=request.save_folder,
-            journal_folder=journal.path,
-            fail_fast=request.fail_fast,
-            tolerance=request.tolerance,
-        )
+        if request.resume is not None:
+            request.resume.check_kernels({declaration.target for declaration in declarations})
+        _say_what_was_left(request, journal, state_file, reporter)
+        plan = _plan(request, runner, declarations, journal, state_file)
+        scratch = _scratch()
 
         def launch(setup: Setup) -> WorkerProcess:
-            return WorkerProcess(setup, runner.zygote, Path(scratch))
+            return WorkerProcess(setup, runner.zygote, scratch.path)
 
         with _exchange(request.shared, declarations) as exchange:
-            return Coordinator(plan, launch=launch, reporter=reporter, exchange=exchange).run()
+            coordinator = Coordinator(plan, launch=launch, reporter=reporter, exchange=exchange)
+            result = coordinator.run(interrupts)
+        journal.keep = coordinator.has_lost_device
+        scratch.remove()
+    if state_file.has_state:
+        left = format_duration(plan.statistics.remaining_s())
+        reporter.note(f"attnfuzz explore --resume goes on from here ({left} of the budget left)")
+    return result
 
 
 def load_searchable(runner: Runner, targets: tuple[str, ...]) -> list[Declaration]:
@@ -92,16 +88,51 @@ def number_of_workers(asked: int | None, device: str) -> int:
     return max(1, min(cores - 1, _MAX_GPU_WORKERS)) if device == "cuda" else cores
 
 
+def _say_what_was_left(request: Request, journal: JournalFolder, state_file: StateFile, reporter: Reporter) -> None:
+    for folder in journal.left_over:
+        reporter.note(f"a campaign was cut off while it judged a case: attnfuzz replay {folder}")
+    if not state_file.is_usable:
+        reporter.note(f"{FOLDER} cannot be written, or another campaign runs here: --resume will not know of this one")
+    elif state_file.has_state and request.resume is None:
+        reporter.note("an interrupted campaign was left here; this one replaces what --resume would have gone on with")
+
+
+def _plan(
+    request: Request,
+    runner: Runner,
+    declarations: list[Declaration],
+    journal: JournalFolder,
+    state_file: StateFile,
+) -> Plan:
+    statistics = _statistics(request, runner, declarations)
+    parts = request.resume.parts if request.resume is not None else 0
+    return Plan(
+        statistics=statistics,
+        oracles=_oracles(request.oracles),
+        save_folder=request.save_folder,
+        journal_folder=journal.path,
+        fail_fast=request.fail_fast,
+        tolerance=request.tolerance,
+        memory_limit_bytes=memory_limit(runner.resident_bytes, device=runner.device, workers=statistics.workers),
+        checkpoints=Checkpoints(state_file, asked_of(request), parts=parts),
+        resumed=request.resume,
+    )
+
+
 def _statistics(request: Request, runner: Runner, declarations: list[Declaration]) -> Statistics:
-    return Statistics(
+    before_s = request.resume.elapsed_s if request.resume is not None else 0.0
+    statistics = Statistics(
         kernels=Statistics.of_kernels(declarations),
-        started=request.started,
+        started=request.started - before_s,
         deadline=request.started + request.budget_s,
         device=runner.device,
         device_name=runner.device_name,
         workers=number_of_workers(request.workers, runner.device),
         seed=secrets.randbits(32) if request.seed is None else request.seed,
     )
+    if request.resume is not None:
+        request.resume.fill(statistics)
+    return statistics
 
 
 def _oracles(asked: tuple[str, ...]) -> tuple[OracleName, ...]:
@@ -114,5 +145,10 @@ def _exchange(url: str | None, declarations: list[Declaration]) -> AbstractConte
     return SharedFindings(url, declarations) if url is not None else nullcontext()
 
 
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="attnfuzz-", ignore_cleanup_errors=True)
+def _scratch() -> PrivateFolder:
+    try:
+        return PrivateFolder()
+    except OSError as error:
+        raise ExecutorUnavailable(
+            f"no temporary folder can be made ({error}); make room there, or name another with TMPDIR"
+        ) from error

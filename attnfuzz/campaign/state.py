@@ -15,6 +15,7 @@ from typing import Self
 import msgspec
 
 from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.journal import remove_if_empty
 from attnfuzz.campaign.messages import Known, Pursue
 from attnfuzz.campaign.result import KernelStatistics, Statistics
 from attnfuzz.corpus.writing import write_atomically
@@ -172,6 +173,11 @@ class StateFile:
         """Whether a state can be written."""
         return self._lock is not None
 
+    @property
+    def has_state(self) -> bool:
+        """Whether there is a campaign to go on with."""
+        return self._path.exists()
+
     def write(self, state: State) -> None:
         """Replace the file. A full disk costs only the chance to resume, and is not spoken of."""
         if self._lock is not None:
@@ -191,6 +197,7 @@ class StateFile:
                 self._path.with_suffix(".lock").unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
+        remove_if_empty(self._path.parent)
 
     def __enter__(self) -> Self:
         return self

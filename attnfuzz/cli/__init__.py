@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import os
+import signal
 import sys
 
 import click
+
+from attnfuzz.cli.output import detach_output, flush_output, is_gone, while_anyone_reads
 
 __all__ = ["main"]
 
@@ -20,7 +22,6 @@ _COMMANDS = {
     "bench": "attnfuzz.cli.bench",
     "doctor": "attnfuzz.cli.doctor",
 }
-_INTERRUPTED = 130
 
 
 class _Commands(click.Group):
@@ -51,16 +52,20 @@ def _show(error: click.ClickException) -> None:
 def main() -> None:
     """Run a command; the process ends with its exit status.
 
-    0: nothing found. 1: findings. 2: wrong usage or environment. 130: interrupted.
+    0: nothing found. 1: findings. 2: wrong usage or environment. 128 + N: interrupted by signal N, so 130 after Ctrl-C.
     """
     try:
         status = _attnfuzz.main(prog_name="attnfuzz", standalone_mode=False)
-    except click.exceptions.Abort:  # Ctrl-C
-        sys.exit(_INTERRUPTED)
+    except click.exceptions.Abort as abort:  # Ctrl-C, or another signal that a campaign counts like it
+        status = 128 + getattr(abort.__cause__, "number", signal.SIGINT)
     except click.ClickException as error:
-        _show(error)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:  # the reader of a pipe is gone: nobody is left to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        with while_anyone_reads():
+            _show(error)
+        status = error.exit_code
+    except OSError as error:
+        if not is_gone(error):
+            raise
+        detach_output()
+        status = 1
+    flush_output()
     sys.exit(status if isinstance(status, int) else 0)

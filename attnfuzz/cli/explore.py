@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from attnfuzz.cli.configured import SHARED, TOLERANCE, profile_option
+from attnfuzz.cli.output import while_anyone_reads
 from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, ORACLE, duration, number_of_workers, writable_file
 from attnfuzz.cli.refusal import Refusal, refusing
 from attnfuzz.config_rules import RULES
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["command", "exit_status"]
+
+_FIELDS = {"budget": "budget_s", "save_dir": "save_folder"}
+"""What the request calls an option, where it has another name."""
 
 
 @click.command(epilog=KERNEL_HELP)
@@ -41,6 +47,7 @@ __all__ = ["command", "exit_status"]
 @SHARED
 @profile_option(*RULES)
 @click.option("--quiet", is_flag=True, help="Print only the result.")
+@click.option("--resume", is_flag=True, help="Go on with the campaign that was interrupted in this folder.")
 def command(
     kernels: tuple[str, ...],
     budget: float,
@@ -56,6 +63,7 @@ def command(
     tolerance: Tolerance,
     shared: str | None,
     quiet: bool,
+    resume: bool,
 ) -> int:
     """Search KERNELs (all bundled ones by default) for bugs until the budget is spent."""
     started = time.monotonic()
@@ -75,6 +83,8 @@ def command(
             tolerance=tolerance,
             shared=shared,
         )
+        if resume:
+            request = _resumed(request)
         result = _explore(request, quiet=quiet)
     _write_reports(result, {"--json": json_file, "--junit": junit_file, "--html": html_file})
     return exit_status(result)
@@ -83,7 +93,7 @@ def command(
 def exit_status(result: CampaignResult) -> int:
     """What the result means to a shell."""
     if result.stop_reason == "interrupted":
-        return 130
+        return 128 + (result.signal or signal.SIGINT)
     if result.findings or result.elsewhere:  # a bug is a bug, whoever found it
         return 1
     return 2 if result.troubles or result.stop_reason in ("workers_lost", "environment") else 0
@@ -97,8 +107,19 @@ def _explore(request: Request, *, quiet: bool) -> CampaignResult:
     result = run_campaign(request, make_reporter(console, quiet=quiet))
     if result.stop_reason == "environment" and not result.statistics.cases:
         raise Refusal(result.troubles[0])
-    print_result(console, result)
+    with while_anyone_reads():
+        print_result(console, result)
     return result
+
+
+def _resumed(request: Request) -> Request:
+    """The next part of an interrupted campaign; what is given on the command line counts more than what it had."""
+    from attnfuzz.campaign.resuming import resumed
+    from attnfuzz.campaign.state import load_state
+
+    context = click.get_current_context()
+    given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    return resumed(request, load_state(), given={_FIELDS.get(name, name) for name in given})
 
 
 def _save_folder(given: Path | None) -> Path:

@@ -19,6 +19,7 @@ class Refusal(click.ClickException):
 @contextmanager
 def refusing() -> Iterator[None]:
     """Turn what the user or the machine got wrong into a Refusal; bugs of the framework keep their traceback."""
+    from attnfuzz.campaign.state import StateError
     from attnfuzz.config import ConfigurationError
     from attnfuzz.corpus import RegressionError
     from attnfuzz.declaration import KernelLoadError
@@ -27,5 +28,7 @@ def refusing() -> Iterator[None]:
 
     try:
         yield
-    except (ConfigurationError, RegressionError, KernelLoadError, ExecutorUnavailable, CaseTooLarge) as error:
+    except (
+        ConfigurationError, RegressionError, KernelLoadError, ExecutorUnavailable, CaseTooLarge, StateError,
+    ) as error:  # fmt: skip
         raise Refusal(str(error)) from error

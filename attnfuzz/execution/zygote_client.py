@@ -104,7 +104,12 @@ class Zygote:
     def _launch(self) -> None:
         """Start a zygote; again if it is killed before it is ready."""
         while True:
-            self._zygote = zygote = ZygoteProcess(self._settings)
+            try:
+                self._zygote = zygote = ZygoteProcess(self._settings)
+            except OSError as error:
+                raise ExecutorUnavailable(
+                    f"the zygote cannot be started ({error}); free memory, process IDs or room for temporary files"
+                ) from error
             try:
                 failure = zygote.await_ready()
             except BaseException:

@@ -1,0 +1,34 @@
+"""What a campaign is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnfuzz.campaign.state import State
+from attnfuzz.problems.tolerance import Tolerance
+
+__all__ = ["Request"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a campaign is asked to do.
+
+    ``started`` is when the command began, on the monotonic clock; ``budget_s`` counts from there. ``workers`` and
+    ``seed`` are chosen if None; without ``oracles`` all of them judge. ``shared`` is the address of a Redis server.
+    ``resume`` is the state of an interrupted campaign to go on with.
+    """
+
+    kernels: tuple[str, ...]
+    started: float
+    budget_s: float
+    save_folder: Path
+    workers: int | None = None
+    device: str = "auto"
+    seed: int | None = None
+    oracles: tuple[str, ...] = ()
+    fail_fast: bool = False
+    tolerance: Tolerance = "bound"
+    shared: str | None = None
+    resume: State | None = None

@@ -1,0 +1,44 @@
+"""Going on with an interrupted campaign: what is asked for comes from its state, unless it is given anew."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from attnfuzz.campaign.duration import format_duration
+from attnfuzz.campaign.request import Request
+from attnfuzz.campaign.state import Asked, State, StateError
+
+__all__ = ["asked_of", "resumed"]
+
+_SAME = ("kernels", "workers", "device", "oracles", "fail_fast", "tolerance", "shared")
+
+
+def resumed(request: Request, state: State, *, given: Collection[str]) -> Request:
+    """``request`` for the next part of the campaign, with the fields that were not ``given`` as they were.
+
+    Raises StateError if the budget is spent and no other is given.
+    """
+    if "seed" in given:
+        raise StateError("--seed cannot be given with --resume, which goes on with the campaign's own; leave it out")
+    if "budget_s" not in given and not state.remaining_s:
+        raise StateError(
+            f"the budget of {format_duration(state.asked.budget_s)} is spent; give more time to --resume with --budget"
+        )
+    changes: dict[str, Any] = {name: getattr(state.asked, name) for name in _SAME if name not in given}
+    if "budget_s" not in given:
+        changes["budget_s"] = state.remaining_s
+    if "save_folder" not in given:
+        changes["save_folder"] = Path(state.asked.save_folder)
+    return replace(request, **changes, seed=state.seed, resume=state)
+
+
+def asked_of(request: Request) -> Asked:
+    """What of ``request`` is kept for the next part."""
+    return Asked(
+        budget_s=request.budget_s,
+        save_folder=str(request.save_folder),
+        **{name: getattr(request, name) for name in _SAME},
+    )
