@@ -106,7 +106,7 @@ class TimedJudge:
         """
         with self._running:
             timeout = self._timeout_of(declaration)
-            limit_s = self._longest_s if patience == "longest" else timeout.limit_s(short=patience == "short")
+            limit_s = timeout.certain_s if patience == "longest" else timeout.limit_s(short=patience == "short")
             started = self._clock()
             remaining_s = self._remaining_s(started)
             if remaining_s <= 0:

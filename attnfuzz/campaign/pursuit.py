@@ -29,7 +29,8 @@ _MAX_TRIES = 10
 _MISSED = 0.1
 """How often a smaller case that is as flaky may be taken for one that passes."""
 _MAX_HANGS_WHILE_SHRINKING = 25
-_SHRINKING_LIMIT_S = 120.0
+_SHRINKING_LIMIT_S = 60.0
+_SHRINKING_DEATHS_LIMIT_S = 25.0
 
 
 class _SameBug(Exception):  # noqa: N818 - control flow, like StopIteration
@@ -205,7 +206,9 @@ class Pursuit:
 
     def _shrink(self) -> None:
         before = self._now
-        self._shrink_until = min(self._shrink_until, time.monotonic() + _SHRINKING_LIMIT_S)
+        deadly = before.failure.oracle in FATAL_ORACLES
+        limit_s = _SHRINKING_DEATHS_LIMIT_S if deadly else _SHRINKING_LIMIT_S
+        self._shrink_until = min(self._shrink_until, time.monotonic() + limit_s)
         try:
             minimise(
                 before.case,

@@ -9,15 +9,17 @@ __all__ = ["AdaptiveTimeout"]
 _ENOUGH_CASES = 10
 _SLOWER_THAN_EVER = 20.0
 _LEAST_S = 2.0
-_SHORT_PART = 0.1
+_CERTAIN_S = 10.0
+_SLOWER_WHEN_SHORT = 5.0
+_SHORT_PART = 0.05
 
 
 @dataclass(slots=True)
 class AdaptiveTimeout:
     """The limit for one kernel: ``longest_s`` until ten cases have passed, then 20 times the slowest of them.
 
-    A shorter limit only raises the suspicion: a hang is confirmed with ``longest_s``. The ``short`` limit is for trying
-    out many cases that may hang, and does not wait for ten to pass.
+    A shorter limit only raises the suspicion: a hang is confirmed with ``certain_s``. The ``short`` limit is for trying
+    out many smaller cases that may hang, and does not wait for ten to pass: 5 times the slowest.
     """
 
     longest_s: float
@@ -30,7 +32,13 @@ class AdaptiveTimeout:
         if self.passed < _ENOUGH_CASES and not short:
             return self.longest_s + more_s
         least_s = _SHORT_PART * self.longest_s if short else _LEAST_S
-        return min(self.longest_s, max(least_s, _SLOWER_THAN_EVER * self.slowest_s)) + more_s
+        slower = _SLOWER_WHEN_SHORT if short else _SLOWER_THAN_EVER
+        return min(self.longest_s, max(least_s, slower * self.slowest_s)) + more_s
+
+    @property
+    def certain_s(self) -> float:
+        """What a case that hangs for certain does not end within: ``longest_s``, or less if others end much sooner."""
+        return min(self.longest_s, max(_CERTAIN_S, self.limit_s()))
 
     def record(self, seconds: float, *, cases: int = 1) -> None:
         """Learn from cases that ended by themselves, none of which took more than ``seconds``."""

@@ -323,7 +323,7 @@ def test_a_hang_is_shrunk_with_short_waits_and_confirmed_with_the_longest() -> N
     assert bench.of(Minimised)[0].features == {"gqa_ratio>1", "gqa_ratio not pow2"}
     assert bench.of(Confirmed)[0].runs == 1
     assert bench.limits[-1] == 10.0
-    assert 1.0 in bench.limits
+    assert 0.5 in bench.limits
 
 
 def test_a_slow_case_is_not_a_hang() -> None:

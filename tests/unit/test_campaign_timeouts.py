@@ -19,6 +19,7 @@ def test_later_cases_have_twenty_times_the_slowest() -> None:
     for seconds in (0.5, *[0.01] * 9):
         timeout.record(seconds)
     assert timeout.limit_s() == 10.0
+    assert timeout.limit_s(short=True) == 3.0
 
 
 def test_the_limit_stays_within_its_ends() -> None:
@@ -28,8 +29,19 @@ def test_the_limit_stays_within_its_ends() -> None:
         fast.record(0.001)
         slow.record(3.0)
     assert fast.limit_s() == 2.0
-    assert fast.limit_s(short=True) == 1.0
+    assert fast.limit_s(short=True) == 0.5
     assert slow.limit_s() == 10.0
+
+
+def test_a_hang_is_certain_well_before_the_longest_time() -> None:
+    """On a GPU, where the first case may compile for a minute, each hang would take minutes to look into."""
+    gpu, cpu = AdaptiveTimeout(60.0), AdaptiveTimeout(10.0)
+    assert gpu.certain_s == 60.0
+    for timeout in (gpu, cpu):
+        timeout.record(0.1, cases=10)
+    assert gpu.certain_s == cpu.certain_s == 10.0
+    gpu.record(2.0)
+    assert gpu.certain_s == 40.0
 
 
 def test_a_batch_may_take_as_long_as_all_of_its_cases_may() -> None:
