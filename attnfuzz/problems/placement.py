@@ -49,7 +49,7 @@ def placements(cases: Sequence[AttentionCase], tokens: TokenTable) -> list[Place
 def _paged(cases: Sequence[PagedDecodeCase], tokens: TokenTable) -> tuple[list[Tensor], tuple[Tensor, Tensor]]:
     """Block tables, and page and offset of each token."""
     device = tokens.seq.device
-    widths = [case.max_blocks_per_seq for case in cases for _ in case.seq_lens]
+    widths = [width for case in cases for width in [case.max_blocks_per_seq] * case.num_seqs]
     sizes = [case.block_size for case in cases for _ in case.seq_lens]
     entries = [entry for case in cases for row in block_table_rows(case) for entry in row]
     flat = on_device(torch.tensor(entries, dtype=torch.int32), device)
@@ -59,7 +59,7 @@ def _paged(cases: Sequence[PagedDecodeCase], tokens: TokenTable) -> tuple[list[T
     page = flat[first_column + block].long()
     bounds = [starts[first] for first in tokens.first_seq]
     tables = [
-        flat[start:end].view(case.num_seqs, case.max_blocks_per_seq)
+        flat[start:end].view(case.num_seqs, -1)
         for case, (start, end) in zip(cases, itertools.pairwise(bounds), strict=True)
     ]
     return tables, (page, tokens.position - block * block_size)

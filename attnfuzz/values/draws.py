@@ -53,7 +53,8 @@ def draw(words: Int64[Tensor, "*shape"], recipe: KeyRecipe | ValueRecipe) -> Int
     if recipe == "large":
         magnitudes = ((words & 127) + 128) * 4
         return torch.where(words & 128 == 0, magnitudes, -magnitudes)
-    return (words & 63) + (words >> 6 & 63) + (words >> 12 & 63) + (words >> 18 & 63) - 126
+    pairs = (words & 0x3F03F) + (words >> 6 & 0x3F03F)  # two sums of two, 12 bits apart
+    return (pairs & 127) + (pairs >> 12) - 126
 
 
 def exact(integers: Int64[Tensor, "*shape"], dtype: torch.dtype, exponent: int = 0) -> Float[Tensor, "*shape"]:

@@ -15,7 +15,7 @@ from attnfuzz.problems.hashing import fold, stream_key
 from attnfuzz.problems.recipes import LSE_KINDS, KeyRecipe
 from attnfuzz.values.attention import NEEDLE_LEVEL, LogicalAttention, needle_tokens
 from attnfuzz.values.blocks import Block, Recipe, fill_blocks
-from attnfuzz.values.draws import NORMAL_EXPONENT, Stream
+from attnfuzz.values.draws import NORMAL_EXPONENT, Stream, exact
 from attnfuzz.values.states import LogicalStates, lse_of_kinds
 from attnfuzz.values.token_table import TokenTable
 from attnfuzz.values.transfer import on_device
@@ -30,16 +30,16 @@ def attention_values_of_many(cases: Sequence[AttentionCase], tokens: TokenTable)
     states = on_device(torch.stack([q_states, *(_hash_each_seq(cases, of) for of in (Stream.K, Stream.V))]), device)
     k_states, v_states = fold(states[1:, tokens.owner], tokens.position).unbind()
     rows = {"signed": states[0], "k": k_states, "v": v_states}
-    signs, sign_starts = _sign_patterns(cases, device)
+    signs = _sign_patterns(cases, device)
     rows |= _levels(cases, tokens, k_states)
     rows["code"] = _codes(tokens) if any(case.values.values == "positions" for case in cases) else v_states
     blocks: list[Block] = []
     for i, case in enumerate(cases):
-        blocks += _attention_blocks(case, rows, tokens.seqs_of(i), tokens.tokens_of(i), sign_starts[i])
-    drawn = fill_blocks(blocks, signs)
+        blocks += _attention_blocks(case, rows, tokens.seqs_of(i), tokens.tokens_of(i), signs[i])
+    drawn = fill_blocks(blocks)
     starts = [tuple(itertools.accumulate(case.seq_lens, initial=0)) for case in cases]
     values = [LogicalAttention(*drawn[3 * i : 3 * i + 3], starts[i]) for i in range(len(cases))]
-    _set_needles(cases, values, signs, sign_starts)
+    _set_needles(cases, values, signs)
     return values
 
 
@@ -64,7 +64,7 @@ def merge_values_of_many(
         for side in states
         for i, rows in enumerate(side.split(counts))
     ]
-    drawn = fill_blocks(blocks, torch.empty(0, dtype=torch.int64, device=device))
+    drawn = fill_blocks(blocks)
     sizes = [case.num_tokens * case.num_q_heads for case in cases]
     lses = [side.split(sizes) for side in _lses(cases, sizes, device)]
     return [
@@ -85,18 +85,16 @@ def _hash_each_seq(cases: Sequence[AttentionCase], stream: Stream) -> Int64[Tens
     return cast(Tensor, fold(torch.tensor(keys), torch.tensor(seqs)))
 
 
-def _sign_patterns(
-    cases: Sequence[AttentionCase], device: torch.device
-) -> tuple[Int64[Tensor, " all_dims"], list[int]]:
-    """The sign patterns of all cases, and where each starts."""
+def _sign_patterns(cases: Sequence[AttentionCase], device: torch.device) -> tuple[Int64[Tensor, " _head_size"], ...]:
+    """The sign pattern of each case."""
     sizes = [case.head_size for case in cases]
     keys = on_device(torch.tensor([stream_key(case.values.seed, Stream.SIGN) for case in cases]), device)
     case, dim = _number(sizes, device)
-    return 1 - (fold(keys[case], dim) & 2), [0, *itertools.accumulate(sizes)]
+    return (1 - (fold(keys[case], dim) & 2)).split(sizes)
 
 
 def _attention_blocks(
-    case: AttentionCase, rows: dict[str, Tensor], seqs: slice, tokens: slice, sign_start: int
+    case: AttentionCase, rows: dict[str, Tensor], seqs: slice, tokens: slice, signs: Int64[Tensor, " head_size"]
 ) -> list[Block]:
     """q, k and v of one case."""
     keys, values = case.values.keys, case.values.values
@@ -111,7 +109,7 @@ def _attention_blocks(
             head_size=case.head_size,
             dtype=getattr(torch, case.dtype),
             exponent=exponent,
-            sign_start=sign_start,
+            signs=signs,
         )
 
     signed = not drawn or bool(case.values.needles)
@@ -152,16 +150,14 @@ def _codes(tokens: TokenTable) -> Int64[Tensor, " all_tokens"]:
 def _set_needles(
     cases: Sequence[AttentionCase],
     values: Sequence[LogicalAttention],
-    signs: Int64[Tensor, " all_dims"],
-    sign_starts: Sequence[int],
+    signs: Sequence[Int64[Tensor, " _head_size"]],
 ) -> None:
     for i, case in enumerate(cases):
         hits = [*needle_tokens(case)]
         if hits:
-            token, kv_head = on_device(torch.tensor(hits), signs.device).unbind(1)
-            sign = signs[sign_starts[i] : sign_starts[i + 1]]
-            key = (sign * (NEEDLE_LEVEL * 2.0**case.values.logit_exponent)).to(values[i].k.dtype)
-            values[i].k[token, kv_head] = key
+            token, kv_head = on_device(torch.tensor(hits), signs[i].device).unbind(1)
+            needle_key = exact(signs[i] * NEEDLE_LEVEL, values[i].k.dtype, case.values.logit_exponent)
+            values[i].k[token, kv_head] = needle_key
 
 
 def _lses(cases: Sequence[MergeStatesCase], sizes: Sequence[int], device: torch.device | str) -> tuple[Tensor, Tensor]:
