@@ -32,6 +32,8 @@ _MAX_SURVIVORS = 100
 _ENOUGH_PASSED = 150
 """Cases that must have passed before a condition is cut down: it would keep too little out."""
 _ENOUGH_DEATHS = 3
+_ENOUGH_FORETOLD = 2
+"""Deaths that a condition must have foretold before cases are left out for it: by chance it is soon refuted."""
 _MAX_CONDITIONS = 4
 """Where deaths need more, nothing that traits can say is behind them."""
 _PROBE_EVERY_S = 30.0
@@ -66,6 +68,8 @@ class _Lesson:
     is_stale: bool = False
     """Whether a case has passed since the groups were made that one of them takes in."""
     conditions: list[Traits] = field(default_factory=list)
+    foretold: Counter[Traits] = field(default_factory=Counter)
+    """Deaths that a condition was against before they happened."""
     last_probe: float = 0.0
 
     def all_passed(self) -> list[Traits]:
@@ -73,6 +77,13 @@ class _Lesson:
         while self.passed:
             self.passed_traits.append(traits(self.passed.popleft()))
         return [*self.survivors, *self.passed_traits]
+
+    def is_trusted(self, condition: Traits) -> bool:
+        """Whether cases are left out for ``condition``: one that was cut down has to have come true first."""
+        if self.foretold[condition] >= _ENOUGH_FORETOLD:
+            return True
+        is_cut = all(group.shared != condition for group in self.groups)
+        return not is_cut or any(signature.features == condition for signature in self.signatures)
 
     def draw_conclusions(self) -> None:
         """Make a condition of each large group, and of what a finding needs.
@@ -121,6 +132,7 @@ class KnownDeaths:
         if found in lesson.deaths:
             return
         lesson.deaths.append(found)
+        lesson.foretold.update(condition for condition in lesson.conditions if condition <= found)
         if _covers(lesson.conditions, found):
             return
         passed = lesson.all_passed()
@@ -150,8 +162,9 @@ class KnownDeaths:
         lesson = self._lessons.get(declaration.target)
         if lesson is None or not lesson.signatures:
             return False
-        if _covers(lesson.conditions, self._traits(case)):
-            return not self._is_probe(declaration.target, lesson)
+        covering = [condition for condition in lesson.conditions if condition <= self._traits(case)]
+        if covering:
+            return any(map(lesson.is_trusted, covering)) and not self._is_probe(declaration.target, lesson)
         if self._share_spent(declaration.target) < _SHARE_FOR_UNFORESEEN:
             return False
         found = case_features(declaration, case)

