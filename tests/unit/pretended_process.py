@@ -1,0 +1,60 @@
+"""A kernel's process pretended: it remembers what ran in it, and a crash or hang ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from attnfuzz.campaign.journal import Journal
+from attnfuzz.campaign.judging import TimedJudge
+from attnfuzz.campaign.known_deaths import KnownDeaths
+from attnfuzz.campaign.suspect import Suspect
+from attnfuzz.campaign.trials import Trials
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure, Verdict
+from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.problems.supports import Supports
+
+__all__ = ["CRASH", "KERNEL", "WRONG", "PretendedProcess", "a_case"]
+
+KERNEL = Declaration(
+    name="pretended",
+    problem="dense_decode",
+    supports=Supports(dtypes=("float16",), head_sizes=(16, 32), strides="contiguous"),
+    target="kernels.py:pretended",
+)
+WRONG = Failure(oracle="accuracy", kind="out:value", message="out is wrong")
+CRASH = Failure(oracle="crash", kind="SIGSEGV", message="the process died")
+
+
+def a_case(length: int = 1, *, head_size: int = 16, num_q_heads: int = 1) -> DenseDecodeCase:
+    return DenseDecodeCase(
+        num_q_heads=num_q_heads, head_size=head_size, num_kv_heads=1, seq_lens=(length,), scale=head_size**-0.5
+    )
+
+
+@dataclass
+class PretendedProcess:
+    """``bug`` tells what becomes of a case after those that ran before it in the same process."""
+
+    bug: Callable[[DenseDecodeCase, Sequence[Case]], Failure | None]
+    processes: list[list[Case]] = field(default_factory=lambda: [[]])
+
+    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+        assert isinstance(case, DenseDecodeCase)
+        if afresh:
+            self.processes.append([])
+        failure = self.bug(case, tuple(self.processes[-1]))
+        self.processes[-1].append(case)
+        if failure is not None and failure.oracle in ("crash", "hang"):
+            self.processes.append([])
+        return Verdict(failure=failure)
+
+    def timed(self, deadline: float = 1e12) -> TimedJudge:
+        return TimedJudge(self.judge, deadline=deadline, longest_s=10.0, journal=Journal(None))
+
+    def trials(self, deaths: KnownDeaths | None = None) -> Trials:
+        return Trials(self.timed(), KERNEL, deaths=KnownDeaths() if deaths is None else deaths)
+
+    def suspect(self, case: Case, *preceding: Case, failure: Failure = CRASH) -> Suspect:
+        return Suspect(KERNEL, case, failure, preceding)

@@ -1,0 +1,97 @@
+"""attnfuzz.campaign.confirmation: a failure always comes back, or now and then, or after certain cases, or never."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from attnfuzz.campaign.confirmation import confirm, rate_of, still_fails_afresh
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import Case, DenseDecodeCase
+from tests.unit.pretended_process import CRASH, WRONG, PretendedProcess, a_case
+
+OTHERS = tuple(a_case(length) for length in range(10, 30))
+WIDE = a_case(5, head_size=32)
+
+
+def after_wide(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
+    return CRASH if case.num_q_heads == 3 and WIDE in earlier else None
+
+
+def test_a_case_that_always_fails_is_run_a_few_times() -> None:
+    """Each further run of a crash costs a process."""
+    for failure, runs in ((WRONG, 3), (CRASH, 2)):
+        process = PretendedProcess(lambda case, earlier, failure=failure: failure)
+        found = confirm(process.suspect(a_case(), *OTHERS, failure=failure), process.trials())
+        assert (len(found.failures), found.runs, found.is_flaky) == (runs, runs, False)
+        assert found.suspect.preceding == ()
+
+
+def test_a_crash_that_needs_an_earlier_case_is_confirmed_with_just_that_one() -> None:
+    """It would be dropped as not reproducible, and the one bug that users never manage to report stays in."""
+    process = PretendedProcess(after_wide)
+    suspect = process.suspect(a_case(num_q_heads=3), *OTHERS[:7], WIDE, *OTHERS[7:])
+    found = confirm(suspect, process.trials())
+    assert (found.suspect.case, found.suspect.preceding) == (suspect.case, (WIDE,))
+    assert (len(found.failures), found.is_flaky) == (2, False)
+
+
+def test_a_counter_of_calls_is_found_as_a_sequence() -> None:
+    """Here no case matters, only how many there were."""
+    process = PretendedProcess(lambda case, earlier: CRASH if len(earlier) == 4 else None)
+    found = confirm(process.suspect(a_case(), *OTHERS), process.trials())
+    assert len(found.suspect.preceding) == 4
+
+
+def test_a_failure_of_the_second_run_in_a_process_is_no_chance() -> None:
+    """What a kernel leaves behind for its own next call is a bug of every call but the first, and not a flaky one."""
+    process = PretendedProcess(lambda case, earlier: WRONG if case in earlier else None)
+    found = confirm(process.suspect(a_case(), failure=WRONG), process.trials())
+    assert not found.is_flaky
+    assert found.suspect.preceding == (a_case(),)
+
+
+def now_and_then(failure: Failure, seed: int) -> PretendedProcess:
+    """Fails one time in four, whatever ran before."""
+    random = Random(seed)
+    return PretendedProcess(lambda case, earlier: failure if random.random() < 0.25 else None)
+
+
+def test_what_fails_now_and_then_is_flaky() -> None:
+    """Of a bug that shows one time in four, three runs show nothing two times in five."""
+    for failure in (WRONG, CRASH):
+        found = []
+        for seed in range(20):
+            process = now_and_then(failure, seed)
+            found.append(confirm(process.suspect(a_case(), *OTHERS, failure=failure), process.trials()))
+        assert sum(bool(one.failures) and one.is_flaky for one in found) >= 18
+        assert not any(one.suspect.preceding for one in found)
+
+
+def test_the_rate_is_that_of_twenty_runs() -> None:
+    """A rate of three runs says nothing."""
+    process = now_and_then(WRONG, seed=1)
+    rate = rate_of(process.suspect(a_case(), failure=WRONG), process.trials())
+    assert (rate.runs, rate.is_flaky) == (20, True)
+    assert 1 <= len(rate.failures) <= 10
+
+
+def test_what_never_comes_back_is_not_confirmed() -> None:
+    """A disturbance of the machine is no bug of the kernel."""
+    process = PretendedProcess(lambda case, earlier: None)
+    found = confirm(process.suspect(a_case(), *OTHERS), process.trials())
+    assert (found.failures, found.runs) == ([], 20)
+
+
+def test_a_hang_that_does_not_come_back_is_not_waited_for() -> None:
+    """A slow machine is the likeliest reason for it."""
+    process = PretendedProcess(lambda case, earlier: None)
+    hang = Failure(oracle="hang", kind="timeout", message="still running")
+    assert confirm(process.suspect(a_case(), failure=hang), process.trials()).runs == 1
+
+
+def test_what_is_left_of_a_case_has_to_fail_in_a_fresh_process() -> None:
+    """While a case is shrunk, what the last one left behind may take the place of the bug."""
+    process = PretendedProcess(lambda case, earlier: WRONG if earlier else None)
+    assert not still_fails_afresh(process.suspect(a_case(), failure=WRONG), process.trials())
+    assert still_fails_afresh(process.suspect(a_case(), a_case(2), failure=WRONG), process.trials())

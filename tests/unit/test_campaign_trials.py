@@ -1,0 +1,73 @@
+"""attnfuzz.campaign.trials and retrace: cases run alone or one after the other in one process."""
+
+from __future__ import annotations
+
+from attnfuzz.campaign.known_deaths import KnownDeaths
+from attnfuzz.campaign.retrace import retrace
+from attnfuzz.campaign.signature import Symptom
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import Case
+from tests.unit.pretended_process import CRASH, KERNEL, WRONG, PretendedProcess, a_case
+
+A, B, C = a_case(1), a_case(2), a_case(3)
+
+
+def test_a_sequence_runs_in_one_fresh_process() -> None:
+    """A case left over from before would be part of what the failure needs, and not of what is saved."""
+    process = PretendedProcess(lambda case, earlier: WRONG if earlier == (A, B) else None)
+    trials = process.trials()
+    trials.alone(C)
+    assert trials.after([A, B], C) == WRONG
+    assert process.processes[-1] == [A, B, C]
+    assert trials.after([B], C) is None
+
+
+def test_a_case_before_that_ends_the_process_ends_the_sequence() -> None:
+    """What follows would run in another process, where nothing has run."""
+    process = PretendedProcess(lambda case, earlier: CRASH)
+    assert process.trials().after([A, B], C) is None
+    assert sum(map(len, process.processes)) == 1
+
+
+def test_the_first_that_shows_the_symptom_is_found() -> None:
+    """Later ones tell nothing: the process is damaged then."""
+    process = PretendedProcess(lambda case, earlier: WRONG if earlier else None)
+    assert process.trials().first_alike([A, B, C], Symptom.of(KERNEL.target, WRONG)) == (1, WRONG)
+    assert process.trials().first_alike([A, B, C], Symptom.of(KERNEL.target, CRASH)) is None
+
+
+class Noted(KnownDeaths):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, Case]] = []
+
+    def died(self, declaration: Declaration, case: Case) -> None:
+        self.told.append(("died", case))
+
+    def passed(self, declaration: Declaration, case: Case) -> None:
+        self.told.append(("passed", case))
+
+
+def test_runs_alone_teach_what_dies() -> None:
+    """Shrinking runs the best examples there are; a death after other cases says nothing of the case itself."""
+    deaths = Noted()
+
+    def bug(case: Case, earlier: object) -> Failure | None:
+        return CRASH if case == A else WRONG if case == B else None
+
+    trials = PretendedProcess(bug).trials(deaths)
+    for case in (A, B, C):
+        trials.alone(case)
+    trials.after([B], A)
+    assert deaths.told == [("died", A), ("passed", B), ("passed", C)]
+
+
+def test_a_lost_batch_is_retraced_to_the_case_that_dies() -> None:
+    """None of its cases dies alone: the crash would be lost with the batch."""
+    process = PretendedProcess(lambda case, earlier: CRASH if case == C and A in earlier else None)
+    suspect = retrace(process.timed(), KERNEL, [A, B, C, B])
+    assert suspect is not None
+    assert (suspect.case, suspect.failure, suspect.preceding) == (C, CRASH, (A, B))
+    assert retrace(process.timed(), KERNEL, [B, C]) is None
+    assert retrace(process.timed(deadline=-10.0), KERNEL, [A, C]) is None
