@@ -1,0 +1,31 @@
+#!/bin/bash
+# One campaign on each machine of an array, for an hour:
+#
+#   job=$(sbatch --parsable slurm-array.sh)
+#   sbatch --dependency=afterany:"$job" slurm-merge.sh "$job"
+#
+# Submit it from the project's folder. ATTNFUZZ_SHARED=redis://HOST:PORT/DB has the machines exchange what they find.
+#SBATCH --job-name=attnfuzz
+#SBATCH --array=0-7
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --time=01:15:00
+#SBATCH --signal=TERM@120
+set -u
+
+cd "$SLURM_SUBMIT_DIR" || exit 2
+. .venv/bin/activate
+run=runs/$SLURM_ARRAY_JOB_ID/$SLURM_ARRAY_TASK_ID
+mkdir -p "$run/findings"
+# A local disk: thousands of small files are compiled, and locks on a network drive are slow.
+export TRITON_CACHE_DIR=${TMPDIR:-/tmp}/triton-$USER
+
+srun attnfuzz explore --budget 1h --workers auto \
+    --seed "$(((SLURM_ARRAY_JOB_ID * 1009 + SLURM_ARRAY_TASK_ID) % 4294967296))" \
+    --save-dir "$run/findings" --json "$run/summary.json" --html "$run/report.html" \
+    ${ATTNFUZZ_SHARED:+--shared "$ATTNFUZZ_SHARED"}
+status=$?
+# 1 means findings, which are the merging job's to report; 2 is a machine that cannot run kernels.
+[ "$status" -eq 1 ] && exit 0
+exit "$status"
