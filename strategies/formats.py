@@ -132,8 +132,8 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
     if plan.problem == "merge_states":
         num_q_heads = shape.pick([count for count in _MERGE_HEADS if count <= min(work, plan.sizes.max_heads)])
         head_size = _pick_head_size(shape, plan, dtype, layout, num_q_heads)
-        fields = {"num_q_heads": num_q_heads, "head_size": head_size}
-        return Format(dtype=dtype, strides=strides, options=options, **fields), work
+        format_ = Format(dtype=dtype, num_q_heads=num_q_heads, head_size=head_size, strides=strides, options=options)
+        return format_, work
     num_splits = _pick_splits(splits, plan)
     most_heads = work // (shape.pick(_WORK_PER_HEAD) * (1 + (num_splits or split_count(options)) // 4))
     num_q_heads, num_kv_heads = decide_gqa_heads(

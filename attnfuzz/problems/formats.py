@@ -7,6 +7,7 @@ of it. The rest of a case (lengths, pages, values, scale) a kernel reads at run 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -37,7 +38,8 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 def format_of(case: Case) -> Format:
     """The format of ``case``."""
-    return Format(**{name: getattr(case, name, None) for name in Format.__struct_fields__})
+    fields: dict[str, Any] = {name: getattr(case, name, None) for name in Format.__struct_fields__}
+    return Format(**fields)
 
 
 def format_key(format_: Format) -> bytes:
