@@ -12,10 +12,11 @@ from attnfuzz.problems.declared_numerics import Numerics
 
 __all__ = ["attention_bound", "attention_rows", "largest_chunk"]
 
-# Keeps intermediates of shape [rows, group, num_tokens, head_size] below 32 MiB each.
-_LARGEST_CHUNK = 2**22
+_LARGEST_CHUNK = 2**19
+"""Numbers in an intermediate result of shape [rows, group, num_tokens, head_size] on a CPU: 4 MiB."""
 
-_LARGER_ON_A_GPU = 4
+_LARGER_ON_A_GPU = 32
+"""There small operations cost as much as large ones."""
 
 
 def attention_bound(

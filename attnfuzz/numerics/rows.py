@@ -20,7 +20,7 @@ from attnfuzz.numerics.perturbed_softmax import log_totals, logsumexp_shift, per
 from attnfuzz.numerics.row_units import RowUnits
 from attnfuzz.numerics.score_error import count_rescales
 from attnfuzz.numerics.units import EXP_ERROR
-from attnfuzz.numerics.weighted_average import denominator_error, weighted_average_error
+from attnfuzz.numerics.weighted_average import WeightedAverage, denominator_error, weighted_average_error
 
 __all__ = ["RowResult", "bound_rows"]
 
@@ -59,14 +59,16 @@ def bound_rows(
     out = p @ values
 
     errors = _score_errors(scores, products, distance, units)  # two of each: for out, and for the LSE
-    num_rescales = torch.zeros_like(scores)
     if rescales:
         num_rescales = count_rescales(log_p, errors[0], present)
         errors = errors.add(num_rescales, alpha=EXP_ERROR)
+    else:
+        num_rescales = torch.zeros_like(scores)
     totals = log_totals(log_p, errors)
     softmax = perturbed_softmax(p, errors[0], totals[0])
     sum_error = denominator_error(softmax, num_rescales, units)
-    out_error = weighted_average_error(softmax, values, out, present, num_rescales, sum_error, units)
+    given = WeightedAverage(values, out, present, num_rescales)
+    out_error = weighted_average_error(softmax, given, sum_error, units)
     lse_error = log_sum_exp_error(lse, logsumexp_shift(totals[1]), sum_error, units)
     return RowResult(
         out=out,

@@ -14,6 +14,8 @@ Rows that are shorter than the longest repeat one of their tokens, not `present`
 weighted sum and no maximum sees it.
 """
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float64
 from torch import Tensor
@@ -22,30 +24,23 @@ from attnfuzz.numerics.perturbed_softmax import PerturbedSoftmax
 from attnfuzz.numerics.row_units import RowUnits
 from attnfuzz.numerics.units import FLOAT32_ROUNDOFF, SMALLEST_NORMAL_FLOAT32
 
-__all__ = ["denominator_error", "weighted_average_error"]
+__all__ = ["WeightedAverage", "denominator_error", "weighted_average_error"]
 
 _NEGLIGIBLE_WEIGHT = 1e-8
 
 
-def weighted_average_error(
-    softmax: PerturbedSoftmax,
-    values: Float64[Tensor, "rows num_tokens head_size"],
-    average: Float64[Tensor, "rows group head_size"],
-    present: Float64[Tensor, "rows 1 num_tokens"],
-    num_rescales: Float64[Tensor, "rows group num_tokens"],
-    denominator: Float64[Tensor, "rows group 1"],
-    units: RowUnits,
-) -> Float64[Tensor, "rows group head_size"]:
-    """Largest error of the computed average before its final rounding.
+@dataclass(frozen=True)
+class WeightedAverage:
+    """What is averaged, and the exact `average` o.
 
     `num_rescales[row, head, i]`: how many times an accumulator that holds token i can be multiplied by a factor other
-    than 1. With b the effect of the scores, N the numerator's error over the exact denominator and f the denominator's
-    relative error (`denominator`): |o' - o| <= b + (N + f (|o| + b)) / (1 - f).
+    than 1.
     """
-    deviations = (values.unsqueeze(1) - average.unsqueeze(2)).abs_()
-    moved = _score_effect(softmax, deviations)
-    numerator = _numerator_error(softmax, values, deviations, present, num_rescales, units)
-    return moved + torch.addcmul(numerator, denominator, average.abs() + moved) / (1 - denominator)
+
+    values: Float64[Tensor, "rows num_tokens head_size"]
+    average: Float64[Tensor, "rows group head_size"]
+    present: Float64[Tensor, "rows 1 num_tokens"]
+    num_rescales: Float64[Tensor, "rows group num_tokens"]
 
 
 def denominator_error(
@@ -54,26 +49,38 @@ def denominator_error(
     """Largest relative error of sum_i p_i: one rounding for each addition and for each rescaling."""
     on_average = (softmax.upper * num_rescales).sum(-1, keepdim=True)
     rescaled = torch.minimum(on_average, num_rescales.amax(-1, keepdim=True))
-    return units.denominator_sum + FLOAT32_ROUNDOFF * rescaled
+    return torch.add(units.denominator_sum, rescaled, alpha=FLOAT32_ROUNDOFF)
+
+
+def weighted_average_error(
+    softmax: PerturbedSoftmax, given: WeightedAverage, denominator: Float64[Tensor, "rows group 1"], units: RowUnits
+) -> Float64[Tensor, "rows group head_size"]:
+    """Largest error of the computed average before its final rounding.
+
+    With b the effect of the scores, N the numerator's error over the exact denominator and f the denominator's relative
+    error (`denominator`): |o' - o| <= b + (N + f (|o| + b)) / (1 - f).
+    """
+    deviations = (given.values.unsqueeze(1) - given.average.unsqueeze(2)).abs_()
+    numerator = _numerator_error(softmax, given, deviations, units)
+    moved = _score_effect(softmax, deviations)
+    return moved + torch.addcmul(numerator, denominator, given.average.abs() + moved) / (1 - denominator)
 
 
 def _score_effect(
     softmax: PerturbedSoftmax, deviations: Float64[Tensor, "rows group num_tokens head_size"]
 ) -> Float64[Tensor, "rows group head_size"]:
-    can_have_weight = softmax.upper > _NEGLIGIBLE_WEIGHT
-    others = softmax.upper.where(~can_have_weight, 0.0)
-    weights = torch.stack([softmax.first_order, softmax.interval, others], dim=-2)
+    """Overwrites `deviations`, which is large."""
+    has_weight = (softmax.upper > _NEGLIGIBLE_WEIGHT).to(torch.float64)
+    weights = torch.stack([softmax.first_order, softmax.interval, softmax.upper * (1 - has_weight)], dim=-2)
     first_order, interval, of_others = (weights @ deviations).unbind(-2)
-    hull = deviations.where(can_have_weight.unsqueeze(-1), 0.0).amax(-2) + of_others
+    hull = deviations.mul_(has_weight.unsqueeze(-1)).amax(-2) + of_others
     return torch.minimum(torch.minimum(first_order, interval), hull)
 
 
 def _numerator_error(
     softmax: PerturbedSoftmax,
-    values: Float64[Tensor, "rows num_tokens head_size"],
+    given: WeightedAverage,
     deviations: Float64[Tensor, "rows group num_tokens head_size"],
-    present: Float64[Tensor, "rows 1 num_tokens"],
-    num_rescales: Float64[Tensor, "rows group num_tokens"],
     units: RowUnits,
 ) -> Float64[Tensor, "rows group head_size"]:
     """Numerator's error over the exact denominator.
@@ -83,39 +90,43 @@ def _numerator_error(
     rescaling: it lies between the sum of the negative and that of the positive terms, so all additions together err
     by at most gamma_n times the larger of those two.
 
-    Weights are limited by p'_i, which sum to 1: no weighted sum of m_i >= 0 is larger than the largest m_i.
+    The weights p'_i sum to 1 besides each being at most `upper`, so no weighted sum exceeds the largest |v_i|.
     """
-    signs = torch.cat([values, -values], dim=-1).clamp_(min=0)  # positive parts, then negative ones
-    weights = torch.cat([softmax.upper, softmax.upper * num_rescales], dim=1)
-    num_rows, group, head_size = deviations.shape[0], deviations.shape[1], deviations.shape[-1]
-    sums = (weights @ signs).view(num_rows, 2, group, 2, head_size)
-    largest_of_sign = signs.amax(1).view(num_rows, 1, 2, head_size)
-    partial_sum = torch.minimum(sums[:, 0], largest_of_sign).amax(2)
+    num_rows, group, head_size = given.average.shape
+    by_sign = torch.cat([given.values, -given.values], dim=-1).clamp_(min=0)  # positive parts, then negative ones
+    largest_by_sign = by_sign.amax(1).view(num_rows, 1, 2, head_size)
+    largest = largest_by_sign.amax(2)
+    weights = torch.cat([softmax.upper, softmax.upper * given.num_rescales], dim=1)
+    sums = (weights @ by_sign).view(num_rows, 2, group, 2, head_size)
+    partial_sum = torch.minimum(sums[:, 0], largest_by_sign).amax(2)
     products, rescaled = sums.sum(3).unbind(1)
-    magnitudes = values.abs().unsqueeze(1)
-    products = torch.minimum(products, largest_of_sign.amax(2))
-    rescaled = torch.minimum(rescaled, (magnitudes * num_rescales.unsqueeze(-1)).amax(-2))
-    error = _weight_errors(softmax, torch.maximum(magnitudes, deviations), present, units) + units.numerator_absolute
-    error = torch.addcmul(error, units.product, products)
+    products = torch.minimum(products, largest)
+    rescaled = torch.minimum(rescaled, largest * given.num_rescales.amax(-1, keepdim=True))
+    error = _weight_error(softmax, given, deviations, largest_by_sign, units)
+    error = torch.addcmul(error + units.numerator_absolute, units.product, products)
     error = torch.addcmul(error, units.rescale, rescaled)
     return torch.addcmul(error, units.numerator_sum, partial_sum)
 
 
-def _weight_errors(
+def _weight_error(
     softmax: PerturbedSoftmax,
-    largest: Float64[Tensor, "rows group num_tokens head_size"],
-    present: Float64[Tensor, "rows 1 num_tokens"],
+    given: WeightedAverage,
+    deviations: Float64[Tensor, "rows group num_tokens head_size"],
+    largest_by_sign: Float64[Tensor, "rows 1 2 head_size"],
     units: RowUnits,
 ) -> Float64[Tensor, "rows group head_size"]:
     """Error from rounding weights, e.g. to float16: each by at most max(u w, eta), and by no more than w itself.
 
     This holds in whatever scale the kernel rounds: exp(s_i - running max) is at least p_i, and later rescaling shrinks
     the error with the weight. If the kernel also sums the rounded weights for its denominator, the error acts on
-    |v_i - o| instead of |v_i|; `largest` is the larger of both. On top of that every weight that is flushed to zero
-    costs a smallest normal number, whether or not weights are rounded.
+    |v_i - o| instead of |v_i|; the larger of both counts. With P the largest v_i and N the largest -v_i, both at least
+    0, no |v_i - o| is larger than P - o and N + o. On top of that every weight that is flushed to zero costs a smallest
+    normal number, whether or not weights are rounded.
     """
+    positive, negative = largest_by_sign.unbind(2)
+    largest = torch.maximum(positive, negative).maximum(positive - given.average).maximum(negative + given.average)
     each = torch.minimum(torch.maximum(units.weight * softmax.upper, units.weight_absolute), softmax.upper)
-    weights = torch.stack([each, present.expand_as(each)], dim=-2)
-    by_weight, summed = (weights @ largest).unbind(-2)
-    rounded = torch.minimum(by_weight, units.weight * largest.amax(-2) + units.weight_absolute * summed)
-    return rounded + SMALLEST_NORMAL_FLOAT32 * summed
+    weights = torch.stack([each, given.present.expand_as(each)], dim=-2)
+    by_weight, total = (weights @ torch.maximum(given.values.abs().unsqueeze(1), deviations)).unbind(-2)
+    rounded = torch.minimum(by_weight, torch.addcmul(units.weight * largest, units.weight_absolute, total))
+    return torch.add(rounded, total, alpha=SMALLEST_NORMAL_FLOAT32)

@@ -14,7 +14,8 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.numerics import Bound
 from attnfuzz.oracles.expected_attention import expect_attention
 from attnfuzz.oracles.expected_merges import expect_merges
-from attnfuzz.oracles.row_batches import Results
+from attnfuzz.oracles.host_memory import keep_freed_memory
+from attnfuzz.oracles.row_batches import Place, Results
 from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.reference import Expected
 from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
@@ -38,6 +39,7 @@ def expectations(
     Cases of all problems may be mixed; the values of all of them are on one device. `interpreted`: the kernels run in
     Triton's interpreter, which converts to bfloat16 by dropping bits.
     """
+    keep_freed_memory()
     found: dict[int, Expectation] = {}
     for expect, is_attention in ((expect_attention, True), (expect_merges, False)):
         chosen = [i for i, (_, case, _) in enumerate(requests) if isinstance(case, AttentionCase) is is_attention]
@@ -46,14 +48,13 @@ def expectations(
             results, places = expect([requests[i] for i in chosen], interpreted=interpreted)
             if isinstance(tolerance, FixedTolerance):
                 results.bound_all(tolerance.bound)
-            found |= {i: _expectation(results, *place) for i, place in zip(chosen, places, strict=True)}
+            found |= {i: _expectation(results, place) for i, place in zip(chosen, places, strict=True)}
     return [found[i] for i in range(len(requests))]
 
 
-def _expectation(results: Results, out: int, lse: int, shape: tuple[int, int, int]) -> Expectation:
-    expected_out, out_bound = results.out(out, shape)
-    expected_lse, lse_bound = results.lse(lse, shape[:2])
-    return Expectation(Expected(expected_out, expected_lse), Bound(out=out_bound, lse=lse_bound))
+def _expectation(results: Results, place: Place) -> Expectation:
+    out, lse, out_bound, lse_bound = results.of_case(*place)
+    return Expectation(Expected(out, lse), Bound(out=out_bound, lse=lse_bound))
 
 
 def on_device(expectation: Expectation, device: str) -> Expectation:

@@ -12,15 +12,13 @@ from attnfuzz.numerics.arithmetic import side_by_side
 from attnfuzz.numerics.attention import attention_rows
 from attnfuzz.numerics.row_units import attention_units
 from attnfuzz.oracles.arithmetic import arithmetic_of
-from attnfuzz.oracles.row_batches import Block, Results, RowBatch, joined, row_batches, windows
+from attnfuzz.oracles.row_batches import Block, Place, Results, RowBatch, joined, row_batches, windows
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.values import LogicalAttention
 
 __all__ = ["expect_attention"]
 
 Request = tuple[Declaration, AttentionCase, LogicalAttention]
-Place = tuple[int, int, tuple[int, int, int]]
-"""Where out and LSE of a case begin in the results, and the shape of its out."""
 
 
 def expect_attention(requests: Sequence[Request], *, interpreted: bool) -> tuple[Results, list[Place]]:
@@ -93,8 +91,7 @@ def _fetch(batch: RowBatch, queries: Tensor, tokens: Tensor) -> tuple[Tensor, Te
     position = torch.arange(batch.num_tokens, device=tokens.device)
     token = torch.minimum(position, batch.last_token)
     present = (position <= batch.last_token).to(torch.float64).unsqueeze(1)
-    all_tokens = windows(tokens, batch.head_size)
-    k = all_tokens[torch.addcmul(batch.key, token, batch.key_token)].double()
-    v = all_tokens[torch.addcmul(batch.value, token, batch.value_token)].double()
-    q = windows(queries, batch.head_size)[batch.out_places].where(batch.own_dims, 0).double()
+    places = torch.addcmul(batch.key_and_value, token, batch.token)
+    k, v = windows(tokens, batch.head_size)[places].double().unbind()
+    q = windows(queries, batch.head_size)[batch.heads].where(batch.own_dims, 0).double()
     return q, k, v, present

@@ -13,15 +13,13 @@ from attnfuzz.numerics.arithmetic import side_by_side
 from attnfuzz.numerics.merge import merge_rows
 from attnfuzz.numerics.row_units import merge_units
 from attnfuzz.oracles.arithmetic import arithmetic_of
-from attnfuzz.oracles.row_batches import Block, Results, RowBatch, joined, row_batches, windows
+from attnfuzz.oracles.row_batches import Block, Place, Results, RowBatch, joined, row_batches, windows
 from attnfuzz.problems.cases import MergeStatesCase
 from attnfuzz.values import LogicalStates
 
 __all__ = ["expect_merges"]
 
 Request = tuple[Declaration, MergeStatesCase, LogicalStates]
-Place = tuple[int, int, tuple[int, int, int]]
-"""Where out and LSE of a case begin in the results, and the shape of its out."""
 
 
 def expect_merges(requests: Sequence[Request], *, interpreted: bool) -> tuple[Results, list[Place]]:
@@ -67,6 +65,5 @@ def _block(case: MergeStatesCase, out: int, lse: int) -> Block:
 
 def _fetch(batch: RowBatch, outputs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     side = torch.arange(2, device=outputs.device)
-    lse = lses[torch.addcmul(batch.key, side, batch.key_token)].double()
-    values = windows(outputs, batch.head_size)[torch.addcmul(batch.value, side, batch.value_token)].double()
-    return lse, values
+    of_lse, of_output = torch.addcmul(batch.key_and_value, side, batch.token).unbind()
+    return lses[of_lse].double(), windows(outputs, batch.head_size)[of_output].double()

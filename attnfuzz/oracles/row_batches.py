@@ -21,10 +21,14 @@ from attnfuzz.numerics.row_units import RowUnits
 from attnfuzz.numerics.rows import RowResult
 from attnfuzz.oracles.row_buckets import BlockSize, Bucket, buckets
 
-__all__ = ["Block", "Results", "RowBatch", "joined", "row_batches", "to_device", "windows"]
+__all__ = ["Block", "Place", "Results", "RowBatch", "joined", "row_batches", "to_device", "windows"]
 
-_LAUNCHES_IN_ELEMENTS = {"cpu": 1 << 14, "cuda": 1 << 21}
+_LAUNCHES_IN_ELEMENTS = {"cpu": 50_000, "cuda": 1 << 23}
 """How many elements a device processes in the time that the launches of a bucket take."""
+
+
+Place = tuple[int, int, tuple[int, int, int]]
+"""Where out and LSE of a case begin in all cases' results, and the shape of its out."""
 
 
 class Block(NamedTuple):
@@ -50,22 +54,22 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
-    """A bucket's rows, or some of them, and the sizes that they are padded to; offsets are those of head 0 and token 0.
+    """A bucket's rows, or some of them, and the sizes that they are padded to.
 
-    `out_places`: where the result of each query head begins; heads beyond a row's own repeat its last one, to the same
-    result. `own_dims`: whether a row has as many dimensions.
+    `key_and_value`: where those of a row's first token are; `token`: how far on the next token's are. `heads`: where
+    query and result of each query head begin; `lse`: where its LSE is. Heads beyond a row's own repeat its last one, to
+    the same result. `dims`: where each number of a result is, -1 for dimensions beyond a row's own.
     """
 
     num_tokens: int
     head_size: int
     last_token: Int64[Tensor, "rows 1"]
-    key: Int64[Tensor, "rows 1"]
-    key_token: Int64[Tensor, "rows 1"]
-    value: Int64[Tensor, "rows 1"]
-    value_token: Int64[Tensor, "rows 1"]
-    out_places: Int64[Tensor, "rows group"]
-    lse_places: Int64[Tensor, "rows group"]
+    key_and_value: Int64[Tensor, "2 rows 1"]
+    token: Int64[Tensor, "2 rows 1"]
+    heads: Int64[Tensor, "rows group"]
     own_dims: Bool[Tensor, "rows 1 head_size"]
+    dims: Int64[Tensor, "rows group head_size"]
+    lse: Int64[Tensor, "rows group"]
     units: RowUnits
 
 
@@ -76,31 +80,26 @@ class Results:
     """
 
     def __init__(self, num_out: int, num_lse: int, device: torch.device) -> None:
-        self._num_out = num_out
-        # expected and bound; in each all outs, all LSEs, and a place for what is padding
-        self._flat = torch.zeros((2, num_out + num_lse + 1), dtype=torch.float64, device=device)
-        self._flat[0, num_out:] = float("-inf")
+        # expected, then bound; the last number of `out` is for dimensions that are padding
+        self._out = torch.zeros((2, num_out + 1), dtype=torch.float64, device=device)
+        self._lse = torch.zeros((2, num_lse), dtype=torch.float64, device=device)
+        self._lse[0] = float("-inf")
 
     def put(self, batch: RowBatch, rows: RowResult) -> None:
         """Store the results of a batch's rows."""
-        dims = torch.arange(batch.head_size, device=self._flat.device)
-        padding = self._flat.shape[1] - 1
-        places = (batch.out_places.unsqueeze(-1) + dims).where(batch.own_dims, padding)
-        self._flat[:, places] = torch.stack([rows.out, rows.out_error])
-        self._flat[:, self._num_out + batch.lse_places] = torch.stack([rows.lse, rows.lse_error])
+        self._out[:, batch.dims] = torch.stack([rows.out, rows.out_error])
+        self._lse[:, batch.lse] = torch.stack([rows.lse, rows.lse_error])
 
     def bound_all(self, bound: Callable[[Tensor], Tensor]) -> None:
         """Let every bound be that of its expected result."""
-        self._flat[1] = bound(self._flat[0])
+        self._out[1] = bound(self._out[0])
+        self._lse[1] = bound(self._lse[0])
 
-    def out(self, start: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Expected and bound of the out of a case, whose numbers start at `start` of all outs."""
-        expected, bound = self._flat[:, start : start + math.prod(shape)].unflatten(1, shape).unbind()
-        return expected, bound
-
-    def lse(self, start: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """As `out`, for the LSE."""
-        return self.out(self._num_out + start, shape)
+    def of_case(self, out: int, lse: int, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Expected out and LSE and their bounds, of a case whose numbers begin at `out` and `lse` of all cases'."""
+        outs = self._out[:, out : out + math.prod(shape)].unflatten(1, shape)
+        lses = self._lse[:, lse : lse + math.prod(shape[:2])].unflatten(1, shape[:2])
+        return outs[0], lses[0], outs[1], lses[1]
 
 
 def row_batches(
@@ -113,7 +112,7 @@ def row_batches(
     largest = largest_chunk(device)
     found = buckets(
         [BlockSize(block.num_tokens, block.head_size, block.group, block.num_rows) for block in blocks],
-        most_padding=_LAUNCHES_IN_ELEMENTS.get(device.type, 1 << 14),
+        most_padding=_LAUNCHES_IN_ELEMENTS[device.type] // 4,
         most_elements=largest,
     )
     order = [block for bucket in found for block in bucket.blocks]
@@ -161,37 +160,37 @@ def _row_table(blocks: Sequence[Block], units: Float64[Tensor, "units blocks"]) 
     block = torch.arange(len(blocks)).repeat_interleave(of.num_rows, output_size=num_rows)
     row = torch.arange(num_rows) - first_row[block]
     none = torch.zeros_like(first_row)
-    width = of.group * of.head_size
     of_row_0 = [
+        of.key,
+        of.value,
+        of.key_token,
+        of.value_token,
         of.num_tokens - 1,
         of.group - 1,
         of.head_size,
-        of.key_token,
-        of.value_token,
-        of.key,
-        of.value,
         of.out,
         of.lse,
     ]
-    per_row = [none, none, none, none, none, of.key_row, of.head_size, width, of.group]
+    per_row = [of.key_row, of.head_size, none, none, none, none, none, of.group * of.head_size, of.group]
     offsets = torch.stack(of_row_0)[:, block] + torch.stack(per_row)[:, block] * row
     return torch.cat([offsets.to(torch.float64), units[:, block]])
 
 
 def _batch(bucket: Bucket, offsets: Int64[Tensor, "offsets rows 1"], units: RowUnits) -> RowBatch:
-    last_token, last_head, head_size, key_token, value_token, key, value, out, lse = offsets.unbind()
+    last_token, last_head, head_size, out, lse = offsets[4:].unbind()
     heads = torch.minimum(torch.arange(bucket.group, device=offsets.device), last_head)
     dims = torch.arange(bucket.head_size, device=offsets.device)
+    places = torch.addcmul(out, heads, head_size)
+    own_dims = (dims < head_size).unsqueeze(1)
     return RowBatch(
         num_tokens=bucket.num_tokens,
         head_size=bucket.head_size,
         last_token=last_token,
-        key=key,
-        key_token=key_token,
-        value=value,
-        value_token=value_token,
-        out_places=torch.addcmul(out, heads, head_size),
-        lse_places=lse + heads,
-        own_dims=(dims < head_size).unsqueeze(1),
+        key_and_value=offsets[:2],
+        token=offsets[2:4],
+        heads=places,
+        own_dims=own_dims,
+        dims=(places.unsqueeze(-1) + dims).where(own_dims, -1),
+        lse=lse + heads,
         units=units,
     )
