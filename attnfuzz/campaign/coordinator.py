@@ -278,7 +278,8 @@ class Coordinator:
     def _note_trouble(self, message: str) -> None:
         if message not in self._troubles:
             self._troubles.append(message)
-            self._reporter.note(message.strip().splitlines()[-1])
+            lines = message.strip().splitlines()
+            self._reporter.note(lines[-1] if "Traceback" in lines[0] else lines[0])
 
     def _give_up_lost_devices(self) -> None:
         """End all workers on a GPU that does not answer; what they were at is taken up elsewhere, if there is a GPU."""
@@ -319,12 +320,12 @@ class Coordinator:
 
     def _worker_ended(self, number: int) -> None:
         """A worker hung up: at the end as it should, before that because something is wrong with it."""
-        last_words = self._lose(number)
+        last_words = self._lose(number, hung_up=True)
         if self._stopping or self._statistics.remaining_s() <= 0 or self._environment_fails:
             return
         if number not in self._in_trouble:
             self._say_why_it_ended(number, last_words)
-        again = self._crew.start_again(number)
+        again = self._crew.start_again(number, killed=last_words.signal_name in _KILLS)
         if not again and self._crew.working:
             self._hand_over(self._crew.working[0])
 
@@ -336,8 +337,8 @@ class Coordinator:
             what = last_words.signal_name or last_words.tail or "it said nothing"
             self._note_trouble(f"worker {number} ended early: {what}")
 
-    def _lose(self, number: int) -> LastWords:
-        last_words = self._crew.lose(number)
+    def _lose(self, number: int, *, hung_up: bool = False) -> LastWords:
+        last_words = self._crew.lose(number, hung_up=hung_up)
         for finding in self._book.abandon(number, ends=self._stopping):
             self._clear_busy(finding.name)
             if not self._stopping:

@@ -18,8 +18,11 @@ __all__ = ["Crew"]
 
 _MAX_FUTILE_STARTS = 4
 """Starts in a row of one worker, none of which led to a single case, before it is given up."""
+_MAX_FUTILE_STARTS_WHEN_KILLED = 25
+"""The same, where it is killed each time: whoever does that may stop."""
+_GRACE_S = 1.0
 _PAUSE_S = 0.25
-_LONGEST_PAUSE_S = 30.0
+_LONGEST_PAUSE_S = 8.0
 
 
 @dataclass(slots=True)
@@ -110,19 +113,19 @@ class Crew:
         """Note that a worker gets somewhere."""
         self._places[number].futile = 0
 
-    def lose(self, number: int) -> LastWords:
-        """Make sure that a worker has ended."""
+    def lose(self, number: int, *, hung_up: bool = False) -> LastWords:
+        """Make sure that a worker has ended; one that has hung up is doing so."""
         place = self._places[number]
         if place.handle is None:
             raise RuntimeError(f"worker {number} does not run")
         handle, place.handle = place.handle, None
         self._selector.unregister(handle.channel)
-        return handle.kill()
+        return handle.kill(grace_s=_GRACE_S if hung_up else 0.0)
 
-    def start_again(self, number: int) -> bool:
+    def start_again(self, number: int, *, killed: bool = False) -> bool:
         """Have a lost worker started again, after a pause if that is in vain; whether it will be."""
         place = self._places[number]
-        if place.futile >= _MAX_FUTILE_STARTS:
+        if place.futile >= (_MAX_FUTILE_STARTS_WHEN_KILLED if killed else _MAX_FUTILE_STARTS):
             return False
         pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2**place.futile) if place.futile > 1 else 0.0
         place.start_at = self._clock() + pause_s
@@ -131,7 +134,7 @@ class Crew:
     def give_up(self, number: int) -> bool:
         """Never start a worker again; whether it still runs."""
         self._places[number].start_at = None
-        self._places[number].futile = _MAX_FUTILE_STARTS
+        self._places[number].futile = _MAX_FUTILE_STARTS_WHEN_KILLED
         return self._places[number].handle is not None
 
     def close(self) -> None:

@@ -45,8 +45,8 @@ class WorkerHandle(Protocol):
     def stop(self) -> None:
         """Ask it to end; it may be gone already."""
 
-    def kill(self) -> LastWords:
-        """Make sure it has ended."""
+    def kill(self, *, grace_s: float = 0.0) -> LastWords:
+        """Make sure it has ended, which it may still do by itself within ``grace_s``."""
 
 
 class Launch(Protocol):
@@ -86,11 +86,14 @@ class WorkerProcess:
         with contextlib.suppress(ChannelClosed):  # it has ended: that is what was asked for
             self.channel.send(Stop())
 
-    def kill(self) -> LastWords:
-        """Kill the process if it still runs, and return the last of its output."""
-        status = self._process.poll()
-        self._process.kill()
-        self._process.wait()
+    def kill(self, *, grace_s: float = 0.0) -> LastWords:
+        """Kill the process if it still runs after ``grace_s``, and return the last of its output."""
+        try:
+            status: int | None = self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            status = None
+            self._process.kill()
+            self._process.wait()
         self.channel.close()
         with contextlib.suppress(OSError):  # the worker hung up first
             self._broker.shutdown(socket.SHUT_RDWR)

@@ -39,6 +39,8 @@ DEFAULT_TIMEOUT_S: dict[Device, float] = {"cpu": 10.0, "cuda": 60.0}
 """For judging one case; on a GPU that includes compiling the kernel."""
 
 _LOAD_TIMEOUT_S = 300.0
+_MAX_ZYGOTE_RESTARTS = 20
+"""Of zygotes that died within seconds of their start: a minute's worth."""
 _PROBE_TIMEOUT_S = 30.0
 """For a fresh process to get an answer from the GPU, which takes half a second."""
 _PROBES = 2
@@ -72,7 +74,7 @@ class Runner:
         self._memory_limit_bytes = memory_limit_bytes
         self._loaded: tuple[int | None, set[str]] = (None, set())
         self._stuck: str | None = None
-        self.zygote = zygote or Zygote.start(_device_to_try(device), service=SERVICE)
+        self.zygote = zygote or _start_zygote(_device_to_try(device))
         self._executor = self._new_executor()
         self.device: Device = self._settle_device(device)
         self.timeout_s = DEFAULT_TIMEOUT_S[self.device] if timeout_s is None else timeout_s
@@ -234,7 +236,7 @@ class Runner:
                 "device='cuda', but torch finds no usable GPU; check the driver and CUDA_VISIBLE_DEVICES, or use 'cpu'"
             )
         del self.environment
-        self.zygote = Zygote.start("cpu", service=SERVICE)
+        self.zygote = _start_zygote("cpu")
         self._executor = self._new_executor()
 
     def _ask(self, declaration: Declaration, request: JudgeRequest, timeout_s: float) -> JudgeReply | Died | TimedOut:
@@ -291,6 +293,10 @@ class Runner:
         self._look_at_device(declaration, outcome)
         failure = failure_of(outcome)
         return Verdict(failure=failure if failure.oracle in self.oracles else None)
+
+
+def _start_zygote(device: Device) -> Zygote:
+    return Zygote.start(device, service=SERVICE, max_restarts=_MAX_ZYGOTE_RESTARTS)
 
 
 def _device_to_try(wanted: str) -> Device:

@@ -91,7 +91,7 @@ class Worker:
         except ChannelClosed:  # ended by itself
             return
 
-    def kill(self) -> LastWords:
+    def kill(self, *, grace_s: float = 0.0) -> LastWords:
         self._socket.shutdown(socket.SHUT_RDWR) if self._socket.fileno() >= 0 else None
         self._thread.join(10.0)
         self.channel.close()
@@ -291,7 +291,6 @@ def test_what_nobody_was_left_to_look_into_is_reported(tmp_path: Path) -> None:
 
     def script(worker: Worker) -> None:
         finds(worker, 9, f"0-{worker.setup.seed}", confirm=False)
-        worker.killed_by = "SIGKILL"
 
     result = campaign(tmp_path, script, budget_s=60.0)
     assert result.stop_reason == "workers_lost"

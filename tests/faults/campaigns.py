@@ -1,0 +1,79 @@
+"""A campaign as its user runs it, in a process of its own, and what must hold of its files whatever happened."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from attnfuzz.corpus import Regression, load_regression
+from tests.faults.families import Family
+
+__all__ = ["KERNELS", "Campaign", "assert_nothing_half_written", "saved"]
+
+KERNELS = Path(__file__).with_name("faulty_kernels.py")
+_COMMAND = Path(sys.executable).with_name("attnfuzz")
+
+
+class Campaign:
+    """``attnfuzz explore`` in ``folder``; temporary files go to ``folder/tmp``. Killed on the way out if it must be."""
+
+    def __init__(self, folder: Path, *arguments: str, kernels: str = "right wrong", workers: int = 2) -> None:
+        self.family = Family()
+        self.folder = folder
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir(exist_ok=True)
+        self._log = folder / f"log-{self.family.mark}"
+        targets = [f"{KERNELS}:{name}" for name in kernels.split()]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [str(_COMMAND), "explore", *targets, "--workers", str(workers), *arguments],
+                cwd=folder,
+                env={**self.family.environment(), "TMPDIR": str(self.temporary)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        """What it has printed."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for(self, text: str, *, timeout_s: float = 60.0) -> None:
+        """Wait until ``text`` has been printed."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.output:
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise TimeoutError(f"{text!r} was not printed:\n{self.output}")
+            time.sleep(0.02)
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        """The exit status, minus the signal's number if one killed it."""
+        return self.process.wait(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for member in self.family.members():
+            member.kill()
+        self.process.wait()
+
+
+def saved(folder: Path) -> list[Regression]:
+    """What can be loaded from the save folder, all of which must be."""
+    return [load_regression(path) for path in sorted((folder / "regressions").glob("*.json"))]
+
+
+def assert_nothing_half_written(folder: Path) -> None:
+    """Every saved file loads, and no temporary file was left beside it."""
+    saved(folder)
+    assert [path.name for path in (folder / "regressions").glob(".*")] == []
+    assert list(folder.rglob("*.tmp")) == []
