@@ -13,7 +13,7 @@ from attnfuzz.redis_url import check_redis_url
 
 if TYPE_CHECKING:
     from attnfuzz.config import Settings
-    from attnfuzz.problems.tolerance import Tolerance
+    from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
 
 __all__ = ["SHARED", "TOLERANCE", "configured", "profile_option"]
 
@@ -53,20 +53,20 @@ def profile_option(*names: str) -> Callable[[Command], Command]:
     )
 
 
-class _Tolerance(click.ParamType):
-    name = "tolerance"
+def _tolerance(ctx: click.Context, param: click.Parameter, value: str | FixedTolerance) -> Tolerance:
+    """``bound``, or a FixedTolerance from ``ATOL,RTOL`` or from the settings."""
+    from attnfuzz.problems.tolerance import FixedTolerance
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Tolerance:
-        """``bound``, or a FixedTolerance from ``ATOL,RTOL``."""
-        from attnfuzz.problems.tolerance import FixedTolerance
-
-        if value == "bound" or isinstance(value, FixedTolerance):
-            return value
-        try:
-            atol, rtol = (float(number) for number in str(value).split(","))
-            return FixedTolerance(atol=atol, rtol=rtol)
-        except ValueError:
-            self.fail(f"{value!r} must be 'bound' or two finite numbers >= 0 such as 1e-2,1e-2", param, ctx)
+    if isinstance(value, FixedTolerance):
+        return value
+    if value == "bound":
+        return "bound"
+    try:
+        atol, rtol = (float(number) for number in value.split(","))
+        return FixedTolerance(atol=atol, rtol=rtol)
+    except ValueError as error:
+        text = f"{value!r} must be 'bound' or two finite numbers >= 0 such as 1e-2,1e-2"
+        raise click.BadParameter(text, ctx, param) from error
 
 
 def _redis_url(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -83,7 +83,8 @@ def _redis_url(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 TOLERANCE = click.option(
     "--tolerance",
-    type=_Tolerance(),
+    type=click.UNPROCESSED,
+    callback=_tolerance,
     default="bound",
     metavar="bound|ATOL,RTOL",
     show_default=True,

@@ -87,7 +87,7 @@ def test_a_case_that_fails_is_preferred_to_one_that_cannot_be_told(runner: Runne
 
 def test_one_case_found_by_many_machines_is_run_once(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred machines that found it would cost a hundred times ten seconds for a hang."""
-    replayed = []
+    replayed: list[SavedCase] = []
 
     def counted(cases: Sequence[SavedCase], *arguments: Any, **options: Any) -> Iterator[Replayed]:
         replayed.extend(cases)
