@@ -10,27 +10,31 @@ __all__ = ["Fetch", "pinned"]
 
 
 class Fetch:
-    """Start copies, wait for the device, then look at them. Tensors on the host are what they are."""
+    """Start copies, wait for the device, then look at them; what is at ``home`` already is not copied.
 
-    def __init__(self) -> None:
+    ``home``: "cpu", or the GPU itself for what is to be looked at there.
+    """
+
+    def __init__(self, home: torch.device | str = "cpu") -> None:
+        self._home = torch.device(home).type
         self._buffers: dict[int, UInt8[Tensor, " nbytes"]] = {}
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
 
     def start_buffer(self, buffer: UInt8[Tensor, " nbytes"]) -> None:
         """Copy ``buffer``, which starts its storage: tensors in it are found in the copy from then on."""
-        if buffer.device.type != "cpu":
+        if buffer.device.type != self._home:
             copy = pinned(buffer.numel())
             self._buffers[buffer.untyped_storage().data_ptr()] = copy.copy_(buffer, non_blocking=True)
 
     def start(self, tensor: Shaped[Tensor, "*shape"]) -> None:
         """Copy ``tensor``, unless it is part of a buffer already on its way."""
-        if tensor.device.type != "cpu" and tensor.untyped_storage().data_ptr() not in self._buffers:
+        if tensor.device.type != self._home and tensor.untyped_storage().data_ptr() not in self._buffers:
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._tensors[id(tensor)] = tensor, copy.copy_(tensor, non_blocking=True)
 
-    def on_host(self, tensor: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
+    def at_home(self, tensor: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
         """The copy of ``tensor``; one that nobody asked for is made now."""
-        if tensor.device.type == "cpu":
+        if tensor.device.type == self._home:
             return tensor
         buffer = self._buffers.get(tensor.untyped_storage().data_ptr())
         if buffer is not None:

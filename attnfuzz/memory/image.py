@@ -1,8 +1,7 @@
-"""Memory of many cases for both of their runs, filled and looked at on the host, and copied to a GPU and back as one.
+"""Memory of many cases for both of their runs: filled at one place, and copied to where kernels run and back as one.
 
-Told one by one, a GPU that several processes share takes longer to fill and compare small tensors than to run kernels
-on them. So everything that the kernels of a batch get is laid out in one stretch of host memory, with red zones and
-poison as in an `Arena`, and goes over in one copy; what comes back is compared on the host.
+Everything that the kernels of a batch get is laid out in one stretch of memory, with red zones and poison as in an
+`Arena`. What was sent is compared with what comes back.
 """
 
 from __future__ import annotations
@@ -59,19 +58,23 @@ def image_nbytes(case: Case) -> int:
 class Image:
     """Two rows of bytes, one for each run. In order: write to `tensors`, `send`, run kernels, `start`, wait, look."""
 
-    def __init__(self, cases: Sequence[Case], device: torch.device | str) -> None:
+    def __init__(self, cases: Sequence[Case], device: torch.device | str, *, home: torch.device | str = "cpu") -> None:
+        """``device``: where kernels run. ``home``: where tensors are filled and looked at, "cpu" or ``device``."""
         self.device = torch.device(device)
         self._plans = [_plan(case) for case in cases]
         self._starts = list(itertools.accumulate((plan.nbytes for plan in self._plans), initial=0))
         shape = len(RUNS), self._starts[-1]
-        self._on_gpu = self.device.type != "cpu"
-        self._sent = pinned(math.prod(shape)).view(shape) if self._on_gpu else torch.empty(shape, dtype=torch.uint8)
+        self._at_home = self.device.type == torch.device(home).type
+        if self._at_home:
+            self._sent = torch.empty(shape, dtype=torch.uint8, device=self.device)
+        else:
+            self._sent = pinned(math.prod(shape)).view(shape)
         for row, fill in zip(self._sent, RUNS, strict=True):
             row.fill_(POISON_BYTES[fill])
         self._memory = self._sent
 
     def tensors(self, case: int) -> dict[str, Shaped[Tensor, "runs ..."]]:
-        """The tensors of case number ``case`` in both runs, to be filled: poison, or pre-fill in outputs."""
+        """The tensors of case number ``case`` in both runs, at home, to be filled: poison, or pre-fill in outputs."""
         found = {}
         for name, slot in self._plans[case].slots.items():
             found[name] = self._views(self._sent, case, slot)
@@ -82,7 +85,7 @@ class Image:
 
     def send(self) -> None:
         """Copy everything to where kernels run, without waiting."""
-        self._memory = self._sent.to(self.device, non_blocking=True) if self._on_gpu else self._sent.clone()
+        self._memory = self._sent.clone() if self._at_home else self._sent.to(self.device, non_blocking=True)
 
     def on_device(self, case: int) -> dict[str, Shaped[Tensor, "runs ..."]]:
         """The tensors of case number ``case`` in both runs, for its kernel."""
@@ -94,7 +97,7 @@ class Image:
 
     def arena(self, case: int, run: int, fetch: Fetch) -> Arena:
         """What came back of one run beside what was sent."""
-        memory = fetch.on_host(self._memory)
+        memory = fetch.at_home(self._memory)
         regions = [
             Region(name, slot.role, 0, *slot.place, self._views(memory, case, slot)[run])
             for name, slot in self._plans[case].slots.items()

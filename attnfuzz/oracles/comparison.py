@@ -53,10 +53,17 @@ class Reference:
 
     @classmethod
     def known(
-        cls, declaration: Declaration, case: Case, *, tolerance: Tolerance, values: Any, expectation: Expectation
+        cls,
+        declaration: Declaration,
+        case: Case,
+        *,
+        device: str,
+        tolerance: Tolerance,
+        values: Any,
+        expectation: Expectation,
     ) -> "Reference":
-        """One whose values and expectation have been worked out, on the CPU."""
-        found = cls(declaration, case, device="cpu", tolerance=tolerance)
+        """One whose values and expectation have been worked out, on `device`."""
+        found = cls(declaration, case, device=device, tolerance=tolerance)
         found.values, found.expectation = values, expectation
         return found
 

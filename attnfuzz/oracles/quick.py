@@ -8,11 +8,10 @@ import torch
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.memory.image import image_nbytes
+from attnfuzz.oracles.batch import Batch
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.judge import judge, judge_raised, judge_trial, needs_two_runs, with_timing
-from attnfuzz.oracles.large_cases import large_trials
 from attnfuzz.oracles.observation import KernelRaised
-from attnfuzz.oracles.small_cases import SmallCases
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Verdict
 from attnfuzz.problems.cases import AttentionCase, Case
@@ -25,8 +24,8 @@ _IMAGE_BYTES = 1 << 28
 _BATCH_BYTES = 1 << 30
 """What the cases of a batch may take together: small ones on the host, large ones on the device."""
 
-_SMALL_BYTES = 1 << 22
-_SMALL_WORK = 1 << 19
+_SMALL_BYTES = 1 << 24
+_SMALL_WORK = 1 << 20
 """Bytes of both runs, and query heads times tokens times head size. Above either, the host would take longer than a GPU
 that several processes share."""
 
@@ -66,12 +65,12 @@ def judge_many(
     )
     verdicts: dict[int, Verdict] = {}
     small = [i for i, case in enumerate(cases) if _is_small(case, device)]
-    for judge_batch, chosen, limit, size in (
-        (together.small, small, _IMAGE_BYTES, image_nbytes),
-        (together.large, sorted(set(range(len(cases))) - set(small)), _BATCH_BYTES, case_nbytes),
+    for home, chosen, limit, size in (
+        ("cpu", small, _IMAGE_BYTES, image_nbytes),
+        (device, sorted(set(range(len(cases))) - set(small)), _BATCH_BYTES, case_nbytes),
     ):
         for batch in _batches(chosen, [size(cases[i]) for i in chosen], limit):
-            found = together.judge(judge_batch, [cases[i] for i in batch])
+            found = together.judge([cases[i] for i in batch], home)
             verdicts |= zip(batch, found, strict=True)
     return [verdicts[i] for i in range(len(cases))]
 
@@ -88,13 +87,13 @@ class _Together:
     catch_interrupt: bool
     compile_clock: Callable[[], float]
 
-    def judge(self, run: Callable[[Sequence[Case]], list[Trial]], cases: Sequence[Case]) -> list[Verdict]:
-        """Verdicts on the trials that `run` makes of `cases`."""
+    def judge(self, cases: Sequence[Case], home: str) -> list[Verdict]:
+        """Verdicts on `cases`, filled and looked at on the device `home`."""
         started = time.perf_counter()
         seconds = []
         verdicts = []
         try:
-            trials = run(cases)
+            trials = self._trials(cases, home)
             for trial in trials:
                 looked = time.perf_counter()
                 verdicts.append(self._verdict(trial))
@@ -111,36 +110,19 @@ class _Together:
             for verdict, trial, own_s in zip(verdicts, trials, seconds, strict=True)
         ]
 
-    def small(self, cases: Sequence[Case]) -> list[Trial]:
-        """Filled and looked at on the host."""
-        batch = SmallCases(
+    def _trials(self, cases: Sequence[Case], home: str) -> list[Trial]:
+        batch = Batch(
             self.kernel,
             cases,
             device=self.device,
+            home=home,
             tolerance=self.tolerance,
-            twice=self._twice,
+            twice=self.thorough and needs_two_runs(self.oracles),
             compile_clock=self.compile_clock,
         )
         batch.launch()
         batch.expect()
-        if self.device == "cuda":
-            torch.cuda.synchronize()
         return batch.trials()
-
-    def large(self, cases: Sequence[Case]) -> list[Trial]:
-        """Filled and looked at on the device."""
-        return large_trials(
-            self.kernel,
-            cases,
-            device=self.device,
-            tolerance=self.tolerance,
-            twice=self._twice,
-            compile_clock=self.compile_clock,
-        )
-
-    @property
-    def _twice(self) -> bool:
-        return self.thorough and needs_two_runs(self.oracles)
 
     def _verdict(self, trial: Trial) -> Verdict:
         verdict = self._closer_look(trial)

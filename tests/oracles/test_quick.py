@@ -13,9 +13,9 @@ from torch import Tensor
 
 from attnfuzz.memory.image import image_nbytes
 from attnfuzz.oracles import quick
+from attnfuzz.oracles.batch import Batch
 from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.quick import BatchLost, judge_many
-from attnfuzz.oracles.small_cases import SmallCases
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge, case_nbytes
@@ -138,9 +138,9 @@ def test_what_does_not_fit_goes_into_another_batch(
     sizes: list[int] = []
     judge_together = quick._Together.judge
 
-    def judge_and_note(self: Any, run: Any, cases: list[Case]) -> list[Verdict]:
+    def judge_and_note(self: Any, cases: list[Case], home: str) -> list[Verdict]:
         sizes.append(len(cases))
-        return judge_together(self, run, cases)
+        return judge_together(self, cases, home)
 
     monkeypatch.setattr(quick._Together, "judge", judge_and_note)
     assert len(judge_many(plant(), [dense] * 5, device="cpu")) == 5
@@ -235,7 +235,7 @@ class TestLostGpu:
             self.lose_context(monkeypatch)
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-        monkeypatch.setattr(SmallCases, "expect", expect)
+        monkeypatch.setattr(Batch, "expect", expect)
         with pytest.raises(BatchLost, match="illegal memory access"):
             judge_many(plant(), [dense, dense], device="cpu")
 

@@ -37,7 +37,7 @@ def test_overrun_is_located_in_its_run() -> None:
     buffer.as_strided((1,), (1,), buffer.storage_offset() + 5).fill_(1.0)
     assert first.arena.damage()
     assert not second.arena.damage()
-    (found,) = violations(first.arena.on_host(Fetch().on_host))
+    (found,) = violations(first.arena.on_host(Fetch().at_home))
     assert (found.where, found.distance) == ("after", 2)
 
 

@@ -1,13 +1,15 @@
-"""Runs of a kernel on many small cases that are filled and looked at on the host: see `attnfuzz.memory.image`.
+"""Runs of a kernel on many cases, filled and looked at together: on the device, or on the host beside it.
 
-Numbers, poison, expected results and bounds are made on the host while the GPU runs what was launched before; the GPU
-gets one copy, the kernels' launches and one copy back.
+Told one by one, a GPU that several processes share takes longer to fill and compare small tensors than to run kernels
+on them. So the numbers, poison, expected results and bounds of small cases are made on the host, while the GPU runs
+what was launched before: it gets one copy, the kernels' launches and one copy back (see `attnfuzz.memory.image`).
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
@@ -20,12 +22,12 @@ from attnfuzz.memory.workspaces import WorkspacePool
 from attnfuzz.oracles.comparison import Reference
 from attnfuzz.oracles.expectations import Expectation, expectations
 from attnfuzz.oracles.observation import KernelRaised, Observation, call
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.trial import Symptoms, Trial
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.tolerance import Tolerance
 
-__all__ = ["SmallCases"]
+__all__ = ["Batch"]
 
 
 class _HostTrial(Trial):
@@ -55,8 +57,8 @@ class _Attempt:
     raised: KernelRaised | None = None
 
 
-class SmallCases:
-    """In order: `launch`, `expect`, wait for the device, `trials`."""
+class Batch:
+    """In order: `launch`, `expect`, `trials`, which waits for the device."""
 
     def __init__(
         self,
@@ -64,21 +66,24 @@ class SmallCases:
         cases: Sequence[Case],
         *,
         device: str,
+        home: str,
         tolerance: Tolerance,
         twice: bool,
         compile_clock: Callable[[], float],
     ) -> None:
-        """All as for `Trial`."""
+        """`home`: where the cases are filled and looked at, `device` or "cpu". All else as for `Trial`."""
         self.kernel = kernel
         self.cases = cases
         self.device = device
+        self.home = home
         self.tolerance = tolerance
         self.twice = twice
         self._compile_clock = compile_clock
         self._problem = problem_of(cases[0])
-        self._image = Image(cases, device)
+        self._image = Image(cases, device, home=home)
         self._pools = [WorkspacePool(device, fill) for fill in RUNS]
-        self._fetch = Fetch()
+        self._fetch = Fetch(home)
+        self._contents: list[Contents] = []
         self._attempts: list[_Attempt] = []
         self._expectations: list[Expectation] = []
         self._build_s = self._expect_s = 0.0
@@ -86,19 +91,13 @@ class SmallCases:
     def launch(self) -> None:
         """Build the inputs of all cases, run the kernel on each, start to copy back."""
         started = time.perf_counter()
-        self._contents = self._problem.contents(self.cases, "cpu", self.kernel.declaration.supports)
+        self._contents = self._problem.contents(self.cases, self.home, self.kernel.declaration.supports)
         for i, (case, contents) in enumerate(zip(self.cases, self._contents, strict=True)):
             self._problem.write(case, self._image.tensors(i), contents.values, contents.placement)
         self._image.send()
         self._build_s = time.perf_counter() - started
         self._attempts = [self._attempt(i) for i in range(len(self.cases))]
-        self._image.start(self._fetch)
-        for pool in self._pools:
-            pool.start(self._fetch)
-        for attempt in self._attempts:
-            for run in attempt.runs:
-                for result in run.results.values():
-                    self._fetch.start(result)
+        self._start_copies()
 
     def expect(self) -> None:
         """Work out what should come back, beside the device's work."""
@@ -112,8 +111,15 @@ class SmallCases:
         self._expect_s = time.perf_counter() - started
 
     def trials(self) -> list[Trial]:
-        """The trial of each case, with the runs that it had before one raised. The device is done."""
-        return [self._trial(i, attempt) for i, attempt in enumerate(self._attempts)]
+        """The trial of each case: its symptoms, or what a run raised."""
+        if self.home != self.device:
+            torch.cuda.synchronize()
+        trials = [self._trial(i, attempt) for i, attempt in enumerate(self._attempts)]
+        whole = [trial for trial in trials if trial.raised is None]
+        if whole:
+            for trial, numbers in zip(whole, torch.stack([trial.flags for trial in whole]).tolist(), strict=True):
+                trial.symptoms = Symptoms.read(numbers, runs=len(trial.runs))
+        return trials
 
     def _attempt(self, case: int) -> _Attempt:
         attempt = _Attempt()
@@ -137,8 +143,18 @@ class SmallCases:
             allocations.arena.rename(result, name)
         return _Run(results, allocations.arena, compile_s, kernel_s)
 
+    def _start_copies(self) -> None:
+        self._image.start(self._fetch)
+        for pool in self._pools:
+            pool.start(self._fetch)
+        for attempt in self._attempts:
+            for run in attempt.runs:
+                for result in run.results.values():
+                    self._fetch.start(result)
+
     def _trial(self, case: int, attempt: _Attempt) -> Trial:
-        trial = _HostTrial(
+        make = Trial if self.home == self.device else _HostTrial
+        trial = make(
             self.kernel,
             self.cases[case],
             device=self.device,
@@ -149,6 +165,7 @@ class SmallCases:
         trial.reference = Reference.known(
             self.kernel.declaration,
             self.cases[case],
+            device=self.home,
             tolerance=self.tolerance,
             values=self._contents[case].values,
             expectation=self._expectations[case],
@@ -163,8 +180,8 @@ class SmallCases:
             RUNS[i],
             inputs=None,
             given=self._image.arena(case, i, self._fetch),
-            allocated=run.allocated.on_host(self._fetch.on_host),
-            results={name: self._fetch.on_host(result) for name, result in run.results.items()},
+            allocated=run.allocated if self.home == self.device else run.allocated.on_host(self._fetch.at_home),
+            results={name: self._fetch.at_home(result) for name, result in run.results.items()},
             build_s=self._build_s / len(self.cases) / (1 + self.twice),
             compile_s=run.compile_s,
             kernel_s=run.kernel_s,
