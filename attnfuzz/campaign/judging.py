@@ -132,7 +132,7 @@ class TimedJudge:
             if self._judge_together is None or remaining_s <= 0:
                 return None
             self._journal.write(declaration, cases)
-            limit_s = min(timeout.limit_s(cases=len(cases)), remaining_s)
+            limit_s = min(timeout.batch_limit_s(len(cases)), remaining_s)
             try:
                 verdicts = self._judge_together(declaration, cases, timeout_s=limit_s)
             except (ServiceError, CaseTooLarge):  # comes again, and is told, when its case is judged alone

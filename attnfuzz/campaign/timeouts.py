@@ -26,19 +26,18 @@ class AdaptiveTimeout:
     passed: int = field(default=0)
     slowest_s: float = field(default=0.0)
 
-    def limit_s(self, *, short: bool = False, cases: int = 1) -> float:
-        """The limit for the next case in seconds, or for a batch of ``cases``, each of which may be as slow as any."""
-        more_s = (cases - 1) * self.slowest_s
+    def limit_s(self, *, short: bool = False) -> float:
+        """The limit for the next case in seconds."""
         if self.passed < _ENOUGH_CASES and not short:
-            return self.longest_s + more_s
-        least_s = _SHORT_PART * self.longest_s if short else _LEAST_S
-        slower = _SLOWER_WHEN_SHORT if short else _SLOWER_THAN_EVER
-        return min(self.longest_s, max(least_s, slower * self.slowest_s)) + more_s
+            return self.longest_s
+        return self._at_least(_SHORT_PART * self.longest_s if short else _LEAST_S)
 
-    @property
-    def certain_s(self) -> float:
-        """What a case that hangs for certain does not end within: ``longest_s``, or less if others end much sooner."""
-        return min(self.longest_s, max(_CERTAIN_S, self.limit_s()))
+    def batch_limit_s(self, cases: int) -> float:
+        """The limit for a batch: each of its cases may be as slow as any, and is judged alone if the batch is late."""
+        return self._at_least(_BATCH_PART * self.longest_s) + (cases - 1) * self.slowest_s
+
+    def _at_least(self, least_s: float) -> float:
+        return min(self.longest_s, max(least_s, _SLOWER_THAN_EVER * self.slowest_s))
 
     def record(self, seconds: float, *, cases: int = 1) -> None:
         """Learn from cases that ended by themselves, none of which took more than ``seconds``."""

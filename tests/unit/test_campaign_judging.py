@@ -173,11 +173,11 @@ def test_what_goes_wrong_with_a_batch_is_left_to_its_cases(outcome: Callable[[],
 
 def test_the_deadline_holds_for_batches() -> None:
     """A batch that hangs must not keep a worker beyond the end of the campaign."""
-    batches = FakeBatches(lambda: None, batch_s=5.0)
-    timed = batches.timed(deadline=4.0)
+    batches = FakeBatches(lambda: None, batch_s=1.5)
+    timed = batches.timed(deadline=0.5)
     assert timed.together(DECLARATION, [CASE] * 2) is None
     assert timed.together(DECLARATION, [CASE] * 2) is None
-    assert batches.limits == [5.0]
+    assert batches.limits == [1.5]
 
 
 def test_limits_are_learned_from_batches() -> None:
@@ -187,4 +187,4 @@ def test_limits_are_learned_from_batches() -> None:
     timed = batches.timed()
     timed.together(DECLARATION, [CASE] * 10)
     timed(DECLARATION, CASE)
-    assert batches.limits == pytest.approx([10.0, 20 * 0.3])
+    assert batches.limits == pytest.approx([2.5, 20 * 0.3])

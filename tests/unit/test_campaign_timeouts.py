@@ -49,4 +49,12 @@ def test_a_batch_may_take_as_long_as_all_of_its_cases_may() -> None:
     timeout = AdaptiveTimeout(longest_s=10.0)
     timeout.record(0.25, cases=10)
     assert timeout.limit_s() == 5.0
-    assert timeout.limit_s(cases=9) == 7.0
+    assert timeout.batch_limit_s(9) == 7.0
+
+
+def test_a_batch_does_not_wait_for_what_hangs_in_it_as_long_as_a_case() -> None:
+    """It is suspected of nothing: each of its cases is judged alone then, and waited for once more."""
+    timeout = AdaptiveTimeout(longest_s=10.0)
+    timeout.record(0.01)
+    assert timeout.limit_s() == 10.0
+    assert timeout.batch_limit_s(11) == 2.6
