@@ -12,7 +12,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.problems.input_space import InputSpace, pair_number
 from attnfuzz.problems.witnesses import LONGEST
 
-__all__ = ["Coverage", "coverage_of"]
+__all__ = ["Coverage", "Level", "coverage_of"]
 
 Level = tuple[str, str]
 """Names of an axis and of one of its levels."""

@@ -1,15 +1,49 @@
-"""The result of a campaign as one HTML page."""
+"""The result of a campaign as one HTML page that needs nothing else: no network, no other file, no script to be read.
+
+What it shows is put together by ``attnfuzz.report.html_parts`` and drawn by the modules that end in ``_svg``; the
+template gives it its place, and escapes it.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from attnfuzz.campaign.result import CampaignResult
-from attnfuzz.report.files import write_file
+import jinja2
 
-__all__ = ["write_html"]
+from attnfuzz.campaign.duration import format_duration
+from attnfuzz.campaign.result import CampaignResult
+from attnfuzz.report.coverage_svg import shade
+from attnfuzz.report.files import write_file
+from attnfuzz.report.headline import count
+from attnfuzz.report.html_parts import page_of
+
+__all__ = ["html_page", "write_html"]
+
+_TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_html(result: CampaignResult, path: Path) -> None:
     """Write the page. Raises OSError."""
-    write_file(path, b"")
+    write_file(path, html_page(result).encode())
+
+
+def html_page(result: CampaignResult) -> str:
+    """The page."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"duration": format_duration, "shade": shade, "percent": _percent}
+    environment.globals |= {"count": count}
+    return environment.get_template("campaign.html.jinja").render(page=page_of(result))
+
+
+def _percent(share: float) -> str:
+    """Never 100 % of something that is not complete, nor 0 % of something that is there."""
+    percent = 100 * share
+    if 0 < percent < 0.5 or 99.5 <= percent < 100:
+        return f"{percent:.1f}%" if 0.05 <= percent < 99.95 else "<0.1%" if percent < 1 else ">99.9%"
+    return f"{percent:.0f}%"

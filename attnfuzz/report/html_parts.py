@@ -1,0 +1,210 @@
+"""What the HTML page of a campaign shows, part by part; plain data and finished drawings for its template."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+
+from markupsafe import Markup
+
+from attnfuzz.campaign.coverage import Coverage, Level, coverage_of
+from attnfuzz.campaign.duration import format_duration
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.result import CampaignResult, KernelStatistics, Statistics
+from attnfuzz.corpus import current_environment, encode_regression
+from attnfuzz.report.case_svg import case_svg
+from attnfuzz.report.coverage_svg import CoverageMap, PairTable, coverage_map, pair_tables
+from attnfuzz.report.drawing import Blame, Drawing, draw
+from attnfuzz.report.headline import count, headline
+from attnfuzz.report.histogram import histogram_svg
+from attnfuzz.report.timeline import devices_of, timeline_svg
+
+__all__ = ["FindingPart", "KernelPart", "Page", "Tile", "page_of"]
+
+_DEADLY = frozenset({"crash", "hang"})
+_CLOSE_TO_THE_BOUND = 0.9
+_MAX_HOLES = 80
+_ENDS = {
+    "interrupted": "It was interrupted before its time was over.",
+    "fail_fast": "It ended with its first finding, as it was told to.",
+    "workers_lost": "It ended early: every worker was lost.",
+    "environment": "It ended early: no kernel could be run any more.",
+}
+_DTYPES = ("float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number that stands for the whole campaign; ``mood`` is "", "bad" or "near"."""
+
+    value: str
+    label: str
+    mood: str = ""
+
+
+@dataclass(frozen=True)
+class FindingPart:
+    """A finding with the picture of its case: ``picture``, or a table of ``drawing.states``."""
+
+    number: int
+    finding: Finding
+    headline: str
+    drawing: Drawing
+    picture: Markup | None
+    saved: str
+    command: str
+    deadly: bool
+
+
+@dataclass(frozen=True)
+class KernelPart:
+    """A kernel: how its time was spent (share by part), how close it came to its bounds, what it was tried on.
+
+    ``compared``: cases by dtype, each with a histogram. ``holes``: for each pair of axes that has any, their names and
+    the pairs of levels, as far as there is room; ``holes_left_out`` counts the others.
+    """
+
+    kernel: KernelStatistics
+    findings: int
+    time: dict[str, float]
+    histograms: dict[str, Markup]
+    compared: dict[str, int]
+    coverage: Coverage | None
+    tables: list[PairTable]
+    map: CoverageMap | None
+    holes: list[tuple[str, str, list[tuple[str, str]]]]
+    holes_left_out: int
+
+
+@dataclass(frozen=True)
+class Page:
+    """Everything on the page."""
+
+    result: CampaignResult
+    title: str
+    effort: str
+    end: str
+    when: str
+    versions: dict[str, str]
+    tiles: list[Tile]
+    timeline: Markup
+    devices: list[str]
+    findings: list[FindingPart]
+    kernels: list[KernelPart]
+    dtypes: list[str]
+
+
+def page_of(result: CampaignResult) -> Page:
+    """The page of ``result``."""
+    statistics = result.statistics
+    ordered = sorted(result.findings, key=lambda finding: finding.is_flaky)
+    kernels = [_kernel(kernel, result) for kernel in statistics.kernels.values()]
+    seen = {dtype for kernel in statistics.kernels.values() for dtype in kernel.ratios}
+    return Page(
+        result=result,
+        title=_title(result),
+        effort=_effort(result),
+        end=_ENDS.get(result.stop_reason, ""),
+        when=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        versions=current_environment(statistics.device_name).versions,
+        tiles=_tiles(statistics, kernels, result.elapsed_s),
+        timeline=timeline_svg(
+            statistics.throughput, elapsed_s=result.elapsed_s, found_s=[finding.first_seen_s for finding in ordered]
+        ),
+        devices=devices_of(statistics.throughput),
+        findings=[_finding(i, finding, statistics.device_name) for i, finding in enumerate(ordered, start=1)],
+        kernels=kernels,
+        dtypes=[dtype for dtype in _DTYPES if dtype in seen],
+    )
+
+
+def _title(result: CampaignResult) -> str:
+    if not result.statistics.cases and not result.findings:
+        return "No case was judged"
+    return count(len(result.findings), "finding") if result.findings else "Nothing found"
+
+
+def _effort(result: CampaignResult) -> str:
+    statistics = result.statistics
+    return (
+        f"{statistics.cases:,} cases of {count(len(statistics.kernels), 'kernel')} in "
+        f"{format_duration(result.elapsed_s)} on {statistics.device_name}, with "
+        f"{count(statistics.workers, 'worker')} and seed {statistics.seed}."
+    )
+
+
+def _tiles(statistics: Statistics, kernels: list[KernelPart], elapsed_s: float) -> list[Tile]:
+    ratio = max((kernel.max_error_ratio for kernel in statistics.kernels.values()), default=0.0)
+    covered = [part.coverage for part in kernels if part.coverage is not None]
+    possible = sum(coverage.possible for coverage in covered)
+    share = sum(coverage.covered for coverage in covered) / possible if possible else 0.0
+    rate = statistics.cases / max(elapsed_s, 1e-9)
+    mood = "bad" if ratio > 1 else "near" if ratio > _CLOSE_TO_THE_BOUND else ""
+    return [
+        Tile(f"{statistics.cases:,}", "cases"),
+        Tile(f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}", "cases a second"),
+        Tile(f"{ratio:.3g}", "largest error / bound", mood),
+        Tile(f"{100 * share:.1f}%", "pairs covered"),
+        Tile(f"{100 * statistics.share_compiling():.0f}%", "of time compiling"),
+        Tile(str(statistics.restarts), "executors restarted"),
+    ]
+
+
+def _finding(number: int, finding: Finding, device: str) -> FindingPart:
+    failure = finding.failure
+    drawing = draw(finding.case, Blame.of((failure.message, *failure.details)))
+    return FindingPart(
+        number=number,
+        finding=finding,
+        headline=headline(finding.case),
+        drawing=drawing,
+        picture=case_svg(drawing) if drawing.sequences else None,
+        saved=encode_regression(finding.regression(device)).decode().rstrip(),
+        command=f"attnfuzz replay {shlex.quote(str(finding.path))}" if finding.path is not None else "",
+        deadly=failure.oracle in _DEADLY,
+    )
+
+
+def _kernel(kernel: KernelStatistics, result: CampaignResult) -> KernelPart:
+    coverage = None
+    if kernel.coverage:
+        coverage = coverage_of(kernel.declaration, kernel.coverage, device=result.statistics.device)
+    holes = list(coverage.holes()) if coverage is not None else []
+    return KernelPart(
+        kernel=kernel,
+        findings=len(result.findings_of(kernel.declaration.target)),
+        time=_time(kernel),
+        histograms={dtype: histogram_svg(counts) for dtype, counts in kernel.ratios.items()},
+        compared={dtype: sum(counts.values()) for dtype, counts in kernel.ratios.items()},
+        coverage=coverage,
+        tables=pair_tables(coverage) if coverage is not None else [],
+        map=coverage_map(coverage) if coverage is not None else None,
+        holes=_by_axes(holes[:_MAX_HOLES]),
+        holes_left_out=max(0, len(holes) - _MAX_HOLES),
+    )
+
+
+def _time(kernel: KernelStatistics) -> dict[str, float]:
+    """Shares of the time spent on the kernel, the rest included."""
+    parts = {
+        "compiling": kernel.compile_s,
+        "kernel": kernel.kernel_s,
+        "reference": kernel.reference_s,
+        "building": kernel.build_s,
+    }
+    total = max(kernel.seconds, sum(parts.values()))
+    if not total:
+        return {}
+    return {name: seconds / total for name, seconds in parts.items()} | {"rest": 1 - sum(parts.values()) / total}
+
+
+def _by_axes(holes: Iterable[tuple[Level, Level]]) -> list[tuple[str, str, list[tuple[str, str]]]]:
+    """Pairs of levels, grouped by their axes."""
+    ordered = sorted(holes, key=lambda hole: (hole[0][0], hole[1][0]))
+    return [
+        (one, other, [(first[1], second[1]) for first, second in group])
+        for (one, other), group in groupby(ordered, key=lambda hole: (hole[0][0], hole[1][0]))
+    ]
