@@ -12,6 +12,7 @@ _LEAST_S = 2.0
 _CERTAIN_S = 10.0
 _SLOWER_WHEN_SHORT = 5.0
 _SHORT_PART = 0.05
+_BATCH_PART = 0.25
 
 
 @dataclass(slots=True)
@@ -28,16 +29,23 @@ class AdaptiveTimeout:
 
     def limit_s(self, *, short: bool = False) -> float:
         """The limit for the next case in seconds."""
-        if self.passed < _ENOUGH_CASES and not short:
+        if short:
+            return self._limit_s(_SHORT_PART * self.longest_s, _SLOWER_WHEN_SHORT)
+        if self.passed < _ENOUGH_CASES:
             return self.longest_s
-        return self._at_least(_SHORT_PART * self.longest_s if short else _LEAST_S)
+        return self._limit_s(_LEAST_S, _SLOWER_THAN_EVER)
 
     def batch_limit_s(self, cases: int) -> float:
         """The limit for a batch: each of its cases may be as slow as any, and is judged alone if the batch is late."""
-        return self._at_least(_BATCH_PART * self.longest_s) + (cases - 1) * self.slowest_s
+        return self._limit_s(_BATCH_PART * self.longest_s, _SLOWER_THAN_EVER) + (cases - 1) * self.slowest_s
 
-    def _at_least(self, least_s: float) -> float:
-        return min(self.longest_s, max(least_s, _SLOWER_THAN_EVER * self.slowest_s))
+    @property
+    def certain_s(self) -> float:
+        """What a case that hangs for certain does not end within: ``longest_s``, or less if others end much sooner."""
+        return min(self.longest_s, max(_CERTAIN_S, self.limit_s()))
+
+    def _limit_s(self, least_s: float, slower: float) -> float:
+        return min(self.longest_s, max(least_s, slower * self.slowest_s))
 
     def record(self, seconds: float, *, cases: int = 1) -> None:
         """Learn from cases that ended by themselves, none of which took more than ``seconds``."""
