@@ -13,6 +13,7 @@ import shlex
 from pathlib import Path
 from xml.etree import ElementTree
 
+from attnfuzz.campaign.elsewhere import FoundElsewhere
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, KernelStatistics
 from attnfuzz.corpus import encode_regression
@@ -40,6 +41,9 @@ def junit_xml(result: CampaignResult) -> bytes:
         _search(suite, kernel)
         for finding in result.findings_of(target):
             _finding(suite, finding, result)
+        for found in result.elsewhere:
+            if found.signature.symptom.kernel == target:
+                _known_elsewhere(suite, found)
     if result.troubles or result.stop_reason in ("workers_lost", "environment"):
         _trouble(_suite(root, "attnfuzz", result.elapsed_s, began), result)
     for element in (*root, root):
@@ -113,6 +117,17 @@ def _finding(suite: Element, finding: Finding, result: CampaignResult) -> None:
     report.text = _clean("\n".join(line for line in lines if line))
     saved = encode_regression(finding.regression(result.statistics.device_name)).decode()
     ElementTree.SubElement(case, "system-out").text = _clean(saved)
+
+
+def _known_elsewhere(suite: Element, found: FoundElsewhere) -> None:
+    """A bug that only another machine has found: the command fails for it too, and must not look as if it passed."""
+    symptom, regression = found.signature.symptom, found.regression
+    name = _clean(f"{found.signature} (found on {found.host})")
+    case = ElementTree.SubElement(suite, "testcase", classname=suite.attrib["name"], name=name, time="0.000")
+    kind = "error" if symptom.oracle in _ERRORS else "failure"
+    ElementTree.SubElement(case, kind, type=_clean(f"{symptom.oracle}/{symptom.kind}"), message=_clean(str(found)))
+    if regression is not None:
+        ElementTree.SubElement(case, "system-out").text = _clean(encode_regression(regression).decode())
 
 
 def _replay(finding: Finding) -> str:
