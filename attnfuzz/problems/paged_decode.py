@@ -64,7 +64,8 @@ def written(case: PagedDecodeCase, allocator: Allocator, values: LogicalAttentio
 def write(case: PagedDecodeCase, tensors: dict[str, Tensor], values: LogicalAttention, placement: Placement) -> None:
     """Write the live elements to each run's tensors; each tensor has the runs as an additional first dimension."""
     tensors = with_both_caches(case, tensors)
-    tensors["block_table"].copy_(placement.block_table)
+    if placement.block_table is not None:
+        tensors["block_table"].copy_(placement.block_table)
     tensors["seq_lens"].copy_(placement.seq_lens)
     tensors["q"].copy_(values.q)
     k_slots, v_slots = token_views(tensors["k_cache"], tensors["v_cache"], case.layout)

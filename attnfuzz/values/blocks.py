@@ -64,7 +64,7 @@ def fill_blocks(blocks: Sequence[Block]) -> list[Float[Tensor, "_rows _heads _he
     for _, group in itertools.groupby(order, key=lambda i: blocks[i].kind):
         alike = list(group)
         filled = _fill_alike([blocks[i] for i in alike])
-        found |= zip(alike, filled.split([len(blocks[i].rows) for i in alike]), strict=True)
+        found |= zip(alike, torch.split(filled, [len(blocks[i].rows) for i in alike]), strict=True)
     return [found[i] for i in range(len(blocks))]
 
 

@@ -37,8 +37,10 @@ def attention_values_of_many(cases: Sequence[AttentionCase], tokens: TokenTable)
     for i, case in enumerate(cases):
         blocks += _attention_blocks(case, rows, tokens.seqs_of(i), tokens.tokens_of(i), signs[i])
     drawn = fill_blocks(blocks)
-    starts = [tuple(itertools.accumulate(case.seq_lens, initial=0)) for case in cases]
-    values = [LogicalAttention(*drawn[3 * i : 3 * i + 3], starts[i]) for i in range(len(cases))]
+    values = [
+        LogicalAttention(q, k, v, tuple(itertools.accumulate(case.seq_lens, initial=0)))
+        for case, q, k, v in zip(cases, drawn[::3], drawn[1::3], drawn[2::3], strict=True)
+    ]
     _set_needles(cases, values, signs)
     return values
 
@@ -62,16 +64,17 @@ def merge_values_of_many(
             exponent=NORMAL_EXPONENT,
         )
         for side in states
-        for i, rows in enumerate(side.split(counts))
+        for i, rows in enumerate(torch.split(side, counts))
     ]
     drawn = fill_blocks(blocks)
     sizes = [case.num_tokens * case.num_q_heads for case in cases]
-    lses = [side.split(sizes) for side in _lses(cases, sizes, device)]
+    prefix_lses, suffix_lses = (torch.split(side, sizes) for side in _lses(cases, sizes, device))
     return [
         LogicalStates(
             drawn[i],
             drawn[len(cases) + i],
-            *(side[i].view(case.num_tokens, case.num_q_heads) for side in lses),
+            prefix_lses[i].view(case.num_tokens, case.num_q_heads),
+            suffix_lses[i].view(case.num_tokens, case.num_q_heads),
             lse_base2,
         )
         for i, case in enumerate(cases)
@@ -90,7 +93,8 @@ def _sign_patterns(cases: Sequence[AttentionCase], device: torch.device) -> tupl
     sizes = [case.head_size for case in cases]
     keys = on_device(torch.tensor([stream_key(case.values.seed, Stream.SIGN) for case in cases]), device)
     case, dim = _number(sizes, device)
-    return (1 - (fold(keys[case], dim) & 2)).split(sizes)
+    words: Tensor = fold(keys[case], dim)
+    return torch.split(1 - (words & 2), sizes)
 
 
 def _attention_blocks(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attnfuzz.problems.block_table import block_table_rows, physical_pages
-from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.placement import placements
 from attnfuzz.strategies.cases import cases
 from attnfuzz.values.token_table import token_table
 
 
-def slots(case: Case) -> list[tuple[int, int]]:
+def slots(case: AttentionCase) -> list[tuple[int, int]]:
     """Place of each token, sequence by sequence, in plain Python."""
     if isinstance(case, DenseDecodeCase):
         return [(seq, row) for seq, seq_len in enumerate(case.seq_lens) for row in range(seq_len)]
@@ -28,7 +30,7 @@ def slots(case: Case) -> list[tuple[int, int]]:
 @given(data=st.data())
 def test_tokens_lie_where_the_case_says(problem: str, data: st.DataObject) -> None:
     """A token would be written to another sequence's row or page."""
-    batch = data.draw(st.lists(cases(problem), min_size=1, max_size=5))  # type: ignore[arg-type]  # one of the problems
+    batch: list[Any] = data.draw(st.lists(cases(problem), min_size=1, max_size=5))  # type: ignore[arg-type]  # a problem
     for case, placement in zip(batch, placements(batch, token_table(batch, "cpu")), strict=True):
         assert list(zip(*(part.tolist() for part in placement.slots), strict=True)) == slots(case)
         assert tuple(placement.seq_lens.tolist()) == case.seq_lens

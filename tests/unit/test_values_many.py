@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnfuzz.problems.cases import PROBLEMS, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, Problem
 from attnfuzz.problems.recipes import KEY_RECIPES, VALUE_RECIPES, Needle, Pages, Values
+from attnfuzz.problems.supports import DTYPES
 from attnfuzz.strategies.cases import cases
 from attnfuzz.values.attention import attention_values
 from attnfuzz.values.many import attention_values_of_many, merge_values_of_many
@@ -65,8 +66,8 @@ def test_every_recipe_side_by_side(device: str) -> None:
             head_size=shapes[i % 3][2],
             seq_lens=((130, 0, 9), (0, 0, 1))[i % 2],
             scale=1.0,
-            dtype=("float16", "bfloat16", "float32")[i % 3],  # type: ignore[arg-type]  # mypy sees str
-            values=Values(keys=keys, values=values, seed=i, logit_exponent=i % 3 - 1, needles=needles),  # type: ignore[arg-type]  # as above
+            dtype=DTYPES[i % 3],
+            values=Values(keys=keys, values=values, seed=i, logit_exponent=i % 3 - 1, needles=needles),  # type: ignore[arg-type]  # mypy sees str
         )
         for i, (keys, values, needles) in enumerate(
             (keys, values, needles)
@@ -89,11 +90,11 @@ def test_shared_pages_hold_the_numbers_of_their_owner() -> None:
         assert_same(found, attention_values(case))
 
 
-class Counter(TorchDispatchMode):
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotates neither
     """Counts what a GPU would have to be told."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
