@@ -12,7 +12,7 @@ from attnfuzz.campaign.merged_folder import PASSING, Kept
 from attnfuzz.campaign.merging import SavedBug
 from attnfuzz.campaign.replay import SavedCase
 from attnfuzz.campaign.verifying import Checked, Outcome
-from attnfuzz.corpus import Status
+from attnfuzz.corpus.regression import Status
 from attnfuzz.report.merged import Merged, print_merged
 from tests.unit.saved_findings import a_finding
 
