@@ -29,7 +29,7 @@ Traits = frozenset[str]
 _MAX_DEATHS = 48
 _MAX_PASSED = 300
 _MAX_SURVIVORS = 100
-_ENOUGH_PASSED = 150
+_ENOUGH_PASSED = 100
 """Cases that must have passed before a condition is cut down: it would keep too little out."""
 _ENOUGH_DEATHS = 3
 _ENOUGH_FORETOLD = 2

@@ -16,7 +16,7 @@ __all__ = ["fewer", "find_preceding", "simpler"]
 Fails = Callable[[Sequence[Case]], bool]
 """Whether the failure is still there after these cases."""
 
-_VERIFICATIONS = 2
+_VERIFICATIONS = 3
 _MAX_CALLS_PER_CASE = 40
 
 

@@ -1,0 +1,93 @@
+"""attnfuzz.campaign.pursuit with real processes: failures after other cases, by chance, and of many cases."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnfuzz.corpus import Regression, load_regression
+from attnfuzz.problems.cases import DenseDecodeCase
+
+KERNELS = Path(__file__).parent / "stateful_kernels.py"
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What one worker made of one kernel."""
+
+    finding: dict[str, Any]
+    saved: Regression
+    path: Path
+    output: str
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        assert isinstance(self.saved.case, DenseDecodeCase)
+        return self.saved.case.seq_lens
+
+
+def explore(kernel: str, folder: Path, *options: str, budget_s: int = 60) -> Explored:
+    summary = folder / "summary.json"
+    command = [sys.executable, "-m", "attnfuzz", "explore", f"{KERNELS}:{kernel}", "--budget", f"{budget_s}s"]
+    command += ["--device", "cpu", "--workers", "1", "--seed", "1", "--save-dir", str(folder / "found")]
+    done = subprocess.run(
+        [*command, "--json", str(summary), *options], capture_output=True, text=True, timeout=4 * budget_s
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    (finding,) = json.loads(summary.read_text())["kernels"][0]["findings"]
+    return Explored(finding, load_regression(Path(finding["path"])), Path(finding["path"]), done.stdout)
+
+
+def replay(path: Path, folder: Path) -> dict[str, Any]:
+    """The result on the kernel that the file names."""
+    out = folder / "replayed.json"
+    command = [sys.executable, "-m", "attnfuzz", "replay", str(path), "--device", "cpu", "--json", str(out)]
+    subprocess.run(command, capture_output=True, timeout=120)
+    results: list[dict[str, Any]] = json.loads(out.read_text())["results"]
+    return results[0]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "oracle", "preceding"),
+    [
+        ("crashes_after_wide_heads", "crash", 1),
+        ("crashes_at_the_tenth_call", "crash", 4),
+        ("reuses_a_buffer", "accuracy", 1),
+    ],
+)
+def test_what_needs_other_cases_is_saved_with_them(kernel: str, oracle: str, preceding: int, tmp_path: Path) -> None:
+    """Such a failure passes when it is run alone, and would be dropped or saved as a case that passes."""
+    found = explore(kernel, tmp_path, "--fail-fast")
+    assert found.finding["oracle"] == oracle
+    assert "in the same process" in found.finding["message"]
+    assert len(found.saved.preceding) == preceding
+    assert found.lengths == (1,)
+    assert replay(found.path, tmp_path)["outcome"] == "fail"
+
+
+@pytest.mark.parametrize("kernel", ["wrong_one_time_in_four", "crashes_one_time_in_four"])
+def test_a_flaky_finding_has_its_rate(kernel: str, tmp_path: Path) -> None:
+    """Whoever tries it once and sees it pass has to know how often to try."""
+    found = explore(kernel, tmp_path, "--fail-fast")
+    record = found.saved.finding
+    assert record.runs == found.finding["runs"] == 20
+    assert 0 < record.failed == found.finding["failed"] < 20
+    assert found.saved.preceding == ()
+    assert f"flaky: failed {record.failed} of 20 runs" in found.output
+    assert replay(found.path, tmp_path)["runs"] > 1
+
+
+def test_a_crash_of_one_case_in_twenty_costs_few_processes(tmp_path: Path) -> None:
+    """A process for each such case slows the search for other bugs of the same kernel."""
+    found = explore("crashes_at_80_and_odd", tmp_path, budget_s=12)
+    restarted = re.findall(r"(\d+) executors? restarted", found.output)[-1]
+    assert found.saved.case.head_size == 80
+    assert found.lengths == (1,)
+    assert int(restarted) < 40  # twice as many cases or more would crash
