@@ -1,0 +1,275 @@
+"""Many cases at once against each case by itself: padding, order, neighbours and devices must not show."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import attnfuzz.numerics.attention as attention_module
+from attnfuzz.declaration import Declaration
+from attnfuzz.numerics import attention_bound, merge_bound
+from attnfuzz.oracles.expectations import Expectation, expectations, on_device
+from attnfuzz.problems.cases import (
+    PROBLEMS,
+    AttentionCase,
+    Case,
+    DenseDecodeCase,
+    MergeStatesCase,
+    PagedDecodeCase,
+    SplitDecodeCase,
+)
+from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.recipes import Needle, Values
+from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.supports import Supports
+from attnfuzz.problems.tolerance import FixedTolerance
+from attnfuzz.strategies import cases
+
+Request = tuple[Declaration, Case, Any]
+
+STRICT = Numerics(probabilities="float32", partials="float32", matmul="ieee")
+
+
+def attention(**more: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 16, "seq_lens": (5, 0, 9), "scale": 0.25}
+    return base | {"values": Values(keys="normal", values="normal", seed=1)} | more
+
+
+HUGE = Values(keys="rising", values="large", logit_exponent=8, seed=3)
+NEEDLE = Values(keys="integers", needles=(Needle(seq=0, position=3, kv_head=0),), seed=4)
+
+CASES: tuple[Case, ...] = (
+    DenseDecodeCase(**attention()),
+    MergeStatesCase(num_q_heads=3, head_size=5, num_tokens=7, seed=2),
+    DenseDecodeCase(**attention(seq_lens=(0, 0))),
+    PagedDecodeCase(**attention(block_size=4, dtype="float32", values=HUGE, scale=8.0)),
+    SplitDecodeCase(**attention(block_size=4, num_splits=3, head_size=13, values=NEEDLE)),
+    MergeStatesCase(
+        num_q_heads=2,
+        head_size=80,
+        num_tokens=6,
+        dtype="bfloat16",
+        lse_pairs=(("finite", "-inf"), ("+inf", "-inf"), ("high", "low"), ("equal", "equal"), ("+inf", "finite")),
+    ),
+    PagedDecodeCase(**attention(block_size=1, num_q_heads=6, num_kv_heads=1, seq_lens=(1, 300, 2), dtype="bfloat16")),
+    DenseDecodeCase(**attention(num_q_heads=3, num_kv_heads=3, head_size=128, seq_lens=(33, 32, 31), scale=0.1)),
+    MergeStatesCase(num_q_heads=1, head_size=1, num_tokens=1, dtype="float32", lse_pairs=(("-inf", "+inf"),)),
+)
+
+
+def request(case: Case, numerics: Numerics | None = None, supports: Supports | None = None) -> Request:
+    declaration = Declaration(
+        name="any", problem=case.problem, numerics=numerics or Numerics(), supports=supports or Supports()
+    )
+    return declaration, case, problem_of(case).values(case, "cpu", declaration.supports)
+
+
+def expected_and_bounds(found: Expectation) -> tuple[Tensor, ...]:
+    return found.expected.out, found.expected.lse, found.bound.out, found.bound.lse
+
+
+def assert_same(one: Expectation, other: Expectation) -> None:
+    """The same but for the order of float64 sums.
+
+    Errors of weights are differences of numbers near 1, of which few are above 4e-7: what is certain of a bound is the
+    16th decimal place of those numbers, its 9th digit.
+    """
+    for tensor, reference, tolerance in zip(
+        expected_and_bounds(one), expected_and_bounds(other), (1e-12, 1e-12, 1e-9, 1e-9), strict=True
+    ):
+        torch.testing.assert_close(tensor, reference, rtol=tolerance, atol=tolerance * 1e-3)
+
+
+def together(requests: list[Request], **more: Any) -> list[Expectation]:
+    keywords: dict[str, Any] = {"tolerance": "bound", "interpreted": False} | more
+    return expectations(requests, **keywords)
+
+
+def bound_by_sequence(declaration: Declaration, case: Case, values: Any, *, num_partials: int) -> tuple[Tensor, Tensor]:
+    dtype = getattr(torch, case.dtype)
+    if isinstance(case, MergeStatesCase):
+        lses = (torch.where(lse.isinf(), -math.inf, lse.double()) for lse in (values.prefix_lse, values.suffix_lse))
+        bound = merge_bound(values.prefix_output.double(), values.suffix_output.double(), *lses, out_dtype=dtype)
+        return bound.out, bound.lse
+    rows = [
+        attention_bound(
+            values.q[seq].double(),
+            *(part.double() for part in values.sequence(seq)),
+            case.scale,
+            in_dtype=dtype,
+            out_dtype=dtype,
+            numerics=declaration.numerics,
+            num_partials=num_partials,
+            partial_merge=isinstance(case, SplitDecodeCase),
+        )
+        for seq in range(case.num_seqs)
+    ]
+    return torch.stack([row.out for row in rows]), torch.stack([row.lse for row in rows])
+
+
+@pytest.mark.parametrize("numerics", [Numerics(), STRICT, Numerics(matmul="tf32")], ids=["loose", "strict", "tf32"])
+def test_all_problems_at_once_are_each_by_itself(numerics: Numerics) -> None:
+    """Results of a batch would be another case's, or depend on what else is in the batch."""
+    requests = [request(case, numerics) for case in CASES]
+    for found, (declaration, case, values) in zip(together(requests), requests, strict=True):
+        expected = problem_of(case).reference(case, values)
+        torch.testing.assert_close(found.expected.out, expected.out, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found.expected.lse, expected.lse, rtol=1e-12, atol=1e-12)
+        out, lse = bound_by_sequence(declaration, case, values, num_partials=2)
+        torch.testing.assert_close(found.bound.out, out, rtol=1e-9, atol=0)
+        torch.testing.assert_close(found.bound.lse, lse, rtol=1e-9, atol=0)
+
+
+def test_order_does_not_matter() -> None:
+    """Expectations would go to the wrong cases, whose dtypes decide how they are put together."""
+    requests = [request(case) for case in CASES]
+    for found, backwards in zip(together(requests), reversed(together(requests[::-1])), strict=True):
+        assert_same(found, backwards)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_drawn_cases_together_are_each_alone(problem: Any) -> None:
+    """A combination of sizes that nobody thought of would get wrong bounds, in batches only."""
+
+    @settings(max_examples=10, deadline=None, database=None, derandomize=True)
+    @given(st.lists(cases(problem), min_size=2, max_size=12))
+    def check(drawn: list[Case]) -> None:
+        requests = [request(case) for case in drawn]
+        for found, alone in zip(together(requests), requests, strict=True):
+            assert_same(found, together([alone])[0])
+            assert all(not part.isnan().any() for part in expected_and_bounds(found))
+
+    check()
+
+
+def test_empty_sequences_must_be_exact() -> None:
+    """Length 0 gives 0 and -inf without arithmetic: any bound above 0 would hide an unwritten row."""
+    for case in (DenseDecodeCase(**attention(seq_lens=(0, 3, 0))), DenseDecodeCase(**attention(seq_lens=(0,)))):
+        (found,) = together([request(case)])
+        empty = torch.tensor(case.seq_lens) == 0
+        assert not found.expected.out[empty].any()
+        assert bool(found.expected.lse[empty].isneginf().all())
+        assert not found.bound.out[empty].any()
+        assert not found.bound.lse[empty].any()
+        assert bool((found.bound.out[~empty] > 0).all())
+        assert bool((found.bound.lse[~empty] > 0).all())
+
+
+def test_a_merge_of_empty_states_must_be_exact() -> None:
+    """As for empty sequences, where both LSEs say that there is no state."""
+    pairs: Any = (("-inf", "+inf"), ("finite", "-inf"))
+    (found,) = together([request(MergeStatesCase(num_q_heads=2, head_size=4, num_tokens=3, lse_pairs=pairs))])
+    assert bool(found.expected.lse[:, 0].isneginf().all())
+    assert not torch.cat([found.expected.out[:, 0], found.bound.out[:, 0]]).any()
+    assert not found.bound.lse[:, 0].any()
+    assert bool((found.bound.out[:, 1] > 0).all())
+
+
+def test_lses_of_a_merge_count_in_their_base() -> None:
+    """Kernels with base-2 LSEs would be compared with a merge of other numbers."""
+    natural, base2 = Supports(), Supports(lse="base2")
+    case = MergeStatesCase(num_q_heads=2, head_size=4, num_tokens=3)
+    found = together([request(case, supports=natural), request(case, supports=base2)])
+    for one, (_, _, values) in zip(
+        found, (request(case, supports=natural), request(case, supports=base2)), strict=True
+    ):
+        expected = problem_of(case).reference(case, values)
+        torch.testing.assert_close(one.expected.lse, expected.lse, rtol=1e-13, atol=1e-13)
+    assert not torch.allclose(found[0].expected.lse, found[1].expected.lse)
+
+
+def test_a_fixed_tolerance_replaces_the_bound() -> None:
+    """Suites that must agree with another one's tolerance would be judged by the derived bound."""
+    fixed = FixedTolerance(atol=0.25, rtol=0.5)
+    for found in together([request(case) for case in CASES], tolerance=fixed):
+        assert torch.equal(found.bound.out, fixed.bound(found.expected.out))
+        assert torch.equal(found.bound.lse, fixed.bound(found.expected.lse))
+
+
+def test_what_a_kernel_declares_widens_its_own_bounds_only() -> None:
+    """One kernel's declaration would excuse another's errors in the same batch."""
+    case = DenseDecodeCase(**attention(seq_lens=(40,), dtype="float32"))
+    strict, loose = together([request(case, STRICT), request(case, Numerics(matmul="tf32"))])
+    assert bool((loose.bound.out > 10 * strict.bound.out).all())
+    assert_same(strict, together([request(case, STRICT)])[0])
+
+
+def test_a_kernel_may_split_unless_it_says_otherwise() -> None:
+    """Kernels that split without an option would be reported for the roundings of their partial results."""
+    case = DenseDecodeCase(**attention(seq_lens=(40,)))
+    declaration, _, values = request(case)
+    whole = Declaration(name="any", problem=case.problem, options={"num_splits": (1,)})
+    bounds = [found.bound.out for found in together([(declaration, case, values), (whole, case, values)])]
+    assert bool((bounds[0] > bounds[1]).all())
+
+
+def test_the_interpreter_may_truncate_bfloat16() -> None:
+    """Triton's interpreter drops bits: correct bfloat16 kernels would fail on a CPU, or pass too easily on a GPU."""
+    short = DenseDecodeCase(**attention(dtype="bfloat16"))
+    half = DenseDecodeCase(**attention(dtype="float16"))
+    requests = [request(short), request(half)]
+    found, compiled = together(requests, interpreted=True), together(requests)
+    live = torch.tensor(short.seq_lens) > 0
+    assert bool((found[0].bound.out[live] > compiled[0].bound.out[live]).all())
+    assert torch.equal(found[1].bound.out, compiled[1].bound.out)
+
+
+def test_large_sequences_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long sequence would fill the memory, or lose heads where its parts are put together."""
+    requests = [request(case) for case in CASES]
+    whole = together(requests)
+    for chunk in (1, 900, 5000):
+        monkeypatch.setattr(attention_module, "_LARGEST_CHUNK", chunk)
+        for one, other in zip(together(requests), whole, strict=True):
+            assert_same(one, other)
+
+
+class Operations(TorchDispatchMode):
+    """Counts what a GPU would launch, and what would wait for it."""
+
+    VIEWS = ("view", "as_strided", "unbind", "slice", "select", "squeeze", "expand", "transpose", "split", "alias")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        if not any(view in name for view in self.VIEWS):
+            self.found[name] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("case_type", [DenseDecodeCase, MergeStatesCase])
+def test_cases_of_one_size_cost_no_operation_more(case_type: Any) -> None:
+    """Each operation is a launch of several microseconds on a GPU: a batch would be no faster than its cases alone."""
+    fields = (
+        attention() if issubclass(case_type, AttentionCase) else {"num_q_heads": 2, "head_size": 8, "num_tokens": 3}
+    )
+    counts = []
+    for number in (1, 20):
+        requests = [request(case_type(**fields)) for _ in range(number)]
+        with Operations() as operations:
+            together(requests)
+        counts.append(operations.found.total())
+    assert counts[0] == counts[1] < 260
+
+
+def test_no_requests_give_no_expectations() -> None:
+    """A batch in which every kernel raised would end in an error of its own."""
+    assert together([]) == []
+
+
+def test_on_device_keeps_everything() -> None:
+    """Expectations computed on the CPU would be compared with another case's run."""
+    (found,) = together([request(CASES[0])])
+    for one, other in zip(expected_and_bounds(on_device(found, "cpu")), expected_and_bounds(found), strict=True):
+        assert torch.equal(one, other)
