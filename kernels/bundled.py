@@ -1,10 +1,11 @@
 """The bundled kernels as attnfuzz knows them: what each declares, and how it is called on a problem's inputs.
 
 All take any head size, page size, GQA ratio and strides, never follow an unused block-table entry, give empty
-sequences, splits and states their defined result, and compute each row alone. They multiply and add in float32 without
+sequences, splits and states their defined result. They multiply and add in float32 without
 matrix units, so nothing is rounded but results, and partial outputs where those are kept in the input dtype.
 
-The Triton kernels write into the results they are given; the eager ones allocate theirs.
+The Triton kernels write into the results they are given and compute each row alone; the eager ones allocate theirs, and
+those of attention pad rows to a common length, on which the order of additions depends.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ __all__ = [
 State = tuple[Tensor, Tensor]
 
 _EVERYTHING = attnfuzz.Supports(unused_table_entries="garbage", batch_invariant=True)
+_PADDED = attnfuzz.Supports(unused_table_entries="garbage")
 _TOKENS_FIRST = attnfuzz.Supports(lse_layout="TH", batch_invariant=True)
 _FLOAT32 = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul="ieee")
 _SHORT_PARTIALS = attnfuzz.Numerics(probabilities="float32", partials="input", matmul="ieee")
@@ -48,7 +50,7 @@ def dense_naive(inputs: Any, *, tile: int) -> State:
     )
 
 
-@attnfuzz.kernel("dense_decode", supports=_EVERYTHING, numerics=_FLOAT32)
+@attnfuzz.kernel("dense_decode", supports=_PADDED, numerics=_FLOAT32)
 def dense_eager(inputs: Any) -> State:
     """A loop over sequences."""
     return eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
@@ -70,13 +72,13 @@ def paged_split_k(inputs: Any, *, num_splits: int, partials: str, tile: int) -> 
     )
 
 
-@attnfuzz.kernel("paged_decode", supports=_EVERYTHING, numerics=_FLOAT32)
+@attnfuzz.kernel("paged_decode", supports=_PADDED, numerics=_FLOAT32)
 def paged_eager(inputs: Any) -> State:
     """A loop over sequences that gathers their pages."""
     return eager.paged_decode(**_paged(inputs))
 
 
-@attnfuzz.kernel("paged_decode", supports=_EVERYTHING, options=_SPLITS, numerics=_SHORT_PARTIALS)
+@attnfuzz.kernel("paged_decode", supports=_PADDED, options=_SPLITS, numerics=_SHORT_PARTIALS)
 def paged_split_k_eager(inputs: Any, *, num_splits: int, partials: str) -> State:
     """A loop over sequences and splits, then the reduction of all."""
     return eager.split_paged_decode(**_paged(inputs), num_splits=num_splits, partial_dtype=partials)
@@ -94,7 +96,7 @@ def split_k_partials(inputs: Any, *, tile: int) -> State:
     )
 
 
-@attnfuzz.kernel("split_decode", supports=_EVERYTHING, numerics=_SHORT_PARTIALS)
+@attnfuzz.kernel("split_decode", supports=_PADDED, numerics=_SHORT_PARTIALS)
 def split_k_partials_eager(inputs: Any) -> State:
     """The first stage of ``paged_split_k_eager`` alone."""
     return eager.split_decode(**_paged(inputs), num_splits=inputs.num_splits)

@@ -1,18 +1,21 @@
-"""The bundled kernels once more, in plain PyTorch: loops over sequences, float32 arithmetic, no Triton.
+"""The bundled kernels once more, in plain PyTorch: padded rows, float32 arithmetic, no Triton.
 
-Same arguments, results and errors as the wrappers in ``launch`` and ``launch_paged``, less the tile. Lengths are read
-on the host, so these wait for the device. Products are multiply-and-sum, because matrix products follow the process's
-TF32 and reduced-precision switches.
+Same arguments, results and errors as the wrappers in ``launch`` and ``launch_paged``, less the tile. A row is one
+sequence, or one split of one; all rows are padded to the length of the longest that the shapes allow, so that nothing
+waits for the device to tell a length. Products are multiply-and-sum, because matrix products follow the process's TF32
+and reduced-precision switches. Padding adds zeros to a row's sums, and may so change the order of its additions.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels.layouts import gather_pages
+from attnfuzz.kernels.layouts import gather_tokens
 from attnfuzz.kernels.prepare import (
     empty_partials,
     prepare_dense,
@@ -23,6 +26,9 @@ from attnfuzz.kernels.prepare import (
 )
 
 __all__ = ["dense_decode", "merge_states", "paged_decode", "reduce_splits", "split_decode", "split_paged_decode"]
+
+_LARGEST_PRODUCT = 1 << 24
+"""Elements: 64 MiB of float32."""
 
 
 def dense_decode(
@@ -36,9 +42,10 @@ def dense_decode(
     lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``launch.dense_decode``."""
-    out, lse, _ = prepare_dense(q, k, v, seq_lens, out, lse)
-    for i, seq_len in enumerate(seq_lens.tolist()):
-        out[i], lse[i] = _attend(q[i], k[i, :seq_len], v[i, :seq_len], scale)
+    out, lse, sizes = prepare_dense(q, k, v, seq_lens, out, lse)
+    tokens = _tokens(seq_lens, sizes["max_seq_len"])
+    for rows in _chunks(tokens, q):
+        out[rows], lse[rows] = _attend(q[rows], k[rows], v[rows], tokens.is_live[rows], scale)
     return out, lse
 
 
@@ -58,9 +65,10 @@ def paged_decode(
     """See ``launch_paged.paged_decode``."""
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     out, lse, _ = prepare_paged(inputs, layout, block_size, out, lse)
-    for i, seq_len in enumerate(seq_lens.tolist()):
-        k, v = gather_pages(k_cache, v_cache, layout, block_table[i, : -(-seq_len // block_size)])
-        out[i], lse[i] = _attend(q[i], k[:seq_len], v[:seq_len], scale)
+    tokens = _tokens(seq_lens, block_table.shape[1] * block_size)
+    for rows in _chunks(tokens, q):
+        k, v = gather_tokens(k_cache, v_cache, layout, block_table, tokens.seq[rows], tokens.position[rows])
+        out[rows], lse[rows] = _attend(q[rows], k, v, tokens.is_live[rows], scale)
     return out, lse
 
 
@@ -81,12 +89,12 @@ def split_decode(
     """See ``launch_paged.split_decode``."""
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     partial_out, partial_lse, _ = prepare_split(inputs, layout, block_size, num_splits, partial_out, partial_lse)
-    for i, seq_len in enumerate(seq_lens.tolist()):
-        k, v = gather_pages(k_cache, v_cache, layout, block_table[i, : -(-seq_len // block_size)])
-        per_split = -(-seq_len // num_splits)
-        for split in range(num_splits):
-            tokens = slice(split * per_split, min((split + 1) * per_split, seq_len))
-            partial_out[i, :, split], partial_lse[i, :, split] = _attend(q[i], k[tokens], v[tokens], scale)
+    tokens = _tokens(seq_lens, block_table.shape[1] * block_size, num_splits)
+    for rows in _chunks(tokens, q):
+        seq, split = tokens.seq[rows], tokens.split[rows]
+        k, v = gather_tokens(k_cache, v_cache, layout, block_table, seq, tokens.position[rows])
+        out, lse = _attend(q[seq], k, v, tokens.is_live[rows], scale)
+        partial_out[seq, :, split], partial_lse[seq, :, split] = out.to(partial_out.dtype), lse
     return partial_out, partial_lse
 
 
@@ -144,16 +152,47 @@ def merge_states(
     return output.copy_(merged), output_lse.copy_(merged_lse.t() if lse_layout == "HT" else merged_lse)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """``out [num_q_heads, head_size]`` and ``lse [num_q_heads]`` in float32.
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """What is where in padded rows: ``seq`` and ``split [rows]``, the others ``[rows, padded_len]``."""
 
-    Shapes: ``q [num_q_heads, head_size]``, ``k, v [num_tokens, num_kv_heads, head_size]``.
+    seq: Tensor
+    split: Tensor
+    position: Tensor
+    is_live: Tensor
+
+
+def _tokens(seq_lens: Tensor, longest: int, num_splits: int = 1) -> _Tokens:
+    """The tokens of each split of each sequence, of which none is longer than ``longest``; dead ones at position 0."""
+    lens = seq_lens.long().repeat_interleave(num_splits)
+    split = torch.arange(num_splits, device=lens.device).repeat(seq_lens.shape[0])
+    per_split = (lens + num_splits - 1) // num_splits
+    offset = torch.arange(-(-longest // num_splits), device=lens.device)
+    position = (split * per_split)[:, None] + offset
+    is_live = (offset < per_split[:, None]) & (position < lens[:, None])
+    seq = torch.arange(seq_lens.shape[0], device=lens.device).repeat_interleave(num_splits)
+    return _Tokens(seq, split, position * is_live, is_live)
+
+
+def _chunks(tokens: _Tokens, q: Tensor) -> Iterator[slice]:
+    """All rows, a few at a time where their products would fill too much memory."""
+    num_rows, padded_len = tokens.position.shape
+    at_once = max(1, _LARGEST_PRODUCT // max(1, padded_len * q.shape[1] * q.shape[2]))
+    return (slice(start, start + at_once) for start in range(0, num_rows, at_once))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, is_live: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """``out [rows, num_q_heads, head_size]`` and ``lse [rows, num_q_heads]`` in float32.
+
+    Shapes: ``q`` as out, ``k, v [rows, padded_len, num_kv_heads, head_size]``, ``is_live [rows, padded_len]``.
     """
-    group_size = q.shape[0] // k.shape[1]
-    k, v = (x.float().repeat_interleave(group_size, dim=1) for x in (k, v))
-    scores = (q.float() * k).sum(-1) * scale  # [num_tokens, num_q_heads]
-    p = scores.softmax(0)
-    return (p[..., None] * v).sum(0), scores.logsumexp(0)
+    heads = (k.shape[2], -1)  # query heads are [num_kv_heads, group_size]
+    live = is_live[:, :, None, None]
+    products = q.float().unflatten(1, heads)[:, None] * k.float().unsqueeze(3)
+    scores = (products.sum(-1) * scale).masked_fill(~live, -math.inf)  # [rows, padded_len, num_kv_heads, group_size]
+    p = scores.softmax(1).masked_fill(~live, 0.0)  # a row without tokens has NaN
+    values = v.float().masked_fill(~live, 0.0).unsqueeze(3)
+    return (p[..., None] * values).sum(1).flatten(1, 2), scores.logsumexp(1).flatten(1, 2)
 
 
 def _merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
