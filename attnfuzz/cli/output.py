@@ -24,6 +24,7 @@ def detach_output() -> None:
     for descriptor in (1, 2):
         with suppress(OSError):
             os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def flush_output() -> None:

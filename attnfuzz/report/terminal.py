@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -33,7 +34,17 @@ def make_console() -> Console:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     width = None if sys.stdout.isatty() else _WIDTH_OF_FILES
-    return Console(width=width, highlight=False, markup=False, emoji=False)
+    return _LastingConsole(width=width, highlight=False, markup=False, emoji=False)
+
+
+class _LastingConsole(Console):
+    """Falls silent when the reader of a pipe is gone, where rich ends the process: files have yet to be written."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # or the interpreter's last flush fails
+        os.close(nowhere)
 
 
 def make_reporter(console: Console, *, quiet: bool) -> Reporter:

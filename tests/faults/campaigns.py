@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,22 +20,35 @@ _COMMAND = Path(sys.executable).with_name("attnfuzz")
 
 
 class Campaign:
-    """``attnfuzz explore`` in ``folder``; temporary files go to ``folder/tmp``. Killed on the way out if it must be."""
+    """``attnfuzz explore`` in ``folder``. Killed on the way out if it must be."""
 
-    def __init__(self, folder: Path, *arguments: str, kernels: str = "right wrong", workers: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        kernels: str = "right wrong",
+        workers: int = 2,
+        prefix: Sequence[str] = (),
+        output: int | None = None,
+        temporary: Path | None = None,
+    ) -> None:
+        """``prefix`` is a command that runs it, ``output`` a descriptor that takes what it prints instead of a log.
+
+        The log and temporary files are in ``temporary``, ``folder/tmp`` by default.
+        """
         self.family = Family()
         self.folder = folder
-        self.temporary = folder / "tmp"
+        self.temporary = (temporary or folder) / "tmp"
         self.temporary.mkdir(exist_ok=True)
-        self._log = folder / f"log-{self.family.mark}"
+        self._log = self.temporary.with_name(f"log-{self.family.mark}")
         targets = [f"{KERNELS}:{name}" for name in kernels.split()]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [str(_COMMAND), "explore", *targets, "--workers", str(workers), *arguments],
+                [*prefix, str(_COMMAND), "explore", *targets, "--workers", str(workers), *arguments],
                 cwd=folder,
                 env={**self.family.environment(), "TMPDIR": str(self.temporary)},
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=log if output is None else output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )

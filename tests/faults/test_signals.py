@@ -1,0 +1,77 @@
+"""Fault injection (mirrors no module): signals, closed terminals and readers that go away, at any time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import termios
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnfuzz.campaign.state import load_state
+from tests.faults.campaigns import Campaign, assert_nothing_half_written, saved
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_campaign_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    """A scheduler's SIGTERM, or a lost connection, would lose what Ctrl-C keeps."""
+    with Campaign(tmp_path, "--budget", "120s") as campaign:
+        campaign.wait_for("confirmed")
+        campaign.process.send_signal(number)
+        assert campaign.wait() == 128 + number
+        assert campaign.family.left_after() == []
+    assert "interrupted: 1 finding" in campaign.output
+    assert "--resume" in campaign.output
+    assert len(saved(tmp_path)) == 1
+    assert len(load_state(tmp_path / ".attnfuzz").findings) == 1
+    assert_nothing_half_written(tmp_path)
+    assert list(campaign.temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_campaign_starts_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """In the seconds in which torch is imported, Ctrl-C would do nothing, print a traceback, or leave processes."""
+    with Campaign(tmp_path, "--budget", "120s") as campaign:
+        campaign.family.wait_for("zygote")
+        campaign.process.send_signal(number)
+        started = time.monotonic()
+        assert campaign.wait() == 128 + number
+        assert time.monotonic() - started < 10.0
+        assert campaign.family.left_after() == []
+    assert campaign.output.strip() == ""
+    assert list(campaign.temporary.iterdir()) == []
+    assert not (tmp_path / ".attnfuzz").exists()
+
+
+def test_a_closed_terminal_ends_a_campaign_in_order(tmp_path: Path) -> None:
+    """Whoever closes a window gets no more output, and would lose all that was found."""
+    ours, terminal = pty.openpty()
+    script = "import fcntl, os, sys, termios; fcntl.ioctl(1, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    assert fcntl.ioctl(terminal, termios.TIOCGWINSZ, bytes(8))
+    with Campaign(tmp_path, "--budget", "120s", output=terminal, prefix=["python3", "-c", script]) as campaign:
+        os.close(terminal)
+        seen = b""
+        while b"confirmed" not in seen:
+            seen += os.read(ours, 1 << 16)
+        os.close(ours)
+        assert campaign.wait() == 128 + signal.SIGHUP
+        assert campaign.family.left_after() == []
+    assert len(saved(tmp_path)) == 1
+    assert list(campaign.temporary.iterdir()) == []
+
+
+def test_a_campaign_without_anyone_to_read_goes_on(tmp_path: Path) -> None:
+    """`attnfuzz explore | head`, or a log collector that died, would end the search with a traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with Campaign(tmp_path, "--budget", "9s", "--json", "a.json", output=writer) as campaign:
+        os.close(writer)
+        assert campaign.wait() == 1
+        assert campaign.family.left_after() == []
+    assert len(saved(tmp_path)) == 1
+    assert msgspec.json.decode((tmp_path / "a.json").read_bytes())["stop_reason"] == "budget"
