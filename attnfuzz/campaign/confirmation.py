@@ -86,13 +86,17 @@ def _look_further(suspect: Suspect, trials: Trials) -> Confirmation:
     if found is None:
         return Confirmation(_alone(suspect), [failure] if failure is not None else [], repeats)
 
-    def fails(preceding: Sequence[Case]) -> bool:
-        seen = trials.after(preceding, found.case)
-        return seen is not None and found.as_(found.case, seen).symptom == found.symptom
+    kept = _only_needed(found, trials)
+    return Confirmation(kept, [kept.failure] * 2, 2)
 
-    kept = fewer(found.preceding, fails, until=time.monotonic() + _SEQUENCE_LIMIT_S)
-    found = Suspect(found.declaration, found.case, found.failure, kept)
-    return Confirmation(found, [found.failure] * 2, 2)
+
+def _only_needed(suspect: Suspect, trials: Trials) -> Suspect:
+    def fails(preceding: Sequence[Case]) -> bool:
+        failure = trials.after(preceding, suspect.case)
+        return failure is not None and suspect.as_(suspect.case, failure).symptom == suspect.symptom
+
+    kept = fewer(suspect.preceding, fails, until=time.monotonic() + _SEQUENCE_LIMIT_S)
+    return Suspect(suspect.declaration, suspect.case, suspect.failure, kept)
 
 
 def _repeat(suspect: Suspect, trials: Trials) -> tuple[int, Failure | None]:

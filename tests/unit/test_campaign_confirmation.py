@@ -14,6 +14,12 @@ OTHERS = tuple(a_case(length) for length in range(10, 30))
 WIDE = a_case(5, head_size=32)
 
 
+def now_and_then(failure: Failure, seed: int = 1, *, rate: float = 0.25) -> PretendedProcess:
+    """Fails by chance, whatever ran before."""
+    random = Random(seed)
+    return PretendedProcess(lambda case, earlier: failure if random.random() < rate else None)
+
+
 def after_wide(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
     return CRASH if case.num_q_heads == 3 and WIDE in earlier else None
 
@@ -21,7 +27,7 @@ def after_wide(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None
 def test_a_case_that_always_fails_is_run_a_few_times() -> None:
     """Each further run of a crash costs a process."""
     for failure, runs in ((WRONG, 3), (CRASH, 2)):
-        process = PretendedProcess(lambda case, earlier, failure=failure: failure)
+        process = now_and_then(failure, rate=1.0)
         found = confirm(process.suspect(a_case(), *OTHERS, failure=failure), process.trials())
         assert (len(found.failures), found.runs, found.is_flaky) == (runs, runs, False)
         assert found.suspect.preceding == ()
@@ -51,12 +57,6 @@ def test_a_failure_of_the_second_run_in_a_process_is_no_chance() -> None:
     assert found.suspect.preceding == (a_case(),)
 
 
-def now_and_then(failure: Failure, seed: int) -> PretendedProcess:
-    """Fails one time in four, whatever ran before."""
-    random = Random(seed)
-    return PretendedProcess(lambda case, earlier: failure if random.random() < 0.25 else None)
-
-
 def test_what_fails_now_and_then_is_flaky() -> None:
     """Of a bug that shows one time in four, three runs show nothing two times in five."""
     for failure in (WRONG, CRASH):
@@ -70,7 +70,7 @@ def test_what_fails_now_and_then_is_flaky() -> None:
 
 def test_the_rate_is_that_of_twenty_runs() -> None:
     """A rate of three runs says nothing."""
-    process = now_and_then(WRONG, seed=1)
+    process = now_and_then(WRONG)
     rate = rate_of(process.suspect(a_case(), failure=WRONG), process.trials())
     assert (rate.runs, rate.is_flaky) == (20, True)
     assert 1 <= len(rate.failures) <= 10
