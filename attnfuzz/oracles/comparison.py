@@ -21,7 +21,7 @@ from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["Comparison", "Reference", "compare", "natural_lse", "worst_ratio"]
 
-_LAUNCH_IN_ELEMENTS = 40_000
+_LAUNCH_IN_ELEMENTS = 100_000
 """What a CPU core processes in the time in which a GPU is told what to do."""
 
 

@@ -23,8 +23,8 @@ from attnfuzz.oracles.row_buckets import BlockSize, Bucket, buckets
 
 __all__ = ["Block", "Place", "Results", "RowBatch", "joined", "row_batches", "to_device", "windows"]
 
-_LAUNCHES_IN_ELEMENTS = {"cpu": 50_000, "cuda": 1 << 23}
-"""How many elements a device processes in the time that the launches of a bucket take."""
+_LAUNCHES_IN_ELEMENTS = {"cpu": 100_000, "cuda": 1 << 23}
+"""How many elements a core, or a GPU that several processes use, takes in the time of a bucket's launches."""
 
 
 Place = tuple[int, int, tuple[int, int, int]]
