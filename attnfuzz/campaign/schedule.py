@@ -51,7 +51,3 @@ class Schedule:
     def charge(self, target: str, seconds: float) -> None:
         """Charge what was done about a failure of ``target`` to it."""
         self._shares[target].seconds += seconds
-
-    def rounds(self, target: str) -> int:
-        """Rounds that ``target`` has had."""
-        return self._shares[target].rounds

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-
-from hypothesis.strategies import SearchStrategy
+from collections.abc import Sequence
 
 from attnfuzz.campaign.batch_size import BatchSize
 from attnfuzz.campaign.channel import Channel
+from attnfuzz.campaign.drawing import Drawing, StrategyFor
 from attnfuzz.campaign.failures import Failures
 from attnfuzz.campaign.formats import WorkingSets
-from attnfuzz.campaign.generation import derive_seed, run_round
 from attnfuzz.campaign.history import History
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.campaign.known_deaths import FATAL_ORACLES
@@ -25,22 +22,12 @@ from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.tally import Tally
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Verdict
-from attnfuzz.problems.cases import Case, decode_case, encode_case
-from attnfuzz.problems.formats import Format
+from attnfuzz.problems.cases import Case, decode_case
 
-__all__ = ["Search", "StrategyFor"]
-
-StrategyFor = Callable[[Declaration, Sequence[Format], int], SearchStrategy[list[Case]]]
-"""Draws lists of so many cases of a kernel, each in one of the given formats if there are any."""
+__all__ = ["Search"]
 
 _MOST_TOGETHER = 32
-_CASES_PER_LIST = 8
-"""Drawn at once: what Hypothesis does for a draw takes several times as long as making a case of it."""
-_LISTS_PER_ROUND = 25
-_CASES_PER_SCOUTED_FORMAT = 2
-"""The first that a round draws is always the simplest."""
 _WAIT_FOR_BATCH_S = 1.0
-_MAX_REMEMBERED = 100_000
 _MAX_RETRACES = 3
 
 
@@ -63,10 +50,10 @@ class Search:
     ) -> None:
         self._setup = setup
         self._judge = judge
-        self._strategy_for = strategy_for
         self._channel = channel
         self._history = History() if history is None else history
         self._formats = formats
+        self._drawing = Drawing(strategy_for, seeds=(setup.seed, setup.worker), formats=formats)
         self._kernels = {declaration.target: declaration for declaration in setup.kernels}
         self._schedule = Schedule(list(self._kernels), worker=setup.worker, num_workers=setup.num_workers)
         self._tally = Tally(channel.send, device=setup.device_id)
@@ -78,12 +65,10 @@ class Search:
             send=channel.send,
             is_over=self._is_over,
         )
-        self._seen: dict[str, set[int]] = {target: set() for target in self._kernels}
         self._drawn: dict[str, list[Case]] = {target: [] for target in self._kernels}
         self._sizes = {target: BatchSize(_MOST_TOGETHER if judge.can_batch else 1) for target in self._kernels}
         self._pipeline = Pipeline(judge.together)
         self._retraces: Counter[str] = Counter()
-        self._scouted = 0
         self._stopped = False
 
     def run(self) -> None:
@@ -129,7 +114,9 @@ class Search:
         cases_before = self._tally.cases(target)
         self._scout(declaration)
         if self._goes_on():
-            self._round(declaration, until=started + self._slice_s(target, started))
+            until = started + self._slice_s(target, started)
+            self._drawing.round(declaration, lambda case: self._visit(declaration, case), until=until)
+            self._tally.flush()
         self._schedule.record(
             target, seconds=time.monotonic() - started, cases=self._tally.cases(target) - cases_before
         )
@@ -139,66 +126,22 @@ class Search:
         """Have new formats compiled if it is time to; in the background, unless there are none to draw from."""
         if self._formats is None:
             return
-        drawn: list[Case] = []
-        for format_ in self._formats.to_scout(declaration):
-            drawn += self._cases_in(declaration, format_)
-        if drawn:
+        if drawn := self._drawing.scout(declaration):
             self._read_mail()
-            self._have_judged(declaration, [case for case in drawn if self._is_new(declaration.target, case)])
+            self._have_judged(declaration, drawn)
         if not self._formats.any_for(declaration):
             self._collect()
-
-    def _cases_in(self, declaration: Declaration, format_: Format) -> list[Case]:
-        drawn: list[Case] = []
-
-        def keep(cases: list[Case]) -> bool:
-            drawn.extend(cases)
-            return True
-
-        self._scouted += 1
-        run_round(
-            self._strategy_for(declaration, [format_], 1),
-            keep,
-            seed_value=derive_seed(self._setup.seed, self._setup.worker, "scouting", self._scouted),
-            until=math.inf,
-            max_draws=_CASES_PER_SCOUTED_FORMAT,
-        )
-        return drawn
 
     def _slice_s(self, target: str, now: float) -> float:
         return self._schedule.slice_s(target, max(0.0, self._setup.deadline - now))
 
-    def _round(self, declaration: Declaration, *, until: float) -> None:
-        seed_value = derive_seed(
-            self._setup.seed, self._setup.worker, declaration.target, self._schedule.rounds(declaration.target)
-        )
-        formats = self._formats.to_draw_from(declaration) if self._formats else ()
-        run_round(
-            self._strategy_for(declaration, formats, _CASES_PER_LIST),
-            lambda cases: all(self._visit(declaration, case) and time.monotonic() < until for case in cases),
-            seed_value=seed_value,
-            until=until,
-            max_draws=_LISTS_PER_ROUND,
-        )
-        self._tally.flush()
-
     def _visit(self, declaration: Declaration, case: Case) -> bool:
         """Take a drawn case, and have it judged once there are enough for a batch; False ends the round."""
         target = declaration.target
-        if self._is_new(target, case):
-            self._drawn[target].append(case)
-            if len(self._drawn[target]) >= self._sizes[target].size:
-                self._advance(declaration)
+        self._drawn[target].append(case)
+        if len(self._drawn[target]) >= self._sizes[target].size:
+            self._advance(declaration)
         return self._goes_on()
-
-    def _is_new(self, target: str, case: Case) -> bool:
-        seen, fingerprint = self._seen[target], hash(encode_case(case))
-        if fingerprint in seen:
-            return False
-        if len(seen) >= _MAX_REMEMBERED:  # of a campaign of hours: repetitions of long ago do no harm
-            seen.clear()
-        seen.add(fingerprint)
-        return True
 
     def _goes_on(self) -> bool:
         return self._failures.suspect is None and not self._stopped and time.monotonic() < self._setup.deadline
