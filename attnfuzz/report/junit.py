@@ -1,7 +1,7 @@
 """The result of a campaign in the JUnit XML format, which CI systems show.
 
-There is no one standard. What is written here stays within what the schemas of Jenkins (junit-10.xsd of its xunit
-plugin) and of Ant's report (windyroad/JUnit-Schema) have in common.
+There is no one standard. What is written here is valid by both of the schemas that are in use: Jenkins's (junit-10.xsd
+of its xunit plugin) and Ant's (windyroad/JUnit-Schema), which is stricter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 def junit_xml(result: CampaignResult) -> bytes:
     """One suite a kernel: a test case for the search itself, and one for each finding."""
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=result.elapsed_s)
-    root = ElementTree.Element("testsuites", name="attnfuzz", time=f"{result.elapsed_s:.3f}")
+    root = ElementTree.Element("testsuites")
     shares = all_shares(result.statistics)
     for target, kernel in result.statistics.kernels.items():
         suite = _suite(root, target, kernel.seconds, began)
@@ -46,8 +46,8 @@ def junit_xml(result: CampaignResult) -> bytes:
                 _known_elsewhere(suite, found)
     if result.troubles or result.stop_reason in ("workers_lost", "environment"):
         _trouble(_suite(root, "attnfuzz", result.elapsed_s, began), result)
-    for element in (*root, root):
-        _total(element)
+    for suite in root:
+        _complete(suite)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
 
@@ -58,15 +58,15 @@ def write_junit(result: CampaignResult, path: Path) -> None:
 
 
 def _suite(root: Element, name: str, seconds: float, began: datetime.datetime) -> Element:
-    timestamp = began.replace(microsecond=0, tzinfo=None).isoformat()
-    return ElementTree.SubElement(
-        root,
-        "testsuite",
-        name=_clean(name),
-        time=f"{seconds:.3f}",
-        timestamp=timestamp,
-        hostname=_clean(platform.node()),
-    )
+    attributes = {
+        "id": str(len(root)),
+        "package": "attnfuzz",
+        "name": _clean(name),
+        "time": f"{seconds:.3f}",
+        "timestamp": began.replace(microsecond=0, tzinfo=None).isoformat(),
+        "hostname": _clean(platform.node()) or "localhost",
+    }
+    return ElementTree.SubElement(root, "testsuite", attributes)
 
 
 def _properties(suite: Element, result: CampaignResult, kernel: KernelStatistics, share: float | None) -> None:
@@ -107,16 +107,15 @@ def _finding(suite: Element, finding: Finding, result: CampaignResult) -> None:
     report = ElementTree.SubElement(
         case, kind, type=_clean(f"{failure.oracle}/{failure.kind}"), message=_clean(failure.message)
     )
-    lines = (
+    lines = [
         failure.message,
         *failure.details,
         finding.certainty(),
         f"case: {one_line(finding.case)}",
         _replay(finding),
-    )
-    report.text = _clean("\n".join(line for line in lines if line))
+    ]
     saved = encode_regression(finding.regression(result.statistics.device_name)).decode()
-    ElementTree.SubElement(case, "system-out").text = _clean(saved)
+    report.text = _clean("\n".join(line for line in (*lines, saved) if line))
 
 
 def _known_elsewhere(suite: Element, found: FoundElsewhere) -> None:
@@ -125,31 +124,34 @@ def _known_elsewhere(suite: Element, found: FoundElsewhere) -> None:
     name = _clean(f"{found.signature} (found on {found.host})")
     case = ElementTree.SubElement(suite, "testcase", classname=suite.attrib["name"], name=name, time="0.000")
     kind = "error" if symptom.oracle in _ERRORS else "failure"
-    ElementTree.SubElement(case, kind, type=_clean(f"{symptom.oracle}/{symptom.kind}"), message=_clean(str(found)))
+    report = ElementTree.SubElement(
+        case, kind, type=_clean(f"{symptom.oracle}/{symptom.kind}"), message=_clean(str(found))
+    )
     if regression is not None:
-        ElementTree.SubElement(case, "system-out").text = _clean(encode_regression(regression).decode())
+        report.text = _clean(encode_regression(regression).decode())
 
 
 def _replay(finding: Finding) -> str:
     if finding.path is None:
-        return "not saved; the regression file is below"
+        return "not saved; its regression file would hold:"
     return f"attnfuzz replay {shlex.quote(str(finding.path))}"
 
 
 def _trouble(suite: Element, result: CampaignResult) -> None:
     """The campaign itself failed: a CI system must not show it as passed because no kernel did."""
+    ElementTree.SubElement(suite, "properties")
     case = ElementTree.SubElement(suite, "testcase", classname="attnfuzz", name="campaign", time=suite.attrib["time"])
     first = (result.troubles or (result.stop_reason,))[0].strip().splitlines()[-1]
     report = ElementTree.SubElement(case, "error", type=result.stop_reason, message=_clean(first))
     report.text = _clean("\n\n".join(result.troubles))
 
 
-def _total(element: Element) -> None:
-    """Set the counts that a suite, or all of them, must state."""
-    for name, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error")):
-        element.set(name, str(sum(1 for _ in element.iter(tag))))
-    if element.tag == "testsuite":
-        element.set("skipped", str(sum(1 for _ in element.iter("skipped"))))
+def _complete(suite: Element) -> None:
+    """Set the counts that a suite must state, and end it as it must end."""
+    for name, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(name, str(sum(1 for _ in suite.iter(tag))))
+    for name in ("system-out", "system-err"):
+        ElementTree.SubElement(suite, name)
 
 
 def _clean(text: str) -> str:
