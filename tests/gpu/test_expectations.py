@@ -54,6 +54,7 @@ def test_a_gpu_expects_what_a_cpu_expects() -> None:
             torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("tolerance", ["bound", FixedTolerance(atol=1e-3, rtol=1e-3)], ids=["bound", "fixed"])
 def test_nothing_waits_for_the_gpu(tolerance: Any) -> None:
     """A batch would wait for every run before it, instead of once at its end."""
