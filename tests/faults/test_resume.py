@@ -1,0 +1,53 @@
+"""Fault injection (mirrors no module): a campaign that was killed goes on where it was."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from attnfuzz.campaign.state import State, load_state
+from attnfuzz.report.summary import Summary
+from tests.faults.campaigns import KERNELS, Campaign, assert_nothing_half_written, saved
+
+
+def killed(folder: Path) -> State:
+    """What a campaign leaves that is killed once it has found and shrunk the bug."""
+    with Campaign(folder, "--budget", "300s", "--seed", "7") as campaign:
+        campaign.wait_for("shrunk")
+        deadline = time.monotonic() + 30
+        while not load_state(folder / ".attnfuzz").known:
+            assert time.monotonic() < deadline, "the finding is not in the state"
+            time.sleep(0.1)
+        campaign.process.kill()
+        assert campaign.family.left_after() == []
+    return load_state(folder / ".attnfuzz")
+
+
+def test_a_killed_campaign_goes_on_with_its_counts_and_what_it_knows(tmp_path: Path) -> None:
+    """It would count from nothing, find the same bug again, or report that it found none."""
+    before = killed(tmp_path)
+    with Campaign(tmp_path, "--resume", "--budget", "8s", "--json", "a.json", kernels="") as campaign:
+        assert campaign.wait() == 1
+        assert campaign.family.left_after() == []
+    summary = msgspec.json.decode((tmp_path / "a.json").read_bytes(), type=Summary)
+    findings = [finding for kernel in summary.kernels for finding in kernel.findings]
+    assert summary.cases > sum(kernel.cases for kernel in before.kernels) > 0
+    assert summary.elapsed_s > before.elapsed_s + 7
+    assert [finding.signature for finding in findings] == ["accuracy/out:value [seq_len>1]"]
+    assert (len(saved(tmp_path)), len(before.findings)) == (1, 1)
+    assert not any(line.startswith(("found", "confirmed")) for line in campaign.output.splitlines())
+    assert "seed 7" in campaign.output
+    assert_nothing_half_written(tmp_path)
+    assert not (tmp_path / ".attnfuzz" / "state.json").exists()
+
+
+def test_other_kernels_are_not_taken_for_those_of_the_killed_campaign(tmp_path: Path) -> None:
+    """Its counts and known bugs would be put down to kernels that were never run."""
+    killed(tmp_path)
+    with Campaign(tmp_path, "--resume", kernels="crashes") as campaign:
+        assert campaign.wait() == 2
+    assert campaign.output.startswith("Error: the interrupted campaign searched")
+    assert f"not {KERNELS}:crashes; name the same kernels or none" in campaign.output
+    assert campaign.output.count("\n") == 1

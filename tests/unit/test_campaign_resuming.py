@@ -1,0 +1,51 @@
+"""attnfuzz.campaign.resuming: the next part is asked for what the last one was, unless it is given anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnfuzz.campaign.request import Request
+from attnfuzz.campaign.resuming import asked_of, resumed
+from attnfuzz.campaign.state import State, StateError
+
+FIRST = Request(
+    kernels=("a", "b"), started=0.0, budget_s=60.0, save_folder=Path("mine"), workers=3, device="cpu", seed=7,
+    oracles=("accuracy",), fail_fast=True,
+)  # fmt: skip
+DEFAULTS = Request(kernels=("*",), started=100.0, budget_s=60.0, save_folder=Path("regressions"))
+STATE = State(
+    asked=asked_of(FIRST), seed=7, elapsed_s=45.0, parts=1, kernels=(), interval_s=1.0, throughput={}
+)  # fmt: skip
+
+
+def test_without_anything_given_all_is_as_it_was() -> None:
+    """Whoever types --resume wants the same search, not another with the same findings."""
+    request = resumed(DEFAULTS, STATE, given=())
+    assert (request.kernels, request.save_folder, request.workers) == (("a", "b"), Path("mine"), 3)
+    assert (request.device, request.oracles, request.fail_fast) == ("cpu", ("accuracy",), True)
+    assert (request.started, request.budget_s, request.seed) == (100.0, 15.0, 7)
+    assert request.resume is STATE
+
+
+def test_what_is_given_counts() -> None:
+    """More time, or fewer workers, would be ignored without a word."""
+    request = resumed(DEFAULTS, STATE, given={"budget_s", "workers", "save_folder"})
+    assert (request.budget_s, request.workers, request.save_folder) == (60.0, None, Path("regressions"))
+    assert request.kernels == ("a", "b")
+
+
+def test_a_budget_that_is_spent_needs_more() -> None:
+    """The campaign would end before it begins."""
+    spent = msgspec.structs.replace(STATE, elapsed_s=61.0)
+    with pytest.raises(StateError, match=r"budget of 1m00s is spent.*--budget"):
+        resumed(DEFAULTS, spent, given=())
+    assert resumed(DEFAULTS, spent, given={"budget_s"}).budget_s == 60.0
+
+
+def test_another_seed_is_refused() -> None:
+    """It would have no effect on what has been searched already."""
+    with pytest.raises(StateError, match="--seed"):
+        resumed(DEFAULTS, STATE, given={"seed"})
