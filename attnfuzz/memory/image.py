@@ -25,7 +25,7 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.shapes import Role, strides_of, tensor_specs
 from attnfuzz.problems.strides import strided_layout
 
-__all__ = ["RUNS", "Image", "image_nbytes"]
+__all__ = ["RUNS", "Image", "Plan", "plan_of"]
 
 RUNS: tuple[Fill, Fill] = ("nan", "finite")
 """What poison and pre-fill are in the first and in the second run."""
@@ -45,24 +45,24 @@ class _Slot(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
+    """Where a case's tensors go in the ``nbytes`` bytes that it takes for both runs together."""
+
     slots: dict[str, _Slot]
     nbytes: int
-
-
-def image_nbytes(case: Case) -> int:
-    """Bytes that an `Image` needs for ``case``, for both runs."""
-    return 2 * _plan(case).nbytes
 
 
 class Image:
     """Two rows of bytes, one for each run. In order: write to `tensors`, `send`, run kernels, `start`, wait, look."""
 
-    def __init__(self, cases: Sequence[Case], device: torch.device | str, *, home: torch.device | str = "cpu") -> None:
-        """``device``: where kernels run. ``home``: where tensors are filled and looked at, "cpu" or ``device``."""
+    def __init__(self, plans: Sequence[Plan], device: torch.device | str, *, home: torch.device | str = "cpu") -> None:
+        """``plans``: one for each case. ``device``: where kernels run.
+
+        ``home``: where tensors are filled and looked at, "cpu" or ``device``.
+        """
         self.device = torch.device(device)
-        self._plans = [_plan(case) for case in cases]
-        self._starts = list(itertools.accumulate((plan.nbytes for plan in self._plans), initial=0))
+        self._plans = plans
+        self._starts = list(itertools.accumulate((plan.nbytes // len(RUNS) for plan in plans), initial=0))
         shape = len(RUNS), self._starts[-1]
         self._at_home = self.device.type == torch.device(home).type
         if self._at_home:
@@ -105,6 +105,23 @@ class Image:
         part = slice(self._starts[case], self._starts[case + 1])
         return Arena.sealed(memory[run, part], self._sent[run, part], regions, poison=RUNS[run], prefill=RUNS[run])
 
+    def damage(self, fetch: Fetch) -> list[tuple[bool, bool]]:
+        """For each case and run, whether a byte changed that is not an element of an output."""
+        memory = fetch.at_home(self._memory)
+        for case, plan in enumerate(self._plans):
+            for slot in plan.slots.values():
+                if slot.role == "output":
+                    self._views(self._sent, case, slot).copy_(self._views(memory, case, slot))
+        one, other = memory.view(torch.int64), self._sent.view(torch.int64)
+        if torch.equal(one, other):
+            return [(False, False)] * len(self._plans)
+        bounds = [start // one.dtype.itemsize for start in self._starts]
+        first, second = (
+            [not torch.equal(row[start:end], sent[start:end]) for start, end in itertools.pairwise(bounds)]
+            for row, sent in zip(one, other, strict=True)
+        )
+        return list(zip(first, second, strict=True))
+
     def _views(self, rows: UInt8[Tensor, "runs nbytes"], case: int, slot: _Slot) -> Shaped[Tensor, "runs ..."]:
         itemsize = slot.dtype.itemsize
         first = (self._starts[case] + slot.place.start) // itemsize
@@ -113,7 +130,7 @@ class Image:
 
 
 @functools.lru_cache(maxsize=256)
-def _plan_of(specs: tuple[tuple[str, Role, tuple[int, ...], str, str], ...]) -> _Plan:
+def _plan_of(specs: tuple[tuple[str, Role, tuple[int, ...], str, str], ...]) -> Plan:
     cursor = Cursor()
     cursor.used = _MARGIN
     slots = {}
@@ -122,9 +139,10 @@ def _plan_of(specs: tuple[tuple[str, Role, tuple[int, ...], str, str], ...]) -> 
         layout = strided_layout(shape, strides, dtype.itemsize)  # type: ignore[arg-type]  # a stride kind
         place = cursor.place(shape, layout.strides, dtype.itemsize, layout.offset)
         slots[name] = _Slot(role, shape, layout.strides, dtype, place)
-    return _Plan(slots, aligned(cursor.used + _MARGIN))
+    return Plan(slots, len(RUNS) * aligned(cursor.used + _MARGIN))
 
 
-def _plan(case: Case) -> _Plan:
+def plan_of(case: Case) -> Plan:
+    """The plan for ``case``."""
     specs = tensor_specs(case).items()
     return _plan_of(tuple((name, spec.role, spec.shape, spec.dtype, strides_of(case, name)) for name, spec in specs))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.fetch import Fetch
 from attnfuzz.memory.patterns import POISON_BYTES, Fill
 
@@ -36,6 +39,21 @@ class WorkspacePool:
         """Have what was given out copied back."""
         if self._pool is not None:
             fetch.start_buffer(self._pool[: self._used])
+
+    def is_whole(self, arenas: Sequence[Arena], fetch: Fetch) -> bool:
+        """Whether all that ``arenas`` took is undamaged, at home; False also if some of it lies elsewhere."""
+        if self._pool is None:
+            return True
+        found = fetch.at_home(self._pool[: self._used])
+        expected = torch.full_like(found, POISON_BYTES[self.poison])
+        for arena in arenas:
+            for region in arena.regions:
+                tensor = region.tensor
+                if tensor.untyped_storage().data_ptr() != self._pool.untyped_storage().data_ptr():
+                    return False
+                place = expected.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+                place.copy_(fetch.at_home(tensor))
+        return torch.equal(found.view(torch.int64), expected.view(torch.int64))
 
     def _poisoned(self, nbytes: int) -> UInt8[Tensor, " nbytes"]:
         return torch.full((nbytes,), POISON_BYTES[self.poison], dtype=torch.uint8, device=self.device)

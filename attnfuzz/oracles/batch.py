@@ -16,13 +16,15 @@ from attnfuzz.declaration import Kernel
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.fetch import Fetch
-from attnfuzz.memory.image import RUNS, Image
+from attnfuzz.memory.image import RUNS, Image, Plan
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.memory.workspaces import WorkspacePool
 from attnfuzz.oracles.comparison import Reference
 from attnfuzz.oracles.expectations import Expectation, expectations
+from attnfuzz.oracles.host_look import Seen, look
 from attnfuzz.oracles.observation import KernelRaised, Observation, call
 from attnfuzz.oracles.trial import Symptoms, Trial
+from attnfuzz.oracles.verdict import Timing
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.tolerance import Tolerance
@@ -58,20 +60,23 @@ class _Attempt:
 
 
 class Batch:
-    """In order: `launch`, `expect`, `trials`, which waits for the device."""
+    """In order: `launch`, `expect`, `symptoms`, which waits for the device, and `trial` where there are any."""
 
     def __init__(
         self,
         kernel: Kernel,
         cases: Sequence[Case],
         *,
+        plans: Sequence[Plan],
         device: str,
         home: str,
         tolerance: Tolerance,
         twice: bool,
         compile_clock: Callable[[], float],
     ) -> None:
-        """`home`: where the cases are filled and looked at, `device` or "cpu". All else as for `Trial`."""
+        """`plans`: of the memory of `cases`, see `plan_of`. `home`: where they are filled and looked at, `device` or
+        "cpu". All else as for `Trial`.
+        """
         self.kernel = kernel
         self.cases = cases
         self.device = device
@@ -80,7 +85,7 @@ class Batch:
         self.twice = twice
         self._compile_clock = compile_clock
         self._problem = problem_of(cases[0])
-        self._image = Image(cases, device, home=home)
+        self._image = Image(plans, device, home=home)
         self._pools = [WorkspacePool(device, fill) for fill in RUNS]
         self._fetch = Fetch(home)
         self._contents: list[Contents] = []
@@ -110,16 +115,73 @@ class Batch:
         self._expectations = expectations(requests, tolerance=self.tolerance, interpreted=interpreted)
         self._expect_s = time.perf_counter() - started
 
-    def trials(self) -> list[Trial]:
-        """The trial of each case: its symptoms, or what a run raised."""
-        if self.home != self.device:
-            torch.cuda.synchronize()
-        trials = [self._trial(i, attempt) for i, attempt in enumerate(self._attempts)]
-        whole = [trial for trial in trials if trial.raised is None]
-        if whole:
-            for trial, numbers in zip(whole, torch.stack([trial.flags for trial in whole]).tolist(), strict=True):
-                trial.symptoms = Symptoms.read(numbers, runs=len(trial.runs))
-        return trials
+    def symptoms(self) -> list[Symptoms | KernelRaised]:
+        """Of each case, or what a run raised."""
+        if self.home == "cpu":
+            if self.device != "cpu":
+                torch.cuda.synchronize()
+            found = self._look_on_host()
+        else:
+            found = self._look_on_device()
+        return [attempt.raised or found[i] for i, attempt in enumerate(self._attempts)]
+
+    def trial(self, case: int, symptoms: Symptoms) -> Trial:
+        """The trial of case number `case`, with its runs."""
+        trial = self._trial(case)
+        trial.symptoms = symptoms
+        return trial
+
+    def timing(self, case: int) -> Timing:
+        """Of case number `case`; the total is left to the caller."""
+        runs = self._attempts[case].runs
+        return Timing(
+            build_s=self._build_s / len(self.cases),
+            compile_s=sum(run.compile_s for run in runs),
+            kernel_s=sum(run.kernel_s for run in runs),
+            reference_s=self._expect_s / len(self.cases),
+        )
+
+    def _look_on_host(self) -> dict[int, Symptoms]:
+        chosen = [i for i, attempt in enumerate(self._attempts) if attempt.raised is None]
+        seen = [Seen(self.cases[i], self._results(i), self._expectations[i]) for i in chosen]
+        damaged = self._damage()
+        return {
+            i: Symptoms(damaged[i], summary.unwritten, summary.differs, summary.error_ratio)
+            for i, summary in zip(chosen, look(self.kernel.declaration, seen), strict=True)
+        }
+
+    def _look_on_device(self) -> dict[int, Symptoms]:
+        trials = {i: self._trial(i) for i, attempt in enumerate(self._attempts) if attempt.raised is None}
+        if not trials:
+            return {}
+        flags = torch.stack([trial.flags for trial in trials.values()]).tolist()
+        return {
+            i: Symptoms.read(numbers, runs=len(trial.runs))
+            for (i, trial), numbers in zip(trials.items(), flags, strict=True)
+        }
+
+    def _results(self, case: int) -> list[list[Tensor]]:
+        """Of each run, at home."""
+        return [[self._fetch.at_home(part) for part in run.results.values()] for run in self._attempts[case].runs]
+
+    def _damage(self) -> list[tuple[bool, ...]]:
+        """Of each case, for each of its runs."""
+        given = self._image.damage(self._fetch)
+        whole = [
+            pool.is_whole(
+                [attempt.runs[i].allocated for attempt in self._attempts if i < len(attempt.runs)], self._fetch
+            )
+            for i, pool in enumerate(self._pools)
+        ]
+        return [
+            tuple(
+                given[case][i] or not (whole[i] or self._is_whole(run.allocated)) for i, run in enumerate(attempt.runs)
+            )
+            for case, attempt in enumerate(self._attempts)
+        ]
+
+    def _is_whole(self, allocated: Arena) -> bool:
+        return not bool(allocated.on_host(self._fetch.at_home).damage())
 
     def _attempt(self, case: int) -> _Attempt:
         attempt = _Attempt()
@@ -152,7 +214,7 @@ class Batch:
                 for result in run.results.values():
                     self._fetch.start(result)
 
-    def _trial(self, case: int, attempt: _Attempt) -> Trial:
+    def _trial(self, case: int) -> Trial:
         make = Trial if self.home == self.device else _HostTrial
         trial = make(
             self.kernel,
@@ -171,7 +233,7 @@ class Batch:
             expectation=self._expectations[case],
         )
         trial.reference.seconds = self._expect_s / len(self.cases)
-        trial.adopt([self._observation(case, i, run) for i, run in enumerate(attempt.runs)], attempt.raised)
+        trial.adopt([self._observation(case, i, run) for i, run in enumerate(self._attempts[case].runs)])
         return trial
 
     def _observation(self, case: int, i: int, run: _Run) -> Observation:

@@ -4,15 +4,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.memory.image import image_nbytes
+from attnfuzz.memory.image import Plan, plan_of
 from attnfuzz.oracles.batch import Batch
 from attnfuzz.oracles.exception import context_lost
-from attnfuzz.oracles.judge import judge, judge_raised, judge_trial, needs_two_runs, with_timing
+from attnfuzz.oracles.judge import judge, judge_raised, judge_trial, needs_two_runs
 from attnfuzz.oracles.observation import KernelRaised
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.trial import Symptoms
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Verdict
 from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
@@ -63,14 +64,20 @@ def judge_many(
         catch_interrupt=catch_interrupt,
         compile_clock=compile_clock,
     )
+    plans = [plan_of(case) for case in cases]
+    small = [i for i, case in enumerate(cases) if _is_small(case, plans[i], device)]
     verdicts: dict[int, Verdict] = {}
-    small = [i for i, case in enumerate(cases) if _is_small(case, device)]
-    for home, chosen, limit, size in (
-        ("cpu", small, _IMAGE_BYTES, image_nbytes),
-        (device, sorted(set(range(len(cases))) - set(small)), _BATCH_BYTES, case_nbytes),
+    for home, chosen, limit, sizes in (
+        ("cpu", small, _IMAGE_BYTES, [plans[i].nbytes for i in small]),
+        (
+            device,
+            large := sorted(set(range(len(cases))) - set(small)),
+            _BATCH_BYTES,
+            [case_nbytes(cases[i]) for i in large],
+        ),
     ):
-        for batch in _batches(chosen, [size(cases[i]) for i in chosen], limit):
-            found = together.judge([cases[i] for i in batch], home)
+        for batch in _batches(chosen, sizes, limit):
+            found = together.judge([cases[i] for i in batch], [plans[i] for i in batch], home)
             verdicts |= zip(batch, found, strict=True)
     return [verdicts[i] for i in range(len(cases))]
 
@@ -87,33 +94,26 @@ class _Together:
     catch_interrupt: bool
     compile_clock: Callable[[], float]
 
-    def judge(self, cases: Sequence[Case], home: str) -> list[Verdict]:
+    def judge(self, cases: Sequence[Case], plans: Sequence[Plan], home: str) -> list[Verdict]:
         """Verdicts on `cases`, filled and looked at on the device `home`."""
         started = time.perf_counter()
-        seconds = []
-        verdicts = []
         try:
-            trials = self._trials(cases, home)
-            for trial in trials:
-                looked = time.perf_counter()
-                verdicts.append(self._verdict(trial))
-                seconds.append(time.perf_counter() - looked)
+            verdicts = self._judge(cases, plans, home)
         except torch.OutOfMemoryError as error:  # a kernel's own, or for want of what other cases hold
             raise BatchLost(_first_line(error)) from error
         except RuntimeError as error:
             if (lost := context_lost(error)) is not None:
                 raise BatchLost(lost) from error
             raise
-        shared_s = (time.perf_counter() - started - sum(seconds)) / len(cases)
-        return [
-            with_timing(verdict, trial, shared_s + own_s)
-            for verdict, trial, own_s in zip(verdicts, trials, seconds, strict=True)
-        ]
+        shared_s = time.perf_counter() - started - sum(verdict.timing.total_s for verdict in verdicts)
+        return [_with_share(verdict, shared_s / len(cases)) for verdict in verdicts]
 
-    def _trials(self, cases: Sequence[Case], home: str) -> list[Trial]:
+    def _judge(self, cases: Sequence[Case], plans: Sequence[Plan], home: str) -> list[Verdict]:
+        """Verdicts with the time that each case took for itself."""
         batch = Batch(
             self.kernel,
             cases,
+            plans=plans,
             device=self.device,
             home=home,
             tolerance=self.tolerance,
@@ -122,22 +122,29 @@ class _Together:
         )
         batch.launch()
         batch.expect()
-        return batch.trials()
+        return [self._verdict(batch, i, found) for i, found in enumerate(batch.symptoms())]
 
-    def _verdict(self, trial: Trial) -> Verdict:
-        verdict = self._closer_look(trial)
+    def _verdict(self, batch: Batch, case: int, found: Symptoms | KernelRaised) -> Verdict:
+        if isinstance(found, Symptoms) and not found.any():
+            timing = batch.timing(case)
+            own_s = timing.compile_s + timing.kernel_s
+            return Verdict(error_ratio=found.error_ratio, timing=msgspec.structs.replace(timing, total_s=own_s))
+        started = time.perf_counter()
+        verdict = self._closer_look(batch, case, found)
         if verdict.fatal:
             raise BatchLost(verdict.failure.message if verdict.failure else "the GPU's context or memory is lost")
-        return verdict
+        timing = batch.timing(case)
+        own_s = timing.compile_s + timing.kernel_s + time.perf_counter() - started
+        return msgspec.structs.replace(verdict, timing=msgspec.structs.replace(timing, total_s=own_s))
 
-    def _closer_look(self, trial: Trial) -> Verdict:
-        """The oracles' word on a case with symptoms; without any they have none."""
+    def _closer_look(self, batch: Batch, case: int, found: Symptoms | KernelRaised) -> Verdict:
+        """The oracles' word on a case with symptoms."""
         try:
-            if not trial.symptoms.any():
-                return Verdict(error_ratio=trial.symptoms.error_ratio)
-            if any(trial.symptoms.damaged):  # perhaps by another case, whose memory lies beside
-                return self._alone(trial.case)
-            return judge_trial(trial, self.oracles)
+            if isinstance(found, KernelRaised):
+                raise found
+            if any(found.damaged):  # perhaps by another case, whose memory lies beside
+                return self._alone(batch.cases[case])
+            return judge_trial(batch.trial(case, found), self.oracles)
         except KernelRaised as raised:
             return judge_raised(raised, self.oracles, catch_interrupt=self.catch_interrupt)
 
@@ -154,8 +161,13 @@ class _Together:
         )
 
 
-def _is_small(case: Case, device: str) -> bool:
-    if image_nbytes(case) > _SMALL_BYTES:
+def _with_share(verdict: Verdict, shared_s: float) -> Verdict:
+    timing = verdict.timing
+    return msgspec.structs.replace(verdict, timing=msgspec.structs.replace(timing, total_s=timing.total_s + shared_s))
+
+
+def _is_small(case: Case, plan: Plan, device: str) -> bool:
+    if plan.nbytes > _SMALL_BYTES:
         return False
     if device == "cpu" or not isinstance(case, AttentionCase):
         return True

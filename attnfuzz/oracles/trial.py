@@ -11,7 +11,7 @@ from torch import Tensor
 from attnfuzz.declaration import Kernel
 from attnfuzz.memory.patterns import Fill, bits, holds_prefill
 from attnfuzz.oracles.comparison import Comparison, Reference, compare, worst_ratio
-from attnfuzz.oracles.observation import KernelRaised, Observation, observe
+from attnfuzz.oracles.observation import Observation, observe
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.tolerance import Tolerance
 
@@ -65,7 +65,6 @@ class Trial:
         self.compile_clock = compile_clock
         self.reference = Reference(kernel.declaration, case, device=device, tolerance=tolerance)
         self.observations: list[Observation] = []
-        self.raised: KernelRaised | None = None
 
     @cached_property
     def first(self) -> Observation:
@@ -87,12 +86,11 @@ class Trial:
         """As `first`, except for what outputs and workspaces held."""
         return self._observe("nan", "finite")
 
-    def adopt(self, runs: Sequence[Observation], raised: KernelRaised | None = None) -> None:
-        """Take over the first run and perhaps the second, which have been made elsewhere, or what the next `raised`."""
+    def adopt(self, runs: Sequence[Observation]) -> None:
+        """Take over the first run and perhaps the second, which have been made elsewhere."""
         self.observations.extend(runs)
         for name, seen in zip(("first", "second"), runs, strict=False):
             self.__dict__[name] = seen
-        self.raised = raised
 
     def look_closer(self) -> None:
         """Make the second run after all, upon symptoms in the first."""
@@ -134,9 +132,7 @@ class Trial:
 
     @cached_property
     def symptoms(self) -> Symptoms:
-        """What `flags` say, after a wait for the device. Raises what a run raised."""
-        if self.raised is not None:
-            raise self.raised
+        """What `flags` say, after a wait for the device."""
         return Symptoms.read(self.flags.tolist(), runs=len(self.runs))
 
     def disagree(self, one: Observation, other: Observation) -> Bool[Tensor, ""]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.memory.image import image_nbytes
+from attnfuzz.memory.image import plan_of
 from attnfuzz.oracles import quick
 from attnfuzz.oracles.batch import Batch
 from attnfuzz.oracles.judge import judge
@@ -133,14 +133,14 @@ def test_what_does_not_fit_goes_into_another_batch(
     """A batch of many or large cases would not fit into memory."""
     if not small:
         monkeypatch.setattr(quick, "_SMALL_BYTES", 0)
-    monkeypatch.setattr(quick, "_IMAGE_BYTES", 2 * image_nbytes(dense))
+    monkeypatch.setattr(quick, "_IMAGE_BYTES", 2 * plan_of(dense).nbytes)
     monkeypatch.setattr(quick, "_BATCH_BYTES", 2 * case_nbytes(dense))
     sizes: list[int] = []
     judge_together = quick._Together.judge
 
-    def judge_and_note(self: Any, cases: list[Case], home: str) -> list[Verdict]:
+    def judge_and_note(self: Any, cases: list[Case], *rest: Any) -> list[Verdict]:
         sizes.append(len(cases))
-        return judge_together(self, cases, home)
+        return judge_together(self, cases, *rest)
 
     monkeypatch.setattr(quick._Together, "judge", judge_and_note)
     assert len(judge_many(plant(), [dense] * 5, device="cpu")) == 5
@@ -152,7 +152,7 @@ def test_small_and_large_cases_in_turn(
     bug: str, plant: Any, dense: DenseDecodeCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verdicts would change places, or large cases be judged by other rules than small ones."""
-    monkeypatch.setattr(quick, "_is_small", lambda case, device: case.num_seqs == 3)
+    monkeypatch.setattr(quick, "_is_small", lambda case, plan, device: case.num_seqs == 3)
     kernel = plant(**BUGS[bug])
     cases = [dense, msgspec.structs.replace(dense, seq_lens=(9,)), dense, msgspec.structs.replace(dense, seq_lens=(4,))]
     alone = [judge(kernel, case, device="cpu") for case in cases]

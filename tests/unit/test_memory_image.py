@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.fetch import Fetch
-from attnfuzz.memory.image import RUNS, Image, image_nbytes
+from attnfuzz.memory.image import RUNS, Image, plan_of
 from attnfuzz.memory.patterns import bits, holds_prefill
 from attnfuzz.memory.violations import violations
 from attnfuzz.problems.cases import PROBLEMS, Case, DenseDecodeCase, Problem
@@ -25,7 +25,7 @@ CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=8, seq_lens=(3, 
 
 
 def filled(batch: list[Case]) -> Image:
-    image = Image(batch, "cpu")
+    image = Image([plan_of(case) for case in batch], "cpu")
     problem = problem_of(batch[0])
     for i, contents in enumerate(problem.contents(batch, "cpu", Supports())):
         problem.write(batch[i], image.tensors(i), contents.values, contents.placement)
@@ -71,6 +71,7 @@ def test_stray_write_is_located() -> None:
     out.as_strided((1,), (1,), out.storage_offset() + out.numel() + 2).fill_(5.0)
     damaged = {(i, run): bool(image.arena(i, run, Fetch()).damage()) for i in range(3) for run in range(2)}
     assert [place for place, mark in damaged.items() if mark] == [(1, 1)]
+    assert image.damage(Fetch()) == [(False, False), (False, True), (False, False)]
     (found,) = violations(image.arena(1, 1, Fetch()))
     assert (found.name, found.where, found.distance, found.elements) == ("out", "after", 3, 1)
 
@@ -89,10 +90,11 @@ def test_results_are_no_damage() -> None:
     for name in ("out", "lse"):
         image.on_device(0)[name].fill_(1.0)
     assert not any(image.arena(i, run, Fetch()).damage() for i in range(2) for run in range(2))
+    assert image.damage(Fetch()) == [(False, False)] * 2
 
 
 def test_size_is_known_before() -> None:
     """A batch would be cut by another measure than the memory it takes."""
-    image = Image([CASE, CASE], "cpu")
+    image = Image([plan_of(CASE)] * 2, "cpu")
     tensors: dict[str, Any] = image.on_device(0)
-    assert tensors["q"].untyped_storage().nbytes() == 2 * image_nbytes(CASE)
+    assert tensors["q"].untyped_storage().nbytes() == 2 * plan_of(CASE).nbytes

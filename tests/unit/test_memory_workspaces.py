@@ -18,11 +18,13 @@ def allocations(pool: WorkspacePool) -> TrackedAllocations:
 def test_runs_get_memory_of_their_own() -> None:
     """Two runs would write to the same workspace, and differ from what they do alone."""
     pool = WorkspacePool("cpu", "nan")
-    found = []
+    found, arenas = [], []
     for value in range(3):
-        with allocations(pool):
+        with allocations(pool) as active:
             found.append(torch.empty(5, 7).fill_(value))
+        arenas.append(active.arena)
     assert [int(tensor.max()) for tensor in found] == [0, 1, 2]
+    assert pool.is_whole(arenas, Fetch())
     assert len({tensor.untyped_storage().data_ptr() for tensor in found}) == 1
 
 
@@ -37,6 +39,7 @@ def test_overrun_is_located_in_its_run() -> None:
     buffer.as_strided((1,), (1,), buffer.storage_offset() + 5).fill_(1.0)
     assert first.arena.damage()
     assert not second.arena.damage()
+    assert not pool.is_whole([first.arena, second.arena], Fetch())
     (found,) = violations(first.arena.on_host(Fetch().at_home))
     assert (found.where, found.distance) == ("after", 2)
 
@@ -49,6 +52,7 @@ def test_pool_that_is_used_up_is_no_limit() -> None:
         large = torch.zeros(workspaces._POOL_BYTES // 4)
         another = torch.empty(4)
     assert not active.arena.damage()
+    assert not pool.is_whole([active.arena], Fetch())
     assert large.sum() == 0
     assert small.untyped_storage().data_ptr() == another.untyped_storage().data_ptr()
     assert large.untyped_storage().data_ptr() != small.untyped_storage().data_ptr()
