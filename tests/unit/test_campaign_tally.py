@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from attnfuzz.campaign.messages import Progress
+from attnfuzz.campaign.ratios import EXACT, NOT_FINITE, ratio_bin
 from attnfuzz.campaign.tally import Tally
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure, Verdict
+from attnfuzz.oracles.verdict import Failure, OracleName, Timing, Verdict
 from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.problems.input_space import InputSpace, pair_number
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="k")
 CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(1,), scale=0.25)
+
+
+def failed(oracle: OracleName, ratio: float = 0.0) -> Verdict:
+    return Verdict(failure=Failure(oracle=oracle, kind="kind", message="wrong"), error_ratio=ratio)
 
 
 def test_reports_add_up() -> None:
@@ -19,25 +27,65 @@ def test_reports_add_up() -> None:
     sent: list[Progress] = []
     now = [0.0]
     tally = Tally(sent.append, clock=lambda: now[0])
+    timing = Timing(build_s=0.01, compile_s=0.02, kernel_s=0.03, reference_s=0.04)
     for _ in range(10):
         now[0] += 0.1
-        tally.judged(KERNEL, CASE, 0.1, Verdict(error_ratio=0.25))
+        tally.judged(KERNEL, CASE, 0.1, Verdict(error_ratio=0.25, timing=timing))
     tally.flush()
     tally.flush()
     assert 1 < len(sent) < 10
     assert sum(progress.cases for progress in sent) == tally.cases("k") == 10
-    assert math.isclose(sum(progress.seconds for progress in sent), 1.0)
+    for name, total in {"seconds": 1.0, "build_s": 0.1, "compile_s": 0.2, "kernel_s": 0.3, "reference_s": 0.4}.items():
+        assert math.isclose(sum(getattr(progress, name) for progress in sent), total)
     assert max(progress.max_error_ratio for progress in sent) == 0.25
+    assert sum(progress.ratios["float16"][ratio_bin(0.25)] for progress in sent) == 10
 
 
-def test_an_infinite_ratio_is_left_out() -> None:
-    """JSON has no infinity, and a wrong NaN is a finding and no measure of accuracy."""
+def test_an_infinite_ratio_is_no_measure_of_accuracy() -> None:
+    """JSON has no infinity, and a wrong NaN is a finding; the histogram has a place of its own for it."""
     sent: list[Progress] = []
     tally = Tally(sent.append)
-    failure = Failure(oracle="accuracy", kind="out:nan", message="NaN")
-    tally.judged(KERNEL, CASE, 0.1, Verdict(failure=failure, error_ratio=math.inf))
+    tally.judged(KERNEL, CASE, 0.1, failed("accuracy", math.inf))
     tally.flush()
     assert sent[0].max_error_ratio == 0.0
+    assert sent[0].ratios == {"float16": {NOT_FINITE: 1}}
+
+
+def test_a_case_without_a_result_is_not_counted_as_exact() -> None:
+    """A kernel that only ever crashes would look like the most accurate of all."""
+    sent: list[Progress] = []
+    tally = Tally(sent.append)
+    for oracle in ("crash", "hang", "exception"):
+        tally.judged(KERNEL, CASE, 0.1, failed(oracle))
+    tally.judged(KERNEL, CASE, 0.1, failed("red_zone"))
+    tally.flush()
+    assert sent[0].cases == 4
+    assert sent[0].ratios == {"float16": {EXACT: 1}}
+
+
+def test_executors_lost_to_a_case_are_counted() -> None:
+    """What crashes cost would not be seen."""
+    sent: list[Progress] = []
+    tally = Tally(sent.append, device="GPU-1")
+    for verdict in (Verdict(), failed("crash"), failed("hang"), Verdict(fatal=True), failed("accuracy")):
+        tally.judged(KERNEL, CASE, 0.1, verdict)
+    tally.flush()
+    assert (sent[0].restarts, sent[0].device) == (3, "GPU-1")
+
+
+def test_where_cases_lie_travels_with_the_report() -> None:
+    """Coverage is added up from these counts, which must survive the way through JSON."""
+    sent: list[Progress] = []
+    tally = Tally(sent.append)
+    for _ in range(3):
+        tally.judged(KERNEL, CASE, 0.1, Verdict())
+    tally.flush()
+    (progress,) = [msgspec.json.decode(msgspec.json.encode(one), type=Progress) for one in sent]
+    numbers = InputSpace("dense_decode", KERNEL.supports, {}).numbers
+    dtype, length = numbers["dtype"]["float16"], numbers["length"]["1"]
+    assert progress.coverage[pair_number(dtype, length)] == 3
+    assert progress.coverage[pair_number(length, length)] == 3
+    assert set(progress.coverage.values()) == {3}
 
 
 def test_the_share_of_known_deaths_is_measured_in_time() -> None:
