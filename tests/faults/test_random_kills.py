@@ -21,9 +21,9 @@ from tests.unit.execution_clients import SERVICES, assert_gone
 SEED = int(os.environ.get("ATTNFUZZ_FAULT_SEED", "0")) or secrets.randbits(32)
 """Printed with a failure; set the variable to have the same kills again."""
 
-CALL_KILLS = 150
-CAMPAIGN_KILLS = 60
-CAMPAIGNS_KILLED = 6
+CALL_KILLS = 160
+CAMPAIGN_KILLS = 50
+CAMPAIGNS_KILLED = 4
 _PAUSES_S: dict[Role, float] = {"executor": 0.25, "worker": 2.0, "zygote": 7.0}
 """On average between two kills of a role: a campaign with nothing left alive has nothing to lose."""
 
@@ -100,7 +100,7 @@ def test_a_campaign_killed_at_random_moments_goes_on_each_time(tmp_path: Path, d
         resumed += can_resume
         with Campaign(tmp_path, *(["--resume"] if can_resume else ["--budget", "300s"])) as campaign:
             campaign.family.wait_for("worker")
-            time.sleep(dice.uniform(0.0, 5.0))
+            time.sleep(dice.uniform(0.0, 4.0))
             campaign.process.kill()
             assert campaign.family.left_after() == [], campaign.output
         assert "Error" not in campaign.output, campaign.output

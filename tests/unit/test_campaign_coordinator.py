@@ -15,6 +15,7 @@ import msgspec
 
 from attnfuzz.campaign.channel import Channel, ChannelClosed
 from attnfuzz.campaign.coordinator import Coordinator, Plan
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import (
     Busy,
     Confirmed,
@@ -323,7 +324,11 @@ def test_output_that_is_gone_does_not_end_the_campaign(tmp_path: Path) -> None:
         def progress(self, statistics: Statistics) -> None:
             raise OSError(errno.EIO, "Input/output error")
 
-        found = confirmed = shrunk = progress  # type: ignore[assignment]  # each of them fails in the same way
+        def found(self, finding: Finding) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        def shrunk(self, finding: Finding) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     def script(worker: Worker) -> None:
         finds(worker, 9, "0-1")
