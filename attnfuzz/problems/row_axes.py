@@ -67,8 +67,9 @@ def _filling(length: int, step: int) -> Levels:
     if length == 0 or step == 0:
         return ()
     rest = length % step
-    levels = [name for name, at in (("full", 0), ("1 token", 1), ("1 short", step - 1)) if rest == at]
-    return tuple(levels) or ("between",)
+    if rest == 0:
+        return ("full",)
+    return tuple(name for name, at in (("1 token", 1), ("1 short", step - 1)) if rest == at) or ("between",)
 
 
 def _last_page(row: Row) -> Levels:
