@@ -12,12 +12,13 @@ from attnfuzz.campaign.trials import Trials
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
 
-__all__ = ["MAX_RUNS", "Confirmation", "confirm", "rate_of", "still_fails_afresh"]
+__all__ = ["MAX_RUNS", "Confirmation", "confirm", "ever_fails_afresh", "rate_of", "still_fails_afresh"]
 
 MAX_RUNS = 20
 """Runs that a rate is taken from, if there is time for them."""
 _RUNS = {"hang": 1, "crash": 2}
 _RUNS_FOR_VALUES = 3
+_FRESH_RUNS = 4
 _REPEATING_LIMIT_S = 10.0
 _SEQUENCE_LIMIT_S = 20.0
 
@@ -53,12 +54,12 @@ def confirm(suspect: Suspect, trials: Trials) -> Confirmation:
     return Confirmation(_alone(suspect), [failure for failure in failures if failure is not None], len(failures))
 
 
-def rate_of(suspect: Suspect, trials: Trials, *, afresh: bool = False) -> Confirmation:
+def rate_of(suspect: Suspect, trials: Trials) -> Confirmation:
     """Run the case up to ``MAX_RUNS`` times. Raises OutOfTime."""
     until = time.monotonic() + _REPEATING_LIMIT_S
     failures: list[Failure | None] = []
     while len(failures) < MAX_RUNS and (not failures or time.monotonic() < until):
-        failures.append(_run(suspect, trials, afresh=afresh or not failures))
+        failures.append(_run(suspect, trials, afresh=not failures))
     return Confirmation(suspect, [failure for failure in failures if failure is not None], len(failures))
 
 
@@ -69,6 +70,11 @@ def still_fails_afresh(suspect: Suspect, trials: Trials) -> bool:
         if failure is None or suspect.as_(suspect.case, failure).symptom != suspect.symptom:
             return False
     return True
+
+
+def ever_fails_afresh(suspect: Suspect, trials: Trials) -> bool:
+    """Whether the case fails in any of a few fresh processes. Raises OutOfTime."""
+    return any(_run(suspect, trials, afresh=True) is not None for _ in range(_FRESH_RUNS))
 
 
 def _run(suspect: Suspect, trials: Trials, *, afresh: bool) -> Failure | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects
-from attnfuzz.campaign.confirmation import Confirmation, confirm, rate_of, still_fails_afresh
+from attnfuzz.campaign.confirmation import Confirmation, confirm, ever_fails_afresh, rate_of, still_fails_afresh
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge
 from attnfuzz.campaign.known_deaths import FATAL_ORACLES, KnownDeaths
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
@@ -73,6 +74,8 @@ class Pursuit:
         self._symptoms = [suspect.symptom]
         self._flaky = False
         self._tries = 1
+        self._afresh = False
+        self._steps: list[Suspect] = []
         self._hangs = 0
         self._failing: Suspect | None = None
 
@@ -210,22 +213,26 @@ class Pursuit:
         limit_s = _SHRINKING_DEATHS_LIMIT_S if deadly else _SHRINKING_LIMIT_S
         self._shrink_until = min(self._shrink_until, time.monotonic() + limit_s)
         try:
-            minimise(
-                before.case,
-                self._fails_alike,
-                supports=before.declaration.supports,
-                options=before.declaration.options,
-                deadline=self._shrink_until,
-                on_smaller=self._keep,
-            )
+            self._minimise()
+            self._shrink_preceding()
+            if before.failure.oracle == "hang":
+                self._check_hang(before)
+            elif self._flaky or not still_fails_afresh(self._now, self._trials):
+                self._look_again(before)
         except _CutOff:
             self._shrink_until = -math.inf
+        except OutOfTime:
             return
-        try:
-            self._shrink_preceding()
-            self._look_again(before)
-        except (OutOfTime, _CutOff):
-            return
+
+    def _minimise(self) -> None:
+        minimise(
+            self._now.case,
+            self._fails_alike,
+            supports=self._now.declaration.supports,
+            options=self._now.declaration.options,
+            deadline=self._shrink_until,
+            on_smaller=self._keep,
+        )
 
     def _shrink_preceding(self) -> None:
         """Fewer and simpler cases before the failing one, which is smaller now."""
@@ -242,14 +249,16 @@ class Pursuit:
         failure = self._trials.after(preceding, self._now.case, patience="short")
         return failure is not None and self._now.as_(self._now.case, failure).symptom == self._now.symptom
 
+    def _check_hang(self, before: Suspect) -> None:
+        if self._now is not before and not self._still_hangs():
+            self._step_back(before)
+
     def _look_again(self, before: Suspect) -> None:
         """What is saved must fail in a process of its own, or with a rate that is known; or else what it came from."""
-        if before.failure.oracle == "hang":
-            if self._now is not before and not self._still_hangs():
-                self._step_back(before)
-            return
-        if not self._flaky and still_fails_afresh(self._now, self._trials):
-            return
+        if not self._flaky and not ever_fails_afresh(self._now, self._trials):
+            self._shrink_afresh(before)
+            if still_fails_afresh(self._now, self._trials):
+                return
         rate = rate_of(self._now, self._trials)
         if not rate.failures and self._now is not before:
             self._step_back(before)
@@ -257,6 +266,15 @@ class Pursuit:
         if rate.failures:
             self._flaky = rate.is_flaky
             self._tell_rate(rate)
+
+    def _shrink_afresh(self, before: Suspect) -> None:
+        """Go on from the last step that fails in a fresh process: later ones needed what the cases tried had left."""
+        steps = [before, *self._steps]
+        good = bisect.bisect_left(steps, 1, lo=1, key=lambda step: not ever_fails_afresh(step, self._trials)) - 1
+        self._afresh = True
+        self._needed = frozenset.intersection(*(step.features for step in steps[: good + 1]))
+        self._step_to(steps[good])
+        self._minimise()
 
     def _step_back(self, before: Suspect) -> None:
         self._step_to(before)
@@ -270,7 +288,7 @@ class Pursuit:
             return False
         for _ in range(self._tries):
             try:
-                failure = self._trials.after(self._now.preceding, case, patience="short")
+                failure = self._trials.after(self._now.preceding, case, patience="short", afresh=self._afresh)
             except OutOfTime as cut:
                 raise _CutOff from cut
             self._hangs += failure is not None and failure.oracle == "hang"
@@ -294,6 +312,7 @@ class Pursuit:
     def _keep(self, case: Case) -> None:
         if self._failing is None or self._failing.case != case:
             raise RuntimeError(f"minimise() kept a case that was not judged last: {encode_case(case).decode()}")
+        self._steps.append(self._failing)
         self._step_to(self._failing)
 
     def _step_to(self, suspect: Suspect) -> None:

@@ -31,13 +31,16 @@ class Trials:
             self._deaths.passed(self._declaration, case)
         return failure
 
-    def after(self, preceding: Sequence[Case], case: Case, *, patience: Patience = "learned") -> Failure | None:
+    def after(
+        self, preceding: Sequence[Case], case: Case, *, patience: Patience = "learned", afresh: bool = False
+    ) -> Failure | None:
         """What an oracle objects to in ``case`` once ``preceding`` have run in the same fresh process.
 
-        Without any, the case runs alone. None also where one of those ends the process. Raises OutOfTime.
+        Without any, the case runs alone, ``afresh`` or not. None also where one of those ends the process. Raises
+        OutOfTime.
         """
         if not preceding:
-            return self.alone(case, patience=patience)
+            return self.alone(case, patience=patience, afresh=afresh)
         for i, earlier in enumerate(preceding):
             failure = self._failure_of(earlier, patience, afresh=i == 0)
             if failure is not None and failure.oracle in FATAL_ORACLES:

@@ -6,16 +6,66 @@ import json
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
+from attnfuzz.campaign.messages import Confirmed, Minimised, Smaller
+from attnfuzz.campaign.pursuit import Pursuit
+from attnfuzz.campaign.signature import KnownFindings
+from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.corpus import Regression, load_regression
-from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
+from attnfuzz.problems.choices import default_scale
+from tests.unit.pretended_process import WRONG, PretendedProcess
+
+Message = TypeVar("Message", bound=msgspec.Struct)
 
 KERNELS = Path(__file__).parent / "stateful_kernels.py"
+
+
+def pursue(process: PretendedProcess, suspect: Suspect) -> list[msgspec.Struct]:
+    """What the coordinator is told."""
+    sent: list[msgspec.Struct] = []
+    pursuit = Pursuit(
+        "0-1",
+        suspect,
+        judge=process.timed(),
+        known=KnownFindings(),
+        send=sent.append,
+        is_over=lambda: False,
+        deadline=time.monotonic() + 60.0,
+    )
+    assert pursuit.run()
+    return sent
+
+
+def last(sent: list[msgspec.Struct], kind: type[Message]) -> Message:
+    return [message for message in sent if isinstance(message, kind)][-1]
+
+
+def test_shrinking_does_not_lean_on_what_earlier_tries_left_behind() -> None:
+    """The smallest case would pass in a fresh process, and the finding be saved unshrunk, or as one that passes."""
+
+    def bug(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
+        wide = [one for one in (*earlier, case) if one.head_size == 32]
+        return WRONG if case.num_q_heads == 3 and wide else None
+
+    process = PretendedProcess(bug)
+    case = DenseDecodeCase(num_q_heads=3, head_size=32, num_kv_heads=1, seq_lens=(5, 0, 33), scale=0.5, extra_rows=3)
+    sent = pursue(process, process.suspect(case, failure=WRONG))
+    smallest = decode_case("dense_decode", bytes(last(sent, Smaller).case))
+    assert smallest == DenseDecodeCase(
+        num_q_heads=3, head_size=32, num_kv_heads=1, seq_lens=(1,), scale=default_scale(32)
+    )
+    assert last(sent, Minimised).features == {"head_size>16", "gqa_ratio>1", "gqa_ratio not pow2"}
+    assert last(sent, Confirmed).failed == last(sent, Confirmed).runs
 
 
 @dataclass(frozen=True)
