@@ -92,7 +92,7 @@ def attention_rows(
         rows = slice(first, first + rows_at_once)
         some = (
             _attention_rows(heads, k[rows], v[rows], present[rows], units[rows])
-            for heads in q[rows].split(heads_at_once, dim=1)
+            for heads in torch.split(q[rows], heads_at_once, dim=1)
         )
         parts.append(_joined(list(some), dim=1))
     return _joined(parts, dim=0)

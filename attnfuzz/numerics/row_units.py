@@ -155,4 +155,4 @@ def _columns(
         "logarithm": num_stages * (LOG_ERROR * (1 + log_num_tokens) + 4 * FLOAT32_ROUNDOFF * log_num_tokens),
     }
     columns = (torch.as_tensor(unit, dtype=torch.float64) for unit in units.values())
-    return torch.stack(torch.broadcast_tensors(*columns))
+    return torch.stack([column.expand_as(num_tokens) for column in columns])

@@ -4,12 +4,12 @@ import torch
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.numerics.arithmetic import Arithmetic, attention_arithmetic, merge_arithmetic
-from attnfuzz.problems.cases import AttentionCase, Case, SplitDecodeCase
+from attnfuzz.problems.cases import AttentionCase, MergeStatesCase, SplitDecodeCase
 
 __all__ = ["arithmetic_of"]
 
 
-def arithmetic_of(declaration: Declaration, case: Case, *, interpreted: bool) -> Arithmetic:
+def arithmetic_of(declaration: Declaration, case: AttentionCase | MergeStatesCase, *, interpreted: bool) -> Arithmetic:
     """Units of what the kernel may round. `interpreted`: Triton's interpreter converts to bfloat16 by dropping bits."""
     dtype = getattr(torch, case.dtype)
     if not isinstance(case, AttentionCase):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.numerics import Bound
@@ -21,6 +21,12 @@ from attnfuzz.problems.reference import Expected
 from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
 
 __all__ = ["Expectation", "expectations", "on_device"]
+
+
+class Expect(Protocol):
+    """Results of cases of one kind, and where each case's are."""
+
+    def __call__(self, requests: Sequence[Any], *, interpreted: bool) -> tuple[Results, list[Place]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,8 @@ def expectations(
     """
     keep_freed_memory()
     found: dict[int, Expectation] = {}
-    for expect, is_attention in ((expect_attention, True), (expect_merges, False)):
+    problems: tuple[tuple[Expect, bool], ...] = ((expect_attention, True), (expect_merges, False))
+    for expect, is_attention in problems:
         chosen = [i for i, (_, case, _) in enumerate(requests) if isinstance(case, AttentionCase) is is_attention]
         chosen.sort(key=lambda i: requests[i][1].dtype)  # numbers of one dtype are joined in one operation
         if chosen:

@@ -97,8 +97,8 @@ class Results:
 
     def of_case(self, out: int, lse: int, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Expected out and LSE and their bounds, of a case whose numbers begin at `out` and `lse` of all cases'."""
-        outs = self._out[:, out : out + math.prod(shape)].unflatten(1, shape)
-        lses = self._lse[:, lse : lse + math.prod(shape[:2])].unflatten(1, shape[:2])
+        outs = self._out[:, out : out + math.prod(shape)].view(2, *shape)
+        lses = self._lse[:, lse : lse + math.prod(shape[:2])].view(2, *shape[:2])
         return outs[0], lses[0], outs[1], lses[1]
 
 
@@ -154,24 +154,16 @@ _NUM_OFFSETS = 9
 
 def _row_table(blocks: Sequence[Block], units: Float64[Tensor, "units blocks"]) -> Float64[Tensor, "columns rows"]:
     """Offsets and units of each row in float64, which holds integers up to 2^53."""
-    of = Block(*torch.tensor(blocks).unbind(1))
-    first_row = of.num_rows.cumsum(0) - of.num_rows
-    num_rows = int(of.num_rows.sum())
-    block = torch.arange(len(blocks)).repeat_interleave(of.num_rows, output_size=num_rows)
+    of = dict(zip(Block._fields, torch.tensor(blocks).unbind(1), strict=True))
+    first_row = of["num_rows"].cumsum(0) - of["num_rows"]
+    num_rows = int(of["num_rows"].sum())
+    block = torch.arange(len(blocks)).repeat_interleave(of["num_rows"], output_size=num_rows)
     row = torch.arange(num_rows) - first_row[block]
+    of_row_0 = [of["key"], of["value"], of["key_token"], of["value_token"]]
+    of_row_0 += [of["num_tokens"] - 1, of["group"] - 1, of["head_size"], of["out"], of["lse"]]
     none = torch.zeros_like(first_row)
-    of_row_0 = [
-        of.key,
-        of.value,
-        of.key_token,
-        of.value_token,
-        of.num_tokens - 1,
-        of.group - 1,
-        of.head_size,
-        of.out,
-        of.lse,
-    ]
-    per_row = [of.key_row, of.head_size, none, none, none, none, none, of.group * of.head_size, of.group]
+    per_row = [of["key_row"], of["head_size"], none, none]
+    per_row += [none, none, none, of["group"] * of["head_size"], of["group"]]
     offsets = torch.stack(of_row_0)[:, block] + torch.stack(per_row)[:, block] * row
     return torch.cat([offsets.to(torch.float64), units[:, block]])
 

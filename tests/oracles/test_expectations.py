@@ -99,10 +99,12 @@ def bound_by_sequence(declaration: Declaration, case: Case, values: Any, *, num_
         lses = (torch.where(lse.isinf(), -math.inf, lse.double()) for lse in (values.prefix_lse, values.suffix_lse))
         bound = merge_bound(values.prefix_output.double(), values.suffix_output.double(), *lses, out_dtype=dtype)
         return bound.out, bound.lse
+    sequences = [[part.double() for part in values.sequence(seq)] for seq in range(case.num_seqs)]
     rows = [
         attention_bound(
             values.q[seq].double(),
-            *(part.double() for part in values.sequence(seq)),
+            k,
+            v,
             case.scale,
             in_dtype=dtype,
             out_dtype=dtype,
@@ -110,7 +112,7 @@ def bound_by_sequence(declaration: Declaration, case: Case, values: Any, *, num_
             num_partials=num_partials,
             partial_merge=isinstance(case, SplitDecodeCase),
         )
-        for seq in range(case.num_seqs)
+        for seq, (k, v) in enumerate(sequences)
     ]
     return torch.stack([row.out for row in rows]), torch.stack([row.lse for row in rows])
 
@@ -232,13 +234,13 @@ def test_large_sequences_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
             assert_same(one, other)
 
 
-class Operations(TorchDispatchMode):
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     """Counts what a GPU would launch, and what would wait for it."""
 
     VIEWS = ("view", "as_strided", "unbind", "slice", "select", "squeeze", "expand", "transpose", "split", "alias")
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.found: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

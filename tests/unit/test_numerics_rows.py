@@ -40,7 +40,7 @@ def plain_bound(q: Row, k: list[Row], v: list[Row], scale: float, unit: Any) -> 
     products = [[scale * a * b for a, b in zip(q, row, strict=True)] for row in k]
     distances = [max(scores) - s for s in scores]
 
-    def score_error(i: int, of_score: int, of_distance: int) -> float:
+    def score_error(i: int, of_score: int, of_distance: int) -> Any:
         positive = sum(x for x in products[i] if x > 0)
         negative = -sum(x for x in products[i] if x < 0)
         error = gamma(len(q), unit.addition) * max(positive, negative)
@@ -68,7 +68,7 @@ def plain_bound(q: Row, k: list[Row], v: list[Row], scale: float, unit: Any) -> 
     weighted_rescales = sum(upper[i] * rescales[i] for i in tokens)
     of_sum = gamma(n + 8, unit.addition) + U * min(weighted_rescales, max(rescales))
 
-    def out_error(column: Row) -> float:
+    def out_error(column: Row) -> Any:
         average = dot(p, column)
         deviations = [abs(x - average) for x in column]
         magnitudes = [abs(x) for x in column]
