@@ -54,6 +54,7 @@ _KILLS = ("SIGKILL", "SIGTERM")
 class Plan:
     """What to search and for how long; the kernels and times are in ``statistics``.
 
+    Workers take turns at ``device_ids``, as CUDA_VISIBLE_DEVICES names GPUs; without any they share what there is.
     ``resumed`` is where an earlier part of the campaign left off, ``checkpoints`` where this part writes that.
     """
 
@@ -65,6 +66,7 @@ class Plan:
     timeout_s: float | None = None
     tolerance: Tolerance = "bound"
     memory_limit_bytes: int | None = None
+    device_ids: tuple[str, ...] = ()
     checkpoints: Checkpoints | None = None
     resumed: State | None = None
 
@@ -196,7 +198,8 @@ class Coordinator:
 
     def _setup(self, number: int, starts: int) -> Setup:
         plan, statistics = self._plan, self._statistics
-        self._device_ids[number] = ""
+        device_ids = plan.device_ids or ("",)
+        self._device_ids[number] = device_ids[number % len(device_ids)]
         return Setup(
             worker=number,
             num_workers=statistics.workers,
@@ -209,6 +212,7 @@ class Coordinator:
             timeout_s=plan.timeout_s,
             tolerance=plan.tolerance,
             memory_limit_bytes=plan.memory_limit_bytes,
+            device_id=self._device_ids[number],
         )
 
     def _listen(self, timeout_s: float) -> None:

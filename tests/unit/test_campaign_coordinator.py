@@ -106,6 +106,7 @@ def campaign(
     fail_fast: bool = False,
     started: list[Worker] | None = None,
     reporter: Reporter | None = None,
+    device_ids: tuple[str, ...] = (),
 ) -> CampaignResult:
     now = time.monotonic()
     statistics = Statistics(
@@ -117,7 +118,9 @@ def campaign(
         workers=len(scripts),
         seed=7,
     )
-    plan = Plan(statistics=statistics, oracles=DEFAULT_ORACLES, save_folder=folder, fail_fast=fail_fast)
+    plan = Plan(
+        statistics=statistics, oracles=DEFAULT_ORACLES, save_folder=folder, fail_fast=fail_fast, device_ids=device_ids
+    )
 
     def launch(setup: Setup) -> Worker:
         worker = Worker(setup, scripts[setup.worker])
@@ -348,6 +351,28 @@ def test_workers_on_a_gpu_that_does_not_answer_are_ended(tmp_path: Path) -> None
     result = campaign(tmp_path, script, waits, budget_s=60.0)
     assert (result.stop_reason, result.troubles) == ("environment", ("GPU 0 does not answer",))
     assert result.elapsed_s < 10.0
+
+
+def test_the_other_gpus_go_on_without_one_that_does_not_answer(tmp_path: Path) -> None:
+    """One GPU of eight would end the search on all; what its workers had met has to be looked into elsewhere."""
+    pursued: list[Pursue] = []
+
+    def script(worker: Worker) -> None:
+        if worker.setup.device_id == "GPU-dead":
+            if worker.setup.worker == 0:
+                finds(worker, 9, "0-1", confirm=False)
+            worker.say(Trouble(message="GPU-dead does not answer", environment=True, device_lost=True))
+            return
+        pursue = worker.hear(Pursue)
+        assert isinstance(pursue, Pursue)
+        pursued.append(pursue)
+        waits(worker)
+
+    workers: list[Worker] = []
+    devices = ("GPU-dead", "GPU-alive")
+    result = campaign(tmp_path, script, script, budget_s=1.0, started=workers, device_ids=devices)
+    assert [worker.setup.device_id for worker in workers] == list(devices)
+    assert (result.stop_reason, result.troubles, len(pursued)) == ("budget", ("GPU-dead does not answer",), 1)
 
 
 def test_when_every_worker_is_lost_again_and_again_the_campaign_ends(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""Faults on a GPU: kills while CUDA contexts live, and what is left of them."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from attnfuzz.execution.process import resident_bytes
+from attnfuzz.execution.runner import Runner
+from attnfuzz.problems.cases import DenseDecodeCase
+from tests.faults.campaigns import Campaign, assert_nothing_half_written, saved
+from tests.faults.test_random_kills import kill_at_random
+
+KILLS = 25
+CASE = DenseDecodeCase(num_q_heads=8, num_kv_heads=8, head_size=128, seq_lens=(4096,), scale=0.1, dtype="float32")
+
+
+def gpu_memory_mib() -> int:
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return sum(map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()))
+
+
+def test_kills_on_a_gpu_lose_nothing_and_leave_nothing(tmp_path: Path) -> None:
+    """A context killed in the middle of a launch would take the other workers' along, or keep the GPU's memory."""
+    before = gpu_memory_mib()
+    with Campaign(tmp_path, "--budget", "240s", workers=4) as campaign:
+        campaign.family.wait_for("worker", timeout_s=120)
+        killed = kill_at_random(campaign.family, random.Random(7), KILLS, campaign)
+        campaign.wait_for("shrunk", timeout_s=120)
+        campaign.process.terminate()
+        assert campaign.wait() == 128 + signal.SIGTERM
+        print(dict(killed), campaign.output)
+        assert campaign.family.left_after() == []
+    assert "internal error" not in campaign.output
+    assert {regression.kernel.rpartition(":")[2] for regression in saved(tmp_path)} == {"wrong"}
+    assert_nothing_half_written(tmp_path)
+    assert gpu_memory_mib() < before + 256
+
+
+def test_a_campaign_killed_on_a_gpu_leaves_nothing(tmp_path: Path) -> None:
+    """Processes without a master would hold the GPU until somebody looks for them."""
+    before = gpu_memory_mib()
+    with Campaign(tmp_path, "--budget", "240s", workers=4) as campaign:
+        campaign.wait_for("confirmed", timeout_s=120)
+        campaign.process.kill()
+        assert campaign.family.left_after() == []
+    time.sleep(1.0)  # the driver frees a dead context's memory a little later
+    assert gpu_memory_mib() < before + 256
+    assert_nothing_half_written(tmp_path)
+
+
+def test_an_executor_on_a_gpu_is_far_below_its_memory_limit(
+    runner: Runner, record_property: Callable[[str, object], None]
+) -> None:
+    """Kernels that leak nothing would be ended for the libraries that CUDA loads."""
+    (kernel,) = runner.declarations(["dense_eager"])
+    at_first = runner.resident_bytes
+    for _ in range(20):
+        assert runner.judge(kernel, CASE).failure is None
+    pid = runner._executor.pid
+    assert pid is not None
+    grown = (resident_bytes(pid) or 0) - at_first
+    record_property("resident_mib", (at_first + grown) >> 20)
+    assert grown < 2 << 30
