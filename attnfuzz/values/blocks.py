@@ -14,6 +14,7 @@ from torch import Tensor
 from attnfuzz.problems.limits import HASH_CHUNK_ELEMENTS
 from attnfuzz.problems.recipes import KeyRecipe
 from attnfuzz.values.draws import draw, element_words, exact
+from attnfuzz.values.host_draws import HashedRecipe, draw_on_host
 
 __all__ = ["Block", "Recipe", "fill_blocks"]
 
@@ -72,6 +73,8 @@ def _fill_alike(blocks: Sequence[Block]) -> Float[Tensor, "rows num_heads head_s
     """The tensors of blocks of one kind, one after another."""
     first = blocks[0]
     rows = torch.cat([block.rows for block in blocks]) if len(blocks) > 1 else first.rows
+    if not len(rows):
+        return rows.new_empty((0, first.num_heads, first.head_size), dtype=first.dtype)
     if first.recipe == "code":
         codes = exact(_decode(rows, first.num_heads), first.dtype)
         return codes.repeat(1, 1, -(-first.head_size // 4))[..., : first.head_size].contiguous()
@@ -93,6 +96,9 @@ def _fill_alike(blocks: Sequence[Block]) -> Float[Tensor, "rows num_heads head_s
 def _draw(
     kind: Block, rows: Int64[Tensor, " rows"], signs: Int64[Tensor, "rows head_size"] | None
 ) -> Float[Tensor, "rows num_heads head_size"]:
+    if not rows.is_cuda:
+        drawn = draw_on_host(rows, cast(HashedRecipe, kind.recipe), kind.num_heads, kind.head_size, signs)
+        return exact(drawn, kind.dtype, kind.exponent)
     words = element_words(rows, kind.num_heads, kind.head_size)
     if signs is not None:
         return exact(((words & 3) + 1) * signs[:, None], kind.dtype, kind.exponent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from attnfuzz.problems.hashing import fold
@@ -57,7 +57,7 @@ def draw(words: Int64[Tensor, "*shape"], recipe: KeyRecipe | ValueRecipe) -> Int
     return (pairs & 127) + (pairs >> 12) - 126
 
 
-def exact(integers: Int64[Tensor, "*shape"], dtype: torch.dtype, exponent: int = 0) -> Float[Tensor, "*shape"]:
+def exact(integers: Int[Tensor, "*shape"], dtype: torch.dtype, exponent: int = 0) -> Float[Tensor, "*shape"]:
     """``integers * 2**exponent`` in ``dtype``; the recipes only pass what ``dtype`` holds exactly."""
     floats = integers.to(dtype)
     return floats if exponent == 0 else floats.mul_(2.0**exponent)
