@@ -17,7 +17,7 @@ __all__ = ["devices_of", "timeline_svg"]
 _WIDTH, _HEIGHT = 1040.0, 200.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 40.0, 22.0
 _MAX_DEVICES = 8
-_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
+_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800)
 _MOST_TICKS = 8
 _MARK = 9.0
 
@@ -95,16 +95,28 @@ def _moment(seconds: int) -> str:
 
 
 def _marks(found_s: list[float], scale: _Scale) -> Iterator[Markup]:
-    """A numbered disc for each finding, moved to the right where the one before is too close."""
-    place = 0.0
-    for i in sorted(range(len(found_s)), key=found_s.__getitem__):
-        x = scale.x(found_s[i])
-        place = max(x, place + 2 * _MARK + 2)
+    """A numbered disc for each finding, in the order of time."""
+    order = sorted(range(len(found_s)), key=found_s.__getitem__)
+    xs = [scale.x(found_s[i]) for i in order]
+    for i, x, place in zip(order, xs, _spread(xs), strict=True):
         line = f"M{number(place)} {number(2 * _MARK + 2)}L{number(x)} {number(_TOP)}V{number(_HEIGHT - _BOTTOM)}"
         disc = element("circle", cx=place, cy=_MARK + 2, r=_MARK)
         label = text(str(i + 1), place, _MARK + 6, text_anchor="middle")
         link = element("a", disc, label, href=f"#finding-{i + 1}")
         yield element("g", element("path", d=line), link, class_="mark")
+
+
+def _spread(xs: list[float]) -> list[float]:
+    """Places near the ascending ``xs``, apart from each other as far as there is room, and none beyond the right."""
+    apart = min(2 * _MARK + 2, (_WIDTH - 4 * _MARK) / max(1, len(xs)))
+    places: list[float] = []
+    for x in xs:
+        places.append(max(x, places[-1] + apart) if places else x)
+    limit = _WIDTH - _MARK - 1
+    for i in reversed(range(len(places))):
+        places[i] = min(places[i], limit)
+        limit = places[i] - apart
+    return places
 
 
 def _round_up(rate: float) -> float:
