@@ -81,5 +81,5 @@ def _mix(x: _Words) -> _Words:
 def _columns(num_heads: int, head_size: int) -> _Words:
     """What is hashed into a row's state for each of its elements."""
     heads = np.arange(num_heads, dtype=np.uint32) * np.uint32(MAX_HEAD_SIZE)
-    columns: _Words = heads[:, None] + np.arange(head_size, dtype=np.uint32)
+    columns: _Words = np.add(heads[:, None], np.arange(head_size, dtype=np.uint32), dtype=np.uint32)
     return columns

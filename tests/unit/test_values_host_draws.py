@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 import torch
 
@@ -23,7 +21,7 @@ def test_same_integers_as_in_64_bits(recipe: HashedRecipe, shape: tuple[int, int
 
 def test_signs_are_those_of_the_row() -> None:
     """Queries would point away from the keys that they are to find."""
-    signs = cast(torch.Tensor, 1 - 2 * (torch.arange(7 * 4).view(7, 4) % 3 == 0).long())
+    signs = 1 - 2 * (torch.arange(7 * 4).view(7, 4) % 3 == 0).long()
     found = draw_on_host(STATES, "signed", 2, 4, signs)
     expected = ((element_words(STATES, 2, 4) & 3) + 1) * signs[:, None]
     assert torch.equal(found.long(), expected)
