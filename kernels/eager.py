@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels.layouts import gather_tokens
+from attnfuzz.kernels.layouts import gather_pages
 from attnfuzz.kernels.prepare import (
     empty_partials,
     prepare_dense,
@@ -42,10 +41,10 @@ def dense_decode(
     lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``launch.dense_decode``."""
-    out, lse, sizes = prepare_dense(q, k, v, seq_lens, out, lse)
-    tokens = _tokens(seq_lens, sizes["max_seq_len"])
-    for rows in _chunks(tokens, q):
-        out[rows], lse[rows] = _attend(q[rows], k[rows], v[rows], tokens.is_live[rows], scale)
+    out, lse, _ = prepare_dense(q, k, v, seq_lens, out, lse)
+    is_live = _is_live(seq_lens, k.shape[1])
+    for rows in _chunks(is_live, q):
+        out[rows], lse[rows] = _attend(q[rows], k[rows], v[rows], is_live[rows], scale)
     return out, lse
 
 
@@ -65,10 +64,11 @@ def paged_decode(
     """See ``launch_paged.paged_decode``."""
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     out, lse, _ = prepare_paged(inputs, layout, block_size, out, lse)
-    tokens = _tokens(seq_lens, block_table.shape[1] * block_size)
-    for rows in _chunks(tokens, q):
-        k, v = gather_tokens(k_cache, v_cache, layout, block_table, tokens.seq[rows], tokens.position[rows])
-        out[rows], lse[rows] = _attend(q[rows], k, v, tokens.is_live[rows], scale)
+    is_live = _is_live(seq_lens, block_table.shape[1] * block_size)
+    pages = block_table.where(is_live[:, ::block_size], 0)  # of a page in use, the first token is live
+    for rows in _chunks(is_live, q):
+        k, v = gather_pages(k_cache, v_cache, layout, pages[rows])
+        out[rows], lse[rows] = _attend(q[rows], k, v, is_live[rows], scale)
     return out, lse
 
 
@@ -89,12 +89,15 @@ def split_decode(
     """See ``launch_paged.split_decode``."""
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     partial_out, partial_lse, _ = prepare_split(inputs, layout, block_size, num_splits, partial_out, partial_lse)
-    tokens = _tokens(seq_lens, block_table.shape[1] * block_size, num_splits)
-    for rows in _chunks(tokens, q):
-        seq, split = tokens.seq[rows], tokens.split[rows]
-        k, v = gather_tokens(k_cache, v_cache, layout, block_table, seq, tokens.position[rows])
-        out, lse = _attend(q[seq], k, v, tokens.is_live[rows], scale)
-        partial_out[seq, :, split], partial_lse[seq, :, split] = out.to(partial_out.dtype), lse
+    tokens = block_table.shape[1] * block_size
+    pages = block_table.where(_is_live(seq_lens, tokens)[:, ::block_size], 0)
+    position, is_live = _split_positions(seq_lens, tokens, num_splits)
+    for rows in _chunks(is_live.flatten(1), q):
+        k, v = (_split(x, position[rows]) for x in gather_pages(k_cache, v_cache, layout, pages[rows]))
+        queries = q[rows].repeat_interleave(num_splits, dim=0)
+        parts = _attend(queries, k, v, is_live[rows].flatten(0, 1), scale)
+        for partial, part in zip((partial_out, partial_lse), parts, strict=True):
+            partial[rows] = part.unflatten(0, (-1, num_splits)).transpose(1, 2)
     return partial_out, partial_lse
 
 
@@ -152,33 +155,35 @@ def merge_states(
     return output.copy_(merged), output_lse.copy_(merged_lse.t() if lse_layout == "HT" else merged_lse)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    """What is where in padded rows: ``seq`` and ``split [rows]``, the others ``[rows, padded_len]``."""
-
-    seq: Tensor
-    split: Tensor
-    position: Tensor
-    is_live: Tensor
+def _is_live(seq_lens: Tensor, padded_len: int) -> Tensor:
+    """Which positions hold a token, ``[num_seqs, padded_len]``."""
+    return torch.arange(padded_len, device=seq_lens.device) < seq_lens[:, None]
 
 
-def _tokens(seq_lens: Tensor, longest: int, num_splits: int = 1) -> _Tokens:
-    """The tokens of each split of each sequence, of which none is longer than ``longest``; dead ones at position 0."""
-    lens = seq_lens.long().repeat_interleave(num_splits)
-    split = torch.arange(num_splits, device=lens.device).repeat(seq_lens.shape[0])
+def _split_positions(seq_lens: Tensor, padded_len: int, num_splits: int) -> tuple[Tensor, Tensor]:
+    """The position of each token of each split, 0 for one that is not live, and which are.
+
+    Both are ``[num_seqs, num_splits, padded_len / num_splits, rounded up]``.
+    """
+    lens = seq_lens.long()[:, None, None]
     per_split = (lens + num_splits - 1) // num_splits
-    offset = torch.arange(-(-longest // num_splits), device=lens.device)
-    position = (split * per_split)[:, None] + offset
-    is_live = (offset < per_split[:, None]) & (position < lens[:, None])
-    seq = torch.arange(seq_lens.shape[0], device=lens.device).repeat_interleave(num_splits)
-    return _Tokens(seq, split, position * is_live, is_live)
+    offset = torch.arange(-(-padded_len // num_splits), device=lens.device)
+    position = torch.arange(num_splits, device=lens.device)[:, None] * per_split + offset
+    is_live = (offset < per_split) & (position < lens)
+    return position * is_live, is_live
 
 
-def _chunks(tokens: _Tokens, q: Tensor) -> Iterator[slice]:
-    """All rows, a few at a time where their products would fill too much memory."""
-    num_rows, padded_len = tokens.position.shape
+def _split(tokens: Tensor, position: Tensor) -> Tensor:
+    """``tokens [num_seqs, padded_len, num_kv_heads, head_size]`` at ``position``, a row for each split of each."""
+    seq = torch.arange(position.shape[0], device=position.device)[:, None, None]
+    return tokens[seq, position].flatten(0, 1)
+
+
+def _chunks(is_live: Tensor, q: Tensor) -> Iterator[slice]:
+    """All sequences, a few at a time where their products would fill too much memory."""
+    num_seqs, padded_len = is_live.shape
     at_once = max(1, _LARGEST_PRODUCT // max(1, padded_len * q.shape[1] * q.shape[2]))
-    return (slice(start, start + at_once) for start in range(0, num_rows, at_once))
+    return (slice(start, start + at_once) for start in range(0, num_seqs, at_once))
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, is_live: Tensor, scale: float) -> tuple[Tensor, Tensor]:

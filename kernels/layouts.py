@@ -17,7 +17,7 @@ from torch import Tensor
 from attnfuzz.kernels.checks import check_choice, check_tensors, group_size_of
 from attnfuzz.kernels.specs import PAGED
 
-__all__ = ["CacheStrides", "cache_strides", "check_paged", "gather_tokens"]
+__all__ = ["CacheStrides", "cache_strides", "check_paged", "gather_pages"]
 
 
 class CacheStrides(NamedTuple):
@@ -54,20 +54,11 @@ def cache_strides(k_cache: Tensor, v_cache: Tensor, layout: str) -> CacheStrides
     return CacheStrides((k[0], k[token], k[head], k[3], 0), (v[0], v[token], v[head], v[3]), 1)
 
 
-def gather_tokens(
-    k_cache: Tensor, v_cache: Tensor, layout: str, block_table: Tensor, seq: Tensor, position: Tensor
-) -> tuple[Tensor, Tensor]:
-    """K and V of the tokens at ``position [rows, padded_len]`` of sequences ``seq [rows]``.
-
-    Both are ``[rows, padded_len, num_kv_heads, head_size]``. What a table entry names that is no page of the cache is
-    taken from page 0: the entry of a sequence without tokens may hold anything.
-    """
-    block_size = v_cache.shape[{"packed": 3, "HND": 2}.get(layout, 1)]
-    page = block_table[seq[:, None], position // block_size].long()
-    page = page.masked_fill((page < 0) | (page >= v_cache.shape[0]), 0)
-    slot = position % block_size
+def gather_pages(k_cache: Tensor, v_cache: Tensor, layout: str, pages: Tensor) -> tuple[Tensor, Tensor]:
+    """K and V of ``pages [rows, num_pages]``, each ``[rows, num_pages * block_size, num_kv_heads, head_size]``."""
+    k, v = k_cache[pages], v_cache[pages]
     if layout == "packed":
-        return k_cache.permute(0, 3, 1, 2, 4)[page, slot].flatten(3), v_cache.permute(0, 3, 1, 2)[page, slot]
-    if layout == "HND":
-        return k_cache.transpose(1, 2)[page, slot], v_cache.transpose(1, 2)[page, slot]
-    return k_cache[page, slot], v_cache[page, slot]
+        k, v = k.permute(0, 1, 4, 2, 3, 5).flatten(4), v.permute(0, 1, 4, 2, 3)
+    elif layout == "HND":
+        k, v = k.transpose(2, 3), v.transpose(2, 3)
+    return k.flatten(1, 2), v.flatten(1, 2)
