@@ -1,6 +1,7 @@
 """The float64 reference of attention: the definition, sequence by sequence, on logical positions.
 
-It knows no cache, no block table, no mask and no tile: a sequence's keys are simply all there is to attend to.
+It knows no cache, no block table, no mask and no tile: a sequence's keys are simply all there is to attend to. Oracles
+take their references from `attnfuzz.oracles.expectations`, many cases at once, which is tested against this one.
 """
 
 from __future__ import annotations
