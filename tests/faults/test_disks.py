@@ -85,7 +85,7 @@ def test_without_room_for_temporary_files_no_campaign_begins(tmp_path: Path) -> 
 
 def test_a_folder_that_cannot_be_made_is_spoken_of_and_worked_around(tmp_path: Path) -> None:
     """A read-only file system would swallow what was found."""
-    with Campaign(tmp_path, "--budget", "9s", "--save-dir", "/proc/regressions", "--json", "a.json") as campaign:
+    with Campaign(tmp_path, "--budget", "12s", "--save-dir", "/proc/regressions", "--json", "a.json") as campaign:
         assert campaign.wait() == 1
         assert campaign.family.left_after() == []
     assert campaign.output.count("cannot write to /proc/regressions") == 1

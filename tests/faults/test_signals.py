@@ -69,7 +69,7 @@ def test_a_campaign_without_anyone_to_read_goes_on(tmp_path: Path) -> None:
     """`attnfuzz explore | head`, or a log collector that died, would end the search with a traceback."""
     reader, writer = os.pipe()
     os.close(reader)
-    with Campaign(tmp_path, "--budget", "9s", "--json", "a.json", output=writer) as campaign:
+    with Campaign(tmp_path, "--budget", "12s", "--json", "a.json", output=writer) as campaign:
         os.close(writer)
         assert campaign.wait() == 1
         assert campaign.family.left_after() == []
