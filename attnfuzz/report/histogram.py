@@ -11,7 +11,9 @@ from attnfuzz.report.svg import element, path_of_rects, text
 
 __all__ = ["histogram_svg"]
 
-_WIDTH, _HEIGHT, _AXIS = 250.0, 66.0, 13.0
+_WIDTH, _HEIGHT, _AXIS = 250.0, 76.0, 13.0
+_TOP = 18.0
+"""Room for the caption, above the bars."""
 _BAR = 5.4
 _GAP = 10.0
 """On either side of the bins: exact results stand apart, and so do infinities."""
@@ -31,7 +33,7 @@ def histogram_svg(counts: Mapping[int, int]) -> Markup:
         element("path", d=f"M{_LEFT - 4:.0f} {_HEIGHT - _AXIS:.1f}H{_WIDTH - 4:.0f}", class_="grid"),
         element("path", d=path_of_rects(inside), class_="bar"),
         element("path", d=path_of_rects(outside), class_="bar over"),
-        element("path", d=f"M{bound:.1f} 4V{_HEIGHT - _AXIS + 3:.1f}", class_="bound"),
+        element("path", d=f"M{bound:.1f} {_TOP - 6:.0f}V{_HEIGHT - _AXIS + 3:.1f}", class_="bound"),
         *_ticks(),
         class_="histogram",
         viewBox=f"0 0 {_WIDTH:.0f} {_HEIGHT:.0f}",
@@ -42,7 +44,7 @@ def histogram_svg(counts: Mapping[int, int]) -> Markup:
 
 def _bar(number: int, count: int, most: int) -> tuple[float, float, float, float]:
     """Heights grow with the square root: a single case must be seen beside a thousand."""
-    height = max(2.0, (_HEIGHT - _AXIS - 6) * (count / most) ** 0.5)
+    height = max(2.0, (_HEIGHT - _AXIS - _TOP) * (count / most) ** 0.5)
     return _x(number), _HEIGHT - _AXIS - height, _BAR - 1, height
 
 

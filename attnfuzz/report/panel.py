@@ -38,8 +38,7 @@ def panel(
         *facts,
         Text(),
         kernel_table(statistics, width=width, shares=shares, most_rows=max(2, room)),
-        Text(),
-        *at_work,
+        *([Text(), *at_work] if at_work else []),
     )
 
 

@@ -121,7 +121,7 @@ def _finding_lines(number: int, finding: Finding, device: str) -> Iterator[Rende
 
 
 def _remarks(finding: Finding) -> Iterator[str]:
-    shrunk = f"shrunk in {finding.steps} steps" if finding.shrunk_s is not None else "shrinking was cut off"
+    shrunk = f"shrunk in {count(finding.steps, 'step')}" if finding.shrunk_s is not None else "shrinking was cut off"
     yield f"first seen after {format_duration(finding.first_seen_s)}, {shrunk}"
     if finding.certainty():
         yield finding.certainty()

@@ -91,7 +91,7 @@ def _axes(scale: _Scale) -> Iterator[Markup]:
 
 
 def _moment(seconds: int) -> str:
-    return format_duration(float(seconds)) if seconds else "0"
+    return f"{seconds}s" if 0 < seconds < 60 else format_duration(float(seconds)) if seconds else "0"
 
 
 def _marks(found_s: list[float], scale: _Scale) -> Iterator[Markup]:

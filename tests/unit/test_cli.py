@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -95,6 +96,8 @@ def test_it_runs_as_a_module_too(tmp_path: Path) -> None:
         (("explore", "--workers", "many"), ["'many'", "'auto'"]),
         (("explore", "--oracle", "psychic"), ["'psychic'", "accuracy"]),
         (("explore", "--json", "no/folder/a.json"), ["no/folder/a.json", "cannot be written"]),
+        (("explore", "--html", "no/folder/a.html"), ["--html", "no/folder/a.html", "cannot be written"]),
+        (("explore", "--junit", "."), ["--junit", "'.'", "cannot be written"]),
         (("explore", "--save-dir", "a_file"), ["'a_file'", "is a file"]),
         (("explore", "--device", "tpu"), ["'tpu'", "cuda"]),
         (("frobnicate",), ["frobnicate"]),
@@ -244,6 +247,28 @@ def test_ctrl_c_saves_what_was_found_and_exits_130(tmp_path: Path) -> None:
         assert process.wait(30) == 130, rest
     assert "interrupted: 1 finding" in rest
     assert len(list((tmp_path / "regressions").glob("*.json"))) == 1
+
+
+def test_an_interrupted_search_is_reported_too(tmp_path: Path) -> None:
+    """A job that its scheduler ends would leave a CI system with nothing to show."""
+    (tmp_path / "mine.py").write_text(BROKEN)
+    reports = ["--html", "report.html", "--junit", "junit.xml", "--json", "summary.json"]
+    command = [str(COMMAND), "explore", "mine.py", "--budget", "120s", *reports]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    with process, process.stdout as lines:
+        for line in lines:
+            if line.startswith("shrunk"):
+                break
+        os.kill(process.pid, signal.SIGINT)
+        rest = lines.read()
+        assert process.wait(30) == 130, rest
+    page = (tmp_path / "report.html").read_text()
+    assert "interrupted before its time was over" in page
+    assert 'id="finding-1"' in page
+    (failure,) = ElementTree.parse(tmp_path / "junit.xml").getroot().iter("failure")
+    assert "attnfuzz replay regressions/dense_decode-mine-accuracy-" in (failure.text or "")
+    assert json.loads((tmp_path / "summary.json").read_text())["stop_reason"] == "interrupted"
 
 
 def test_list_shows_kernels_and_what_they_declare(tmp_path: Path) -> None:
