@@ -42,6 +42,9 @@ _INITIALISED = {
     _aten.zeros_like.default,
 }
 
+_ALLOCATES = {id(func): False for func in _UNINITIALISED} | {id(func): True for func in _INITIALISED}
+"""By identity, since every operation of a kernel passes here and an operation's hash is computed in Python."""
+
 
 class TrackedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch annotates neither
     """While active, tensors made by `torch.empty`, `zeros`, `full` and their relatives come from `arena`.
@@ -74,13 +77,11 @@ class TrackedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in _UNINITIALISED:
-            made = func(*args, **(kwargs or {}))
-            return self._place(made) if self._is_trackable(made) else made
-        result = func(*args, **(kwargs or {}))
-        if func in _INITIALISED and self._is_trackable(result):
-            return self._place(result, prefill=False).copy_(result)
-        return result
+        made = func(*args, **kwargs) if kwargs else func(*args)
+        initialised = _ALLOCATES.get(id(func))
+        if initialised is None or not self._is_trackable(made):
+            return made
+        return self._place(made, prefill=False).copy_(made) if initialised else self._place(made)
 
     def _place(self, like: Tensor, *, prefill: bool = True) -> Tensor:
         shape, strides = tuple(like.shape), like.stride()

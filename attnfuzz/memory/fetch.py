@@ -26,6 +26,13 @@ class Fetch:
             copy = pinned(buffer.numel())
             self._buffers[buffer.untyped_storage().data_ptr()] = copy.copy_(buffer, non_blocking=True)
 
+    def start_storage(self, tensor: Shaped[Tensor, "..."]) -> None:
+        """Copy all of the storage that ``tensor`` is a part of, if that has not been started."""
+        storage = tensor.untyped_storage()
+        if tensor.device.type != self._home and storage.data_ptr() not in self._buffers:
+            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            self.start_buffer(whole)
+
     def start(self, tensor: Shaped[Tensor, "*shape"]) -> None:
         """Copy ``tensor``, unless it is part of a buffer already on its way."""
         if tensor.device.type != self._home and tensor.untyped_storage().data_ptr() not in self._buffers:

@@ -20,6 +20,7 @@ from attnfuzz.memory.image import RUNS, Image, Plan
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.memory.workspaces import WorkspacePool
 from attnfuzz.oracles.comparison import Reference
+from attnfuzz.oracles.distant_expectations import DistantExpectations
 from attnfuzz.oracles.expectations import Expectation, expectations
 from attnfuzz.oracles.host_look import Seen, look
 from attnfuzz.oracles.observation import KernelRaised, Observation, call
@@ -91,6 +92,7 @@ class Batch:
         self._contents: list[Contents] = []
         self._attempts: list[_Attempt] = []
         self._expectations: list[Expectation] = []
+        self._distant: DistantExpectations | None = None
         self._build_s = self._expect_s = 0.0
 
     def launch(self) -> None:
@@ -112,7 +114,10 @@ class Batch:
             for case, contents in zip(self.cases, self._contents, strict=True)
         ]
         interpreted = self.device == "cpu"
-        self._expectations = expectations(requests, tolerance=self.tolerance, interpreted=interpreted)
+        if self.home == self.device:
+            self._expectations = expectations(requests, tolerance=self.tolerance, interpreted=interpreted)
+        else:
+            self._distant = DistantExpectations(requests, self.device, self.tolerance, interpreted, self._fetch)
         self._expect_s = time.perf_counter() - started
 
     def symptoms(self) -> list[Symptoms | KernelRaised]:
@@ -120,6 +125,8 @@ class Batch:
         if self.home == "cpu":
             if self.device != "cpu":
                 torch.cuda.synchronize()
+            if self._distant is not None:
+                self._expectations = self._distant.at_home()
             found = self._look_on_host()
         else:
             found = self._look_on_device()

@@ -15,7 +15,7 @@ from attnfuzz.oracles.judge import judge, judge_raised, judge_trial, needs_two_r
 from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.trial import Symptoms
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Verdict
-from attnfuzz.problems.cases import AttentionCase, Case
+from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
 from attnfuzz.problems.tolerance import Tolerance
 
@@ -25,10 +25,9 @@ _IMAGE_BYTES = 1 << 28
 _BATCH_BYTES = 1 << 30
 """What the cases of a batch may take together: small ones on the host, large ones on the device."""
 
-_SMALL_BYTES = 1 << 24
-_SMALL_WORK = 1 << 20
-"""Bytes of both runs, and query heads times tokens times head size. Above either, the host would take longer than a GPU
-that several processes share."""
+_SMALL_BYTES = 1 << 23
+"""Of the memory for both runs. Above, the host takes longer to fill and compare it than a GPU that several processes
+share."""
 
 
 class BatchLost(Exception):  # noqa: N818 - says what happened
@@ -65,7 +64,7 @@ def judge_many(
         compile_clock=compile_clock,
     )
     plans = [plan_of(case) for case in cases]
-    small = [i for i, case in enumerate(cases) if _is_small(case, plans[i], device)]
+    small = [i for i, plan in enumerate(plans) if _is_small(plan)]
     verdicts: dict[int, Verdict] = {}
     for home, chosen, limit, sizes in (
         ("cpu", small, _IMAGE_BYTES, [plans[i].nbytes for i in small]),
@@ -166,12 +165,8 @@ def _with_share(verdict: Verdict, shared_s: float) -> Verdict:
     return msgspec.structs.replace(verdict, timing=msgspec.structs.replace(timing, total_s=timing.total_s + shared_s))
 
 
-def _is_small(case: Case, plan: Plan, device: str) -> bool:
-    if plan.nbytes > _SMALL_BYTES:
-        return False
-    if device == "cpu" or not isinstance(case, AttentionCase):
-        return True
-    return case.num_q_heads * sum(case.seq_lens) * case.head_size <= _SMALL_WORK
+def _is_small(plan: Plan) -> bool:
+    return plan.nbytes <= _SMALL_BYTES
 
 
 def _batches(items: Sequence[int], sizes: Sequence[int], limit: int) -> Iterator[list[int]]:

@@ -152,7 +152,8 @@ def test_small_and_large_cases_in_turn(
     bug: str, plant: Any, dense: DenseDecodeCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verdicts would change places, or large cases be judged by other rules than small ones."""
-    monkeypatch.setattr(quick, "_is_small", lambda case, plan, device: case.num_seqs == 3)
+    small = plan_of(dense).nbytes
+    monkeypatch.setattr(quick, "_is_small", lambda plan: plan.nbytes == small)
     kernel = plant(**BUGS[bug])
     cases = [dense, msgspec.structs.replace(dense, seq_lens=(9,)), dense, msgspec.structs.replace(dense, seq_lens=(4,))]
     alone = [judge(kernel, case, device="cpu") for case in cases]

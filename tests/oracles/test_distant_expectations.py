@@ -1,0 +1,58 @@
+"""Expectations worked out elsewhere are those worked out here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.memory.fetch import Fetch
+from attnfuzz.oracles import distant_expectations
+from attnfuzz.oracles.distant_expectations import DistantExpectations
+from attnfuzz.oracles.expectations import expectations
+from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.supports import Supports
+from attnfuzz.values.transfer import all_on_device
+
+ELSEWHERE = "cuda" if torch.cuda.is_available() else "cpu:0"  # not the string for "stay here"
+
+
+@pytest.mark.parametrize("work", [0, 300, 1 << 30])
+@pytest.mark.parametrize("fixture", ["dense", "paged", "split", "states"])
+def test_same_numbers_as_here(
+    fixture: str, work: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A case would be compared with another one's expectation, or with half of its own."""
+    monkeypatch.setattr(distant_expectations, "_HOST_WORK", work)
+    case = request.getfixturevalue(fixture)
+    cases = [msgspec.structs.replace(case, dtype=dtype) for dtype in ("float16", "float32", "bfloat16")]
+    cases.append(msgspec.structs.replace(case, num_q_heads=2 * case.num_q_heads))
+    declaration = Declaration(name="any", problem=case.problem)
+    contents = problem_of(case).contents(cases, "cpu", Supports())
+    requests: Any = [(declaration, one, of_one.values) for one, of_one in zip(cases, contents, strict=True)]
+    found = DistantExpectations(requests, ELSEWHERE, "bound", False, Fetch())
+    if ELSEWHERE == "cuda":
+        torch.cuda.synchronize()
+    expected = expectations(requests, tolerance="bound", interpreted=False)
+    for one, other in zip(found.at_home(), expected, strict=True):
+        torch.testing.assert_close(one.expected.out, other.expected.out)
+        torch.testing.assert_close(one.expected.lse, other.expected.lse)
+        torch.testing.assert_close(one.bound.out, other.bound.out)
+        torch.testing.assert_close(one.bound.lse, other.bound.lse)
+
+
+def test_tensors_of_several_dtypes_arrive_in_their_order() -> None:
+    """One case would be given another's numbers."""
+    tensors = [
+        torch.arange(4.0).view(2, 2),
+        torch.arange(3),
+        torch.ones(1, 5),
+        torch.empty(0, 2),
+        torch.arange(6).view(2, 3).T,
+    ]
+    for one, other in zip(all_on_device(tensors, ELSEWHERE), tensors, strict=True):
+        assert torch.equal(one.cpu(), other)
+    assert all_on_device([], ELSEWHERE) == []
