@@ -23,4 +23,4 @@ def ratio_bin(ratio: float) -> int:
 
 def above(number: int) -> float:
     """The upper edge of bin ``number``; a case whose bin ends above 1 has failed."""
-    return 2.0 ** (number / 2)
+    return math.pow(2.0, number / 2)

@@ -49,7 +49,8 @@ def junit_xml(result: CampaignResult) -> bytes:
     for suite in root:
         _complete(suite)
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
+    document: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return document + b"\n"
 
 
 def write_junit(result: CampaignResult, path: Path) -> None:

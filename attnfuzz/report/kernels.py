@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rich.console import JustifyMethod
@@ -83,7 +83,7 @@ def _row(statistics: Statistics, target: str, shares: Shares) -> _Row:
     return _Row(statistics.kernels[target], shares.get(target), findings)
 
 
-def _most_important(rows: list[_Row], most: int | None) -> Iterable[_Row]:
+def _most_important(rows: list[_Row], most: int | None) -> list[_Row]:
     if most is None or len(rows) <= most:
         return rows
     ranked = sorted(rows, key=lambda row: (-row.findings, -row.kernel.max_error_ratio))[: max(1, most - 1)]
