@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import lru_cache
+
 from attnfuzz.problems.input_space import Placement, pair_number
 
 __all__ = ["PairCounts"]
@@ -19,17 +22,17 @@ class PairCounts:
 
     def __init__(self, num_levels: int) -> None:
         self._lanes = [1 << (8 * _LANE_BYTES * level) for level in range(num_levels)]
+        self._sum_of_row = lru_cache(maxsize=1 << 12)(self._sum)
         self._with: dict[int, int] = {}
 
     def add(self, placement: Placement) -> None:
         """Count each pair of the case's levels once; of two levels of sequences, if one sequence has both."""
         rows: dict[int, int] = {}
         for row in placement.rows:
-            lanes = self._sum(row)
+            lanes = self._sum_of_row(row)
             for level in row:
-                rows[level] = rows.get(level, 0) | lanes
-        whole = self._sum(placement.case)
-        everything = whole | self._sum(rows)
+                rows[level] = rows[level] | lanes if level in rows else lanes
+        everything = self._sum(placement.case) + self._sum(rows)
         counts = self._with
         for level in placement.case:
             counts[level] = counts.get(level, 0) + everything
@@ -47,8 +50,6 @@ class PairCounts:
             if count and other >= level
         }
 
-    def _sum(self, levels: tuple[int, ...] | dict[int, int]) -> int:
-        total = 0
-        for level in levels:
-            total |= self._lanes[level]
-        return total
+    def _sum(self, levels: Iterable[int]) -> int:
+        """One in the lane of each of ``levels``, which are distinct."""
+        return sum(map(self._lanes.__getitem__, levels))

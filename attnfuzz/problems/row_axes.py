@@ -36,7 +36,8 @@ def rows_of(case: Case) -> Iterable[Row | tuple[str, str]]:
     """The distinct sequences of ``case``; the pairs of (prefix, suffix) LSE kinds of a merge."""
     if isinstance(case, MergeStatesCase):
         return set(case.lse_pairs)
-    cut = (case.block_size if isinstance(case, PagedDecodeCase) else 0, tile_sizes(case.options), num_splits_of(case))
+    page = case.block_size if isinstance(case, PagedDecodeCase) else 0
+    cut = (page, tile_sizes(case.options), num_splits_of(case))
     rows = {Row(length, *cut) for length in set(case.seq_lens)}
     needles: dict[int, list[int]] = {}
     for needle in case.values.needles:

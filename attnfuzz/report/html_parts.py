@@ -124,7 +124,9 @@ def page_of(result: CampaignResult) -> Page:
 def _title(result: CampaignResult) -> str:
     if not result.statistics.cases and not result.findings:
         return "No case was judged"
-    return count(len(result.findings), "finding") if result.findings else "Nothing found"
+    if not result.findings:
+        return "Nothing new found" if result.elsewhere else "Nothing found"
+    return count(len(result.findings), "finding")
 
 
 def _effort(result: CampaignResult) -> str:
