@@ -97,7 +97,7 @@ def split_decode(
         queries = q[rows].repeat_interleave(num_splits, dim=0)
         parts = _attend(queries, k, v, is_live[rows].flatten(0, 1), scale)
         for partial, part in zip((partial_out, partial_lse), parts, strict=True):
-            partial[rows] = part.unflatten(0, (-1, num_splits)).transpose(1, 2)
+            partial[rows] = part.view(-1, num_splits, *part.shape[1:]).transpose(1, 2)
     return partial_out, partial_lse
 
 
@@ -191,9 +191,10 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, is_live: Tensor, scale: float) -> t
 
     Shapes: ``q`` as out, ``k, v [rows, padded_len, num_kv_heads, head_size]``, ``is_live [rows, padded_len]``.
     """
-    heads = (k.shape[2], -1)  # query heads are [num_kv_heads, group_size]
     live = is_live[:, :, None, None]
-    products = q.float().unflatten(1, heads)[:, None] * k.float().unsqueeze(3)
+    # query heads are [num_kv_heads, group_size]
+    queries = q.float().reshape(q.shape[0], 1, k.shape[2], -1, q.shape[2])
+    products = queries * k.float().unsqueeze(3)
     scores = (products.sum(-1) * scale).masked_fill(~live, -math.inf)  # [rows, padded_len, num_kv_heads, group_size]
     p = scores.softmax(1).masked_fill(~live, 0.0)  # a row without tokens has NaN
     values = v.float().masked_fill(~live, 0.0).unsqueeze(3)

@@ -16,7 +16,7 @@ from tests.faults.families import Family
 __all__ = ["KERNELS", "Campaign", "assert_nothing_half_written", "saved"]
 
 KERNELS = Path(__file__).with_name("faulty_kernels.py")
-_COMMAND = Path(sys.executable).with_name("attnfuzz")
+_COMMAND = (sys.executable, "-m", "attnfuzz")
 
 
 class Campaign:
@@ -44,7 +44,7 @@ class Campaign:
         targets = [f"{KERNELS}:{name}" for name in kernels.split()]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*prefix, str(_COMMAND), "explore", *targets, "--workers", str(workers), *arguments],
+                [*prefix, *_COMMAND, "explore", *targets, "--workers", str(workers), *arguments],
                 cwd=folder,
                 env={**self.family.environment(), "TMPDIR": str(self.temporary)},
                 stdin=subprocess.DEVNULL,

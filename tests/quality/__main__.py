@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import platform
 import statistics
-import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -18,35 +19,57 @@ from tests.quality.hunting import Catch, hunt
 from tests.quality.mutants import MUTANTS, Mutant
 
 WORKERS = 2
+BUDGET_S = {"cpu": 60, "cuda": 120}
 
 
 def main() -> None:
-    catches = []
-    for mutant in MUTANTS:
+    parser = argparse.ArgumentParser(prog="python -m tests.quality", description=__doc__)
+    parser.add_argument("file", nargs="?", type=Path, help="also write the table there")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants hunted at once")
+    arguments = parser.parse_args()
+
+    def catch(mutant: Mutant) -> Catch:
+        device = arguments.device
         with tempfile.TemporaryDirectory() as folder:
-            catch = hunt(mutant, Path(folder), seed=1, workers=WORKERS)
-        catches.append((mutant, catch))
-        print(_row(mutant, catch), flush=True)
-    page = "\n".join([*_header(catches), *(_row(mutant, catch) for mutant, catch in catches), ""])
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(page)
+            caught = hunt(mutant, Path(folder), seed=1, workers=WORKERS, device=device, budget_s=BUDGET_S[device])
+        print(_row(mutant, caught), flush=True)
+        return caught
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        catches = list(zip(MUTANTS, pool.map(catch, MUTANTS), strict=True))
+    page = "\n".join([*_header(catches, arguments.device), *(_row(mutant, caught) for mutant, caught in catches), ""])
+    print(page)
+    if arguments.file is not None:
+        arguments.file.write_text(page)
 
 
-def _header(catches: list[tuple[Mutant, Catch]]) -> list[str]:
+def _header(catches: list[tuple[Mutant, Catch]], device: str) -> list[str]:
     seen = [catch.first_seen_s for _, catch in catches]
     shrunk = [catch.shrunk_s for _, catch in catches]
+    shrinking = [catch.shrunk_s - catch.first_seen_s for _, catch in catches]
+    fatal = [
+        catch.shrunk_s - catch.first_seen_s
+        for _, catch in catches
+        if catch.regression.finding.oracle in ("crash", "hang")
+    ]
     today = datetime.date.today().isoformat()
+    machine = f"{os.cpu_count()} cores of {_processor()}"
+    where = f"{machine}, no GPU" if device == "cpu" else f"{torch.cuda.get_device_name()}, {machine}"
+    interpreter = " (interpreter)" if device == "cpu" else ""
     return [
         "# Planted bugs: time to find, shrunk size",
         "",
-        f"Measured {today} with `make quality` on {os.cpu_count()} cores of {_processor()}, no GPU: "
-        f"Python {platform.python_version()}, torch {torch.__version__}, Triton {triton.__version__} (interpreter), "
+        f"Measured {today} with `make quality` on {where}: "
+        f"Python {platform.python_version()}, torch {torch.__version__}, Triton {triton.__version__}{interpreter}, "
         f"`attnfuzz explore --fail-fast --workers {WORKERS} --seed 1`. Seconds count from the start of the command, "
         "start-up and imports included.",
         "",
         f"{len(catches)} of {len(MUTANTS)} found; {sum(s <= 10 for s in seen)} within 10 s; "
         f"time to find: median {statistics.median(seen):.1f} s, longest {max(seen):.1f} s; "
-        f"found and shrunk: median {statistics.median(shrunk):.1f} s, longest {max(shrunk):.1f} s.",
+        f"found and shrunk: median {statistics.median(shrunk):.1f} s, longest {max(shrunk):.1f} s; "
+        f"first failure to final case: median {statistics.median(shrinking):.1f} s, longest {max(shrinking):.1f} s, "
+        f"of crashes and hangs {max(fatal):.1f} s.",
         "",
         "| mutant | bug | class | oracle | found, s | shrunk, s | smallest case |",
         "|---|---|---|---|---:|---:|---|",
