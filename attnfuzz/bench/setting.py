@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
+from attnfuzz.campaign.calibration import cores
 from attnfuzz.campaign.startup import load_searchable
+from attnfuzz.execution.devices import find_gpus
 from attnfuzz.execution.runner import Runner
 
 __all__ = ["Setting", "find_setting"]
@@ -30,5 +31,6 @@ def find_setting(targets: tuple[str, ...], device: str) -> Setting:
             kernels=tuple(one.target for one in declarations),
             device=runner.device,
             device_name=runner.device_name,
-            cores=len(os.sched_getaffinity(0)),
+            cores=cores(),
+            gpus=tuple(gpu.id for gpu in find_gpus()) if runner.device == "cuda" else (),
         )

@@ -213,6 +213,7 @@ class Coordinator:
             tolerance=plan.tolerance,
             memory_limit_bytes=plan.memory_limit_bytes,
             device_id=self._device_ids[number],
+            device_label=str(device_ids.index(self._device_ids[number])) if plan.device_ids else "",
         )
 
     def _listen(self, timeout_s: float) -> None:

@@ -52,6 +52,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     timeout_s: float | None = None
     memory_limit_bytes: int | None = None
     device_id: str = ""
+    device_label: str = ""
     tolerance: Tolerance = "bound"
 
 

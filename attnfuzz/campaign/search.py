@@ -56,7 +56,7 @@ class Search:
         self._drawing = Drawing(strategy_for, seeds=(setup.seed, setup.worker), formats=formats)
         self._kernels = {declaration.target: declaration for declaration in setup.kernels}
         self._schedule = Schedule(list(self._kernels), worker=setup.worker, num_workers=setup.num_workers)
-        self._tally = Tally(channel.send, device=setup.device_id)
+        self._tally = Tally(channel.send, device=setup.device_label)
         self._failures = Failures(
             setup.worker,
             deadline=setup.deadline,

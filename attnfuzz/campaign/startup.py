@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import secrets
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
+from attnfuzz.campaign.calibration import PROBE_KERNEL, Choice, ProbeLoad, by_formula, calibrate, cores
 from attnfuzz.campaign.checkpoints import Checkpoints
 from attnfuzz.campaign.coordinator import Coordinator, Plan
 from attnfuzz.campaign.duration import format_duration
@@ -24,15 +25,17 @@ from attnfuzz.campaign.state import FOLDER, StateFile
 from attnfuzz.campaign.worker_process import WorkerProcess
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.claims import PrivateFolder
+from attnfuzz.execution.devices import DeviceLease, Gpu, find_gpus
 from attnfuzz.execution.outcomes import ExecutorUnavailable
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, ORACLES, OracleName
 from attnfuzz.problems.simplest import simplest_case
 
-__all__ = ["Request", "load_searchable", "number_of_workers", "run_campaign"]
+__all__ = ["Request", "choose_workers", "load_searchable", "run_campaign"]
 
 _ALWAYS_ON = ("crash", "hang")
-_MAX_GPU_WORKERS = 8
+_ONLY_GPU = Gpu("")
+"""Where torch finds one and nvidia-smi is not there: it needs no pinning."""
 
 
 def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
@@ -52,7 +55,11 @@ def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
         if request.resume is not None:
             request.resume.check_kernels({declaration.target for declaration in declarations})
         _say_what_was_left(request, journal, state_file, reporter)
-        plan = _plan(request, runner, declarations, journal, state_file)
+        gpus = (find_gpus() or [_ONLY_GPU]) if runner.device == "cuda" else []
+        choice = choose_workers(request, runner, gpus)
+        if choice.reason:
+            reporter.note(choice.reason)
+        plan = _plan(request, runner, declarations, journal, state_file, gpus=gpus, workers=choice.workers)
         scratch = _scratch()
 
         def launch(setup: Setup) -> WorkerProcess:
@@ -80,12 +87,16 @@ def load_searchable(runner: Runner, targets: tuple[str, ...]) -> list[Declaratio
     return list(distinct.values())
 
 
-def number_of_workers(asked: int | None, device: str) -> int:
-    """``asked``, or one a CPU core; on a GPU no more than share it well."""
-    if asked is not None:
-        return asked
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores - 1, _MAX_GPU_WORKERS)) if device == "cuda" else cores
+def choose_workers(request: Request, runner: Runner, gpus: Sequence[Gpu]) -> Choice:
+    """As many as were asked for, or as many as make the campaign faster."""
+    if request.workers is not None:
+        return Choice(request.workers, "")
+    if runner.device == "cpu":
+        return by_formula(cores(), ())
+    (probe,) = runner.declarations((PROBE_KERNEL,))
+    pinned = DeviceLease(gpus[0].id).environment if len(gpus) > 1 else {}
+    with ProbeLoad(probe, runner.zygote, device=runner.device, environment=pinned) as load:
+        return calibrate(cores(), gpus, budget_s=request.budget_s, measure=load.measure)
 
 
 def _say_what_was_left(request: Request, journal: JournalFolder, state_file: StateFile, reporter: Reporter) -> None:
@@ -103,8 +114,11 @@ def _plan(
     declarations: list[Declaration],
     journal: JournalFolder,
     state_file: StateFile,
+    *,
+    gpus: Sequence[Gpu],
+    workers: int,
 ) -> Plan:
-    statistics = _statistics(request, runner, declarations)
+    statistics = _statistics(request, runner, declarations, num_gpus=len(gpus), workers=workers)
     parts = request.resume.parts if request.resume is not None else 0
     return Plan(
         statistics=statistics,
@@ -114,20 +128,23 @@ def _plan(
         fail_fast=request.fail_fast,
         tolerance=request.tolerance,
         memory_limit_bytes=memory_limit(runner.resident_bytes, device=runner.device, workers=statistics.workers),
+        device_ids=tuple(gpu.id for gpu in gpus) if len(gpus) > 1 else (),
         checkpoints=Checkpoints(state_file, asked_of(request), parts=parts),
         resumed=request.resume,
     )
 
 
-def _statistics(request: Request, runner: Runner, declarations: list[Declaration]) -> Statistics:
+def _statistics(
+    request: Request, runner: Runner, declarations: list[Declaration], *, num_gpus: int, workers: int
+) -> Statistics:
     before_s = request.resume.elapsed_s if request.resume is not None else 0.0
     statistics = Statistics(
         kernels=Statistics.of_kernels(declarations),
         started=request.started - before_s,
         deadline=request.started + request.budget_s,
         device=runner.device,
-        device_name=runner.device_name,
-        workers=number_of_workers(request.workers, runner.device),
+        device_name=f"{num_gpus} x {runner.device_name}" if num_gpus > 1 else runner.device_name,
+        workers=workers,
         seed=secrets.randbits(32) if request.seed is None else request.seed,
     )
     if request.resume is not None:

@@ -27,6 +27,7 @@ from attnfuzz.campaign.messages import Setup, ToWorker, Trouble
 from attnfuzz.campaign.search import Search
 from attnfuzz.campaign.zygote_broker import BorrowedZygote
 from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.execution.devices import DeviceLease
 from attnfuzz.execution.outcomes import DeviceLost, ExecutorUnavailable
 from attnfuzz.execution.process import die_with_parent
 from attnfuzz.execution.runner import Runner
@@ -78,6 +79,7 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
         tolerance=setup.tolerance,
         timeout_s=setup.timeout_s,
         memory_limit_bytes=setup.memory_limit_bytes,
+        environment=DeviceLease(setup.device_id).environment if setup.device_id else None,
         zygote=zygote,
     )
     with contextlib.closing(_Executors(runner)) as executors, contextlib.closing(_journal(setup)) as journal:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 import pytest
 
-from attnfuzz.campaign.startup import load_searchable, number_of_workers
+from attnfuzz.campaign.startup import Request, choose_workers, load_searchable
 from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.execution.devices import Gpu
 from attnfuzz.execution.runner import Runner
 from attnfuzz.problems.supports import Supports
 
@@ -39,11 +40,7 @@ def test_a_declaration_that_no_case_fits_is_refused_by_name() -> None:
         load_searchable(cast(Runner, PretendedRunner(kernel)), ("mine.py",))
 
 
-def test_workers_follow_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One worker a core, except where they share a GPU; what the user asks for comes first."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
-    assert number_of_workers(None, "cpu") == 16
-    assert number_of_workers(None, "cuda") == 8
-    assert number_of_workers(3, "cuda") == 3
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
-    assert number_of_workers(None, "cuda") == 1
+def test_as_many_workers_as_were_asked_for() -> None:
+    """The user's word would not count, or cost a calibration first."""
+    request = Request(kernels=("*",), started=0.0, budget_s=1e6, save_folder=Path(), workers=3)
+    assert choose_workers(request, cast(Runner, PretendedRunner()), [Gpu("0")]).workers == 3
