@@ -56,6 +56,11 @@ class Executor:
         return None if self._link is None else self._link.pid
 
     @property
+    def memory_bytes(self) -> int:
+        """What counts against the memory limit; 0 after the process died, until the next call."""
+        return 0 if self._link is None else self._link.memory_bytes()
+
+    @property
     def restarts(self) -> int:
         """How many processes have taken the place of an earlier one."""
         return max(0, self._num_starts - 1)

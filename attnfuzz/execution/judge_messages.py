@@ -5,6 +5,7 @@ import math
 import msgspec
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.execution.leaks import MemoryUse
 from attnfuzz.oracles.verdict import OracleName, Verdict
 from attnfuzz.problems.tolerance import Tolerance
 
@@ -12,6 +13,8 @@ __all__ = [
     "DeclarationsReply",
     "DeclarationsRequest",
     "DeviceReply",
+    "GrowthReply",
+    "GrowthRequest",
     "JudgeManyReply",
     "JudgeManyRequest",
     "JudgeReply",
@@ -51,12 +54,14 @@ class JudgeReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Without a verdict, one sentence on the reason.
 
     `environment`: no kernel of this kind can be judged here. `exhausted`: the GPU memory that this process may use does
-    not hold the case beside what earlier ones left there; the process ends.
+    not hold the case beside what earlier ones left there; the process ends. `gpu_share`: how much of that memory is
+    still held once the case has been judged, from 0 to 1.
     """
 
     verdict: Verdict | None = None
     environment: str | None = None
     exhausted: str | None = None
+    gpu_share: float = 0.0
 
 
 class JudgeManyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,13 +76,29 @@ class JudgeManyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class JudgeManyReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A verdict for each case, or none and one sentence on the reason.
 
-    `environment`: as in `JudgeReply`. `lost`: one of the cases took the GPU's context or memory from this process, and
-    it cannot be told which; the process ends.
+    `environment` and `gpu_share`: as in `JudgeReply`. `lost`: one of the cases took the GPU's context or memory from
+    this process, and it cannot be told which; the process ends.
     """
 
     verdicts: list[Verdict] = []
     environment: str | None = None
     lost: str | None = None
+    gpu_share: float = 0.0
+
+
+class GrowthRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Call the kernel `target` `calls` times on `case`. The calls of the same case add up."""
+
+    target: str
+    case: msgspec.Raw
+    calls: int
+
+
+class GrowthReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The memory that the process then has; `raised` says why there is none to tell of."""
+
+    use: MemoryUse | None = None
+    raised: str | None = None
 
 
 class DeviceReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,12 +12,15 @@ import torch
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.execution.compile_times import CompileTimes
 from attnfuzz.execution.compiler_key import compute_compiler_key
+from attnfuzz.execution.growth import GrowthTrial
 from attnfuzz.execution.interpreter import install_fast_patching
 from attnfuzz.execution.interpreter_repairs import install_repairs
 from attnfuzz.execution.judge_messages import (
     DeclarationsReply,
     DeclarationsRequest,
     DeviceReply,
+    GrowthReply,
+    GrowthRequest,
     JudgeManyReply,
     JudgeManyRequest,
     JudgeReply,
@@ -53,9 +56,11 @@ class JudgingService:
         self._compile_times = CompileTimes()
         self._compile_times.start_listening()
         self._device: str | None = None
+        self._growth: tuple[GrowthRequest, GrowthTrial] | None = None
         self._methods: dict[str, Callable[[bytes], msgspec.Struct]] = {
             "declarations": self._declarations,
             "device": self._describe_device,
+            "growth": self._growth_after,
             "judge": self._judge,
             "judge_many": self._judge_many,
         }
@@ -111,7 +116,7 @@ class JudgingService:
             return JudgeReply(environment=str(problem))
         except torch.OutOfMemoryError as error:  # not the kernel's: that one is a verdict
             return JudgeReply(exhausted=str(error).strip().partition("\n")[0])
-        return JudgeReply(verdict=to_wire(verdict))
+        return JudgeReply(verdict=to_wire(verdict), gpu_share=self._gpu_share_held())
 
     def _judge_many(self, payload: bytes) -> JudgeManyReply:
         request = msgspec.json.decode(payload, type=JudgeManyRequest)
@@ -130,7 +135,30 @@ class JudgingService:
             return JudgeManyReply(environment=str(problem))
         except BatchLost as lost:
             return JudgeManyReply(lost=str(lost))
-        return JudgeManyReply(list(map(to_wire, verdicts)))
+        return JudgeManyReply(list(map(to_wire, verdicts)), gpu_share=self._gpu_share_held())
+
+    def _growth_after(self, payload: bytes) -> GrowthReply:
+        request = msgspec.json.decode(payload, type=GrowthRequest)
+        try:
+            return GrowthReply(use=self._growth_trial(request).use_after(request.calls))
+        except BaseException as error:  # noqa: BLE001 - whatever a kernel raises, other oracles have a word on it
+            return GrowthReply(raised=f"{type(error).__name__}: {error}")
+
+    def _growth_trial(self, request: GrowthRequest) -> GrowthTrial:
+        """That of the last request if it was for the same case."""
+        last = self._growth
+        if last is None or (last[0].target, bytes(last[0].case)) != (request.target, bytes(request.case)):
+            kernel = self._kernel(request.target)
+            case = decode_case(kernel.declaration.problem, bytes(request.case))
+            last = self._growth = request, GrowthTrial(kernel, case, device=self.device)
+        return last[1]
+
+    def _gpu_share_held(self) -> float:
+        """How much of the GPU memory that this process may use is taken by tensors."""
+        if self.device != "cuda":
+            return 0.0
+        total = torch.cuda.get_device_properties().total_memory
+        return torch.cuda.memory_allocated() / (_gpu_share(total) * total)
 
     def _kernel(self, target: str) -> Kernel:
         if target not in self._kernels:
@@ -155,7 +183,12 @@ def _is_last(reply: msgspec.Struct) -> bool:
 def _cap_gpu_memory() -> None:
     """Let a kernel that allocates without end fail soon, and leave the other executors on the GPU theirs."""
     total = torch.cuda.get_device_properties().total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, max(_GPU_SHARE, _LEAST_GPU_BYTES / total)))
+    torch.cuda.set_per_process_memory_fraction(_gpu_share(total))
+
+
+def _gpu_share(total_bytes: int) -> float:
+    """Of the GPU's memory, for one process."""
+    return min(1.0, max(_GPU_SHARE, _LEAST_GPU_BYTES / total_bytes))
 
 
 def _version(library: str) -> str:

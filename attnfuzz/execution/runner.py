@@ -1,7 +1,7 @@
 """The driver's way to a verdict: kernels run in an executor, whose death is a verdict too. Torch-free."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -16,16 +16,19 @@ from attnfuzz.execution.judge_messages import (
     DeclarationsReply,
     DeclarationsRequest,
     DeviceReply,
+    GrowthReply,
+    GrowthRequest,
     JudgeManyReply,
     JudgeManyRequest,
     JudgeReply,
     JudgeRequest,
     from_wire,
 )
+from attnfuzz.execution.leaks import MemoryUse, find_leak
 from attnfuzz.execution.outcomes import DeviceLost, Died, ExecutorUnavailable, Outcome, Reply, TimedOut
 from attnfuzz.execution.process import resident_bytes
 from attnfuzz.execution.zygote_client import Zygote
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Verdict
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Verdict
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.tolerance import Tolerance
@@ -58,11 +61,13 @@ class Runner:
         tolerance: Tolerance = "bound",
         timeout_s: float | None = None,
         memory_limit_bytes: int | None = None,
+        environment: Mapping[str, str] | None = None,
         zygote: Zygote | None = None,
     ) -> None:
         """`device`: "auto" takes a GPU if there is one. `timeout_s` bounds one case, `DEFAULT_TIMEOUT_S` if None.
 
-        `memory_limit_bytes` bounds the executor's resident memory. `zygote`: where executors come from, started with
+        `memory_limit_bytes` bounds the executor's resident memory. `environment` is set in the executor before CUDA is
+        initialised: that of a `DeviceLease` pins it to one GPU. `zygote`: where executors come from, started with
         `service=SERVICE` and for `device`; the caller closes it. Raises `ExecutorUnavailable`, also for "cuda" without
         a GPU.
         """
@@ -72,8 +77,11 @@ class Runner:
         self.tolerance = tolerance
         self._owns_zygote = zygote is None
         self._memory_limit_bytes = memory_limit_bytes
+        self._executor_environment = dict(environment or {})
         self._loaded: tuple[int | None, set[str]] = (None, set())
         self._stuck: str | None = None
+        self.gpu_share = 0.0
+        """How much of the GPU memory that it may use the executor still held after its latest answer, from 0 to 1."""
         self.zygote = zygote or _start_zygote(_device_to_try(device))
         self._executor = self._new_executor()
         self.device: Device = self._settle_device(device)
@@ -107,13 +115,18 @@ class Runner:
 
     @property
     def restarts(self) -> int:
-        """How many executors have been replaced because they died, hung or lost their GPU."""
+        """How many executors have been replaced: they died, hung, lost their GPU, or were told to end."""
         return self._executor.restarts
 
     @property
     def resident_bytes(self) -> int:
         """Resident memory of the executor as it is now."""
         return resident_bytes(self._executor.pid) or 0 if self._executor.pid is not None else 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that counts against the executor's limit: its own and, as of a moment ago, that of its children."""
+        return self._executor.memory_bytes
 
     def declarations(self, targets: Sequence[str]) -> list[Declaration]:
         """What all kernels that `targets` name declare. Raises `KernelLoadError` in one sentence."""
@@ -185,14 +198,37 @@ class Runner:
             raise ExecutorUnavailable(reply.environment)
         return list(map(from_wire, reply.verdicts))
 
-    def sibling(self) -> "Runner":
-        """Another runner with the same settings and its own executor, from the same zygote: close it first."""
+    def find_leak(self, declaration: Declaration, case: Case, *, timeout_s: float | None = None) -> Failure | None:
+        """What there is to say of a kernel that keeps more memory with every call on `case`; None if it does not.
+
+        Runs in a fresh executor, and leaves one. `timeout_s` is for the calls between two looks at the memory.
+        """
+        if "crash" not in self.oracles:
+            return None
+        encoded = msgspec.Raw(encode_case(case))
+        self.restart()
+        try:
+            return find_leak(lambda calls: self._use_after(declaration, encoded, calls, timeout_s))
+        finally:
+            self.restart()
+
+    def restart(self) -> None:
+        """Go on in a fresh executor."""
+        self._executor.restart()
+        self.gpu_share = 0.0
+
+    def sibling(self, *, memory_limit_bytes: int | None = None) -> "Runner":
+        """Another runner with the same settings and its own executor, from the same zygote: close it first.
+
+        `memory_limit_bytes`: if it is to have another limit.
+        """
         return Runner(
             device=self.device,
             oracles=self.oracles,
             tolerance=self.tolerance,
             timeout_s=self.timeout_s,
             memory_limit_bytes=self._memory_limit_bytes,
+            environment=self._executor_environment,
             zygote=self.zygote,
         )
 
@@ -212,7 +248,9 @@ class Runner:
 
     def _new_executor(self) -> Executor:
         try:
-            return Executor(self.zygote, memory_limit_bytes=self._memory_limit_bytes)
+            return Executor(
+                self.zygote, environment=self._executor_environment, memory_limit_bytes=self._memory_limit_bytes
+            )
         except BaseException:
             if self._owns_zygote:
                 self.zygote.close()
@@ -242,7 +280,23 @@ class Runner:
     def _ask(self, declaration: Declaration, request: JudgeRequest, timeout_s: float) -> JudgeReply | Died | TimedOut:
         self._ensure_loaded(declaration)
         outcome = self._executor.call("judge", msgspec.json.encode(request), timeout_s=timeout_s)
-        return msgspec.json.decode(outcome.body, type=JudgeReply) if isinstance(outcome, Reply) else outcome
+        self.gpu_share = 0.0
+        if not isinstance(outcome, Reply):
+            return outcome
+        reply = msgspec.json.decode(outcome.body, type=JudgeReply)
+        self.gpu_share = reply.gpu_share
+        return reply
+
+    def _use_after(
+        self, declaration: Declaration, case: msgspec.Raw, calls: int, timeout_s: float | None
+    ) -> MemoryUse | None:
+        self._ensure_loaded(declaration)
+        request = msgspec.json.encode(GrowthRequest(declaration.target, case, calls))
+        outcome = self._executor.call("growth", request, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
+        if not isinstance(outcome, Reply):
+            self._look_at_device(declaration, outcome)
+            return None
+        return msgspec.json.decode(outcome.body, type=GrowthReply).use
 
     def _ask_many(self, declaration: Declaration, cases: Sequence[Case], timeout_s: float) -> JudgeManyReply | None:
         """None if there is no answer that covers the batch."""
@@ -250,10 +304,12 @@ class Runner:
         encoded = [msgspec.Raw(encode_case(case)) for case in cases]
         request = JudgeManyRequest(declaration.target, encoded, self.oracles, self.tolerance)
         outcome = self._executor.call("judge_many", msgspec.json.encode(request), timeout_s=timeout_s)
+        self.gpu_share = 0.0
         if not isinstance(outcome, Reply):
             self._look_at_device(declaration, outcome)
             return None
         reply = msgspec.json.decode(outcome.body, type=JudgeManyReply)
+        self.gpu_share = reply.gpu_share
         return None if reply.lost is not None else reply
 
     def _ensure_loaded(self, declaration: Declaration) -> None:
