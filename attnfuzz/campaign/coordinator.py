@@ -108,7 +108,7 @@ class Coordinator:
         for number, finding in enumerate(state.findings):
             self._book.restore(finding, f"resumed-{number}")
         for pursue in state.pending:
-            self._handover.add_case(pursue.kernel, bytes(pursue.case), pursue.failure)
+            self._handover.add_case(pursue.kernel, bytes(pursue.case), pursue.failure, pursue.preceding)
 
     @property
     def has_lost_device(self) -> bool:

@@ -24,7 +24,8 @@ _MAX_ALSO = 8
 class Finding:
     """The smallest failing case so far, and how sure it is.
 
-    ``case`` fails once those of ``preceding`` have run before it, in the same process.
+    ``case`` fails once those of ``preceding`` have run before it, in the same process. Until it has been confirmed
+    which of them it needs, ``seen_after`` holds all that had run there.
     ``failed`` of ``runs`` repetitions failed; ``runs`` is 0 until it has been confirmed. ``first_seen_s`` and
     ``shrunk_s`` (None until shrinking has ended by itself) are seconds since the campaign began. ``known_as`` is the
     file of an earlier campaign with the same signature, ``replaces`` one whose case was larger.
@@ -45,6 +46,12 @@ class Finding:
     replaces: Path | None = None
     features: frozenset[str] = field(default_factory=frozenset)
     preceding: tuple[Case, ...] = ()
+    seen_after: tuple[Case, ...] = ()
+
+    @property
+    def ran_before(self) -> tuple[Case, ...]:
+        """What it may take to see it again, besides the case."""
+        return self.preceding or self.seen_after
 
     def also_shows_as(self, other: Finding) -> None:
         """Name ``other``, and what that was known to show as, among the details of this finding."""

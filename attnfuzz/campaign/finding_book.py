@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import msgspec
 
@@ -16,7 +17,7 @@ from attnfuzz.campaign.signature import KnownFindings, Symptom
 from attnfuzz.campaign.state import SavedFinding
 from attnfuzz.declaration import Declaration
 from attnfuzz.minimise import size_key
-from attnfuzz.problems.cases import decode_case, encode_case
+from attnfuzz.problems.cases import Case, decode_case, encode_case
 
 __all__ = ["FindingBook"]
 
@@ -44,6 +45,7 @@ class FindingBook:
             case=decode_case(declaration.problem, bytes(message.case)),
             failure=message.failure,
             first_seen_s=time.monotonic() - self._started,
+            seen_after=_decoded(declaration, message.preceding),
         )
         self._open[finding.name] = finding
         self._reporter.found(finding)
@@ -56,7 +58,7 @@ class FindingBook:
     def confirmed(self, message: Confirmed) -> None:
         """Save the case as it is, before anything is tried on it."""
         finding = self._open[message.finding]
-        finding.failed, finding.runs = message.failed, message.runs
+        finding.failed, finding.runs, finding.seen_after = message.failed, message.runs, ()
         self._accept(finding)
 
     def unconfirmed_by(self, message: Unconfirmed) -> Finding:
@@ -73,7 +75,7 @@ class FindingBook:
         case = decode_case(finding.declaration.problem, bytes(message.case))
         finding.steps += case != finding.case  # the same case may come again with another oracle's word on it
         finding.case, finding.failure = case, message.failure
-        finding.preceding = tuple(decode_case(finding.declaration.problem, bytes(raw)) for raw in message.preceding)
+        finding.preceding = _decoded(finding.declaration, message.preceding)
         self._folder.save(finding)
         self._reporter.smaller(finding)
 
@@ -135,6 +137,7 @@ class FindingBook:
                 kernel=finding.declaration.target,
                 case=msgspec.Raw(encode_case(finding.case)),
                 failure=finding.failure,
+                preceding=tuple(msgspec.Raw(encode_case(case)) for case in finding.ran_before),
             )
             for finding in self._open.values()
         ]
@@ -189,12 +192,19 @@ class FindingBook:
         self._folder.forget(finding)
 
 
+def _decoded(declaration: Declaration, cases: Iterable[msgspec.Raw]) -> tuple[Case, ...]:
+    return tuple(decode_case(declaration.problem, bytes(case)) for case in cases)
+
+
 def _preference(finding: Finding) -> tuple[object, ...]:
-    """Of two findings of one bug the first is kept: needs least, has been shrunk, is explained best, is smallest."""
+    """Of two findings of one bug the first is kept: has been shrunk, needs least, is explained best, is smallest.
+
+    What one that has not been shrunk needs is not known, and a reader wants the case that is done with.
+    """
     features = finding.signature.features
     return (
-        len(aspects(features)),
         finding.shrunk_s is None,
+        len(aspects(features)),
         len(telling(features)),
         not is_explained(finding.failure),
         *size_key(finding.case, options=finding.declaration.options),

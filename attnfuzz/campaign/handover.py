@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -30,14 +31,15 @@ class Handover:
 
     def add(self, finding: Finding) -> None:
         """Take over a finding at its smallest case."""
-        self.add_case(finding.declaration.target, encode_case(finding.case), finding.failure)
+        preceding = [msgspec.Raw(encode_case(case)) for case in finding.ran_before]
+        self.add_case(finding.declaration.target, encode_case(finding.case), finding.failure, preceding)
 
-    def add_case(self, kernel: str, case: bytes, failure: Failure) -> None:
-        """Take over a failing case."""
+    def add_case(self, kernel: str, case: bytes, failure: Failure, preceding: Sequence[msgspec.Raw] = ()) -> None:
+        """Take over a case that failed after those of ``preceding``."""
         key = kernel, case
         self._times[key] += 1
         self._sent.discard(key)
-        self._waiting[key] = Pursue(kernel=kernel, case=msgspec.Raw(case), failure=failure)
+        self._waiting[key] = Pursue(kernel=kernel, case=msgspec.Raw(case), failure=failure, preceding=tuple(preceding))
 
     def take(self) -> list[Pursue]:
         """What is to be sent to a worker now."""

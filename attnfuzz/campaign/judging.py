@@ -11,11 +11,11 @@ from attnfuzz.campaign.journal import Journal
 from attnfuzz.campaign.timeouts import AdaptiveTimeout
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.outcomes import ServiceError
-from attnfuzz.oracles.verdict import Verdict
+from attnfuzz.oracles.verdict import Failure, Verdict
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import CaseTooLarge
 
-__all__ = ["Judge", "JudgeBatch", "JudgeTogether", "OutOfTime", "Patience", "TimedJudge", "Unjudged"]
+__all__ = ["FindLeak", "Judge", "JudgeBatch", "JudgeTogether", "OutOfTime", "Patience", "TimedJudge", "Unjudged"]
 
 Patience = Literal["learned", "short", "longest"]
 
@@ -40,6 +40,12 @@ class JudgeTogether(Protocol):
     def __call__(
         self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
     ) -> Sequence[Verdict] | None: ...
+
+
+class FindLeak(Protocol):
+    """Runs a case many times in a fresh process, each few calls within ``timeout_s``; None if memory does not grow."""
+
+    def __call__(self, declaration: Declaration, case: Case, *, timeout_s: float) -> Failure | None: ...
 
 
 JudgeBatch = Callable[[Declaration, Sequence[Case]], Sequence[Verdict] | None]
@@ -72,11 +78,13 @@ class TimedJudge:
         longest_s: float,
         journal: Journal,
         judge_together: JudgeTogether | None = None,
+        find_leak: FindLeak | None = None,
         complain: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._judge = judge
         self._judge_together = judge_together
+        self._find_leak = find_leak
         self._deadline = deadline
         self._longest_s = longest_s
         self._journal = journal
@@ -140,6 +148,24 @@ class TimedJudge:
             if verdicts is not None:
                 timeout.record(_slowest_s(verdicts, self._clock() - started), cases=len(verdicts))
             return verdicts
+
+    def find_leak(self, declaration: Declaration, case: Case) -> Failure | None:
+        """What there is to say of a kernel that keeps more memory with every call on ``case``; None if it does not.
+
+        Raises OutOfTime if the deadline has passed before or on the way.
+        """
+        with self._running:
+            started = self._clock()
+            remaining_s = self._remaining_s(started)
+            if remaining_s <= 0:
+                raise OutOfTime(0.0)
+            if self._find_leak is None:
+                return None
+            self._journal.write(declaration, [case])
+            failure = self._find_leak(declaration, case, timeout_s=min(self._longest_s, remaining_s))
+            if failure is None and self._remaining_s(self._clock()) <= 0:
+                raise OutOfTime(self._clock() - started)
+            return failure
 
     def _timeout_of(self, declaration: Declaration) -> AdaptiveTimeout:
         return self._timeouts.setdefault(declaration.target, AdaptiveTimeout(self._longest_s))

@@ -76,11 +76,15 @@ class Busy(msgspec.Struct, tag="busy", frozen=True, kw_only=True):
 
 
 class Pursue(msgspec.Struct, tag="pursue", frozen=True, kw_only=True):
-    """A failure to look into, which a worker that was lost (or a campaign that was cut off) had not done with."""
+    """A failure to look into, which a worker that was lost (or a campaign that was cut off) had not done with.
+
+    The cases of ``preceding`` had run before it in its process.
+    """
 
     kernel: str
     case: msgspec.Raw
     failure: Failure
+    preceding: tuple[msgspec.Raw, ...] = ()
 
 
 class FormatCompiled(msgspec.Struct, tag="format_compiled", frozen=True, kw_only=True):
@@ -120,12 +124,13 @@ class Progress(msgspec.Struct, tag="progress", frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, tag="found", frozen=True, kw_only=True):
-    """A case failed; sent before anything else is done with it."""
+    """A case failed; sent before anything else is done with it. Those of ``preceding`` ran before it in its process."""
 
     finding: str
     kernel: str
     case: msgspec.Raw
     failure: Failure
+    preceding: tuple[msgspec.Raw, ...] = ()
 
 
 class Confirmed(msgspec.Struct, tag="confirmed", frozen=True, kw_only=True):

@@ -13,12 +13,12 @@ from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects
 from attnfuzz.campaign.confirmation import Confirmation, confirm, ever_fails_afresh, rate_of, still_fails_afresh
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge
 from attnfuzz.campaign.known_deaths import FATAL_ORACLES, KnownDeaths
+from attnfuzz.campaign.leaks import LeakTrials, leak_behind, trials_of
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
 from attnfuzz.campaign.preceding import fewer, simpler
 from attnfuzz.campaign.siblings import strides_swapped, without
 from attnfuzz.campaign.signature import NEEDS_PRECEDING, KnownFindings, Signature, case_features
 from attnfuzz.campaign.suspect import Suspect
-from attnfuzz.campaign.trials import Trials
 from attnfuzz.minimise import minimise
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, encode_case
@@ -66,7 +66,8 @@ class Pursuit:
         self._first = self._now = suspect
         self._known = known
         self._deaths = KnownDeaths() if deaths is None else deaths
-        self._trials = Trials(judge, suspect.declaration, deaths=self._deaths)
+        self._judge = judge
+        self._trials = trials_of(suspect, judge, self._deaths)
         self._send = send
         self._is_over = is_over
         self._shrink_until = deadline
@@ -90,6 +91,7 @@ class Pursuit:
                 kernel=first.declaration.target,
                 case=_raw(first.case),
                 failure=first.failure,
+                preceding=tuple(map(_raw, first.preceding)),
             )
         )
         try:
@@ -121,6 +123,9 @@ class Pursuit:
 
     def _confirm(self) -> bool:
         """Tell how it comes back; False if it does not."""
+        leak = leak_behind(self._first, self._judge)
+        if leak is not None:
+            self._take_for(leak)
         confirmation = confirm(self._first, self._trials)
         if not confirmation.failures:
             self._send(Unconfirmed(finding=self._finding, runs=confirmation.runs))
@@ -135,6 +140,14 @@ class Pursuit:
             self._look_at_flakiness(confirmation)
         self._tell_rate(confirmation)
         return True
+
+    def _take_for(self, leak: Suspect) -> None:
+        """Go on with what the death came of."""
+        if self._known.explains(leak.symptom, leak.features):
+            raise _SameBug
+        self._first = leak
+        self._trials = LeakTrials(self._judge, leak.declaration)
+        self._step_to(leak)
 
     def _look_at_flakiness(self, confirmation: Confirmation) -> None:
         """Runs that differ are one bug, whatever other oracles make of them; the determinism oracle names it best."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
 
+from attnfuzz.campaign.memory_limit import memory_limit
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.execution.leaks import LEAK
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case
@@ -33,13 +36,16 @@ class SavedRun:
 def run_saved(regression: Regression, declaration: Declaration, runner: Runner) -> SavedRun:
     """Put the regression to a kernel that supports its case.
 
-    With preceding cases, each run is in a fresh process. A flaky case runs several times.
+    With preceding cases, each run is in a fresh process. A flaky case runs several times, and one of a kernel that
+    leaked so often that it shows. Where a process outgrew its memory, there is a limit to it again.
     Raises what ``Runner.judge`` raises.
     """
     case = adapt_options(regression.case, declaration.options)
     preceding = preceding_for(declaration, regression)
     runs = runs_to_see(regression.finding.failed, regression.finding.runs)
-    verdicts = [_once(case, preceding, declaration, runner) for _ in range(runs)]
+    with _limited(regression, runner) as limited:
+        once = _leak_first if regression.finding.kind == LEAK else _once
+        verdicts = [once(case, preceding, declaration, limited) for _ in range(runs)]
     failing = [verdict for verdict in verdicts if verdict.failure is not None]
     return SavedRun((failing or verdicts[-1:])[0], len(failing), runs)
 
@@ -82,3 +88,20 @@ def _once(case: Case, preceding: Sequence[Case], declaration: Declaration, runne
         return runner.judge(declaration, case)
     with runner.sibling() as fresh:
         return judge_sequence(preceding, case, lambda one: fresh.judge(declaration, one))
+
+
+def _leak_first(case: Case, preceding: Sequence[Case], declaration: Declaration, runner: Runner) -> Verdict:
+    """A kernel that does not leak any more may still fail in another way."""
+    failure = runner.find_leak(declaration, case)
+    return _once(case, preceding, declaration, runner) if failure is None else Verdict(failure=failure)
+
+
+@contextmanager
+def _limited(regression: Regression, runner: Runner) -> Iterator[Runner]:
+    """``runner``, or for a death of memory one whose executors have as much of it as those of a campaign."""
+    if (regression.finding.oracle, regression.finding.kind) != ("crash", "memory"):
+        yield runner
+        return
+    limit = memory_limit(runner.resident_bytes, device=runner.device, workers=1)
+    with runner.sibling(memory_limit_bytes=limit) as limited:
+        yield limited

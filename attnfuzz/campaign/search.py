@@ -14,6 +14,7 @@ from attnfuzz.campaign.formats import WorkingSets
 from attnfuzz.campaign.history import History
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.campaign.known_deaths import FATAL_ORACLES
+from attnfuzz.campaign.memory_watch import MemoryWatch
 from attnfuzz.campaign.messages import Busy, FormatCompiled, Known, Pursue, Setup, Stop, ToWorker
 from attnfuzz.campaign.pipeline import Pipeline
 from attnfuzz.campaign.retrace import retrace
@@ -46,12 +47,14 @@ class Search:
         strategy_for: StrategyFor,
         channel: Channel[ToWorker],
         history: History | None = None,
+        memory: MemoryWatch | None = None,
         formats: WorkingSets | None = None,
     ) -> None:
         self._setup = setup
         self._judge = judge
         self._channel = channel
         self._history = History() if history is None else history
+        self._memory = MemoryWatch(None) if memory is None else memory
         self._formats = formats
         self._drawing = Drawing(strategy_for, seeds=(setup.seed, setup.worker), formats=formats)
         self._kernels = {declaration.target: declaration for declaration in setup.kernels}
@@ -105,7 +108,8 @@ class Search:
         """Look into a failure that a worker which was lost had met."""
         declaration = self._kernels[pursue.kernel]
         case = decode_case(declaration.problem, bytes(pursue.case))
-        self._failures.defer(Suspect(declaration, case, pursue.failure))
+        preceding = tuple(decode_case(declaration.problem, bytes(earlier)) for earlier in pursue.preceding)
+        self._failures.defer(Suspect(declaration, case, pursue.failure, preceding))
 
     def _one_turn(self, declaration: Declaration) -> None:
         """One round on a kernel, and what follows from it."""
@@ -185,6 +189,23 @@ class Search:
         self._sizes[target].went_well(batch.warm_seconds, len(batch.cases))
         for case, verdict in zip(batch.cases, batch.verdicts, strict=True):
             self._take_in(batch.declaration, case, batch.case_seconds(verdict), verdict)
+        self._look_for_leak()
+
+    def _look_for_leak(self) -> None:
+        """Find out about a kernel that has made the executor grow."""
+        suspected = self._memory.suspect
+        if suspected is None or not self._goes_on():
+            return
+        declaration, case = suspected
+        started = time.monotonic()
+        try:
+            failure = self._judge.find_leak(declaration, case)
+        except OutOfTime:
+            return
+        self._schedule.charge(declaration.target, time.monotonic() - started)
+        self._memory.checked(declaration, leaks=failure is not None)
+        if failure is not None:
+            self._weigh(Suspect(declaration, case, failure), 0.0)
 
     def _retrace(self, declaration: Declaration, cases: Sequence[Case]) -> None:
         """Find out what took a batch down that no case of it takes down alone."""
@@ -214,6 +235,7 @@ class Search:
             if verdict.failure is None:
                 self._sizes[declaration.target].went_well(max(0.0, seconds - verdict.timing.compile_s), 1)
             self._take_in(declaration, case, seconds, verdict)
+            self._look_for_leak()
         return failed
 
     def _take_in(self, declaration: Declaration, case: Case, seconds: float, verdict: Verdict) -> None:

@@ -23,6 +23,7 @@ from attnfuzz.campaign.generation import derive_seed
 from attnfuzz.campaign.history import History
 from attnfuzz.campaign.journal import Journal
 from attnfuzz.campaign.judging import TimedJudge
+from attnfuzz.campaign.memory_watch import MemoryWatch
 from attnfuzz.campaign.messages import Setup, ToWorker, Trouble
 from attnfuzz.campaign.search import Search
 from attnfuzz.campaign.zygote_broker import BorrowedZygote
@@ -32,7 +33,7 @@ from attnfuzz.execution.outcomes import DeviceLost, ExecutorUnavailable
 from attnfuzz.execution.process import die_with_parent
 from attnfuzz.execution.runner import Runner
 from attnfuzz.execution.zygote_client import Zygote
-from attnfuzz.oracles.verdict import Verdict
+from attnfuzz.oracles.verdict import Failure, Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.formats import Format
 from attnfuzz.strategies.cases import case_lists
@@ -82,10 +83,11 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
         environment=DeviceLease(setup.device_id).environment if setup.device_id else None,
         zygote=zygote,
     )
-    with contextlib.closing(_Executors(runner)) as executors, contextlib.closing(_journal(setup)) as journal:
+    with contextlib.closing(_Executors(runner, setup)) as executors, contextlib.closing(_journal(setup)) as journal:
         judge = TimedJudge(
             executors.judge,
             judge_together=executors.judge_together,
+            find_leak=executors.find_leak,
             deadline=setup.deadline,
             longest_s=runner.timeout_s,
             journal=journal,
@@ -98,6 +100,7 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
             strategy_for=partial(_strategy, sizes),
             channel=channel,
             history=executors.history,
+            memory=executors.memory,
             formats=WorkingSets(partial(_formats, setup)) if setup.device == "cuda" else None,
         ).run()
 
@@ -121,35 +124,60 @@ def _formats(setup: Setup, declaration: Declaration) -> Iterator[Format]:
 
 
 class _Executors:
-    """One runner at a time, replaced by its sibling where a fresh process is asked for."""
+    """One runner at a time, replaced by its sibling where a fresh process is asked for, or memory runs short."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, setup: Setup) -> None:
         self._runner = runner
         self._in_use = threading.Lock()
         self._siblings = 0
         self.history = History()
+        self.memory = MemoryWatch(setup.memory_limit_bytes)
 
     def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
         """The verdict on ``case``; see `Judge`."""
         with self._in_use:
             if afresh:
-                old, self._runner = self._runner, self._runner.sibling()
-                old.close()
-                self._siblings += 1
-            try:
+                self._renew()
+            with self._watched(declaration, [case]):
                 return self._runner.judge(declaration, case, timeout_s=timeout_s)
-            finally:
-                self.history.record(self._process, declaration, [case])
 
     def judge_together(
         self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
     ) -> list[Verdict] | None:
         """The verdicts on ``cases``; see `JudgeTogether`."""
+        verdicts: list[Verdict] = []
         with self._in_use:
-            try:
-                return self._runner.judge_together(declaration, cases, timeout_s=timeout_s)
-            finally:
-                self.history.record(self._process, declaration, cases)
+            for part in self.memory.batches(declaration, cases):
+                with self._watched(declaration, part):
+                    found = self._runner.judge_together(declaration, part, timeout_s=timeout_s)
+                if found is None:
+                    return None
+                verdicts += found
+        return verdicts
+
+    def find_leak(self, declaration: Declaration, case: Case, *, timeout_s: float) -> Failure | None:
+        """What there is to say of a kernel that leaks; see `FindLeak`."""
+        with self._in_use:
+            return self._runner.find_leak(declaration, case, timeout_s=timeout_s)
+
+    @contextlib.contextmanager
+    def _watched(self, declaration: Declaration, cases: Sequence[Case]) -> Iterator[None]:
+        """While ``cases`` run: what they do to the process is noted, and one that is too full is replaced before."""
+        if self.memory.wants_fresh(declaration):
+            self._renew()
+        self.memory.look_before(self._process, self._runner.memory_bytes)
+        try:
+            yield
+        finally:
+            process = self._process
+            self.history.record(process, declaration, cases)
+            taken, gpu_share = self._runner.memory_bytes, self._runner.gpu_share
+            self.memory.look_after(process, declaration, cases, memory_bytes=taken, gpu_share=gpu_share)
+
+    def _renew(self) -> None:
+        old, self._runner = self._runner, self._runner.sibling()
+        old.close()
+        self._siblings += 1
 
     @property
     def _process(self) -> tuple[int, int]:
