@@ -46,11 +46,12 @@ def main() -> None:
 
 def _header(catches: list[tuple[Mutant, Catch]], device: str) -> list[str]:
     seen = [catch.first_seen_s for _, catch in catches]
-    shrunk = [catch.shrunk_s for _, catch in catches]
-    shrinking = [catch.shrunk_s - catch.first_seen_s for _, catch in catches]
+    done = [(catch, catch.shrunk_s) for _, catch in catches if catch.shrunk_s is not None]
+    shrunk = [shrunk_s for _, shrunk_s in done]
+    shrinking = [shrunk_s - catch.first_seen_s for catch, shrunk_s in done]
     fatal = [
-        catch.shrunk_s - catch.first_seen_s
-        for _, catch in catches
+        shrunk_s - catch.first_seen_s
+        for catch, shrunk_s in done
         if catch.regression.finding.oracle in ("crash", "hang")
     ]
     today = datetime.date.today().isoformat()
@@ -67,9 +68,9 @@ def _header(catches: list[tuple[Mutant, Catch]], device: str) -> list[str]:
         "",
         f"{len(catches)} of {len(MUTANTS)} found; {sum(s <= 10 for s in seen)} within 10 s; "
         f"time to find: median {statistics.median(seen):.1f} s, longest {max(seen):.1f} s; "
-        f"found and shrunk: median {statistics.median(shrunk):.1f} s, longest {max(shrunk):.1f} s; "
+        f"{len(done)} shrunk to the end: median {statistics.median(shrunk):.1f} s, longest {max(shrunk):.1f} s; "
         f"first failure to final case: median {statistics.median(shrinking):.1f} s, longest {max(shrinking):.1f} s, "
-        f"of crashes and hangs {max(fatal):.1f} s.",
+        f"of crashes and hangs {max(fatal, default=0.0):.1f} s.",
         "",
         "| mutant | bug | class | oracle | found, s | shrunk, s | smallest case |",
         "|---|---|---|---|---:|---:|---|",
@@ -78,8 +79,12 @@ def _header(catches: list[tuple[Mutant, Catch]], device: str) -> list[str]:
 
 def _row(mutant: Mutant, catch: Catch) -> str:
     cells = [mutant.name, mutant.bug, mutant.classes, catch.regression.finding.oracle]
-    cells += [f"{catch.first_seen_s:.1f}", f"{catch.shrunk_s:.1f}", _size(catch)]
+    cells += [f"{catch.first_seen_s:.1f}", _shrunk(catch), _size(catch)]
     return f"| {' | '.join(cells)} |"
+
+
+def _shrunk(catch: Catch) -> str:
+    return "cut off" if catch.shrunk_s is None else f"{catch.shrunk_s:.1f}"
 
 
 def _size(catch: Catch) -> str:

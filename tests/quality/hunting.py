@@ -20,14 +20,17 @@ BUDGET_S = 60
 
 @dataclass(frozen=True)
 class Catch:
-    """What one campaign made of a mutant. Times are in seconds since the command was started."""
+    """What one campaign made of a mutant. Times are in seconds since the command was started.
+
+    ``shrunk_s`` is None if shrinking was cut off, by its own time limit or by the end of the campaign.
+    """
 
     target: str
     regression: Regression
     path: Path
     cases: int
     first_seen_s: float
-    shrunk_s: float
+    shrunk_s: float | None
 
     @property
     def case(self) -> Case:
