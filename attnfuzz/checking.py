@@ -12,8 +12,9 @@ import msgspec
 from attnfuzz.campaign.saved_run import judge_sequence, preceding_for, run_saved
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration, Kernel
+from attnfuzz.execution.leaks import LEAK, find_leak
 from attnfuzz.kernel_failure import kernel_failure
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Verdict
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Verdict
 from attnfuzz.problems.cases import Case, case_from_builtins
 from attnfuzz.problems.limits import check_size
 from attnfuzz.problems.supported import adapt_options, why_unsupported
@@ -40,7 +41,8 @@ def check(
 
     ``kernel`` is a declared kernel or its name: a bundled name, ``module:name`` or ``path/to/file.py:name``.
     ``case`` is a Case, a dict of its fields, or the path of a regression file; options that it leaves out take their
-    first choice. The cases that a regression needs before it run first, and a flaky one runs several times.
+    first choice. The cases that a regression needs before it run first, a flaky one runs several times, and one of
+    a kernel that leaked is called until it shows.
     ``device`` is "auto", "cpu" or "cuda".
 
     The kernel runs in a process of its own, which imports its module again, so that a crash or a hang is a failure
@@ -62,10 +64,12 @@ def check(
     else:
         preceding = preceding_for(declaration, saved) if saved else ()
         here = functools.partial(_judge_here, kernel, device=device, oracles=oracles, tolerance=tolerance)
-        verdict = judge_sequence(preceding, found, here)
+        leak = _leak_here(kernel, found, device) if saved and saved.finding.kind == LEAK else None
+        verdict = judge_sequence(preceding, found, here) if leak is None else Verdict(failure=leak)
     if verdict.failure is not None:
         target = declaration.target or declaration.name
-        replayed_from = file if saved and saved.preceding else None
+        more_than_its_case = saved is not None and (saved.preceding or saved.finding.kind == LEAK)
+        replayed_from = file if more_than_its_case else None
         raise kernel_failure(verdict.failure, target, found, save_dir=save_dir, replayed_from=replayed_from)
 
 
@@ -93,11 +97,22 @@ def _case_of(case: Case | Mapping[str, Any] | Regression, declaration: Declarati
 def _judge_here(
     kernel: Kernel | str, case: Case, *, device: str, oracles: tuple[OracleName, ...], tolerance: Tolerance
 ) -> Verdict:
-    import torch
-
     from attnfuzz.oracles.judge import judge
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    loaded = kernel if isinstance(kernel, Kernel) else load_here(kernel)
-    return judge(loaded, case, device=device, oracles=oracles, tolerance=tolerance)
+    return judge(_loaded(kernel), case, device=_device_here(device), oracles=oracles, tolerance=tolerance)
+
+
+def _leak_here(kernel: Kernel | str, case: Case, device: str) -> Failure | None:
+    from attnfuzz.execution.growth import GrowthTrial
+
+    return find_leak(GrowthTrial(_loaded(kernel), case, device=_device_here(device)).use_after)
+
+
+def _loaded(kernel: Kernel | str) -> Kernel:
+    return kernel if isinstance(kernel, Kernel) else load_here(kernel)
+
+
+def _device_here(device: str) -> str:
+    import torch
+
+    return device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"

@@ -19,7 +19,7 @@ __all__ = ["LEAK", "MemoryUse", "find_leak"]
 LEAK = "leak"
 """The kind of failure; its oracle is "crash", which is what comes of it."""
 
-_WARM_UP_CALLS = 3
+_WARM_UP_CALLS = 2
 _LOOKS = 20
 _FEWEST_LOOKS = 6
 """Where a kernel keeps so much that the process has no room for more."""

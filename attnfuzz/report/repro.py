@@ -17,6 +17,7 @@ import msgspec
 from attnfuzz.campaign.saved_run import preceding_for, runs_to_see
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.execution.leaks import LEAK
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import CaseTooLarge, tensor_nbytes
 from attnfuzz.problems.shapes import tensor_specs
@@ -68,6 +69,7 @@ def repro_script(regression: Regression, declaration: Declaration | None = None)
         },
         case=_comment(case),
         runs=runs_to_see(finding.failed, finding.runs),
+        leaks=finding.kind == LEAK,
         preceding=[_preceding(declaration, one) for one in preceding],
     )
 
