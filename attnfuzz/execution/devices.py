@@ -11,7 +11,7 @@ __all__ = ["DeviceLease", "Gpu", "LeasePool", "find_gpus"]
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _UUID_PREFIXES = ("GPU-", "MIG-")
-_INDEX = re.compile(r"\d+")
+_INDEX = re.compile(r"\+?(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,15 @@ class DeviceLease:
         return {VISIBLE: self.device_id}
 
 
-def find_gpus(count: int | None = None) -> list[Gpu]:
+def find_gpus() -> list[Gpu]:
     """The GPUs that a process started here may use, in CUDA_VISIBLE_DEVICES' order, or nvidia-smi's without it.
 
-    ``count`` is how many CUDA saw in such a process, if one was asked; it settles what nvidia-smi does not know. Of a
-    GPU divided by MIG the instances count, of which CUDA shows a process no more than one.
+    Of a GPU divided by MIG the instances count, of which CUDA shows a process no more than one. Without nvidia-smi
+    there are those that CUDA_VISIBLE_DEVICES names.
     """
     visible = os.environ.get(VISIBLE)
     listed = list_gpus() if visible is None or visible.strip() else []
-    found = list(_undivided(listed)) if visible is None else _masked(visible, listed)
-    if count is None or count == len(found) or (count > 0 and any(gpu.id.startswith("MIG-") for gpu in found)):
-        return found
-    return found[:count] if visible is not None else [Gpu(str(index)) for index in range(count)]
+    return list(_undivided(listed)) if visible is None else _masked(visible, listed)
 
 
 class LeasePool:
@@ -95,32 +92,45 @@ def _undivided(listed: Sequence[Listing]) -> Iterator[Gpu]:
 def _masked(visible: str, listed: Sequence[Listing]) -> list[Gpu]:
     """As CUDA reads the variable (CUDA programming guide, "CUDA_VISIBLE_DEVICES"): up to the first that is invalid.
 
-    One that is named twice hides all. Indices are passed on as they are: CUDA may number GPUs otherwise than
+    A GPU that is named twice hides all. Indices are passed on as they are: CUDA may number GPUs otherwise than
     nvidia-smi, and the process that is given one inherits CUDA_DEVICE_ORDER.
     """
-    found: list[Gpu] = []
-    for token in (part.strip() for part in visible.split(",")):
-        gpu = _named(token, listed)
-        if gpu is None:
-            break
-        if gpu in found:
-            return []
-        found.append(gpu)
-    return found
+    tokens = [part.strip() for part in visible.split(",")]
+    by_uuid = tokens[0].startswith(_UUID_PREFIXES)
+    named = [_by_uuid(token, listed) if by_uuid else _by_index(token, listed) for token in tokens]
+    found = named[: named.index(None)] if None in named else named
+    gpus = [gpu for gpu in found if gpu is not None]
+    return gpus if len({gpu.id for gpu in gpus}) == len(gpus) else []
 
 
-def _named(token: str, listed: Sequence[Listing]) -> Gpu | None:
-    """The GPU that one entry names, None if it is invalid. UUIDs may be cut short; "1gpu" is index 1."""
-    if token.startswith(_UUID_PREFIXES):
-        known = [gpu for gpu in _undivided(listed) if gpu.id.startswith(token)]
-        return _renamed(known[0], token) if known else Gpu(token)
-    index = _INDEX.match(token)
-    if index is None or (listed and int(index[0]) >= len(listed)):
+def _by_uuid(token: str, listed: Sequence[Listing]) -> Gpu | None:
+    """The only GPU whose UUID starts like that, under its whole UUID; None if there is none.
+
+    What nvidia-smi does not list by that name is left to CUDA: all of a GPU divided by MIG, or an instance's name as
+    old drivers wrote it.
+    """
+    if not token.startswith(_UUID_PREFIXES):
         return None
-    alike = {(gpu.name, gpu.memory_bytes, gpu.instances) for gpu in listed}
-    known = list(_undivided(listed[:1])) if len(alike) == 1 else []  # else which of them it is, only CUDA knows
-    return _renamed(known[0], index[0]) if known else Gpu(index[0])
+    known = [gpu for gpu in _undivided(listed) if gpu.id.startswith(token)]
+    if len(known) == 1:
+        return known[0]
+    divided = any(gpu.instances and gpu.uuid.startswith(token) for gpu in listed)
+    is_valid = not known and (not listed or divided or token.startswith("MIG-"))
+    return Gpu(token) if is_valid else None
 
 
-def _renamed(gpu: Gpu, device_id: str) -> Gpu:
-    return Gpu(device_id, gpu.name, gpu.memory_bytes, gpu.free_bytes)
+def _by_index(token: str, listed: Sequence[Listing]) -> Gpu | None:
+    """The GPU of that number, None if it is invalid; "1gpu" is number 1."""
+    match = _INDEX.match(token)
+    if match is None:
+        return None
+    index = int(match[1])
+    if not listed:
+        return Gpu(str(index))
+    if index >= len(listed):
+        return None
+    alike = len({(gpu.name, gpu.memory_bytes, bool(gpu.instances)) for gpu in listed}) == 1
+    if not alike:  # which of them it is, only CUDA knows
+        return Gpu(str(index))
+    gpu = next(_undivided(listed[index : index + 1]))
+    return Gpu(str(index), gpu.name, gpu.memory_bytes, gpu.free_bytes)

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 
 __all__ = ["Listing", "MigInstance", "list_gpus", "parse_gpus", "parse_instances"]
@@ -16,6 +17,7 @@ __all__ = ["Listing", "MigInstance", "list_gpus", "parse_gpus", "parse_instances
 _QUERY = ["--query-gpu=uuid,name,memory.total,memory.free,mig.mode.current", "--format=csv,noheader,nounits"]
 _LIST = ["-L"]
 _TIMEOUT_S = 10.0
+_KILL_TIMEOUT_S = 1.0
 _MEBIBYTE = 1 << 20
 _GPU_LINE = re.compile(r"GPU \d+:.*\(UUID: (GPU-[^)]+)\)")
 _MIG_LINE = re.compile(r"\s+MIG (\S+)\s.*\(UUID: (MIG-[^)]+)\)")
@@ -55,7 +57,7 @@ def list_gpus() -> list[Listing]:
 
 
 def parse_gpus(table: str, instances: dict[str, tuple[MigInstance, ...]]) -> list[Listing]:
-    """The GPUs of a table of UUID, name, total and free memory in MiB, and MIG mode; lines that are none are ignored."""
+    """The GPUs of a table of UUID, name, total and free memory in MiB, and MIG mode; other lines are ignored."""
     rows = csv.reader(table.splitlines(), skipinitialspace=True)
     return [
         Listing(uuid, name, _bytes(total), _bytes(free), instances.get(uuid, ()))
@@ -77,17 +79,24 @@ def parse_instances(listing: str) -> dict[str, tuple[MigInstance, ...]]:
 
 
 def _ask(arguments: list[str]) -> str:
-    """The output; nothing if the program is not there, fails, or does not answer."""
+    """What it prints, whatever its exit status: some are warnings. Nothing if it is not there or does not answer."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
     try:
-        done = subprocess.run(
-            [program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=True
+        process = subprocess.Popen(
+            [program, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-    except (OSError, subprocess.SubprocessError):
+    except OSError:
         return ""
-    return done.stdout.decode(errors="replace")
+    try:
+        output, _ = process.communicate(timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):  # inside a driver that hangs, it cannot even be killed
+            process.communicate(timeout=_KILL_TIMEOUT_S)
+        return ""
+    return output.decode(errors="replace")
 
 
 def _bytes(mebibytes: str) -> int | None:
