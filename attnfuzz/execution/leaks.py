@@ -52,9 +52,9 @@ def find_leak(
     ``use_after(n)`` calls it ``n`` more times in the same process and says what memory that has then, None if the
     process has ended (or the kernel failed) on the way.
     """
-    until = clock() + _LIMIT_S
     if use_after(_WARM_UP_CALLS) is None:
         return None
+    until = clock() + _LIMIT_S
     for calls in _CALLS_BETWEEN_LOOKS:
         uses = list[MemoryUse]()
         while len(uses) <= _LOOKS and not _has_plenty(uses) and clock() < until:

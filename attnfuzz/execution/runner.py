@@ -227,7 +227,7 @@ class Runner:
             oracles=self.oracles,
             tolerance=self.tolerance,
             timeout_s=self.timeout_s,
-            memory_limit_bytes=self._memory_limit_bytes,
+            memory_limit_bytes=memory_limit_bytes or self._memory_limit_bytes,
             environment=self._executor_environment,
             zygote=self.zygote,
         )

@@ -34,6 +34,8 @@ class Campaign:
     ) -> None:
         """``prefix`` is a command that runs it, ``output`` a descriptor that takes what it prints instead of a log.
 
+        ``kernels`` are targets, or names in `KERNELS`.
+
         The log and temporary files are in ``temporary``, ``folder/tmp`` by default.
         """
         self.family = Family()
@@ -41,7 +43,7 @@ class Campaign:
         self.temporary = (temporary or folder) / "tmp"
         self.temporary.mkdir(exist_ok=True)
         self._log = self.temporary.with_name(f"log-{self.family.mark}")
-        targets = [f"{KERNELS}:{name}" for name in kernels.split()]
+        targets = [name if ":" in name else f"{KERNELS}:{name}" for name in kernels.split()]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*prefix, *_COMMAND, "explore", *targets, "--workers", str(workers), *arguments],

@@ -111,6 +111,26 @@ def test_a_bug_that_needs_less_takes_in_one_that_seemed_to_need_more(story: Stor
     assert finding.features == {"seq_len>1"}
 
 
+@pytest.mark.parametrize("shrunk_first", [True, False])
+def test_the_case_that_is_done_with_stands_for_a_bug(story: Story, shrunk_first: bool) -> None:
+    """A case whose shrinking was cut off may seem to need less, and is no case to show to anybody."""
+    for name, seq_len in (("0-1", 2), ("1-1", 50)):
+        story.found(name, seq_len)
+        story.confirmed(name)
+
+    def shrunk() -> None:
+        story.minimised("0-1", "strides:k", "gqa_ratio>1")
+
+    def cut_off() -> None:
+        story.minimised("1-1", "strides:k", complete=False)
+
+    for step in (shrunk, cut_off) if shrunk_first else (cut_off, shrunk):
+        step()
+    (finding,) = story.book.findings
+    assert finding.shrunk_s is not None
+    assert finding.case == msgspec.structs.replace(finding.case, seq_lens=(2,))
+
+
 def test_different_features_are_different_bugs(story: Story) -> None:
     """Merging too much hides bugs."""
     for name, feature in (("0-1", "seq_len>1"), ("1-1", "ragged")):

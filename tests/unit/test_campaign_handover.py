@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import msgspec
 
+from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.handover import Handover
-from attnfuzz.campaign.messages import Found
+from attnfuzz.campaign.messages import Confirmed, Found
+from attnfuzz.campaign.reporter import SilentReporter
+from attnfuzz.campaign.saving import SaveFolder
 from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import encode_case
+from tests.unit.pretended_process import KERNEL, a_case
 
 FAILURE = Failure(oracle="accuracy", kind="out:value", message="wrong")
 
@@ -31,3 +39,22 @@ def test_what_takes_every_worker_along_is_left_alone_in_the_end() -> None:
         sent += len(handover.take())
     assert sent == 2
     assert len(handover.left()) == 1
+
+
+def test_what_ran_before_is_handed_on(tmp_path: Path) -> None:
+    """A failure that needs other cases before it would pass in the next worker, and be forgotten."""
+    handover = Handover()
+    book = FindingBook(
+        {KERNEL.target: KERNEL},
+        started=time.monotonic(),
+        folder=SaveFolder(tmp_path, device="cpu", warn=lambda text: None),
+        reporter=SilentReporter(),
+    )
+    raw = [msgspec.Raw(encode_case(a_case(length))) for length in (1, 2, 3)]
+    found = Found(finding="0-1", kernel=KERNEL.target, case=raw[0], failure=FAILURE, preceding=tuple(raw[1:]))
+    handover.add(book.found(found))
+    (pursue,) = handover.take()
+    assert [bytes(case) for case in pursue.preceding] == [bytes(case) for case in raw[1:]]
+    assert book.pending() == [pursue]
+    book.confirmed(Confirmed(finding="0-1", failed=2, runs=2))
+    assert book.pending()[0].preceding == ()

@@ -85,7 +85,8 @@ class Explored:
 
 def explore(kernel: str, folder: Path, *options: str, budget_s: int = 60) -> Explored:
     summary = folder / "summary.json"
-    command = [sys.executable, "-m", "attnfuzz", "explore", f"{KERNELS}:{kernel}", "--budget", f"{budget_s}s"]
+    target = kernel if ":" in kernel else f"{KERNELS}:{kernel}"
+    command = [sys.executable, "-m", "attnfuzz", "explore", target, "--budget", f"{budget_s}s"]
     command += ["--device", "cpu", "--workers", "1", "--seed", "1", "--save-dir", str(folder / "found")]
     done = subprocess.run(
         [*command, "--json", str(summary), *options], capture_output=True, text=True, timeout=4 * budget_s

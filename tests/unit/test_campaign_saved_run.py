@@ -130,3 +130,43 @@ def test_a_preceding_case_that_fails_is_not_passed_over(
     failure = judge_sequence(preceding, case, judge).failure
     assert (failure and failure.oracle) == expected
     assert seen == [*preceding, case][:judged]
+
+
+LEAKING = Path(__file__).parent / "leaking_kernels.py"
+
+
+def leak(kernel: str) -> Regression:
+    case = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(1,), scale=0.25, dtype="float32")
+    record = FindingRecord(oracle="crash", kind="leak", message="every call keeps another 16.0 MiB of memory")
+    return Regression(problem="dense_decode", kernel=f"{LEAKING}:{kernel}", case=case, finding=record)
+
+
+def test_a_leak_shows_again_until_it_is_mended(runner: Runner) -> None:
+    """One call of a kernel that leaks is right, and its regression would pass on the day it was saved."""
+    for kernel, kinds in (("keeps_16_mebibytes", ["leak"]), ("keeps_once", [])):
+        (declaration,) = runner.declarations([f"{LEAKING}:{kernel}"])
+        failure = run_saved(leak(kernel), declaration, runner).verdict.failure
+        assert [one.kind for one in (failure,) if one is not None] == kinds
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_check_says_that_a_kernel_leaks(tmp_path: Path, isolated: bool) -> None:
+    """The pytest plugin goes this way, and xfail is strict."""
+    path = write_regression(leak("keeps_16_mebibytes"), tmp_path)
+    with pytest.raises(attnfuzz.KernelFailure, match=r"every call keeps another 16\.0 MiB") as failed:
+        check(f"{LEAKING}:keeps_16_mebibytes", path, device="cpu", isolated=isolated)
+    assert f"attnfuzz replay {path}" in str(failed.value)
+    check(f"{LEAKING}:keeps_once", path, device="cpu", isolated=isolated)
+
+
+def test_a_process_that_outgrew_its_memory_has_a_limit_again(runner: Runner) -> None:
+    """Without one it would take the machine's memory, and pass."""
+    (declaration,) = runner.declarations([f"{LEAKING}:keeps_much"])
+    case = leak("keeps_much").case
+    record = FindingRecord(oracle="crash", kind="memory", message="the kernel's process outgrew its memory limit")
+    saved_run = Regression(
+        problem="dense_decode", kernel=declaration.target, case=case, preceding=(case,) * 7, finding=record
+    )
+    failure = run_saved(saved_run, declaration, runner).verdict.failure
+    assert failure is not None
+    assert (failure.oracle, failure.kind) == ("crash", "memory")

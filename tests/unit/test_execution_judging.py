@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ import torch
 from attnfuzz.execution.judge_messages import (
     DeclarationsReply,
     DeviceReply,
+    GrowthReply,
+    GrowthRequest,
     JudgeManyReply,
     JudgeManyRequest,
     JudgeReply,
@@ -29,6 +32,7 @@ from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 
 KERNELS = Path(__file__).parent / "misbehaving_kernels.py"
 CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=8, seq_lens=(3,), scale=0.25)
+LEAKING_CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=16, seq_lens=(3,), scale=0.25, dtype="float32")
 
 
 def request(name: str) -> bytes:
@@ -95,6 +99,40 @@ def test_exhausted_memory_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ExitAfterReply) as stop:
         JudgingService().handle("judge", request("correct"))
     assert msgspec.json.decode(stop.value.body, type=JudgeReply) == JudgeReply(exhausted="CUDA out of memory.")
+
+
+def test_how_full_the_gpu_is_goes_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that leaks GPU memory would be noticed when nothing is left for the next case."""
+    service = JudgingService()
+    monkeypatch.setattr(JudgingService, "device", "cuda")
+    monkeypatch.setattr("attnfuzz.execution.judging.judge", lambda *_, **__: Verdict())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(total_memory=80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2 << 30)
+    reply = msgspec.json.decode(service.handle("judge", request("correct")), type=JudgeReply)
+    assert reply.gpu_share == pytest.approx(0.25)
+
+
+def test_growth_is_that_of_calls_which_add_up() -> None:
+    """Each answer would be about another process's memory, or about no calls at all."""
+    service = JudgingService()
+    target = f"{KERNELS.with_name('leaking_kernels.py')}:keeps_16_mebibytes"
+    case = msgspec.Raw(encode_case(LEAKING_CASE))
+    uses = []
+    for calls in (1, 4, 1):
+        body = service.handle("growth", msgspec.json.encode(GrowthRequest(target, case, calls)))
+        use = msgspec.json.decode(body, type=GrowthReply).use
+        assert use is not None
+        uses.append(use.host_bytes >> 20)
+    assert uses[1] - uses[0] == pytest.approx(64, abs=8)
+    assert uses[2] - uses[1] == pytest.approx(16, abs=8)
+
+
+def test_a_kernel_that_raises_has_no_growth() -> None:
+    """What it raises is for another oracle to say, and no error of the service."""
+    target = f"{KERNELS.with_name('leaking_kernels.py')}:raises"
+    case = msgspec.Raw(encode_case(LEAKING_CASE))
+    body = JudgingService().handle("growth", msgspec.json.encode(GrowthRequest(target, case, 1)))
+    assert msgspec.json.decode(body, type=GrowthReply) == GrowthReply(raised="ValueError: no such block")
 
 
 def test_batch_has_one_verdict_per_case() -> None:

@@ -214,6 +214,20 @@ def test_a_flaky_case_runs_several_times(tmp_path: Path) -> None:
     assert output.splitlines()[-1] == "STATUS 1"
 
 
+def test_a_leak_shows_in_a_script(tmp_path: Path) -> None:
+    """Whoever gets the script would see right results, and a server of theirs die."""
+    leak = FindingRecord(oracle="crash", kind="leak", message="every call keeps another 8.0 MiB of memory")
+    scripts = [
+        stateful_script(tmp_path / "leaks", "seen.append(bytearray(8 << 20)); fails = 0", finding=leak),
+        stateful_script(tmp_path / "mended", "seen[:] = [bytearray(8 << 20)]; fails = 0", finding=leak),
+    ]
+    leaks, mended = run(scripts, tmp_path)
+    assert "every call keeps another 8.0" in leaks
+    assert leaks.splitlines()[-2:] == ["FAIL: leak", "STATUS 1"]
+    assert "memory does not grow" in mended
+    assert mended.splitlines()[-1] == "STATUS 0"
+
+
 def test_the_size_of_all_cases_counts(tmp_path: Path) -> None:
     """A sequence of cases that are small by themselves would make a script of hundreds of megabytes."""
     large = {**HEADS, "seq_lens": [MAX_TENSOR_BYTES // 200]}

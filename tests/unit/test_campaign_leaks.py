@@ -1,0 +1,101 @@
+"""attnfuzz.campaign.leaks: deaths of memory are traced to a leak, confirmed and shrunk as one."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from attnfuzz.campaign.journal import Journal
+from attnfuzz.campaign.judging import TimedJudge
+from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
+from attnfuzz.campaign.pursuit import Pursuit
+from attnfuzz.campaign.signature import KnownFindings, Symptom
+from attnfuzz.campaign.suspect import Suspect
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure, Verdict
+from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
+from tests.unit.pretended_process import KERNEL, a_case
+from tests.unit.test_campaign_pursuit import explore, last, replay
+
+KERNELS = Path(__file__).parent / "leaking_kernels.py"
+LEAK = Failure(oracle="crash", kind="leak", message="every call keeps another 16.0 MiB of memory (seen over 20 calls)")
+OUT_OF_MEMORY = Failure(oracle="crash", kind="memory", message="the kernel's process outgrew its memory limit")
+OUT_OF_GPU_MEMORY = Failure(oracle="exception", kind="OutOfMemoryError in kernel", message="CUDA out of memory")
+
+
+def judge(declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+    return Verdict()
+
+
+def leaks_with_groups(declaration: Declaration, case: Case, *, timeout_s: float) -> Failure | None:
+    assert isinstance(case, DenseDecodeCase)
+    return LEAK if case.gqa_ratio > 1 else None
+
+
+def pursue(failure: Failure, known: KnownFindings, case: Case | None = None) -> tuple[bool, list[msgspec.Struct]]:
+    sent: list[msgspec.Struct] = []
+    timed = TimedJudge(judge, find_leak=leaks_with_groups, deadline=1e12, longest_s=10.0, journal=Journal(None))
+    suspect = Suspect(KERNEL, a_case(9, num_q_heads=4) if case is None else case, failure, (a_case(5),) * 3)
+    pursuit = Pursuit(
+        "0-1",
+        suspect,
+        judge=timed,
+        known=known,
+        send=sent.append,
+        is_over=lambda: False,
+        deadline=time.monotonic() + 60.0,
+    )
+    return pursuit.run(), sent
+
+
+def test_a_death_of_memory_becomes_the_leak_behind_it() -> None:
+    """Alone the case passes, and what kills servers would be reported as seen once."""
+    for failure in (OUT_OF_MEMORY, OUT_OF_GPU_MEMORY, LEAK):
+        known = KnownFindings()
+        found, sent = pursue(failure, known)
+        assert found
+        smallest = last(sent, Smaller)
+        case = decode_case("dense_decode", bytes(smallest.case))
+        assert isinstance(case, DenseDecodeCase)
+        assert (case.num_q_heads, case.seq_lens) == (2, (1,))
+        assert (smallest.failure, smallest.preceding) == (LEAK, ())
+        assert last(sent, Confirmed).failed == last(sent, Confirmed).runs
+        assert last(sent, Minimised).features == {"gqa_ratio>1"}
+        assert known.explains(Symptom.of(KERNEL.target, failure), frozenset({"gqa_ratio>1", "ragged"}))
+
+
+def test_the_next_death_of_a_known_leak_is_known() -> None:
+    """Each worker would report it again."""
+    known = KnownFindings()
+    pursue(LEAK, known)
+    _, sent = pursue(OUT_OF_MEMORY, known)
+    assert last(sent, Duplicate).shown_as[0] == ("crash", "memory")
+    assert not [message for message in sent if isinstance(message, Minimised)]
+
+
+def test_a_death_of_memory_without_a_leak_stays_what_it_is() -> None:
+    """A machine that was short of memory for a moment makes no kernel leak."""
+    found, _ = pursue(OUT_OF_MEMORY, KnownFindings(), a_case(9))
+    assert not found
+
+
+def test_a_campaign_finds_shrinks_and_replays_a_leak(tmp_path: Path) -> None:
+    """What is saved has to fail again by itself, for as long as the kernel leaks."""
+    found = explore(f"{KERNELS}:keeps_with_groups", tmp_path, "--fail-fast")
+    assert (found.saved.finding.oracle, found.saved.finding.kind) == ("crash", "leak")
+    assert "every call keeps another 16.0 MiB" in found.saved.finding.message
+    assert found.saved.finding.features == ("gqa_ratio>1",)
+    assert found.saved.preceding == ()
+    assert found.lengths == (1,)
+    replayed = replay(found.path, tmp_path)
+    assert replayed["outcome"] == "fail"
+    assert "every call keeps another" in replayed["message"]
+
+
+def test_after_the_finding_a_leak_costs_no_process(tmp_path: Path) -> None:
+    """A death every thirty cases, and the cases of a batch that are run again, slow down all that is searched."""
+    found = explore(f"{KERNELS}:keeps_16_mebibytes", tmp_path, budget_s=12)
+    assert "executor restarted" not in found.output
+    assert "executors restarted" not in found.output.replace(" 0 executors restarted", "")
