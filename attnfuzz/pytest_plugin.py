@@ -4,6 +4,9 @@ Every ``*.json`` regression file in the folder that ``[tool.attnfuzz] regression
 pyproject.toml names becomes one test per kernel: the kernel that the file names and each bundled one that supports the
 case. An ``open`` file is expected to fail on its own kernel, strictly unless it is flaky; everything else must pass.
 ``device`` and ``tolerance`` of that table, or of a profile in it, hold for these tests.
+
+In such a project, and in no other, the workers of pytest-xdist have a GPU each if there are several, and ``-n auto``
+starts as many workers as share the GPUs well.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from attnfuzz.campaign.calibration import Choice
     from attnfuzz.config import Settings
     from attnfuzz.corpus import Regression
     from attnfuzz.declaration import Declaration
+    from attnfuzz.execution.devices import Gpu
     from attnfuzz.execution.runner import Runner
     from attnfuzz.problems.tolerance import Tolerance
 
@@ -27,6 +32,8 @@ _FORMAT_MARK = '"attnfuzz.regression/'
 _TABLE_NAME = "attnfuzz"
 _SETTINGS: pytest.StashKey[Settings | None] = pytest.StashKey()
 _FOLDER: pytest.StashKey[Path | None] = pytest.StashKey()
+_GPUS: pytest.StashKey[list[Gpu]] = pytest.StashKey()
+_WORKERS: pytest.StashKey[Choice] = pytest.StashKey()
 _BUNDLED: pytest.StashKey[list[Declaration]] = pytest.StashKey()
 
 
@@ -47,9 +54,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Read the project's settings. Raises UsageError with one sentence for settings that are not valid."""
-    settings = config.stash[_SETTINGS] = _read_settings(config)
+    settings = _settings(config)
     folder = settings.regressions if settings is not None else None
     config.stash[_FOLDER] = folder.resolve() if folder is not None else None
+    if settings is not None:
+        _share_gpus(config)
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """The number that ``-n auto`` stands for, with ``--dist worksteal`` unless another is asked for; None if xdist's.
+
+    Tests of kernels take from milliseconds to minutes, so that a fair share of them is not a fair share of the time.
+    """
+    if _settings(config) is None:
+        return None
+    from attnfuzz.xdist_leases import choose_workers
+
+    choice = choose_workers(config, _gpus(config))
+    if choice is None:
+        return None
+    config.stash[_WORKERS] = choice
+    if config.option.dist == "no":  # which xdist is about to replace by "load"
+        config.option.dist = "worksteal"
+    return choice.workers
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """How ``-n auto`` was read, if it was by this plugin."""
+    choice = config.stash.get(_WORKERS, None)
+    is_in_force = choice is not None and len(config.option.tx) == choice.workers  # --maxprocesses may say less
+    return f"attnfuzz: {choice.reason}" if choice is not None and is_in_force else None
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -59,6 +94,35 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     if _FORMAT_MARK not in file_path.read_text(encoding="utf-8", errors="replace"):
         return None
     return RegressionFile.from_parent(parent, path=file_path)
+
+
+def _share_gpus(config: pytest.Config) -> None:
+    """Pin this process, if it is a worker; hand out leases, if it is the controller of some."""
+    workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
+    is_controller = config.getoption("dist", "no") != "no" and bool(config.getoption("tx", None))
+    if workerinput is None and not is_controller:
+        return
+    from attnfuzz.xdist_leases import Leases, pin_worker
+
+    if workerinput is not None:
+        pin_worker(workerinput)
+    elif len(gpus := _gpus(config)) > 1:
+        config.pluginmanager.register(Leases(gpus), "attnfuzz leases")
+
+
+def _gpus(config: pytest.Config) -> list[Gpu]:
+    """Where kernels can run, as nvidia-smi says, which is asked once; none if they are to run on the CPU."""
+    if _GPUS not in config.stash:
+        from attnfuzz.execution.devices import find_gpus
+
+        config.stash[_GPUS] = find_gpus() if _device(config) != "cpu" else []
+    return config.stash[_GPUS]
+
+
+def _settings(config: pytest.Config) -> Settings | None:
+    if _SETTINGS not in config.stash:
+        config.stash[_SETTINGS] = _read_settings(config)
+    return config.stash[_SETTINGS]
 
 
 def _read_settings(config: pytest.Config) -> Settings | None:
@@ -154,11 +218,11 @@ def _runner(config: pytest.Config) -> Runner:
 
 
 def _device(config: pytest.Config) -> str:
-    settings = config.stash[_SETTINGS]
+    settings = _settings(config)
     device: str | None = config.getoption("--attnfuzz-device")
     return device or (settings.device if settings else None) or "auto"
 
 
 def _tolerance(config: pytest.Config) -> Tolerance:
-    settings = config.stash[_SETTINGS]
+    settings = _settings(config)
     return (settings.tolerance if settings else None) or "bound"

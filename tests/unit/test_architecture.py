@@ -45,6 +45,7 @@ RANKS = {
     "attnfuzz.shared_runner": 5,
     "attnfuzz.targets": 5,
     "attnfuzz.testing": 5,
+    "attnfuzz.xdist_leases": 5,
     "attnfuzz.report": 5,
     "attnfuzz.cli": 6,
     "attnfuzz.pytest_plugin": 6,
