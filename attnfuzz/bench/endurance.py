@@ -15,8 +15,9 @@ from attnfuzz.campaign.result import Statistics
 __all__ = ["HOSTILE", "Endurance", "MemorySample", "measure_endurance", "resident_bytes_of_tree"]
 
 HOSTILE = tuple(f"attnfuzz.bench.hostile_kernels:{name}" for name in ("crashes_on_5_percent", "hangs", "leaks"))
-_SHARE_ALONE = 1 / 12
-"""Of the time, before and once more after: what drifts meanwhile on the machine shows in both."""
+_SHARE_ALONE = 1 / 5
+"""Of the time, before and once more after: what drifts meanwhile on the machine shows in both. Kernels take turns of
+seconds and differ in speed, so that a rate over a few turns says little."""
 _SAMPLE_EVERY_S = 5.0
 _WARMUP_S = 10.0
 
