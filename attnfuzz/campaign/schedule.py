@@ -1,4 +1,8 @@
-"""Which kernel a worker turns to next: every kernel gets the same time, and all of them get some of it early."""
+"""Which kernel a worker turns to next: every kernel gets the same time, and all of them get some of it early.
+
+Only a kernel that is known to take its process down gets half of that: much of its time goes into starting processes,
+and until it is repaired there is little more to be learned of it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ __all__ = ["Schedule"]
 _FIRST_SLICE_S = 1.0
 _LATER_SLICE_S = 3.0
 _SHORTEST_SLICE_S = 0.25
+_PRICE_OF_FATAL = 2.0
 
 
 @dataclass(slots=True)
@@ -17,6 +22,7 @@ class _Share:
     seconds: float = 0.0
     cases: int = 0
     rounds: int = 0
+    price: float = 1.0
 
 
 class Schedule:
@@ -44,10 +50,14 @@ class Schedule:
     def record(self, target: str, *, seconds: float, cases: int) -> None:
         """Charge a round to ``target``."""
         share = self._shares[target]
-        share.seconds += seconds
+        share.seconds += share.price * seconds
         share.cases += cases
         share.rounds += 1
 
     def charge(self, target: str, seconds: float) -> None:
         """Charge what was done about a failure of ``target`` to it."""
-        self._shares[target].seconds += seconds
+        self._shares[target].seconds += self._shares[target].price * seconds
+
+    def is_fatal(self, target: str) -> None:
+        """From now on ``target`` gets half of what others get."""
+        self._shares[target].price = _PRICE_OF_FATAL

@@ -94,6 +94,8 @@ class Search:
             match message:
                 case Known():
                     self._failures.learn(message)
+                    if message.oracle in FATAL_ORACLES:
+                        self._schedule.is_fatal(message.kernel)
                 case Busy():
                     self._failures.set_busy(message)
                 case Pursue():

@@ -103,7 +103,9 @@ class SavedFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             steps=self.steps,
             features=frozenset(self.features),
             preceding=tuple(decode_case(problem, bytes(case)) for case in self.preceding),
-            **{field: _path(getattr(self, field)) for field in ("path", "known_as", "replaces")},
+            path=_path(self.path),
+            known_as=_path(self.known_as),
+            replaces=_path(self.replaces),
         )
 
 

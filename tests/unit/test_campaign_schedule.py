@@ -58,3 +58,12 @@ def test_what_a_failure_takes_is_charged_to_its_kernel() -> None:
     assert schedule.next_target() == "buggy"
     schedule.charge("buggy", 30.0)
     assert schedule.next_target() == "other"
+
+
+def test_a_kernel_that_takes_its_process_down_gets_half_the_time() -> None:
+    """Three of those beside five healthy ones would take more than a third of all time."""
+    schedule = Schedule(["fatal", "other"])
+    run(schedule, 2)
+    schedule.is_fatal("fatal")
+    order = run(schedule, 30)
+    assert order.count("other") == 2 * order.count("fatal")
