@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnfuzz.problems.features import CACHE_STRIDES, CACHE_TENSORS, KV_STRIDES_DIFFER
 
-__all__ = ["SILENT_ORACLES", "aspects", "telling"]
+__all__ = ["SILENT_ORACLES", "aspects", "is_part_of", "needs", "telling"]
 
 SILENT_ORACLES = frozenset({"accuracy", "dead_memory", "unwritten", "determinism"})
 """One wrong address gives a number that is merely wrong, or dead memory's, or nobody's, as the case has it."""
@@ -27,11 +27,18 @@ _SIZES = frozenset(
         "scale",  # goes with the head size
         "seq_len>1",
         "seq_len>block_size",
+        "shared pages",
         "spare blocks",
     }
 )
-_VALUES = ("keys=", "values=", "logit_exponent")
+_RECIPES = ("keys=", "values=")
+_VALUES = (*_RECIPES, "logit_exponent")
 """Recipes for numbers make an error visible more often than they cause it."""
+_PLACES = frozenset({"pages=reversed", "pages=shuffled", "shared pages", "spare blocks"})
+_MOVED = "pages moved"
+_SURROUNDINGS = _PLACES | {"extra columns", "extra rows", "needles"}
+"""They decide what lies at a wrong address: another token, another sequence's, dead memory."""
+_ANY_LENGTH = frozenset({"partial last page", "seq_len>1"})
 _CACHES = frozenset(f"strides:{name}" for names in CACHE_TENSORS for name in names)
 
 
@@ -49,6 +56,27 @@ def aspects(features: frozenset[str]) -> frozenset[str]:
         found -= {CACHE_STRIDES, *_CACHES}
         found = {one for one in found if not one.startswith("layout=")}
     return frozenset(found)
+
+
+def needs(features: frozenset[str]) -> frozenset[str]:
+    """``features`` without what the minimal case has only to make the error visible, or cannot be without.
+
+    A sequence on a page for several tokens either leaves a part of it free or has several tokens itself, so a case
+    with one of the two does not tell whether that matters. If nothing is left, it is where pages lie that matters.
+    """
+    found = frozenset(one for one in features if one not in _SURROUNDINGS and not one.startswith(_RECIPES))
+    if "block_size>1" in found and len(found & _ANY_LENGTH) == 1:
+        found -= _ANY_LENGTH
+    return found or _moved(features)
+
+
+def is_part_of(less: frozenset[str], more: frozenset[str]) -> bool:
+    """Whether a bug needs something, and all of it is also what another needs."""
+    return bool(least := needs(less)) and least <= needs(more) | _moved(more)
+
+
+def _moved(features: frozenset[str]) -> frozenset[str]:
+    return frozenset({_MOVED}) if features & _PLACES else frozenset()
 
 
 def telling(features: frozenset[str]) -> frozenset[str]:

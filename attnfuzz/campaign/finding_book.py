@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from attnfuzz.campaign.aspects import aspects, telling
+from attnfuzz.campaign.aspects import aspects, needs, telling
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Pursue, Smaller, Unconfirmed
 from attnfuzz.campaign.reporter import Reporter
@@ -168,7 +168,7 @@ class FindingBook:
     def _settle(self, finding: Finding) -> None:
         finding.minimised = True
         while (other := self._same_bug_as(finding)) is not None:
-            kept, dropped = sorted((finding, other), key=_preference)
+            kept, dropped = sorted((other, finding), key=_preference)
             kept.first_seen_s = min(kept.first_seen_s, dropped.first_seen_s)
             if (kept.symptom, kept.features) != (dropped.symptom, dropped.features):
                 kept.also_shows_as(dropped)
@@ -205,6 +205,7 @@ def _preference(finding: Finding) -> tuple[object, ...]:
     return (
         finding.shrunk_s is None,
         len(aspects(features)),
+        len(needs(features)),
         len(telling(features)),
         not is_explained(finding.failure),
         *size_key(finding.case, options=finding.declaration.options),

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.aspects import aspects
+from attnfuzz.campaign.aspects import aspects, needs
 from attnfuzz.campaign.replay import SavedCase
 from attnfuzz.campaign.same_bug import are_same_bug
 from attnfuzz.campaign.signature import Signature, Symptom
@@ -113,7 +113,8 @@ def _preference(case: _Case) -> tuple[Any, ...]:
     """As in a campaign: first the case that needs least, then the smallest."""
     regression = case.files[0].regression
     features = case.signature.features
-    return len(aspects(features)), len(features), len(regression.preceding), size_key(regression.case)
+    needed = len(aspects(features)), len(needs(features)), len(features)
+    return *needed, len(regression.preceding), size_key(regression.case)
 
 
 def _signature(regression: Regression) -> Signature:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects
+from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects, is_part_of
 from attnfuzz.campaign.signature import Signature, Symptom
 from attnfuzz.oracles.verdict import Failure
 
@@ -35,7 +35,8 @@ def are_same_bug(a: Told, b: Told) -> bool:
 
     They are if either would have been passed over, had the other been found first; and if what one is about (strides,
     layout, head mapping ...) is all or part of what the other is about, and they show as the same, or both as some
-    wrong number.
+    wrong number. Two that are about nothing but lengths and pages, and spoil the same tensor, are compared by what
+    they need of those: a wrong address is another token's in one case and dead memory in the next, as pages lie.
     """
     mine, its = a.signature, b.signature
     if mine.symptom.kernel != its.symptom.kernel:
@@ -44,8 +45,13 @@ def are_same_bug(a: Told, b: Told) -> bool:
         return mine.features <= its.features or its.features <= mine.features
     if mine.explains(its.symptom, its.features) or its.explains(mine.symptom, mine.features):
         return True
+    if not _may_be_alike(mine.symptom, its.symptom):
+        return False
     less, more = sorted((aspects(mine.features), aspects(its.features)), key=len)
-    return bool(less) and less <= more and _may_be_alike(mine.symptom, its.symptom)
+    if more:
+        return bool(less) and less <= more
+    one, other = mine.features, its.features
+    return _spoil_the_same(mine.symptom, its.symptom) and (is_part_of(one, other) or is_part_of(other, one))
 
 
 def is_explained(failure: Failure) -> bool:
@@ -55,3 +61,7 @@ def is_explained(failure: Failure) -> bool:
 
 def _may_be_alike(a: Symptom, b: Symptom) -> bool:
     return a == b or {a.oracle, b.oracle} <= SILENT_ORACLES
+
+
+def _spoil_the_same(a: Symptom, b: Symptom) -> bool:
+    return a.kind.partition(":")[0] == b.kind.partition(":")[0]

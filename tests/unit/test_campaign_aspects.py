@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnfuzz.campaign.aspects import aspects, telling
+from attnfuzz.campaign.aspects import aspects, is_part_of, needs, telling
 from attnfuzz.problems.features import CACHE_STRIDES, KV_STRIDES_DIFFER
 
 
@@ -42,3 +42,36 @@ def test_sizes_say_nothing_of_what_a_bug_is_about(features: set[str], expected: 
 def test_a_general_feature_is_not_shown_beside_what_implies_it(features: set[str], expected: set[str]) -> None:
     """A signature that says one thing three times is not read."""
     assert telling(frozenset(features)) == expected
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        ({"seq_len>1", "seq_len>block_size", "pages=shuffled", "spare blocks"}, {"seq_len>1", "seq_len>block_size"}),
+        ({"seq_len>1", "keys=normal", "values=integers", "needles"}, {"seq_len>1"}),
+        ({"logit_exponent>0", "seq_len>1"}, {"logit_exponent>0", "seq_len>1"}),
+        ({"block_size>1", "partial last page"}, {"block_size>1"}),
+        ({"block_size>1", "seq_len>1"}, {"block_size>1"}),
+        ({"block_size>1", "partial last page", "seq_len>1"}, {"block_size>1", "partial last page", "seq_len>1"}),
+        ({"pages=reversed", "shared pages"}, {"pages moved"}),
+        ({"keys=normal"}, set()),
+    ],
+)
+def test_a_bug_does_not_need_what_makes_it_visible(features: set[str], expected: set[str]) -> None:
+    """A wrong page would be one bug where it holds a token and another where it holds none."""
+    assert needs(frozenset(features)) == expected
+
+
+@pytest.mark.parametrize(
+    ("less", "more", "part"),
+    [
+        ({"block_size>1"}, {"block_size>1", "num_seqs>1"}, True),
+        ({"pages=shuffled"}, {"pages=reversed", "seq_len>1"}, True),
+        ({"pages=shuffled"}, {"seq_len>1"}, False),
+        ({"seq_len>1"}, {"block_size>1", "partial last page"}, False),
+        (set(), {"seq_len>1"}, False),
+    ],
+)
+def test_what_any_case_shows_is_part_of_nothing(less: set[str], more: set[str], part: bool) -> None:
+    """A bug that every case shows would take in all others."""
+    assert is_part_of(frozenset(less), frozenset(more)) is part

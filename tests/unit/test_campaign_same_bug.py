@@ -59,3 +59,39 @@ def test_bugs_that_each_need_something_of_their_own_stay_apart() -> None:
 def test_a_diagnosis_names_a_token_or_a_head(message: str, explained: bool) -> None:
     """Of two findings of one bug, the reader would get the one that says less."""
     assert is_explained(Failure(oracle="accuracy", kind="out:value", message=message)) is explained
+
+
+WRONG_BLOCK_STRIDE = (
+    a_finding("dead_memory", "out", "block_size>1", "partial last page", "pages=shuffled", "spare blocks"),
+    a_finding("accuracy", "out:value", "block_size>1", "seq_len>1", "seq_len>block_size"),
+    a_finding("dead_memory", "out", "block_size>1", "num_seqs>1", "partial last page"),
+    a_finding("accuracy", "out:value", "block_size>1", "num_seqs>1", "seq_len>1"),
+    a_finding("dead_memory", "out", "block_size>1", "pages=reversed", "partial last page", "seq_len>1",
+              "seq_len>block_size"),
+)  # fmt: skip
+"""What a kernel was reported with that takes 8 tokens for the distance between blocks of 16."""
+
+
+@pytest.mark.parametrize("other", WRONG_BLOCK_STRIDE[1:])
+def test_a_wrong_address_is_one_bug_wherever_it_leads(other: Finding) -> None:
+    """One mistake with pages would be read six times, told apart only by what lay where it reads."""
+    first = WRONG_BLOCK_STRIDE[0]
+    assert are_same_bug(first, other)
+    assert are_same_bug(other, first)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (("dead_memory", "out", "block_size>1", "partial last page"), ("accuracy", "out:value", "seq_len>1")),
+        (("dead_memory", "out"), ("accuracy", "out:value", "seq_len>1", "seq_len>block_size")),
+        (("accuracy", "out:value", "num_seqs>1", "ragged"), ("dead_memory", "out", "seq_len>1", "seq_len>block_size")),
+        (("accuracy", "out:inf", "logit_exponent>0"), ("accuracy", "out:value", "seq_len>1")),
+        (("accuracy", "lse:value", "seq_len>1"), ("accuracy", "out:value", "seq_len>1", "num_seqs>1")),
+        (("crash", "SIGSEGV", "seq_len>1"), ("accuracy", "out:value", "seq_len>1", "num_seqs>1")),
+    ],
+)
+def test_bugs_with_different_needs_stay_apart(a: tuple[OracleName, str], b: tuple[OracleName, str]) -> None:
+    """Of two bugs that are both about lengths or pages only one would be reported."""
+    assert not are_same_bug(a_finding(*a), a_finding(*b))
+    assert not are_same_bug(a_finding(*b), a_finding(*a))
