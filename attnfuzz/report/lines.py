@@ -28,7 +28,7 @@ def _facts(statistics: Statistics) -> Iterator[str]:
     ratio = max((kernel.max_error_ratio for kernel in statistics.kernels.values()), default=0.0)
     yield f"{statistics.cases} cases ({statistics.cases / max(statistics.elapsed_s(), 1e-9):.1f}/s)"
     yield f"largest error/bound {ratio:.3g}"
-    yield f"{len(statistics.findings)} findings"
+    yield count(len(statistics.findings), "finding")
     if (compiling := statistics.share_compiling()) >= 0.005:
         yield f"{100 * compiling:.0f}% of the time compiling"
     if statistics.restarts:
@@ -36,11 +36,11 @@ def _facts(statistics: Statistics) -> Iterator[str]:
     yield f"{format_duration(statistics.remaining_s())} left"
 
 
-def describe(what: str, finding: Finding) -> str:
-    """One line on a finding."""
+def describe(what: str, finding: Finding, *, message: bool = True) -> str:
+    """One line on a finding; without its ``message`` where that has just been said."""
     line = f"{what:<9} {finding.declaration.target} {finding.signature.symptom.oracle}/{finding.failure.kind}"
     where = f" -> {finding.path}" if finding.path is not None else ""
-    return f"{line}: {finding.failure.message}{where}"
+    return f"{line}: {finding.failure.message}{where}" if message else f"{line}{where}"
 
 
 class LineReporter:
@@ -68,13 +68,13 @@ class LineReporter:
         self.note(f"          {one_line(finding.case)}")
 
     def confirmed(self, finding: Finding) -> None:
-        self.note(describe("confirmed", finding))
+        self.note(describe("confirmed", finding, message=False))
 
     def unconfirmed(self, finding: Finding) -> None:
-        self.note(describe("not again", finding))
+        self.note(describe("not again", finding, message=False))
 
     def known(self, finding: Finding) -> None:
-        self.note(describe("known", finding))
+        self.note(describe("known", finding, message=False))
 
     def smaller(self, finding: Finding) -> None:
         if time.monotonic() - self._last_smaller >= _SMALLER_EVERY_S:

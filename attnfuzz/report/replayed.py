@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attnfuzz.campaign.replay import Replayed, SavedCase
+from attnfuzz.report.headline import count
 
 __all__ = ["FORMAT", "print_replayed", "print_total", "write_replayed"]
 
@@ -52,14 +53,15 @@ def print_total(console: Console, saved: Sequence[SavedCase], results: Sequence[
     """How many failed, and of which kind: still open, or fixed once and failing again."""
     ran = [result for result in results if result.verdict is not None]
     failed = {result.saved.path: result.saved.regression.status for result in ran if result.failed}
-    text = f"{len(saved)} saved cases, {len(ran)} runs: {sum(result.failed for result in ran)} failed"
+    text = f"{count(len(saved), 'saved case')}, {count(len(ran), 'run')}: {sum(result.failed for result in ran)} failed"
     for status, meaning in (("open", "still open"), ("fixed", "marked fixed")):
-        count = sum(value == status for value in failed.values())
-        text += f"; {count} cases {meaning}" if count else ""
+        number = sum(value == status for value in failed.values())
+        text += f"; {count(number, 'case')} {meaning}" if number else ""
     repaired = {result.saved.path for result in ran if result.saved.regression.status == "open"} - set(failed)
-    text += f'; {len(repaired)} open cases pass now: set their "status" to "fixed"' if repaired else ""
+    passing = f'; {count(len(repaired), "open case")} now passing: set "status" to "fixed"'
+    text += passing if repaired else ""
     idle = {case.path for case in saved} - {result.saved.path for result in ran}
-    text += f"; {len(idle)} cases ran on no kernel" if idle else ""
+    text += f"; {count(len(idle), 'case')} ran on no kernel" if idle else ""
     console.print(Text(text, style="bold red" if failed else "bold"), soft_wrap=True)
 
 

@@ -91,17 +91,19 @@ def _costs(statistics: Statistics) -> str:
 def verdict_sentence(result: CampaignResult) -> str:
     """What a campaign amounts to, with the effort behind it."""
     statistics = result.statistics
+    rate = statistics.cases / max(result.elapsed_s, 1e-9)
     effort = (
-        f"{statistics.cases} cases (of {len(statistics.kernels)} kernels in {format_duration(result.elapsed_s)} on "
-        f"{statistics.device_name}, {statistics.cases / max(result.elapsed_s, 1e-9):.1f} cases/s with "
-        f"{statistics.workers} workers, seed {statistics.seed})"
+        f"{count(statistics.cases, 'case')} (of {count(len(statistics.kernels), 'kernel')} in "
+        f"{format_duration(result.elapsed_s)} on {statistics.device_name}, {rate:.1f} cases/s with "
+        f"{count(statistics.workers, 'worker')}, seed {statistics.seed})"
     )
     why = {"interrupted": "interrupted: ", "workers_lost": "every worker was lost: "}.get(result.stop_reason, "")
     if not statistics.cases and not result.findings:
         return f"{why}no case was judged in {format_duration(result.elapsed_s)}; raise --budget"
     known = f", {len(result.elsewhere)} known elsewhere," if result.elsewhere else ""
     if not result.findings:
-        return f"{why}nothing {'new ' if known else ''}found{known} in {effort}"
+        done = "confirmed" if result.unconfirmed else "found"
+        return f"{why}nothing {'new ' if known else ''}{done}{known} in {effort}"
     return f"{why}{count(len(result.findings), 'finding')}{known} in {effort}"
 
 
@@ -131,11 +133,17 @@ def _remarks(finding: Finding) -> Iterator[str]:
         yield f"replaces {finding.replaces}, the same bug in a larger case"
 
 
+def _doubt(finding: Finding) -> str:
+    if finding.runs:
+        return f"it did not fail again in {count(finding.runs, 'run')}"
+    return "time ran out before a second run; raise --budget"
+
+
 def _side_lines(result: CampaignResult) -> Iterator[Text]:
     for finding in result.unconfirmed:
         yield Text()
-        repeated = f"did not fail again in {finding.runs} runs" if finding.runs else "time ran out before a second run"
-        yield Text(f"not confirmed: {finding.declaration.target} {finding.signature}; it {repeated}", style="yellow")
+        title = f"not confirmed: {finding.declaration.target} {finding.signature}"
+        yield Text(f"{title}; {_doubt(finding)}", style="yellow")
         yield Text(f"   {finding.failure.message}")
     for found in result.elsewhere:
         yield Text()

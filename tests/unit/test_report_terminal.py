@@ -105,6 +105,7 @@ def test_the_table_has_a_row_for_every_kernel() -> None:
         (a_result(), "nothing found in 10 cases"),
         (a_result(a_finding(), a_finding()), "2 findings in 10 cases"),
         (a_result(stop_reason="interrupted"), "interrupted: nothing found in 10 cases"),
+        (a_result(unconfirmed=(a_finding(),)), "nothing confirmed in 10 cases"),
         (a_result(cases=0), "no case was judged in 1m00s; raise --budget"),
         (a_result(stop_reason="workers_lost"), "every worker was lost: "),
     ],
