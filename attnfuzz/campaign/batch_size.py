@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 __all__ = ["BatchSize"]
 
-_LONGEST_BATCH_S = 0.2
+_LONGEST_BATCH_S = 0.3
 """A worker looks at results and mail between batches, and a batch that dies costs as much again."""
 _WEIGHT_OF_NEWEST = 0.3
 

@@ -23,7 +23,7 @@ _KEPT = 32
 _SCOUTED_AT_ONCE = 4
 _MOST_JOINING = 8
 """Of what others have published, at one turn of a kernel."""
-_SHARE_OF_SCOUTING = 0.15
+_SHARE_OF_SCOUTING = 0.1
 _SHARE_OF_JOINING = 0.05
 """Parts of a worker's time: compiling formats, and loading what others have compiled."""
 _TRIES = 64

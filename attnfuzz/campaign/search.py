@@ -27,7 +27,7 @@ from attnfuzz.problems.cases import Case, decode_case
 
 __all__ = ["Search"]
 
-_MOST_TOGETHER = 32
+_MOST_TOGETHER = 64
 _WAIT_FOR_BATCH_S = 1.0
 _MAX_RETRACES = 3
 

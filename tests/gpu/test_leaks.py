@@ -45,7 +45,7 @@ def test_a_campaign_finds_a_leak_of_gpu_memory(tmp_path: Path) -> None:
     """On a GPU no process outgrows a limit: the kernel, or the framework, is told that there is no memory left."""
     kernels = f"{KERNELS}:keeps_with_groups {KERNELS}:keeps_once"
     with Campaign(tmp_path, "--budget", "60s", kernels=kernels, workers=2) as campaign:
-        assert campaign.wait() == 1, campaign.output
+        assert campaign.wait(timeout_s=120.0) == 1, campaign.output
     (regression,) = saved(tmp_path)
     assert (regression.finding.oracle, regression.finding.kind) == ("crash", "leak")
     assert "every call keeps another 16.0 MiB of GPU memory" in regression.finding.message

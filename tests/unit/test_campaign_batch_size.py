@@ -20,7 +20,7 @@ def test_slow_cases_make_small_batches() -> None:
     size = BatchSize(32)
     for _ in range(8):
         size.went_well(0.06 * size.size, size.size)
-    assert size.size == 3
+    assert size.size == 5
     for _ in range(20):
         size.went_well(1.0, 1)
     assert size.size == 1

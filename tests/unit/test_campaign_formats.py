@@ -60,7 +60,7 @@ def test_scouting_takes_its_share_of_the_time_and_no_more() -> None:
         total += new * COMPILED_S + 20 * WARM_S
         if turn == 100:
             assert scouting == 4 * COMPILED_S
-    assert 0.13 < scouting / total < 0.17
+    assert 0.08 < scouting / total < 0.12
 
 
 def test_the_newest_formats_are_kept() -> None:
