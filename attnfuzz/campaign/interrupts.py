@@ -7,7 +7,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-__all__ = ["Interrupted", "Interrupts", "exit_status_of"]
+__all__ = ["Interrupted", "Interrupts"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENOUGH = 3
@@ -54,8 +54,3 @@ class Interrupts:
             self.first = number
         if self.count >= _ENOUGH or (self.raising and self.count == 1):
             raise Interrupted(self.first)
-
-
-def exit_status_of(number: int) -> int:
-    """What a shell expects of a command that a signal ended: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
-    return 128 + number

@@ -52,7 +52,7 @@ def find_gpus() -> list[Gpu]:
 
 
 class LeasePool:
-    """Shares GPUs out evenly. A holder keeps its GPU for as long as that is in use and the lease is not given back."""
+    """Shares GPUs out evenly. A holder keeps its GPU until the lease is given back."""
 
     def __init__(self, device_ids: Sequence[str]) -> None:
         self._holders: dict[str, set[str]] = {device_id: set() for device_id in device_ids}
@@ -75,10 +75,6 @@ class LeasePool:
         """End the lease of ``holder``, if it has one."""
         for holders in self._holders.values():
             holders.discard(holder)
-
-    def retire(self, device_id: str) -> frozenset[str]:
-        """Lease the GPU to nobody any more; who held it, and is to take another."""
-        return frozenset(self._holders.pop(device_id, ()))
 
 
 def _undivided(listed: Sequence[Listing]) -> Iterator[Gpu]:
