@@ -60,7 +60,7 @@ class Finding:
         what = str(other.signature) if other.shrunk_s is not None else f"{other.symptom.oracle}/{other.symptom.kind}"
         its = [f"{_ALSO}{what}: {other.failure.message}", *its]
         lines = [line for line in self.failure.details if line.startswith(_ALSO)]
-        kept = tuple(dict.fromkeys(lines + its))[:_MAX_ALSO]
+        kept = _one_of_each([*lines, *its])[:_MAX_ALSO]
         self.failure = msgspec.structs.replace(self.failure, details=(*mine, *kept))
 
     @property
@@ -100,3 +100,12 @@ class Finding:
             note=self.certainty(),
             environment=current_environment(device),
         )
+
+
+def _one_of_each(lines: list[str]) -> list[str]:
+    """Of lines that say the same of a symptom the shortest: the one with the fewest features."""
+    kept: dict[tuple[str, str], str] = {}
+    for line in lines:
+        said = line.partition(" [")[0], line.partition("]: ")[2]
+        kept[said] = min(kept.get(said, line), line, key=len)
+    return list(kept.values())

@@ -155,6 +155,20 @@ def test_other_symptoms_of_a_bug_are_named_with_it_in_one_file(story: Story) -> 
     assert load_regression(story.folder / path).finding.details == (line,)
 
 
+def test_a_symptom_that_says_the_same_in_many_cases_is_named_once(story: Story) -> None:
+    """Eight lines that differ only in how the pages lie would bury what the bug is."""
+    nobody = Failure(oracle="unwritten", kind="out", message="never written")
+    story.found("0-0", 4)
+    story.confirmed("0-0")
+    story.minimised("0-0", "strides:k")
+    for name, seq_len, features in (("0-1", 5, ("num_seqs>1", "ragged")), ("0-2", 7, ("num_seqs>1",))):
+        story.found(name, seq_len, nobody)
+        story.confirmed(name)
+        story.minimised(name, "strides:k", *features)
+    (finding,) = story.book.findings
+    assert finding.failure.details == ("also shows as: unwritten/out [num_seqs>1, strides:k]: never written",)
+
+
 def test_what_was_merged_moves_on_with_the_finding_that_takes_its_place(story: Story) -> None:
     """A third symptom, needing less, must not lose the first two."""
     for name, oracle, more in (("0-1", "accuracy", 2), ("0-2", "unwritten", 1), ("0-3", "dead_memory", 0)):
