@@ -101,7 +101,10 @@ def choose_workers(request: Request, runner: Runner, gpus: Sequence[Gpu]) -> Cho
 
 def _say_what_was_left(request: Request, journal: JournalFolder, state_file: StateFile, reporter: Reporter) -> None:
     for folder in journal.left_over:
-        reporter.note(f"a campaign was cut off while it judged a case: attnfuzz replay {folder}")
+        reporter.note(
+            f"an earlier campaign was killed while it judged the cases in {folder}; if one may be the cause, "
+            f"run attnfuzz replay {folder}, then delete the folder"
+        )
     if not state_file.is_usable:
         reporter.note(f"{FOLDER} cannot be written, or another campaign runs here: --resume will not know of this one")
     elif state_file.has_state and request.resume is None:

@@ -87,7 +87,7 @@ def _shares(measured: Measured) -> Table:
     }
     judging = sum(one.seconds for one in kernels)
     parts["harness: comparing, messages"] = judging - sum(parts.values())
-    parts["harness: drawing and the rest"] = total - judging
+    parts["harness: drawing and the rest"] = max(0.0, total - judging)  # what a batch took is known at its end
     table = _table("where a worker's time goes", "share", "ms per case")
     for name, seconds in parts.items():
         table.add_row(name, f"{seconds / total:.1%}" if total else "-", f"{1000 * seconds / cases:.3f}")

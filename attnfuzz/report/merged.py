@@ -13,9 +13,12 @@ from rich.text import Text
 from attnfuzz.campaign.merged_folder import PASSING, Kept
 from attnfuzz.campaign.merging import SavedBug
 from attnfuzz.campaign.verifying import Checked
+from attnfuzz.report.headline import count
 
 __all__ = ["Merged", "print_merged"]
 
+_WIDTH_OF_FILES = 1000
+"""Columns where the output is no terminal: paths are copied from there, so they must not be broken."""
 _STYLES = {"fails": "bold red", "fails again": "bold red", "not verified": "yellow"}
 
 
@@ -48,6 +51,8 @@ def print_merged(
 ) -> None:
     """The table, why cases were not verified, and the total. ``files`` were read from ``folders``."""
     if rows:
+        if not console.is_terminal:
+            console.width = max(console.width, _WIDTH_OF_FILES)
         console.print(_table(rows))
     for row in rows:
         for line in _remarks(row):
@@ -88,11 +93,12 @@ def _remarks(row: Merged) -> Iterator[str]:
 def _total(rows: Sequence[Merged], files: int, folders: int, output: Path, verified: bool) -> str:
     bugs = [row for row in rows if row.counts]
     aside = sum(row.kept.path.parent.name == PASSING for row in rows)
-    text = f"{files} files from {folders} places: {len(bugs)} bugs in {output}"
+    text = f"{count(files, 'file')} from {count(folders, 'place')}: {count(len(bugs), 'bug')} in {output}"
     for outcome in ("fails", "fails again", "not verified"):
-        count = sum(row.outcome() == outcome for row in bugs)
-        text += f"; {count} {'fail' if outcome == 'fails' else outcome}" if count else ""
+        number = sum(row.outcome() == outcome for row in bugs)
+        verb = outcome.replace("fails", "fail") if number > 1 else outcome
+        text += f"; {number} {verb}" if number else ""
     text += f"; put aside in {output / PASSING}, passing now: {aside}" if aside else ""
     fixed = sum(row.is_fixed and not row.counts for row in rows)
-    text += f"; {fixed} cases marked fixed" if fixed else ""
+    text += f"; {count(fixed, 'case')} marked fixed" if fixed else ""
     return text if verified else f"{text}; nothing was run: merge again without --no-verify where the kernels run"

@@ -50,7 +50,7 @@ def test_folders_are_merged_and_verified(nodes: Path) -> None:
     before = [contents(nodes / name) for name in ("node0", "node1")]
     run = merge("node0", "node1", "-o", "all", cwd=nodes)
     assert run.returncode == 1, run.stdout + run.stderr
-    assert "4 files from 2 places: 1 bugs in all; 1 fail; put aside in all/passing, passing now: 1" in run.stdout
+    assert "4 files from 2 places: 1 bug in all; 1 fails; put aside in all/passing, passing now: 1" in run.stdout
     assert [contents(nodes / name) for name in ("node0", "node1")] == before
     (kept,) = (nodes / "all").glob("*.json")
     assert b'"seq_lens": [\n      5\n    ]' in kept.read_bytes()
@@ -119,5 +119,5 @@ def test_the_table_names_what_was_merged(nodes: Path) -> None:
     assert any("theirs.py:theirs" in line and "not verified" in line for line in lines)
     assert "no file 'theirs.py' here or above" in run.stdout
     assert lines[-1].startswith(
-        "6 files from 2 places: 3 bugs in all; 1 fail; 1 fails again; 1 not verified; put aside"
+        "6 files from 2 places: 3 bugs in all; 1 fails; 1 fails again; 1 not verified; put aside"
     )

@@ -39,7 +39,7 @@ def printed(*rows: Merged, verified: bool = True) -> str:
         (a_row("unverified", reason="no GPU"), True, "file.json was not verified: no GPU"),
         (a_row("unverified", status="fixed"), False, "not verified"),
         (a_row("passes", aside=True), False, f"put aside in {OUT / PASSING}, passing now: 1"),
-        (a_row("passes", status="fixed"), False, "1 cases marked fixed"),
+        (a_row("passes", status="fixed"), False, "1 case marked fixed"),
         (a_row("passes"), False, 'set its "status" to "fixed"'),
     ],
 )
@@ -48,7 +48,14 @@ def test_what_became_of_a_bug_is_said(row: Merged, counts: bool, words: str) -> 
     text = printed(row)
     assert row.counts == counts
     assert words in text
-    assert f"4 files from 2 places: {int(counts)} bugs in all" in text
+    assert f"4 files from 2 places: {'1 bug' if counts else '0 bugs'} in all" in text
+
+
+def test_a_path_in_a_file_is_whole() -> None:
+    """A path that is broken over two lines cannot be copied from a log."""
+    row = a_row("fails")
+    path = OUT / f"paged_decode-{'x' * 150}.json"
+    assert str(path) in printed(Merged(row.bug, row.checked, Kept(path, is_new=True)))
 
 
 def test_nothing_merged_is_said() -> None:
