@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from attnfuzz.bench.campaigns import Measured, measure_campaign
@@ -62,16 +63,12 @@ def measure_endurance(
 ) -> Endurance:
     """Take about ``seconds`` in all."""
     alone_s = max(1.0, seconds * _SHARE_ALONE - _WARMUP_S)
-    common = {"warmup_s": _WARMUP_S, "workers": workers, "device": device}
-
-    def alone(offset: int) -> Measured:
-        return measure_campaign(kernels, seconds=alone_s, seed=seed + offset, **common)  # type: ignore[arg-type]  # a dict of mixed values
-
-    before = alone(0)
+    measure = partial(measure_campaign, warmup_s=_WARMUP_S, workers=workers, device=device)
+    before = measure(kernels, seconds=alone_s, seed=seed)
     memory = _Memory()
     together_s = max(1.0, seconds - 2 * (alone_s + _WARMUP_S) - _WARMUP_S)
-    together = measure_campaign((*kernels, *HOSTILE), seconds=together_s, seed=seed + 1, watch=memory, **common)  # type: ignore[arg-type]  # as above
-    after = alone(2)
+    together = measure((*kernels, *HOSTILE), seconds=together_s, seed=seed + 1, watch=memory)
+    after = measure(kernels, seconds=alone_s, seed=seed + 2)
     return Endurance(tuple(before.cases), (before, after), together, tuple(memory.samples))
 
 

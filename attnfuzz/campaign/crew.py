@@ -99,7 +99,7 @@ class Crew:
         """Pass on what busy workers could not take so far."""
         for place in self._places.values():
             if place.handle is not None:
-                with contextlib.suppress(ChannelClosed):
+                with contextlib.suppress(ChannelClosed):  # noticed when it is listened to, as in `send`
                     place.handle.channel.flush()
 
     def stop(self) -> None:

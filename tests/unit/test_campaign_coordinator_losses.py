@@ -1,0 +1,168 @@
+"""attnfuzz.campaign.coordinator: workers, GPUs, processes and output that are lost; losing one loses nothing."""
+
+from __future__ import annotations
+
+import errno
+import time
+from pathlib import Path
+
+from attnfuzz.campaign.coordinator import Coordinator, Plan
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.messages import (
+    Found,
+    Progress,
+    Pursue,
+    Setup,
+    Trouble,
+    Unconfirmed,
+)
+from attnfuzz.campaign.reporter import SilentReporter
+from attnfuzz.campaign.result import Statistics
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES
+from tests.unit.scripted_workers import KERNEL, Worker, campaign, closes, finds, waits
+
+
+def test_a_lost_worker_is_replaced_and_its_finding_kept(tmp_path: Path) -> None:
+    """A worker killed for its memory must not take what it found along, nor halve the search."""
+    workers: list[Worker] = []
+
+    def script(worker: Worker) -> None:
+        if len(workers) == 0:  # the first of them, not yet noted
+            finds(worker, 9, "0-1")
+        else:
+            waits(worker)
+
+    result = campaign(tmp_path, script, budget_s=1.0, started=workers)
+    assert len(workers) == 2
+    assert workers[0].setup.seed != workers[1].setup.seed
+    assert len(result.findings) == 1
+    assert any("last words" in trouble for trouble in result.troubles)
+
+
+def test_a_worker_that_is_killed_again_and_again_is_started_again(tmp_path: Path) -> None:
+    """A campaign of days would run out of workers, one by one, and report errors that are not its own."""
+    workers: list[Worker] = []
+
+    def script(worker: Worker) -> None:
+        worker.say(Progress(kernel=KERNEL.target, cases=1, seconds=0.1))
+        if worker.setup.seed >> 32 < 9:  # the number of starts before this one
+            worker.killed_by = "SIGKILL"
+        else:
+            finds(worker, 9, "0-1")
+            closes(worker, "0-1")
+            waits(worker)
+
+    result = campaign(tmp_path, script, budget_s=60.0, fail_fast=True, started=workers)
+    assert len(workers) == 10
+    assert (result.stop_reason, result.troubles) == ("fail_fast", ())
+
+
+def test_what_a_killed_worker_was_looking_into_is_looked_into_by_another(tmp_path: Path) -> None:
+    """A failure that was never confirmed would be reported as a finding, or one that was would never be shrunk."""
+    workers: list[Worker] = []
+
+    def script(worker: Worker) -> None:
+        if len(workers) == 0:
+            finds(worker, 9, "0-1", confirm=False)
+            worker.killed_by = "SIGKILL"
+            return
+        pursue = worker.hear(Pursue)
+        assert isinstance(pursue, Pursue)
+        worker.say(Found(finding="0-1", kernel=pursue.kernel, case=pursue.case, failure=pursue.failure))
+        worker.say(Unconfirmed(finding="0-1", runs=3))
+        waits(worker)
+
+    result = campaign(tmp_path, script, budget_s=1.0, started=workers)
+    assert (len(workers), result.findings, len(result.unconfirmed)) == (2, (), 1)
+
+
+def test_what_nobody_was_left_to_look_into_is_reported(tmp_path: Path) -> None:
+    """A failure that takes every worker with it is the last that should get lost."""
+
+    def script(worker: Worker) -> None:
+        finds(worker, 9, f"0-{worker.setup.seed}", confirm=False)
+
+    result = campaign(tmp_path, script, budget_s=60.0)
+    assert result.stop_reason == "workers_lost"
+    (finding,) = result.findings
+    assert "seen once" in finding.certainty()
+    assert finding.path is not None
+
+
+def test_a_system_without_processes_ends_the_campaign_with_a_sentence(tmp_path: Path) -> None:
+    """A traceback would be all that a user sees of a machine that is out of memory."""
+
+    def refused(setup: Setup) -> Worker:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    now = time.monotonic()
+    statistics = Statistics(
+        kernels=Statistics.of_kernels([KERNEL]), started=now, deadline=now + 60, device="cpu", device_name="cpu",
+        workers=2, seed=7,
+    )  # fmt: skip
+    plan = Plan(statistics=statistics, oracles=DEFAULT_ORACLES, save_folder=tmp_path)
+    result = Coordinator(plan, launch=refused, reporter=SilentReporter()).run()
+    assert result.stop_reason == "environment"
+    assert "Resource temporarily unavailable" in result.troubles[0]
+
+
+def test_output_that_is_gone_does_not_end_the_campaign(tmp_path: Path) -> None:
+    """A closed terminal, or a log on a full disk, would lose the night's search."""
+
+    class Gone(SilentReporter):
+        def progress(self, statistics: Statistics) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        def found(self, finding: Finding) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        def shrunk(self, finding: Finding) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def script(worker: Worker) -> None:
+        finds(worker, 9, "0-1")
+        closes(worker, "0-1")
+        waits(worker)
+
+    result = campaign(tmp_path, script, budget_s=0.5, reporter=Gone())
+    assert (result.stop_reason, len(result.findings)) == ("budget", 1)
+
+
+def test_workers_on_a_gpu_that_does_not_answer_are_ended(tmp_path: Path) -> None:
+    """They would wait for it, one case after the other, until the budget is spent."""
+
+    def script(worker: Worker) -> None:
+        worker.say(Trouble(message="GPU 0 does not answer", environment=True, device_lost=True))
+
+    result = campaign(tmp_path, script, waits, budget_s=60.0)
+    assert (result.stop_reason, result.troubles) == ("environment", ("GPU 0 does not answer",))
+    assert result.elapsed_s < 10.0
+
+
+def test_the_other_gpus_go_on_without_one_that_does_not_answer(tmp_path: Path) -> None:
+    """One GPU of eight would end the search on all; what its workers had met has to be looked into elsewhere."""
+    pursued: list[Pursue] = []
+
+    def script(worker: Worker) -> None:
+        if worker.setup.device_id == "GPU-dead":
+            if worker.setup.worker == 0:
+                finds(worker, 9, "0-1", confirm=False)
+            worker.say(Trouble(message="GPU-dead does not answer", environment=True, device_lost=True))
+            return
+        pursue = worker.hear(Pursue)
+        assert isinstance(pursue, Pursue)
+        pursued.append(pursue)
+        waits(worker)
+
+    workers: list[Worker] = []
+    devices = ("GPU-dead", "GPU-alive")
+    result = campaign(tmp_path, script, script, budget_s=1.0, started=workers, device_ids=devices)
+    assert [worker.setup.device_id for worker in workers] == list(devices)
+    assert (result.stop_reason, result.troubles, len(pursued)) == ("budget", ("GPU-dead does not answer",), 1)
+
+
+def test_when_every_worker_is_lost_again_and_again_the_campaign_ends(tmp_path: Path) -> None:
+    """Starting processes that die at once for an hour helps nobody."""
+    result = campaign(tmp_path, lambda worker: None, budget_s=60.0)
+    assert result.stop_reason == "workers_lost"
+    assert result.elapsed_s < 10.0
