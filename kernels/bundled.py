@@ -40,13 +40,16 @@ _FLOAT32 = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul
 _SHORT_PARTIALS = attnfuzz.Numerics(probabilities="float32", partials="input", matmul="ieee")
 
 _SPLITS = {"num_splits": (1, 2, 3, 8), "partials": ("float32", "input")}
+# What a launch takes by default comes first. One warp is left out: with a large tile it compiles for seconds.
+_NUM_WARPS = {"num_warps": (4, 2, 8)}
+_TILED = {"tile": (16, 32, 64), **_NUM_WARPS, "num_stages": (3, 1)}
 
 
-@attnfuzz.kernel("dense_decode", supports=_EVERYTHING, options={"tile": (16, 32, 64)}, numerics=_FLOAT32)
-def dense_naive(inputs: Any, *, tile: int) -> State:
+@attnfuzz.kernel("dense_decode", supports=_EVERYTHING, options=_TILED, numerics=_FLOAT32)
+def dense_naive(inputs: Any, **options: Any) -> State:
     """One program per sequence and query head."""
     return launch.dense_decode(
-        inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale, out=inputs.out, lse=inputs.lse, tile=tile
+        inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale, out=inputs.out, lse=inputs.lse, **options
     )
 
 
@@ -56,19 +59,17 @@ def dense_eager(inputs: Any) -> State:
     return eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
 
 
-@attnfuzz.kernel("paged_decode", supports=_EVERYTHING, options={"tile": (16, 32, 64)}, numerics=_FLOAT32)
-def paged_naive(inputs: Any, *, tile: int) -> State:
+@attnfuzz.kernel("paged_decode", supports=_EVERYTHING, options=_TILED, numerics=_FLOAT32)
+def paged_naive(inputs: Any, **options: Any) -> State:
     """One program per sequence and query head, over any layout."""
-    return launch_paged.paged_decode(**_paged(inputs), out=inputs.out, lse=inputs.lse, tile=tile)
+    return launch_paged.paged_decode(**_paged(inputs), out=inputs.out, lse=inputs.lse, **options)
 
 
-@attnfuzz.kernel(
-    "paged_decode", supports=_EVERYTHING, options={**_SPLITS, "tile": (16, 32, 64)}, numerics=_SHORT_PARTIALS
-)
-def paged_split_k(inputs: Any, *, num_splits: int, partials: str, tile: int) -> State:
+@attnfuzz.kernel("paged_decode", supports=_EVERYTHING, options={**_SPLITS, **_TILED}, numerics=_SHORT_PARTIALS)
+def paged_split_k(inputs: Any, *, num_splits: int, partials: str, **options: Any) -> State:
     """Splits of each sequence in parallel, then their reduction."""
     return launch_paged.split_paged_decode(
-        **_paged(inputs), num_splits=num_splits, out=inputs.out, lse=inputs.lse, tile=tile, partial_dtype=partials
+        **_paged(inputs), num_splits=num_splits, out=inputs.out, lse=inputs.lse, partial_dtype=partials, **options
     )
 
 
@@ -84,15 +85,15 @@ def paged_split_k_eager(inputs: Any, *, num_splits: int, partials: str) -> State
     return eager.split_paged_decode(**_paged(inputs), num_splits=num_splits, partial_dtype=partials)
 
 
-@attnfuzz.kernel("split_decode", supports=_EVERYTHING, options={"tile": (16, 32, 64)}, numerics=_SHORT_PARTIALS)
-def split_k_partials(inputs: Any, *, tile: int) -> State:
+@attnfuzz.kernel("split_decode", supports=_EVERYTHING, options=_TILED, numerics=_SHORT_PARTIALS)
+def split_k_partials(inputs: Any, **options: Any) -> State:
     """The first stage of ``paged_split_k`` alone."""
     return launch_paged.split_decode(
         **_paged(inputs),
         num_splits=inputs.num_splits,
         partial_out=inputs.partial_out,
         partial_lse=inputs.partial_lse,
-        tile=tile,
+        **options,
     )
 
 
@@ -102,16 +103,18 @@ def split_k_partials_eager(inputs: Any) -> State:
     return eager.split_decode(**_paged(inputs), num_splits=inputs.num_splits)
 
 
-@attnfuzz.kernel("merge_states", supports=_EVERYTHING, numerics=_FLOAT32)
-def merge_states_triton(inputs: Any) -> State:
+@attnfuzz.kernel("merge_states", supports=_EVERYTHING, options=_NUM_WARPS, numerics=_FLOAT32)
+def merge_states_triton(inputs: Any, **options: Any) -> State:
     """One program per token and head, LSEs with heads first."""
-    return launch.merge_states(**_states(inputs), output=inputs.output, output_lse=inputs.output_lse)
+    return launch.merge_states(**_states(inputs), output=inputs.output, output_lse=inputs.output_lse, **options)
 
 
-@attnfuzz.kernel("merge_states", supports=_TOKENS_FIRST, numerics=_FLOAT32)
-def merge_states_triton_th(inputs: Any) -> State:
+@attnfuzz.kernel("merge_states", supports=_TOKENS_FIRST, options=_NUM_WARPS, numerics=_FLOAT32)
+def merge_states_triton_th(inputs: Any, **options: Any) -> State:
     """The same with tokens first."""
-    return launch.merge_states(**_states(inputs), lse_layout="TH", output=inputs.output, output_lse=inputs.output_lse)
+    return launch.merge_states(
+        **_states(inputs), lse_layout="TH", output=inputs.output, output_lse=inputs.output_lse, **options
+    )
 
 
 @attnfuzz.kernel("merge_states", supports=_EVERYTHING, numerics=_FLOAT32)

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-__all__ = ["Specs", "check_choice", "check_positive", "check_power_of_two", "check_tensors", "group_size_of"]
+__all__ = [
+    "Specs",
+    "check_choice",
+    "check_launch",
+    "check_positive",
+    "check_power_of_two",
+    "check_tensors",
+    "group_size_of",
+]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
@@ -16,6 +24,7 @@ _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "lse": (torch.float32,),
     "index": (torch.int32, torch.int64),
 }
+_NUM_WARPS = (1, 2, 4, 8, 16, 32)
 
 Specs = Mapping[str, tuple[str, str]]
 """For each tensor its kind (a key of ``_DTYPES``) and its axes: ``("value", "num_seqs num_q_heads head_size")``."""
@@ -78,6 +87,14 @@ def check_power_of_two(name: str, value: int) -> None:
     """Raise ValueError unless ``value`` is a power of two."""
     if not isinstance(value, int) or value < 1 or value & (value - 1):
         raise ValueError(f"{name}={value!r} must be a power of two, as Triton's block sizes are; choose 16, 32 or 64")
+
+
+def check_launch(num_warps: int, num_stages: int) -> dict[str, int]:
+    """Both by the names that a launch takes. Raises ValueError for what cannot be launched."""
+    if not isinstance(num_warps, int) or num_warps not in _NUM_WARPS:
+        raise ValueError(f"num_warps={num_warps!r} must be one of {_NUM_WARPS}, as GPUs launch them; use 4 if in doubt")
+    check_positive("num_stages", num_stages)
+    return {"num_warps": num_warps, "num_stages": num_stages}
 
 
 def group_size_of(num_q_heads: int, num_kv_heads: int) -> int:

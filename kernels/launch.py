@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
-from attnfuzz.kernels.checks import check_power_of_two
+from attnfuzz.kernels.checks import check_launch, check_power_of_two
 from attnfuzz.kernels.dense_decode import dense_decode_kernel
 from attnfuzz.kernels.device import on_device_of
 from attnfuzz.kernels.merge_states import merge_states_kernel
@@ -28,23 +28,27 @@ def dense_decode(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     tile: int = 64,
+    num_warps: int = 4,
+    num_stages: int = 3,
 ) -> tuple[Tensor, Tensor]:
     """Attention of one query token per sequence over dense K and V.
 
     Shapes: ``q [num_seqs, num_q_heads, head_size]``, ``k, v [num_seqs, max_seq_len, num_kv_heads, head_size]``, all in
     float16, bfloat16 or float32; ``seq_lens [num_seqs]`` int32 or int64. ``tile``: keys per step, a power of two.
+    ``num_warps`` and ``num_stages``: of the launch, as in ``triton.Config``; they change the speed only.
 
     Returns ``out`` like q and ``lse [num_seqs, num_q_heads]`` float32, natural log: 0 and -inf for an empty sequence.
     Raises ValueError.
     """
     out, lse, sizes = prepare_dense(q, k, v, seq_lens, out, lse)
     check_power_of_two("tile", tile)
+    launch = check_launch(num_warps, num_stages)
     with on_device_of(q):
         dense_decode_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
             q, k, v, seq_lens, out, lse,
             float(scale), sizes["group_size"], sizes["head_size"],
             *q.stride(), *k.stride(), *v.stride(), *seq_lens.stride(), *out.stride(), *lse.stride(),
-            TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
+            TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
         )  # fmt: skip
     return out, lse
 
@@ -58,18 +62,20 @@ def merge_states(
     lse_layout: str = "HT",
     output: Tensor | None = None,
     output_lse: Tensor | None = None,
+    num_warps: int = 4,
 ) -> tuple[Tensor, Tensor]:
     """Merge two attention states of the same queries over disjoint keys.
 
     Shapes: outputs ``[num_tokens, num_q_heads, head_size]`` in float16, bfloat16 or float32; LSEs float32, natural log,
     ``[num_q_heads, num_tokens]`` for ``lse_layout="HT"``, ``[num_tokens, num_q_heads]`` for ``"TH"``. An LSE of -inf or
-    +inf marks an empty side, whose output is not used.
+    +inf marks an empty side, whose output is not used. ``num_warps`` as for ``dense_decode``.
 
     Returns ``(output, output_lse)`` in the same shapes: 0 and -inf where both sides are empty. Raises ValueError.
     """
     inputs = {"prefix_output": prefix_output, "prefix_lse": prefix_lse}
     inputs |= {"suffix_output": suffix_output, "suffix_lse": suffix_lse}
     output, output_lse, sizes = prepare_merge(inputs, lse_layout, output, output_lse)
+    launch = check_launch(num_warps, 1)
     tokens_first = [lse.t() if lse_layout == "HT" else lse for lse in (prefix_lse, suffix_lse, output_lse)]
     with on_device_of(output):
         merge_states_kernel[(sizes["num_tokens"], sizes["num_q_heads"])](
@@ -77,6 +83,6 @@ def merge_states(
             sizes["head_size"],
             *prefix_output.stride(), *suffix_output.stride(), *tokens_first[0].stride(), *tokens_first[1].stride(),
             *output.stride(), *tokens_first[2].stride(),
-            BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
+            BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
         )  # fmt: skip
     return output, output_lse

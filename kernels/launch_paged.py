@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from attnfuzz.kernels.checks import check_power_of_two
+from attnfuzz.kernels.checks import check_launch, check_power_of_two
 from attnfuzz.kernels.device import on_device_of
 from attnfuzz.kernels.layouts import cache_strides
 from attnfuzz.kernels.paged_decode import paged_decode_kernel
@@ -35,13 +35,15 @@ def paged_decode(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     tile: int = 32,
+    num_warps: int = 4,
+    num_stages: int = 3,
 ) -> tuple[Tensor, Tensor]:
     """Attention of one query token per sequence over a paged KV cache.
 
     Shapes: ``q [num_seqs, num_q_heads, head_size]``; ``k_cache, v_cache`` as ``layouts`` says for ``layout``, all in
     float16, bfloat16 or float32; ``block_table [num_seqs, max_blocks_per_seq]`` and ``seq_lens [num_seqs]`` int32 or
-    int64. ``block_size``: tokens per page. ``tile``: keys per step, a power of two. Table entries past a sequence's
-    last page are not read.
+    int64. ``block_size``: tokens per page. ``tile``: keys per step, a power of two. ``num_warps``, ``num_stages``: of
+    the launch, as in ``triton.Config``; they change the speed only. Entries past a sequence's last page are not read.
 
     Returns ``out`` like q and ``lse [num_seqs, num_q_heads]`` float32, natural log: 0 and -inf for an empty sequence.
     Raises ValueError.
@@ -49,6 +51,7 @@ def paged_decode(
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
     check_power_of_two("tile", tile)
+    launch = check_launch(num_warps, num_stages)
     k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
     with on_device_of(q):
         paged_decode_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
@@ -56,7 +59,7 @@ def paged_decode(
             float(scale), block_size, sizes["group_size"], sizes["head_size"],
             *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
             *out.stride(), *lse.stride(),
-            X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
+            X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
         )  # fmt: skip
     return out, lse
 
@@ -75,6 +78,8 @@ def split_decode(
     partial_out: Tensor | None = None,
     partial_lse: Tensor | None = None,
     tile: int = 32,
+    num_warps: int = 4,
+    num_stages: int = 3,
 ) -> tuple[Tensor, Tensor]:
     """Partial states of ``paged_decode`` over ``num_splits`` consecutive ranges of each sequence's tokens.
 
@@ -87,6 +92,7 @@ def split_decode(
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     partial_out, partial_lse, sizes = prepare_split(inputs, layout, block_size, num_splits, partial_out, partial_lse)
     check_power_of_two("tile", tile)
+    launch = check_launch(num_warps, num_stages)
     k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
     with on_device_of(q):
         split_decode_kernel[(sizes["num_seqs"], sizes["num_q_heads"], num_splits)](
@@ -94,26 +100,33 @@ def split_decode(
             float(scale), num_splits, block_size, sizes["group_size"], sizes["head_size"],
             *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
             *partial_out.stride(), *partial_lse.stride(),
-            X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
+            X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
         )  # fmt: skip
     return partial_out, partial_lse
 
 
 def reduce_splits(
-    partial_out: Tensor, partial_lse: Tensor, *, out: Tensor | None = None, lse: Tensor | None = None
+    partial_out: Tensor,
+    partial_lse: Tensor,
+    *,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    num_warps: int = 4,
+    num_stages: int = 3,
 ) -> tuple[Tensor, Tensor]:
-    """Combine the partial states that ``split_decode`` returns.
+    """Combine the partial states that ``split_decode`` returns; ``num_warps`` and ``num_stages`` as there.
 
     Returns ``out [num_seqs, num_q_heads, head_size]``, in partial_out's dtype unless given in another, and
     ``lse [num_seqs, num_q_heads]`` float32: 0 and -inf where all splits are empty. Raises ValueError.
     """
     out, lse, sizes = prepare_reduce(partial_out, partial_lse, out, lse)
+    launch = check_launch(num_warps, num_stages)
     with on_device_of(out):
         reduce_splits_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
             partial_out, partial_lse, out, lse,
             sizes["num_splits"], sizes["head_size"],
             *partial_out.stride(), *partial_lse.stride(), *out.stride(), *lse.stride(),
-            CHUNK=_SPLITS_PER_STEP, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
+            CHUNK=_SPLITS_PER_STEP, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
         )  # fmt: skip
     return out, lse
 
@@ -133,6 +146,8 @@ def split_paged_decode(
     lse: Tensor | None = None,
     tile: int = 32,
     partial_dtype: str = "float32",
+    num_warps: int = 4,
+    num_stages: int = 3,
 ) -> tuple[Tensor, Tensor]:
     """``paged_decode`` in two stages, ``split_decode`` and ``reduce_splits``.
 
@@ -143,6 +158,6 @@ def split_paged_decode(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     partial_out, partial_lse = split_decode(
         q, k_cache, v_cache, block_table, seq_lens, scale, block_size, layout, num_splits,
-        partial_out=partial_out, tile=tile,
+        partial_out=partial_out, tile=tile, num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
-    return reduce_splits(partial_out, partial_lse, out=out, lse=lse)
+    return reduce_splits(partial_out, partial_lse, out=out, lse=lse, num_warps=num_warps, num_stages=num_stages)

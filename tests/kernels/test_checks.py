@@ -64,6 +64,30 @@ def test_tile_must_be_a_power_of_two(tile: Any, dense_problem: Make, paged_probl
         launch_paged.split_decode(**paged, num_splits=2, tile=tile)
 
 
+@pytest.mark.parametrize("num_warps", [0, 3, 64, -4, 4.0, None])
+def test_num_warps_must_be_launchable(num_warps: Any, dense_problem: Make, paged_problem: Make) -> None:
+    """Triton would fail an assertion in its compiler, and its interpreter would take anything."""
+    paged = dict(zip(PAGED_NAMES, paged_problem([1]).args, strict=True))
+    with pytest.raises(ValueError, match=r"num_warps=.* must be one of \(1, 2, 4, 8, 16, 32\).*; use 4"):
+        launch.dense_decode(*dense_problem([1]).args, num_warps=num_warps)
+    with pytest.raises(ValueError, match=r"num_warps=.* must be one of"):
+        launch_paged.paged_decode(**paged, num_warps=num_warps)
+    with pytest.raises(ValueError, match=r"num_warps=.* must be one of"):
+        launch_paged.split_paged_decode(**paged, num_splits=2, num_warps=num_warps)
+
+
+@pytest.mark.parametrize("num_stages", [0, -1, 2.0])
+def test_num_stages_must_be_positive(num_stages: Any, dense_problem: Make, paged_problem: Make) -> None:
+    """A launch that Triton refuses would not say which argument to change."""
+    paged = dict(zip(PAGED_NAMES, paged_problem([1]).args, strict=True))
+    with pytest.raises(ValueError, match=r"num_stages=.* must be an integer of at least 1"):
+        launch.dense_decode(*dense_problem([1]).args, num_stages=num_stages)
+    with pytest.raises(ValueError, match=r"num_stages=.* must be an integer of at least 1"):
+        launch_paged.paged_decode(**paged, num_stages=num_stages)
+    with pytest.raises(ValueError, match=r"num_stages=.* must be an integer of at least 1"):
+        launch_paged.reduce_splits(torch.zeros(1, 2, 2, 8), torch.zeros(1, 2, 2), num_stages=num_stages)
+
+
 @pytest.mark.parametrize("kernels", [launch_paged, eager], ids=["triton", "eager"])
 def test_wrong_split_arguments(kernels: ModuleType, paged_problem: Make) -> None:
     """Splits would be lost, or partials written outside their buffer."""

@@ -277,7 +277,7 @@ def test_list_shows_kernels_and_what_they_declare(tmp_path: Path) -> None:
     short = attnfuzz("list", "paged_naive", "mine.py", cwd=tmp_path)
     assert short.returncode == 0, short.stderr
     assert [line.split()[0] for line in short.stdout.splitlines()] == ["kernel", "paged_naive", "mine.py:mine"]
-    assert "tile=16|32|64" in short.stdout
+    assert "tile=16|32|64  num_warps=4|2|8  num_stages=3|1" in short.stdout
     full = attnfuzz("list", "-v", "mine.py:mine", cwd=tmp_path)
     for words in ("supports.dtypes: float32", "supports.strides: contiguous", "supports.block_sizes: any", "numerics."):
         assert words in full.stdout
