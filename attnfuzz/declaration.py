@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from attnfuzz.overlay import original_of, spec_from_file
 from attnfuzz.problems.cases import PROBLEMS, Problem
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import OptionValue, Supports, check_options
@@ -147,7 +148,7 @@ def _import_file(path: Path) -> ModuleType:
     module_name = f"attnfuzz_user_{resolved.stem}_{zlib.crc32(str(resolved).encode()):08x}"
     if module_name in sys.modules:
         return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, resolved)
+    spec = spec_from_file(module_name, resolved)
     if spec is None or spec.loader is None:
         raise KernelLoadError(f"kernel file {str(path)!r} is not a Python source file")
     module = importlib.util.module_from_spec(spec)
@@ -180,4 +181,4 @@ def _target_of(function: KernelFunction) -> str:
     code = getattr(function, "__code__", None)
     if code is None or "<locals>" in function.__qualname__ or not Path(code.co_filename).is_file():
         return ""
-    return f"{code.co_filename}:{function.__name__}"
+    return f"{original_of(code.co_filename)}:{function.__name__}"

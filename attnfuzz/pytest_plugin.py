@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from attnfuzz.execution.runner import Runner
     from attnfuzz.problems.tolerance import Tolerance
 
+if "ATTNFUZZ_OVERLAY" in os.environ:  # before any kernel is imported: `attnfuzz mutants` has this run judge a mutant
+    from attnfuzz.overlay import install_overlay
+
+    install_overlay()
+
 _FORMAT_MARK = '"attnfuzz.regression/'
 _TABLE_NAME = "attnfuzz"
 _SETTINGS: pytest.StashKey[Settings | None] = pytest.StashKey()

@@ -19,6 +19,7 @@ from attnfuzz.execution.framing import FrameError, receive_frame, send_frame
 from attnfuzz.execution.messages import Answer, Fault, Hello, Request
 from attnfuzz.execution.process import die_with_parent, disable_core_dumps, prefer_as_oom_victim
 from attnfuzz.execution.service import ExitAfterReply, Service, instantiate_service
+from attnfuzz.overlay import install_overlay
 
 __all__ = ["CHANNEL_LOST_STATUS", "STACK_SIGNAL", "run_executor", "serve"]
 
@@ -46,6 +47,7 @@ def run_executor(
         disable_core_dumps()
         prefer_as_oom_victim()
         os.environ.update(environment)
+        install_overlay()
         status = serve(channel, loaded)
     except SystemExit as error:
         status = _exit_code(error)

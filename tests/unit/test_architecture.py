@@ -40,6 +40,8 @@ RANKS = {
     "attnfuzz.checking": 5,
     "attnfuzz.doctor": 5,
     "attnfuzz.fuzzing": 5,
+    "attnfuzz.mutation": 5,
+    "attnfuzz.overlay": 0,
     "attnfuzz.probe": 0,  # runs in a process of its own
     "attnfuzz.kernel_failure": 5,
     "attnfuzz.shared_runner": 5,
