@@ -14,7 +14,7 @@ from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.execution.leaks import LEAK, find_leak
 from attnfuzz.kernel_failure import kernel_failure
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Verdict
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Verdict
 from attnfuzz.problems.cases import Case, case_from_builtins
 from attnfuzz.problems.limits import check_size
 from attnfuzz.problems.supported import adapt_options, why_unsupported
@@ -22,7 +22,7 @@ from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.shared_runner import shared_runner
 from attnfuzz.targets import declaration_of, load_here
 
-__all__ = ["check"]
+__all__ = ["check", "check_relations"]
 
 CaseLike = Case | Mapping[str, Any] | str | Path
 
@@ -37,7 +37,7 @@ def check(
     isolated: bool = True,
     save_dir: Path | str | None = None,
 ) -> None:
-    """Run ``kernel`` on ``case`` and raise KernelFailure if an oracle objects.
+    """Run ``kernel`` on ``case`` and raise KernelFailure if an oracle objects, relations included.
 
     ``kernel`` is a declared kernel or its name: a bundled name, ``module:name`` or ``path/to/file.py:name``.
     ``case`` is a Case, a dict of its fields, or the path of a regression file; options that it leaves out take their
@@ -53,6 +53,31 @@ def check(
     KernelLoadError (a ValueError) for a kernel that cannot be loaded.
     """
     __tracebackhide__ = True
+    check_relations(
+        kernel,
+        case,
+        device=device,
+        oracles=oracles,
+        tolerance=tolerance,
+        isolated=isolated,
+        save_dir=save_dir,
+        relations="all",
+    )
+
+
+def check_relations(
+    kernel: Kernel | str,
+    case: CaseLike,
+    *,
+    device: str,
+    oracles: tuple[OracleName, ...],
+    tolerance: Tolerance,
+    isolated: bool,
+    save_dir: Path | str | None,
+    relations: Relations,
+) -> None:
+    """As ``check``, with only those ``relations`` where the case passes otherwise. Of a regression, with all."""
+    __tracebackhide__ = True
     declaration = declaration_of(kernel, device=device, isolated=isolated)
     file = Path(case) if isinstance(case, str | Path) else None
     loaded = load_regression(Path(case)) if isinstance(case, str | Path) else case
@@ -60,10 +85,14 @@ def check(
     found = _case_of(loaded, declaration)
     if isolated:
         runner = shared_runner(device, oracles, tolerance)
-        verdict = run_saved(saved, declaration, runner).verdict if saved else runner.judge(declaration, found)
+        verdict = run_saved(saved, declaration, runner).verdict if saved else None
+        verdict = verdict or runner.judge(declaration, found, relations=relations)
     else:
         preceding = preceding_for(declaration, saved) if saved else ()
-        here = functools.partial(_judge_here, kernel, device=device, oracles=oracles, tolerance=tolerance)
+        relations = "all" if saved else relations
+        here = functools.partial(
+            _judge_here, kernel, device=device, oracles=oracles, tolerance=tolerance, relations=relations
+        )
         leak = _leak_here(kernel, found, device) if saved and saved.finding.kind == LEAK else None
         verdict = judge_sequence(preceding, found, here) if leak is None else Verdict(failure=leak)
     if verdict.failure is not None:
@@ -95,11 +124,24 @@ def _case_of(case: Case | Mapping[str, Any] | Regression, declaration: Declarati
 
 
 def _judge_here(
-    kernel: Kernel | str, case: Case, *, device: str, oracles: tuple[OracleName, ...], tolerance: Tolerance
+    kernel: Kernel | str,
+    case: Case,
+    *,
+    device: str,
+    oracles: tuple[OracleName, ...],
+    tolerance: Tolerance,
+    relations: Relations,
 ) -> Verdict:
     from attnfuzz.oracles.judge import judge
 
-    return judge(_loaded(kernel), case, device=_device_here(device), oracles=oracles, tolerance=tolerance)
+    return judge(
+        _loaded(kernel),
+        case,
+        device=_device_here(device),
+        oracles=oracles,
+        tolerance=tolerance,
+        relations=relations,
+    )
 
 
 def _leak_here(kernel: Kernel | str, case: Case, device: str) -> Failure | None:

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnfuzz.checking import check
+from attnfuzz.checking import check_relations
 from attnfuzz.declaration import Declaration, Kernel
+from attnfuzz.kernel_failure import KernelFailure
 from attnfuzz.minimise import minimise
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, RELATION_ORACLES, OracleName, Relations
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.shared_runner import shared_runner
@@ -84,7 +85,7 @@ class _CheckedTest:
             except AssertionError as error:  # KernelFailure is one
                 self._failing[key] = self._smallest(case, error, instance), error
         smallest, failure = self._failing[key]
-        self._once(smallest, instance, save_dir=self._save_dir)
+        self._once(smallest, instance, relations=_relations_of(failure), save_dir=self._save_dir)
         raise failure  # the smallest case no longer fails: show the one that was drawn
 
     def cases(self) -> SearchStrategy[Case]:
@@ -104,17 +105,26 @@ class _CheckedTest:
     def _declaration(self) -> Declaration:
         return declaration_of(self._kernel, device=self._settings["device"], isolated=self._settings["isolated"])
 
-    def _once(self, case: Case, instance: tuple[object, ...], *, save_dir: Path | str | None = None) -> None:
+    def _once(
+        self,
+        case: Case,
+        instance: tuple[object, ...],
+        *,
+        relations: Relations = None,
+        save_dir: Path | str | None = None,
+    ) -> None:
         __tracebackhide__ = True
-        check(self._kernel, case, save_dir=save_dir, **self._settings)
+        check_relations(self._kernel, case, save_dir=save_dir, relations=relations, **self._settings)
         self._test(*instance, **({"case": case} if self._wants_case else {}))
 
     def _smallest(self, case: Case, error: AssertionError, instance: tuple[object, ...]) -> Case:
         """Failures are alike if they are of one class; those of kernels have one for each kind of bug."""
 
+        relations = _relations_of(error)
+
         def fails_alike(candidate: Case) -> bool:
             try:
-                self._once(candidate, instance)
+                self._once(candidate, instance, relations=relations)
             except Exception as other:  # noqa: BLE001 - whatever else a smaller case raises is another failure
                 return type(other) is type(error)
             return False
@@ -127,6 +137,16 @@ class _CheckedTest:
             options=declaration.options,
             deadline=time.monotonic() + _SHRINKING_LIMIT_S,
         )
+
+
+def _relations_of(error: AssertionError) -> Relations:
+    """Those that show the failure again: its own; all of them if the process died, which may have been in any."""
+    if not isinstance(error, KernelFailure):
+        return ()
+    oracle = error.failure.oracle
+    if oracle in ("crash", "hang"):
+        return "all"
+    return (oracle,) if oracle in RELATION_ORACLES else ()
 
 
 def _given(strategy: SearchStrategy[Case], max_examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:

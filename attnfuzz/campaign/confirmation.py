@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from attnfuzz.campaign.known_deaths import FATAL_ORACLES
 from attnfuzz.campaign.preceding import fewer, find_preceding
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.trials import Trials
@@ -45,13 +46,25 @@ def confirm(suspect: Suspect, trials: Trials) -> Confirmation:
     A case that does not fail there is repeated, and tried after the cases that it failed after. The preceding cases of
     the result's suspect are those that it needs; as a rule none. Raises OutOfTime.
     """
-    first = trials.alone(suspect.case, patience="longest", afresh=True)
+    first = trials.alone(suspect.case, patience="longest", afresh=True) or _in_a_relation(suspect, trials)
     if first is None:
         return _look_further(suspect, trials)
     oracle = suspect.failure.oracle
     more = _RUNS.get(oracle, _RUNS_FOR_VALUES) - 1
     failures = [first, *(trials.alone(suspect.case, patience="longest") for _ in range(more))]
     return Confirmation(_alone(suspect), [failure for failure in failures if failure is not None], len(failures))
+
+
+def _in_a_relation(suspect: Suspect, trials: Trials) -> Failure | None:
+    """The death of a case that passes, if it comes in the run of a relation: later trials look there, too."""
+    if suspect.failure.oracle not in FATAL_ORACLES:
+        return None
+    trials.relations, usual = "all", trials.relations
+    failure = trials.alone(suspect.case, patience="longest", afresh=True)
+    if failure is None or failure.oracle not in FATAL_ORACLES:
+        trials.relations = usual
+        return None
+    return failure
 
 
 def rate_of(suspect: Suspect, trials: Trials) -> Confirmation:

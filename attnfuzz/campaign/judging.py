@@ -11,7 +11,7 @@ from attnfuzz.campaign.journal import Journal
 from attnfuzz.campaign.timeouts import AdaptiveTimeout
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.outcomes import ServiceError
-from attnfuzz.oracles.verdict import Failure, Verdict
+from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import CaseTooLarge
 
@@ -28,10 +28,18 @@ _GRACE_S = 1.0
 class Judge(Protocol):
     """Runs a case on a kernel in isolation; a hang lasts ``timeout_s`` and is a failure of the oracle ``"hang"``.
 
-    ``afresh`` runs it in a process that has not run any case before.
+    ``afresh`` runs it in a process that has not run any case before. ``relations``: see `Runner.judge`.
     """
 
-    def __call__(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict: ...
+    def __call__(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict: ...
 
 
 class JudgeTogether(Protocol):
@@ -106,8 +114,9 @@ class TimedJudge:
         *,
         patience: Patience = "learned",
         afresh: bool = False,
+        relations: Relations = None,
     ) -> Verdict:
-        """The verdict on ``case``, in a fresh process if ``afresh``.
+        """The verdict on ``case``, in a fresh process if ``afresh``; on one that passes otherwise, of ``relations``.
 
         ``patience`` says how long it may take: what has been learned, a time for trying things out or the longest time.
         Raises OutOfTime when the deadline cuts the case short, and Unjudged where the framework fails on it.
@@ -120,7 +129,7 @@ class TimedJudge:
             if remaining_s <= 0:
                 raise OutOfTime(0.0)
             self._journal.write(declaration, [case])
-            verdict = self._ask(declaration, case, min(limit_s, remaining_s), afresh=afresh)
+            verdict = self._ask(declaration, case, min(limit_s, remaining_s), afresh=afresh, relations=relations)
             hung = verdict.failure is not None and verdict.failure.oracle == "hang"
             if hung and remaining_s < limit_s:
                 raise OutOfTime(self._clock() - started)
@@ -173,9 +182,11 @@ class TimedJudge:
     def _remaining_s(self, now: float) -> float:
         return self._deadline + _GRACE_S - now
 
-    def _ask(self, declaration: Declaration, case: Case, timeout_s: float, *, afresh: bool) -> Verdict:
+    def _ask(
+        self, declaration: Declaration, case: Case, timeout_s: float, *, afresh: bool, relations: Relations
+    ) -> Verdict:
         try:
-            return self._judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
+            return self._judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=relations)
         except (ServiceError, CaseTooLarge) as error:
             self._complaints_left -= 1
             if self._complaints_left < 0:

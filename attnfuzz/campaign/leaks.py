@@ -10,7 +10,7 @@ from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.trials import Trials
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.leaks import LEAK
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
 from attnfuzz.problems.cases import Case
 
 __all__ = ["LeakTrials", "leak_behind", "may_be_leak", "trials_of"]
@@ -40,7 +40,8 @@ def trials_of(suspect: Suspect, judge: TimedJudge, deaths: KnownDeaths) -> Trial
     """How to run cases in order to see the suspect's failure again."""
     if suspect.failure.kind == LEAK:
         return LeakTrials(judge, suspect.declaration)
-    return Trials(judge, suspect.declaration, deaths=deaths)
+    oracle = suspect.failure.oracle
+    return Trials(judge, suspect.declaration, deaths=deaths, relations=(oracle,) if oracle in RELATION_ORACLES else ())
 
 
 def may_be_leak(failure: Failure) -> bool:

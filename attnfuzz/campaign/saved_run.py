@@ -37,7 +37,8 @@ def run_saved(regression: Regression, declaration: Declaration, runner: Runner) 
     """Put the regression to a kernel that supports its case.
 
     With preceding cases, each run is in a fresh process. A flaky case runs several times, and one of a kernel that
-    leaked so often that it shows. Where a process outgrew its memory, there is a limit to it again.
+    leaked so often that it shows. All relations judge a run that passes otherwise. Where a process outgrew its memory,
+    there is a limit to it again.
     Raises what ``Runner.judge`` raises.
     """
     case = adapt_options(regression.case, declaration.options)
@@ -85,9 +86,9 @@ def judge_sequence(preceding: Sequence[Case], case: Case, judge: Callable[[Case]
 
 def _once(case: Case, preceding: Sequence[Case], declaration: Declaration, runner: Runner) -> Verdict:
     if not preceding:
-        return runner.judge(declaration, case)
+        return runner.judge(declaration, case, relations="all")
     with runner.sibling() as fresh:
-        return judge_sequence(preceding, case, lambda one: fresh.judge(declaration, one))
+        return judge_sequence(preceding, case, lambda one: fresh.judge(declaration, one, relations="all"))
 
 
 def _leak_first(case: Case, preceding: Sequence[Case], declaration: Declaration, runner: Runner) -> Verdict:

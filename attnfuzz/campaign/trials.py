@@ -8,19 +8,25 @@ from attnfuzz.campaign.judging import Patience, TimedJudge, Unjudged
 from attnfuzz.campaign.known_deaths import FATAL_ORACLES, KnownDeaths
 from attnfuzz.campaign.signature import Symptom
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import Failure, Relations
 from attnfuzz.problems.cases import Case
 
 __all__ = ["Trials"]
 
 
 class Trials:
-    """What runs of a case alone show is told to ``deaths`` as well."""
+    """What runs of a case alone show is told to ``deaths`` as well.
 
-    def __init__(self, judge: TimedJudge, declaration: Declaration, *, deaths: KnownDeaths) -> None:
+    ``relations`` judge each case that passes otherwise; without any, the oracles that it takes two runs to ask.
+    """
+
+    def __init__(
+        self, judge: TimedJudge, declaration: Declaration, *, deaths: KnownDeaths, relations: Relations = ()
+    ) -> None:
         self._judge = judge
         self._declaration = declaration
         self._deaths = deaths
+        self.relations = relations
 
     def alone(self, case: Case, *, patience: Patience = "learned", afresh: bool = False) -> Failure | None:
         """What an oracle objects to; ``afresh`` in a process that has run nothing before. Raises OutOfTime."""
@@ -64,6 +70,7 @@ class Trials:
 
     def _failure_of(self, case: Case, patience: Patience, *, afresh: bool) -> Failure | None:
         try:
-            return self._judge(self._declaration, case, patience=patience, afresh=afresh).failure
+            verdict = self._judge(self._declaration, case, patience=patience, afresh=afresh, relations=self.relations)
+            return verdict.failure
         except Unjudged:
             return None

@@ -33,7 +33,7 @@ from attnfuzz.execution.outcomes import DeviceLost, ExecutorUnavailable
 from attnfuzz.execution.process import die_with_parent
 from attnfuzz.execution.runner import Runner
 from attnfuzz.execution.zygote_client import Zygote
-from attnfuzz.oracles.verdict import Failure, Verdict
+from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.formats import Format
 from attnfuzz.strategies.cases import case_lists
@@ -133,13 +133,21 @@ class _Executors:
         self.history = History()
         self.memory = MemoryWatch(setup.memory_limit_bytes)
 
-    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+    def judge(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict:
         """The verdict on ``case``; see `Judge`."""
         with self._in_use:
             if afresh:
                 self._renew()
             with self._watched(declaration, [case]):
-                return self._runner.judge(declaration, case, timeout_s=timeout_s)
+                return self._runner.judge(declaration, case, timeout_s=timeout_s, relations=relations)
 
     def judge_together(
         self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float

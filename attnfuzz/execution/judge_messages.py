@@ -6,7 +6,7 @@ import msgspec
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.leaks import MemoryUse
-from attnfuzz.oracles.verdict import OracleName, Verdict
+from attnfuzz.oracles.verdict import OracleName, Relations, Verdict
 from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = [
@@ -48,6 +48,7 @@ class JudgeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     oracles: tuple[OracleName, ...]
     tolerance: Tolerance
     thorough: bool = True
+    relations: Relations = None
 
 
 class JudgeReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,6 +72,7 @@ class JudgeManyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cases: list[msgspec.Raw]
     oracles: tuple[OracleName, ...]
     tolerance: Tolerance
+    relations: Relations = None
 
 
 class JudgeManyReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -109,6 +109,7 @@ class JudgingService:
                 oracles=request.oracles,
                 tolerance=request.tolerance,
                 thorough=request.thorough,
+                relations=request.relations,
                 catch_interrupt=True,
                 compile_clock=self._compile_times.total_s,
             )
@@ -128,6 +129,7 @@ class JudgingService:
                 device=self.device,
                 oracles=request.oracles,
                 tolerance=request.tolerance,
+                relations=request.relations,
                 catch_interrupt=True,
                 compile_clock=self._compile_times.total_s,
             )

@@ -28,7 +28,7 @@ from attnfuzz.execution.leaks import MemoryUse, find_leak
 from attnfuzz.execution.outcomes import DeviceLost, Died, ExecutorUnavailable, Outcome, Reply, TimedOut
 from attnfuzz.execution.process import resident_bytes
 from attnfuzz.execution.zygote_client import Zygote
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Verdict
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Verdict
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.tolerance import Tolerance
@@ -141,19 +141,26 @@ class Runner:
         return reply.kernels
 
     def judge(
-        self, declaration: Declaration, case: Case, *, timeout_s: float | None = None, thorough: bool = True
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float | None = None,
+        thorough: bool = True,
+        relations: Relations = None,
     ) -> Verdict:
         """The verdict on one case. A dead executor is a failure of the oracle "crash", a late one of "hang".
 
         `thorough=False` believes a first run that is right (see `attnfuzz.oracles.judge`): a case that passes takes
-        half the time. Importing the kernel does not count against `timeout_s`.
+        half the time. `relations`: which of them judge a case that passes otherwise. Importing the kernel does not
+        count against `timeout_s`.
 
         Raises `CaseTooLarge`, also if the GPU has no memory for it, `KernelLoadError`, `ExecutorUnavailable` (the
         environment cannot run kernels), and `ServiceError` for a bug of the framework.
         """
         check_size(case)
         encoded = msgspec.Raw(encode_case(case))
-        request = JudgeRequest(declaration.target, encoded, self.oracles, self.tolerance, thorough)
+        request = JudgeRequest(declaration.target, encoded, self.oracles, self.tolerance, thorough, relations)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         reply = self._ask(declaration, request, timeout_s)
         if isinstance(reply, JudgeReply) and reply.exhausted is not None:  # a fresh process has the memory to itself

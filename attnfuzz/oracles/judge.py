@@ -4,17 +4,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+import torch
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.oracles import accuracy, dead_memory, determinism, exception, red_zone, unwritten
 from attnfuzz.oracles.observation import KernelRaised
+from attnfuzz.oracles.relations.catalogue import chosen
 from attnfuzz.oracles.trial import Trial
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Timing, Verdict
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Timing, Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, check_size
 from attnfuzz.problems.tolerance import Tolerance
 
-__all__ = ["judge", "judge_raised", "judge_trial", "needs_two_runs", "with_timing"]
+__all__ = ["judge", "judge_raised", "judge_relations", "judge_trial", "needs_two_runs", "with_timing"]
 
 Oracle = Callable[[Trial], Failure | None]
 
@@ -37,10 +39,13 @@ def judge(
     tolerance: Tolerance = "bound",
     size_limit: int = DEFAULT_LIMIT_BYTES,
     thorough: bool = True,
+    relations: Relations = None,
     catch_interrupt: bool = False,
     compile_clock: Callable[[], float] = lambda: 0.0,
 ) -> Verdict:
     """Run `kernel` on `case` in this process, twice if nothing fails, and apply `oracles`.
+
+    `relations`: which of them, among `oracles`, have a word on a case that passes otherwise.
 
     Without `thorough` a first run that is right in every respect is believed, at half the price: missed are results
     that are nondeterministic, or depend on dead memory, and yet are right where that memory holds NaN.
@@ -57,6 +62,8 @@ def judge(
     trial = Trial(kernel, case, device=device, tolerance=tolerance, twice=twice, compile_clock=compile_clock)
     try:
         verdict = judge_trial(trial, oracles)
+        if verdict.failure is None:
+            verdict = judge_relations(verdict, trial, oracles, relations, catch_interrupt=catch_interrupt)
     except KernelRaised as raised:
         verdict = judge_raised(raised, oracles, catch_interrupt=catch_interrupt)
     return with_timing(verdict, trial, time.perf_counter() - started)
@@ -76,6 +83,33 @@ def judge_trial(trial: Trial, oracles: Sequence[OracleName]) -> Verdict:
         trial.look_closer()
     failures = (check(trial) for name, check in _BY_SPECIFICITY.items() if name in oracles)
     return Verdict(failure=next(filter(None, failures), None), error_ratio=trial.symptoms.error_ratio)
+
+
+def judge_relations(
+    verdict: Verdict, trial: Trial, oracles: Sequence[OracleName], relations: Relations, *, catch_interrupt: bool
+) -> Verdict:
+    """`verdict`, that of all other oracles on a case that passed, or the first of `relations` that objects to it."""
+    for relation in chosen(trial.kernel.declaration, trial.case, oracles, relations, device=trial.device):
+        try:
+            failure = relation.check(trial)
+            if failure is not None:
+                return msgspec.structs.replace(verdict, failure=failure)
+        except KernelRaised as raised:
+            found = _raised_in(relation.name, raised, catch_interrupt=catch_interrupt)
+            return msgspec.structs.replace(found, error_ratio=verdict.error_ratio)
+    return verdict
+
+
+def _raised_in(relation: OracleName, raised: KernelRaised, *, catch_interrupt: bool) -> Verdict:
+    """An objection of `relation`: by itself the case does not raise. Memory may run out where a relation takes more."""
+    found = judge_raised(raised, ("exception", "crash"), catch_interrupt=catch_interrupt)
+    if found.failure is None or isinstance(raised.error, torch.OutOfMemoryError):
+        return msgspec.structs.replace(found, failure=None)
+    changed = f"{raised.changed}: " if raised.changed else ""
+    failure = msgspec.structs.replace(
+        found.failure, oracle=relation, kind=f"raised {found.failure.kind}", message=f"{changed}{found.failure.message}"
+    )
+    return msgspec.structs.replace(found, failure=failure)
 
 
 def judge_raised(raised: KernelRaised, oracles: Sequence[OracleName], *, catch_interrupt: bool) -> Verdict:

@@ -26,12 +26,13 @@ _ZONES_PER_TENSOR = 4 * 256
 
 
 class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught by the judge alone
-    """A run of the kernel ended in `error`. `poison` tells which one."""
+    """A run of the kernel ended in `error`. `poison` tells which one, `changed` what a relation did to the case."""
 
-    def __init__(self, error: BaseException, poison: Fill) -> None:
+    def __init__(self, error: BaseException, poison: Fill, changed: str = "") -> None:
         super().__init__(error)
         self.error = error
         self.poison = poison
+        self.changed = changed
 
 
 @dataclass

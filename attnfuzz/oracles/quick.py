@@ -11,10 +11,11 @@ from attnfuzz.declaration import Kernel
 from attnfuzz.memory.image import Plan, plan_of
 from attnfuzz.oracles.batch import Batch
 from attnfuzz.oracles.exception import context_lost
-from attnfuzz.oracles.judge import judge, judge_raised, judge_trial, needs_two_runs
+from attnfuzz.oracles.judge import judge, judge_raised, judge_relations, judge_trial, needs_two_runs
 from attnfuzz.oracles.observation import KernelRaised
-from attnfuzz.oracles.trial import Symptoms
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Verdict
+from attnfuzz.oracles.relations.catalogue import chosen as chosen_relations
+from attnfuzz.oracles.trial import Symptoms, Trial
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Relations, Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
 from attnfuzz.problems.tolerance import Tolerance
@@ -43,6 +44,7 @@ def judge_many(
     tolerance: Tolerance = "bound",
     size_limit: int = DEFAULT_LIMIT_BYTES,
     thorough: bool = True,
+    relations: Relations = None,
     catch_interrupt: bool = False,
     compile_clock: Callable[[], float] = lambda: 0.0,
 ) -> list[Verdict]:
@@ -60,6 +62,7 @@ def judge_many(
         oracles=oracles,
         tolerance=tolerance,
         thorough=thorough,
+        relations=relations,
         catch_interrupt=catch_interrupt,
         compile_clock=compile_clock,
     )
@@ -90,6 +93,7 @@ class _Together:
     oracles: Sequence[OracleName]
     tolerance: Tolerance
     thorough: bool
+    relations: Relations
     catch_interrupt: bool
     compile_clock: Callable[[], float]
 
@@ -124,7 +128,8 @@ class _Together:
         return [self._verdict(batch, i, found) for i, found in enumerate(batch.symptoms())]
 
     def _verdict(self, batch: Batch, case: int, found: Symptoms | KernelRaised) -> Verdict:
-        if isinstance(found, Symptoms) and not found.any():
+        is_well = isinstance(found, Symptoms) and not found.any()
+        if isinstance(found, Symptoms) and is_well and not self._is_related(batch.cases[case]):
             timing = batch.timing(case)
             own_s = timing.compile_s + timing.kernel_s
             return Verdict(error_ratio=found.error_ratio, timing=msgspec.structs.replace(timing, total_s=own_s))
@@ -137,15 +142,25 @@ class _Together:
         return msgspec.structs.replace(verdict, timing=msgspec.structs.replace(timing, total_s=own_s))
 
     def _closer_look(self, batch: Batch, case: int, found: Symptoms | KernelRaised) -> Verdict:
-        """The oracles' word on a case with symptoms."""
+        """The oracles' word on a case with symptoms, or that a relation is to judge."""
         try:
             if isinstance(found, KernelRaised):
                 raise found
             if any(found.damaged):  # perhaps by another case, whose memory lies beside
                 return self._alone(batch.cases[case])
-            return judge_trial(batch.trial(case, found), self.oracles)
+            trial = batch.trial(case, found)
+            well = not found.any()
+            verdict = Verdict(error_ratio=found.error_ratio) if well else judge_trial(trial, self.oracles)
+            return verdict if verdict.failure else self._related(verdict, trial)
         except KernelRaised as raised:
             return judge_raised(raised, self.oracles, catch_interrupt=self.catch_interrupt)
+
+    def _related(self, verdict: Verdict, trial: Trial) -> Verdict:
+        return judge_relations(verdict, trial, self.oracles, self.relations, catch_interrupt=self.catch_interrupt)
+
+    def _is_related(self, case: Case) -> bool:
+        """Whether a relation has a word on `case` if all else is well."""
+        return bool(chosen_relations(self.kernel.declaration, case, self.oracles, self.relations, device=self.device))
 
     def _alone(self, case: Case) -> Verdict:
         return judge(
@@ -155,6 +170,7 @@ class _Together:
             oracles=self.oracles,
             tolerance=self.tolerance,
             thorough=self.thorough,
+            relations=self.relations,
             catch_interrupt=self.catch_interrupt,
             compile_clock=self.compile_clock,
         )

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 
-__all__ = ["DEFAULT_ORACLES", "ORACLES", "Failure", "OracleName", "Timing", "Verdict"]
+__all__ = [
+    "DEFAULT_ORACLES",
+    "ORACLES",
+    "RELATION_ORACLES",
+    "USUAL_ORACLES",
+    "Failure",
+    "OracleName",
+    "Relations",
+    "Timing",
+    "Verdict",
+]
 
 OracleName = Literal[
-    "accuracy", "dead_memory", "unwritten", "red_zone", "determinism", "exception", "crash", "hang"
+    "accuracy", "dead_memory", "unwritten", "red_zone", "determinism", "exception", "crash", "hang",
+    "guard_page", "page_permutation", "page_relocation", "block_table_slack", "batch_invariance", "layout", "repaging",
+    "gqa_expansion", "split_count", "compose", "merge_laws", "value_affinity", "call_sequence", "graph_replay",
 ]  # fmt: skip
-ORACLES: tuple[OracleName, ...] = get_args(OracleName)
+"""Every name that a regression file may hold; `ORACLES` are those that can be asked for."""
+
+USUAL_ORACLES: tuple[OracleName, ...] = (
+    "accuracy", "dead_memory", "unwritten", "red_zone", "determinism", "exception", "crash", "hang",
+)  # fmt: skip
+"""Content with the two runs that every case has."""
+
+RELATION_ORACLES: tuple[OracleName, ...] = ()
+"""Those that need further runs, in the order of `attnfuzz.oracles.relations.catalogue.RELATIONS`."""
+
+ORACLES = USUAL_ORACLES + RELATION_ORACLES
 DEFAULT_ORACLES = ORACLES
+
+Relations = tuple[OracleName, ...] | Literal["all"] | None
+"""Which relations judge a case that all other oracles are content with: the one that the case draws (None), those
+named, or all. Only those among the oracles asked for, and that apply to the case."""
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

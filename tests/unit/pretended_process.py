@@ -11,7 +11,7 @@ from attnfuzz.campaign.known_deaths import KnownDeaths
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.trials import Trials
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure, Verdict
+from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 
@@ -40,7 +40,15 @@ class PretendedProcess:
     bug: Callable[[DenseDecodeCase, Sequence[Case]], Failure | None]
     processes: list[list[Case]] = field(default_factory=lambda: [[]])
 
-    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+    def judge(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict:
         assert isinstance(case, DenseDecodeCase)
         if afresh:
             self.processes.append([])

@@ -12,7 +12,7 @@ from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.outcomes import ServiceError
-from attnfuzz.oracles.verdict import Failure, Timing, Verdict
+from attnfuzz.oracles.verdict import Failure, Relations, Timing, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
 
@@ -30,7 +30,15 @@ class FakeRunner:
         self.limits: list[float] = []
         self.afresh: list[bool] = []
 
-    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+    def judge(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict:
         self.limits.append(timeout_s)
         self.afresh.append(afresh)
         self.now += min(self.case_s, timeout_s)
@@ -87,7 +95,9 @@ def test_an_error_of_the_framework_costs_one_case_and_is_told() -> None:
     """One case that an oracle stumbles over must not end an hour's search, nor pass for a case that passed."""
     complaints: list[str] = []
 
-    def judge(declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+    def judge(
+        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
+    ) -> Verdict:
         raise ServiceError("an oracle divided by zero")
 
     timed = TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(None), complain=complaints.append)
@@ -106,7 +116,9 @@ def test_the_case_is_journalled_before_it_runs(tmp_path: Path) -> None:
     path = tmp_path / "journal.json"
     seen: list[Case] = []
 
-    def judge(declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+    def judge(
+        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
+    ) -> Verdict:
         seen.append(load_regression(path).case)
         return Verdict()
 
@@ -123,7 +135,15 @@ class FakeBatches:
         self.batch_s = batch_s
         self.limits: list[float] = []
 
-    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+    def judge(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict:
         self.limits.append(timeout_s)
         return Verdict()
 

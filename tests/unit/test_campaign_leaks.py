@@ -14,7 +14,7 @@ from attnfuzz.campaign.pursuit import Pursuit
 from attnfuzz.campaign.signature import KnownFindings, Symptom
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure, Verdict
+from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
 from tests.unit.pretended_process import KERNEL, a_case
 from tests.unit.test_campaign_pursuit import explore, last, replay
@@ -25,7 +25,9 @@ OUT_OF_MEMORY = Failure(oracle="crash", kind="memory", message="the kernel's pro
 OUT_OF_GPU_MEMORY = Failure(oracle="exception", kind="OutOfMemoryError in kernel", message="CUDA out of memory")
 
 
-def judge(declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+def judge(
+    declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
+) -> Verdict:
     return Verdict()
 
 

@@ -12,7 +12,7 @@ from attnfuzz.campaign.replay import Replayed, SavedCase, replay, resolve_target
 from attnfuzz.corpus import FindingRecord, Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.runner import Runner
-from attnfuzz.oracles.verdict import Failure, Verdict
+from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 
@@ -42,7 +42,7 @@ class PretendedRunner:
             raise KernelLoadError(f"no kernel {unknown[0]!r}")
         return [bundled[target] for target in targets]
 
-    def judge(self, declaration: Declaration, case: Case) -> Verdict:
+    def judge(self, declaration: Declaration, case: Case, *, relations: Relations = None) -> Verdict:
         self.judged.append((declaration.target, case))
         return Verdict(failure=WRONG if declaration.target in self.failing else None)
 

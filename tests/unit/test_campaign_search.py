@@ -29,7 +29,7 @@ from attnfuzz.campaign.messages import (
 )
 from attnfuzz.campaign.search import Search
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Verdict
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.supports import Supports
@@ -86,7 +86,15 @@ class Bench:
     def timed(self, deadline: float) -> TimedJudge:
         return TimedJudge(self.judge, deadline=deadline, longest_s=10.0, journal=Journal(None))
 
-    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+    def judge(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict:
         assert isinstance(case, DenseDecodeCase)
         self.judged.append(case)
         self.afresh += afresh
@@ -311,7 +319,15 @@ class HangingBench(Bench):
     takes_s: float = 1e9
     limits: list[float] = field(default_factory=list)
 
-    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+    def judge(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict:
         slow = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh).failure is not None
         self.limits.append(timeout_s)
         return Verdict(failure=HANG if slow and self.takes_s > timeout_s else None)
@@ -337,7 +353,15 @@ def test_a_case_shrunk_to_one_that_is_only_slow_is_given_up_for_the_first() -> N
     """The short limits of shrinking can mistake a slow case for a hang; what is saved must hang."""
 
     class SlowWhenShort(HangingBench):
-        def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+        def judge(
+            self,
+            declaration: Declaration,
+            case: Case,
+            *,
+            timeout_s: float,
+            afresh: bool = False,
+            relations: Relations = None,
+        ) -> Verdict:
             assert isinstance(case, DenseDecodeCase)
             self.takes_s = 1e9 if max(case.seq_lens) > 8 else 5.0
             return super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)

@@ -18,7 +18,7 @@ from attnfuzz.campaign.judging import JudgeTogether, TimedJudge
 from attnfuzz.campaign.messages import FormatCompiled, Found, Known, Minimised, Progress, Stop, ToWorker, Trouble
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.outcomes import ServiceError
-from attnfuzz.oracles.verdict import Failure, Verdict
+from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.formats import Format, format_key, format_of
 from tests.unit.test_campaign_search import CRASH, HANG, KERNEL, WRONG, Bench, after, grouped, long
@@ -46,7 +46,15 @@ class BatchBench(Bench):
             complain=lambda text: self.send(Trouble(message=text)),
         )
 
-    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+    def judge(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict:
         self.overlaps += not self.lock.acquire(blocking=False)
         verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
         self.verdicts[msgspec.json.encode(case)] += 1
@@ -191,7 +199,9 @@ def test_an_error_of_the_framework_in_a_batch_costs_the_case_that_it_is_for() ->
             raise ServiceError("an oracle divided by zero")
         return together(declaration, cases, timeout_s=timeout_s)
 
-    def fails_alone(declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+    def fails_alone(
+        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
+    ) -> Verdict:
         if case in cursed:
             raise ServiceError("an oracle divided by zero")
         return judge(declaration, case, timeout_s=timeout_s, afresh=afresh)

@@ -15,7 +15,7 @@ from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, S
 from attnfuzz.campaign.reporter import SilentReporter
 from attnfuzz.campaign.saving import SaveFolder
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
+from attnfuzz.oracles.verdict import Failure, OracleName, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.features import KV_STRIDES_DIFFER, general_features
 from attnfuzz.problems.supports import Supports
@@ -76,7 +76,15 @@ class Campaign(Bench):
 
     cases: int = 2500
 
-    def judge(self, declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False) -> Verdict:
+    def judge(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict:
         verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
         if len(self.judged) >= self.cases:
             self.mail.append(Stop())
