@@ -1,7 +1,7 @@
 """Expectations of cases whose numbers are on the host, worked out where that is soonest.
 
-What takes a GPU a few launches for all cases of a batch together takes the host longer than anything else about a case,
-unless the case is tiny.
+What takes a GPU a few launches for all cases of a batch together takes the host longer than anything else about a case.
+Tiny cases go along with larger ones: they hardly ever need launches of their own.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ from attnfuzz.values.transfer import all_on_device
 __all__ = ["DistantExpectations"]
 
 _HOST_WORK = 1 << 15
-"""Query heads times tokens times head size, up to which a case is not worth the way to a GPU."""
+"""Query heads times tokens times head size, up to which a batch is not worth the way to a GPU."""
 
 Request = tuple[Declaration, Case, Any]
 
@@ -38,41 +38,28 @@ class DistantExpectations:
     fetch: Fetch
 
     def __post_init__(self) -> None:
-        distant = [
-            i for i, (_, case, _) in enumerate(self.requests) if self.device != "cpu" and _work(case) > _HOST_WORK
-        ]
-        near = sorted(set(range(len(self.requests))) - set(distant))
-        self._found = dict(zip(distant, self._expect(self._sent(distant)), strict=True))
-        for expectation in self._found.values():
+        is_worth_it = self.device != "cpu" and sum(_work(case) for _, case, _ in self.requests) > _HOST_WORK
+        requests = self._sent() if is_worth_it else self.requests
+        self._found = expectations(requests, tolerance=self.tolerance, interpreted=self.interpreted)
+        for expectation in self._found:
             for part in _parts(expectation):
                 self.fetch.start_storage(part)
-        self._found |= zip(near, self._expect([self.requests[i] for i in near]), strict=True)
 
     def at_home(self) -> list[Expectation]:
         """All of them in host memory."""
-        return [_mapped(self._found[i], self.fetch.at_home) for i in range(len(self.requests))]
+        return [_mapped(expectation, self.fetch.at_home) for expectation in self._found]
 
-    def _expect(self, requests: Sequence[Request]) -> list[Expectation]:
-        return expectations(requests, tolerance=self.tolerance, interpreted=self.interpreted) if requests else []
-
-    def _sent(self, chosen: Sequence[int]) -> list[Request]:
+    def _sent(self) -> list[Request]:
         """Requests with values on the device."""
+        all_values = [values for *_, values in self.requests]
         names = [
-            [field.name for field in fields(self.requests[i][2]) if _is_tensor(self.requests[i][2], field.name)]
-            for i in chosen
+            field.name for field in fields(all_values[0]) if isinstance(getattr(all_values[0], field.name), Tensor)
         ]
-        hosts = [
-            getattr(self.requests[i][2], name) for i, of_case in zip(chosen, names, strict=True) for name in of_case
-        ]
-        sent = iter(all_on_device(hosts, self.device))
+        sent = iter(all_on_device([getattr(values, name) for values in all_values for name in names], self.device))
         return [
-            (*self.requests[i][:2], replace(self.requests[i][2], **{name: next(sent) for name in of_case}))
-            for i, of_case in zip(chosen, names, strict=True)
+            (declaration, case, replace(values, **{name: next(sent) for name in names}))
+            for declaration, case, values in self.requests
         ]
-
-
-def _is_tensor(values: Any, name: str) -> bool:
-    return isinstance(getattr(values, name), Tensor)
 
 
 def _work(case: Case) -> int:
