@@ -1,9 +1,11 @@
 """The end of an executor as a failure of the kernel that ran in it. Torch-free."""
 
+import linecache
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from attnfuzz.execution.guard_faults import guard_failure
 from attnfuzz.execution.outcomes import Died, TimedOut
 from attnfuzz.oracles.verdict import Failure
 
@@ -25,13 +27,23 @@ class _Frame:
     def __str__(self) -> str:
         return f"{self.path}:{self.line}, in {self.function}"
 
+    def with_source(self) -> str:
+        """With the text of the line, if the file can be read."""
+        source = linecache.getline(self.path, int(self.line)).strip()
+        return f"{self}: {source}" if source else str(self)
+
 
 def failure_of(outcome: Died | TimedOut) -> Failure:
     """What an engineer wants to know: how the process ended, and where the kernel was."""
     if isinstance(outcome, TimedOut):
         return _hang(outcome)
     frames = _kernel_frames(outcome.output_tail)
-    message = _cause_of_death(outcome) + (f" at {frames[0]}" if frames else "")
+    place = f" at {frames[0]}" if frames else ""
+    if outcome.fault is not None:
+        guarded = guard_failure(outcome.fault, place, tuple(frame.with_source() for frame in frames[:_MAX_LINES]))
+        if guarded is not None:
+            return guarded
+    message = _cause_of_death(outcome) + place
     return Failure(oracle="crash", kind=_kind(outcome), message=message, details=tuple(_details(outcome, frames)))
 
 

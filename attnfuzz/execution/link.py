@@ -3,12 +3,14 @@
 import contextlib
 import os
 import select
+import signal
 import socket
 import time
 from collections.abc import Callable
 
 import msgspec
 
+from attnfuzz.execution.fault_record import new_record, read_record
 from attnfuzz.execution.framing import FrameDecoder, FrameError
 from attnfuzz.execution.messages import (
     MAX_CONTROL_BYTES,
@@ -20,6 +22,7 @@ from attnfuzz.execution.messages import (
     Hello,
     Signal,
 )
+from attnfuzz.execution.outcomes import MemoryFault
 from attnfuzz.execution.process import descendant_bytes, kill_group, resident_bytes, start_time
 from attnfuzz.execution.stacks import strip_framework_frames
 
@@ -59,9 +62,11 @@ class Link:
         self._control = control
         self._channel, executor_end = socket.socketpair()
         self._output, output_writer = os.pipe()
+        self._fault_record = new_record()
         try:
             with contextlib.suppress(OSError):  # `pump` finds out that the zygote is gone
-                socket.send_fds(control, [fork_request], [executor_end.fileno(), output_writer])
+                given = [executor_end.fileno(), output_writer, self._fault_record]
+                socket.send_fds(control, [fork_request], given)
         finally:
             executor_end.close()
             os.close(output_writer)
@@ -102,6 +107,12 @@ class Link:
         """The last `OUTPUT_TAIL_BYTES` of output since `forget_output`."""
         return strip_framework_frames(self._tail[-OUTPUT_TAIL_BYTES:].decode(errors="backslashreplace"))
 
+    def memory_fault(self) -> MemoryFault | None:
+        """What a SIGSEGV or SIGBUS that ended the executor came of, if that is known."""
+        if self.exit_status is None or -self.exit_status not in (signal.SIGSEGV, signal.SIGBUS):
+            return None
+        return read_record(self._fault_record)
+
     def memory_bytes(self) -> int:
         """Resident memory of the executor, and of what it started as of the last look, which takes longer."""
         if self.pid is None:
@@ -125,9 +136,10 @@ class Link:
         self._handlers.clear()
         self._control.close()
         self._channel.close()
-        if self._output >= 0:
-            os.close(self._output)
-            self._output = -1
+        for descriptor in (self._output, self._fault_record):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._output = self._fault_record = -1
         # The group outlives its dead leader, whose ID stays reserved meanwhile; a leader of another age is a stranger.
         if self.zygote_lost and self.pid is not None and start_time(self.pid) in (None, self._start_time):
             kill_group(self.pid)

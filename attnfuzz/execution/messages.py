@@ -12,6 +12,7 @@ import msgspec
 
 __all__ = [
     "MAX_CONTROL_BYTES",
+    "NUM_DESCRIPTORS",
     "Answer",
     "ControlReply",
     "ControlRequest",
@@ -30,9 +31,12 @@ __all__ = [
 MAX_CONTROL_BYTES = 128 * 1024
 """Largest control message, in bytes; each is one packet, and Linux's default socket buffers hold one of this size."""
 
+NUM_DESCRIPTORS = 3
+"""That travel with `Fork`."""
+
 
 class Fork(msgspec.Struct, tag="fork", frozen=True, forbid_unknown_fields=True):
-    """Driver to zygote: fork an executor. The channel and the output pipe travel with it as file descriptors."""
+    """Driver to zygote: fork an executor. Channel, output pipe and fault record travel with it as file descriptors."""
 
     environment: dict[str, str]
 

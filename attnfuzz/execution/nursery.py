@@ -12,9 +12,9 @@ import warnings
 from typing import NoReturn
 
 from attnfuzz.execution.control import ControlConnection
-from attnfuzz.execution.messages import Exited, Fork, Forked, ForkFailed, Signal
+from attnfuzz.execution.messages import NUM_DESCRIPTORS, Exited, Fork, Forked, ForkFailed, Signal
 from attnfuzz.execution.process import adopt_orphans, child_pids, ended_child, kill_group
-from attnfuzz.execution.serve import run_executor
+from attnfuzz.execution.serve import ExecutorDescriptors, run_executor
 
 __all__ = ["Nursery"]
 
@@ -82,8 +82,10 @@ class Nursery:
         """Act on one message; a driver that hung up or talks nonsense loses its executor."""
         request, descriptors = connection.receive()
         match request:
-            case Fork(environment) if connection.pid is None and len(descriptors) == 2:
-                self._fork(connection, environment, socket.socket(fileno=descriptors[0]), descriptors[1])
+            case Fork(environment) if connection.pid is None and len(descriptors) == NUM_DESCRIPTORS:
+                channel, output, fault_record = descriptors
+                given = ExecutorDescriptors(socket.socket(fileno=channel), output, fault_record)
+                self._fork(connection, environment, given)
             case Signal(number):
                 connection.signal_executor(number)
             case _:
@@ -91,9 +93,7 @@ class Nursery:
                     os.close(descriptor)
                 self._disconnect(connection)
 
-    def _fork(
-        self, connection: ControlConnection, environment: dict[str, str], channel: socket.socket, output: int
-    ) -> None:
+    def _fork(self, connection: ControlConnection, environment: dict[str, str], given: ExecutorDescriptors) -> None:
         zygote_pid = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -103,18 +103,15 @@ class Nursery:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if pid == 0:
-                self._become_executor(channel, output, environment, zygote_pid)
+                self._become_executor(given, environment, zygote_pid)
             connection.pid = pid
             connection.send(Forked(pid))
         except OSError as error:
             connection.send(ForkFailed(str(error)))
         finally:
-            channel.close()
-            os.close(output)
+            given.close()
 
-    def _become_executor(
-        self, channel: socket.socket, output: int, environment: dict[str, str], zygote_pid: int
-    ) -> NoReturn:
+    def _become_executor(self, given: ExecutorDescriptors, environment: dict[str, str], zygote_pid: int) -> NoReturn:
         """In the child: let go of all that is the zygote's, above all of other drivers' connections."""
         try:
             signal.set_wakeup_fd(-1)
@@ -123,7 +120,7 @@ class Nursery:
             self._selector.close()
             for owned in (self._listener, self._wakeup, self._wakeup_sender, *(c.stream for c in self._connections)):
                 owned.close()
-            run_executor(channel, output, self._loaded_service, environment, zygote_pid)
+            run_executor(given, self._loaded_service, environment, zygote_pid)
         finally:
             os._exit(1)
 

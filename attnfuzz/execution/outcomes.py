@@ -4,11 +4,14 @@ import signal
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from attnfuzz.memory.fault_map import GuardedRegion
+
 __all__ = [
     "DeathReason",
     "DeviceLost",
     "Died",
     "ExecutorUnavailable",
+    "MemoryFault",
     "Outcome",
     "Reply",
     "ServiceError",
@@ -29,17 +32,31 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryFault:
+    """An access to memory that is not mapped, or not for that.
+
+    `regions`: the tensors that lay beside unmapped memory then (see `attnfuzz.memory.fault_map`).
+    """
+
+    address: int
+    access: Literal["read", "write"]
+    regions: tuple[GuardedRegion, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Died:
     """The executor ended without an answer.
 
     `exit_status` is as `subprocess` gives it: the exit code, or minus the signal's number. `output_tail` holds the last
-    of what it wrote to stdout and stderr; after a fatal signal that includes the Python stack.
+    of what it wrote to stdout and stderr; after a fatal signal that includes the Python stack. `fault` is what it died
+    of, if it was a page fault and is known (see `attnfuzz.execution.fault_record`).
     """
 
     exit_status: int
     signal_name: str | None
     output_tail: str
     reason: DeathReason
+    fault: MemoryFault | None = None
 
 
 @dataclass(frozen=True, slots=True)

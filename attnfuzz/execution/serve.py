@@ -11,17 +11,19 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NoReturn
 
 import msgspec
 
+from attnfuzz.execution.fault_record import report_faults_to
 from attnfuzz.execution.framing import FrameError, receive_frame, send_frame
 from attnfuzz.execution.messages import Answer, Fault, Hello, Request
 from attnfuzz.execution.process import die_with_parent, disable_core_dumps, prefer_as_oom_victim
 from attnfuzz.execution.service import ExitAfterReply, Service, instantiate_service
 from attnfuzz.overlay import install_overlay
 
-__all__ = ["CHANNEL_LOST_STATUS", "STACK_SIGNAL", "run_executor", "serve"]
+__all__ = ["CHANNEL_LOST_STATUS", "STACK_SIGNAL", "ExecutorDescriptors", "run_executor", "serve"]
 
 CHANNEL_LOST_STATUS = 113
 """Exit code of an executor whose channel no longer works: the code under test has closed or replaced it."""
@@ -30,25 +32,41 @@ STACK_SIGNAL = signal.SIGUSR1
 """Makes the executor write the Python stack of each thread to its output."""
 
 
-def run_executor(
-    channel: socket.socket, output: int, loaded: object, environment: Mapping[str, str], zygote_pid: int
-) -> NoReturn:
-    """Turn the current process, just forked, into an executor, and serve until the driver hangs up.
+@dataclass(frozen=True, slots=True)
+class ExecutorDescriptors:
+    """What the driver gives an executor.
 
-    `output` is a file descriptor that takes stdout, stderr and the stack after a fatal signal.
+    `output` takes stdout, stderr and the stack after a fatal signal, `fault_record` what a memory fault came of.
     """
+
+    channel: socket.socket
+    output: int
+    fault_record: int
+
+    def close(self) -> None:
+        """Close them all: they are the executor's."""
+        self.channel.close()
+        os.close(self.output)
+        os.close(self.fault_record)
+
+
+def run_executor(
+    given: ExecutorDescriptors, loaded: object, environment: Mapping[str, str], zygote_pid: int
+) -> NoReturn:
+    """Turn the current process, just forked, into an executor, and serve until the driver hangs up."""
     status = 1
     try:
         os.setsid()  # so that a signal to the group reaches whatever the code under test starts
         die_with_parent(zygote_pid)
         os.register_at_fork(after_in_child=die_with_parent)
-        _redirect_standard_streams(output)
-        _report_fatal_signals(output)
+        _redirect_standard_streams(given.output)
+        _report_fatal_signals(given.output)
+        report_faults_to(given.fault_record)
         disable_core_dumps()
         prefer_as_oom_victim()
         os.environ.update(environment)
         install_overlay()
-        status = serve(channel, loaded)
+        status = serve(given.channel, loaded)
     except SystemExit as error:
         status = _exit_code(error)
     except BaseException:

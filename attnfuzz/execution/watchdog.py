@@ -45,7 +45,7 @@ def describe_death(link: Link, reason: DeathReason | None = None) -> Died:
     status = -int(signal.SIGKILL) if link.exit_status is None else link.exit_status
     if reason is None:
         reason = "signal" if status < 0 else "channel" if status == CHANNEL_LOST_STATUS else "exit"
-    return Died(status, signal_name(status), link.output(), reason)
+    return Died(status, signal_name(status), link.output(), reason, link.memory_fault() if reason == "signal" else None)
 
 
 def was_killed_from_outside(outcome: object) -> bool:

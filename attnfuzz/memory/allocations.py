@@ -53,12 +53,18 @@ class TrackedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
     """
 
     def __init__(
-        self, device: torch.device | str, *, poison: Fill, prefill: Fill, source: ChunkSource | None = None
+        self,
+        device: torch.device | str,
+        *,
+        poison: Fill,
+        prefill: Fill,
+        source: ChunkSource | None = None,
+        arena: Arena | None = None,
     ) -> None:
-        """`source`: see `Arena`."""
+        """`source`: see `Arena`. `arena` is used in place of one that the other arguments describe."""
         super().__init__()  # type: ignore[no-untyped-call]
         capacity = _CHUNK_BYTES if source is None else _SHARED_CHUNK_BYTES
-        self.arena = Arena(device, poison=poison, prefill=prefill, capacity=capacity, source=source)
+        self.arena = arena or Arena(device, poison=poison, prefill=prefill, capacity=capacity, source=source)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

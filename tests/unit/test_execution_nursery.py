@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from attnfuzz.execution import Executor, Reply, Zygote
+from attnfuzz.execution.fault_record import new_record
 from attnfuzz.execution.framing import receive_frame
 from attnfuzz.execution.messages import MAX_CONTROL_BYTES, ControlReply, Exited, Forked, Signal, encode_fork_request
 from attnfuzz.execution.process import child_pids
@@ -58,10 +59,11 @@ def raw(zygote: Zygote) -> Iterator[tuple[socket.socket, socket.socket, list[int
     """A control connection, the driver's end of a channel, and the executor's descriptors."""
     channel, executor_end = socket.socketpair()
     reader, writer = os.pipe()
+    record = new_record()
     with zygote.connect() as control, channel, executor_end:
-        yield control, channel, [executor_end.fileno(), writer]
-    os.close(reader)
-    os.close(writer)
+        yield control, channel, [executor_end.fileno(), writer, record]
+    for descriptor in (reader, writer, record):
+        os.close(descriptor)
 
 
 def test_second_fork_on_one_connection_is_refused(

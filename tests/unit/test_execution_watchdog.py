@@ -11,6 +11,7 @@ from attnfuzz.execution.framing import encode_frame
 from attnfuzz.execution.link import Link
 from attnfuzz.execution.messages import (
     MAX_CONTROL_BYTES,
+    NUM_DESCRIPTORS,
     ControlReply,
     Exited,
     Forked,
@@ -28,8 +29,8 @@ class Peer:
     def __init__(self) -> None:
         ours, self.control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link = Link(ours, encode_fork_request({}))
-        _, descriptors, _, _ = socket.recv_fds(self.control, MAX_CONTROL_BYTES, 2)
-        self.channel, self.output = socket.socket(fileno=descriptors[0]), descriptors[1]
+        _, descriptors, _, _ = socket.recv_fds(self.control, MAX_CONTROL_BYTES, NUM_DESCRIPTORS)
+        self.channel, self.output, self.fault_record = socket.socket(fileno=descriptors[0]), *descriptors[1:]
 
     def tell(self, message: ControlReply) -> None:
         self.control.send(msgspec.json.encode(message))
@@ -38,6 +39,7 @@ class Peer:
         for end in (self.link, self.control, self.channel):
             end.close()
         os.close(self.output)
+        os.close(self.fault_record)
 
 
 @pytest.fixture

@@ -1,0 +1,97 @@
+"""What an executor's memory fault was: read from the stack on which the system starts the signal's handler.
+
+Before a handler runs, the system writes to the top of its stack what the process was doing: all registers, and of a
+page fault the address and whether it was a write (`struct rt_sigframe`, the last member of which is a `ucontext_t`).
+faulthandler's handlers run on an alternate stack (sigaltstack(2)). Here that lies in a file which the driver holds
+too, beside the map of guarded memory, so that nothing has to be executed in a process that is dying.
+
+Linux on x86-64 only. Elsewhere there is no record, guarded memory is not used, and a fault is a crash like others. The
+alternate stack is the main thread's, in which kernels are called: a fault in another thread is a crash, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import struct
+import sys
+
+from attnfuzz.execution.outcomes import MemoryFault
+from attnfuzz.memory.fault_map import FaultMap, install, read_regions
+
+__all__ = ["new_record", "read_record", "report_faults_to"]
+
+_MAP_BYTES = 1 << 16
+_STACK_BYTES = 1 << 18
+"""The registers take up to 11 KB of it (AMX), faulthandler the rest."""
+_RECORD_BYTES = _MAP_BYTES + _STACK_BYTES
+_ADDRESS = struct.Struct("<Q")
+"""The first of the map's bytes say where the stack lies in the executor, which is how its frames are recognised."""
+
+# Bytes from the start of a ucontext_t, as in glibc's <sys/ucontext.h> for x86-64.
+_UC_STACK = 16
+_UC_ERROR = 40 + 8 * 19
+_UC_TRAP_NUMBER = 40 + 8 * 20
+_UC_FAULT_ADDRESS = 40 + 8 * 22
+
+_PAGE_FAULT = 14
+_WAS_WRITE = 2
+"""Bit of the error code (Intel SDM volume 3, "Page-Fault Exceptions")."""
+
+
+class _Stack(ctypes.Structure):
+    """stack_t"""
+
+    _fields_ = (("ss_sp", ctypes.c_void_p), ("ss_flags", ctypes.c_int), ("ss_size", ctypes.c_size_t))
+
+
+def new_record() -> int:
+    """A file for one executor, as a file descriptor; takes no memory until it is written to."""
+    descriptor = os.memfd_create("attnfuzz-faults")
+    os.ftruncate(descriptor, _RECORD_BYTES)
+    return descriptor
+
+
+def report_faults_to(descriptor: int) -> bool:
+    """Have faults of the calling thread recorded, and install the map of guarded memory; False where that cannot be.
+
+    faulthandler must be enabled already: it sets an alternate stack of its own.
+    """
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        return False
+    memory = mmap.mmap(descriptor, _RECORD_BYTES)
+    bottom = ctypes.addressof(ctypes.c_char.from_buffer(memory, _MAP_BYTES))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.sigaltstack(ctypes.byref(_Stack(bottom, 0, _STACK_BYTES)), None) != 0:
+        raise OSError(ctypes.get_errno(), f"sigaltstack failed: {os.strerror(ctypes.get_errno())}")
+    _ADDRESS.pack_into(memory, 0, bottom)
+    install(FaultMap(memoryview(memory)[_ADDRESS.size : _MAP_BYTES]))
+    return True
+
+
+def read_record(descriptor: int) -> MemoryFault | None:
+    """The page fault that ended the executor; None if it was none, or another thread's."""
+    content = os.pread(descriptor, _RECORD_BYTES, 0)
+    context = _first_context(content)
+    if context is None:
+        return None
+    trap, address, error = (
+        _ADDRESS.unpack_from(content, context + field)[0] for field in (_UC_TRAP_NUMBER, _UC_FAULT_ADDRESS, _UC_ERROR)
+    )
+    if trap != _PAGE_FAULT:
+        return None
+    regions = read_regions(content[_ADDRESS.size : _MAP_BYTES])
+    return MemoryFault(address, "write" if error & _WAS_WRITE else "read", regions)
+
+
+def _first_context(content: bytes) -> int | None:
+    """Where the ucontext_t of the first signal is: it names the stack that the handler runs on, and lies topmost."""
+    bottom, size = content[: _ADDRESS.size], _ADDRESS.pack(_STACK_BYTES)
+    found = content.rfind(bottom, _MAP_BYTES) if any(bottom) else -1
+    while found >= 0:
+        if content.startswith(size, found + _Stack.ss_size.offset):
+            return found - _UC_STACK
+        found = content.rfind(bottom, _MAP_BYTES, found)
+    return None

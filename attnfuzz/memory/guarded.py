@@ -1,0 +1,179 @@
+"""Tensors between unmapped memory: an access beyond the guarded end of one is a fault, at full speed and for reads too.
+
+What makes such memory is behind `GuardedMemory`, so that a GPU's own can take the place of the host's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from collections import defaultdict
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.fault_map import FaultMap, GuardedRegion
+from attnfuzz.memory.geometry import Place, span
+from attnfuzz.memory.patterns import POISON_BYTES, Fill
+from attnfuzz.problems.shapes import Role
+
+__all__ = ["GUARDS", "Guard", "GuardedArena", "GuardedMemory", "HostGuardedMemory"]
+
+Guard = Literal["end", "start"]
+"""Which edge of each tensor lies at unmapped memory."""
+
+GUARDS: tuple[Guard, Guard] = ("end", "start")
+
+
+@runtime_checkable
+class GuardedMemory(Protocol):
+    """Gives blocks with at least ``gap_bytes`` of unmapped memory before and after each."""
+
+    device: torch.device
+    gap_bytes: int
+
+    def take(self, nbytes: int) -> UInt8[Tensor, " block_nbytes"]:
+        """A block of at least so many bytes, all of it mapped; its content is whatever it was.
+
+        It may be given out again once no tensor refers to it.
+        """
+        ...
+
+
+class GuardedArena(Arena):
+    """An arena in which each tensor has a block for itself and fills it from its end, or from its start.
+
+    Alignment: one edge is at that of a page and the other wherever the size puts it, so of a tensor whose end is
+    guarded nothing more than the alignment of its elements is certain. No code on a CPU may count on more; a kernel
+    that does, as with vector loads on a GPU, must look at its pointers.
+    """
+
+    def __init__(
+        self, memory: GuardedMemory, fault_map: FaultMap, *, guard: Guard, poison: Fill, prefill: Fill
+    ) -> None:
+        """``fault_map`` is told of each tensor, before anybody can use it."""
+        super().__init__(memory.device, poison=poison, prefill=prefill)
+        self._memory = memory
+        self._fault_map = fault_map
+        self._guard = guard
+
+    def strided(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: torch.dtype,
+        *,
+        role: Role,
+        shift: int = 0,
+        prefill: bool = True,
+    ) -> Tensor:
+        """As `Arena.strided`, but next to unmapped memory, for which ``shift`` is ignored."""
+        view = super().strided(name, shape, strides, dtype, role=role, prefill=prefill)
+        region = self.regions[-1]
+        block = self._chunks[region.chunk]
+        first, gap = block.data_ptr(), self._memory.gap_bytes
+        self._fault_map.add(
+            GuardedRegion(
+                name=name,
+                dtype=str(dtype).removeprefix("torch."),
+                shape=shape,
+                itemsize=dtype.itemsize,
+                start=first + region.start,
+                end=first + region.end,
+                low=first - gap,
+                high=first + block.numel() + gap,
+            )
+        )
+        return view
+
+    def _reserve(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, shift: int) -> Place:
+        del shift
+        nbytes = span(shape, strides) * itemsize
+        block = self._memory.take(nbytes).fill_(POISON_BYTES[self.poison])
+        self._chunks.append(block)
+        start = block.numel() - nbytes if self._guard == "end" else 0
+        return Place(start, start + nbytes, 0)
+
+
+class HostGuardedMemory:
+    """Blocks of whole pages, reserved with their gaps at once and made accessible in the middle; kept for the next."""
+
+    def __init__(self, *, gap_bytes: int = 1 << 24, spare_bytes: int = 1 << 26) -> None:
+        """``gap_bytes``: how far from a tensor an access is still seen, a multiple of the size of a page.
+
+        ``spare_bytes``: how much memory may be kept that nobody uses.
+        """
+        self.device = torch.device("cpu")
+        self.gap_bytes = gap_bytes
+        self._spare_bytes = spare_bytes
+        self._spare: defaultdict[int, list[int]] = defaultdict(list)
+        self._libc = _libc()
+
+    def take(self, nbytes: int) -> UInt8[Tensor, " block_nbytes"]:
+        """A block of at least so many bytes.
+
+        Raises `OSError` if the system has no memory, address space or number of mappings left for it.
+        """
+        size = _block_bytes(nbytes)
+        spare = self._spare[size]
+        if spare:
+            self._spare_bytes += size
+            address = spare.pop()
+        else:
+            address = self._map(size)
+        content = (ctypes.c_ubyte * size).from_address(address)
+        weakref.finalize(content, self._give_back, address, size).atexit = False  # tensors may outlive the interpreter
+        return torch.frombuffer(content, dtype=torch.uint8)
+
+    def _map(self, size: int) -> int:
+        """The address of a new block: the gaps cost no memory, only addresses."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        reserved = self._libc.mmap(None, size + 2 * self.gap_bytes, _PROT_NONE, flags, -1, 0)
+        if reserved == _MAP_FAILED:
+            raise _error("mmap", size)
+        if self._libc.mprotect(reserved + self.gap_bytes, size, mmap.PROT_READ | mmap.PROT_WRITE) != 0:
+            raise _error("mprotect", size)
+        return int(reserved) + self.gap_bytes
+
+    def _give_back(self, address: int, size: int) -> None:
+        if size <= self._spare_bytes:
+            self._spare_bytes -= size
+            self._spare[size].append(address)
+        elif self._libc.munmap(address - self.gap_bytes, size + 2 * self.gap_bytes) != 0:
+            raise _error("munmap", size)
+
+
+_PROT_NONE = 0
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    size, integer = ctypes.c_size_t, ctypes.c_int
+    libc.mmap.argtypes = (ctypes.c_void_p, size, integer, integer, integer, ctypes.c_long)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mprotect.argtypes = (ctypes.c_void_p, size, integer)
+    libc.munmap.argtypes = (ctypes.c_void_p, size)
+    return libc
+
+
+def _error(call: str, size: int) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(
+        number,
+        f"{call} of a guarded block of {size} bytes failed: {os.strerror(number)}; raise the limit on address space "
+        "(ulimit -v) or on mappings (vm.max_map_count), or leave out the oracle guard_page",
+    )
+
+
+def _block_bytes(nbytes: int) -> int:
+    """Whole pages, at least one; of large blocks few sizes, so that they are used again."""
+    pages = max(1, -(-nbytes // mmap.PAGESIZE))
+    step = 1 << max(0, pages.bit_length() - 3)
+    return -(-pages // step) * step * mmap.PAGESIZE

@@ -1,0 +1,64 @@
+"""What an executor died of, read from the stack of its signal handler."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attnfuzz.execution import Died, Executor, Zygote
+from attnfuzz.execution.fault_record import new_record, read_record
+
+SERVICES = Path(__file__).with_name("fault_services.py")
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[Executor]:
+    with Zygote.start(service=f"{SERVICES}:Faulty", preload=("torch",)) as zygote, Executor(zygote) as started:
+        yield started
+
+
+def death(executor: Executor, method: str) -> Died:
+    outcome = executor.call(method, b"null", timeout_s=20)
+    assert isinstance(outcome, Died), outcome
+    assert outcome.signal_name == "SIGSEGV"
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("method", "access", "offset"),
+    [("read past", "read", 12), ("write past", "write", 16), ("read before the block", "read", 12 - 4096 - 2)],
+)
+def test_address_and_access_are_known(executor: Executor, method: str, access: str, offset: int) -> None:
+    """A finding would name the wrong element, or a read where the kernel wrote."""
+    died = death(executor, method)
+    assert died.fault is not None
+    (region,) = died.fault.regions
+    assert (died.fault.access, died.fault.address - region.start) == (access, offset)
+    assert "fault_services.py" in died.output_tail  # faulthandler still has the stack to write on
+
+
+def test_other_faults_are_told_as_well(executor: Executor) -> None:
+    """A fault elsewhere would be taken for one beside a tensor."""
+    null = death(executor, "null").fault
+    assert null is not None
+    assert (null.address, null.access) == (0, "read")
+    written = death(executor, "write to read-only memory").fault
+    assert written is not None
+    assert written.access == "write"
+    assert all(not region.low <= written.address < region.high for region in written.regions)
+
+
+@pytest.mark.parametrize("method", ["no canonical address", "another thread"])
+def test_what_is_not_known_is_not_made_up(executor: Executor, method: str) -> None:
+    """An address that an earlier fault had, or none, would be reported."""
+    assert death(executor, method).fault is None
+
+
+def test_record_of_a_process_without_a_stack_is_empty() -> None:
+    """The driver would take the zeros of an executor that never got that far for a fault."""
+    record = new_record()
+    assert read_record(record) is None
+    os.close(record)

@@ -1,0 +1,126 @@
+"""Tensors next to unmapped memory, as those see them that use them rightly; `test_guard_page` goes beyond."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnfuzz.memory.fault_map import FaultMap, read_regions
+from attnfuzz.memory.guarded import GUARDS, Guard, GuardedArena, HostGuardedMemory
+from attnfuzz.memory.patterns import holds_prefill, poison_value
+from attnfuzz.memory.violations import violations
+
+GAP = 1 << 20
+
+
+def permissions(address: int) -> str:
+    """What may be done at an address, as in /proc/self/maps; empty if nothing is there."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        bounds, what, *_ = line.split()
+        low, high = (int(part, 16) for part in bounds.split("-"))
+        if low <= address < high:
+            return what
+    return ""
+
+
+def arena(guard: Guard = "end", memory: HostGuardedMemory | None = None) -> tuple[GuardedArena, bytearray]:
+    noted = bytearray(1 << 14)
+    memory = memory or HostGuardedMemory(gap_bytes=GAP)
+    return GuardedArena(memory, FaultMap(memoryview(noted)), guard=guard, poison="nan", prefill="nan"), noted
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "dtype"),
+    [
+        ((5, 3), (3, 1), torch.float16),
+        ((5, 3), (7, 2), torch.bfloat16),
+        ((2, 3, 1), (1, 4, 9), torch.float32),
+        ((1,), (1,), torch.int32),
+        ((33, 64, 5), (320, 5, 1), torch.float64),
+    ],
+)
+def test_one_edge_is_at_unmapped_memory(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> None:
+    """An access of one element too far would hit memory that is there, and go unnoticed."""
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) * dtype.itemsize
+    for guard in GUARDS:
+        made, noted = arena(guard)
+        tensor = made.strided("t", shape, strides, dtype, role="input", shift=3)
+        start = tensor.data_ptr()
+        end = start + last + dtype.itemsize
+        assert (tensor.shape, tensor.stride()) == (shape, strides)
+        assert permissions(start).startswith("rw")
+        assert permissions(end - 1).startswith("rw")
+        edge, outside, farthest = (end, end, end + GAP - 1) if guard == "end" else (start, start - 1, start - GAP)
+        assert edge % mmap.PAGESIZE == 0
+        assert permissions(outside).startswith("---")
+        assert permissions(farthest).startswith("---")
+        (region,) = read_regions(bytes(noted))
+        assert (region.start, region.end, region.shape) == (start, end, shape)
+        assert (region.high - region.low - 2 * GAP) % mmap.PAGESIZE == 0
+        assert region.low <= start - GAP
+        assert region.high >= end + GAP
+
+
+def test_tensors_hold_poison_and_prefill() -> None:
+    """A kernel would find zeros, or another case's numbers, where an ordinary run holds poison."""
+    memory = HostGuardedMemory(gap_bytes=GAP)
+    for _ in range(2):  # the second time in memory that was used before
+        made, _ = arena("end", memory)
+        given = made.tensor("q", (3, 5), torch.float16, role="input")
+        asked = made.tensor("out", (3, 5), torch.float16, role="output")
+        assert given.isnan().all()
+        assert holds_prefill(asked, "nan").all()
+        given.fill_(1)
+        asked.fill_(1)
+    finite = GuardedArena(memory, FaultMap(memoryview(bytearray(999))), guard="end", poison="finite", prefill="finite")
+    assert (finite.tensor("q", (3,), torch.float16, role="input") == poison_value(torch.float16, "finite")).all()
+
+
+def test_empty_tensors_have_a_place() -> None:
+    """A case without tokens would fail in the framework."""
+    made, noted = arena()
+    assert made.tensor("block_table", (2, 0), torch.int32, role="input").shape == (2, 0)
+    (region,) = read_regions(bytes(noted))
+    assert region.start == region.end
+
+
+def test_stray_writes_inside_the_block_are_damage() -> None:
+    """What an arena promises to its users would not hold for this one."""
+    made, _ = arena("end")
+    tensor = made.tensor("q", (3, 5), torch.float32, role="input")
+    made.seal()
+    assert not made.damage()
+    tensor.as_strided((1,), (1,), tensor.storage_offset() - 2).zero_()
+    (found,) = violations(made)
+    assert (found.name, found.where, found.distance) == ("q", "before", 2)
+
+
+def test_blocks_are_used_again_once_nothing_refers_to_them() -> None:
+    """A run would map memory for each tensor anew, or hand out what a kernel keeps from an earlier call."""
+    memory = HostGuardedMemory(gap_bytes=GAP)
+    first = memory.take(100)
+    address, kept = first.data_ptr(), first[:10].view(5, 2)
+    del first
+    gc.collect()
+    assert memory.take(100).data_ptr() != address
+    del kept
+    gc.collect()
+    assert address in (memory.take(4096).data_ptr(), memory.take(1).data_ptr())
+
+
+def test_large_blocks_are_given_back_to_the_system() -> None:
+    """An executor would hold the memory of the largest cases for good."""
+    memory = HostGuardedMemory(gap_bytes=GAP, spare_bytes=1 << 14)
+    address = memory.take(1 << 16).data_ptr()
+    gc.collect()
+    assert not permissions(address)
+
+
+def test_impossible_sizes_are_refused_with_a_remedy() -> None:
+    """A limit on address space would end a campaign with a bare number."""
+    with pytest.raises(OSError, match=r"mmap of a guarded block .* failed: .*; raise the limit on address space"):
+        HostGuardedMemory().take(1 << 60)
