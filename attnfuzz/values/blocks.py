@@ -14,7 +14,7 @@ from torch import Tensor
 from attnfuzz.problems.limits import HASH_CHUNK_ELEMENTS
 from attnfuzz.problems.recipes import KeyRecipe
 from attnfuzz.values.draws import draw, element_words, exact
-from attnfuzz.values.host_draws import HashedRecipe, draw_on_host
+from attnfuzz.values.host_draws import HashedRecipe, draw_on_host, exact_on_host
 
 __all__ = ["Block", "Recipe", "fill_blocks"]
 
@@ -98,7 +98,7 @@ def _draw(
 ) -> Float[Tensor, "rows num_heads head_size"]:
     if not rows.is_cuda:
         drawn = draw_on_host(rows, cast(HashedRecipe, kind.recipe), kind.num_heads, kind.head_size, signs)
-        return exact(drawn, kind.dtype, kind.exponent)
+        return exact_on_host(drawn, kind.dtype, kind.exponent)
     words = element_words(rows, kind.num_heads, kind.head_size)
     if signs is not None:
         return exact(((words & 3) + 1) * signs[:, None], kind.dtype, kind.exponent)

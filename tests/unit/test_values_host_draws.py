@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnfuzz.values.draws import draw, element_words
-from attnfuzz.values.host_draws import HashedRecipe, draw_on_host
+from attnfuzz.values.draws import draw, element_words, exact
+from attnfuzz.values.host_draws import HashedRecipe, draw_on_host, exact_on_host
 
 STATES = torch.tensor([0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xDEADBEEF])
 
@@ -33,3 +33,13 @@ def test_states_are_left_alone() -> None:
     first = draw_on_host(states, "normal", 3, 8)
     assert torch.equal(states, STATES)
     assert torch.equal(draw_on_host(states, "normal", 3, 8), first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("exponent", [-14, -5, 0, 3])
+def test_same_bits_as_the_conversion_elsewhere(dtype: torch.dtype, exponent: int) -> None:
+    """A batch would be judged on other numbers than its cases alone."""
+    integers = torch.arange(-256, 257, dtype=torch.int32)
+    found, expected = exact_on_host(integers, dtype, exponent), exact(integers, dtype, exponent)
+    assert found.dtype is dtype
+    assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
