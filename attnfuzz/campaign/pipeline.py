@@ -14,6 +14,10 @@ from attnfuzz.problems.cases import Case
 
 __all__ = ["Batch", "Pipeline"]
 
+_HEAD_START_S = 0.003
+"""Time for the thread to send off a batch by itself. Every file that it writes lets go of the interpreter, and a thread
+that draws meanwhile takes 5 ms to give it back: the executor would have nothing to do for 5 to 12 ms a batch."""
+
 
 @dataclass(slots=True)
 class Batch:
@@ -59,6 +63,7 @@ class Pipeline:
         # a daemon, so that a kernel which hangs cannot keep a worker that was told to stop from ending
         self._thread = threading.Thread(target=self._run, args=(self._batch,), daemon=True)
         self._thread.start()
+        self._thread.join(_HEAD_START_S)
 
     def collect(self, timeout_s: float | None = None) -> Batch | None:
         """The batch, once it has been judged; None if there is none, or not within ``timeout_s``. Raises its error."""

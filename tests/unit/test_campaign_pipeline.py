@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -37,6 +38,25 @@ def test_the_submitter_goes_on_while_the_batch_is_judged() -> None:
     assert batch.verdicts == content(DECLARATION, CASES)
     assert batch.cases == CASES
     assert pipeline.collect() is None
+
+
+def test_a_batch_is_sent_off_before_the_submitter_goes_on() -> None:
+    """The executor would wait for its batch while the interpreter is busy with drawing the next."""
+    sent = threading.Event()
+
+    def judge(declaration: Declaration, cases: Sequence[Case]) -> list[Verdict]:
+        time.sleep(0.0005)  # lets go of the interpreter, as each file of a journal does
+        sent.set()
+        return content(declaration, cases)
+
+    pipeline = Pipeline(judge)
+    went_first = 0
+    for _ in range(20):
+        sent.clear()
+        pipeline.submit(DECLARATION, CASES)
+        went_first += sent.is_set()
+        pipeline.collect()
+    assert went_first
 
 
 def test_a_batch_that_was_not_collected_is_not_overwritten() -> None:
