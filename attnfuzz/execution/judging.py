@@ -12,6 +12,7 @@ import torch
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.execution.compile_times import CompileTimes
 from attnfuzz.execution.compiler_key import compute_compiler_key
+from attnfuzz.execution.explain_messages import ExplainReply, ExplainRequest
 from attnfuzz.execution.growth import GrowthTrial
 from attnfuzz.execution.interpreter import install_fast_patching
 from attnfuzz.execution.interpreter_repairs import install_repairs
@@ -28,6 +29,7 @@ from attnfuzz.execution.judge_messages import (
     to_wire,
 )
 from attnfuzz.execution.service import ExitAfterReply
+from attnfuzz.explaining.explain import explain_case
 from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.quick import BatchLost, judge_many
@@ -60,6 +62,7 @@ class JudgingService:
         self._methods: dict[str, Callable[[bytes], msgspec.Struct]] = {
             "declarations": self._declarations,
             "device": self._describe_device,
+            "explain": self._explain,
             "growth": self._growth_after,
             "judge": self._judge,
             "judge_many": self._judge_many,
@@ -139,6 +142,13 @@ class JudgingService:
             return JudgeManyReply(lost=str(lost))
         return JudgeManyReply(list(map(to_wire, verdicts)), gpu_share=self._gpu_share_held())
 
+    def _explain(self, payload: bytes) -> ExplainReply:
+        request = msgspec.json.decode(payload, type=ExplainRequest)
+        kernel = self._kernel(request.target)
+        case = decode_case(kernel.declaration.problem, bytes(request.case))
+        found = explain_case(kernel, case, device=self.device, seconds=request.seconds)
+        return ExplainReply(found, last=self.device == "cuda")
+
     def _growth_after(self, payload: bytes) -> GrowthReply:
         request = msgspec.json.decode(payload, type=GrowthRequest)
         try:
@@ -179,6 +189,8 @@ def _is_last(reply: msgspec.Struct) -> bool:
     """Whether the process cannot be used after `reply`."""
     if isinstance(reply, JudgeReply):
         return bool(reply.exhausted) or (reply.verdict is not None and reply.verdict.fatal)
+    if isinstance(reply, ExplainReply):
+        return reply.last
     return isinstance(reply, JudgeManyReply) and reply.lost is not None
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.executor import Executor
+from attnfuzz.execution.explain_messages import ExplainReply, ExplainRequest
 from attnfuzz.execution.faults import failure_of
 from attnfuzz.execution.judge_messages import (
     DeclarationsReply,
@@ -28,6 +29,7 @@ from attnfuzz.execution.leaks import MemoryUse, find_leak
 from attnfuzz.execution.outcomes import DeviceLost, Died, ExecutorUnavailable, Outcome, Reply, TimedOut
 from attnfuzz.execution.process import resident_bytes
 from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Verdict
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
@@ -218,6 +220,20 @@ class Runner:
             return find_leak(lambda calls: self._use_after(declaration, encoded, calls, timeout_s))
         finally:
             self.restart()
+
+    def explain(self, declaration: Declaration, case: Case, *, seconds: float) -> Explanation:
+        """What variations of a failing case tell about it; no run begins after so many `seconds`.
+
+        Where the kernel ends its process, or hangs, that is what the explanation says. Raises what `judge` raises.
+        """
+        check_size(case)
+        self._ensure_loaded(declaration)
+        request = ExplainRequest(declaration.target, msgspec.Raw(encode_case(case)), seconds)
+        outcome = self._executor.call("explain", msgspec.json.encode(request), timeout_s=seconds + self.timeout_s)
+        if isinstance(outcome, Reply):
+            return msgspec.json.decode(outcome.body, type=ExplainReply).explanation
+        self._look_at_device(declaration, outcome)
+        return Explanation(lines=(f"no weights can be read: {failure_of(outcome).message}",))
 
     def restart(self) -> None:
         """Go on in a fresh executor."""

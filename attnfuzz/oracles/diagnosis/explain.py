@@ -14,7 +14,7 @@ from attnfuzz.oracles.diagnosis.suspect import chain, first_match, first_match_o
 from attnfuzz.oracles.observation import Observation
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
 
-__all__ = ["explain"]
+__all__ = ["explain", "explain_lse", "explain_row"]
 
 _FAMILIES = (
     sources.another_head,
@@ -67,7 +67,12 @@ def _explain(
     if not row.got.isfinite().all():
         return _explain_not_finite(row)
     if failed.name == "lse":
-        return _explain_lse(row)
+        return explain_lse(row)
+    return explain_row(row)
+
+
+def explain_row(row: AttentionRow) -> str | None:
+    """The mistake that gives this output, and this LSE if there is one."""
     return first_match(row, chain(_FAMILIES, row))
 
 
@@ -104,7 +109,8 @@ def _explain_not_finite(row: AttentionRow) -> str | None:
     return None
 
 
-def _explain_lse(row: AttentionRow) -> str | None:
+def explain_lse(row: AttentionRow) -> str | None:
+    """The mistake that gives this LSE beside a right output."""
     got = float("nan") if row.got_lse is None else row.got_lse
     for predicted, words in arithmetic.lse_formulas(row):
         close = abs(predicted - got) <= 8 * row.lse_bound + 1e-6 * abs(predicted)

@@ -9,7 +9,7 @@ from torch import Tensor
 from attnfuzz.oracles.comparison import Comparison, Reference
 from attnfuzz.values import LogicalStates
 
-__all__ = ["explain_merge"]
+__all__ = ["explain_merge", "lse_mistakes", "output_mistakes"]
 
 
 def explain_merge(reference: Reference, failed: Comparison, index: tuple[int, ...]) -> str | None:
@@ -30,7 +30,7 @@ def _mistake(states: LogicalStates, failed: Comparison, token: int, head: int) -
     got, bound = failed.got[token, head].double(), failed.bound[token, head]
     if not bool(got.isfinite().all()):
         return None
-    mistakes = _lse_mistakes(states, token, head) if failed.name == "lse" else _mistakes(states, token, head)
+    mistakes = lse_mistakes(states, token, head) if failed.name == "lse" else output_mistakes(states, token, head)
     for predicted, words in mistakes:
         close = (got - predicted).abs() <= 8 * bound + 1e-6 * predicted.abs()
         if bool((predicted.isfinite() & close).all()):
@@ -46,7 +46,8 @@ def _parts(states: LogicalStates, token: int, head: int) -> tuple[Tensor, Tensor
     return a, b, -math.inf if lse_a == math.inf else lse_a, -math.inf if lse_b == math.inf else lse_b
 
 
-def _mistakes(states: LogicalStates, token: int, head: int) -> Iterator[tuple[Tensor, str]]:
+def output_mistakes(states: LogicalStates, token: int, head: int) -> Iterator[tuple[Tensor, str]]:
+    """Wrong outputs of one row, each with its mistake."""
     a, b, lse_a, lse_b = _parts(states, token, head)
     yield a, "the output is the prefix alone"
     yield b, "the output is the suffix alone"
@@ -68,7 +69,8 @@ def _mistakes(states: LogicalStates, token: int, head: int) -> Iterator[tuple[Te
     yield total * (weight * a + (1 - weight) * b), f"the output is not divided by the sum of the weights ({total:.4g})"
 
 
-def _lse_mistakes(states: LogicalStates, token: int, head: int) -> Iterator[tuple[Tensor, str]]:
+def lse_mistakes(states: LogicalStates, token: int, head: int) -> Iterator[tuple[Tensor, str]]:
+    """Wrong log-sum-exps of one row, each with its mistake."""
     _, _, lse_a, lse_b = _parts(states, token, head)
     a, b = torch.tensor([lse_a, lse_b], dtype=torch.float64)
     top = torch.maximum(a, b)

@@ -1,0 +1,162 @@
+"""Everything that runs of a failing case can tell about it, in lines and as weights to draw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from attnfuzz.declaration import Kernel
+from attnfuzz.explaining.explanation import Explanation, WeightedRow
+from attnfuzz.explaining.influences import dead_influences, foreign_influences, table_influences
+from attnfuzz.explaining.merge_reading import MergedRow, read_merged_row
+from attnfuzz.explaining.patterns import summarise
+from attnfuzz.explaining.places import Places
+from attnfuzz.explaining.reading import read_row
+from attnfuzz.explaining.rig import OutOfRuns, Rig
+from attnfuzz.explaining.row import MeasuredRow, Reading
+from attnfuzz.explaining.rows_to_draw import rows_to_draw
+from attnfuzz.explaining.splits import split_mistakes
+from attnfuzz.explaining.unwritten import find_unwritten
+from attnfuzz.explaining.weights import MAX_PLACES, Weights, measure, settle_keys
+from attnfuzz.explaining.words import joined, scope
+from attnfuzz.memory.patterns import bits
+from attnfuzz.oracles.observation import KernelRaised
+from attnfuzz.oracles.words import number, ranges
+from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
+from attnfuzz.values import LogicalStates
+
+__all__ = ["explain_case"]
+
+_MAX_ROWS = 4096
+_MOST_LINES = 8
+
+
+def explain_case(kernel: Kernel, case: Case, *, device: str, seconds: float) -> Explanation:
+    """Run `kernel` on variations of `case` for at most so many seconds; a run that has begun is waited for.
+
+    A crash or hang ends or blocks this process, as in judging.
+    """
+    until = time.monotonic() + seconds
+    explaining = _Explaining(Rig(kernel, case, device=device, is_over=lambda: time.monotonic() > until))
+    try:
+        explaining.explain()
+    except OutOfRuns:
+        explaining.lines.append("(there was no time to find out more)")
+    except KernelRaised as raised:
+        what = str(raised.error).strip().partition("\n")[0]
+        explaining.lines.append(f"the kernel raises {type(raised.error).__name__}: {what}")
+    return Explanation(
+        lines=tuple(explaining.lines[:_MOST_LINES]), rows=tuple(explaining.drawn), runs=explaining.rig.runs
+    )
+
+
+class _Explaining:
+    """Collects `lines` and `drawn` rows, so that nothing is lost where time runs out."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.places = Places.of(rig)
+        self.lines: list[str] = []
+        self.drawn: list[WeightedRow] = []
+
+    def explain(self) -> None:
+        if self._is_unstable():
+            return
+        settle_keys(self.rig)
+        if self.places.count > MAX_PLACES or self._num_rows > _MAX_ROWS:
+            self.lines.append(
+                f"the case has {self.places.count} places to read from and {self._num_rows} rows, too many to weigh "
+                f"(at most {MAX_PLACES} and {_MAX_ROWS}); shrink it first"
+            )
+        else:
+            self._weigh()
+        self._trace()
+
+    @property
+    def _num_rows(self) -> int:
+        case = self.rig.case
+        return (case.num_tokens if isinstance(case, MergeStatesCase) else case.num_seqs) * case.num_q_heads
+
+    def _is_unstable(self) -> bool:
+        """Whether runs of the same input disagree."""
+        runs = []
+        for _ in range(2):
+            self.rig.reset()
+            runs.append(self.rig.run())
+        differs = [name for name, part in runs[0].items() if bool((bits(part) != bits(runs[1][name])).any())]
+        if differs:
+            self.lines.append(
+                f"two runs of the same input differ in {joined(differs)}: the kernel depends on something besides its "
+                "input, so weights say nothing"
+            )
+        return bool(differs)
+
+    def _weigh(self) -> None:
+        unwritten = find_unwritten(self.rig)
+        self.lines += unwritten.lines
+        weights = measure(self.rig, self.places)
+        readings = {row: reading for row in range(self._num_rows) if (reading := self._read(weights, row))}
+        self.drawn = rows_to_draw(self.rig.case, self.places, weights, sorted(readings))
+        told = {row: reading for row, reading in readings.items() if row not in unwritten.rows}
+        self.lines += self._dimensions(weights)
+        self.lines += summarise(self.rig.case, told, count=self._num_rows)
+        self.lines += self._constants(weights, unwritten.rows)
+        self.lines += self._foreign([row for row, reading in told.items() if reading.vague])
+        if not readings and not self.lines:
+            self.lines.append("every weight is right" + ("" if weights.lse is None else ", and so is the LSE"))
+
+    def _read(self, weights: Weights, row: int) -> Reading | None:
+        if isinstance(self.rig.case, MergeStatesCase):
+            return read_merged_row(MergedRow(self.rig.case, self.places, weights, self._states(), row))
+        measured = MeasuredRow.of(self.rig, self.places, weights, row)
+        found = read_row(measured)
+        if mistakes := tuple(split_mistakes(measured)):
+            exact = "; ".join(mistakes[:2])
+            return Reading(exact if found is None else f"{exact}; {found.exact}", mistakes)
+        return found
+
+    def _states(self) -> LogicalStates:
+        """Those of a merge, on the host."""
+        values = self.rig.values
+        return LogicalStates(
+            prefix_output=values.prefix_output.cpu(),
+            suffix_output=values.suffix_output.cpu(),
+            prefix_lse=values.prefix_lse.cpu(),
+            suffix_lse=values.suffix_lse.cpu(),
+            lse_base2=values.lse_base2,
+        )
+
+    def _dimensions(self, weights: Weights) -> Iterator[str]:
+        if bool(weights.dims_differ.all()):
+            yield "the output is not a weighted sum of V: its weights depend on the values"
+        elif bool(weights.dims_differ.any()):
+            dims = ranges(weights.dims_differ.nonzero()[:, 0].tolist())
+            yield f"dimensions {dims} of the output are not made with the weights of the others"
+
+    def _constants(self, weights: Weights, unwritten: frozenset[int]) -> Iterator[str]:
+        finite = weights.constant.isfinite().all(-1)
+        rows = [row for row in (weights.has_constant & finite).nonzero()[:, 0].tolist() if row not in unwritten]
+        if isinstance(self.rig.case, AttentionCase):
+            rows = [row for row in rows if self.rig.case.seq_lens[row // self.rig.case.num_q_heads]]
+        if rows:
+            part = weights.constant[rows[0]]
+            dim = int(part.abs().argmax())
+            yield (
+                f"{scope(self.rig.case, rows, count=self._num_rows)}: part of the output does not come from any value "
+                f"in the cache (out[dim {dim}] = {number(float(part[dim]))} where all of them are 0)"
+            )
+
+    def _foreign(self, vague: list[int]) -> Iterator[str]:
+        """Inputs of other rows that enter one whose weights point to no mistake."""
+        if vague:
+            where = scope(self.rig.case, vague[:1], count=self._num_rows)
+            for what in foreign_influences(self.rig, self.places, vague[0]):
+                yield f"{where} depends on {what}, which it must not read"
+
+    def _trace(self) -> None:
+        """Where memory enters the result that must not matter."""
+        for place, rows in dead_influences(self.rig, self.places):
+            self.lines.append(f"NaN enters from {place} ({scope(self.rig.case, rows, count=self._num_rows)})")
+        for place, rows in table_influences(self.rig):
+            where = scope(self.rig.case, rows, count=self._num_rows)
+            self.lines.append(f"the result depends on {place} ({where})")

@@ -1,0 +1,45 @@
+"""What there is to say and to draw of a failing case: the data that travels from the executor to the driver."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Explanation", "WeightBox", "WeightedRow"]
+
+
+class WeightBox(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Weights of places that lie together, one number for each; ``got`` is None where it is no number.
+
+    ``skipped``: the box stands for that many pages whose weights are right.
+    """
+
+    title: str
+    got: tuple[float | None, ...] = ()
+    expected: tuple[float, ...] = ()
+    wrong: tuple[bool, ...] = ()
+    skipped: int = 0
+
+
+class WeightedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one row of the output is made of. ``wrong``: whether that is not what it should be made of."""
+
+    title: str
+    wrong: bool
+    boxes: tuple[WeightBox, ...]
+
+
+class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``lines`` say what is wrong, the most general first; ``rows`` are weights to draw, the most telling first.
+
+    ``changes``: which single changes of the case make it pass, and which do not. ``runs``: of the kernel, for the rest.
+    """
+
+    lines: tuple[str, ...] = ()
+    rows: tuple[WeightedRow, ...] = ()
+    changes: tuple[str, ...] = ()
+    runs: int = 0
+
+    @property
+    def all_lines(self) -> tuple[str, ...]:
+        """``lines``, then ``changes``."""
+        return self.lines + self.changes

@@ -1,0 +1,171 @@
+"""Which memory a result depends on that must not matter, found by changing parts of it and bisecting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from attnfuzz.explaining.addresses import name_of
+from attnfuzz.explaining.places import Places, key_slots, value_tensors
+from attnfuzz.explaining.rig import Results, Rig
+from attnfuzz.memory.patterns import bits
+from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
+
+__all__ = ["dead_influences", "foreign_influences", "table_influences"]
+
+_MOST = 3
+"""Places that are named."""
+
+Rows = frozenset[int]
+Influence = tuple[str, Rows]
+"""A place, and the rows of the result that depend on it."""
+
+
+def dead_influences(rig: Rig, places: Places) -> Iterator[Influence]:
+    """Dead memory from which a NaN enters the result."""
+    units = rig.dead_units()
+    found: set[str] = set()
+    search = _Search(rig, lambda chosen: rig.poison_(units[chosen]))
+    remaining = torch.arange(len(units))
+    while len(found) < _MOST and (first := search.first(remaining)) is not None:
+        stretch, name = name_of(rig, places, int(units[first]))
+        rows = search.rows_changed(remaining[remaining == first])
+        if stretch not in found:
+            found.add(stretch)
+            yield name, rows
+        remaining = remaining[remaining > first]
+        same = 0
+        while same < len(remaining) and name_of(rig, places, int(units[remaining[same]]))[0] == stretch:
+            same += 1
+        remaining = remaining[same:]
+
+
+def table_influences(rig: Rig) -> Iterator[Influence]:
+    """Integers beside the elements of a tensor, and unused entries of the block table, that change the result."""
+    for name, (words, dead) in rig.dead_integers().items():
+        other = 1 if name == "seq_lens" else _other_page(rig)
+
+        def change(chosen: Int64[Tensor, " n"], words: Tensor = words, dead: Tensor = dead, other: int = other) -> None:
+            words[dead[chosen.to(dead.device)]] = other
+
+        first = _Search(rig, change).first(torch.arange(len(dead)))
+        if first is not None:
+            search = _Search(rig, change)
+            yield f"an integer that is no element of {name}", search.rows_changed(torch.tensor([first]))
+    if isinstance(rig.case, PagedDecodeCase):
+        yield from _unused_entries(rig, rig.case)
+
+
+def foreign_influences(rig: Rig, places: Places, row: int) -> list[str]:
+    """Live inputs of other rows on which row number `row` depends, although it must not."""
+    found = []
+    for name, candidates, change in _foreign(rig, places, row):
+        search = _Search(rig, change, row=row)
+        first = search.first(torch.arange(len(candidates)))
+        if first is not None:
+            found.append(name(candidates[first]))
+    return found
+
+
+class _Search:
+    """Finds the first of numbered changes to the memory that shows in the result, or in one row of it."""
+
+    def __init__(self, rig: Rig, change: Callable[[Int64[Tensor, " n"]], None], *, row: int | None = None) -> None:
+        self._rig = rig
+        self._change = change
+        self._row = row
+        rig.reset()
+        self._before = rig.run()
+
+    def first(self, candidates: Int64[Tensor, " n"]) -> int | None:
+        """The smallest of `candidates` that matters; None if none does."""
+        if not len(candidates) or not self._matters(candidates):
+            return None
+        low, high = 0, len(candidates)  # the first `low` do not matter, the first `high` do
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._matters(candidates[:middle]) else (middle, high)
+        return int(candidates[low])
+
+    def rows_changed(self, chosen: Int64[Tensor, " n"]) -> Rows:
+        """Rows of the result that are not what they were, if these changes are made."""
+        self._rig.reset()
+        self._change(chosen)
+        return _rows_that_differ(self._before, self._rig.run(), self._rig)
+
+    def _matters(self, chosen: Int64[Tensor, " n"]) -> bool:
+        rows = self.rows_changed(chosen)
+        return bool(rows) if self._row is None else self._row in rows
+
+
+def _rows_that_differ(one: Results, other: Results, rig: Rig) -> Rows:
+    first, second = rig.logical(one), rig.logical(other)
+    heads = rig.case.num_q_heads
+    differs = torch.zeros(first[0].shape[0] * heads, dtype=torch.bool)
+    for before, after in zip(first, second, strict=True):
+        if before is not None and after is not None:
+            differs |= (bits(before) != bits(after)).reshape(len(differs), -1).any(-1)
+    return frozenset(differs.nonzero()[:, 0].tolist())
+
+
+def _other_page(rig: Rig) -> int:
+    blocks = rig.inputs.k_cache.shape[0] if hasattr(rig.inputs, "k_cache") else 1
+    return int(blocks) - 1 if blocks > 1 else 1  # one past a single page lies in the red zone, which can be read
+
+
+def _unused_entries(rig: Rig, case: PagedDecodeCase) -> Iterator[Influence]:
+    columns = case.max_blocks_per_seq
+    unused = [seq * columns + i for seq in range(case.num_seqs) for i in range(case.blocks_of(seq), columns)]
+    pages = rig.inputs.k_cache.shape[0]
+
+    def change(chosen: Int64[Tensor, " n"]) -> None:
+        table = rig.inputs.block_table
+        for i in chosen.tolist():
+            seq, column = divmod(unused[i], columns)
+            table[seq, column] = 0 if int(table[seq, column]) != 0 else min(1, pages - 1)
+
+    search = _Search(rig, change)
+    first = search.first(torch.arange(len(unused)))
+    if first is not None:
+        seq, column = divmod(unused[first], columns)
+        name = f"block_table[{seq}, {column}], an entry past the last page of sequence {seq}"
+        yield name, search.rows_changed(torch.tensor([first]))
+
+
+def _foreign(
+    rig: Rig, places: Places, row: int
+) -> Iterator[tuple[Callable[[int], str], Sequence[int], Callable[[Int64[Tensor, " n"]], None]]]:
+    """Groups of inputs that a row must not depend on: how to name and how to change one."""
+    case = rig.case
+    if not isinstance(case, AttentionCase):
+        return
+    seq, head = divmod(row, case.num_q_heads)
+    own = set(places.own(seq, head // case.gqa_ratio).tolist())
+    for tensor_name, slots in (("K", key_slots(rig.inputs)), ("V", value_tensors(rig.inputs)[0])):
+        others = [place for place in range(places.count) if place not in own]
+
+        def negate(chosen: Int64[Tensor, " n"], slots: Tensor = slots, others: list[int] = others) -> None:
+            at = torch.tensor(others)[chosen].to(slots.device)
+            a, b, c = torch.unravel_index(at, places.shape)
+            slots[a, b, c] = -2 * slots[a, b, c] + 1
+
+        yield _place_name(places, tensor_name, seq), others, negate
+    queries = [other for other in range(case.num_seqs * case.num_q_heads) if other != row]
+
+    def turn(chosen: Int64[Tensor, " n"]) -> None:
+        for i in chosen.tolist():
+            seq, head = divmod(queries[i], case.num_q_heads)
+            rig.inputs.q[seq, head] = 1 - 2 * rig.inputs.q[seq, head]
+
+    yield _query_name(case.num_q_heads), queries, turn
+
+
+def _place_name(places: Places, what: str, reader: int) -> Callable[[int], str]:
+    return lambda place: f"{what} of {places.name(place, reader=reader)}"
+
+
+def _query_name(num_heads: int) -> Callable[[int], str]:
+    return lambda other: f"the query of sequence {other // num_heads}, query head {other % num_heads}"

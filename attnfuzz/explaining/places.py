@@ -1,0 +1,146 @@
+"""The places that values can be read from: every slot of the caches, live or dead, or every state of a merge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from attnfuzz.explaining.rig import Rig
+from attnfuzz.problems.block_table import physical_pages
+from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.layouts import token_views
+
+__all__ = ["Places", "token_name", "tokens_name"]
+
+SIDES = ("prefix", "suffix")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Places are numbered: `shape` is [pages, offsets, KV heads] (dense: sequences, rows) or [sides, tokens, heads]."""
+
+    case: Case
+    shape: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, rig: Rig) -> Places:
+        """The places of the rig's case."""
+        case = rig.case
+        if isinstance(case, MergeStatesCase):
+            return cls(case, (2, case.num_tokens, case.num_q_heads))
+        a, b, heads = value_tensors(rig.inputs)[0].shape[:3]
+        return cls(case, (a, b, heads))
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        a, b, c = self.shape
+        return a * b * c
+
+    def number(self, a: int, b: int, c: int) -> int:
+        """The number of a place."""
+        return (a * self.shape[1] + b) * self.shape[2] + c
+
+    def coordinates(self, place: int) -> tuple[int, int, int]:
+        """Undo `number`."""
+        rest, c = divmod(place, self.shape[2])
+        return (*divmod(rest, self.shape[1]), c)
+
+    @cached_property
+    def owners(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        """Sequence and position of the tokens of each slot; a shared page has several."""
+        found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        if isinstance(self.case, AttentionCase):
+            for seq, length in enumerate(self.case.seq_lens):
+                for position in range(length):
+                    found.setdefault(self.slot(seq, position), []).append((seq, position))
+        return found
+
+    def slot(self, seq: int, position: int) -> tuple[int, int]:
+        """Page and offset, or sequence and row, of a position; also of one past the sequence's end in its last page."""
+        if not isinstance(self.case, PagedDecodeCase):
+            return seq, position
+        page, offset = divmod(position, self.case.block_size)
+        return physical_pages(self.case)[seq][page], offset
+
+    def own(self, seq: int, kv_head: int) -> Int64[Tensor, " seq_len"]:
+        """The places that a row must read, in order of position."""
+        length = self.case.seq_lens[seq] if isinstance(self.case, AttentionCase) else 0
+        found = [self.number(*self.slot(seq, position), kv_head) for position in range(length)]
+        return torch.tensor(found, dtype=torch.int64)
+
+    def name(self, place: int, *, reader: int | None = None) -> str:
+        """Where a place is and what it holds, as seen from sequence `reader`."""
+        a, b, c = self.coordinates(place)
+        if isinstance(self.case, MergeStatesCase):
+            return f"{SIDES[a]}_output of token {b}, head {c}"
+        head = f", KV head {c}" if self.shape[2] > 1 else ""
+        return f"{self.slot_name(a, b)}{head} ({self.contents(a, b, reader=reader)})"
+
+    def slot_name(self, a: int, b: int) -> str:
+        """`physical page 2, offset 5`."""
+        return f"physical page {a}, offset {b}" if isinstance(self.case, PagedDecodeCase) else f"sequence {a}, row {b}"
+
+    def contents(self, a: int, b: int, *, reader: int | None = None) -> str:
+        """Whose token a slot holds, or why it holds none."""
+        owners = self.owners.get((a, b), [])
+        mine = [position for seq, position in owners if seq == reader]
+        if mine:
+            return f"token {mine[0]}"
+        if owners:
+            return f"token {owners[0][1]} of sequence {owners[0][0]}"
+        if isinstance(self.case, DenseDecodeCase):
+            return f"past the end of sequence {a}"
+        ends = [seq for seq, page in enumerate(self._last_pages()) if page == a]
+        return f"past the end of sequence {ends[0]}" if ends else "which no sequence owns"
+
+    def _last_pages(self) -> list[int]:
+        rows = physical_pages(self.case) if isinstance(self.case, PagedDecodeCase) else ()
+        return [row[-1] if row else -1 for row in rows]
+
+
+def value_tensors(inputs: Any) -> tuple[Float[Tensor, "..."], ...]:
+    """What is averaged, as views ``[..., head_size]`` whose other axes, one after the other, are the places."""
+    if hasattr(inputs, "prefix_output"):
+        return inputs.prefix_output, inputs.suffix_output
+    if hasattr(inputs, "v_cache"):
+        return (token_views(inputs.k_cache, inputs.v_cache, inputs.layout).v,)
+    return (inputs.v,)
+
+
+def key_slots(inputs: Any) -> Float[Tensor, "..."]:
+    """Keys as a view ``[pages, offsets, KV heads, ...]``."""
+    if hasattr(inputs, "v_cache"):
+        return token_views(inputs.k_cache, inputs.v_cache, inputs.layout).k
+    found: Tensor = inputs.k
+    return found
+
+
+def token_name(case: AttentionCase, position: int) -> str:
+    """`token 16 (page 1, offset 0)`: pages as the sequence counts them."""
+    if not isinstance(case, PagedDecodeCase):
+        return f"token {position}"
+    page, offset = divmod(position, case.block_size)
+    return f"token {position} (page {page}, offset {offset})"
+
+
+def tokens_name(case: AttentionCase, positions: list[int]) -> str:
+    """`tokens 16-31 (page 1)`, or `tokens 3, 7, 11`."""
+    if len(positions) == 1:
+        return token_name(case, positions[0])
+    first, last = positions[0], positions[-1]
+    is_range = last - first + 1 == len(positions)
+    text = f"tokens {first}-{last}" if is_range else "tokens " + _listed(positions)
+    if is_range and isinstance(case, PagedDecodeCase):
+        pages = first // case.block_size, last // case.block_size
+        text += f" (page {pages[0]})" if pages[0] == pages[1] else f" (pages {pages[0]}-{pages[1]})"
+    return text
+
+
+def _listed(numbers: list[int], most: int = 6) -> str:
+    return ", ".join(map(str, numbers[:most])) + (", ..." if len(numbers) > most else "")

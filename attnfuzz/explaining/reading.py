@@ -1,0 +1,214 @@
+"""What the weights of one row say: tokens dropped or doubled, places that are not its own, other scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from attnfuzz.explaining.counts import Counts, count_tokens
+from attnfuzz.explaining.redirected import read_elsewhere
+from attnfuzz.explaining.row import MeasuredRow, Reading
+from attnfuzz.explaining.sets import descriptions
+from attnfuzz.explaining.words import weight
+from attnfuzz.oracles.diagnosis import explain_lse, explain_row
+from attnfuzz.oracles.words import number
+
+__all__ = ["read_row"]
+
+_SHOWN = 3
+
+
+def read_row(row: MeasuredRow) -> Reading | None:
+    """What is wrong with a row; None if its weights and its LSE are right."""
+    if row.length == 0:
+        return _empty(row)
+    if not bool(row.got.isfinite().all()):
+        return Reading(
+            "weights are NaN or infinite, although all memory holds finite numbers", ("weights are NaN or infinite",)
+        )
+    if not bool(row.weights.wrong[row.number].any()):
+        return _lse_alone(row)
+    counts = count_tokens(row.got[row.own], row.expected[row.own], row.bound[row.own])
+    if not bool((row.got.abs() > row.bound).any()):
+        return _nothing_read(row)
+    for read in (_result_of_another_row, _elsewhere, _counted, _query_of_another_row):
+        found = read(row, counts)
+        if found is not None:
+            return found
+    return _by_diagnosis(row) or _largest_errors(row)
+
+
+def _empty(row: MeasuredRow) -> Reading | None:
+    lse = row.weights.lse
+    right_lse = lse is None or float(lse[row.number]) == -math.inf
+    constant = row.weights.constant[row.number]
+    if right_lse and bool((constant == 0).all()) and not bool((row.got != 0).any()):
+        return None
+    seen = "" if lse is None else f" and lse = {number(float(lse[row.number]))}"
+    out = number(float(constant[0])) if not bool((row.got > 0).any()) else "an average of other tokens"
+    return Reading(f"the sequence is empty: got out = {out}{seen}, expected 0 and -inf", ("empty sequences are wrong",))
+
+
+def _nothing_read(row: MeasuredRow) -> Reading:
+    tokens = row.tokens(list(range(row.length)))
+    has = "has" if row.length == 1 else "have"
+    lse = row.weights.lse
+    as_empty = lse is not None and float(lse[row.number]) == -math.inf
+    why = "the sequence is treated as empty" if as_empty else f"{'it is' if row.length == 1 else 'all are'} dropped"
+    top = float(row.scores(row.own).max())
+    scores = f" (its largest score is {number(top)})" if abs(top) > 80 else ""
+    return Reading(f"{tokens} {has} weight 0, expected 1: {why}{scores}", ("no token has any weight",))
+
+
+def _result_of_another_row(row: MeasuredRow, counts: Counts | None) -> Reading | None:
+    del counts
+    for other in range(len(row.weights.expected)):
+        expected = row.weights.expected[other]
+        if other != row.number and not torch.equal(expected, row.expected) and _same(row, other):
+            seq, head = divmod(other, row.case.num_q_heads)
+            if head // row.case.gqa_ratio != row.kv_head and seq == row.seq:
+                continue  # another KV head says more
+            if seq != row.seq and head == row.head and row.length == row.case.seq_lens[seq]:
+                continue  # as does another sequence's page
+            text = f"the result is that of sequence {seq}, query head {head}"
+            return Reading(text, ("rows are exchanged or written to another row's place",))
+    return None
+
+
+def _same(row: MeasuredRow, other: int) -> bool:
+    expected, bound = row.weights.expected[other], row.weights.bound[other]
+    lse = row.weights.lse
+    if lse is not None and abs(float(lse[row.number] - row.weights.expected_lse[other])) > float(
+        8 * row.weights.lse_bound[other]
+    ):
+        return False
+    return bool(((row.got - expected).abs() <= 2 * bound).all()) and bool((expected > 8 * bound).any())
+
+
+def _elsewhere(row: MeasuredRow, counts: Counts | None) -> Reading | None:
+    is_own = torch.zeros_like(row.got, dtype=torch.bool)
+    is_own[row.own] = True
+    gained = ((row.got > row.bound) & ~is_own).nonzero()[:, 0].tolist()
+    if not gained:
+        return None
+    got, expected, bound = (part[row.own] for part in (row.got, row.expected, row.bound))
+    lost = ((got <= bound) & (expected > 8 * bound)).nonzero()[:, 0].tolist()
+    return read_elsewhere(row, gained, lost)
+
+
+def _counted(row: MeasuredRow, counts: Counts | None) -> Reading | None:
+    if counts is None:
+        return None
+    dropped, repeated = counts.positions(0), counts.repeated
+    if not dropped and not repeated:
+        return _factor(row, counts)
+    if dropped and repeated and int((counts.times[repeated] - 1).sum()) == len(dropped):
+        return _read_twice(row, counts, dropped, repeated)
+    texts, general = [], []
+    if dropped:
+        total = weight(row.expected[row.own[dropped]].sum())
+        verb = "has" if len(dropped) == 1 else "have"
+        what = "dropped" if counts.sum != "all" else "in the sum of weights, but V is left out"
+        texts.append(f"{row.tokens(dropped)} {verb} weight 0, expected {total}: {what}")
+        general += [f"{name} is {what}" for name in descriptions(row.case, row.length, dropped)]
+        general.append(f"tokens are {what}")
+    for times in sorted({int(counts.times[position]) for position in repeated}):
+        positions = counts.positions(times)
+        got, expected = (weight(part[row.own[positions]].sum()) for part in (row.got, row.expected))
+        often = {2: "twice"}.get(times, f"{times} times")
+        verb = "has" if len(positions) == 1 else "have"
+        texts.append(f"{row.tokens(positions)} {verb} weight {got}, expected {expected}: counted {often}")
+        general += [f"{name} is counted {often}" for name in descriptions(row.case, row.length, positions)]
+        general.append("tokens are counted more than once")
+    return Reading("; ".join(texts), tuple(general))
+
+
+def _read_twice(row: MeasuredRow, counts: Counts, dropped: list[int], repeated: list[int]) -> Reading:
+    """As many tokens missing as there are too many: some are read from the places of others."""
+    sources = [position for position in repeated for _ in range(int(counts.times[position]) - 1)]
+    texts = [
+        f"{row.tokens([position])} has weight 0, expected {weight(row.expected[row.own[position]])}, and "
+        f"{row.tokens([source])} is counted {int(counts.times[source])} times: it is read in its place"
+        for position, source in zip(dropped, sources, strict=True)
+    ]
+    steps = {source - position for position, source in zip(dropped, sources, strict=True)}
+    general = ["tokens are read from places of other tokens"]
+    if len(steps) == 1:
+        general.insert(0, f"token t is read from the place of token t{steps.pop():+d}")
+    return Reading("; ".join(texts[:_SHOWN]) + ("; ..." if len(texts) > _SHOWN else ""), tuple(general))
+
+
+def _factor(row: MeasuredRow, counts: Counts) -> Reading | None:
+    """All weights too large or too small by the same factor."""
+    scores = row.scores(row.own)
+    total = float((scores - scores.max()).exp().sum())
+    names = {
+        total: f"not divided by the sum of the weights ({weight(total)})",
+        1 / total: f"divided twice by the sum of the weights ({weight(total)})",
+        math.exp(float(row.weights.expected_lse[row.number])): "not divided by the sum of exp(score)",
+    }
+    for factor, words in names.items():
+        if abs(factor - 1) > 0.02 and math.isclose(counts.factor, factor, rel_tol=2e-2):
+            return Reading(
+                f"all weights are {weight(counts.factor)} x the right ones: {words}",
+                (f"the output is {words.partition(' (')[0]}",),
+            )
+    diagnosed = _by_diagnosis(row)
+    if diagnosed is not None and "past the end" in diagnosed.exact:
+        return diagnosed
+    text = f"all weights are {weight(counts.factor)} x the right ones"
+    return Reading(text, (text, "all weights are off by a factor"))
+
+
+def _query_of_another_row(row: MeasuredRow, counts: Counts | None) -> Reading | None:
+    """The right keys and values with another query."""
+    del counts
+    num_heads = row.case.num_q_heads
+    for other in range(row.case.num_seqs * num_heads):
+        seq, head = divmod(other, num_heads)
+        q = row.values.q[seq, head].double()
+        if other == row.number or torch.equal(q, row.q):
+            continue
+        predicted = torch.zeros_like(row.got)
+        predicted[row.own] = row.scores(row.own, q).softmax(0)
+        if row.length > 1 and row.fits(predicted):
+            general = "the query of another head is read" if seq == row.seq else "the query of another sequence is read"
+            return Reading(f"the query of sequence {seq}, query head {head} is read", (general,))
+    return None
+
+
+def _by_diagnosis(row: MeasuredRow) -> Reading | None:
+    """What mistake, of those that `attnfuzz.oracles.diagnosis` replays, gives all of these weights."""
+    full = row.diagnosable()
+    words = explain_row(full) if full is not None else None
+    return None if words is None else Reading(words, tuple(_without_numbers(words, row)))
+
+
+def _without_numbers(words: str, row: MeasuredRow) -> Iterator[str]:
+    """The mistake as it may hold for other rows."""
+    of_this = f" of sequence {row.seq}"
+    yield words.replace(of_this, "")
+
+
+def _lse_alone(row: MeasuredRow) -> Reading | None:
+    if row.weights.lse is None or not bool(row.weights.wrong_lse[row.number]):
+        return None
+    full = row.diagnosable()
+    words = explain_lse(full) if full is not None else None
+    got, expected = (number(float(part[row.number])) for part in (row.weights.lse, row.weights.expected_lse))
+    text = f"the weights are right, but lse = {got}, expected {expected}"
+    general = (words,) if words else ()
+    return Reading(f"{text}: {words}" if words else text, (*general, "the weights are right, the LSE is wrong"))
+
+
+def _largest_errors(row: MeasuredRow) -> Reading:
+    errors = (row.got - row.expected).abs()[row.own]
+    worst = errors.argsort(descending=True)[:_SHOWN].sort().values.tolist()
+    texts = [
+        f"{row.tokens([t])} has weight {weight(row.got[row.own[t]])}, expected {weight(row.expected[row.own[t]])}"
+        for t in worst
+        if float(errors[t]) > float(row.bound[row.own[t]])
+    ]
+    return Reading("; ".join(texts), ("the scores are wrong",), vague=True)

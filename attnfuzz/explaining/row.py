@@ -1,0 +1,144 @@
+"""One row of measured weights: what it read, what it should have read, and with which keys."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from attnfuzz.explaining.places import Places, key_slots, tokens_name
+from attnfuzz.explaining.rig import Rig
+from attnfuzz.explaining.weights import Weights
+from attnfuzz.oracles.diagnosis.row import AttentionRow
+from attnfuzz.problems.cases import AttentionCase
+from attnfuzz.values import LogicalAttention
+
+__all__ = ["MeasuredRow", "Reading"]
+
+_MAX_DIMENSIONS = 1024
+_BOUNDS = 4.0
+_ROUNDOFF = 2.0**-7
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is wrong with one row. `exact` says it with numbers; each of `general` may hold for other rows, too.
+
+    The most telling of `general` come first. A `vague` reading names no mistake.
+    """
+
+    exact: str
+    general: tuple[str, ...] = ()
+    vague: bool = False
+
+
+@dataclass(frozen=True)
+class MeasuredRow:
+    """A row of an attention case. `keys` are those of every place, as the kernel finds them in memory."""
+
+    case: AttentionCase
+    places: Places
+    weights: Weights
+    values: LogicalAttention
+    keys: Float64[Tensor, "places head_size"]
+    number: int
+
+    @classmethod
+    def of(cls, rig: Rig, places: Places, weights: Weights, number: int) -> MeasuredRow:
+        """Row `number` of what was measured on the rig's attention case."""
+        if not isinstance(rig.case, AttentionCase):
+            raise TypeError(f"{rig.case.problem} has no keys")
+        keys = key_slots(rig.reset()).reshape(places.count, rig.case.head_size).double().cpu()
+        values = LogicalAttention(rig.values.q.cpu(), rig.values.k.cpu(), rig.values.v.cpu(), rig.values.starts)
+        return cls(rig.case, places, weights, values, keys, number)
+
+    @property
+    def seq(self) -> int:
+        return self.number // self.case.num_q_heads
+
+    @property
+    def head(self) -> int:
+        return self.number % self.case.num_q_heads
+
+    @property
+    def kv_head(self) -> int:
+        return self.head // self.case.gqa_ratio
+
+    @property
+    def length(self) -> int:
+        return self.case.seq_lens[self.seq]
+
+    @functools.cached_property
+    def own(self) -> Int64[Tensor, " seq_len"]:
+        """The places that it must read."""
+        return self.places.own(self.seq, self.kv_head)
+
+    @property
+    def got(self) -> Float64[Tensor, " places"]:
+        return self.weights.got[self.number]
+
+    @property
+    def expected(self) -> Float64[Tensor, " places"]:
+        return self.weights.expected[self.number]
+
+    @property
+    def bound(self) -> Float64[Tensor, " places"]:
+        return self.weights.bound[self.number]
+
+    @functools.cached_property
+    def q(self) -> Float64[Tensor, " head_size"]:
+        return self.values.q[self.seq, self.head].double()
+
+    def tokens(self, positions: list[int]) -> str:
+        """`token 16 (page 1, offset 0)`."""
+        return tokens_name(self.case, positions)
+
+    def scores(
+        self, read: Int64[Tensor, " n"], q: Float64[Tensor, " head_size"] | None = None
+    ) -> Float64[Tensor, " n"]:
+        """Of the keys in these places."""
+        return self.case.scale * (self.keys[read] @ (self.q if q is None else q))
+
+    def predicted(self, keys_from: Int64[Tensor, " n"], values_from: Int64[Tensor, " n"]) -> Float64[Tensor, " places"]:
+        """The weights of a kernel that reads tokens there; a place that is read twice has both weights."""
+        found = torch.zeros_like(self.got)
+        return found.index_add_(0, values_from, self.scores(keys_from).softmax(0))
+
+    def fits(self, predicted: Float64[Tensor, " places"]) -> bool:
+        """Whether these weights are those that were measured."""
+        slack = _BOUNDS * (self.bound + self.weights.bound.amax(-1)[self.number])
+        slack = slack + _ROUNDOFF * torch.maximum(predicted.abs(), self.got.abs())
+        return bool(((predicted - self.got).abs() <= slack).all())
+
+    def diagnosable(self) -> AttentionRow | None:
+        """The row as `attnfuzz.oracles.diagnosis` takes it, with a dimension for each token; None if that is too large.
+
+        Each token's value is a basis vector then, so that an explanation must fit every weight.
+        """
+        case, heads = self.case, self.case.num_kv_heads
+        by_token = [self.places.own(seq, head) for seq in range(case.num_seqs) for head in range(heads)]
+        live, dims = torch.unique(torch.cat(by_token), return_inverse=True)
+        if not 0 < len(live) <= _MAX_DIMENSIONS:
+            return None
+        parts = torch.split(dims, [len(part) for part in by_token])
+        rows = [torch.stack(parts[seq * heads : (seq + 1) * heads], -1) for seq in range(case.num_seqs)]
+        size = max(len(live), case.head_size)
+        v = torch.nn.functional.one_hot(torch.cat(rows), size).double()
+        padding = (0, size - case.head_size)
+        q, k = (torch.nn.functional.pad(part.double(), padding) for part in (self.values.q, self.values.k))
+        got, bound = (torch.nn.functional.pad(part[live], (0, size - len(live))) for part in (self.got, self.bound))
+        lse = self.weights.lse
+        return AttentionRow(
+            case=case,
+            values=LogicalAttention(q, k, v, self.values.starts),
+            seq=self.seq,
+            head=self.head,
+            got=got,
+            got_lse=None if lse is None else float(lse[self.number]),
+            bound=bound,
+            lse_bound=float(self.weights.lse_bound[self.number]),
+            poison=0.0,
+        )
