@@ -1,0 +1,179 @@
+"""A case's tensors with live elements beyond 2^32 elements, and decoys where offsets of 32 bits would look for them.
+
+Caches get so many pages before their first that it lies there; of other tensors, one stride is so wide that the last
+row does. Sparse memory makes that cheap: nothing but live elements and decoys takes any. Where an offset that has come
+out negative is not expected, nothing is mapped.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.geometry import span
+from attnfuzz.memory.patterns import bits, prefill_
+from attnfuzz.memory.sparse import SparseBuffer, SparseUnavailable
+from attnfuzz.memory.wrapping import landings, wrapped
+from attnfuzz.problems.recipes import StrideKind
+from attnfuzz.problems.shapes import Role
+from attnfuzz.problems.strides import strided_layout
+
+__all__ = ["CACHES", "FAR", "FarAllocator", "stretchable", "stretched_strides"]
+
+CACHES = ("k_cache", "v_cache", "kv_cache")
+FAR = 1 << 32
+"""Elements: offsets from here on do not fit into 32 bits, whatever their sign and unit."""
+
+_LARGEST_SIGNED = 1 << 31
+_ID_BITS = 16
+_MOST_ROWS = 256
+_TOKENS_FIRST = frozenset({"k", "v"})
+_ALIGNMENT = 64  # elements between strides
+_MOST_BYTES = 1 << 43
+"""Of addresses, for one tensor and what lies below: a small part of the 2^47 that a process has."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Strip:
+    """Consecutive memory that holds live elements, ``start`` elements into the buffer."""
+
+    start: int
+    length: int
+
+
+class FarAllocator:
+    """An `Allocator`; raises `SparseUnavailable` where there is no such memory.
+
+    ``first_page``: of the caches, where the case's pages begin. ``stretched``: tensors with one wide stride. All others
+    come from ``arena``. `caches` holds the whole caches, what `tensor` returns are the pages of the case.
+    """
+
+    def __init__(self, arena: Arena, *, first_page: int = 0, stretched: frozenset[str] = frozenset()) -> None:
+        self.device = arena.device
+        self.caches: dict[str, Tensor] = {}
+        self._arena = arena
+        self._first_page = first_page
+        self._stretched = stretched
+
+    def tensor(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, *, strides: StrideKind, role: Role
+    ) -> Shaped[Tensor, "..."]:
+        """The live part of a tensor: poison, or pre-fill if its `role` is "output"."""
+        if name in CACHES and self._first_page:
+            return self._pages(name, shape, dtype, strides)
+        if name in self._stretched:
+            return self._rows(name, shape, dtype, role)
+        return self._arena.tensor(name, shape, dtype, strides=strides, role=role)
+
+    def _pages(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, kind: StrideKind) -> Tensor:
+        first, count = self._first_page, shape[0]
+        whole = (first + count, *shape[1:])
+        layout = strided_layout(whole, kind, dtype.itemsize)
+        block, strips = layout.strides[0], list(_page_strips(shape, layout.strides, layout.offset))
+        far = [_Strip(start + first * block, length) for start, length in strips]
+        decoys = {
+            (start + page * block, pages * block) for start, _ in strips for page, pages in _wrong_ids(first, count)
+        }
+        for strip in far:
+            decoys |= landings(strip.start, strip.length, dtype.itemsize)
+        below = max(_LARGEST_SIGNED, block << _ID_BITS - 1)
+        buffer = _laid_out(layout.storage_elements, dtype, decoys, below=below)
+        cache = buffer.upper.view(dtype).as_strided(whole, layout.strides, layout.offset)
+        self.caches[name] = cache
+        window = cache.narrow(0, first, count)
+        _poison(window)
+        return window
+
+    def _rows(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, role: Role) -> Tensor:
+        strides, axis = stretched_strides(name, shape), _stretched_axis(name, shape)
+        length = math.prod(shape[axis + 1 :])
+        starts = _offsets(shape[: axis + 1], strides[: axis + 1])
+        decoys = {decoy for start in starts for decoy in landings(start, length, dtype.itemsize)}
+        buffer = _laid_out(span(shape, strides), dtype, decoys, below=_LARGEST_SIGNED)
+        rows = buffer.upper.view(dtype).as_strided(shape, strides)
+        if role == "output":
+            prefill_(rows, self._arena.prefill)
+        else:
+            _poison(rows)
+        return rows
+
+
+def stretchable(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a dimension other than the last can have a stride so wide that its last index is `FAR`."""
+    if len(shape) < 2 or 0 in shape or max(shape[:-1][:2]) < 2:
+        return False
+    return math.prod(shape[: _stretched_axis(name, shape) + 1]) <= _MOST_ROWS
+
+
+def stretched_strides(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a tensor that is contiguous but for one wide stride, and those of the dimensions around it."""
+    axis, contiguous = _stretched_axis(name, shape), strided_layout(shape, "contiguous", 1).strides
+    strides = list(contiguous)
+    strides[axis] = _aligned_alike(-(-FAR // (shape[axis] - 1)), contiguous[axis])
+    if axis:
+        strides[0] = _aligned_alike(strides[1] * shape[1], contiguous[0])
+    return tuple(strides)
+
+
+def _aligned_alike(least: int, stride: int) -> int:
+    """At least ``least``, and rows so far apart are aligned as those that are ``stride`` apart."""
+    return least + (stride - least) % _ALIGNMENT
+
+
+def _stretched_axis(name: str, shape: tuple[int, ...]) -> int:
+    """One of the first two. With three indices, the stride itself fits into 32 bits and only its product does not."""
+    order = (1, 0) if name in _TOKENS_FIRST else (0, 1)
+    axes = [axis for axis in order if axis < len(shape) - 1]
+    return max(axes, key=lambda axis: min(shape[axis], 3))
+
+
+def _wrong_ids(first: int, count: int) -> Iterator[tuple[int, int]]:
+    """Pages, and how many on, that are read in place of ``count`` from ``first`` on if ids have 16 bits."""
+    for signed in (False, True):
+        for lands, pages in wrapped(first, count, _ID_BITS, signed=signed):
+            if lands != first:
+                yield lands, pages
+
+
+def _page_strips(shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Iterator[tuple[int, int]]:
+    """Consecutive memory of as many pages as ``shape`` has, were they the first: start and length in elements."""
+    if len(shape) > 1 and strides[1] > strides[0]:  # the first two dimensions are transposed
+        yield from ((offset + i * strides[1], shape[0] * strides[0]) for i in range(shape[1]))
+    else:
+        yield offset, shape[0] * strides[0]
+
+
+def _offsets(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
+    found = [0]
+    for size, stride in zip(shape, strides, strict=True):
+        found = [start + i * stride for start in found for i in range(size)]
+    return found
+
+
+def _laid_out(elements: int, dtype: torch.dtype, decoys: set[tuple[int, int]], *, below: int) -> SparseBuffer:
+    """Memory for so many elements, with numbers unlike a case's at each of ``decoys`` that lies within reach."""
+    size = dtype.itemsize
+    if (elements + below) * size > _MOST_BYTES:
+        raise SparseUnavailable(f"{(elements + below) * size} bytes of addresses are more than {_MOST_BYTES}")
+    buffer = SparseBuffer(elements * size, below=below * size)
+    for start, length in sorted(decoys):
+        first, last = max(start, -below), min(start + length, elements)
+        if first < last:
+            part = buffer.opened(first * size, (last - first) * size)
+            if dtype.is_floating_point:  # a wrong page id is 0
+                part.view(dtype).copy_(_decoy(last - first, dtype))
+    return buffer
+
+
+def _decoy(length: int, dtype: torch.dtype) -> Tensor:
+    """Finite, exact in all dtypes, and different from one element to the next."""
+    return (torch.arange(length) * 37 % 61 - 30).to(dtype)
+
+
+def _poison(tensor: Tensor) -> None:
+    """NaN, or -1 in a tensor of integers."""
+    bits(tensor).fill_(-1)
