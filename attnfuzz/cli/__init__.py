@@ -19,6 +19,7 @@ _COMMANDS = {
     "show": "attnfuzz.cli.show",
     "repro": "attnfuzz.cli.repro",
     "merge": "attnfuzz.cli.merge",
+    "mutants": "attnfuzz.cli.mutants",
     "bench": "attnfuzz.cli.bench",
     "doctor": "attnfuzz.cli.doctor",
 }

@@ -1,0 +1,137 @@
+"""``attnfuzz mutants``: how good a suite is, measured by the bugs that it finds in changed copies of a kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from attnfuzz.cli.output import while_anyone_reads
+from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, duration, number_of_workers, writable_file
+from attnfuzz.cli.refusal import Refusal, refusing
+
+if TYPE_CHECKING:
+    from attnfuzz.mutation.measurement import Measured, MutantsRequest
+
+__all__ = ["command", "exit_status"]
+
+
+def _operators(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    from attnfuzz.mutation.operators.catalogue import OPERATOR_NAMES
+
+    for name in value:
+        if name not in OPERATOR_NAMES:
+            raise click.BadParameter(f"{name!r} must be one of {', '.join(OPERATOR_NAMES)}", ctx, param)
+    return value
+
+
+@click.command(epilog=KERNEL_HELP)
+@click.argument("kernels", nargs=-1, required=True, metavar="KERNEL...")
+@click.option("--budget", callback=duration, default="30s", show_default=True, help="Of the hunt for each mutant.")
+@click.option("--jobs", callback=number_of_workers, default="auto", show_default=True, help="Mutants at a time.")
+@click.option(
+    "--with", "with_command", metavar="COMMAND", help="Have a test command kill: 'pytest tests/test_mine.py'."
+)
+@click.option(
+    "--equivalent",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="List of mutants that nothing can find  [default: equivalent_mutants.toml beside the source]",
+)
+@click.option("--check-equivalent", is_flag=True, help="Hunt these too, to see that nothing finds them.")
+@click.option("--operator", "operators", multiple=True, callback=_operators, help="Only mutants of this operator.")
+@click.option("--alone", is_flag=True, help="Hunt again without an oracle that was the only one to see a case.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the cases drawn.")
+@click.option("--device", type=DEVICE, default="auto", show_default=True)
+@click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write everything as JSON.")
+@click.option("-o", "--output", type=FILE, callback=writable_file, help="Also write tables and survivors as Markdown.")
+@click.option("--list", "only_list", is_flag=True, help="Print the mutants and run none.")
+@click.option("--quiet", is_flag=True, help="Print only the result.")
+def command(
+    kernels: tuple[str, ...],
+    budget: float,
+    jobs: int | None,
+    with_command: str | None,
+    equivalent: Path | None,
+    check_equivalent: bool,
+    operators: tuple[str, ...],
+    alone: bool,
+    seed: int,
+    device: str,
+    json_file: Path | None,
+    output: Path | None,
+    only_list: bool,
+    quiet: bool,
+) -> int:
+    """Change the Triton code of KERNELs, one small bug at a time, and tell which of these mutants are found.
+
+    Each is put to attnfuzz's search, or to the tests that --with names. No file is changed. The exit status is 1 if a
+    mutant survives.
+    """
+    from attnfuzz.mutation.measurement import MutantsRequest
+
+    request = MutantsRequest(
+        kernels=kernels,
+        budget_s=budget,
+        jobs=jobs,
+        device=device,
+        seed=seed,
+        operators=operators,
+        command=with_command,
+        equivalents=equivalent,
+        alone=alone,
+        check_equivalents=check_equivalent,
+    )
+    if only_list:
+        return _list(request)
+    measured = _measure(request, quiet=quiet)
+    _write(measured, json_file=json_file, markdown_file=output)
+    return exit_status(measured)
+
+
+def exit_status(measured: Measured) -> int:
+    """0 if every mutant is killed, equivalent or stillborn; 2 if only the tests could not tell; else 1."""
+    statuses = {outcome.status for _, outcome in measured.outcomes}
+    if "survived" in statuses or any(outcome.wrongly for _, outcome in measured.outcomes):
+        return 1
+    return 2 if "error" in statuses else 0
+
+
+def _list(request: MutantsRequest) -> int:
+    from attnfuzz.execution.runner import Runner
+    from attnfuzz.mutation.measurement import choose_mutants
+    from attnfuzz.report.mutants import print_mutants
+    from attnfuzz.report.terminal import make_console
+
+    with refusing(), Runner(device="cpu") as runner:
+        _, mutants = choose_mutants(runner, request)
+    print_mutants(make_console(), mutants)
+    return 0
+
+
+def _measure(request: MutantsRequest, *, quiet: bool) -> Measured:
+    from attnfuzz.mutation.measurement import measure
+    from attnfuzz.report.mutants import Progress, print_measured
+    from attnfuzz.report.terminal import make_console
+
+    console = make_console()
+    progress = Progress(console, quiet=quiet)
+    with refusing():
+        measured = measure(request, note=progress.note, heard=progress.heard)
+    with while_anyone_reads():
+        print_measured(console, measured)
+    return measured
+
+
+def _write(measured: Measured, *, json_file: Path | None, markdown_file: Path | None) -> None:
+    from attnfuzz.report.mutants_files import write_mutants_json, write_mutants_markdown
+
+    for option, path, write in (
+        ("--json", json_file, write_mutants_json),
+        ("--output", markdown_file, write_mutants_markdown),
+    ):
+        try:
+            if path is not None:
+                write(measured, path)
+        except OSError as error:
+            raise Refusal(f"{option} {str(path)!r} cannot be written: {error.strerror}") from error

@@ -1,0 +1,38 @@
+"""Which oracles see the case that killed a mutant, each asked alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.execution.outcomes import ServiceError
+from attnfuzz.execution.runner import Runner
+from attnfuzz.oracles.verdict import RELATION_ORACLES, OracleName, Relations
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.limits import CaseTooLarge
+
+__all__ = ["oracles_that_see"]
+
+
+def oracles_that_see(
+    runner: Runner, declaration: Declaration, case: Case, oracles: Sequence[OracleName]
+) -> tuple[OracleName, ...]:
+    """Those of ``oracles`` that object to ``case`` when no other is asked; ``runner`` asks all of them afterwards."""
+    found: list[OracleName] = []
+    before = runner.oracles
+    try:
+        for oracle in oracles:
+            relations: Relations = (oracle,) if oracle in RELATION_ORACLES else ()
+            runner.oracles = (oracle,)
+            if _objects(runner, declaration, case, relations):
+                found.append(oracle)
+    finally:
+        runner.oracles = before
+    return tuple(found)
+
+
+def _objects(runner: Runner, declaration: Declaration, case: Case, relations: Relations) -> bool:
+    try:
+        return runner.judge(declaration, case, relations=relations).failure is not None
+    except (ServiceError, CaseTooLarge):  # nothing is known of the kernel then
+        return False

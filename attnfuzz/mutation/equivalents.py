@@ -1,0 +1,101 @@
+"""Mutants that no permitted input can tell from the kernel: listed one by one, each with the argument why.
+
+The list is a file of TOML, by default ``equivalent_mutants.toml`` beside the kernel's source:
+
+    [[equivalent]]
+    file = "paged_walk.py"          # relative to the list
+    function = "attend_pages"
+    operator = "range_bound"
+    line = "for start in range(begin, end, TILE):"
+    becomes = "for start in range(begin, end + 1, TILE):"
+    reason = "The tile that this adds is masked as a whole: its tokens have weight 0, and nothing of it is read."
+
+``line`` and ``becomes`` are the lines that differ, without what they are indented by. An entry that no mutant matches
+any more is stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from attnfuzz.declaration import KernelLoadError
+from attnfuzz.mutation.mutants import Mutant
+
+__all__ = ["FILE_NAME", "Entry", "Equivalents", "load_equivalents"]
+
+FILE_NAME = "equivalent_mutants.toml"
+_LEAST_REASON = 20
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One equivalent mutant and the argument."""
+
+    file: str
+    function: str
+    operator: str
+    line: str
+    becomes: str
+    reason: str
+
+
+class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    equivalent: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalents:
+    """The entries of one or more lists, each with the file that it is about."""
+
+    entries: Sequence[tuple[Path, Entry]]
+
+    def reason(self, mutant: Mutant) -> str | None:
+        """The argument why ``mutant`` is equivalent; None if it is not listed."""
+        return next((entry.reason for path, entry in self.entries if _matches(path, entry, mutant)), None)
+
+    def stale(self, mutants: Iterable[Mutant]) -> list[Entry]:
+        """Entries that match none of ``mutants``, though these are of their file and function."""
+        mutants = list(mutants)
+        functions = {(mutant.path, mutant.function) for mutant in mutants}
+        return [
+            entry
+            for path, entry in self.entries
+            if (path, entry.function) in functions and not any(_matches(path, entry, mutant) for mutant in mutants)
+        ]
+
+
+def load_equivalents(mutants: Iterable[Mutant], path: Path | None = None) -> Equivalents:
+    """The list ``path``, or those beside the sources of ``mutants``. Raises KernelLoadError for one that is invalid."""
+    folders = sorted({mutant.path.parent for mutant in mutants})
+    paths = [path] if path is not None else [folder / FILE_NAME for folder in folders if (folder / FILE_NAME).is_file()]
+    return Equivalents([(one.resolve().parent / entry.file, entry) for one in paths for entry in _read(one)])
+
+
+def _read(path: Path) -> tuple[Entry, ...]:
+    try:
+        entries = msgspec.toml.decode(path.read_bytes(), type=_List).equivalent
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise KernelLoadError(f"the list of equivalent mutants {path} cannot be read: {error}; repair it") from error
+    for entry in entries:
+        if len(entry.reason.split()) < 4 or len(entry.reason) < _LEAST_REASON:
+            raise KernelLoadError(
+                f"{path}: reason={entry.reason!r} of {entry.becomes!r} is no argument; write why no permitted input "
+                "can tell the mutant from the kernel"
+            )
+    return entries
+
+
+def _matches(path: Path, entry: Entry, mutant: Mutant) -> bool:
+    return (
+        path == mutant.path
+        and (entry.function, entry.operator) == (mutant.function, mutant.operator)
+        and _lines(entry.line) == _lines("\n".join(mutant.before))
+        and _lines(entry.becomes) == _lines("\n".join(mutant.after))
+    )
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines()]

@@ -1,0 +1,212 @@
+"""The hunt for one mutant: explore's search and confirmation, without shrinking, over all kernels that run it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+
+import msgspec
+
+from attnfuzz.campaign.batch_size import BatchSize
+from attnfuzz.campaign.confirmation import confirm
+from attnfuzz.campaign.history import History
+from attnfuzz.campaign.journal import Journal
+from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
+from attnfuzz.campaign.known_deaths import KnownDeaths
+from attnfuzz.campaign.suspect import Suspect
+from attnfuzz.campaign.trials import Trials
+from attnfuzz.declaration import Declaration
+from attnfuzz.execution.runner import Runner
+from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.mutation.outcomes import Kill
+from attnfuzz.mutation.stream import CaseStream
+from attnfuzz.oracles.verdict import RELATION_ORACLES, OracleName, Relations, Verdict
+from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.tolerance import Tolerance
+
+__all__ = ["Hunt", "Hunted", "Hunter"]
+
+_MOST_TOGETHER = 64
+_CONFIRMATION_LIMIT = 4.0
+"""Times as long as a hang may last: for a failure that is met at the end of the budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hunter:
+    """What all hunts of a measurement have in common. ``hang_s``: what a case that hangs does not end within."""
+
+    zygote: Zygote
+    device: str
+    streams: Mapping[str, CaseStream]
+    oracles: tuple[OracleName, ...]
+    tolerance: Tolerance = "bound"
+    budget_s: float
+    hang_s: float
+    memory_limit_bytes: int | None = None
+
+    @contextlib.contextmanager
+    def runner(self, environment: Mapping[str, str], oracles: Sequence[OracleName] | None = None) -> Iterator[Runner]:
+        """Executors that load what ``environment`` lays over the sources."""
+        with Runner(
+            device=self.device,
+            oracles=self.oracles if oracles is None else oracles,
+            tolerance=self.tolerance,
+            timeout_s=self.hang_s,
+            memory_limit_bytes=self.memory_limit_bytes,
+            environment=environment,
+            zygote=self.zygote,
+        ) as runner:
+            yield runner
+
+
+@dataclass(frozen=True, slots=True)
+class Hunted:
+    """What a hunt came to: without a kill the mutant survived ``cases`` cases. ``slowest_s``: the slowest of them."""
+
+    kill: Kill | None
+    cases: int
+    seconds: float
+    slowest_s: float = 0.0
+    complaints: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Place:
+    """How far the hunt has come on one kernel."""
+
+    declaration: Declaration
+    stream: CaseStream
+    size: BatchSize = field(default_factory=lambda: BatchSize(_MOST_TOGETHER))
+    next: int = 0
+
+    def take(self) -> Sequence[Case]:
+        cases = self.stream.take(self.next, self.size.size)
+        self.next += len(cases)
+        return cases
+
+
+class Hunt:
+    """One hunt, in executors of ``runner``."""
+
+    def __init__(self, hunter: Hunter, runner: Runner, kernels: Sequence[Declaration]) -> None:
+        self._runner = runner
+        self._started = time.monotonic()
+        self._until = self._started + hunter.budget_s
+        self._places = [_Place(one, hunter.streams[one.target]) for one in kernels]
+        self._history = History()
+        self._renewals = 0
+        self._cases = 0
+        self._slowest_s = 0.0
+        self._complaints: list[str] = []
+        self._judge = TimedJudge(
+            self._judge_one,
+            judge_together=self._judge_together,
+            deadline=self._until + _CONFIRMATION_LIMIT * hunter.hang_s,
+            longest_s=hunter.hang_s,
+            journal=Journal(None),
+            complain=self._complaints.append,
+        )
+
+    def run(self) -> Hunted:
+        """Search until a kill, or until the time or the cases are used up."""
+        kill = None
+        with contextlib.suppress(OutOfTime):
+            kill = self._search()
+        elapsed_s = time.monotonic() - self._started
+        return Hunted(kill, self._cases, elapsed_s, self._slowest_s, tuple(self._complaints))
+
+    def _search(self) -> Kill | None:
+        exhausted: set[str] = set()
+        for place in cycle(self._places):
+            if time.monotonic() >= self._until or len(exhausted) == len(self._places):
+                return None
+            cases = place.take()
+            if not cases:
+                exhausted.add(place.declaration.target)
+            elif (kill := self._judge_batch(place, cases)) is not None:
+                return kill
+        return None
+
+    def _judge_batch(self, place: _Place, cases: Sequence[Case]) -> Kill | None:
+        started = time.monotonic()
+        verdicts = self._judge.together(place.declaration, cases) if len(cases) > 1 else None
+        if verdicts is None:
+            place.size.went_wrong()
+            return self._judge_each(place, cases)
+        compile_s = sum(verdict.timing.compile_s for verdict in verdicts)
+        place.size.went_well(max(0.0, time.monotonic() - started - compile_s), len(cases))
+        for case, verdict in zip(cases, verdicts, strict=True):
+            if (kill := self._weigh(place, case, verdict)) is not None:
+                return kill
+        return None
+
+    def _judge_each(self, place: _Place, cases: Sequence[Case]) -> Kill | None:
+        for case in cases:
+            started = time.monotonic()
+            try:
+                verdict = self._judge(place.declaration, case)
+            except Unjudged:
+                continue
+            if verdict.failure is None:
+                place.size.went_well(max(0.0, time.monotonic() - started - verdict.timing.compile_s), 1)
+            if (kill := self._weigh(place, case, verdict)) is not None:
+                return kill
+        return None
+
+    def _weigh(self, place: _Place, case: Case, verdict: Verdict) -> Kill | None:
+        """A kill, if the case failed and its failure comes back."""
+        self._cases += 1
+        self._slowest_s = max(self._slowest_s, verdict.timing.total_s)
+        failure = verdict.failure
+        if failure is None:
+            return None
+        declaration, cases = place.declaration, self._cases
+        suspect = Suspect(declaration, case, failure, self._history.before(declaration, case))
+        relations: Relations = (failure.oracle,) if failure.oracle in RELATION_ORACLES else ()
+        trials = Trials(self._judge, declaration, deaths=KnownDeaths(), relations=relations)
+        confirmation = confirm(suspect, trials)
+        if not confirmation.failures:
+            return None
+        confirmed = confirmation.failures[0]
+        return Kill(
+            by=confirmed.oracle,
+            seconds=time.monotonic() - self._started,
+            kernel=declaration.target,
+            cases=cases,
+            case=msgspec.Raw(encode_case(confirmation.suspect.case)),
+            failure=confirmed,
+            flaky=confirmation.is_flaky,
+        )
+
+    def _judge_one(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict:
+        if afresh:
+            self._runner.restart()
+            self._renewals += 1
+        try:
+            return self._runner.judge(declaration, case, timeout_s=timeout_s, relations=relations)
+        finally:
+            self._history.record(self._process, declaration, [case])
+
+    def _judge_together(
+        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
+    ) -> list[Verdict] | None:
+        try:
+            return self._runner.judge_together(declaration, cases, timeout_s=timeout_s)
+        finally:
+            self._history.record(self._process, declaration, cases)
+
+    @property
+    def _process(self) -> tuple[int, int]:
+        """Tells the process that judged last from those before it."""
+        return self._renewals, self._runner.restarts

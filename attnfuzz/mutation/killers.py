@@ -1,0 +1,144 @@
+"""What a mutant is put to: attnfuzz's own search, or a command of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.execution.runner import Runner
+from attnfuzz.mutation.attribution import oracles_that_see
+from attnfuzz.mutation.commands import Command
+from attnfuzz.mutation.equivalents import Equivalents
+from attnfuzz.mutation.hunting import Hunt, Hunted, Hunter
+from attnfuzz.mutation.mutants import Mutant
+from attnfuzz.mutation.outcomes import Kill, Outcome
+from attnfuzz.oracles.verdict import OracleName
+from attnfuzz.overlay import VARIABLE
+from attnfuzz.problems.cases import Case, decode_case
+
+__all__ = ["CommandKiller", "EquivalentsAside", "Killer", "SearchKiller"]
+
+_SAMPLE = (0, 4, 20, 60, 110, 170)
+"""Cases from the simplest on: code that raises in all of them never runs at all."""
+
+
+class Killer(Protocol):
+    """Finds out what becomes of a mutant that ``overlay`` lays over the sources."""
+
+    def __call__(self, mutant: Mutant, overlay: Path) -> Outcome: ...
+
+
+class SearchKiller:
+    """Hunts with ``hunter``; with ``alone`` once more without an oracle that was the only one to see a case."""
+
+    def __init__(self, hunter: Hunter, *, alone: bool = False) -> None:
+        self._hunter = hunter
+        self._alone = alone
+
+    def __call__(self, mutant: Mutant, overlay: Path) -> Outcome:
+        """Hunt the mutant on all kernels that run it."""
+        environment = {VARIABLE: str(overlay)}
+        with self._hunter.runner(environment) as runner:
+            if (reason := fails_to_load(runner, mutant.kernels)) is not None:
+                return Outcome(status="stillborn", detail=reason)
+            hunted = Hunt(self._hunter, runner, mutant.kernels).run()
+            kill = hunted.kill
+            if kill is None:
+                return _survived(hunted)
+            if kill.by == "exception" and (reason := never_runs(runner, self._hunter, mutant.kernels)) is not None:
+                return Outcome(status="stillborn", seconds=hunted.seconds, cases=hunted.cases, detail=reason)
+            kill = msgspec.structs.replace(kill, seen_by=self._seen_by(runner, mutant, kill))
+        if self._alone and len(kill.seen_by) == 1:
+            kill = self._hunted_without(mutant, kill, environment)
+        return Outcome(status="killed", seconds=hunted.seconds, cases=hunted.cases, kill=kill)
+
+    def _seen_by(self, runner: Runner, mutant: Mutant, kill: Kill) -> tuple[OracleName, ...]:
+        declaration = next(one for one in mutant.kernels if one.target == kill.kernel)
+        case = decode_case(declaration.problem, bytes(kill.case))
+        return oracles_that_see(runner, declaration, case, self._hunter.oracles)
+
+    def _hunted_without(self, mutant: Mutant, kill: Kill, environment: dict[str, str]) -> Kill:
+        others = tuple(oracle for oracle in self._hunter.oracles if oracle not in kill.seen_by)
+        with self._hunter.runner(environment, others) as runner:
+            again = Hunt(replace(self._hunter, oracles=others), runner, mutant.kernels).run()
+        return msgspec.structs.replace(kill, alone=again.kill is None)
+
+
+class CommandKiller:
+    """Runs ``command``; ``hunter`` only finds out whether the mutant runs at all."""
+
+    def __init__(self, command: Command, hunter: Hunter) -> None:
+        self._command = command
+        self._hunter = hunter
+
+    def __call__(self, mutant: Mutant, overlay: Path) -> Outcome:
+        """Run the command once."""
+        with self._hunter.runner({VARIABLE: str(overlay)}) as runner:
+            reason = fails_to_load(runner, mutant.kernels) or never_runs(runner, self._hunter, mutant.kernels)
+        if reason is not None:
+            return Outcome(status="stillborn", detail=reason)
+        run = self._command.run(overlay)
+        match run.ended:
+            case "passed":
+                return Outcome(status="survived", seconds=run.seconds)
+            case "error":
+                return Outcome(status="error", seconds=run.seconds, detail=f"the command could not tell:\n{run.tail}")
+            case _:
+                by = "time limit" if run.ended == "late" else "command"
+                return Outcome(status="killed", seconds=run.seconds, kill=Kill(by=by, seconds=run.seconds))
+
+
+class EquivalentsAside:
+    """Leaves out the mutants that are listed as equivalent; with ``check`` it only says so if ``killer`` finds them."""
+
+    def __init__(self, killer: Killer, equivalents: Equivalents, *, check: bool = False) -> None:
+        self._killer = killer
+        self._equivalents = equivalents
+        self._check = check
+
+    def __call__(self, mutant: Mutant, overlay: Path) -> Outcome:
+        """Put the mutant to the killer, unless it is equivalent."""
+        reason = self._equivalents.reason(mutant)
+        if reason is not None and not self._check:
+            return Outcome(status="equivalent", detail=reason)
+        outcome = self._killer(mutant, overlay)
+        if reason is None:
+            return outcome
+        if outcome.status == "killed":
+            return msgspec.structs.replace(outcome, wrongly=True, detail=reason)
+        return Outcome(status="equivalent", seconds=outcome.seconds, cases=outcome.cases, detail=reason)
+
+
+def fails_to_load(runner: Runner, kernels: Sequence[Declaration]) -> str | None:
+    """Why the kernels cannot be imported; None if they can."""
+    try:
+        runner.declarations([one.target for one in kernels])
+    except KernelLoadError as error:
+        return str(error)
+    return None
+
+
+def never_runs(runner: Runner, hunter: Hunter, kernels: Sequence[Declaration]) -> str | None:
+    """What every kernel raises in every case of a sample; None if one does not."""
+    message = None
+    for declaration in kernels:
+        for case in _sample(hunter, declaration):
+            failure = runner.judge(declaration, case, thorough=False, relations=()).failure
+            if failure is None or failure.oracle != "exception":
+                return None
+            message = failure.message
+    return message
+
+
+def _sample(hunter: Hunter, declaration: Declaration) -> list[Case]:
+    stream = hunter.streams[declaration.target]
+    return [case for place in _SAMPLE for case in stream.take(place, 1)]
+
+
+def _survived(hunted: Hunted) -> Outcome:
+    return Outcome(status="survived", seconds=hunted.seconds, cases=hunted.cases, detail="; ".join(hunted.complaints))

@@ -1,0 +1,218 @@
+"""All mutants of some kernels, put to a killer side by side; what each came to, in the order of the mutants."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from attnfuzz.campaign.calibration import cores
+from attnfuzz.campaign.memory_limit import memory_limit
+from attnfuzz.campaign.startup import load_searchable
+from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.execution.claims import PrivateFolder
+from attnfuzz.execution.outcomes import ExecutorUnavailable, ServiceError
+from attnfuzz.execution.runner import DEFAULT_TIMEOUT_S, Runner
+from attnfuzz.mutation.commands import Command
+from attnfuzz.mutation.equivalents import Entry, load_equivalents
+from attnfuzz.mutation.hunting import Hunt, Hunter
+from attnfuzz.mutation.killers import CommandKiller, EquivalentsAside, Killer, SearchKiller
+from attnfuzz.mutation.mutants import Mutant, mutants_of
+from attnfuzz.mutation.outcomes import Outcome
+from attnfuzz.mutation.stream import CaseStream
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName
+from attnfuzz.overlay import write_overlay
+
+__all__ = ["Measured", "MutantsRequest", "choose_mutants", "measure", "put_to"]
+
+_SLOWER = 20.0
+_LEAST_HANG_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MutantsRequest:
+    """What to measure. ``jobs``: None for one per CPU core. ``operators``: all if empty.
+
+    ``command`` takes the place of attnfuzz's search. ``alone``: also find out which mutants one oracle alone kills.
+    ``check_equivalents``: also hunt the mutants that are listed as equivalent, to see that none is killed.
+    """
+
+    kernels: tuple[str, ...]
+    budget_s: float = 30.0
+    jobs: int | None = None
+    device: str = "auto"
+    seed: int = 0
+    operators: tuple[str, ...] = ()
+    oracles: tuple[OracleName, ...] = DEFAULT_ORACLES
+    command: str | None = None
+    equivalents: Path | None = None
+    alone: bool = False
+    check_equivalents: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What became of each mutant. ``without_code``: kernels none of whose code is Triton's."""
+
+    request: MutantsRequest
+    device: str
+    device_name: str
+    jobs: int
+    kernels: tuple[Declaration, ...]
+    outcomes: tuple[tuple[Mutant, Outcome], ...]
+    stale: tuple[Entry, ...]
+    without_code: tuple[Declaration, ...]
+    seconds: float
+
+
+Heard = Callable[[Mutant, Outcome], None]
+
+
+def choose_mutants(runner: Runner, request: MutantsRequest) -> tuple[list[Declaration], list[Mutant]]:
+    """The kernels asked for, and the mutants of their code. Raises KernelLoadError if there are none."""
+    declarations = load_searchable(runner, request.kernels)
+    mutants = [one for one in mutants_of(declarations) if not request.operators or one.operator in request.operators]
+    if not mutants:
+        names = ", ".join(declaration.name for declaration in declarations)
+        asked = f" by {', '.join(request.operators)}" if request.operators else ""
+        raise KernelLoadError(
+            f"there is nothing to change{asked} in {names}: only Triton kernels in the kernel's own file and beside it "
+            "are mutated"
+        )
+    return declarations, mutants
+
+
+def measure(
+    request: MutantsRequest,
+    *,
+    note: Callable[[str], None] = lambda text: None,
+    heard: Heard = lambda mutant, outcome: None,
+) -> Measured:
+    """Put every mutant to the search, or to the user's command. ``heard`` is told of each as soon as it is known.
+
+    Raises KernelLoadError, also where the kernels fail without a mutant, and ExecutorUnavailable.
+    """
+    started = time.monotonic()
+    with Runner(device=request.device) as runner, _scratch() as folder:
+        declarations, mutants = choose_mutants(runner, request)
+        equivalents = load_equivalents(mutants, request.equivalents)
+        jobs = request.jobs or cores()
+        hunter = _hunter(request, runner, declarations, jobs=jobs)
+        hunter = _first_without_mutant(hunter, mutants, note)
+        with _killer(request, hunter, mutants, folder, note) as killer:
+            killer = EquivalentsAside(killer, equivalents, check=request.check_equivalents)
+            outcomes = put_to(killer, mutants, folder=folder, jobs=jobs, heard=heard)
+        mutated = {declaration.target for mutant in mutants for declaration in mutant.kernels}
+        return Measured(
+            request=request,
+            device=runner.device,
+            device_name=runner.device_name,
+            jobs=jobs,
+            kernels=tuple(declarations),
+            outcomes=tuple(outcomes),
+            stale=() if request.operators else tuple(equivalents.stale(mutants)),
+            without_code=tuple(one for one in declarations if one.target not in mutated),
+            seconds=time.monotonic() - started,
+        )
+
+
+def put_to(
+    killer: Killer, mutants: Sequence[Mutant], *, folder: Path, jobs: int, heard: Heard
+) -> list[tuple[Mutant, Outcome]]:
+    """Each mutant with what became of it, ``jobs`` at a time; copies of the sources are written to ``folder``."""
+
+    def work(number: int, mutant: Mutant) -> Outcome:
+        try:
+            return killer(mutant, _overlay_of(mutant, folder / str(number)))
+        except ServiceError as error:  # of the framework: nothing is known of the mutant
+            return Outcome(status="error", detail=str(error))
+
+    with _pool(jobs) as pool:
+        futures = [pool.submit(work, number, mutant) for number, mutant in enumerate(mutants)]
+        numbers = {future: number for number, future in enumerate(futures)}
+        for future in as_completed(futures):
+            heard(mutants[numbers[future]], future.result())
+    return [(mutant, future.result()) for mutant, future in zip(mutants, futures, strict=True)]
+
+
+@contextmanager
+def _pool(jobs: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that wait for executors or commands; when interrupted, nothing more is begun."""
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _hunter(request: MutantsRequest, runner: Runner, declarations: Sequence[Declaration], *, jobs: int) -> Hunter:
+    return Hunter(
+        zygote=runner.zygote,
+        device=runner.device,
+        streams={one.target: CaseStream(one, seed=request.seed, device=runner.device) for one in declarations},
+        oracles=request.oracles,
+        budget_s=request.budget_s,
+        hang_s=DEFAULT_TIMEOUT_S[runner.device],
+        memory_limit_bytes=memory_limit(runner.resident_bytes, device=runner.device, workers=jobs),
+    )
+
+
+def _first_without_mutant(hunter: Hunter, mutants: Sequence[Mutant], note: Callable[[str], None]) -> Hunter:
+    """Hunt the kernels as they are, which must survive; then it is known how long a case may take."""
+    kernels = list({declaration.target: declaration for mutant in mutants for declaration in mutant.kernels}.values())
+    note(f"first without a mutant: {len(kernels)} kernel(s) for {hunter.budget_s:g} s")
+    with hunter.runner({}) as runner:
+        hunted = Hunt(hunter, runner, kernels).run()
+    if hunted.kill is not None and hunted.kill.failure is not None:
+        raise KernelLoadError(
+            f"{hunted.kill.kernel} fails without a mutant ({hunted.kill.failure.message}); run attnfuzz explore on it "
+            "and repair that first"
+        )
+    return replace(hunter, hang_s=min(hunter.hang_s, max(_LEAST_HANG_S, _SLOWER * hunted.slowest_s)))
+
+
+@contextmanager
+def _killer(
+    request: MutantsRequest, hunter: Hunter, mutants: Sequence[Mutant], folder: Path, note: Callable[[str], None]
+) -> Iterator[Killer]:
+    if request.command is None:
+        yield SearchKiller(hunter, alone=request.alone)
+        return
+    files = sorted({mutant.path for mutant in mutants})
+    overlay, log = folder / "overlay.json", folder / "loaded"
+    write_overlay(overlay, {file: file for file in files}, loaded=log)
+    with closing(Command(request.command)) as command:
+        note(f"first without a mutant: {request.command}")
+        command.check(overlay, log, files)
+        yield CommandKiller(command, hunter)
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    try:
+        folder = PrivateFolder()
+    except OSError as error:
+        raise ExecutorUnavailable(
+            f"no temporary folder can be made ({error}); make room there, or name another with TMPDIR"
+        ) from error
+    try:
+        yield folder.path
+    finally:
+        folder.remove()
+
+
+def _overlay_of(mutant: Mutant, folder: Path) -> Path:
+    """Write the mutant's files, and the overlay that has them loaded."""
+    folder.mkdir()
+    copies = {}
+    for number, (path, data) in enumerate(mutant.files.items()):
+        (folder / str(number)).mkdir()
+        copies[path] = folder / str(number) / path.name
+        copies[path].write_bytes(data)
+    write_overlay(folder / "overlay.json", copies)
+    return folder / "overlay.json"

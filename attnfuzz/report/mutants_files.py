@@ -1,0 +1,150 @@
+"""What ``attnfuzz mutants`` writes: ``attnfuzz.mutants/1`` as JSON, and a page in Markdown."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from attnfuzz.mutation.measurement import Measured
+from attnfuzz.mutation.mutants import Mutant
+from attnfuzz.mutation.outcomes import Kill, Outcome, Status
+from attnfuzz.mutation.score import Score
+from attnfuzz.report.files import write_file
+from attnfuzz.report.mutants import headline, notes, oracle_rows
+
+__all__ = ["FORMAT", "MutantResult", "MutantsFile", "write_mutants_json", "write_mutants_markdown"]
+
+FORMAT = "attnfuzz.mutants/1"
+
+
+class MutantResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One mutant, and what became of it. ``file`` is relative to the working directory where it lies below."""
+
+    id: str
+    operator: str
+    file: str
+    line: int
+    function: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    kernels: tuple[str, ...]
+    status: Status
+    seconds: float = 0.0
+    cases: int = 0
+    kill: Kill | None = None
+    detail: str = ""
+    wrongly: bool = False
+
+
+class MutantsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One measurement. ``score``: killed mutants among those that run and are not equivalent. Times are in seconds."""
+
+    format: str
+    kernels: tuple[str, ...]
+    killer: str
+    device: str
+    jobs: int
+    seed: int
+    budget_s: float
+    elapsed_s: float
+    score: float
+    counts: dict[str, int]
+    median_s: float
+    longest_s: float
+    mutants: tuple[MutantResult, ...]
+    stale: tuple[str, ...] = ()
+
+
+def write_mutants_json(measured: Measured, path: Path) -> None:
+    """Everything that was measured. Raises OSError."""
+    write_file(path, msgspec.json.format(msgspec.json.encode(as_data(measured))))
+
+
+def as_data(measured: Measured) -> MutantsFile:
+    """What the JSON file says."""
+    score, request = Score(measured.outcomes), measured.request
+    return MutantsFile(
+        format=FORMAT,
+        kernels=tuple(kernel.target for kernel in measured.kernels),
+        killer=request.command or "attnfuzz",
+        device=measured.device_name,
+        jobs=measured.jobs,
+        seed=request.seed,
+        budget_s=request.budget_s,
+        elapsed_s=measured.seconds,
+        score=score.share,
+        counts={str(status): number for status, number in sorted(score.counts.items())},
+        median_s=score.median_s,
+        longest_s=score.longest_s,
+        mutants=tuple(_result(mutant, outcome) for mutant, outcome in measured.outcomes),
+        stale=tuple(f"{entry.file} {entry.function} {entry.operator}: {entry.becomes}" for entry in measured.stale),
+    )
+
+
+def write_mutants_markdown(measured: Measured, path: Path) -> None:
+    """Tables and survivors, for documentation. Raises OSError."""
+    write_file(path, ("\n".join(_page(measured)) + "\n").encode())
+
+
+def _result(mutant: Mutant, outcome: Outcome) -> MutantResult:
+    return MutantResult(
+        id=mutant.id,
+        operator=mutant.operator,
+        file=mutant.place.rpartition(":")[0],
+        line=mutant.line,
+        function=mutant.function,
+        before=mutant.before,
+        after=mutant.after,
+        kernels=tuple(kernel.target for kernel in mutant.kernels),
+        status=outcome.status,
+        seconds=outcome.seconds,
+        cases=outcome.cases,
+        kill=outcome.kill,
+        detail=outcome.detail,
+        wrongly=outcome.wrongly,
+    )
+
+
+def _page(measured: Measured) -> Iterator[str]:
+    score, request = Score(measured.outcomes), measured.request
+    yield "# Mutants"
+    yield ""
+    killer = f"`{request.command}`" if request.command else f"attnfuzz's search, {request.budget_s:g} s for each mutant"
+    yield (
+        f"Measured {datetime.date.today().isoformat()} on {measured.device_name}: {len(measured.kernels)} kernels, "
+        f"killed by {killer}, {measured.jobs} at once, seed {request.seed}."
+    )
+    yield ""
+    yield f"{headline(measured)}."
+    yield ""
+    yield from (f"* {note}" for note in notes(measured))
+    yield "| operator | killed | survived | equivalent | stillborn | score | median, s | longest, s |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
+    for name, part in score.by_operator().items():
+        counts = part.counts
+        numbers = " | ".join(str(counts[status]) for status in ("killed", "survived", "equivalent", "stillborn"))
+        yield f"| {name} | {numbers} | {part.share:.0%} | {part.median_s:.2f} | {part.longest_s:.1f} |"
+    if any(kill.seen_by for kill in score.kills):
+        yield ""
+        yield "| oracle | killed first | sees the case | no other sees it | killed by it alone |"
+        yield "|---|---:|---:|---:|---:|"
+        yield from (f"| {' | '.join(row)} |" for row in oracle_rows(score))
+    for title, status in (("Survivors", "survived"), ("Could not be told", "error")):
+        yield from _diffs(title, [pair for pair in measured.outcomes if pair[1].status == status])
+
+
+def _diffs(title: str, pairs: list[tuple[Mutant, Outcome]]) -> Iterator[str]:
+    if not pairs:
+        return
+    yield ""
+    yield f"## {title}"
+    for mutant, outcome in pairs:
+        yield ""
+        yield f"`{mutant.id}` {outcome.detail}".rstrip()
+        yield ""
+        yield "```diff"
+        yield from mutant.diff
+        yield "```"
