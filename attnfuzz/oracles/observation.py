@@ -13,8 +13,10 @@ from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.results import named_results
+from attnfuzz.problems.allocation import allocate
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
+from attnfuzz.problems.placement import Placement
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import OptionValue
@@ -67,13 +69,15 @@ def observe(
     device: str,
     poison: Fill,
     prefill: Fill,
+    placement: Placement | None = None,
     wait: bool = True,
     compile_clock: Callable[[], float] = lambda: 0.0,
 ) -> Observation:
     """Build the inputs in poisoned memory, run the kernel and collect its results.
 
     Raises `KernelRaised` for whatever the kernel raised, and for results that cannot be any.
-    `values`: the case's logical values, as `problem_of(case).values` draws them. Unless told to `wait` for a GPU, what
+    `values`: the case's logical values, as `problem_of(case).values` draws them. `placement`: where they go, on
+    `device`, if not where the case says. Unless told to `wait` for a GPU, what
     a launch did wrong there shows later. `compile_clock`: seconds that Triton has spent compiling so far.
     """
     started = time.perf_counter()
@@ -81,7 +85,12 @@ def observe(
     capacity = tensor_nbytes(case) + _ZONES_PER_TENSOR * len(tensor_specs(case))
     arena = Arena(device, poison=poison, prefill=prefill, capacity=capacity)
     problem = problem_of(case)
-    inputs = problem.build(case, arena, supports, values)
+    if placement is None:
+        inputs = problem.build(case, arena, supports, values)
+    else:
+        tensors = allocate(case, arena)
+        problem.write(case, {name: tensor[None] for name, tensor in tensors.items()}, values, placement)
+        inputs = problem.inputs(case, tensors)
     arena.seal()
     allocations = TrackedAllocations(device, poison=poison, prefill=prefill)
     seen = Observation(poison, prefill, inputs, given=arena, allocated=allocations.arena)

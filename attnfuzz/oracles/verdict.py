@@ -30,7 +30,13 @@ USUAL_ORACLES: tuple[OracleName, ...] = (
 )  # fmt: skip
 """Content with the two runs that every case has."""
 
-RELATION_ORACLES: tuple[OracleName, ...] = ()
+RELATION_ORACLES: tuple[OracleName, ...] = (
+    "page_permutation",
+    "block_table_slack",
+    "batch_invariance",
+    "value_affinity",
+    "merge_laws",
+)
 """Those that need further runs, in the order of `attnfuzz.oracles.relations.catalogue.RELATIONS`."""
 
 ORACLES = USUAL_ORACLES + RELATION_ORACLES

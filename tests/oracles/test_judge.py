@@ -57,14 +57,15 @@ def test_kernel_without_lse_is_judged_by_out_alone(plant: Any, dense: Case) -> N
 def test_passing_case_runs_twice(plant: Any, dense: Case) -> None:
     """A passing case would cost more kernel runs than the two that it needs."""
     runs: list[int] = []
-    assert judge(plant(before=lambda inputs: runs.append(1)), dense, device="cpu").failure is None
+    kernel = plant(before=lambda inputs: runs.append(1))
+    assert judge(kernel, dense, device="cpu", relations=()).failure is None
     assert len(runs) == 2
 
 
 def test_first_run_can_be_believed(plant: Any, dense: Case, failure_of: Any) -> None:
     """Without `thorough` a passing case would not be cheaper, or a failing one less well explained."""
     runs: list[int] = []
-    judge(plant(before=lambda inputs: runs.append(1)), dense, device="cpu", thorough=False)
+    judge(plant(before=lambda inputs: runs.append(1)), dense, device="cpu", thorough=False, relations=())
     assert len(runs) == 1
     verdict = judge(plant(length=lambda n: n + 1 if n else 0), dense, device="cpu", thorough=False)
     assert verdict.failure == failure_of(plant(length=lambda n: n + 1 if n else 0), dense)
@@ -90,7 +91,7 @@ def test_only_oracles_asked_for_are_applied(plant: Any, dense: Case) -> None:
 def test_fixed_tolerance_replaces_the_bound(plant: Any, dense: Case) -> None:
     """A user's own tolerance would not be used, or would be stricter than it says."""
     kernel = plant(average=lambda weights, v: weights @ v + 0.01)
-    passes = judge(kernel, dense, device="cpu", tolerance=FixedTolerance(atol=0.1, rtol=0.0))
+    passes = judge(kernel, dense, device="cpu", tolerance=FixedTolerance(atol=0.1, rtol=0.0), relations=())
     assert passes.failure is None
     assert passes.error_ratio == pytest.approx(0.1, rel=0.01)
     assert judge(kernel, dense, device="cpu", tolerance=FixedTolerance(atol=1e-3, rtol=0.0)).failure is not None
@@ -107,5 +108,6 @@ def test_too_large_a_case_is_refused_before_it_runs(plant: Any, split: SplitDeco
 def test_first_run_comes_first(plant: Any, dense: Case) -> None:
     """Without NaN in dead memory first, what a crash or hang is attributed to would be another run's doing."""
     held: list[bool] = []
-    judge(plant(before=lambda inputs: held.append(bool(inputs.k[0, 5].isnan().any()))), dense, device="cpu")
+    kernel = plant(before=lambda inputs: held.append(bool(inputs.k[0, 5].isnan().any())))
+    judge(kernel, dense, device="cpu", relations=())
     assert held == [True, False]

@@ -88,7 +88,7 @@ def test_passing_cases_run_no_more_often_than_alone(plant: Any, dense: Case, tho
     """Judging in batches would cost more kernel runs than it saves."""
     runs: list[int] = []
     kernel = plant(before=lambda inputs: runs.append(1))
-    judge_many(kernel, [dense] * 3, device="cpu", thorough=thorough)
+    judge_many(kernel, [dense] * 3, device="cpu", thorough=thorough, relations=())
     assert len(runs) == (6 if thorough else 3)
 
 
@@ -121,7 +121,7 @@ def test_only_oracles_asked_for_are_applied(plant: Any, dense: Case) -> None:
 def test_fixed_tolerance_replaces_the_bound(plant: Any, dense: Case) -> None:
     """A user's own tolerance would hold for single cases only."""
     kernel = plant(average=lambda weights, v: weights @ v + 0.01)
-    (verdict,) = judge_many(kernel, [dense], device="cpu", tolerance=FixedTolerance(atol=0.1, rtol=0.0))
+    (verdict,) = judge_many(kernel, [dense], device="cpu", tolerance=FixedTolerance(atol=0.1, rtol=0.0), relations=())
     assert verdict.failure is None
     assert verdict.error_ratio == pytest.approx(0.1, rel=0.01)
 

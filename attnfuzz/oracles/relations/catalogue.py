@@ -4,13 +4,24 @@ import zlib
 from collections.abc import Sequence
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.relations.batch_invariance import BATCH_INVARIANCE
+from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
+from attnfuzz.oracles.relations.merge_laws import MERGE_LAWS
+from attnfuzz.oracles.relations.page_permutation import PAGE_PERMUTATION
 from attnfuzz.oracles.relations.relation import Relation
+from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
 from attnfuzz.oracles.verdict import OracleName, Relations
 from attnfuzz.problems.cases import Case, encode_case
 
 __all__ = ["RELATIONS", "applicable", "chosen", "drawn"]
 
-RELATIONS: tuple[Relation, ...] = ()
+RELATIONS: tuple[Relation, ...] = (
+    PAGE_PERMUTATION,
+    BLOCK_TABLE_SLACK,
+    BATCH_INVARIANCE,
+    VALUE_AFFINITY,
+    MERGE_LAWS,
+)
 """In the order of `attnfuzz.oracles.verdict.RELATION_ORACLES`."""
 
 _ONE_IN_ON_GPU = 8

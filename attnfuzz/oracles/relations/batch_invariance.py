@@ -1,0 +1,95 @@
+"""A row alone and among others: the same bits, for kernels that promise it.
+
+`Supports(batch_invariant=True)` says that a row does not depend on its batch. Then each row by itself must give the
+bits that it gives in the batch, whatever the longest sequence, the width of the table or the size of the grid. No
+oracle that looks at one batch can see this. Without the promise there is nothing to compare: the number of splits may
+follow the batch, and the bits with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.relations.relation import Relation
+from attnfuzz.oracles.relations.transformed import Changed, Results, as_it_is, results_of, unequal_bits
+from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import Case, MergeStatesCase
+from attnfuzz.values import LogicalAttention, LogicalStates
+
+__all__ = ["BATCH_INVARIANCE"]
+
+_MOST_ROWS = 4
+
+
+def _applies(declaration: Declaration, case: Case) -> bool:
+    supports = declaration.supports
+    return supports.deterministic and supports.batch_invariant and _num_rows(case) > 1
+
+
+def _check(trial: Trial) -> Failure | None:
+    case, values = trial.case, trial.reference.values_on(trial.device)
+    together = as_it_is(trial)
+    alone = {name: result.clone() for name, result in together.items()}
+    noun = "token" if isinstance(case, MergeStatesCase) else "sequence"
+    words = f"with that {noun} alone in the batch"
+    for row in _rows(case):
+        found = results_of(trial, Changed(words, _case_of_row(case, row), _values_of_row(values, row)))
+        for name, part in found.items():
+            _row(alone, name, row, case).copy_(part)
+    details = ("the kernel declares Supports(batch_invariant=True): a row does not depend on its batch",)
+    return unequal_bits("batch_invariance", case, together, alone, words, details=details)
+
+
+def _num_rows(case: Case) -> int:
+    return case.num_tokens if isinstance(case, MergeStatesCase) else case.num_seqs
+
+
+def _rows(case: Case) -> list[int]:
+    """Rows to run alone: the first and the last, the shortest and the longest that is not empty, or all."""
+    count = _num_rows(case)
+    if count <= _MOST_ROWS:
+        return list(range(count))
+    if isinstance(case, MergeStatesCase):
+        return [0, count // 3, 2 * count // 3, count - 1]
+    by_length = sorted(range(count), key=lambda row: case.seq_lens[row])
+    shortest = next((row for row in by_length if case.seq_lens[row]), 0)
+    return sorted({0, shortest, by_length[-1], count - 1})
+
+
+def _case_of_row(case: Case, row: int) -> Case:
+    if isinstance(case, MergeStatesCase):
+        return msgspec.structs.replace(case, num_tokens=1)
+    return _sequence(case, row)
+
+
+def _sequence(case: Any, row: int) -> Case:
+    values = msgspec.structs.replace(case.values, needles=())
+    alone: Case = msgspec.structs.replace(case, seq_lens=(case.seq_lens[row],), values=values)
+    return alone
+
+
+def _values_of_row(values: LogicalAttention | LogicalStates, row: int) -> LogicalAttention | LogicalStates:
+    one = slice(row, row + 1)
+    if isinstance(values, LogicalStates):
+        return LogicalStates(
+            values.prefix_output[one],
+            values.suffix_output[one],
+            values.prefix_lse[one],
+            values.suffix_lse[one],
+            values.lse_base2,
+        )
+    k, v = values.sequence(row)
+    return LogicalAttention(values.q[one], k, v, (0, len(k)))
+
+
+def _row(results: Results, name: str, row: int, case: Case) -> Any:
+    """The part of a result that belongs to `row`, as a view."""
+    heads_first = name == "output_lse" and isinstance(case, MergeStatesCase) and case.lse_layout == "HT"
+    return results[name].narrow(1 if heads_first else 0, row, 1)
+
+
+BATCH_INVARIANCE = Relation("batch_invariance", _applies, _check)

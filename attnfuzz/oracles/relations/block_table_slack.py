@@ -1,0 +1,79 @@
+"""Other numbers in the block-table entries that no sequence uses: the same bits.
+
+An entry past a sequence's last page names nothing, so what it holds cannot reach the result, not even within its bound.
+That is what this sees: entries that are followed and whose tokens enter with a small weight, as under a mask of -10000
+or a weight that underflows in one dtype only. They name pages with live tokens, which poison cannot mark.
+
+The width of the table follows the longest sequence of the batch. A kernel may choose its splits by it, and so the order
+of its additions, unless it promises that a row does not depend on its batch; only then the table gets wider too.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.relations.relation import Relation
+from attnfuzz.oracles.relations.transformed import Changed, as_it_is, fits, results_of, unequal_bits
+from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.block_table import block_table_rows
+from attnfuzz.problems.cases import Case, PagedDecodeCase
+from attnfuzz.problems.choices import paddings_of
+
+__all__ = ["BLOCK_TABLE_SLACK"]
+
+_MEANS = {"zero": "are 0", "wrong_page": "name pages of other sequences", "garbage": "are ids that do not exist"}
+
+
+def _applies(declaration: Declaration, case: Case) -> bool:
+    return isinstance(case, PagedDecodeCase) and _changed(declaration, case) is not None
+
+
+def _check(trial: Trial) -> Failure | None:
+    case, declaration = trial.case, trial.kernel.declaration
+    other = _changed(declaration, case) if isinstance(case, PagedDecodeCase) else None
+    if other is None or not isinstance(case, PagedDecodeCase):
+        return None
+    changed = Changed(_words(case, other), other, trial.reference.values_on(trial.device))
+    details = (_entries(case, "were"), _entries(other, "are now"))
+    return unequal_bits(
+        "block_table_slack", case, as_it_is(trial), results_of(trial, changed), changed.words, details=details
+    )
+
+
+def _changed(declaration: Declaration, case: PagedDecodeCase) -> PagedDecodeCase | None:
+    """The case with other unused entries, and more of them where that is promised not to matter; None without any."""
+    supports = declaration.supports
+    if not supports.deterministic:
+        return None
+    columns = case.pages.extra_columns
+    if supports.batch_invariant:
+        columns += case.max_blocks_per_seq + 1
+    others = [padding for padding in paddings_of(supports) if padding != case.pages.padding]
+    padding = others[-1] if others else case.pages.padding
+    changed = msgspec.structs.replace(
+        case, pages=msgspec.structs.replace(case.pages, padding=padding, extra_columns=columns)
+    )
+    is_other = block_table_rows(changed) != block_table_rows(case)
+    return changed if is_other and fits(changed) else None
+
+
+def _words(case: PagedDecodeCase, other: PagedDecodeCase) -> str:
+    what = f"unused block-table entries that {_MEANS[other.pages.padding]}"
+    if other.max_blocks_per_seq == case.max_blocks_per_seq:
+        return f"with {what}"
+    return f"with a block table of {other.max_blocks_per_seq} instead of {case.max_blocks_per_seq} columns, {what}"
+
+
+def _entries(case: PagedDecodeCase, verb: str) -> str:
+    unused = {
+        f"sequence {seq}": list(row[case.blocks_of(seq) :][:6])
+        for seq, row in enumerate(block_table_rows(case))
+        if len(row) > case.blocks_of(seq)
+    }
+    shown = ", ".join(f"{entries} of {seq}" for seq, entries in list(unused.items())[:4])
+    return f"unused entries {verb} {shown}" if unused else "there was no unused entry"
+
+
+BLOCK_TABLE_SLACK = Relation("block_table_slack", _applies, _check)

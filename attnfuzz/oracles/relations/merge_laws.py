@@ -1,0 +1,80 @@
+"""Laws of merging two states.
+
+*Empty is neutral*, bit for bit: beside an empty state the other one has the weight exp(0) = 1 and the sum of weights is
+1, both exact, and so is what they are multiplied with and divided by, however the weights are written (exp of a
+difference, or 1 / (1 + exp of one)). The output is that of the state which holds tokens. What this sees: an epsilon in
+the denominator, an empty state that counts a little (-1e4 in place of -inf), an output that takes the way through a
+shorter dtype. The LSE may be converted to base 2 and back, which rounds.
+
+That merging commutes, associates, and that merge(x, x) adds ln 2, holds within rounding: a fused multiply-add rounds
+one product and not the other, and weights such as exp(lse_x - lse) round ln 2. Accuracy holds all of these results
+against float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.relations.relation import Relation
+from attnfuzz.oracles.relations.transformed import (
+    Changed,
+    as_it_is,
+    results_of,
+    unequal_bits,
+    where_bits_differ,
+)
+from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import Case, MergeStatesCase
+from attnfuzz.values import LogicalStates
+
+__all__ = ["MERGE_LAWS"]
+
+
+def _applies(declaration: Declaration, case: Case) -> bool:
+    return isinstance(case, MergeStatesCase) and declaration.supports.empty_sequences
+
+
+def _check(trial: Trial) -> Failure | None:
+    values: LogicalStates = trial.reference.values_on(trial.device)
+    keeps_prefix = _keeps_prefix(values)
+    empty = torch.tensor(float("-inf"), device=values.prefix_lse.device)
+    changed = Changed(
+        "merged with an empty state",
+        trial.case,
+        replace(
+            values,
+            prefix_lse=torch.where(keeps_prefix, values.prefix_lse, empty),
+            suffix_lse=torch.where(keeps_prefix, empty, values.suffix_lse),
+        ),
+    )
+    name = next(iter(as_it_is(trial)))
+    kept = torch.where(keeps_prefix.unsqueeze(-1), values.prefix_output, values.suffix_output).cpu()
+    holds_tokens = (values.prefix_live | values.suffix_live).unsqueeze(-1).cpu()
+    one, other = {name: kept}, {name: results_of(trial, changed)[name]}
+    return unequal_bits(
+        "merge_laws",
+        trial.case,
+        one,
+        other,
+        changed.words,
+        masks={name: where_bits_differ(one, other)[name] & holds_tokens},
+        as_it_was="in the state that holds tokens",
+        details=("an empty state is neutral: the other one has the weight 1, which is exact",),
+    )
+
+
+def _keeps_prefix(values: LogicalStates) -> Bool[Tensor, "num_tokens num_q_heads"]:
+    """Of each pair the state that stays: by turns the one and the other, where both hold tokens."""
+    prefix, suffix = values.prefix_live, values.suffix_live
+    token = torch.arange(prefix.shape[0], device=prefix.device)[:, None]
+    head = torch.arange(prefix.shape[1], device=prefix.device)
+    return prefix & (~suffix | ((token + head) % 2 == 0))
+
+
+MERGE_LAWS = Relation("merge_laws", _applies, _check)

@@ -1,0 +1,112 @@
+"""The same tokens on the same pages, and the pages at other places in the cache: the same bits.
+
+Attention is over logical positions. Where a page lies decides which addresses are read, not which numbers, nor the
+order in which they are added. So nothing may round differently, and the bits are equal for every kernel that promises
+equal bits for equal inputs. What this sees: a result that depends on the physical order of pages within the error
+bound, as of additions in the order of page ids, or of a live token of another page that enters with a small weight.
+
+Pages only change places with those at the same distance from a multiple of 64 bytes: libraries for CPUs add in another
+order where the alignment of an operand differs (Intel, "Developer Guide for oneMKL", "Obtaining Numerically
+Reproducible Results").
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.relations.relation import Relation
+from attnfuzz.oracles.relations.transformed import Changed, as_it_is, results_of, unequal_bits
+from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.block_table import num_blocks, physical_pages
+from attnfuzz.problems.cases import Case, PagedDecodeCase
+from attnfuzz.problems.placement import Placement, placements
+from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
+from attnfuzz.problems.strides import strided_layout
+from attnfuzz.values.token_table import token_table
+
+__all__ = ["PAGE_PERMUTATION"]
+
+_ALIGNMENT = 64
+"""Bytes: the widest vector register, and a cache line."""
+_SHOWN_PAGES = 6
+
+
+def _applies(declaration: Declaration, case: Case) -> bool:
+    if not isinstance(case, PagedDecodeCase) or not declaration.supports.deterministic:
+        return False
+    return any(_moves(case))
+
+
+def _check(trial: Trial) -> Failure | None:
+    case = trial.case
+    if not isinstance(case, PagedDecodeCase):
+        return None
+    moved_to = _reversed_order(case)
+    changed = Changed(
+        "with its pages at other places in the cache",
+        case,
+        trial.reference.values_on(trial.device),
+        _moved(case, moved_to, trial.device),
+    )
+    return unequal_bits(
+        "page_permutation",
+        case,
+        as_it_is(trial),
+        results_of(trial, changed),
+        changed.words,
+        details=(_list_of_moves(case, moved_to), "the block table names them there; nothing else changed"),
+    )
+
+
+def _moves(case: PagedDecodeCase) -> list[bool]:
+    """For each page that a sequence owns, whether it changes its place."""
+    moved_to = _reversed_order(case)
+    return [moved_to[page] != page for row in physical_pages(case) for page in row]
+
+
+def _reversed_order(case: PagedDecodeCase) -> list[int]:
+    """The new place of each page: the order is reversed among pages of the same alignment."""
+    total, step = num_blocks(case), _pages_to_same_alignment(case)
+    moved_to = list(range(total))
+    for first in range(min(step, total)):
+        places = range(first, total, step)
+        for page, place in zip(places, reversed(places), strict=True):
+            moved_to[page] = place
+    return moved_to
+
+
+def _pages_to_same_alignment(case: PagedDecodeCase) -> int:
+    specs = tensor_specs(case)
+    distances = [
+        strided_layout(specs[name].shape, strides_of(case, name), ITEMSIZE[case.dtype]).strides[0]
+        for name in ("k_cache", "v_cache", "kv_cache")
+        if name in specs
+    ]
+    return math.lcm(*(_ALIGNMENT // math.gcd(_ALIGNMENT, step * ITEMSIZE[case.dtype]) for step in distances))
+
+
+def _moved(case: PagedDecodeCase, moved_to: list[int], device: str) -> Placement:
+    """Live slots at the new places, and a table that names them there; ids of pages that do not exist stay."""
+    (placement,) = placements([case], token_table([case], device))
+    pages, offsets = placement.slots
+    table = placement.block_table
+    if table is None:
+        raise TypeError(f"a case of {case.problem} has no block table")
+    places = torch.tensor(moved_to, device=device)
+    exists = (table >= 0) & (table < len(moved_to))
+    new_table = torch.where(exists, places[table.clamp(0, len(moved_to) - 1).long()], table).to(table.dtype)
+    return replace(placement, slots=(places[pages], offsets), block_table=new_table)
+
+
+def _list_of_moves(case: PagedDecodeCase, moved_to: list[int]) -> str:
+    pages = dict.fromkeys(page for row in physical_pages(case) for page in row)
+    moves = [f"page {page} is now page {moved_to[page]}" for page in pages if moved_to[page] != page]
+    return ", ".join(moves[:_SHOWN_PAGES]) + (", ..." if len(moves) > _SHOWN_PAGES else "")
+
+
+PAGE_PERMUTATION = Relation("page_permutation", _applies, _check)
