@@ -17,6 +17,7 @@ _COMMANDS = {
     "replay": "attnfuzz.cli.replay",
     "list": "attnfuzz.cli.listing",
     "show": "attnfuzz.cli.show",
+    "explain": "attnfuzz.cli.explain",
     "repro": "attnfuzz.cli.repro",
     "merge": "attnfuzz.cli.merge",
     "mutants": "attnfuzz.cli.mutants",

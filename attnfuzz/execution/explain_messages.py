@@ -3,18 +3,20 @@
 import msgspec
 
 from attnfuzz.explaining.explanation import Explanation
+from attnfuzz.oracles.verdict import OracleName
 
 __all__ = ["ExplainReply", "ExplainRequest"]
 
 
 class ExplainRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Explain what the kernel `target` does wrong on `case`, the JSON of a case of its problem.
+    """Explain what the kernel `target` does wrong on `case`, the JSON of a case of its problem, as `oracle` says.
 
     No run of the kernel begins after so many `seconds`.
     """
 
     target: str
     case: msgspec.Raw
+    oracle: OracleName
     seconds: float
 
 

@@ -146,7 +146,7 @@ class JudgingService:
         request = msgspec.json.decode(payload, type=ExplainRequest)
         kernel = self._kernel(request.target)
         case = decode_case(kernel.declaration.problem, bytes(request.case))
-        found = explain_case(kernel, case, device=self.device, seconds=request.seconds)
+        found = explain_case(kernel, case, device=self.device, oracle=request.oracle, seconds=request.seconds)
         return ExplainReply(found, last=self.device == "cuda")
 
     def _growth_after(self, payload: bytes) -> GrowthReply:

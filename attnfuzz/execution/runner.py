@@ -215,20 +215,23 @@ class Runner:
         if "crash" not in self.oracles:
             return None
         encoded = msgspec.Raw(encode_case(case))
-        self.restart()
+        if not self._is_fresh:
+            self.restart()
         try:
             return find_leak(lambda calls: self._use_after(declaration, encoded, calls, timeout_s))
         finally:
             self.restart()
 
-    def explain(self, declaration: Declaration, case: Case, *, seconds: float) -> Explanation:
-        """What variations of a failing case tell about it; no run begins after so many `seconds`.
+    def explain(
+        self, declaration: Declaration, case: Case, *, seconds: float, oracle: OracleName = "accuracy"
+    ) -> Explanation:
+        """What variations of a case that `oracle` objects to tell about it; no run begins after so many `seconds`.
 
         Where the kernel ends its process, or hangs, that is what the explanation says. Raises what `judge` raises.
         """
         check_size(case)
         self._ensure_loaded(declaration)
-        request = ExplainRequest(declaration.target, msgspec.Raw(encode_case(case)), seconds)
+        request = ExplainRequest(declaration.target, msgspec.Raw(encode_case(case)), oracle, seconds)
         outcome = self._executor.call("explain", msgspec.json.encode(request), timeout_s=seconds + self.timeout_s)
         if isinstance(outcome, Reply):
             return msgspec.json.decode(outcome.body, type=ExplainReply).explanation
@@ -334,6 +337,11 @@ class Runner:
         reply = msgspec.json.decode(outcome.body, type=JudgeManyReply)
         self.gpu_share = reply.gpu_share
         return None if reply.lost is not None else reply
+
+    @property
+    def _is_fresh(self) -> bool:
+        """Whether the present executor has not imported any kernel yet."""
+        return self._executor.pid is not None and self._executor.pid != self._loaded[0]
 
     def _ensure_loaded(self, declaration: Declaration) -> None:
         """Have the present executor import the kernel, with more patience than for a case."""

@@ -33,11 +33,11 @@ def ablate(
         outcomes[fails(changed)].append(words)
     lines = []
     if outcomes[False]:
-        lines.append(f"passes with {_listed(outcomes[False])}")
+        lines.append(f"passes with one change: {_listed(outcomes[False])}")
     if outcomes[True]:
-        lines.append(f"still fails with {_listed(outcomes[True])}")
+        lines.append(f"still fails with any of: {_listed(outcomes[True])}")
     return tuple(lines)
 
 
 def _listed(found: list[str]) -> str:
-    return ", with ".join(found[:_SHOWN])
+    return "; ".join(found[:_SHOWN])

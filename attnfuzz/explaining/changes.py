@@ -127,16 +127,16 @@ def _of_any(case: Case, supports: Supports, options: Options) -> Iterator[Change
         if kind != "contiguous":
             others = {other: stride for other, stride in case.strides.items() if other != name}
             yield f"{name} contiguous instead of {kind}", changed(case, strides=others)
-    for name, choices in sorted(options.items()):
-        old = case.options.get(name)
-        for choice in [choice for choice in choices if choice != old][:_MOST_CHOICES]:
-            yield f"{name}={choice} instead of {old}", changed(case, options={**case.options, name: choice})
     layout = case.layout if isinstance(case, PagedDecodeCase) else None
     for size in _nearest(head_sizes_of(supports, case.dtype, layout), case.head_size):
         yield f"head_size {size} instead of {case.head_size}", with_head_size(case, size)
     for dtype in dtypes_of(supports):
         if dtype != case.dtype:
             yield f"{dtype} instead of {case.dtype}", changed(case, dtype=dtype)
+    for name, choices in sorted(options.items()):
+        old = case.options.get(name)
+        for choice in [choice for choice in choices if choice != old][:_MOST_CHOICES]:
+            yield f"{name}={choice} instead of {old}", changed(case, options={**case.options, name: choice})
 
 
 def _nearest(sizes: tuple[int, ...], size: int) -> list[int]:

@@ -21,6 +21,7 @@ from attnfuzz.explaining.weights import MAX_PLACES, Weights, measure, settle_key
 from attnfuzz.explaining.words import joined, scope
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.observation import KernelRaised
+from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.oracles.words import number, ranges
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.values import LogicalStates
@@ -31,15 +32,17 @@ _MAX_ROWS = 4096
 _MOST_LINES = 8
 
 
-def explain_case(kernel: Kernel, case: Case, *, device: str, seconds: float) -> Explanation:
-    """Run `kernel` on variations of `case` for at most so many seconds; a run that has begun is waited for.
+def explain_case(
+    kernel: Kernel, case: Case, *, device: str, seconds: float, oracle: OracleName = "accuracy"
+) -> Explanation:
+    """Run `kernel` on variations of `case`, to which `oracle` objects; begin no run after so many seconds.
 
     A crash or hang ends or blocks this process, as in judging.
     """
     until = time.monotonic() + seconds
     explaining = _Explaining(Rig(kernel, case, device=device, is_over=lambda: time.monotonic() > until))
     try:
-        explaining.explain()
+        explaining.explain(stray_first=oracle == "dead_memory")
     except OutOfRuns:
         explaining.lines.append("(there was no time to find out more)")
     except KernelRaised as raised:
@@ -59,7 +62,8 @@ class _Explaining:
         self.lines: list[str] = []
         self.drawn: list[WeightedRow] = []
 
-    def explain(self) -> None:
+    def explain(self, *, stray_first: bool) -> None:
+        """`stray_first`: find out where dead memory enters before anything else."""
         if self._is_unstable():
             return
         settle_keys(self.rig)
@@ -68,9 +72,10 @@ class _Explaining:
                 f"the case has {self.places.count} places to read from and {self._num_rows} rows, too many to weigh "
                 f"(at most {MAX_PLACES} and {_MAX_ROWS}); shrink it first"
             )
-        else:
-            self._weigh()
-        self._trace()
+            self._trace()
+            return
+        for step in (self._trace, self._weigh) if stray_first else (self._weigh, self._trace):
+            step()
 
     @property
     def _num_rows(self) -> int:

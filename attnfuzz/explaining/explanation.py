@@ -8,12 +8,15 @@ __all__ = ["Explanation", "WeightBox", "WeightedRow"]
 
 
 class WeightBox(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Weights of places that lie together, one number for each; ``got`` is None where it is no number.
+    """Weights of places that lie together, one for each of ``numbers``: offsets or rows, as ``unit`` says.
 
+    ``got`` is None where it is no number.
     ``skipped``: the box stands for that many pages whose weights are right.
     """
 
     title: str
+    unit: str = ""
+    numbers: tuple[int, ...] = ()
     got: tuple[float | None, ...] = ()
     expected: tuple[float, ...] = ()
     wrong: tuple[bool, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 from attnfuzz.explaining.explanation import WeightBox, WeightedRow
 from attnfuzz.explaining.places import SIDES, Places
@@ -32,7 +32,7 @@ def _boxes(case: Case, places: Places, weights: Weights, row: int) -> Iterator[W
     if isinstance(case, MergeStatesCase):
         own = [places.number(side, *divmod(row, case.num_q_heads)) for side in range(2)]
         for side, place in zip(SIDES, own, strict=True):
-            yield _box(weights, row, side, [place])
+            yield _box(weights, row, side, [place], "", [0])
         yield from _others(places, weights, row, set(own))
         return
     seq, head = divmod(row, case.num_q_heads)
@@ -42,7 +42,7 @@ def _boxes(case: Case, places: Places, weights: Weights, row: int) -> Iterator[W
     for title, slots in _pages(case, seq):
         own = [places.number(*slot, kv_head) for slot in slots]
         drawn.update(own)
-        boxes.append(_box(weights, row, title, own))
+        boxes.append(_box(weights, row, title, own, _unit(case), [b for _, b in slots]))
     yield from _with_gaps(boxes)
     yield from _others(places, weights, row, drawn)
 
@@ -55,7 +55,10 @@ def _pages(case: AttentionCase, seq: int) -> Iterator[tuple[str, list[tuple[int,
         return
     for start in range(0, case.seq_lens[seq], _MOST_SLOTS):
         end = min(start + _MOST_SLOTS, case.seq_lens[seq])
-        yield f"rows {start}-{end - 1}", [(seq, position) for position in range(start, end)]
+        yield (
+            f"rows {start}-{end - 1}" if end - start > 1 else f"row {start}",
+            [(seq, position) for position in range(start, end)],
+        )
 
 
 def _with_gaps(boxes: list[WeightBox]) -> Iterator[WeightBox]:
@@ -79,7 +82,9 @@ def _others(places: Places, weights: Weights, row: int, drawn: set[int]) -> Iter
         a, b, c = places.coordinates(place)
         by_box.setdefault(_title(places, a, b, c), []).append(place)
     for title, chosen in list(by_box.items())[:_MOST_BOXES]:
-        yield _box(weights, row, title, chosen)
+        numbers = [places.coordinates(place)[1] for place in chosen]
+        unit = "" if isinstance(places.case, MergeStatesCase) else _unit(places.case)
+        yield _box(weights, row, title, chosen, unit, numbers)
 
 
 def _title(places: Places, a: int, b: int, c: int) -> str:
@@ -90,11 +95,17 @@ def _title(places: Places, a: int, b: int, c: int) -> str:
     return f"also read: {where}{head}"
 
 
-def _box(weights: Weights, row: int, title: str, chosen: Iterable[int]) -> WeightBox:
-    chosen = list(chosen)[:_MOST_SLOTS]
+def _unit(case: Case) -> str:
+    return "offset" if isinstance(case, PagedDecodeCase) else "row"
+
+
+def _box(weights: Weights, row: int, title: str, chosen: Sequence[int], unit: str, numbers: Sequence[int]) -> WeightBox:
+    chosen = chosen[:_MOST_SLOTS]
     got = [float(weights.got[row, place]) for place in chosen]
     return WeightBox(
         title=title,
+        unit=unit,
+        numbers=tuple(numbers[:_MOST_SLOTS]),
         got=tuple(value if math.isfinite(value) else None for value in got),
         expected=tuple(float(weights.expected[row, place]) for place in chosen),
         wrong=tuple(bool(weights.wrong[row, place]) for place in chosen),

@@ -1,0 +1,108 @@
+"""``attnfuzz explain``: what a kernel does wrong on a saved case, in words and as a picture."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from attnfuzz.cli.configured import TOLERANCE, profile_option
+from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, writable_file
+from attnfuzz.cli.refusal import Refusal, refusing
+
+if TYPE_CHECKING:
+    from attnfuzz.corpus import Regression
+    from attnfuzz.execution.runner import Runner
+    from attnfuzz.problems.tolerance import Tolerance
+    from attnfuzz.report.explained import Explained
+
+__all__ = ["command"]
+
+_PICTURES = (".svg", ".png")
+_WEIGHING_S = 20.0
+_CHANGING_S = 10.0
+
+
+def _picture_file(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None and value.suffix not in _PICTURES:
+        raise click.BadParameter(f"{str(value)!r} must end in .svg or .png", ctx, param)
+    return writable_file(ctx, param, value)
+
+
+@click.command(epilog=KERNEL_HELP)
+@click.argument("case", type=click.Path(path_type=Path), metavar="CASE")
+@click.option("--kernel", metavar="KERNEL", help="Explain what this kernel does on the case instead.")
+@click.option("-o", "--output", type=FILE, callback=_picture_file, help="Also draw the weights: FILE.svg or FILE.png.")
+@click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write everything as JSON.")
+@click.option("--device", type=DEVICE, default="auto", show_default=True)
+@TOLERANCE
+@profile_option("device", "tolerance")
+def command(
+    case: Path, kernel: str | None, output: Path | None, json_file: Path | None, device: str, tolerance: Tolerance
+) -> int:
+    """Run the regression file CASE in variations and say what is wrong.
+
+    Which weight each token was given and which it should have, where stray values enter, and which single changes of
+    the case make it pass. The exit status is 1 if the case fails.
+    """
+    with refusing():
+        from attnfuzz.corpus import load_regression
+        from attnfuzz.execution.runner import Runner
+
+        regression = load_regression(case)
+        with Runner(device=device, tolerance=tolerance) as runner:
+            explained = _explain(case, regression, kernel, runner)
+    from attnfuzz.report.explained import print_explained
+    from attnfuzz.report.terminal import make_console
+
+    _write(explained, output, json_file)
+    print_explained(make_console(), explained)
+    return 1 if explained.failure is not None else 0
+
+
+def _explain(path: Path, regression: Regression, kernel: str | None, runner: Runner) -> Explained:
+    import msgspec
+
+    from attnfuzz.campaign.explained import explain_failure
+    from attnfuzz.campaign.replay import resolve_target
+    from attnfuzz.campaign.saved_run import run_saved
+    from attnfuzz.explaining.explanation import Explanation
+    from attnfuzz.problems.supported import adapt_options, why_unsupported
+    from attnfuzz.report.explained import Explained
+
+    (declaration, *_) = runner.declarations([kernel or resolve_target(regression.kernel, path)])
+    if declaration.problem != regression.problem:
+        raise Refusal(
+            f"{path} is a case of {regression.problem}, but kernel {declaration.target!r} computes "
+            f"{declaration.problem}; name another with --kernel"
+        )
+    case = adapt_options(regression.case, declaration.options)
+    if (objection := why_unsupported(declaration.supports, declaration.options, case)) is not None:
+        raise Refusal(f"kernel {declaration.target!r} does not support this case: {objection}; name another kernel")
+    failure = run_saved(regression, declaration, runner).verdict.failure
+    explanation = Explanation()
+    if failure is not None:
+        explanation = explain_failure(
+            runner, declaration, case, failure, seconds=_WEIGHING_S, until=time.monotonic() + _WEIGHING_S + _CHANGING_S
+        )
+    return Explained(path, msgspec.structs.replace(regression, case=case), declaration, failure, explanation)
+
+
+def _write(explained: Explained, output: Path | None, json_file: Path | None) -> None:
+    from attnfuzz.report.explained import write_explained
+    from attnfuzz.report.explained_png import RasteriserMissing, explained_png
+    from attnfuzz.report.explained_svg import explained_svg
+    from attnfuzz.report.files import write_file
+
+    try:
+        if output is not None:
+            is_svg = output.suffix == ".svg"
+            write_file(output, explained_svg(explained).encode() if is_svg else explained_png(explained))
+        if json_file is not None:
+            write_explained(json_file, explained)
+    except RasteriserMissing as error:
+        raise Refusal(f"-o {str(output)!r}: {error}") from error
+    except OSError as error:
+        raise Refusal(f"{error.filename or 'the file'} cannot be written: {error.strerror}") from error
