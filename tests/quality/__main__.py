@@ -1,4 +1,7 @@
-"""`python -m tests.quality [FILE]`: time to find and shrunk size of every mutant, as a table in Markdown."""
+"""`python -m tests.quality [FILE]`: time to find and shrunk size of every mutant, as a table in Markdown.
+
+The exit status is 1 if one is not found, not shrunk as far as it could be, or found in the correct kernel too.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,24 @@ import datetime
 import os
 import platform
 import statistics
+import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 import triton
 
+from attnfuzz.execution.runner import Runner
 from attnfuzz.problems.cases import MergeStatesCase
-from tests.quality.hunting import Catch, hunt
-from tests.quality.mutants import MUTANTS, Mutant
+from tests.quality.hunting import Catch, NotFound, flaws, hunt
+from tests.quality.mutants import MUTANTS, Mutant, mutant_named
 
 WORKERS = 2
 BUDGET_S = {"cpu": 60, "cuda": 120}
+
+Hunted = tuple[Mutant, Catch | None]
 
 
 def main() -> None:
@@ -27,27 +35,40 @@ def main() -> None:
     parser.add_argument("file", nargs="?", type=Path, help="also write the table there")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--jobs", type=int, default=1, help="mutants hunted at once")
+    parser.add_argument("--only", nargs="+", metavar="MUTANT", help="hunt these")
     arguments = parser.parse_args()
+    mutants = [mutant_named(name) for name in arguments.only] if arguments.only else MUTANTS
+    complaints: list[str] = []
 
-    def catch(mutant: Mutant) -> Catch:
-        device = arguments.device
-        with tempfile.TemporaryDirectory() as folder:
-            caught = hunt(mutant, Path(folder), seed=1, workers=WORKERS, device=device, budget_s=BUDGET_S[device])
-        print(_row(mutant, caught), flush=True)
-        return caught
+    with Runner(device=arguments.device) as runner, ThreadPoolExecutor(arguments.jobs) as pool:
 
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        catches = list(zip(MUTANTS, pool.map(catch, MUTANTS), strict=True))
-    page = "\n".join([*_header(catches, arguments.device), *(_row(mutant, caught) for mutant, caught in catches), ""])
+        def catch(mutant: Mutant) -> Catch | None:
+            caught = _hunt(mutant, arguments.device, runner, complaints)
+            print(_row(mutant, caught), flush=True)
+            return caught
+
+        hunted: list[Hunted] = list(zip(mutants, pool.map(catch, mutants), strict=True))
+    page = "\n".join([*_header(hunted, arguments.device), *(_row(*one) for one in hunted), ""])
     print(page)
     if arguments.file is not None:
         arguments.file.write_text(page)
+    sys.exit("\n".join(complaints) or 0)
 
 
-def _header(catches: list[tuple[Mutant, Catch]], device: str) -> list[str]:
-    seen = [catch.first_seen_s for _, catch in catches]
-    done = [(catch, catch.shrunk_s) for _, catch in catches if catch.shrunk_s is not None]
-    shrunk = [shrunk_s for _, shrunk_s in done]
+def _hunt(mutant: Mutant, device: str, runner: Runner, complaints: list[str]) -> Catch | None:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            caught = hunt(mutant, Path(folder), seed=1, workers=WORKERS, device=device, budget_s=BUDGET_S[device])
+        except NotFound as error:
+            complaints.append(str(error))
+            return None
+        complaints += [f"{mutant.name}: {flaw}" for flaw in flaws(mutant, caught, runner)]
+        return caught
+
+
+def _header(hunted: Sequence[Hunted], device: str) -> list[str]:
+    catches = [catch for _, catch in hunted if catch is not None]
+    done = [(catch, catch.shrunk_s) for catch in catches if catch.shrunk_s is not None]
     shrinking = [shrunk_s - catch.first_seen_s for catch, shrunk_s in done]
     fatal = [
         shrunk_s - catch.first_seen_s
@@ -66,20 +87,39 @@ def _header(catches: list[tuple[Mutant, Catch]], device: str) -> list[str]:
         f"`attnfuzz explore --fail-fast --workers {WORKERS} --seed 1`. Seconds count from the start of the command, "
         "start-up and imports included.",
         "",
-        f"{len(catches)} of {len(MUTANTS)} found; {sum(s <= 10 for s in seen)} within 10 s; "
-        f"time to find: median {statistics.median(seen):.1f} s, longest {max(seen):.1f} s; "
-        f"{len(done)} shrunk to the end: median {statistics.median(shrunk):.1f} s, longest {max(shrunk):.1f} s; "
-        f"first failure to final case: median {statistics.median(shrinking):.1f} s, longest {max(shrinking):.1f} s, "
+        f"- Bugs that have shipped, re-created in the bundled kernels: {_score(_of(hunted, historical=True))}",
+        f"- Other mistakes of the same kinds: {_score(_of(hunted, historical=False))}",
+        f"- Shrunk to the end: {len(done)}, after a median of {_median([shrunk_s for _, shrunk_s in done])}; "
+        f"first failure to final case: median {_median(shrinking)}, longest {max(shrinking, default=0.0):.1f} s, "
         f"of crashes and hangs {max(fatal, default=0.0):.1f} s.",
         "",
-        "| mutant | bug | class | oracle | found, s | shrunk, s | smallest case |",
-        "|---|---|---|---|---:|---:|---|",
+        "| mutant | bug | class | re-created from | oracle | found, s | shrunk, s | smallest case |",
+        "|---|---|---|---|---|---:|---:|---|",
     ]
 
 
-def _row(mutant: Mutant, catch: Catch) -> str:
-    cells = [mutant.name, mutant.bug, mutant.classes, catch.regression.finding.oracle]
-    cells += [f"{catch.first_seen_s:.1f}", _shrunk(catch), _size(catch)]
+def _of(hunted: Sequence[Hunted], *, historical: bool) -> list[Catch | None]:
+    return [catch for mutant, catch in hunted if bool(mutant.reference) is historical]
+
+
+def _score(catches: Sequence[Catch | None]) -> str:
+    seen = [catch.first_seen_s for catch in catches if catch is not None]
+    share = f" ({100 * len(seen) / len(catches):.0f}%)" if catches else ""
+    within = f"{sum(seconds <= 10 for seconds in seen)} within 10 s"
+    longest = f"longest {max(seen, default=0.0):.1f} s"
+    return f"{len(seen)} of {len(catches)} found{share}, {within}; time to find: median {_median(seen)}, {longest}."
+
+
+def _median(seconds: Sequence[float]) -> str:
+    return f"{statistics.median(seconds):.1f} s" if seconds else "none"
+
+
+def _row(mutant: Mutant, catch: Catch | None) -> str:
+    cells = [mutant.name, mutant.bug, mutant.classes, mutant.reference]
+    if catch is None:
+        cells += ["not found", "", "", ""]
+    else:
+        cells += [catch.regression.finding.oracle, f"{catch.first_seen_s:.1f}", _shrunk(catch), _size(catch)]
     return f"| {' | '.join(cells)} |"
 
 

@@ -1,4 +1,4 @@
-"""Sets attnfuzz on a mutant, through the command line that users have."""
+"""Sets attnfuzz on a mutant, through the command line that users have, and looks at what it brings."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from attnfuzz.corpus import Regression, load_regression
-from attnfuzz.problems.cases import Case
+from attnfuzz.execution.runner import Runner
+from attnfuzz.problems.cases import Case, MergeStatesCase, encode_case
 from tests.quality.mutants import Mutant
 from tests.quality.planting import plant
 
-__all__ = ["BUDGET_S", "Catch", "hunt"]
+__all__ = ["BUDGET_S", "Catch", "NotFound", "flaws", "hunt"]
 
 BUDGET_S = 60
+_MOST_ROWS = 2
+
+
+class NotFound(AssertionError):  # noqa: N818 - says what happened
+    """The campaign ended without a finding, or did not run."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class Catch:
 def hunt(
     mutant: Mutant, folder: Path, *, seed: int, workers: int, device: str = "cpu", budget_s: int = BUDGET_S
 ) -> Catch:
-    """Explore the mutant until its bug is found and shrunk; raises AssertionError if it is not within the budget."""
+    """Explore the mutant until its bug is found and shrunk; raises NotFound if it is not within the budget."""
     target = plant(mutant, folder)
     summary = folder / "summary.json"
     command = [sys.executable, "-m", "attnfuzz", "explore", target, "--budget", f"{budget_s}s", "--fail-fast"]
@@ -48,7 +56,7 @@ def hunt(
     command += ["--save-dir", str(folder / "found"), "--json", str(summary)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=4 * budget_s)
     if done.returncode != 1:
-        raise AssertionError(f"{mutant.name} was not found (exit {done.returncode}):\n{done.stdout}\n{done.stderr}")
+        raise NotFound(f"{mutant.name} was not found (exit {done.returncode}):\n{done.stdout}\n{done.stderr}")
     report = json.loads(summary.read_text())
     finding = report["kernels"][0]["findings"][0]
     path = Path(finding["path"])
@@ -60,3 +68,20 @@ def hunt(
         first_seen_s=finding["first_seen_s"],
         shrunk_s=finding["shrunk_s"],
     )
+
+
+def flaws(mutant: Mutant, catch: Catch, runner: Runner) -> list[str]:
+    """What is wrong with a catch: another oracle objects, the case is not as small as it could be, or it is no bug."""
+    found, case = [], catch.case
+    oracle = catch.regression.finding.oracle
+    if mutant.oracle not in ("any", oracle):
+        found.append(f"{oracle} objects, not {mutant.oracle}")
+    rows = case.num_tokens if isinstance(case, MergeStatesCase) else case.num_seqs
+    fields = msgspec.json.decode(encode_case(case))
+    if rows > _MOST_ROWS or any(fields.get(name) != value for name, value in mutant.minimal.items()):
+        found.append(f"not shrunk to {mutant.minimal}: {fields}")
+    (correct,) = runner.declarations([mutant.kernel])
+    failure = runner.judge(correct, case).failure
+    if failure is not None:
+        found.append(f"the correct kernel fails too: {failure.message}")
+    return found

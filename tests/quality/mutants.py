@@ -28,6 +28,8 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     oracle: str
     minimal: dict[str, Any]
     edits: tuple[Edit, ...]
+    reference: str = ""
+    in_suite: bool = False
 
 
 class _Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
