@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from attnfuzz.explaining.counts import Counts, count_tokens
-from attnfuzz.explaining.redirected import read_elsewhere
+from attnfuzz.explaining.redirected import another_page, read_elsewhere
 from attnfuzz.explaining.row import MeasuredRow, Reading
 from attnfuzz.explaining.sets import descriptions
 from attnfuzz.explaining.words import weight
@@ -117,7 +117,7 @@ def _counted(row: MeasuredRow, counts: Counts | None) -> Reading | None:
     for times in sorted({int(counts.times[position]) for position in repeated}):
         positions = counts.positions(times)
         got, expected = (weight(part[row.own[positions]].sum()) for part in (row.got, row.expected))
-        often = {2: "twice"}.get(times, f"{times} times")
+        often = _often(times)
         verb = "has" if len(positions) == 1 else "have"
         texts.append(f"{row.tokens(positions)} {verb} weight {got}, expected {expected}: counted {often}")
         general += [f"{name} is counted {often}" for name in descriptions(row.case, row.length, positions)]
@@ -127,10 +127,13 @@ def _counted(row: MeasuredRow, counts: Counts | None) -> Reading | None:
 
 def _read_twice(row: MeasuredRow, counts: Counts, dropped: list[int], repeated: list[int]) -> Reading:
     """As many tokens missing as there are too many: some are read from the places of others."""
+    pages = another_page(row, row.own[repeated].tolist(), dropped)
+    if pages is not None:
+        return pages
     sources = [position for position in repeated for _ in range(int(counts.times[position]) - 1)]
     texts = [
         f"{row.tokens([position])} has weight 0, expected {weight(row.expected[row.own[position]])}, and "
-        f"{row.tokens([source])} is counted {int(counts.times[source])} times: it is read in its place"
+        f"{row.tokens([source])} is counted {_often(int(counts.times[source]))}: it is read in its place"
         for position, source in zip(dropped, sources, strict=True)
     ]
     steps = {source - position for position, source in zip(dropped, sources, strict=True)}
@@ -138,6 +141,10 @@ def _read_twice(row: MeasuredRow, counts: Counts, dropped: list[int], repeated: 
     if len(steps) == 1:
         general.insert(0, f"token t is read from the place of token t{steps.pop():+d}")
     return Reading("; ".join(texts[:_SHOWN]) + ("; ..." if len(texts) > _SHOWN else ""), tuple(general))
+
+
+def _often(times: int) -> str:
+    return "twice" if times == 2 else f"{times} times"
 
 
 def _factor(row: MeasuredRow, counts: Counts) -> Reading | None:

@@ -11,14 +11,14 @@ from attnfuzz.explaining.words import weight
 from attnfuzz.problems.block_table import block_table_rows
 from attnfuzz.problems.cases import PagedDecodeCase
 
-__all__ = ["read_elsewhere"]
+__all__ = ["another_page", "read_elsewhere"]
 
 _SHOWN = 3
 
 
 def read_elsewhere(row: MeasuredRow, gained: list[int], lost: list[int]) -> Reading:
     """A row with weight in places `gained`, none of which it owns, and none at its positions `lost`."""
-    for explain in (_another_head, _past_the_end, _another_sequence, _another_page, _other_slots):
+    for explain in (_another_head, _past_the_end, _another_sequence, another_page, _other_slots):
         found = explain(row, gained, lost)
         if found is not None:
             return found
@@ -115,8 +115,8 @@ def _another_sequence(row: MeasuredRow, gained: list[int], lost: list[int]) -> R
     return None
 
 
-def _another_page(row: MeasuredRow, gained: list[int], lost: list[int]) -> Reading | None:
-    """Whole pages, or what of them is live, read from elsewhere at the same offsets."""
+def another_page(row: MeasuredRow, gained: list[int], lost: list[int]) -> Reading | None:
+    """Whole pages, or what of them is live, read from elsewhere at the same offsets; None if that is not what it is."""
     case = row.case
     if not isinstance(case, PagedDecodeCase) or not lost:
         return None

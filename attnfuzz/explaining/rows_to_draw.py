@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from jaxtyping import Bool
+from torch import Tensor
+
+from attnfuzz.explaining.counts import count_tokens
 from attnfuzz.explaining.explanation import WeightBox, WeightedRow
 from attnfuzz.explaining.places import SIDES, Places
 from attnfuzz.explaining.weights import Weights
@@ -14,37 +19,73 @@ from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedD
 
 __all__ = ["rows_to_draw"]
 
-_MOST_ROWS = 4
+_MOST_ROWS = 3
 _MOST_BOXES = 12
 _MOST_SLOTS = 64
 
 
 def rows_to_draw(case: Case, places: Places, weights: Weights, wrong: list[int]) -> list[WeightedRow]:
     """The first wrong rows, or the first row if none is."""
-    chosen = wrong[:_MOST_ROWS] or [0]
-    return [
-        WeightedRow(title=row_name(case, row), wrong=row in wrong, boxes=tuple(_boxes(case, places, weights, row)))
-        for row in chosen
-    ]
+    rows = []
+    for row in wrong[:_MOST_ROWS] or [0]:
+        drawn = _Row(case, places, weights, row, to_blame(case, places, weights, row))
+        rows.append(WeightedRow(title=row_name(case, row), wrong=row in wrong, boxes=tuple(_boxes(drawn))))
+    return rows
 
 
-def _boxes(case: Case, places: Places, weights: Weights, row: int) -> Iterator[WeightBox]:
+def to_blame(case: Case, places: Places, weights: Weights, row: int) -> Bool[Tensor, " places"]:
+    """Weights that are wrong by themselves, where that can be told from those that are the others' complement."""
+    wrong = weights.wrong[row].clone()
+    if isinstance(case, AttentionCase):
+        seq, head = divmod(row, case.num_q_heads)
+        own = places.own(seq, head // case.gqa_ratio)
+        counts = count_tokens(weights.got[row][own], weights.expected[row][own], weights.bound[row][own])
+        if counts is not None and bool((counts.times != 1).any()):
+            wrong[own] = counts.times != 1
+    return wrong
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row, and which of its weights are to blame."""
+
+    case: Case
+    places: Places
+    weights: Weights
+    number: int
+    wrong: Bool[Tensor, " places"]
+
+    def box(self, title: str, chosen: Sequence[int], unit: str = "", numbers: Sequence[int] = (0,)) -> WeightBox:
+        """The weights of `chosen` places, at `numbers`."""
+        chosen = chosen[:_MOST_SLOTS]
+        got = [float(self.weights.got[self.number, place]) for place in chosen]
+        return WeightBox(
+            title=title,
+            unit=unit,
+            numbers=tuple(numbers[:_MOST_SLOTS]),
+            got=tuple(value if math.isfinite(value) else None for value in got),
+            expected=tuple(float(self.weights.expected[self.number, place]) for place in chosen),
+            wrong=tuple(bool(self.wrong[place]) for place in chosen),
+        )
+
+
+def _boxes(row: _Row) -> Iterator[WeightBox]:
+    case, places = row.case, row.places
     if isinstance(case, MergeStatesCase):
-        own = [places.number(side, *divmod(row, case.num_q_heads)) for side in range(2)]
+        own = [places.number(side, *divmod(row.number, case.num_q_heads)) for side in range(2)]
         for side, place in zip(SIDES, own, strict=True):
-            yield _box(weights, row, side, [place], "", [0])
-        yield from _others(places, weights, row, set(own))
+            yield row.box(side, [place])
+        yield from _others(row, set(own))
         return
-    seq, head = divmod(row, case.num_q_heads)
-    kv_head = head // case.gqa_ratio
+    seq, head = divmod(row.number, case.num_q_heads)
     drawn: set[int] = set()
     boxes = []
     for title, slots in _pages(case, seq):
-        own = [places.number(*slot, kv_head) for slot in slots]
+        own = [places.number(*slot, head // case.gqa_ratio) for slot in slots]
         drawn.update(own)
-        boxes.append(_box(weights, row, title, own, _unit(case), [b for _, b in slots]))
+        boxes.append(row.box(title, own, _unit(case), [b for _, b in slots]))
     yield from _with_gaps(boxes)
-    yield from _others(places, weights, row, drawn)
+    yield from _others(row, drawn)
 
 
 def _pages(case: AttentionCase, seq: int) -> Iterator[tuple[str, list[tuple[int, int]]]]:
@@ -55,10 +96,8 @@ def _pages(case: AttentionCase, seq: int) -> Iterator[tuple[str, list[tuple[int,
         return
     for start in range(0, case.seq_lens[seq], _MOST_SLOTS):
         end = min(start + _MOST_SLOTS, case.seq_lens[seq])
-        yield (
-            f"rows {start}-{end - 1}" if end - start > 1 else f"row {start}",
-            [(seq, position) for position in range(start, end)],
-        )
+        title = f"rows {start}-{end - 1}" if end - start > 1 else f"row {start}"
+        yield title, [(seq, position) for position in range(start, end)]
 
 
 def _with_gaps(boxes: list[WeightBox]) -> Iterator[WeightBox]:
@@ -74,17 +113,15 @@ def _with_gaps(boxes: list[WeightBox]) -> Iterator[WeightBox]:
         yield box
 
 
-def _others(places: Places, weights: Weights, row: int, drawn: set[int]) -> Iterator[WeightBox]:
+def _others(row: _Row, drawn: set[int]) -> Iterator[WeightBox]:
     """Places that are not its own and have weight."""
-    found = [place for place in weights.wrong[row].nonzero()[:, 0].tolist() if place not in drawn]
+    places = row.places
     by_box: dict[str, list[int]] = {}
-    for place in found:
-        a, b, c = places.coordinates(place)
-        by_box.setdefault(_title(places, a, b, c), []).append(place)
+    for place in row.wrong.nonzero()[:, 0].tolist():
+        if place not in drawn:
+            by_box.setdefault(_title(places, *places.coordinates(place)), []).append(place)
     for title, chosen in list(by_box.items())[:_MOST_BOXES]:
-        numbers = [places.coordinates(place)[1] for place in chosen]
-        unit = "" if isinstance(places.case, MergeStatesCase) else _unit(places.case)
-        yield _box(weights, row, title, chosen, unit, numbers)
+        yield row.box(title, chosen, _unit(row.case), [places.coordinates(place)[1] for place in chosen])
 
 
 def _title(places: Places, a: int, b: int, c: int) -> str:
@@ -96,17 +133,6 @@ def _title(places: Places, a: int, b: int, c: int) -> str:
 
 
 def _unit(case: Case) -> str:
+    if isinstance(case, MergeStatesCase):
+        return ""
     return "offset" if isinstance(case, PagedDecodeCase) else "row"
-
-
-def _box(weights: Weights, row: int, title: str, chosen: Sequence[int], unit: str, numbers: Sequence[int]) -> WeightBox:
-    chosen = chosen[:_MOST_SLOTS]
-    got = [float(weights.got[row, place]) for place in chosen]
-    return WeightBox(
-        title=title,
-        unit=unit,
-        numbers=tuple(numbers[:_MOST_SLOTS]),
-        got=tuple(value if math.isfinite(value) else None for value in got),
-        expected=tuple(float(weights.expected[row, place]) for place in chosen),
-        wrong=tuple(bool(weights.wrong[row, place]) for place in chosen),
-    )

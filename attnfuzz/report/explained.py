@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ _UNKNOWN = "?"
 _WRONG = "✗"
 _GUTTER = 10
 _BETWEEN = 3
-_MOST_NUMBERS = 8
+_MOST_NUMBERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ class _Picture:
             for i in range(len(box.wrong))
             if box.wrong[i]
         ]
+        wrong.sort(key=lambda weight: -math.inf if weight[1] is None else -abs(weight[1] - weight[2]))
         for where, got, expected in wrong[:_MOST_NUMBERS]:
             shown = "NaN or infinite" if got is None else f"{got:.4g}"
             yield Text(f"{' ' * _GUTTER}{_WRONG} {where}: {shown}, expected {expected:.4g}", "red")

@@ -16,7 +16,7 @@ __all__ = ["explained_svg"]
 _WIDTH = 860.0
 _MARGIN = 20.0
 _LINE = 19.0
-_CHARACTERS = 118
+_CHARACTERS = {"strong": 98, "bad": 112, "line": 112}
 _BAR = 13.0
 _BARS_HEIGHT = 48.0
 _PADDING = 8.0
@@ -58,7 +58,7 @@ def explained_svg(explained: Explained, *, dark_screens: bool = True) -> str:
     parts: list[Markup] = []
     y = _MARGIN
     for line, style in _sentences(explained):
-        for piece in _broken(line):
+        for piece in _broken(line, _CHARACTERS[style]):
             y += _LINE
             parts.append(text(piece, _MARGIN, y, class_=style))
     for row in explained.explanation.rows:
@@ -102,11 +102,11 @@ def _sentences(explained: Explained) -> Iterator[tuple[str, str]]:
         yield line, "line"
 
 
-def _broken(line: str) -> Iterator[str]:
+def _broken(line: str, most: int) -> Iterator[str]:
     """Pieces of a line that fit."""
     piece = ""
     for word in line.split():
-        if piece and len(piece) + 1 + len(word) > _CHARACTERS:
+        if piece and len(piece) + 1 + len(word) > most:
             yield piece
             piece = f"  {word}"
         else:
