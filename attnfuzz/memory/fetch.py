@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Shaped, UInt8
 from torch import Tensor
@@ -33,11 +35,20 @@ class Fetch:
             whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             self.start_buffer(whole)
 
-    def start(self, tensor: Shaped[Tensor, "*shape"]) -> None:
-        """Copy ``tensor``, unless it is part of a buffer already on its way."""
-        if tensor.device.type != self._home and tensor.untyped_storage().data_ptr() not in self._buffers:
-            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._tensors[id(tensor)] = tensor, copy.copy_(tensor, non_blocking=True)
+    def start(self, tensors: Sequence[Shaped[Tensor, "..."]]) -> None:
+        """Copy those of ``tensors`` that are not part of a buffer already on its way: one copy for each dtype."""
+        away = [
+            tensor
+            for tensor in tensors
+            if tensor.device.type != self._home and tensor.untyped_storage().data_ptr() not in self._buffers
+        ]
+        for dtype in dict.fromkeys(tensor.dtype for tensor in away):
+            chosen = [tensor for tensor in away if tensor.dtype == dtype]
+            joined = torch.cat([tensor.reshape(-1) for tensor in chosen])
+            copy = pinned(joined.nbytes).view(dtype).copy_(joined, non_blocking=True)
+            parts = torch.split(copy, [tensor.numel() for tensor in chosen])
+            for tensor, part in zip(chosen, parts, strict=True):
+                self._tensors[id(tensor)] = tensor, part.view(tensor.shape)
 
     def at_home(self, tensor: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
         """The copy of ``tensor``; one that nobody asked for is made now."""

@@ -7,7 +7,7 @@ what was launched before: it gets one copy, the kernels' launches and one copy b
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -162,10 +162,13 @@ class Batch:
         if not trials:
             return {}
         flags = torch.stack([trial.flags for trial in trials.values()]).tolist()
-        return {
-            i: Symptoms.read(numbers, runs=len(trial.runs))
-            for (i, trial), numbers in zip(trials.items(), flags, strict=True)
-        }
+        found = {}
+        to_inputs = self._image.input_damage(self._fetch)
+        for (i, trial), numbers in zip(trials.items(), flags, strict=True):
+            symptoms = Symptoms.read(numbers, runs=len(trial.runs))
+            damaged = tuple(map(any, zip(symptoms.damaged, to_inputs[i], strict=False)))
+            found[i] = replace(symptoms, damaged=damaged)
+        return found
 
     def _results(self, case: int) -> list[list[Tensor]]:
         """Of each run, at home."""
@@ -216,10 +219,8 @@ class Batch:
         self._image.start(self._fetch)
         for pool in self._pools:
             pool.start(self._fetch)
-        for attempt in self._attempts:
-            for run in attempt.runs:
-                for result in run.results.values():
-                    self._fetch.start(result)
+        runs = [run for attempt in self._attempts for run in attempt.runs]
+        self._fetch.start([result for run in runs for result in run.results.values()])
 
     def _trial(self, case: int) -> Trial:
         make = Trial if self.home == self.device else _HostTrial

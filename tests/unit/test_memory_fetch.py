@@ -38,10 +38,23 @@ def test_parts_of_a_storage_are_copied_once(fetch: Fetch) -> None:
     assert all(torch.equal(fetch.at_home(part), other) for part, other in zip(parts, expected, strict=True))
 
 
+def test_results_of_a_dtype_are_copied_together(fetch: Fetch) -> None:
+    """Each of many small results would cost a copy, or be taken for another one."""
+    buffer = torch.arange(8.0)
+    fetch.start_buffer(buffer.view(torch.uint8))
+    tensors = [torch.arange(6).view(2, 3).T, torch.ones(2, 2), torch.tensor(7), torch.zeros(3), buffer[2:5]]
+    expected = [tensor.clone() for tensor in tensors]
+    fetch.start(tensors)
+    for tensor in tensors:
+        tensor.zero_()
+    assert len({fetch.at_home(tensor).untyped_storage().data_ptr() for tensor in tensors}) == 3
+    assert all(torch.equal(fetch.at_home(tensor), other) for tensor, other in zip(tensors, expected, strict=True))
+
+
 def test_what_is_at_home_is_not_copied() -> None:
     """Kernels on a CPU would pay for copies that nobody needs."""
     here, tensor = Fetch("cpu"), torch.ones(3)
-    here.start(tensor)
+    here.start([tensor])
     here.start_storage(tensor)
     here.start_buffer(tensor.view(torch.uint8))
     assert here.at_home(tensor) is tensor

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
 
+import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -15,17 +16,27 @@ from attnfuzz.memory.fetch import Fetch
 from attnfuzz.memory.image import RUNS, Image, plan_of
 from attnfuzz.memory.patterns import bits, holds_prefill
 from attnfuzz.memory.violations import violations
-from attnfuzz.problems.cases import PROBLEMS, Case, DenseDecodeCase, Problem
+from attnfuzz.problems.cases import PROBLEMS, Case, DenseDecodeCase, MergeStatesCase, Problem
+from attnfuzz.problems.recipes import (
+    KEY_RECIPES,
+    LSE_KINDS,
+    MAX_LOGIT_EXPONENT,
+    MIN_LOGIT_EXPONENT,
+    VALUE_RECIPES,
+    Needle,
+    Values,
+)
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
-from attnfuzz.problems.supports import Supports
+from attnfuzz.problems.supports import Dtype, Supports
 from attnfuzz.strategies.cases import cases
+from attnfuzz.values import attention_values, merge_values
 
 CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=8, seq_lens=(3, 0), scale=1.0, dtype="float32")
 
 
-def filled(batch: list[Case]) -> Image:
-    image = Image([plan_of(case) for case in batch], "cpu")
+def filled(batch: list[Case], *, derive: bool = False) -> Image:
+    image = Image([plan_of(case) for case in batch], "cpu", derive=derive)
     problem = problem_of(batch[0])
     for i, contents in enumerate(problem.contents(batch, "cpu", Supports())):
         problem.write(batch[i], image.tensors(i), contents.values, contents.placement)
@@ -38,13 +49,14 @@ def assert_same(one: Tensor, other: Tensor) -> None:
     assert torch.equal(bits(one), bits(other))
 
 
+@pytest.mark.parametrize("derive", [False, True])
 @pytest.mark.parametrize("problem", PROBLEMS)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_kernels_get_what_they_get_alone(problem: Problem, data: st.DataObject) -> None:
+def test_kernels_get_what_they_get_alone(problem: Problem, derive: bool, data: st.DataObject) -> None:
     """In a batch a kernel would be given other inputs than alone, and failures would not be seen again."""
     batch = data.draw(st.lists(cases(problem), min_size=1, max_size=5))
-    image = filled(batch)
+    image = filled(batch, derive=derive)
     for i, case in enumerate(batch):
         for run, fill in enumerate(RUNS):
             arena = Arena("cpu", poison=fill, prefill=fill)
@@ -64,6 +76,32 @@ def test_outputs_are_prefilled_and_nothing_is_damaged() -> None:
             assert not image.arena(i, run, Fetch()).damage()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_no_input_looks_like_poison(dtype: Dtype) -> None:
+    """The second run would be given other numbers, and the kernel accused of depending on dead memory."""
+    recipes = itertools.product(KEY_RECIPES, VALUE_RECIPES, (MIN_LOGIT_EXPONENT, 0, MAX_LOGIT_EXPONENT))
+    for keys, values, exponent in recipes:
+        recipe = {"keys": keys, "values": values, "logit_exponent": exponent}
+        case = DenseDecodeCase(
+            num_q_heads=4,
+            num_kv_heads=2,
+            head_size=64,
+            seq_lens=(131, 9),
+            scale=1.0,
+            dtype=dtype,
+            values=msgspec.convert(recipe | {"needles": [Needle(seq=0, position=7, kv_head=0)]}, type=Values),
+        )
+        drawn = attention_values(case)
+        for part in (drawn.q, drawn.k, drawn.v):
+            assert not (part.view(torch.int16) == -1).any()
+    pairs = tuple(itertools.product(LSE_KINDS, repeat=2))
+    states = merge_values(
+        MergeStatesCase(num_q_heads=4, head_size=64, num_tokens=40, dtype=dtype, lse_pairs=pairs[:64])  # type: ignore[arg-type]  # kinds
+    )
+    for part in (states.prefix_output, states.suffix_output, states.prefix_lse, states.suffix_lse):
+        assert not (part.view(torch.int16) == -1).any()
+
+
 def test_stray_write_is_located() -> None:
     """A write past an output would be blamed on another case, run or tensor."""
     image = filled([CASE, CASE, CASE])
@@ -76,12 +114,27 @@ def test_stray_write_is_located() -> None:
     assert (found.name, found.where, found.distance, found.elements) == ("out", "after", 3, 1)
 
 
-def test_modified_input_is_located() -> None:
+@pytest.mark.parametrize("name", ["v", "out", "seq_lens"])
+@pytest.mark.parametrize("derive", [False, True])
+def test_write_between_two_cases_counts_against_both(name: str, derive: bool) -> None:
+    """A kernel that writes far past a tensor would be let off, and the next case alone would be asked."""
+    image = filled([CASE, CASE, CASE, CASE], derive=derive)
+    tensor = image.on_device(1)[name][0]
+    eight_kib = (1 << 13) // tensor.element_size()
+    far = tensor.as_strided((1,), (1,), tensor.storage_offset() + eight_kib)
+    far.view(torch.uint8).bitwise_not_()
+    assert [any(marks) for marks in image.damage(Fetch())] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "seq_lens"])
+@pytest.mark.parametrize("derive", [False, True])
+@pytest.mark.parametrize("run", [0, 1])
+def test_modified_input_is_noticed(name: str, derive: bool, run: int) -> None:
     """A kernel that writes to its inputs would pass."""
-    image = filled([CASE])
-    image.on_device(0)["q"][0, 1, 0, 3] = 99.0
-    (found,) = violations(image.arena(0, 0, Fetch()))
-    assert (found.name, found.where, found.index) == ("q", "inside", (1, 0, 3))
+    image = filled([CASE, CASE], derive=derive)
+    bits(image.on_device(1)[name][run]).bitwise_not_()
+    assert image.damage(Fetch()) == [(False, False), (run == 0, run == 1)]
+    assert image.input_damage(Fetch())[1][run] == (name != "seq_lens")
 
 
 def test_results_are_no_damage() -> None:
@@ -95,6 +148,8 @@ def test_results_are_no_damage() -> None:
 
 def test_size_is_known_before() -> None:
     """A batch would be cut by another measure than the memory it takes."""
-    image = Image([plan_of(CASE)] * 2, "cpu")
-    tensors: dict[str, Any] = image.on_device(0)
-    assert tensors["q"].untyped_storage().nbytes() == 2 * plan_of(CASE).nbytes
+    image = filled([CASE] * 2)
+    tensors = image.on_device(0)
+    taken = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors.values()}
+    between = sum(taken.values()) - 2 * plan_of(CASE).nbytes
+    assert 0 <= between <= 4 << 14  # after the last case of each area and run
