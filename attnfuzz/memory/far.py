@@ -1,8 +1,8 @@
 """A case's tensors with live elements beyond 2^32 elements, and decoys where offsets of 32 bits would look for them.
 
 Caches get so many pages before their first that it lies there; of other tensors, one stride is so wide that the last
-row does. Sparse memory makes that cheap: nothing but live elements and decoys takes any. Where an offset that has come
-out negative is not expected, nothing is mapped.
+row does. Sparse memory makes that cheap: nothing but live elements and decoys takes any. Below a tensor, where there is
+no decoy, nothing is mapped.
 """
 
 import math
@@ -14,6 +14,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.fault_map import FaultMap, GuardedRegion
 from attnfuzz.memory.geometry import span
 from attnfuzz.memory.patterns import bits, prefill_
 from attnfuzz.memory.sparse import SparseBuffer, SparseUnavailable
@@ -30,7 +31,7 @@ FAR = 1 << 32
 
 _LARGEST_SIGNED = 1 << 31
 _ID_BITS = 16
-_MOST_ROWS = 256
+_MOST_ROWS = 64
 _TOKENS_FIRST = frozenset({"k", "v"})
 _ALIGNMENT = 64  # elements between strides
 _MOST_BYTES = 1 << 43
@@ -49,15 +50,24 @@ class FarAllocator:
     """An `Allocator`; raises `SparseUnavailable` where there is no such memory.
 
     ``first_page``: of the caches, where the case's pages begin. ``stretched``: tensors with one wide stride. All others
-    come from ``arena``. `caches` holds the whole caches, what `tensor` returns are the pages of the case.
+    come from ``arena``. `caches` holds the whole caches, what `tensor` returns are the pages of the case. Only with a
+    ``fault_map``, which will tell of it, is a touch below a tensor deadly.
     """
 
-    def __init__(self, arena: Arena, *, first_page: int = 0, stretched: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        *,
+        first_page: int = 0,
+        stretched: frozenset[str] = frozenset(),
+        fault_map: FaultMap | None = None,
+    ) -> None:
         self.device = arena.device
         self.caches: dict[str, Tensor] = {}
         self._arena = arena
         self._first_page = first_page
         self._stretched = stretched
+        self._fault_map = fault_map
 
     def tensor(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, *, strides: StrideKind, role: Role
@@ -81,8 +91,8 @@ class FarAllocator:
         for strip in far:
             decoys |= landings(strip.start, strip.length, dtype.itemsize)
         below = max(_LARGEST_SIGNED, block << _ID_BITS - 1)
-        buffer = _laid_out(layout.storage_elements, dtype, decoys, below=below)
-        cache = buffer.upper.view(dtype).as_strided(whole, layout.strides, layout.offset)
+        memory = self._laid_out(name, layout.storage_elements, dtype, decoys, below=below)
+        cache = memory.as_strided(whole, layout.strides, layout.offset)
         self.caches[name] = cache
         window = cache.narrow(0, first, count)
         _poison(window)
@@ -93,17 +103,38 @@ class FarAllocator:
         length = math.prod(shape[axis + 1 :])
         starts = _offsets(shape[: axis + 1], strides[: axis + 1])
         decoys = {decoy for start in starts for decoy in landings(start, length, dtype.itemsize)}
-        buffer = _laid_out(span(shape, strides), dtype, decoys, below=_LARGEST_SIGNED)
-        rows = buffer.upper.view(dtype).as_strided(shape, strides)
+        memory = self._laid_out(name, span(shape, strides), dtype, decoys, below=_LARGEST_SIGNED)
+        rows = memory.as_strided(shape, strides)
         if role == "output":
             prefill_(rows, self._arena.prefill)
         else:
             _poison(rows)
         return rows
 
+    def _laid_out(
+        self, name: str, elements: int, dtype: torch.dtype, decoys: set[tuple[int, int]], *, below: int
+    ) -> Shaped[Tensor, " elements"]:
+        """Memory for so many elements, with numbers unlike a case's at each of ``decoys`` that lies within reach."""
+        size = dtype.itemsize
+        if (elements + below) * size > _MOST_BYTES:
+            raise SparseUnavailable(f"{(elements + below) * size} bytes of addresses are more than {_MOST_BYTES}")
+        buffer = SparseBuffer(elements * size, below=below * size)
+        if self._fault_map is None:
+            buffer.opened(-below * size, below * size)
+        else:
+            self._fault_map.add(_region(name, elements, dtype, buffer))
+        numbers = _decoy(max((length for _, length in decoys), default=0), dtype)
+        for start, length in decoys:
+            first, last = max(start, -below), min(start + length, elements)
+            if first < last:
+                part = buffer.opened(first * size, (last - first) * size)
+                if dtype.is_floating_point:  # a wrong page id is 0
+                    part.view(dtype).copy_(numbers[: last - first])
+        return buffer.upper[: elements * size].view(dtype)
+
 
 def stretchable(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a dimension other than the last can have a stride so wide that its last index is `FAR`."""
+    """Whether a dimension other than the last can have a stride so wide that offsets pass 2^31 elements."""
     if len(shape) < 2 or 0 in shape or max(shape[:-1][:2]) < 2:
         return False
     return math.prod(shape[: _stretched_axis(name, shape) + 1]) <= _MOST_ROWS
@@ -113,7 +144,9 @@ def stretched_strides(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a tensor that is contiguous but for one wide stride, and those of the dimensions around it."""
     axis, contiguous = _stretched_axis(name, shape), strided_layout(shape, "contiguous", 1).strides
     strides = list(contiguous)
-    strides[axis] = _aligned_alike(-(-FAR // (shape[axis] - 1)), contiguous[axis])
+    # Three rows pass 2^31 only, so that the stride itself fits into 32 bits and nothing but its product does not.
+    reach = FAR >> 1 if shape[axis] == 3 else FAR
+    strides[axis] = _aligned_alike(-(-reach // (shape[axis] - 1)), contiguous[axis])
     if axis:
         strides[0] = _aligned_alike(strides[1] * shape[1], contiguous[0])
     return tuple(strides)
@@ -125,7 +158,7 @@ def _aligned_alike(least: int, stride: int) -> int:
 
 
 def _stretched_axis(name: str, shape: tuple[int, ...]) -> int:
-    """One of the first two. With three indices, the stride itself fits into 32 bits and only its product does not."""
+    """One of the first two, the one with three indices rather than one with two."""
     order = (1, 0) if name in _TOKENS_FIRST else (0, 1)
     axes = [axis for axis in order if axis < len(shape) - 1]
     return max(axes, key=lambda axis: min(shape[axis], 3))
@@ -154,19 +187,11 @@ def _offsets(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
     return found
 
 
-def _laid_out(elements: int, dtype: torch.dtype, decoys: set[tuple[int, int]], *, below: int) -> SparseBuffer:
-    """Memory for so many elements, with numbers unlike a case's at each of ``decoys`` that lies within reach."""
-    size = dtype.itemsize
-    if (elements + below) * size > _MOST_BYTES:
-        raise SparseUnavailable(f"{(elements + below) * size} bytes of addresses are more than {_MOST_BYTES}")
-    buffer = SparseBuffer(elements * size, below=below * size)
-    for start, length in sorted(decoys):
-        first, last = max(start, -below), min(start + length, elements)
-        if first < last:
-            part = buffer.opened(first * size, (last - first) * size)
-            if dtype.is_floating_point:  # a wrong page id is 0
-                part.view(dtype).copy_(_decoy(last - first, dtype))
-    return buffer
+def _region(name: str, elements: int, dtype: torch.dtype, buffer: SparseBuffer) -> GuardedRegion:
+    start, end = buffer.upper.data_ptr(), buffer.upper.data_ptr() + buffer.nbytes
+    dtype_name = str(dtype).removeprefix("torch.")
+    low = start - buffer.below
+    return GuardedRegion(name, dtype_name, (elements,), dtype.itemsize, start, end, low, end, "page_relocation")
 
 
 def _decoy(length: int, dtype: torch.dtype) -> Tensor:

@@ -6,6 +6,7 @@ private mapping cost nothing, so a buffer of that size fits on any machine that 
 
 import ctypes
 import errno
+import functools
 import mmap
 import os
 import sys
@@ -85,11 +86,15 @@ def _whole_pages(nbytes: int) -> int:
 
 def _protect(address: int, nbytes: int, *, writable: bool) -> None:
     """Python's mmap cannot change what may be done with a part of a mapping."""
-    libc = ctypes.CDLL(None, use_errno=True)
     protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else 0
-    if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_int(protection)):
+    if _libc().mprotect(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_int(protection)):
         code = ctypes.get_errno()
         raise SparseUnavailable(f"mprotect of {nbytes} bytes failed: {os.strerror(code)}")
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def _refusal(nbytes: int, error: Exception) -> str:

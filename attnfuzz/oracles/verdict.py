@@ -8,6 +8,7 @@ import msgspec
 
 __all__ = [
     "DEFAULT_ORACLES",
+    "FATAL_ORACLES",
     "ORACLES",
     "RELATION_ORACLES",
     "USUAL_ORACLES",
@@ -32,19 +33,25 @@ USUAL_ORACLES: tuple[OracleName, ...] = (
 
 RELATION_ORACLES: tuple[OracleName, ...] = (
     "page_permutation",
+    "page_relocation",
     "block_table_slack",
     "batch_invariance",
     "value_affinity",
     "merge_laws",
+    "guard_page",
 )
 """Those that need further runs, in the order of `attnfuzz.oracles.relations.catalogue.RELATIONS`."""
+
+FATAL_ORACLES: frozenset[OracleName] = frozenset({"crash", "hang", "guard_page"})
+"""Each of their failures is the end of the process that ran the case."""
 
 ORACLES = USUAL_ORACLES + RELATION_ORACLES
 DEFAULT_ORACLES = ORACLES
 
-Relations = tuple[OracleName, ...] | Literal["all"] | None
-"""Which relations judge a case that all other oracles are content with: the one that the case draws (None), those
-named, or all. Only those among the oracles asked for, and that apply to the case."""
+Relations = tuple[OracleName, ...] | Literal["all", "survivable"] | None
+"""Which relations judge a case that all other oracles are content with: the one that the case draws (None), the one
+that it draws among those that are not fatal ("survivable"), those named, or all. Only those among the oracles asked
+for, and that apply to the case."""
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

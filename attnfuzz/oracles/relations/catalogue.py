@@ -6,23 +6,28 @@ from collections.abc import Sequence
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.batch_invariance import BATCH_INVARIANCE
 from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
+from attnfuzz.oracles.relations.guard_page import GUARD_PAGE
 from attnfuzz.oracles.relations.merge_laws import MERGE_LAWS
 from attnfuzz.oracles.relations.page_permutation import PAGE_PERMUTATION
+from attnfuzz.oracles.relations.page_relocation import PAGE_RELOCATION
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
-from attnfuzz.oracles.verdict import OracleName, Relations
+from attnfuzz.oracles.verdict import FATAL_ORACLES, OracleName, Relations
 from attnfuzz.problems.cases import Case, encode_case
 
 __all__ = ["RELATIONS", "applicable", "chosen", "drawn"]
 
 RELATIONS: tuple[Relation, ...] = (
     PAGE_PERMUTATION,
+    PAGE_RELOCATION,
     BLOCK_TABLE_SLACK,
     BATCH_INVARIANCE,
     VALUE_AFFINITY,
     MERGE_LAWS,
+    GUARD_PAGE,
 )
-"""In the order of `attnfuzz.oracles.verdict.RELATION_ORACLES`."""
+"""In the order of `attnfuzz.oracles.verdict.RELATION_ORACLES`. What may end the process comes last: where all relations
+judge a case, the others have had their say then."""
 
 _ONE_IN_ON_GPU = 8
 """Cases of which one draws a relation on a GPU: there a relation's run waits for the device by itself, while the case's
@@ -57,7 +62,9 @@ def chosen(
     declaration: Declaration, case: Case, oracles: Sequence[OracleName], relations: Relations, *, device: str
 ) -> list[Relation]:
     """What `relations` means for `case`."""
-    if relations is None:
+    if relations == "survivable":
+        oracles = [name for name in oracles if name not in FATAL_ORACLES]
+    if relations is None or relations == "survivable":
         one = drawn(declaration, case, oracles, device=device)
         return [] if one is None else [one]
     found = applicable(declaration, case, oracles)

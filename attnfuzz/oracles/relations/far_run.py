@@ -1,0 +1,113 @@
+"""Runs of a trial's kernel on the same numbers with offsets that do not fit into 32 bits."""
+
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnfuzz.memory.address_limit import at_most_more
+from attnfuzz.memory.allocations import TrackedAllocations
+from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.far import FarAllocator
+from attnfuzz.memory.fault_map import installed
+from attnfuzz.memory.sparse import SparseUnavailable
+from attnfuzz.oracles.observation import KernelRaised, Observation, call
+from attnfuzz.oracles.trial import Trial
+from attnfuzz.problems.block_table import num_blocks
+from attnfuzz.problems.cases import Case, PagedDecodeCase
+from attnfuzz.problems.layouts import split_interleaved
+from attnfuzz.problems.registry import problem_of
+
+__all__ = ["Far", "run_far"]
+
+_ROOM_BYTES = 1 << 31
+"""What a kernel may allocate in such a run. One that copies its inputs as a whole is not told to be wrong for that."""
+
+_REFUSALS = (ValueError, NotImplementedError, OverflowError, MemoryError, torch.OutOfMemoryError)
+_OUT_OF_MEMORY = "can't allocate memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Far:
+    """What lies far away: pages from id ``first_page`` on, the last rows of ``stretched`` tensors."""
+
+    first_page: int = 0
+    stretched: frozenset[str] = frozenset()
+
+
+def run_far(trial: Trial, far: Far) -> Observation | None:
+    """The run; None if this machine has no such memory, or the kernel says that it does not take such inputs.
+
+    An offset that comes out negative may end the process. Raises `KernelRaised` for what else the kernel raises.
+    """
+    fault_map = installed()
+    with nullcontext() if fault_map is None else fault_map.recording():
+        arena = Arena(trial.device, poison="nan", prefill="nan")
+        memory = FarAllocator(arena, first_page=far.first_page, stretched=far.stretched, fault_map=fault_map)
+        try:
+            inputs = _built(trial, far, memory)
+        except SparseUnavailable:
+            return None
+        return _run(trial, far, inputs)
+
+
+def _built(trial: Trial, far: Far, memory: FarAllocator) -> Any:
+    case, values = trial.case, trial.reference.values_on(trial.device)
+    inputs = problem_of(case).build(case, memory, trial.kernel.declaration.supports, values)
+    if memory.caches and isinstance(case, PagedDecodeCase):
+        for name, cache in _caches(memory.caches).items():
+            setattr(inputs, name, cache)
+        _move_ids(inputs.block_table, case, far.first_page)
+    return inputs
+
+
+def _run(trial: Trial, far: Far, inputs: Any) -> Observation | None:
+    """What is returned holds on to none of the memory of the run."""
+    allocations = TrackedAllocations(trial.device, poison="nan", prefill="nan")
+    started = time.perf_counter()
+    try:
+        with at_most_more(_ROOM_BYTES):
+            results = call(trial.kernel, trial.case, inputs, allocations, wait=True)
+    except KernelRaised as raised:
+        if _refuses(raised.error):
+            return None
+        raised.changed = _words(trial.case, far)
+        raise
+    nothing = Arena(trial.device, poison="nan", prefill="nan")
+    seen = Observation("nan", "nan", None, given=nothing, allocated=nothing)
+    seen.results = {name: result.clone() for name, result in results.items()}
+    seen.kernel_s = time.perf_counter() - started
+    trial.observations.append(seen)
+    return seen
+
+
+def _caches(caches: dict[str, Tensor]) -> dict[str, Tensor]:
+    if "kv_cache" not in caches:
+        return caches
+    return dict(zip(("k_cache", "v_cache"), split_interleaved(caches["kv_cache"]), strict=True))
+
+
+def _move_ids(table: Tensor, case: PagedDecodeCase, first_page: int) -> None:
+    """Every id of a page of the case, and the one after the last, which does not exist; unused zeros stay."""
+    columns = torch.arange(table.shape[1], device=table.device)
+    blocks = torch.tensor([case.blocks_of(seq) for seq in range(case.num_seqs)], device=table.device)
+    moved = (table >= 0) & (table <= num_blocks(case))
+    if case.pages.padding == "zero":
+        moved &= columns < blocks[:, None]
+    table += moved * first_page
+
+
+def _refuses(error: BaseException) -> bool:
+    if isinstance(error, RuntimeError) and _OUT_OF_MEMORY in str(error):
+        return True
+    return isinstance(error, _REFUSALS)
+
+
+def _words(case: Case, far: Far) -> str:
+    moved = [f"page ids from {far.first_page} on"] if far.first_page and isinstance(case, PagedDecodeCase) else []
+    if far.stretched:
+        moved.append(f"strides past 2^31 elements in {', '.join(sorted(far.stretched))}")
+    return f"with {' and '.join(moved)}"

@@ -1,0 +1,147 @@
+"""The same tokens at offsets that do not fit into 32 bits: high page ids, wide strides. The same bits.
+
+No result can tell where pages lie if the addresses are right. That caches are large is what production has and tests
+do not; here they are sparse (`attnfuzz.memory.far`), on the CPU so far.
+
+Two runs. In the first, offsets start past 2^32 elements and page ids past 2^16: one that is cut short points to decoys.
+In the second they lie just past 2^31 elements, for what goes wrong only there, a switch to wide offsets at the wrong
+size among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.memory.far import CACHES, stretchable
+from attnfuzz.oracles.observation import Observation
+from attnfuzz.oracles.relations.far_run import Far, run_far
+from attnfuzz.oracles.relations.page_limits import (
+    Limit,
+    far_pages,
+    limits_of,
+    page_strides,
+    pages_to_same_alignment,
+)
+from attnfuzz.oracles.relations.relation import Relation
+from attnfuzz.oracles.relations.transformed import as_it_is, unequal_bits, where_bits_differ
+from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.block_table import num_blocks, used_blocks
+from attnfuzz.problems.cases import Case, PagedDecodeCase
+from attnfuzz.problems.choices import strided_tensors_of
+from attnfuzz.problems.limits import tensor_nbytes
+from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
+
+__all__ = ["PAGE_RELOCATION"]
+
+_MOST_NBYTES = 4 << 20
+"""Of a case: decoys take several times as much again."""
+
+_WIDER = "an index is 64 bits wide before it meets a stride in kernels for large caches: `.to(tl.int64)`, `int64_t`"
+
+
+def _applies(declaration: Declaration, case: Case) -> bool:
+    return tensor_nbytes(case) <= _MOST_NBYTES and any(True for _ in _placements(declaration, case))
+
+
+def _check(trial: Trial) -> Failure | None:
+    if trial.device != "cpu":
+        return None
+    for far in _placements(trial.kernel.declaration, trial.case):
+        seen = _wrong(trial, far)
+        if seen is not None:
+            return None if _comes_and_goes(trial) else _explained(trial, far, seen)
+    return None
+
+
+def _placements(declaration: Declaration, case: Case) -> Iterator[Far]:
+    pages = far_pages(case) if isinstance(case, PagedDecodeCase) and used_blocks(case) else []
+    stretched = _stretched(declaration, case)
+    if pages or stretched:
+        yield Far(pages[0] if pages else 0, stretched)
+    yield from map(Far, pages[1:])
+
+
+def _stretched(declaration: Declaration, case: Case) -> frozenset[str]:
+    """Contiguous tensors that could as well have a wide stride, for a kernel that takes any."""
+    if declaration.supports.strides == "contiguous":
+        return frozenset()
+    specs = tensor_specs(case)
+    return frozenset(
+        name
+        for name in strided_tensors_of(case.problem, declaration.supports)
+        if name not in CACHES and strides_of(case, name) == "contiguous" and stretchable(name, specs[name].shape)
+    )
+
+
+def _wrong(trial: Trial, far: Far) -> Observation | None:
+    """The run if it gives other bits; of a kernel that makes no promise about bits, other numbers."""
+    seen = run_far(trial, far)
+    if seen is None:
+        return None
+    if trial.kernel.declaration.supports.deterministic:
+        differs = any(bool(mask.any()) for mask in where_bits_differ(as_it_is(trial), seen.results).values())
+    else:
+        differs = any(bool((part.ratio > 1).any()) for part in trial.compare(seen))
+    return seen if differs else None
+
+
+def _comes_and_goes(trial: Trial) -> bool:
+    """Whether bits differ without any relocation too, which is for others to tell."""
+    promised = trial.kernel.declaration.supports.deterministic
+    return promised and bool(trial.disagree(trial.first, trial.repeated))
+
+
+def _explained(trial: Trial, far: Far, seen: Observation) -> Failure | None:
+    if far.first_page and (not far.stretched or _wrong(trial, Far(far.first_page)) is not None):
+        return _explained_by_pages(trial, far, seen)
+    for name in sorted(far.stretched):
+        alone = _wrong(trial, Far(stretched=frozenset({name})))
+        if alone is not None:
+            words = f"with rows of {name} so far apart that offsets pass 2^31 elements"
+            return _failure(trial, alone, f"offset into {name}", words)
+    return _failure(trial, seen, "offsets", f"with {', '.join(sorted(far.stretched))} stretched past 2^31 elements")
+
+
+def _explained_by_pages(trial: Trial, far: Far, seen: Observation) -> Failure | None:
+    case = trial.case
+    if not isinstance(case, PagedDecodeCase):
+        raise TypeError(f"a case of {case.problem} has no pages")
+    step, count = pages_to_same_alignment(case), num_blocks(case)
+    right_up_to = count - 1
+    for limit in (limit for limit in limits_of(case) if limit.page <= far.first_page):
+        first = -(-limit.page // step) * step
+        above = _wrong(trial, Far(first))
+        if above is None:
+            right_up_to = first + count - 1
+            continue
+        below = (limit.page - count) // step * step
+        if below <= 0 or _wrong(trial, Far(below)) is None:
+            words = f"with page ids from {first} on, past {limit.words}"
+            return _failure(trial, above, _kind(limit), words, *_begins(case, first))
+        seen, far = above, Far(first)
+        break
+    words = f"with page ids from {far.first_page} on; up to {right_up_to} they are right"
+    return _failure(trial, seen, "high page ids", words, *_begins(case, far.first_page))
+
+
+def _kind(limit: Limit) -> str:
+    return "16-bit page id" if limit.units == {"ids"} else "32-bit offset"
+
+
+def _begins(case: PagedDecodeCase, page: int) -> Iterator[str]:
+    for name, stride in page_strides(case).items():
+        offset = page * stride
+        yield f"page {page} begins {offset} elements into {name}, {offset * ITEMSIZE[case.dtype]} bytes"
+
+
+def _failure(trial: Trial, seen: Observation, kind: str, words: str, *details: str) -> Failure | None:
+    parts = as_it_is(trial), seen.results
+    found = unequal_bits("page_relocation", trial.case, *parts, words, details=(*details, _WIDER))
+    return found and msgspec.structs.replace(found, kind=kind)
+
+
+PAGE_RELOCATION = Relation("page_relocation", _applies, _check)
