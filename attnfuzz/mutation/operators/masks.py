@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from attnfuzz.mutation.source import Change, Function
 
-__all__ = ["bound", "comparison", "drop_argument", "mask_dropped", "mask_term", "masked_value", "other"]
+__all__ = ["bound", "comparison", "is_infinite", "mask_dropped", "mask_term", "masked_value", "other"]
 
 _LOOSER = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">")}
 _OPPOSITE = {ast.Eq: ("==", "!="), ast.NotEq: ("!=", "==")}
@@ -31,7 +31,7 @@ def mask_dropped(function: Function) -> Iterator[Change]:
         name = function.triton_name(call)
         if name in ("load", "store") and (mask := _argument(call, "mask", 1 if name == "load" else 2)) is not None:
             others = [_argument(call, "other", 2)] if name == "load" else []
-            yield drop_argument(function, call, [mask, *filter(None, others)])
+            yield _without(function, call, [mask, *filter(None, others)])
 
 
 def comparison(function: Function) -> Iterator[Change]:
@@ -53,12 +53,16 @@ def bound(function: Function) -> Iterator[Change]:
 
 
 def other(function: Function) -> Iterator[Change]:
-    """What masked elements load as: undefined, or another number."""
+    """What masked elements load as: NaN for a number, 0 for an infinite one, entry 1 of a table.
+
+    Leaving out a zero is no mutant. The documentation calls the elements undefined then (NaN, at worst), but every
+    backend fills them with zeros (triton-lang/triton#10119, pytorch/pytorch#127311).
+    """
     for call in function.all(ast.Call):
-        if function.triton_name(call) != "load" or (value := _argument(call, "other", 2)) is None:
-            continue
-        yield drop_argument(function, call, [value])
-        yield function.replaced(value, "1" if _is_integer(value) else "0.0" if is_infinite(value) else "1.0")
+        if function.triton_name(call) == "load" and (value := _argument(call, "other", 2)) is not None:
+            is_integer = isinstance(value, ast.Constant) and isinstance(value.value, int)
+            number = "0.0" if is_infinite(value) else 'float("nan")'
+            yield function.replaced(value, "1" if is_integer else number)
 
 
 def masked_value(function: Function) -> Iterator[Change]:
@@ -78,7 +82,7 @@ def is_infinite(node: ast.AST) -> bool:
     return any(part in text for part in ("'inf'", "'-inf'", "math.inf", "np.inf"))
 
 
-def drop_argument(function: Function, call: ast.Call, values: list[ast.expr]) -> Change:
+def _without(function: Function, call: ast.Call, values: list[ast.expr]) -> Change:
     """``call`` without some of its arguments, and the commas before them."""
     kept = [one for one in call.args if one not in values]
     named = [keyword for keyword in call.keywords if keyword.value not in values]
@@ -97,7 +101,3 @@ def _argument(call: ast.Call, name: str, position: int) -> ast.expr | None:
     if named is not None or len(call.args) <= position or any(isinstance(one, ast.Starred) for one in call.args):
         return named
     return call.args[position]
-
-
-def _is_integer(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, int)
