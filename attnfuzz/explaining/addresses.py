@@ -23,10 +23,10 @@ def name_of(rig: Rig, places: Places, unit: int) -> tuple[str, str]:
     size = region.end - region.start
     if distance < 0:
         before = plural(-(distance // itemsize), "element")
-        return f"before {region.name}", f"{before} before the start of {region.name}"
+        return f"zone {rig.zone_of(unit)}", f"{before} before the start of {region.name}"
     if distance >= size:
         past = plural((distance - size) // itemsize + 1, "element")
-        return f"past {region.name}", f"{past} past the end of {region.name}"
+        return f"zone {rig.zone_of(unit)}", f"{past} past the end of {region.name}"
     return _inside(rig, places, region, distance // itemsize)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.explaining.explanation import Explanation, WeightedRow
@@ -40,14 +40,14 @@ def explain_case(
     A crash or hang ends or blocks this process, as in judging.
     """
     until = time.monotonic() + seconds
-    explaining = _Explaining(Rig(kernel, case, device=device, is_over=lambda: time.monotonic() > until))
+    explaining = _Explaining(Rig(kernel, case, device=device, is_over=lambda: time.monotonic() > until), oracle)
     try:
-        explaining.explain(stray_first=oracle == "dead_memory")
+        explaining.explain()
     except OutOfRuns:
         explaining.lines.append("(there was no time to find out more)")
     except KernelRaised as raised:
-        what = str(raised.error).strip().partition("\n")[0]
-        explaining.lines.append(f"the kernel raises {type(raised.error).__name__}: {what}")
+        name = type(raised.error).__name__
+        explaining.lines.append(f"the kernel raises {name} before it has a result, so there are no weights to see")
     return Explanation(
         lines=tuple(explaining.lines[:_MOST_LINES]), rows=tuple(explaining.drawn), runs=explaining.rig.runs
     )
@@ -56,14 +56,15 @@ def explain_case(
 class _Explaining:
     """Collects `lines` and `drawn` rows, so that nothing is lost where time runs out."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Rig, oracle: OracleName) -> None:
         self.rig = rig
+        self.oracle = oracle
         self.places = Places.of(rig)
         self.lines: list[str] = []
         self.drawn: list[WeightedRow] = []
 
-    def explain(self, *, stray_first: bool) -> None:
-        """`stray_first`: find out where dead memory enters before anything else."""
+    def explain(self) -> None:
+        """All steps; where dead memory enters is found out first if that is what the failure is about."""
         if self._is_unstable():
             return
         settle_keys(self.rig)
@@ -74,7 +75,7 @@ class _Explaining:
             )
             self._trace()
             return
-        for step in (self._trace, self._weigh) if stray_first else (self._weigh, self._trace):
+        for step in (self._trace, self._weigh) if self.oracle == "dead_memory" else (self._weigh, self._trace):
             step()
 
     @property
@@ -103,12 +104,15 @@ class _Explaining:
         readings = {row: reading for row in range(self._num_rows) if (reading := self._read(weights, row))}
         self.drawn = rows_to_draw(self.rig.case, self.places, weights, sorted(readings))
         told = {row: reading for row, reading in readings.items() if row not in unwritten.rows}
-        self.lines += self._dimensions(weights)
+        if not unwritten.rows:
+            self.lines += self._dimensions(weights)
         self.lines += summarise(self.rig.case, told, count=self._num_rows)
         self.lines += self._constants(weights, unwritten.rows)
         self.lines += self._foreign([row for row, reading in told.items() if reading.vague])
         if not readings and not self.lines:
-            self.lines.append("every weight is right" + ("" if weights.lse is None else ", and so is the LSE"))
+            right = "every weight is right" + ("" if weights.lse is None else ", and so is the LSE")
+            of_values = ": the error comes with other values, of rounding or of too small a range"
+            self.lines.append(right + (of_values if self.oracle == "accuracy" else ""))
 
     def _read(self, weights: Weights, row: int) -> Reading | None:
         if isinstance(self.rig.case, MergeStatesCase):
@@ -147,21 +151,23 @@ class _Explaining:
             part = weights.constant[rows[0]]
             dim = int(part.abs().argmax())
             yield (
-                f"{scope(self.rig.case, rows, count=self._num_rows)}: part of the output does not come from any value "
-                f"in the cache (out[dim {dim}] = {number(float(part[dim]))} where all of them are 0)"
+                f"{self._where(rows)}part of the output does not come from any value in the cache "
+                f"(out[dim {dim}] = {number(float(part[dim]))} where all of them are 0)"
             )
 
     def _foreign(self, vague: list[int]) -> Iterator[str]:
         """Inputs of other rows that enter one whose weights point to no mistake."""
         if vague:
-            where = scope(self.rig.case, vague[:1], count=self._num_rows)
             for what in foreign_influences(self.rig, self.places, vague[0]):
-                yield f"{where} depends on {what}, which it must not read"
+                yield f"{self._where(vague[:1])}depends on {what}, which it must not read"
 
     def _trace(self) -> None:
         """Where memory enters the result that must not matter."""
         for place, rows in dead_influences(self.rig, self.places):
-            self.lines.append(f"NaN enters from {place} ({scope(self.rig.case, rows, count=self._num_rows)})")
+            self.lines.append(f"{self._where(rows)}NaN enters from {place}")
         for place, rows in table_influences(self.rig):
-            where = scope(self.rig.case, rows, count=self._num_rows)
-            self.lines.append(f"the result depends on {place} ({where})")
+            self.lines.append(f"{self._where(rows)}depends on {place}")
+
+    def _where(self, rows: Collection[int]) -> str:
+        """The rows that a line is about; nothing if there is only one."""
+        return "" if self._num_rows == 1 else f"{scope(self.rig.case, rows, count=self._num_rows)}: "

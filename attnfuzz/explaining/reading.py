@@ -111,6 +111,8 @@ def _counted(row: MeasuredRow, counts: Counts | None) -> Reading | None:
         total = weight(row.expected[row.own[dropped]].sum())
         verb = "has" if len(dropped) == 1 else "have"
         what = "dropped" if counts.sum != "all" else "in the sum of weights, but V is left out"
+        if row.reads_outside:
+            what = "read from outside the cache"
         texts.append(f"{row.tokens(dropped)} {verb} weight 0, expected {total}: {what}")
         general += [f"{name} is {what}" for name in descriptions(row.case, row.length, dropped)]
         general.append(f"tokens are {what}")

@@ -117,11 +117,19 @@ class Rig:
 
     def place_of(self, unit: int) -> tuple[Region, int]:
         """The tensor that an address lies in or nearest to, and its distance in bytes from the first element."""
-        chunk = max(i for i in range(len(self._chunks)) if self._first_unit(i) <= unit)
-        byte = (unit - self._first_unit(chunk)) * UNIT
+        chunk, byte = self._within_chunk(unit)
         nearby = [region for region in self.regions if region.chunk == chunk]
         region = min(nearby, key=lambda region: max(region.start - byte, byte - region.end + 1, 0))
         return region, byte - region.start
+
+    def zone_of(self, unit: int) -> int:
+        """A number for the stretch between two tensors that an address lies in."""
+        chunk, byte = self._within_chunk(unit)
+        return sum((region.chunk, region.start) <= (chunk, byte) for region in self.regions)
+
+    def _within_chunk(self, unit: int) -> tuple[int, int]:
+        chunk = max(i for i in range(len(self._chunks)) if self._first_unit(i) <= unit)
+        return chunk, (unit - self._first_unit(chunk)) * UNIT
 
     def dead_integers(self) -> dict[str, tuple[Tensor, Tensor]]:
         """By name, the words around and between the elements of integer tensors that a kernel must not read.

@@ -21,6 +21,8 @@ __all__ = ["MeasuredRow", "Reading"]
 _MAX_DIMENSIONS = 1024
 _BOUNDS = 4.0
 _ROUNDOFF = 2.0**-7
+_TINY = 1e-12
+"""Added to bounds, some of which are 0, where they divide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,11 @@ class MeasuredRow:
     def q(self) -> Float64[Tensor, " head_size"]:
         return self.values.q[self.seq, self.head].double()
 
+    @property
+    def reads_outside(self) -> bool:
+        """Whether part of the output comes from no place of the cache."""
+        return bool(self.weights.has_constant[self.number])
+
     def tokens(self, positions: list[int]) -> str:
         """`token 16 (page 1, offset 0)`."""
         return tokens_name(self.case, positions)
@@ -138,7 +145,7 @@ class MeasuredRow:
             head=self.head,
             got=got,
             got_lse=None if lse is None else float(lse[self.number]),
-            bound=bound,
+            bound=bound + _TINY,
             lse_bound=float(self.weights.lse_bound[self.number]),
             poison=0.0,
         )

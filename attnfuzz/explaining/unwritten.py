@@ -50,10 +50,10 @@ def _workspaces(rig: Rig) -> Iterator[str]:
     for workspace in rig.workspaces:
         held = holds_prefill(workspace, "nan")
         if bool(held.any()) and not bool(held.all()):
-            axes = tuple(f"axis {i}" for i in range(held.dim()))
+            axes = tuple(f"index along axis {i}:" for i in range(held.dim()))
             dtype = str(workspace.dtype).removeprefix("torch.")
             where = _along(held, axes) or "some elements"
-            yield f"in its workspace {shape_of(dtype, workspace.shape)}, {where} is not written"
+            yield f"not written in its workspace {shape_of(dtype, workspace.shape)}: {where}"
 
 
 def _where(name: str, differs: Bool[Tensor, "..."], case: Case) -> str:
