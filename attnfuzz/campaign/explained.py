@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from attnfuzz.declaration import Declaration
@@ -11,17 +13,26 @@ from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
 from attnfuzz.problems.cases import Case
 
-__all__ = ["explain_failure"]
+__all__ = ["explain_failure", "explained_lines"]
+
+_MOST_LINES = 4
+_MOST_CHARACTERS = 300
 
 
 def explain_failure(
-    runner: Runner, declaration: Declaration, case: Case, failure: Failure, *, seconds: float, until: float
+    runner: Runner, declaration: Declaration, case: Case, failure: Failure, *, weighing_s: float, total_s: float
 ) -> Explanation:
-    """What is wrong with ``case``, which ``failure`` is about; at most so many ``seconds`` on weights.
+    """What is wrong with ``case``, which ``failure`` is about.
 
-    Changes of the case are tried ``until`` then (of ``time.monotonic``). Raises what ``Runner.judge`` raises.
+    No run for weights begins after ``weighing_s`` seconds, and none of a changed case after ``total_s``; of a case that
+    hangs, none at all. Raises what ``Runner.judge`` raises.
     """
-    found = runner.explain(declaration, case, seconds=seconds, oracle=failure.oracle)
+    until = time.monotonic() + total_s
+    if failure.oracle == "hang":
+        return Explanation()
+    found = runner.explain(declaration, case, seconds=weighing_s, oracle=failure.oracle)
+    if failure.oracle == "crash" and not found.runs:  # it has died again, which has been said
+        found = Explanation()
     relations = (failure.oracle,) if failure.oracle in RELATION_ORACLES else ()
 
     def fails(changed: Case) -> bool:
@@ -29,3 +40,9 @@ def explain_failure(
 
     changes = ablate(case, fails, supports=declaration.supports, options=declaration.options, until=until)
     return msgspec.structs.replace(found, changes=changes)
+
+
+def explained_lines(explanation: Explanation) -> tuple[str, ...]:
+    """What goes into the details of a finding."""
+    lines = (*explanation.lines[:_MOST_LINES], *explanation.changes)
+    return tuple(line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..." for line in lines)

@@ -91,6 +91,8 @@ class FindingBook:
         """Close a finding and give it its signature; one that is the same bug as another is merged with it."""
         finding = self._open.pop(message.finding)
         finding.features = message.features
+        details = (*finding.failure.details, *message.explanation)
+        finding.failure = msgspec.structs.replace(finding.failure, details=details)
         if message.complete:
             finding.shrunk_s = time.monotonic() - self._started
         self._settle(finding)

@@ -161,7 +161,7 @@ class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
     """Shrinking has ended; ``complete`` unless time ran out first.
 
     ``features`` are those that every failing case on the way down had: what the bug needs. ``shown_as`` are the pairs
-    of oracle and kind that it showed on the way, the last one included.
+    of oracle and kind that it showed on the way, the last one included. ``explanation``: further lines on what is wrong.
     """
 
     finding: str
@@ -169,6 +169,7 @@ class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
     shown_as: tuple[tuple[str, str], ...]
     complete: bool
     flaky: bool = False
+    explanation: tuple[str, ...] = ()
 
 
 class Duplicate(msgspec.Struct, tag="duplicate", frozen=True, kw_only=True):

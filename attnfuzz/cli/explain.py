@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ __all__ = ["command"]
 
 _PICTURES = (".svg", ".png")
 _WEIGHING_S = 20.0
-_CHANGING_S = 10.0
+_TOTAL_S = 30.0
 
 
 def _picture_file(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
@@ -85,7 +84,7 @@ def _explain(path: Path, regression: Regression, kernel: str | None, runner: Run
     explanation = Explanation()
     if failure is not None:
         explanation = explain_failure(
-            runner, declaration, case, failure, seconds=_WEIGHING_S, until=time.monotonic() + _WEIGHING_S + _CHANGING_S
+            runner, declaration, case, failure, weighing_s=_WEIGHING_S, total_s=_TOTAL_S
         )
     return Explained(path, msgspec.structs.replace(regression, case=case), declaration, failure, explanation)
 

@@ -48,6 +48,8 @@ def explain_case(
     except KernelRaised as raised:
         name = type(raised.error).__name__
         explaining.lines.append(f"the kernel raises {name} before it has a result, so there are no weights to see")
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # no reason to lose a finding
+        explaining.lines.append(f"(attnfuzz could not explain this: {type(error).__name__}: {error})")
     return Explanation(
         lines=tuple(explaining.lines[:_MOST_LINES]), rows=tuple(explaining.drawn), runs=explaining.rig.runs
     )
