@@ -7,11 +7,11 @@ leaking, and once that is proven, executors are replaced before the limit for as
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from attnfuzz.campaign.signature import case_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case
 
@@ -22,8 +22,10 @@ _MOST_TO_FILL = 0.8
 """Of the room that is left: how much a batch of a kernel that leaks may be expected to take."""
 _CASES_WORTH_A_PROCESS = 256
 """After so many, replacing a process costs little, whatever has made it grow."""
-_MAX_CHECKS = 2
-"""Of one kernel, if it turns out not to leak."""
+_MAX_CHECKS = 4
+"""Of one kernel, if it turns out not to leak, each on another case: it may leak on some only."""
+_PLACES = (0.0, 0.5, 1.0, 0.25)
+"""Of the cases that are checked one after the other among those that ran while memory grew, richest first."""
 _LOOKS_KEPT = 7
 
 
@@ -34,8 +36,20 @@ class _Process:
     key: Hashable
     began_with: int
     share: float = 0.0
-    cases: int = 0
+    cases: Counter[str] = field(default_factory=Counter)
     grown: dict[str, float] = field(default_factory=dict)
+
+    def note(self, target: str, cases: int, share: float) -> float:
+        """Note that it has ``share`` after ``cases`` of a kernel; what each added."""
+        added = share - self.share
+        self.share = share
+        self.cases[target] += cases
+        self.grown[target] = self.grown.get(target, 0.0) + added
+        return added / cases
+
+    def mean_growth(self, target: str) -> float:
+        """What each case of a kernel has added so far."""
+        return self.grown[target] / self.cases[target]
 
 
 class MemoryWatch:
@@ -44,7 +58,7 @@ class MemoryWatch:
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit_bytes = limit_bytes
         self._process: _Process | None = None
-        self._latest: dict[str, tuple[Declaration, Case]] = {}
+        self._ran_while_growing: dict[str, tuple[Declaration, Sequence[Case]]] = {}
         self._per_case: dict[str, deque[float]] = {}
         self._innocent: Counter[str] = Counter()
         self._leaking: set[str] = set()
@@ -61,28 +75,41 @@ class MemoryWatch:
         """Note what it has after ``cases``; ``gpu_share`` is the part of its GPU memory that is taken."""
         now, target = self._process, declaration.target
         if now is None or now.key != process:
-            return  # it has died, which says enough
+            return  # it took the place of one that died
+        if not memory_bytes:  # it has died: what it had is gone, and that is no sign of a kernel that shrinks
+            self._process = None
+            return
         share = max(self._share(now, memory_bytes), gpu_share)
-        now.grown[target] = now.grown.get(target, 0.0) + share - now.share
-        self._per_case.setdefault(target, deque(maxlen=_LOOKS_KEPT)).append((share - now.share) / len(cases))
-        now.share = share
-        now.cases += len(cases)
-        self._latest[target] = declaration, cases[-1]
+        growth = now.note(target, len(cases), share)
+        self._per_case.setdefault(target, deque(maxlen=_LOOKS_KEPT)).append(growth)
+        if target not in self._ran_while_growing or 0.0 < growth >= now.mean_growth(target):
+            self._ran_while_growing[target] = declaration, cases
         if share >= _TOO_FULL and self._suspect is None:
             self._accuse(max(now.grown, key=lambda one: now.grown[one]))
 
     @property
     def suspect(self) -> tuple[Declaration, Case] | None:
-        """A kernel to be looked at for leaks, and a case that it has run."""
-        return None if self._suspect is None else self._latest[self._suspect]
+        """A kernel to be looked at for leaks, and a case that it may leak on."""
+        if self._suspect is None:
+            return None
+        declaration, cases = self._ran_while_growing[self._suspect]
+        richest_first = sorted(cases, key=lambda case: -len(case_features(declaration, case)))
+        place = _PLACES[self._innocent[self._suspect]]
+        return declaration, richest_first[round(place * (len(cases) - 1))]
 
     def checked(self, declaration: Declaration, *, leaks: bool) -> None:
         """Note what came of looking at the suspect."""
         target = declaration.target
         if leaks:
-            self._leaking.add(target)
+            self.leaks(target)
         else:
             self._innocent[target] += 1
+        if self._suspect == target:
+            self._suspect = None
+
+    def leaks(self, target: str) -> None:
+        """Note that a kernel leaks, as has been found here or elsewhere."""
+        self._leaking.add(target)
         if self._suspect == target:
             self._suspect = None
 
@@ -95,7 +122,7 @@ class MemoryWatch:
             return True
         if now.share < _TOO_FULL:
             return False
-        return not self._leaking.isdisjoint(now.grown) or now.cases >= _CASES_WORTH_A_PROCESS
+        return not self._leaking.isdisjoint(now.grown) or now.cases.total() >= _CASES_WORTH_A_PROCESS
 
     def batches(self, declaration: Declaration, cases: Sequence[Case]) -> list[Sequence[Case]]:
         """``cases`` in parts that a fresh executor has room for: one part, unless the kernel leaks."""
@@ -106,7 +133,9 @@ class MemoryWatch:
 
     def _batch_size(self, declaration: Declaration, room: float) -> int:
         """How many cases of a kernel fit into ``room``; as many as one likes if it does not grow."""
-        growth = statistics.median(self._per_case.get(declaration.target, (0.0,)))
+        growths = sorted(self._per_case.get(declaration.target, (0.0,)))
+        usual = growths[: max(1, len(growths) - 1)]  # without the largest: a process that is new grows once
+        growth = sum(usual) / len(usual)
         return int(_MOST_TO_FILL * room / growth) if growth > 0 else 1 << 30
 
     def _accuse(self, target: str) -> None:

@@ -22,6 +22,7 @@ from attnfuzz.campaign.schedule import Schedule
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.tally import Tally
 from attnfuzz.declaration import Declaration
+from attnfuzz.execution.leaks import LEAK
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case, decode_case
 
@@ -94,6 +95,8 @@ class Search:
             match message:
                 case Known():
                     self._failures.learn(message)
+                    if message.kind == LEAK:
+                        self._memory.leaks(message.kernel)
                     if message.oracle in FATAL_ORACLES:
                         self._schedule.is_fatal(message.kernel)
                 case Busy():
@@ -204,6 +207,8 @@ class Search:
             failure = self._judge.find_leak(declaration, case)
         except OutOfTime:
             return
+        except Unjudged:
+            failure = None
         self._schedule.charge(declaration.target, time.monotonic() - started)
         self._memory.checked(declaration, leaks=failure is not None)
         if failure is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -68,9 +70,30 @@ class Campaign:
                 raise TimeoutError(f"{text!r} was not printed:\n{self.output}")
             time.sleep(0.02)
 
+    def wait_for_cases(self, number: int, *, timeout_s: float = 120.0) -> None:
+        """Wait until so many cases more have been judged, as it says every few seconds."""
+        enough = self._cases() + number
+        deadline = time.monotonic() + timeout_s
+        while self._cases() < enough:
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise TimeoutError(f"fewer than {enough} cases were judged:\n{self.output}")
+            time.sleep(0.1)
+
+    def interrupt(self) -> None:
+        """End it as Ctrl-C does; its output is whole after that."""
+        self.process.send_signal(signal.SIGINT)
+        self.wait()
+
+    def _cases(self) -> int:
+        said = re.findall(r"^\S+: (\d+) cases? \(", self.output, re.MULTILINE)
+        return int(said[-1]) if said else 0
+
     def wait(self, timeout_s: float = 60.0) -> int:
         """The exit status, minus the signal's number if one killed it."""
-        return self.process.wait(timeout_s)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"the campaign did not end within {timeout_s} s:\n{self.output}") from None
 
     def __enter__(self) -> Self:
         return self

@@ -46,7 +46,8 @@ def test_a_campaign_finds_a_leak_of_gpu_memory(tmp_path: Path) -> None:
     kernels = f"{KERNELS}:keeps_with_groups {KERNELS}:keeps_once"
     with Campaign(tmp_path, "--budget", "60s", kernels=kernels, workers=2) as campaign:
         assert campaign.wait(timeout_s=120.0) == 1, campaign.output
+    assert "internal error" not in campaign.output, campaign.output
     (regression,) = saved(tmp_path)
-    assert (regression.finding.oracle, regression.finding.kind) == ("crash", "leak")
+    assert (regression.finding.oracle, regression.finding.kind) == ("crash", "leak"), campaign.output
     assert "every call keeps another 16.0 MiB of GPU memory" in regression.finding.message
-    assert regression.finding.features == ("gqa_ratio>1",)
+    assert regression.finding.features == ("gqa_ratio>1",), campaign.output

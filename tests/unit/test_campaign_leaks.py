@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,13 +16,17 @@ from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
 from attnfuzz.campaign.pursuit import Pursuit
 from attnfuzz.campaign.signature import KnownFindings, Symptom
 from attnfuzz.campaign.suspect import Suspect
+from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
+from tests.faults.campaigns import Campaign
+from tests.unit.pretended_gpu import LIMIT
 from tests.unit.pretended_process import KERNEL, a_case
 from tests.unit.test_campaign_pursuit import explore, last, replay
 
 KERNELS = Path(__file__).parent / "leaking_kernels.py"
+ROOT = Path(__file__).parents[2]
 LEAK = Failure(oracle="crash", kind="leak", message="every call keeps another 16.0 MiB of memory (seen over 20 calls)")
 OUT_OF_MEMORY = Failure(oracle="crash", kind="memory", message="the kernel's process outgrew its memory limit")
 OUT_OF_GPU_MEMORY = Failure(oracle="exception", kind="OutOfMemoryError in kernel", message="CUDA out of memory")
@@ -98,6 +105,25 @@ def test_a_campaign_finds_shrinks_and_replays_a_leak(tmp_path: Path) -> None:
 
 def test_after_the_finding_a_leak_costs_no_process(tmp_path: Path) -> None:
     """A death every thirty cases, and the cases of a batch that are run again, slow down all that is searched."""
-    found = explore(f"{KERNELS}:keeps_16_mebibytes", tmp_path, budget_s=12)
-    assert "executor restarted" not in found.output
-    assert "executors restarted" not in found.output.replace(" 0 executors restarted", "")
+    kernels = f"{KERNELS}:keeps_16_mebibytes"
+    with Campaign(tmp_path, "--device", "cpu", "--budget", "300s", kernels=kernels, workers=1) as campaign:
+        campaign.wait_for("shrunk", timeout_s=120)
+        campaign.wait_for_cases(100)  # of which a process lasts for thirty
+        campaign.interrupt()
+    assert " 0 executors restarted" in campaign.output, campaign.output
+
+
+def test_a_campaign_finds_a_leak_of_gpu_memory(tmp_path: Path) -> None:
+    """There no process outgrows a limit: a batch is lost, or the kernel or attnfuzz is told that no memory is left."""
+    targets = [f"{KERNELS}:{kernel}" for kernel in ("keeps_with_groups", "keeps_once")]
+    command = [sys.executable, "-m", "tests.unit.pretended_gpu", "explore", *targets, "--device", "cuda"]
+    command += ["--workers", "2", "--fail-fast", "--budget", "120s", "--seed", "1", "--save-dir", str(tmp_path)]
+    environment = {**os.environ, LIMIT: str(300 << 20)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=240)
+    output = done.stdout + done.stderr
+    assert done.returncode == 1, output
+    assert "internal error" not in output, output
+    (regression,) = [load_regression(path) for path in tmp_path.glob("*.json")]
+    assert (regression.finding.oracle, regression.finding.kind) == ("crash", "leak"), output
+    assert "every call keeps another 16.0 MiB of GPU memory" in regression.finding.message
+    assert regression.finding.features == ("gqa_ratio>1",), output

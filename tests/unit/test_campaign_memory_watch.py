@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from attnfuzz.campaign.memory_watch import MemoryWatch
+from attnfuzz.declaration import Declaration
+from attnfuzz.problems.cases import Case, encode_case
 from tests.unit.pretended_process import KERNEL, a_case
 
 OTHER = msgspec.structs.replace(KERNEL, name="other", target="kernels.py:other")
@@ -18,17 +22,25 @@ class Executor:
         self.watch = MemoryWatch(200)
         self.process, self.nbytes, self.gpu = 0, 100, 0.0
 
-    def run(self, growth: int, *, cases: int = 1, declaration: object = KERNEL) -> bool:
-        """Whether the process was replaced before."""
-        assert declaration in (KERNEL, OTHER)
-        target = KERNEL if declaration is KERNEL else OTHER
-        fresh = self.watch.wants_fresh(target)
+    def run(
+        self, growth: int, *, cases: int = 1, declaration: Declaration = KERNEL, given: Sequence[Case] = ()
+    ) -> bool:
+        """Whether the process was replaced before. Growth without end takes it down."""
+        fresh = self.watch.wants_fresh(declaration)
         if fresh:
-            self.process, self.nbytes, self.gpu = self.process + 1, 100, 0.0
+            self.replace()
         self.watch.look_before(self.process, self.nbytes)
         self.nbytes += growth
-        self.watch.look_after(self.process, target, [CASE] * cases, memory_bytes=self.nbytes, gpu_share=self.gpu)
+        dead = self.nbytes > 200
+        memory_bytes = 0 if dead else self.nbytes
+        ran = given or [CASE] * cases
+        self.watch.look_after(self.process, declaration, ran, memory_bytes=memory_bytes, gpu_share=self.gpu)
+        if dead:
+            self.replace()
         return fresh
+
+    def replace(self) -> None:
+        self.process, self.nbytes, self.gpu = self.process + 1, 100, 0.0
 
 
 def test_the_kernel_that_grew_most_is_suspected_half_way_to_the_limit() -> None:
@@ -83,6 +95,52 @@ def test_a_kernel_that_needs_much_and_leaks_nothing_keeps_its_process() -> None:
     executor.watch.checked(KERNEL, leaks=False)
     assert executor.watch.suspect is None
     assert sum(executor.run(0) for _ in range(500)) <= 2
+
+
+def test_the_case_that_is_looked_at_is_one_that_memory_grew_with() -> None:
+    """A kernel that leaks on some cases only would be let go for two others, and end its processes ever after."""
+    leaking, content = a_case(2), a_case(3)
+    executor = Executor()
+    for _ in range(6):
+        executor.run(10, given=[leaking])
+        executor.run(0, given=[content])
+    assert executor.watch.suspect == (KERNEL, leaking)
+
+
+def test_another_case_of_a_batch_is_looked_at_after_one_that_does_not_leak() -> None:
+    """Which case of a batch took the memory cannot be told."""
+    looked_at = set()
+    executor = Executor()
+    batch = [a_case(length, num_q_heads=heads) for heads in (1, 2) for length in (1, 2)]
+    for _ in range(4):
+        for _ in range(3):
+            executor.run(20, given=batch)
+        assert executor.watch.suspect is not None
+        looked_at.add(encode_case(executor.watch.suspect[1]))
+        executor.watch.checked(KERNEL, leaks=False)
+        executor.replace()
+    assert len(looked_at) > 2
+
+
+def test_a_process_that_died_has_not_shrunk() -> None:
+    """After a few deaths a kernel that leaks would look as if it gave memory back, and never be replaced in time."""
+    executor = Executor()
+    executor.run(60)
+    executor.watch.checked(KERNEL, leaks=True)
+    for _ in range(6):
+        executor.run(110)
+    executor.run(45)
+    assert executor.run(45)
+
+
+def test_a_leak_that_another_worker_found_counts_here() -> None:
+    """Each worker would look for it once more."""
+    executor = Executor()
+    executor.watch.leaks(KERNEL.target)
+    assert not any(executor.run(10) for _ in range(4))
+    assert executor.run(60) is False
+    assert executor.watch.suspect is None
+    assert executor.run(10)
 
 
 def test_without_a_limit_nothing_is_suspected() -> None:

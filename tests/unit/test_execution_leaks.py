@@ -112,3 +112,13 @@ def test_bundled_kernels_do_not_leak(runner: Runner, kernel: str) -> None:
     (declaration,) = runner.declarations([kernel])
     case = simplest_case(declaration.problem, declaration.supports, declaration.options)
     assert runner.find_leak(declaration, case) is None
+
+
+def test_looks_that_follow_each_other_take_one_process_each(runner: Runner) -> None:
+    """A leak is shrunk by looking again and again, and starting a process takes most of a look on a GPU."""
+    (declaration,) = runner.declarations([f"{KERNELS}:keeps_16_mebibytes"])
+    runner.judge(declaration, CASE)
+    before = runner.restarts
+    found = [runner.find_leak(declaration, CASE) for _ in range(2)]
+    assert None not in found
+    assert runner.restarts == before + 3
