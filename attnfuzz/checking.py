@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.saved_run import judge_sequence, preceding_for, run_saved
+from attnfuzz.campaign.saved_run import judge_sequence, preceding_for, relations_for, run_saved
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.execution.leaks import LEAK, find_leak
@@ -89,12 +89,14 @@ def check_relations(
         verdict = verdict or runner.judge(declaration, found, relations=relations)
     else:
         preceding = preceding_for(declaration, saved) if saved else ()
-        relations = "all" if saved else relations
-        here = functools.partial(
-            _judge_here, kernel, device=device, oracles=oracles, tolerance=tolerance, relations=relations
-        )
+        here = functools.partial(_judge_here, kernel, device=device, oracles=oracles, tolerance=tolerance)
+        last = relations_for(saved) if saved else relations
+
+        def judge(one: Case) -> Verdict:
+            return here(one, relations=last if one is found else ())
+
         leak = _leak_here(kernel, found, device) if saved and saved.finding.kind == LEAK else None
-        verdict = judge_sequence(preceding, found, here) if leak is None else Verdict(failure=leak)
+        verdict = judge_sequence(preceding, found, judge) if leak is None else Verdict(failure=leak)
     if verdict.failure is not None:
         target = declaration.target or declaration.name
         more_than_its_case = saved is not None and (saved.preceding or saved.finding.kind == LEAK)

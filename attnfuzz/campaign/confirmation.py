@@ -6,18 +6,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnfuzz.campaign.known_deaths import FATAL_ORACLES
 from attnfuzz.campaign.preceding import fewer, find_preceding
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.trials import Trials
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import FATAL_ORACLES, RELATION_ORACLES, Failure, Relations
 from attnfuzz.problems.cases import Case
 
 __all__ = ["MAX_RUNS", "Confirmation", "confirm", "ever_fails_afresh", "rate_of", "still_fails_afresh"]
 
 MAX_RUNS = 20
 """Runs that a rate is taken from, if there is time for them."""
-_RUNS = {"hang": 1, "crash": 2}
+_RUNS = {"hang": 1, "crash": 2, "guard_page": 2}
 _RUNS_FOR_VALUES = 3
 _FRESH_RUNS = 4
 _REPEATING_LIMIT_S = 10.0
@@ -56,15 +55,22 @@ def confirm(suspect: Suspect, trials: Trials) -> Confirmation:
 
 
 def _in_a_relation(suspect: Suspect, trials: Trials) -> Failure | None:
-    """The death of a case that passes, if it comes in the run of a relation: later trials look there, too."""
+    """The death of a case that passes, if it comes in the run of a relation: later trials ask for that one."""
     if suspect.failure.oracle not in FATAL_ORACLES:
         return None
-    trials.relations, usual = "all", trials.relations
-    failure = trials.alone(suspect.case, patience="longest", afresh=True)
-    if failure is None or failure.oracle not in FATAL_ORACLES:
+    usual = trials.relations
+    if _death_in(None, suspect, trials) is None:  # not in the one that it draws
         trials.relations = usual
         return None
-    return failure
+    found = (_death_in((name,), suspect, trials) for name in RELATION_ORACLES)
+    return next(filter(None, found), None) or _death_in(None, suspect, trials)
+
+
+def _death_in(relations: Relations, suspect: Suspect, trials: Trials) -> Failure | None:
+    """What the case dies of in a fresh process where ``relations`` judge it, as they do in later trials."""
+    trials.relations = relations
+    failure = trials.alone(suspect.case, patience="longest", afresh=True)
+    return failure if failure is not None and failure.oracle in FATAL_ORACLES else None
 
 
 def rate_of(suspect: Suspect, trials: Trials) -> Confirmation:

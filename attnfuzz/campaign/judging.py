@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, Protocol
 
 from attnfuzz.campaign.journal import Journal
@@ -15,12 +16,25 @@ from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import CaseTooLarge
 
-__all__ = ["FindLeak", "Judge", "JudgeBatch", "JudgeTogether", "OutOfTime", "Patience", "TimedJudge", "Unjudged"]
+__all__ = [
+    "Explain",
+    "FindLeak",
+    "Judge",
+    "JudgeBatch",
+    "JudgeTogether",
+    "OutOfTime",
+    "Patience",
+    "TimedJudge",
+    "Unjudged",
+]
 
 Patience = Literal["learned", "short", "longest"]
 
 _MAX_COMPLAINTS = 5
 """Errors of the framework that are lived with, each on its own case, before one ends the worker."""
+_WEIGHING_S = 2.0
+_EXPLAINING_S = 3.0
+"""Of each finding, once; the explain command takes its time."""
 _GRACE_S = 1.0
 """How far past the deadline a case may run on before it is given up."""
 
@@ -48,6 +62,14 @@ class JudgeTogether(Protocol):
     def __call__(
         self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
     ) -> Sequence[Verdict] | None: ...
+
+
+class Explain(Protocol):
+    """Says in a few lines what is wrong with a case that failed; for the times see `explain_failure`."""
+
+    def __call__(
+        self, declaration: Declaration, case: Case, failure: Failure, *, weighing_s: float, total_s: float
+    ) -> tuple[str, ...]: ...
 
 
 class FindLeak(Protocol):
@@ -87,12 +109,14 @@ class TimedJudge:
         journal: Journal,
         judge_together: JudgeTogether | None = None,
         find_leak: FindLeak | None = None,
+        explain: Explain | None = None,
         complain: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._judge = judge
         self._judge_together = judge_together
         self._find_leak = find_leak
+        self._explain = explain
         self._deadline = deadline
         self._longest_s = longest_s
         self._journal = journal
@@ -161,7 +185,7 @@ class TimedJudge:
     def find_leak(self, declaration: Declaration, case: Case) -> Failure | None:
         """What there is to say of a kernel that keeps more memory with every call on ``case``; None if it does not.
 
-        Raises OutOfTime if the deadline has passed before or on the way.
+        Raises OutOfTime if the deadline has passed before or on the way, and Unjudged where the framework fails on it.
         """
         with self._running:
             started = self._clock()
@@ -171,10 +195,23 @@ class TimedJudge:
             if self._find_leak is None:
                 return None
             self._journal.write(declaration, [case])
-            failure = self._find_leak(declaration, case, timeout_s=min(self._longest_s, remaining_s))
+            with self._complaining(declaration, case):
+                failure = self._find_leak(declaration, case, timeout_s=min(self._longest_s, remaining_s))
             if failure is None and self._remaining_s(self._clock()) <= 0:
                 raise OutOfTime(self._clock() - started)
             return failure
+
+    def explain(self, declaration: Declaration, case: Case, failure: Failure) -> tuple[str, ...]:
+        """What is wrong with a case that failed, in a few lines; none without the time for it.
+
+        Raises Unjudged where the framework fails on it.
+        """
+        with self._running:
+            if self._explain is None or self._remaining_s(self._clock()) < _EXPLAINING_S:
+                return ()
+            self._journal.write(declaration, [case])
+            with self._complaining(declaration, case):
+                return self._explain(declaration, case, failure, weighing_s=_WEIGHING_S, total_s=_EXPLAINING_S)
 
     def _timeout_of(self, declaration: Declaration) -> AdaptiveTimeout:
         return self._timeouts.setdefault(declaration.target, AdaptiveTimeout(self._longest_s))
@@ -185,8 +222,14 @@ class TimedJudge:
     def _ask(
         self, declaration: Declaration, case: Case, timeout_s: float, *, afresh: bool, relations: Relations
     ) -> Verdict:
-        try:
+        with self._complaining(declaration, case):
             return self._judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=relations)
+
+    @contextmanager
+    def _complaining(self, declaration: Declaration, case: Case) -> Iterator[None]:
+        """Tell of the framework's own errors, up to a number, and raise Unjudged in their place."""
+        try:
+            yield
         except (ServiceError, CaseTooLarge) as error:
             self._complaints_left -= 1
             if self._complaints_left < 0:

@@ -14,11 +14,11 @@ from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.leaks import LEAK
 from attnfuzz.execution.runner import Runner
-from attnfuzz.oracles.verdict import Verdict
+from attnfuzz.oracles.verdict import FATAL_ORACLES, RELATION_ORACLES, Relations, Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supported import adapt_options, supports_case
 
-__all__ = ["SavedRun", "judge_sequence", "preceding_for", "run_saved", "runs_to_see"]
+__all__ = ["SavedRun", "judge_sequence", "preceding_for", "relations_for", "run_saved", "runs_to_see"]
 
 _MISSED = 0.05
 _MOST_RUNS = 60
@@ -37,8 +37,8 @@ def run_saved(regression: Regression, declaration: Declaration, runner: Runner) 
     """Put the regression to a kernel that supports its case.
 
     With preceding cases, each run is in a fresh process. A flaky case runs several times, and one of a kernel that
-    leaked so often that it shows. All relations judge a run that passes otherwise. Where a process outgrew its memory,
-    there is a limit to it again.
+    leaked so often that it shows. What passes otherwise is judged by relations: see ``relations_for``.
+    Where a process outgrew its memory, there is a limit to it again.
     Raises what ``Runner.judge`` raises.
     """
     case = adapt_options(regression.case, declaration.options)
@@ -46,7 +46,7 @@ def run_saved(regression: Regression, declaration: Declaration, runner: Runner) 
     runs = runs_to_see(regression.finding.failed, regression.finding.runs)
     with _limited(regression, runner) as limited:
         once = _leak_first if regression.finding.kind == LEAK else _once
-        verdicts = [once(case, preceding, declaration, limited) for _ in range(runs)]
+        verdicts = [once(case, preceding, declaration, limited, relations_for(regression)) for _ in range(runs)]
     failing = [verdict for verdict in verdicts if verdict.failure is not None]
     return SavedRun((failing or verdicts[-1:])[0], len(failing), runs)
 
@@ -55,6 +55,14 @@ def preceding_for(declaration: Declaration, regression: Regression) -> tuple[Cas
     """The regression's preceding cases as the kernel can run them."""
     adapted = (adapt_options(case, declaration.options) for case in regression.preceding)
     return tuple(case for case in adapted if supports_case(declaration.supports, declaration.options, case))
+
+
+def relations_for(regression: Regression) -> Relations:
+    """The relation that the finding is of, or all; none where it takes certain cases before, and no more calls."""
+    oracle = regression.finding.oracle
+    if oracle in RELATION_ORACLES:
+        return (oracle,)
+    return () if regression.preceding else "all"
 
 
 def runs_to_see(failed: int, runs: int) -> int:
@@ -77,24 +85,32 @@ def judge_sequence(preceding: Sequence[Case], case: Case, judge: Callable[[Case]
         where = f"in case {number} of the {len(preceding)} that precede it"
         failure = msgspec.structs.replace(verdict.failure, details=(*verdict.failure.details, where))
         verdict = msgspec.structs.replace(verdict, failure=failure)
-        if verdict.fatal or failure.oracle in ("crash", "hang"):
+        if verdict.fatal or failure.oracle in FATAL_ORACLES:
             return verdict
         earlier = earlier or verdict
     last = judge(case)
     return last if last.failure is not None or earlier is None else earlier
 
 
-def _once(case: Case, preceding: Sequence[Case], declaration: Declaration, runner: Runner) -> Verdict:
+def _once(
+    case: Case, preceding: Sequence[Case], declaration: Declaration, runner: Runner, relations: Relations
+) -> Verdict:
     if not preceding:
-        return runner.judge(declaration, case, relations="all")
+        return runner.judge(declaration, case, relations=relations)
+
+    def judge(one: Case) -> Verdict:
+        return fresh.judge(declaration, one, relations=relations if one is case else ())
+
     with runner.sibling() as fresh:
-        return judge_sequence(preceding, case, lambda one: fresh.judge(declaration, one, relations="all"))
+        return judge_sequence(preceding, case, judge)
 
 
-def _leak_first(case: Case, preceding: Sequence[Case], declaration: Declaration, runner: Runner) -> Verdict:
+def _leak_first(
+    case: Case, preceding: Sequence[Case], declaration: Declaration, runner: Runner, relations: Relations
+) -> Verdict:
     """A kernel that does not leak any more may still fail in another way."""
     failure = runner.find_leak(declaration, case)
-    return _once(case, preceding, declaration, runner) if failure is None else Verdict(failure=failure)
+    return _once(case, preceding, declaration, runner, relations) if failure is None else Verdict(failure=failure)
 
 
 @contextmanager
