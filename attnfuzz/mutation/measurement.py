@@ -38,10 +38,12 @@ class MutantsRequest:
 
     ``command`` takes the place of attnfuzz's search. ``alone``: also find out which mutants one oracle alone kills.
     ``check_equivalents``: also hunt the mutants that are listed as equivalent, to see that none is killed.
+    ``budget_s`` is for one mutant, and for the kernels without one unless ``first_s`` says otherwise.
     """
 
     kernels: tuple[str, ...]
     budget_s: float = 30.0
+    first_s: float | None = None
     jobs: int | None = None
     device: str = "auto"
     seed: int = 0
@@ -101,7 +103,7 @@ def measure(
         equivalents = load_equivalents(mutants, request.equivalents)
         jobs = request.jobs or cores()
         hunter = _hunter(request, runner, declarations, jobs=jobs)
-        hunter = _first_without_mutant(hunter, mutants, note)
+        hunter = _first_without_mutant(hunter, mutants, request.first_s or request.budget_s, note)
         with _killer(request, hunter, mutants, folder, note) as killer:
             killer = EquivalentsAside(killer, equivalents, check=request.check_equivalents)
             outcomes = put_to(killer, mutants, folder=folder, jobs=jobs, heard=heard)
@@ -162,12 +164,14 @@ def _hunter(request: MutantsRequest, runner: Runner, declarations: Sequence[Decl
     )
 
 
-def _first_without_mutant(hunter: Hunter, mutants: Sequence[Mutant], note: Callable[[str], None]) -> Hunter:
+def _first_without_mutant(
+    hunter: Hunter, mutants: Sequence[Mutant], seconds: float, note: Callable[[str], None]
+) -> Hunter:
     """Hunt the kernels as they are, which must survive; then it is known how long a case may take."""
     kernels = list({declaration.target: declaration for mutant in mutants for declaration in mutant.kernels}.values())
-    note(f"first without a mutant: {len(kernels)} kernel(s) for {hunter.budget_s:g} s")
+    note(f"first without a mutant, for {seconds:g} s: {', '.join(kernel.name for kernel in kernels)}")
     with hunter.runner({}) as runner:
-        hunted = Hunt(hunter, runner, kernels).run()
+        hunted = Hunt(replace(hunter, budget_s=seconds), runner, kernels).run()
     if hunted.kill is not None and hunted.kill.failure is not None:
         raise KernelLoadError(
             f"{hunted.kill.kernel} fails without a mutant ({hunted.kill.failure.message}); run attnfuzz explore on it "

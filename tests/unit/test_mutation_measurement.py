@@ -1,0 +1,122 @@
+"""Mutants of a user's kernel are killed, listed as equivalent or reported, by attnfuzz's search or the user's tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnfuzz.declaration import KernelLoadError
+from attnfuzz.mutation.measurement import Measured, MutantsRequest, measure
+from attnfuzz.mutation.outcomes import Status
+from attnfuzz.report.mutants_files import MutantsFile
+from tests.unit.mutable_kernels import write_project
+
+COMMAND = Path(sys.executable).with_name("attnfuzz")
+PYTEST = f"{sys.executable} -m pytest -q -p no:cacheprovider test_mine.py"
+EQUIVALENT = """
+[[equivalent]]
+file = "combining.py"
+function = "combine"
+operator = "other"
+line = "a = tl.load(p_a + i_token * stride_at + i_head * stride_ah + o_d, mask=m_d, other=0.0).to(tl.float32)"
+becomes = 'a = tl.load(p_a + i_token * stride_at + i_head * stride_ah + o_d, mask=m_d, other=NAN).to(tl.float32)'
+reason = "What is beyond the head size is masked when it is stored, and no element depends on another."
+
+[[equivalent]]
+file = "combining.py"
+function = "combine"
+operator = "store"
+line = "this line is gone"
+becomes = "pass"
+reason = "This entry is stale: the line that it was about is not there any more."
+""".replace("NAN", 'float("nan")')
+
+
+def statuses(measured: Measured) -> dict[str, Status]:
+    return {" ".join(mutant.after).strip(): outcome.status for mutant, outcome in measured.outcomes}
+
+
+def request(kernel: Path | str, *operators: str, command: str | None = None) -> MutantsRequest:
+    return MutantsRequest(
+        kernels=(str(kernel),), device="cpu", jobs=2, operators=operators, budget_s=60.0, first_s=1.0, command=command
+    )
+
+
+def test_kills_and_stillborn(tmp_path: Path) -> None:
+    """A bug that is found would be missing from the score, or code that never runs would count as found."""
+    measured = measure(request(write_project(tmp_path), "normalisation", "axis", "min_max"))
+    assert statuses(measured) == {
+        "row_max = tl.minimum(lse_a, lse_b)": "killed",
+        "total = tl.sum(w_a + tl.zeros([1], tl.float32), axis=1) + w_b": "stillborn",
+        "out = w_a * a + w_b * b": "killed",
+    }
+    kills = [outcome.kill for _, outcome in measured.outcomes if outcome.kill is not None]
+    assert all(kill.by in kill.seen_by and kill.failure is not None and kill.seconds > 0 for kill in kills)
+    assert "tl.minimum" not in (tmp_path / "combining.py").read_text()
+
+
+def test_survivors_and_equivalents_on_the_command_line(tmp_path: Path) -> None:
+    """A survivor would pass for killed, an argument would not be read, or a stale one go unnoticed."""
+    write_project(tmp_path)
+    command = [str(COMMAND), "mutants", "declaring.py", "--device", "cpu", "--operator", "other", "--budget", "2s"]
+    first = subprocess.run([*command, "--json", "m.json"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert first.returncode == 1, first.stderr
+    assert (
+        "+    b = tl.load(p_b + i_token * stride_bt + i_head * stride_bh + o_d, mask=m_d, other=float" in first.stdout
+    )
+    assert "0 of 2 mutants killed (0.0%), 2 survived" in first.stdout
+    written = msgspec.json.decode((tmp_path / "m.json").read_bytes(), type=MutantsFile)
+    assert [one.status for one in written.mutants] == ["survived", "survived"]
+    assert written.mutants[0].file == "combining.py"
+    (tmp_path / "equivalent_mutants.toml").write_text(EQUIVALENT)
+    second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert second.returncode == 1
+    assert "0 of 1 mutant killed (0.0%), 1 survived; 1 equivalent" in second.stdout
+
+
+def test_a_test_suite_as_the_killer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two suites could not be compared: a user's tests would run on the kernel as it is."""
+    (tmp_path / "test_mine.py").write_text(
+        "import os, torch\n"
+        "os.environ['TRITON_INTERPRET'] = '1'\n"
+        "from attnfuzz.kernels.launch import merge_states\n"
+        "def test_output():\n"
+        "    out, lse = torch.ones(1, 1, 16), torch.zeros(1, 1)\n"
+        "    merged, _ = merge_states(out, lse, out, lse, output=torch.zeros(1, 1, 16))\n"
+        "    assert torch.equal(merged, out)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    measured = measure(request("merge_states_triton", "normalisation", command=PYTEST))
+    assert statuses(measured) == {"b_out = acc  # [BLOCK_D]": "killed"}
+
+
+@pytest.mark.parametrize(
+    ("test", "problem"),
+    [("assert False", "does not pass without a mutant"), ("assert True", "does not load combining.py with attnfuzz's")],
+)
+def test_a_suite_that_cannot_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, test: str, problem: str) -> None:
+    """Every mutant would be killed by a test that fails anyway, or survive tests that never run it."""
+    kernel = write_project(tmp_path)
+    (tmp_path / "test_mine.py").write_text(f"def test(): {test}\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KernelLoadError, match=problem):
+        measure(request(kernel, "store", command=PYTEST))
+
+
+def test_a_kernel_that_fails_as_it_is(tmp_path: Path) -> None:
+    """Every mutant of a broken kernel would count as found."""
+    kernel = write_project(tmp_path)
+    code = tmp_path / "combining.py"
+    code.write_text(code.read_text().replace("row_max + tl.log(total)", "row_max"))
+    with pytest.raises(KernelLoadError, match=r"fails without a mutant .* repair that first"):
+        measure(request(kernel, "store"))
+
+
+def test_nothing_to_change(tmp_path: Path) -> None:
+    """A kernel without Triton code would get a perfect score."""
+    with pytest.raises(KernelLoadError, match="nothing to change in merge_states_eager: only Triton kernels"):
+        measure(request("merge_states_eager"))
