@@ -6,7 +6,7 @@ no decoy, nothing is mapped.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import Role
 from attnfuzz.problems.strides import strided_layout
 
-__all__ = ["CACHES", "FAR", "FarAllocator", "stretchable", "stretched_strides"]
+__all__ = ["CACHES", "FAR", "MOST_ROWS", "FarAllocator", "stretched_strides"]
 
 CACHES = ("k_cache", "v_cache", "kv_cache")
 FAR = 1 << 32
@@ -31,8 +31,11 @@ FAR = 1 << 32
 
 _LARGEST_SIGNED = 1 << 31
 _ID_BITS = 16
-_MOST_ROWS = 64
-_TOKENS_FIRST = frozenset({"k", "v"})
+MOST_ROWS = 1 << 10
+"""Of a tensor with a wide stride: each takes a page of memory."""
+_MOST_ROWS_WITH_DECOYS = 64
+_MOST_DECOYS = 1 << 24
+"""Elements in a row: beyond, there are zeros."""
 _ALIGNMENT = 64  # elements between strides
 _MOST_BYTES = 1 << 43
 """Of addresses, for one tensor and what lies below: a small part of the 2^47 that a process has."""
@@ -49,9 +52,10 @@ class _Strip:
 class FarAllocator:
     """An `Allocator`; raises `SparseUnavailable` where there is no such memory.
 
-    ``first_page``: of the caches, where the case's pages begin. ``stretched``: tensors with one wide stride. All others
-    come from ``arena``. `caches` holds the whole caches, what `tensor` returns are the pages of the case. Only with a
-    ``fault_map``, which will tell of it, is a touch below a tensor deadly.
+    ``first_page``: of the caches, where the case's pages begin. ``stretched``: the dimension of a tensor that gets a
+    wide stride; at most `MOST_ROWS` vectors lie apart then. All other tensors come from ``arena``. `caches` holds the
+    whole caches, what `tensor` returns are the pages of the case. Only with a ``fault_map``, which will tell of it, is
+    a touch below a tensor deadly.
     """
 
     def __init__(
@@ -59,14 +63,14 @@ class FarAllocator:
         arena: Arena,
         *,
         first_page: int = 0,
-        stretched: frozenset[str] = frozenset(),
+        stretched: Mapping[str, int] | None = None,
         fault_map: FaultMap | None = None,
     ) -> None:
         self.device = arena.device
         self.caches: dict[str, Tensor] = {}
         self._arena = arena
         self._first_page = first_page
-        self._stretched = stretched
+        self._stretched = stretched or {}
         self._fault_map = fault_map
 
     def tensor(
@@ -99,10 +103,12 @@ class FarAllocator:
         return window
 
     def _rows(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, role: Role) -> Tensor:
-        strides, axis = stretched_strides(name, shape), _stretched_axis(name, shape)
-        length = math.prod(shape[axis + 1 :])
+        axis = self._stretched[name]
+        strides, length = stretched_strides(shape, axis), math.prod(shape[axis + 1 :])
         starts = _offsets(shape[: axis + 1], strides[: axis + 1])
-        decoys = {decoy for start in starts for decoy in landings(start, length, dtype.itemsize)}
+        decoys = {(-_LARGEST_SIGNED, _LARGEST_SIGNED)}
+        if len(starts) <= _MOST_ROWS_WITH_DECOYS:
+            decoys = {decoy for start in starts for decoy in landings(start, length, dtype.itemsize)}
         memory = self._laid_out(name, span(shape, strides), dtype, decoys, below=_LARGEST_SIGNED)
         rows = memory.as_strided(shape, strides)
         if role == "output":
@@ -123,45 +129,35 @@ class FarAllocator:
             buffer.opened(-below * size, below * size)
         else:
             self._fault_map.add(_region(name, elements, dtype, buffer))
-        numbers = _decoy(max((length for _, length in decoys), default=0), dtype)
+        lengths = [length for _, length in decoys if length <= _MOST_DECOYS]
+        numbers = _decoy(max(lengths, default=0), dtype)
         for start, length in decoys:
             first, last = max(start, -below), min(start + length, elements)
             if first < last:
                 part = buffer.opened(first * size, (last - first) * size)
-                if dtype.is_floating_point:  # a wrong page id is 0
+                if dtype.is_floating_point and length <= _MOST_DECOYS:  # a wrong page id is 0
                     part.view(dtype).copy_(numbers[: last - first])
         return buffer.upper[: elements * size].view(dtype)
 
 
-def stretchable(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a dimension other than the last can have a stride so wide that offsets pass 2^31 elements."""
-    if len(shape) < 2 or 0 in shape or max(shape[:-1][:2]) < 2:
-        return False
-    return math.prod(shape[: _stretched_axis(name, shape) + 1]) <= _MOST_ROWS
+def stretched_strides(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """Strides of a tensor that is contiguous but for one so wide that its last index passes 2^31 elements.
 
-
-def stretched_strides(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a tensor that is contiguous but for one wide stride, and those of the dimensions around it."""
-    axis, contiguous = _stretched_axis(name, shape), strided_layout(shape, "contiguous", 1).strides
+    ``axis`` has at least two indices. Those of the dimensions around it follow.
+    """
+    contiguous = strided_layout(shape, "contiguous", 1).strides
     strides = list(contiguous)
     # Three rows pass 2^31 only, so that the stride itself fits into 32 bits and nothing but its product does not.
     reach = FAR >> 1 if shape[axis] == 3 else FAR
     strides[axis] = _aligned_alike(-(-reach // (shape[axis] - 1)), contiguous[axis])
-    if axis:
-        strides[0] = _aligned_alike(strides[1] * shape[1], contiguous[0])
+    for outer in range(axis - 1, -1, -1):
+        strides[outer] = _aligned_alike(strides[outer + 1] * shape[outer + 1], contiguous[outer])
     return tuple(strides)
 
 
 def _aligned_alike(least: int, stride: int) -> int:
     """At least ``least``, and rows so far apart are aligned as those that are ``stride`` apart."""
     return least + (stride - least) % _ALIGNMENT
-
-
-def _stretched_axis(name: str, shape: tuple[int, ...]) -> int:
-    """One of the first two, the one with three indices rather than one with two."""
-    order = (1, 0) if name in _TOKENS_FIRST else (0, 1)
-    axes = [axis for axis in order if axis < len(shape) - 1]
-    return max(axes, key=lambda axis: min(shape[axis], 3))
 
 
 def _wrong_ids(first: int, count: int) -> Iterator[tuple[int, int]]:
