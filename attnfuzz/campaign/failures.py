@@ -10,12 +10,13 @@ import msgspec
 
 from attnfuzz.campaign.behind_known import relatives_beyond
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
-from attnfuzz.campaign.known_deaths import FATAL_ORACLES, KnownDeaths
+from attnfuzz.campaign.known_deaths import KnownDeaths
 from attnfuzz.campaign.messages import Busy, Known
 from attnfuzz.campaign.pursuit import Pursuit
 from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.tally import Tally
+from attnfuzz.oracles.verdict import FATAL_ORACLES
 
 __all__ = ["Failures"]
 

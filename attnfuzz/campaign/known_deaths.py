@@ -15,14 +15,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from attnfuzz.campaign.known_faults import KnownFaults
 from attnfuzz.campaign.signature import Signature, case_features
 from attnfuzz.campaign.traits import traits
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
 
-__all__ = ["FATAL_ORACLES", "KnownDeaths"]
+__all__ = ["LEARNED_ORACLES", "KnownDeaths"]
 
-FATAL_ORACLES = frozenset({"crash", "hang"})
+LEARNED_ORACLES = frozenset({"crash", "hang"})
+"""Those among the fatal ones that take a process with them in any run."""
 
 Traits = frozenset[str]
 
@@ -112,18 +115,27 @@ class KnownDeaths:
     ) -> None:
         self._share_spent = share_spent
         self._clock = clock
+        self.faults = KnownFaults(clock=clock)
         self._lessons: dict[str, _Lesson] = {}
         self._latest: tuple[Case | None, Traits] = None, frozenset()
 
     def learn(self, signature: Signature) -> None:
-        """Learn of a finding, here or elsewhere. Only crashes and hangs matter."""
-        if signature.symptom.oracle not in FATAL_ORACLES:
+        """Learn of a finding, here or elsewhere. Only crashes and hangs matter, and accesses outside for `faults`."""
+        self.faults.learn(signature)
+        if signature.symptom.oracle not in LEARNED_ORACLES:
             return
         lesson = self._lesson(signature.symptom.kernel)
         if signature not in lesson.signatures:
             lesson.signatures.append(signature)
             lesson.last_probe = self._clock()
             lesson.draw_conclusions()
+
+    def judged(self, declaration: Declaration, case: Case, failure: Failure | None) -> None:
+        """Learn from a case by what became of it."""
+        if failure is not None and failure.oracle in LEARNED_ORACLES:
+            self.died(declaration, case)
+        else:
+            self.passed(declaration, case)
 
     def died(self, declaration: Declaration, case: Case) -> None:
         """Learn from a case that crashed or hung."""

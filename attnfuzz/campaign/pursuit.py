@@ -12,7 +12,7 @@ import msgspec
 from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects
 from attnfuzz.campaign.confirmation import Confirmation, confirm, ever_fails_afresh, rate_of, still_fails_afresh
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge
-from attnfuzz.campaign.known_deaths import FATAL_ORACLES, KnownDeaths
+from attnfuzz.campaign.known_deaths import KnownDeaths
 from attnfuzz.campaign.leaks import LeakTrials, leak_behind, trials_of
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
 from attnfuzz.campaign.preceding import fewer, simpler
@@ -20,7 +20,7 @@ from attnfuzz.campaign.siblings import strides_swapped, without
 from attnfuzz.campaign.signature import NEEDS_PRECEDING, KnownFindings, Signature, case_features
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.minimise import minimise
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import FATAL_ORACLES, Failure
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.features import KV_STRIDES_DIFFER
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
-from attnfuzz.campaign.known_deaths import FATAL_ORACLES
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import FATAL_ORACLES
 from attnfuzz.problems.cases import Case
 
 __all__ = ["retrace"]

@@ -13,7 +13,7 @@ from attnfuzz.campaign.failures import Failures
 from attnfuzz.campaign.formats import WorkingSets
 from attnfuzz.campaign.history import History
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
-from attnfuzz.campaign.known_deaths import FATAL_ORACLES
+from attnfuzz.campaign.known_deaths import LEARNED_ORACLES
 from attnfuzz.campaign.memory_watch import MemoryWatch
 from attnfuzz.campaign.messages import Busy, FormatCompiled, Known, Pursue, Setup, Stop, ToWorker
 from attnfuzz.campaign.pipeline import Pipeline
@@ -23,7 +23,7 @@ from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.tally import Tally
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.leaks import LEAK
-from attnfuzz.oracles.verdict import Verdict
+from attnfuzz.oracles.verdict import FATAL_ORACLES, Verdict
 from attnfuzz.problems.cases import Case, decode_case
 
 __all__ = ["Search"]
@@ -97,7 +97,7 @@ class Search:
                     self._failures.learn(message)
                     if message.kind == LEAK:
                         self._memory.leaks(message.kernel)
-                    if message.oracle in FATAL_ORACLES:
+                    if message.oracle in LEARNED_ORACLES:
                         self._schedule.is_fatal(message.kernel)
                 case Busy():
                     self._failures.set_busy(message)
@@ -172,6 +172,7 @@ class Search:
         cases = [case for case in cases if not self._skips(declaration, case)]
         deaths = self._failures.deaths
         alone = [case for case in cases if len(cases) == 1 or deaths.expects_death(declaration, case)]
+        alone += [case for case in cases if case not in alone and deaths.faults.covers(declaration, case)]
         self._judge_alone(declaration, alone)
         if together := [case for case in cases if case not in alone]:
             self._pipeline.submit(declaration, together)
@@ -231,7 +232,8 @@ class Search:
                 break
             started = time.monotonic()
             try:
-                verdict = self._judge(declaration, case)
+                relations = self._failures.deaths.faults.relations_for(declaration, case)
+                verdict = self._judge(declaration, case, relations=relations)
             except OutOfTime:
                 break
             except Unjudged:
@@ -248,11 +250,10 @@ class Search:
     def _take_in(self, declaration: Declaration, case: Case, seconds: float, verdict: Verdict) -> None:
         self._tally.judged(declaration, case, seconds, verdict)
         failure = verdict.failure
+        self._failures.deaths.judged(declaration, case, failure)
         if failure is not None and failure.oracle in FATAL_ORACLES:
             self._sizes[declaration.target].went_wrong()
-            self._failures.deaths.died(declaration, case)
         else:
-            self._failures.deaths.passed(declaration, case)
             self._publish_format(declaration, case, seconds)
         if failure is not None:
             self._weigh(Suspect(declaration, case, failure, self._history.before(declaration, case)), seconds)

@@ -11,15 +11,14 @@ from attnfuzz.campaign.messages import Progress
 from attnfuzz.campaign.pair_counts import PairCounts
 from attnfuzz.campaign.ratios import NOT_FINITE, ratio_bin
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Verdict
+from attnfuzz.oracles.verdict import FATAL_ORACLES, Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.input_space import InputSpace
 
 __all__ = ["Tally"]
 
 _REPORT_EVERY_S = 0.3
-_FATAL_ORACLES = frozenset({"crash", "hang"})
-_NOTHING_COMPARED = frozenset({"exception", *_FATAL_ORACLES})
+_NOTHING_COMPARED = frozenset({"exception", *FATAL_ORACLES})
 
 
 @dataclass(slots=True)
@@ -88,7 +87,7 @@ class Tally:
         counts.kernel_s += timing.kernel_s
         counts.reference_s += timing.reference_s
         counts.build_s += timing.build_s
-        counts.restarts += verdict.fatal or (verdict.failure is not None and verdict.failure.oracle in _FATAL_ORACLES)
+        counts.restarts += verdict.fatal or (verdict.failure is not None and verdict.failure.oracle in FATAL_ORACLES)
         _count_ratio(counts, case.dtype, verdict)
         self._place(declaration, case)
         if self._clock() - self._last_report >= _REPORT_EVERY_S:

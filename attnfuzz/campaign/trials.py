@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attnfuzz.campaign.judging import Patience, TimedJudge, Unjudged
-from attnfuzz.campaign.known_deaths import FATAL_ORACLES, KnownDeaths
+from attnfuzz.campaign.known_deaths import KnownDeaths
 from attnfuzz.campaign.signature import Symptom
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure, Relations
+from attnfuzz.oracles.verdict import FATAL_ORACLES, Failure, Relations
 from attnfuzz.problems.cases import Case
 
 __all__ = ["Trials"]
@@ -31,10 +31,7 @@ class Trials:
     def alone(self, case: Case, *, patience: Patience = "learned", afresh: bool = False) -> Failure | None:
         """What an oracle objects to; ``afresh`` in a process that has run nothing before. Raises OutOfTime."""
         failure = self._failure_of(case, patience, afresh=afresh)
-        if failure is not None and failure.oracle in FATAL_ORACLES:
-            self._deaths.died(self._declaration, case)
-        else:
-            self._deaths.passed(self._declaration, case)
+        self._deaths.judged(self._declaration, case, failure)
         return failure
 
     def after(

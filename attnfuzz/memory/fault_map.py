@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 import msgspec
 
+from attnfuzz.oracles.verdict import OracleName
+
 __all__ = ["FaultMap", "GuardedRegion", "install", "installed", "read_regions"]
 
 
@@ -18,7 +20,7 @@ class GuardedRegion(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     """A tensor at the addresses ``start`` up to ``end``, in a block with unmapped memory on both sides.
 
     ``low`` is where the unmapped memory below the block begins and ``high`` where that above it ends. ``itemsize``: of
-    an element, in bytes.
+    an element, in bytes. ``oracle``: whose finding a fault in there is.
     """
 
     name: str
@@ -29,6 +31,7 @@ class GuardedRegion(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     end: int
     low: int
     high: int
+    oracle: OracleName = "guard_page"
 
 
 class FaultMap:

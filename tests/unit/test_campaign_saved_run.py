@@ -13,7 +13,7 @@ from attnfuzz.campaign.saved_run import judge_sequence, preceding_for, run_saved
 from attnfuzz.corpus import FindingRecord, Regression, write_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.runner import Runner
-from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
+from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure, OracleName, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.testing import check
 
@@ -39,7 +39,7 @@ AFTER_WIDE = saved("crashes_after_wide_heads", a_case(3), a_case(head_size=32))
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    with Runner(device="cpu") as runner:
+    with Runner(device="cpu", oracles=USUAL_ORACLES) as runner:  # two calls a case
         yield runner
 
 
