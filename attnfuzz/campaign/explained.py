@@ -6,14 +6,17 @@ import time
 
 import msgspec
 
+from attnfuzz.campaign.judging import TimedJudge, Unjudged
+from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.declaration import Declaration
+from attnfuzz.execution.leaks import LEAK
 from attnfuzz.execution.runner import Runner
 from attnfuzz.explaining.ablation import ablate
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
 from attnfuzz.problems.cases import Case
 
-__all__ = ["explain_failure", "explained_lines"]
+__all__ = ["explain_failure", "explained_lines", "explanation_of"]
 
 _MOST_LINES = 4
 _MOST_CHARACTERS = 300
@@ -40,6 +43,16 @@ def explain_failure(
 
     changes = ablate(case, fails, supports=declaration.supports, options=declaration.options, until=until)
     return msgspec.structs.replace(found, changes=changes)
+
+
+def explanation_of(suspect: Suspect, judge: TimedJudge) -> tuple[str, ...]:
+    """What is wrong with a case that always fails, in lines; none on one that needs others before it."""
+    if suspect.preceding or suspect.failure.kind == LEAK:
+        return ()
+    try:
+        return judge.explain(suspect.declaration, suspect.case, suspect.failure)
+    except Unjudged:
+        return ()
 
 
 def explained_lines(explanation: Explanation) -> tuple[str, ...]:

@@ -161,7 +161,8 @@ class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
     """Shrinking has ended; ``complete`` unless time ran out first.
 
     ``features`` are those that every failing case on the way down had: what the bug needs. ``shown_as`` are the pairs
-    of oracle and kind that it showed on the way, the last one included. ``explanation``: further lines on what is wrong.
+    of oracle and kind that it showed on the way, the last one included. ``explanation``: what is wrong, in
+    further lines.
     """
 
     finding: str

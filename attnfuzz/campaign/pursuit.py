@@ -11,6 +11,7 @@ import msgspec
 
 from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects
 from attnfuzz.campaign.confirmation import Confirmation, confirm, ever_fails_afresh, rate_of, still_fails_afresh
+from attnfuzz.campaign.explained import explanation_of
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge
 from attnfuzz.campaign.known_deaths import KnownDeaths
 from attnfuzz.campaign.leaks import LeakTrials, leak_behind, trials_of
@@ -362,6 +363,7 @@ class Pursuit:
                 shown_as=self._learn(),
                 complete=time.monotonic() < self._shrink_until,
                 flaky=self._flaky,
+                explanation=() if self._flaky else explanation_of(self._now, self._judge),
             )
         )
 

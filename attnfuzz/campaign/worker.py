@@ -18,6 +18,7 @@ import msgspec
 from hypothesis.strategies import SearchStrategy
 
 from attnfuzz.campaign.channel import Channel, ChannelClosed
+from attnfuzz.campaign.explained import explain_failure, explained_lines
 from attnfuzz.campaign.formats import WorkingSets
 from attnfuzz.campaign.generation import derive_seed
 from attnfuzz.campaign.history import History
@@ -88,6 +89,7 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
             executors.judge,
             judge_together=executors.judge_together,
             find_leak=executors.find_leak,
+            explain=executors.explain,
             deadline=setup.deadline,
             longest_s=runner.timeout_s,
             journal=journal,
@@ -167,6 +169,14 @@ class _Executors:
         """What there is to say of a kernel that leaks; see `FindLeak`."""
         with self._in_use:
             return self._runner.find_leak(declaration, case, timeout_s=timeout_s)
+
+    def explain(
+        self, declaration: Declaration, case: Case, failure: Failure, *, weighing_s: float, total_s: float
+    ) -> tuple[str, ...]:
+        """What is wrong with a case that failed; see `Explain`."""
+        with self._in_use, self._watched(declaration, [case]):
+            found = explain_failure(self._runner, declaration, case, failure, weighing_s=weighing_s, total_s=total_s)
+        return explained_lines(found)
 
     @contextlib.contextmanager
     def _watched(self, declaration: Declaration, cases: Sequence[Case]) -> Iterator[None]:

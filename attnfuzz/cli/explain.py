@@ -83,9 +83,7 @@ def _explain(path: Path, regression: Regression, kernel: str | None, runner: Run
     failure = run_saved(regression, declaration, runner).verdict.failure
     explanation = Explanation()
     if failure is not None:
-        explanation = explain_failure(
-            runner, declaration, case, failure, weighing_s=_WEIGHING_S, total_s=_TOTAL_S
-        )
+        explanation = explain_failure(runner, declaration, case, failure, weighing_s=_WEIGHING_S, total_s=_TOTAL_S)
     return Explained(path, msgspec.structs.replace(regression, case=case), declaration, failure, explanation)
 
 
