@@ -1,0 +1,141 @@
+"""Accesses one element outside of any tensor are found, named and told apart; those inside are left alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from attnfuzz.declaration import load_kernels
+from attnfuzz.execution.runner import Runner
+from attnfuzz.oracles.judge import judge
+from attnfuzz.oracles.relations.catalogue import chosen
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Relations, Verdict
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.simplest import simplest_case
+
+KERNELS = Path(__file__).with_name("reaching_kernels.py")
+DENSE = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 24, "seq_lens": (3, 0, 5)}
+PAGED = {**DENSE, "block_size": 4}
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    """Only asks for what can be found here, so that a case is run as rarely as possible."""
+    with Runner(device="cpu", oracles=("guard_page", "crash", "exception")) as started:
+        yield started
+
+
+def judged(runner: Runner, kernel: str, **changes: Any) -> Verdict:
+    (declaration,) = runner.declarations([f"{KERNELS}:{kernel}"])
+    simplest = simplest_case(declaration.problem, declaration.supports, declaration.options)
+    case: Case = msgspec.structs.replace(simplest, **changes)
+    return runner.judge(declaration, case, relations=("guard_page",))
+
+
+def found(runner: Runner, kernel: str, **changes: Any) -> Failure:
+    failure = judged(runner, kernel, **changes).failure
+    assert failure is not None
+    return failure
+
+
+ATTENTION = ("q", "k_cache", "v_cache", "block_table", "seq_lens")
+STRIDED = {"q": "every_other", "k_cache": "transposed", "v_cache": "padded_rows", "block_table": "offset"}
+PLANTED: list[tuple[str, str, dict[str, Any]]] = [
+    *(("paged", name, PAGED | {"layout": "NHD"}) for name in (*ATTENTION, "out", "lse", "workspace")),
+    *(("paged", name, PAGED | {"layout": "HND"}) for name in ("k_cache", "v_cache")),
+    *(("paged", name, PAGED | {"layout": "packed"}) for name in ("k_cache", "v_cache")),
+    *(("paged", name, PAGED | {"layout": "interleaved"}) for name in ("k_cache", "v_cache")),
+    *(("paged", name, PAGED | {"layout": "NHD", "strides": STRIDED}) for name in STRIDED),
+    *(("dense", name, DENSE) for name in ("k", "v")),
+    *(("split", name, PAGED | {"num_splits": 3}) for name in ("partial_out", "partial_lse")),
+    *(
+        ("merge", name, {"num_q_heads": 3, "head_size": 24, "num_tokens": 5})
+        for name in ("prefix_output", "prefix_lse", "suffix_output", "suffix_lse", "output", "output_lse")
+    ),
+]
+INNER_EDGES = {("k_cache", "past"), ("v_cache", "before")}
+"""Of the interleaved layout, where K and V are views of one tensor."""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "tensor", "shape"),
+    PLANTED,
+    ids=[f"{kernel}-{tensor}-{shape.get('layout')}" for kernel, tensor, shape in PLANTED],
+)
+def test_one_element_outside_is_caught_and_named(
+    runner: Runner, kernel: str, tensor: str, shape: dict[str, Any]
+) -> None:
+    """A kernel that reaches outside would pass, or another tensor, edge or access be blamed."""
+    interleaved = shape.get("layout") == "interleaved"
+    for access, side in itertools.product(("read", "write"), ("past", "before")):
+        if interleaved and (tensor, side) in INNER_EDGES:
+            continue
+        failure = found(runner, kernel, options={"tensor": tensor, "access": access, "side": side}, **shape)
+        assert failure.oracle == "guard_page"
+        assert failure.kind == f"{access} {side} {'kv_cache' if interleaved else tensor}"
+        assert ": 1 element (" in failure.message
+        assert f" {side} its {'end' if side == 'past' else 'start'} at {KERNELS}:" in failure.message
+        assert failure.details[0].endswith("0)" if access == "write" else "offset)")  # the line of the kernel
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND", "packed", "interleaved"])
+def test_edges_may_be_touched(runner: Runner, layout: str) -> None:
+    """A correct kernel would be blamed for using the first or the last element of a tensor."""
+    assert judged(runner, "edges_only", **PAGED, layout=layout).failure is None
+
+
+@pytest.mark.parametrize("kernel", ["wants_aligned_pointers", "keeps_its_workspace", "masked"])
+def test_other_habits_are_no_access_outside(runner: Runner, kernel: str) -> None:
+    """Kernels that refuse unaligned tensors, or use memory of an earlier call, would be blamed."""
+    for _ in range(3):
+        assert judged(runner, kernel, **DENSE, block_size=4).failure is None
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind", "words", "changes"),
+    [
+        (
+            "reads_table_past_the_last_tile",
+            "read past block_table",
+            "block_table (int32 [1, 1]): 1 element (4 bytes)",
+            {},
+        ),
+        ("reads_padded_columns", "read past k_cache", "k_cache (float16 [1, 1, 1, 24])", {"head_size": 24}),
+        ("reads_next_length", "read past seq_lens", "seq_lens (int32 [1]): 1 element (4 bytes)", {}),
+    ],
+)
+def test_bugs_of_the_past_are_found(
+    runner: Runner, kernel: str, kind: str, words: str, changes: dict[str, Any]
+) -> None:
+    """These change no result: no other oracle can see them."""
+    failure = found(runner, kernel, **changes)
+    assert failure.kind == kind
+    assert words in failure.message
+
+
+def test_cases_with_a_known_access_draw_among_the_other_relations() -> None:
+    """They would die again and again, or be judged by no relation at all."""
+    (kernel,) = load_kernels(f"{KERNELS}:masked")
+    declaration = kernel.declaration
+    simplest = simplest_case(declaration.problem, declaration.supports, declaration.options)
+    for n in range(1, 40):
+        case = msgspec.structs.replace(simplest, seq_lens=(n,))
+        ways: tuple[Relations, Relations] = (None, "survivable")
+        drawn, survivable = (
+            [one.name for one in chosen(declaration, case, DEFAULT_ORACLES, way, device="cpu")] for way in ways
+        )
+        assert len(drawn) == len(survivable) == 1
+        assert survivable != ["guard_page"]
+
+
+def test_nothing_is_run_where_its_death_could_not_be_told(runner: Runner) -> None:
+    """`attnfuzz.check(..., isolated=False)` would take the user's own process down."""
+    (kernel,) = load_kernels(f"{KERNELS}:reads_next_length")
+    declaration = kernel.declaration
+    case = simplest_case(declaration.problem, declaration.supports, declaration.options)
+    assert judge(kernel, case, device="cpu", relations=("guard_page",)).failure is None
