@@ -15,32 +15,35 @@ from collections.abc import Iterator
 import msgspec
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.memory.far import CACHES, stretchable
 from attnfuzz.oracles.observation import Observation
 from attnfuzz.oracles.relations.far_run import Far, run_far
 from attnfuzz.oracles.relations.page_limits import (
-    Limit,
     far_pages,
     limits_of,
     page_strides,
     pages_to_same_alignment,
 )
 from attnfuzz.oracles.relations.relation import Relation
+from attnfuzz.oracles.relations.stretching import stretched_axes
 from attnfuzz.oracles.relations.transformed import as_it_is, unequal_bits, where_bits_differ
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.block_table import num_blocks, used_blocks
 from attnfuzz.problems.cases import Case, PagedDecodeCase
-from attnfuzz.problems.choices import strided_tensors_of
 from attnfuzz.problems.limits import tensor_nbytes
-from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
+from attnfuzz.problems.shapes import ITEMSIZE
 
 __all__ = ["PAGE_RELOCATION"]
 
 _MOST_NBYTES = 4 << 20
 """Of a case: decoys take several times as much again."""
 
-_WIDER = "an index is 64 bits wide before it meets a stride in kernels for large caches: `.to(tl.int64)`, `int64_t`"
+_RUNS = 2
+_KIND = "page ids"
+"""Whatever the limit: where two of them are reached with the same page, which it is cannot be told."""
+
+_WIDER_OFFSETS = "make an index 64 bits wide before it meets a stride (`.to(tl.int64)`, `int64_t`)"
+_WIDER_IDS = "keep page ids in 32 bits, and offsets made of them in 64"
 
 
 def _applies(declaration: Declaration, case: Case) -> bool:
@@ -59,22 +62,10 @@ def _check(trial: Trial) -> Failure | None:
 
 def _placements(declaration: Declaration, case: Case) -> Iterator[Far]:
     pages = far_pages(case) if isinstance(case, PagedDecodeCase) and used_blocks(case) else []
-    stretched = _stretched(declaration, case)
-    if pages or stretched:
-        yield Far(pages[0] if pages else 0, stretched)
-    yield from map(Far, pages[1:])
-
-
-def _stretched(declaration: Declaration, case: Case) -> frozenset[str]:
-    """Contiguous tensors that could as well have a wide stride, for a kernel that takes any."""
-    if declaration.supports.strides == "contiguous":
-        return frozenset()
-    specs = tensor_specs(case)
-    return frozenset(
-        name
-        for name in strided_tensors_of(case.problem, declaration.supports)
-        if name not in CACHES and strides_of(case, name) == "contiguous" and stretchable(name, specs[name].shape)
-    )
+    for turn in range(_RUNS):
+        far = Far(pages[turn] if turn < len(pages) else 0, stretched_axes(declaration, case, turn))
+        if far.first_page or far.stretched:
+            yield far
 
 
 def _wrong(trial: Trial, far: Far) -> Observation | None:
@@ -98,12 +89,13 @@ def _comes_and_goes(trial: Trial) -> bool:
 def _explained(trial: Trial, far: Far, seen: Observation) -> Failure | None:
     if far.first_page and (not far.stretched or _wrong(trial, Far(far.first_page)) is not None):
         return _explained_by_pages(trial, far, seen)
-    for name in sorted(far.stretched):
-        alone = _wrong(trial, Far(stretched=frozenset({name})))
+    for name, axis in far.stretched.items():
+        alone = _wrong(trial, Far(stretched={name: axis}))
         if alone is not None:
-            words = f"with rows of {name} so far apart that offsets pass 2^31 elements"
-            return _failure(trial, alone, f"offset into {name}", words)
-    return _failure(trial, seen, "offsets", f"with {', '.join(sorted(far.stretched))} stretched past 2^31 elements")
+            words = f"with dimension {axis} of {name} so wide apart that offsets pass 2^31 elements"
+            return _failure(trial, alone, f"strides of {name}", words, _WIDER_OFFSETS)
+    words = f"with strides of {', '.join(far.stretched)} so wide that offsets pass 2^31 elements"
+    return _failure(trial, seen, "strides", words, _WIDER_OFFSETS)
 
 
 def _explained_by_pages(trial: Trial, far: Far, seen: Observation) -> Failure | None:
@@ -121,15 +113,12 @@ def _explained_by_pages(trial: Trial, far: Far, seen: Observation) -> Failure | 
         below = (limit.page - count) // step * step
         if below <= 0 or _wrong(trial, Far(below)) is None:
             words = f"with page ids from {first} on, past {limit.words}"
-            return _failure(trial, above, _kind(limit), words, *_begins(case, first))
+            remedy = _WIDER_IDS if "ids" in limit.units else _WIDER_OFFSETS
+            return _failure(trial, above, _KIND, words, *_begins(case, first), remedy)
         seen, far = above, Far(first)
         break
     words = f"with page ids from {far.first_page} on; up to {right_up_to} they are right"
-    return _failure(trial, seen, "high page ids", words, *_begins(case, far.first_page))
-
-
-def _kind(limit: Limit) -> str:
-    return "16-bit page id" if limit.units == {"ids"} else "32-bit offset"
+    return _failure(trial, seen, _KIND, words, *_begins(case, far.first_page), _WIDER_IDS)
 
 
 def _begins(case: PagedDecodeCase, page: int) -> Iterator[str]:
@@ -140,7 +129,7 @@ def _begins(case: PagedDecodeCase, page: int) -> Iterator[str]:
 
 def _failure(trial: Trial, seen: Observation, kind: str, words: str, *details: str) -> Failure | None:
     parts = as_it_is(trial), seen.results
-    found = unequal_bits("page_relocation", trial.case, *parts, words, details=(*details, _WIDER))
+    found = unequal_bits("page_relocation", trial.case, *parts, words, details=details)
     return found and msgspec.structs.replace(found, kind=kind)
 
 

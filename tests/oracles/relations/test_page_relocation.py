@@ -1,0 +1,175 @@
+"""Offsets and ids in too few bits are found with a handful of tokens; right kernels are left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from attnfuzz.execution.runner import Runner
+from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.supported import adapt_options
+from tests.quality.mutants import Edit, Mutant
+from tests.quality.planting import plant
+
+ROWS: dict[str, Any] = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "seq_lens": (5, 1, 0, 2), "scale": 0.25}
+PAGED = PagedDecodeCase(**ROWS, block_size=4)
+DENSE = DenseDecodeCase(**ROWS)
+SPLIT = SplitDecodeCase(**ROWS, block_size=4, num_splits=3)
+MERGE = MergeStatesCase(num_q_heads=1, head_size=16, num_tokens=5)
+OTHER_LAYOUTS: list[dict[str, Any]] = [
+    {"layout": "HND", "dtype": "float32", "head_size": 80, "block_size": 24, "seq_lens": (33,)},
+    {"layout": "packed", "dtype": "bfloat16", "head_size": 40, "block_size": 7, "strides": {"k_cache": "padded_rows"}},
+    {"layout": "interleaved", "head_size": 13, "strides": {"k_cache": "transposed"}},
+    {"layout": "NHD", "strides": {"k_cache": "offset", "v_cache": "every_other"}},
+    {"block_size": 1, "seq_lens": (1,)},
+]
+
+LOAD = ".to(tl.int64)  # [TILE]"
+K_OFFSET = "o_kt = i_block * stride_kb + i_off * stride_kt"
+PLANTED: dict[str, tuple[str, Case, Edit, str, str]] = {
+    "int32_page_offset": (
+        "paged_naive", PAGED, Edit("paged_walk.py", LOAD, "  # [TILE]"), "page ids", "past 2^31 elements and 2^32 bytes"
+    ),
+    "int32_page_offset_of_v": (
+        "paged_split_k",
+        PAGED,
+        Edit("paged_walk.py", "o_vt = i_block * stride_vb", "o_vt = i_block.to(tl.int32) * stride_vb"),
+        "page ids",
+        "past 2^31 elements",
+    ),
+    "uint32_page_offset": (
+        "split_k_partials",
+        SPLIT,
+        Edit("paged_walk.py", "o_vt = i_block * stride_vb", "o_vt = i_block.to(tl.uint32) * stride_vb"),
+        "page ids",
+        "past 2^32 elements",
+    ),
+    "uint16_page_id": (
+        "paged_naive", PAGED, Edit("paged_walk.py", LOAD, ".to(tl.int64) & 0xFFFF"), "page ids", "past 2^16 page ids"
+    ),
+    "int16_page_id": (
+        "paged_naive",
+        PAGED,
+        Edit("paged_walk.py", LOAD, ".to(tl.int16).to(tl.int64)"),
+        "page ids",
+        "past 2^15 page ids",
+    ),
+    "byte_offset": (
+        "paged_naive",
+        PAGED,
+        Edit("paged_walk.py", K_OFFSET, f"o_kt = (({K_OFFSET[7:]}) * 2 & 0xFFFFFFFF) // 2"),
+        "page ids",
+        "2^32 bytes",
+    ),
+    "narrow_between_2_31_and_2_32": (
+        "paged_naive",
+        PAGED,
+        Edit("paged_walk.py", K_OFFSET, f"{K_OFFSET}\n        o_kt = tl.where(o_kt >> 32, o_kt, o_kt & 0x7FFFFFFF)"),
+        "page ids",
+        "past 2^31 elements",
+    ),
+    "token_stride": (
+        "dense_naive",
+        DENSE,
+        Edit("dense_decode.py", "o_t = tl.arange(0, TILE).to(tl.int64)", "o_t = tl.arange(0, TILE)"),
+        "strides of k",
+        "dimension 1 of k so wide apart",
+    ),
+    "token_of_a_merge": (
+        "merge_states_triton",
+        MERGE,
+        Edit("merge_states.py", "i_token = tl.program_id(0).to(tl.int64)", "i_token = tl.program_id(0)"),
+        "strides of prefix_output",
+        "dimension 0 of prefix_output",
+    ),
+    "split_of_partials": (
+        "split_k_partials",
+        msgspec.structs.replace(SPLIT, num_splits=4),
+        Edit("split_decode.py", "i_split = tl.program_id(2).to(tl.int64)", "i_split = tl.program_id(2)"),
+        "strides of partial_out",
+        "dimension 2 of partial_out",
+    ),
+}  # fmt: skip
+"""By name: kernel, case, the edit of its source, kind of failure, and what the message says."""
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with Runner(device="cpu") as started:
+        yield started
+
+
+def judged(runner: Runner, target: str, case: Case, *relations: Any) -> Failure | None:
+    (declaration,) = runner.declarations([target])
+    return runner.judge(declaration, adapt_options(case, declaration.options), relations=relations).failure
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_bug_is_found_by_nothing_else(name: str, runner: Runner, tmp_path: Path) -> None:
+    """Kernels that break where caches are as large as in production would pass every other oracle."""
+    kernel, case, edit, kind, words = PLANTED[name]
+    mutant = Mutant(name, kernel, "", "D", "page_relocation", {}, (edit,))
+    target = plant(mutant, tmp_path)
+    others = [other for other in RELATION_ORACLES if other != "page_relocation"]
+    assert judged(runner, target, case, *others) is None
+    failure = judged(runner, target, case, "page_relocation")
+    assert failure is not None
+    assert (failure.oracle, failure.kind) == ("page_relocation", kind)
+    assert words in failure.message
+    assert runner.restarts == 0
+
+
+def test_message_names_page_offset_and_limit(runner: Runner, tmp_path: Path) -> None:
+    """The reader would have to work out which product overflows."""
+    _, case, edit, *_ = PLANTED["int32_page_offset"]
+    target = plant(Mutant("words", "paged_naive", "", "D", "page_relocation", {}, (edit,)), tmp_path)
+    failure = judged(runner, target, case, "page_relocation")
+    assert failure is not None
+    assert "with page ids from 33554432 on, past 2^31 elements and 2^32 bytes" in failure.message
+    assert "page 33554432 begins 2147483648 elements into k_cache, 4294967296 bytes" in failure.details
+    assert any("64 bits wide before it meets a stride" in line for line in failure.details)
+
+
+@pytest.mark.parametrize("changes", OTHER_LAYOUTS)
+def test_all_layouts_and_strides(changes: dict[str, Any], runner: Runner, tmp_path: Path) -> None:
+    """A layout whose pages do not go where they should would hide the bug, or blame the right kernel."""
+    case = msgspec.structs.replace(PAGED, **changes)
+    target = plant(
+        Mutant("layouts", "paged_naive", "", "D", "page_relocation", {}, (PLANTED["int32_page_offset"][2],)), tmp_path
+    )
+    failure = judged(runner, target, case, "page_relocation")
+    assert failure is not None
+    assert failure.kind == "page ids"
+    for kernel in ("paged_naive", "paged_eager"):
+        assert judged(runner, kernel, case, "page_relocation") is None
+
+
+@pytest.mark.parametrize(
+    ("case", "kernels"),
+    [
+        (PAGED, ["paged_naive", "paged_split_k", "paged_eager", "paged_split_k_eager"]),
+        (DENSE, ["dense_naive", "dense_eager"]),
+        (SPLIT, ["split_k_partials", "split_k_partials_eager"]),
+        (MERGE, ["merge_states_triton", "merge_states_eager"]),
+    ],
+    ids=lambda value: value.problem if isinstance(value, Case) else "",
+)
+def test_right_kernels_are_left_alone(case: Case, kernels: list[str], runner: Runner) -> None:
+    """A false alarm on a kernel that can do it."""
+    for kernel in kernels:
+        assert judged(runner, kernel, case, "page_relocation") is None
+
+
+def test_memory_stays_small(runner: Runner) -> None:
+    """A campaign on a small machine would run out of memory, or take this for a leak."""
+    judged(runner, "paged_eager", PAGED, "page_relocation")
+    before = runner.resident_bytes
+    for seed in range(10):
+        pages = msgspec.structs.replace(PAGED.pages, seed=seed)
+        judged(runner, "paged_eager", msgspec.structs.replace(PAGED, pages=pages), "page_relocation")
+    assert runner.resident_bytes - before < 8 << 20
