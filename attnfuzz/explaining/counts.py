@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,9 +42,16 @@ class Counts:
 
 
 def count_tokens(
-    got: Float64[Tensor, " seq_len"], expected: Float64[Tensor, " seq_len"], bound: Float64[Tensor, " seq_len"]
+    got: Float64[Tensor, " seq_len"],
+    expected: Float64[Tensor, " seq_len"],
+    bound: Float64[Tensor, " seq_len"],
+    lse_error: float | None = None,
 ) -> Counts | None:
-    """The simplest counts that explain the weights; None if none do. A token whose weight is too small counts once."""
+    """The simplest counts that explain the weights; None if none do. A token whose weight is too small counts once.
+
+    `lse_error`: how much too large the log-sum-exp is, None if that is not known. It tells a token that is dropped from
+    one in whose place another is read.
+    """
     visible = expected > _VISIBLE * bound
     if not bool(visible.any()) or not bool(got.isfinite().all()):
         return None
@@ -54,14 +62,22 @@ def count_tokens(
         times = torch.where(visible, (ratio / base).round(), 1.0)
         if int(times.max()) <= _MOST and bool(((times * base * expected - got).abs() <= slack)[visible].all()):
             found.append(_explained(times.long(), base, expected))
-    return min(found, key=lambda counts: (counts.sum == "other", int(counts.times.max()))) if found else None
+    if not found:
+        return None
+
+    def preference(counts: Counts) -> tuple[bool, bool, int]:
+        total = math.log(max(float((counts.times * expected).sum()), _ROUNDOFF))
+        other_lse = lse_error is not None and abs(total - lse_error) > _ROUNDOFF
+        return counts.sum == "other", other_lse, int(counts.times.max())
+
+    return min(found, key=preference)
 
 
 def _bases(ratio: Float64[Tensor, " visible"]) -> list[float]:
     """Candidates for the ratio of a token that is counted once."""
     positive = ratio[ratio > _ROUNDOFF]
-    found: list[float] = sorted(set(positive.tolist()))
-    return found[:_MOST]
+    found: list[float] = sorted(set(positive.tolist()))[:_MOST]
+    return found + [found[0] / times for times in (2, 3) if found]
 
 
 def _explained(times: Int64[Tensor, " seq_len"], base: float, expected: Float64[Tensor, " seq_len"]) -> Counts:

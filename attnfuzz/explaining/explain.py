@@ -21,7 +21,7 @@ from attnfuzz.explaining.weights import MAX_PLACES, Weights, measure, settle_key
 from attnfuzz.explaining.words import joined, scope
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.observation import KernelRaised
-from attnfuzz.oracles.verdict import OracleName
+from attnfuzz.oracles.verdict import RELATION_ORACLES, OracleName
 from attnfuzz.oracles.words import number, ranges
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.values import LogicalStates
@@ -91,6 +91,7 @@ class _Explaining:
         for _ in range(2):
             self.rig.reset()
             runs.append(self.rig.run())
+        self.lines += [f"the kernel changes its input {name}" for name in self.rig.changed_inputs()]
         differs = [name for name, part in runs[0].items() if bool((bits(part) != bits(runs[1][name])).any())]
         if differs:
             self.lines.append(
@@ -113,8 +114,13 @@ class _Explaining:
         self.lines += self._foreign([row for row, reading in told.items() if reading.vague])
         if not readings and not self.lines:
             right = "every weight is right" + ("" if weights.lse is None else ", and so is the LSE")
-            of_values = ": the error comes with other values, of rounding or of too small a range"
-            self.lines.append(right + (of_values if self.oracle == "accuracy" else ""))
+            self.lines.append(right + self._what_else())
+
+    def _what_else(self) -> str:
+        """Where weights are right, what may be wrong all the same."""
+        if self.oracle == "accuracy":
+            return ": the error comes with other values, of rounding or of too small a range"
+        return f" in a run by itself: what fails is {self.oracle}" if self.oracle in RELATION_ORACLES else ""
 
     def _read(self, weights: Weights, row: int) -> Reading | None:
         if isinstance(self.rig.case, MergeStatesCase):

@@ -30,7 +30,8 @@ def read_row(row: MeasuredRow) -> Reading | None:
         )
     if not bool(row.weights.wrong[row.number].any()):
         return _lse_alone(row)
-    counts = count_tokens(row.got[row.own], row.expected[row.own], row.bound[row.own])
+    got, expected, bound = (part[row.own] for part in (row.got, row.expected, row.bound))
+    counts = count_tokens(got, expected, bound, row.weights.lse_error(row.number))
     if not bool((row.got.abs() > row.bound).any()):
         return _nothing_read(row)
     for read in (_result_of_another_row, _elsewhere, _counted, _query_of_another_row):

@@ -13,7 +13,7 @@ from torch import Tensor
 from attnfuzz.declaration import Kernel
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena, Region
-from attnfuzz.memory.patterns import POISON_BYTES, Fill, prefill_
+from attnfuzz.memory.patterns import POISON_BYTES, Fill, bits, prefill_
 from attnfuzz.oracles.comparison import natural_lse
 from attnfuzz.oracles.observation import call
 from attnfuzz.problems.cases import Case
@@ -83,6 +83,13 @@ class Rig:
         results = call(self.kernel, self.case, copy.copy(self.inputs), allocations, wait=True)
         self.workspaces = [region.tensor for region in allocations.arena.regions]
         return {name: result.cpu().clone() for name, result in results.items()}
+
+    def changed_inputs(self) -> list[str]:
+        """Inputs that the last run, or whoever came before it, has changed since `reset`."""
+        inputs = [region for region in self.regions if region.role == "input"]
+        templates = [region.within(self._template[region.chunk]) for region in inputs]
+        pairs = zip(inputs, templates, strict=True)
+        return [region.name for region, before in pairs if bool((bits(region.tensor) != bits(before)).any())]
 
     def prefill(self, fill: Fill) -> None:
         """Let the outputs that the kernel is given hold this before the next run."""

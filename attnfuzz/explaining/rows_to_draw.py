@@ -39,7 +39,9 @@ def to_blame(case: Case, places: Places, weights: Weights, row: int) -> Bool[Ten
     if isinstance(case, AttentionCase):
         seq, head = divmod(row, case.num_q_heads)
         own = places.own(seq, head // case.gqa_ratio)
-        counts = count_tokens(weights.got[row][own], weights.expected[row][own], weights.bound[row][own])
+        counts = count_tokens(
+            weights.got[row][own], weights.expected[row][own], weights.bound[row][own], weights.lse_error(row)
+        )
         if counts is not None and bool((counts.times != 1).any()):
             wrong[own] = counts.times != 1
     return wrong

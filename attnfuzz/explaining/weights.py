@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,13 @@ class Weights:
             return torch.zeros_like(self.expected_lse, dtype=torch.bool)
         same = self.lse == self.expected_lse
         return ~(same | ((self.lse - self.expected_lse).abs() <= self.lse_bound))
+
+    def lse_error(self, row: int) -> float | None:
+        """How much too large a row's LSE is; None without one, or where it is no number."""
+        if self.lse is None:
+            return None
+        error = float(self.lse[row] - self.expected_lse[row])
+        return error if math.isfinite(error) else None
 
     @property
     def has_constant(self) -> Bool[Tensor, " rows"]:

@@ -1,0 +1,59 @@
+"""Explanations name what the planted bugs get wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attnfuzz.campaign.explained import explain_failure
+from attnfuzz.execution.runner import Runner
+from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
+from attnfuzz.problems.cases import decode_case
+from tests.quality.explanations import EXPLANATIONS, Expectation
+from tests.quality.mutants import mutant_named
+from tests.quality.planting import plant
+
+SAID_BY_THE_VERDICT = {"crash", "exception", "guard_page", "hang", "red_zone", *RELATION_ORACLES}
+"""Failures about more than weights: the oracle's own sentence is the best that there is to say."""
+LEAST_SHARE = 0.9
+WEIGHING_S = 60.0
+TOTAL_S = 90.0
+
+NAMED = sorted(name for name, expectation in EXPLANATIONS.items() if expectation.names)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with Runner(device="cpu") as runner:
+        yield runner
+
+
+def explained(name: str, expectation: Expectation, runner: Runner, folder: Path) -> list[str]:
+    """All lines on the mutant's case; for a crash or a hang those on what makes it pass."""
+    (declaration,) = runner.declarations([plant(mutant_named(name), folder)])
+    case = decode_case(declaration.problem, expectation.case.encode())
+    if expectation.oracle not in SAID_BY_THE_VERDICT:
+        return list(runner.explain(declaration, case, seconds=WEIGHING_S, oracle=expectation.oracle).lines)
+    relations = (expectation.oracle,) if expectation.oracle in RELATION_ORACLES else ()
+    failure = runner.judge(declaration, case, relations=relations).failure
+    assert isinstance(failure, Failure)
+    found = explain_failure(runner, declaration, case, failure, weighing_s=WEIGHING_S, total_s=TOTAL_S)
+    return [failure.message, *found.all_lines]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_explanation_names_what_is_wrong(name: str, runner: Runner, tmp_path: Path) -> None:
+    """Whoever has to repair the kernel would be sent to the wrong token, page, head or tensor, or nowhere."""
+    expectation = EXPLANATIONS[name]
+    lines = explained(name, expectation, runner, tmp_path)
+    assert any(re.search(expectation.names, line) for line in lines), "\n".join(lines)
+
+
+def test_nine_of_ten_are_named() -> None:
+    """Explanations would be right about a chosen few."""
+    applicable = [name for name, expectation in EXPLANATIONS.items() if not expectation.nothing]
+    assert len(NAMED) / len(applicable) >= LEAST_SHARE
+    assert all(sum(map(bool, (e.names, e.nothing, e.missed))) == 1 for e in EXPLANATIONS.values())
