@@ -89,7 +89,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     """How ``-n auto`` was read, if it was by this plugin."""
     choice = config.stash.get(_WORKERS, None)
     is_in_force = choice is not None and len(config.option.tx) == choice.workers  # --maxprocesses may say less
-    return f"attnfuzz: {choice.reason}" if choice is not None and is_in_force else None
+    return f"attnfuzz: {choice.sentence}" if choice is not None and is_in_force else None
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:

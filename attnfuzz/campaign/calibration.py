@@ -35,10 +35,15 @@ PROBE_KERNEL = "attnfuzz.kernels.bundled:dense_eager"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Workers in all, and one line that says why."""
+    """Workers in all, and why so many; empty if they were asked for."""
 
     workers: int
     reason: str
+
+    @property
+    def sentence(self) -> str:
+        """Both in one line."""
+        return f"{self.workers} worker{'' if self.workers == 1 else 's'}, {self.reason}"
 
 
 def cores() -> int:
@@ -49,10 +54,10 @@ def cores() -> int:
 def by_formula(num_cores: int, gpus: Sequence[Gpu]) -> Choice:
     """One worker for each core, shared out among the GPUs, but no more on one than its memory holds."""
     if not gpus:
-        return Choice(num_cores, f"{_count(num_cores, 'worker')}, one for each CPU core")
+        return Choice(num_cores, "one for each CPU core")
     per_gpu = max(1, min(num_cores // len(gpus), _MOST_PER_GPU, *map(_held_by_memory, gpus)))
     total = per_gpu * len(gpus)
-    return Choice(total, f"{_count(total, 'worker')}, {per_gpu} for each GPU: by CPU cores and GPU memory")
+    return Choice(total, f"{per_gpu} for each GPU: by CPU cores and GPU memory")
 
 
 def levels(num_cores: int, gpus: Sequence[Gpu]) -> list[int]:
@@ -96,8 +101,7 @@ def calibrate(
     measured = ", ".join(f"{level}: {speed / tried[0][1]:.2f}" for level, speed in tried)
     return Choice(
         total,
-        f"{_count(total, 'worker')}, {best} for each GPU: relative speed of {measured} "
-        f"(tried for {clock() - started:.1f} s)",
+        f"{best} for each GPU: relative speed of {measured}, tried for {clock() - started:.1f} s",
     )
 
 

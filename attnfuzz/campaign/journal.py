@@ -7,7 +7,7 @@ import errno
 import itertools
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,7 +17,11 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.execution.claims import Claim, is_claimed
 from attnfuzz.problems.cases import Case
 
-__all__ = ["Journal", "JournalFolder", "remove_if_empty"]
+__all__ = ["Journal", "JournalFolder", "forget", "remove_if_empty", "was_running"]
+
+_PREFIX = "journal-"
+_ANNOUNCED = "announced"
+"""In a folder that was left over and has been spoken of."""
 
 _RECORD = FindingRecord(oracle="crash", kind="journal", message="this case was running when the campaign was cut off")
 
@@ -78,12 +82,13 @@ class Journal:
 class JournalFolder:
     """``.attnfuzz/journal-PID`` in the working directory, removed when the campaign ends in order, unless ``keep``.
 
-    ``path`` is None where nothing can be written. ``left_over`` are the folders of campaigns that were cut off.
+    ``path`` is None where nothing can be written. ``left_over`` are the folders of campaigns that were cut off, until
+    they have been ``announced``.
     """
 
     def __init__(self, parent: Path = Path(".attnfuzz")) -> None:
         self.keep = False
-        self.left_over = [folder for folder in sorted(parent.glob("journal-*")) if not is_claimed(folder)]
+        self.left_over = [folder for folder in sorted(parent.glob(f"{_PREFIX}*")) if _is_news(folder)]
         self.path: Path | None = None
         self._claim: Claim | None = None
         try:
@@ -93,6 +98,13 @@ class JournalFolder:
         except OSError:
             self.close()
             self.path = None
+
+    def announced(self) -> None:
+        """The user knows of what is left over, which stays until it is replayed or removed."""
+        for folder in self.left_over:
+            with contextlib.suppress(OSError):  # it has vanished, or cannot be written: it is spoken of once more
+                (folder / _ANNOUNCED).touch()
+        self.left_over = []
 
     def close(self) -> None:
         """Remove the folder, and the one around it if nothing else is there."""
@@ -111,6 +123,24 @@ class JournalFolder:
         self.close()
 
 
+def was_running(regression: Regression) -> bool:
+    """Whether a file is of a journal: its case was being judged when a campaign was cut off, and may well pass."""
+    return (regression.finding.oracle, regression.finding.kind) == (_RECORD.oracle, _RECORD.kind)
+
+
+def forget(files: Iterable[Path]) -> None:
+    """Remove files of journals, and folders of which none is left; not those of a campaign that still runs."""
+    for file in files:
+        folder = file.parent
+        if is_claimed(folder):
+            continue
+        with contextlib.suppress(OSError):  # it has vanished, or cannot be removed
+            file.unlink()
+            if not any(folder.glob("*.json")) and folder.name.startswith(_PREFIX):
+                shutil.rmtree(folder)
+                remove_if_empty(folder.parent)
+
+
 def remove_if_empty(parent: Path) -> None:
     """Remove ``.attnfuzz`` once nothing is kept in it."""
     with contextlib.suppress(OSError):  # it has vanished, or cannot be removed
@@ -118,10 +148,16 @@ def remove_if_empty(parent: Path) -> None:
             shutil.rmtree(parent)
 
 
+def _is_news(folder: Path) -> bool:
+    """Whether a campaign was cut off here while it judged cases, and nobody knows yet."""
+    return not (is_claimed(folder) or (folder / _ANNOUNCED).exists()) and any(folder.glob("*.json"))
+
+
 def _new_folder(parent: Path) -> Path:
     """One that was not there: in a container the process ID is often that of the campaign before."""
     parent.mkdir(parents=True, exist_ok=True)
-    names = itertools.chain([f"journal-{os.getpid()}"], (f"journal-{os.getpid()}-{n}" for n in itertools.count(2)))
+    own = f"{_PREFIX}{os.getpid()}"
+    names = itertools.chain([own], (f"{own}-{n}" for n in itertools.count(2)))
     for name in names:
         with contextlib.suppress(FileExistsError):
             (parent / name).mkdir()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnfuzz.campaign.journal import was_running
 from attnfuzz.campaign.saved_run import run_saved
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
@@ -14,7 +15,7 @@ from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supported import adapt_options, why_unsupported
 
-__all__ = ["Replayed", "SavedCase", "replay", "resolve_target"]
+__all__ = ["Replayed", "SavedCase", "cleared", "replay", "resolve_target"]
 
 _BUNDLED = "*"
 
@@ -60,6 +61,12 @@ def replay(cases: Sequence[SavedCase], runner: Runner, *, kernels: Sequence[str]
             if declaration.problem == saved.regression.problem:
                 named = declaration is first or bool(kernels)
                 yield from _replay_on(declaration, saved, runner, told_why_not=named)
+
+
+def cleared(results: Iterable[Replayed]) -> set[Path]:
+    """Files of cases that were running when a campaign was killed, and that pass on every kernel they were put to."""
+    ran = [result for result in results if result.verdict is not None and was_running(result.saved.regression)]
+    return {result.saved.path for result in ran} - {result.saved.path for result in ran if result.failed}
 
 
 def resolve_target(target: str, regression_file: Path) -> str:

@@ -53,7 +53,10 @@ class KernelStatistics:
 
 @dataclass(slots=True)
 class Statistics:
-    """Everything about a campaign that changes while it runs. Times are on the monotonic clock."""
+    """Everything about a campaign that changes while it runs. Times are on the monotonic clock.
+
+    ``why_so_many``: what the number of workers was chosen by; empty if it was asked for.
+    """
 
     kernels: dict[str, KernelStatistics]
     started: float
@@ -62,6 +65,7 @@ class Statistics:
     device_name: str
     workers: int
     seed: int
+    why_so_many: str = ""
     findings: list[Finding] = field(default_factory=list)
     throughput: Throughput = field(default_factory=Throughput)
 

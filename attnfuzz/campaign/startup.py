@@ -57,9 +57,7 @@ def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
         _say_what_was_left(request, journal, state_file, reporter)
         gpus = (find_gpus() or [_ONLY_GPU]) if runner.device == "cuda" else []
         choice = choose_workers(request, runner, gpus)
-        if choice.reason:
-            reporter.note(choice.reason)
-        plan = _plan(request, runner, declarations, journal, state_file, gpus=gpus, workers=choice.workers)
+        plan = _plan(request, runner, declarations, journal, state_file, gpus=gpus, workers=choice)
         scratch = _scratch()
 
         def launch(setup: Setup) -> WorkerProcess:
@@ -102,9 +100,10 @@ def choose_workers(request: Request, runner: Runner, gpus: Sequence[Gpu]) -> Cho
 def _say_what_was_left(request: Request, journal: JournalFolder, state_file: StateFile, reporter: Reporter) -> None:
     for folder in journal.left_over:
         reporter.note(
-            f"an earlier campaign was killed while it judged the cases in {folder}; if one may be the cause, "
-            f"run attnfuzz replay {folder}, then delete the folder"
+            f"an earlier campaign was killed while it judged the cases in {folder}; attnfuzz replay {folder} tells "
+            "whether one of them was the cause, and removes those that pass"
         )
+    journal.announced()
     if not state_file.is_usable:
         reporter.note(f"{FOLDER} cannot be written, or another campaign runs here: --resume will not know of this one")
     elif state_file.has_state and request.resume is None:
@@ -119,7 +118,7 @@ def _plan(
     state_file: StateFile,
     *,
     gpus: Sequence[Gpu],
-    workers: int,
+    workers: Choice,
 ) -> Plan:
     statistics = _statistics(request, runner, declarations, num_gpus=len(gpus), workers=workers)
     parts = request.resume.parts if request.resume is not None else 0
@@ -138,7 +137,7 @@ def _plan(
 
 
 def _statistics(
-    request: Request, runner: Runner, declarations: list[Declaration], *, num_gpus: int, workers: int
+    request: Request, runner: Runner, declarations: list[Declaration], *, num_gpus: int, workers: Choice
 ) -> Statistics:
     before_s = request.resume.elapsed_s if request.resume is not None else 0.0
     statistics = Statistics(
@@ -147,7 +146,8 @@ def _statistics(
         deadline=request.started + request.budget_s,
         device=runner.device,
         device_name=f"{num_gpus} x {runner.device_name}" if num_gpus > 1 else runner.device_name,
-        workers=workers,
+        workers=workers.workers,
+        why_so_many=workers.reason,
         seed=secrets.randbits(32) if request.seed is None else request.seed,
     )
     if request.resume is not None:

@@ -184,7 +184,8 @@ class StateFile:
         """Replace the file. A full disk costs only the chance to resume, and is not spoken of."""
         if self._lock is not None:
             with suppress(OSError):
-                write_atomically(self._path, msgspec.json.encode(state))
+                # what was asked may hold the password of a --shared server
+                write_atomically(self._path, msgspec.json.encode(state), private=True)
 
     def remove(self) -> None:
         """There is nothing to continue."""

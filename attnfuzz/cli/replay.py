@@ -32,10 +32,12 @@ def command(
     """Run saved cases (files or folders; the regressions folder by default) again.
 
     Each runs on the kernel it names and on every bundled kernel that supports it. The exit status is 1 if any fails.
+    Of what a killed campaign left in .attnfuzz, cases that pass are removed.
     """
     with refusing():
         saved = load_saved(paths, configured().regressions)
-        from attnfuzz.campaign.replay import replay
+        from attnfuzz.campaign.journal import forget
+        from attnfuzz.campaign.replay import cleared, replay
         from attnfuzz.execution.runner import Runner
         from attnfuzz.report.replayed import print_replayed, print_total, write_replayed
         from attnfuzz.report.terminal import make_console
@@ -47,7 +49,9 @@ def command(
                 results.append(result)
                 print_replayed(console, result)
             device_name = runner.device_name
-    print_total(console, saved, results)
+    innocent = set() if kernels else cleared(results)  # other kernels say nothing of the one that was running
+    print_total(console, saved, results, removed=innocent)
+    forget(innocent)
     if json_file is not None:
         try:
             write_replayed(json_file, results, device=device_name)

@@ -37,14 +37,16 @@ def write_regression(regression: Regression, folder: Path) -> Path:
     return path
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     """Replace ``path`` by a file that holds ``data``: a reader sees the old file or the new one. Raises OSError.
 
     That holds also if this process is killed or the machine goes down: the data is on the disk before it has a name.
+    ``private``: only this user may read it.
     """
-    file = _write_without_name(path.parent, data)
+    mode = 0o600 if private else 0o666
+    file = _write_without_name(path.parent, data, mode)
     if file is None or not _name(file, path):
-        _write_under_temporary_name(path, data)
+        _write_under_temporary_name(path, data, mode)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -55,12 +57,12 @@ def remove_leftovers(folder: Path) -> None:
                 path.unlink()
 
 
-def _write_without_name(folder: Path, data: bytes) -> int | None:
+def _write_without_name(folder: Path, data: bytes, mode: int) -> int | None:
     """A descriptor of a file that vanishes unless it is given a name; None on file systems that cannot do that."""
     if not hasattr(os, "O_TMPFILE"):
         return None
     try:
-        file = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666)
+        file = os.open(folder, os.O_TMPFILE | os.O_WRONLY, mode)
     except OSError as error:
         if error.errno in _NO_FILES_WITHOUT_NAME:
             return None
@@ -105,10 +107,10 @@ def _temporary_name(path: Path) -> str:
     return f".{path.name}.{secrets.token_hex(4)}.tmp"
 
 
-def _write_under_temporary_name(path: Path, data: bytes) -> None:
+def _write_under_temporary_name(path: Path, data: bytes, mode: int) -> None:
     temporary = path.with_name(_temporary_name(path))
     try:
-        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             _write_all(file, data)
         finally:

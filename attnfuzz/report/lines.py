@@ -52,10 +52,11 @@ class LineReporter:
         self._last_smaller = 0.0
 
     def started(self, statistics: Statistics) -> None:
+        why = f" ({statistics.why_so_many})" if statistics.why_so_many else ""
         self.note(
             f"searching {count(len(statistics.kernels), 'kernel')} on {statistics.device_name} for "
             f"{format_duration(statistics.deadline - statistics.started)} with "
-            f"{count(statistics.workers, 'worker')}, seed {statistics.seed}"
+            f"{count(statistics.workers, 'worker')}{why}, seed {statistics.seed}"
         )
 
     def progress(self, statistics: Statistics) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from attnfuzz.campaign.journal import was_running
 from attnfuzz.campaign.replay import Replayed, SavedCase
 from attnfuzz.report.headline import count
 
 __all__ = ["FORMAT", "print_replayed", "print_total", "write_replayed"]
 
 FORMAT = "attnfuzz.replay/1"
+
+_STATUSES = {"open": "still open", "fixed": "marked fixed", "running": "of a killed campaign"}
 
 
 class _Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,17 +52,20 @@ def print_replayed(console: Console, result: Replayed) -> None:
             console.print(Text(f"      {text}"), soft_wrap=True)
 
 
-def print_total(console: Console, saved: Sequence[SavedCase], results: Sequence[Replayed]) -> None:
-    """How many failed, and of which kind: still open, or fixed once and failing again."""
+def print_total(
+    console: Console, saved: Sequence[SavedCase], results: Sequence[Replayed], *, removed: Collection[Path] = ()
+) -> None:
+    """How many failed, and of which kind: still open, or fixed once and failing again; which files are removed now."""
     ran = [result for result in results if result.verdict is not None]
-    failed = {result.saved.path: result.saved.regression.status for result in ran if result.failed}
+    failed = {result.saved.path: _status(result) for result in ran if result.failed}
     text = f"{count(len(saved), 'saved case')}, {count(len(ran), 'run')}: {sum(result.failed for result in ran)} failed"
-    for status, meaning in (("open", "still open"), ("fixed", "marked fixed")):
+    for status, meaning in _STATUSES.items():
         number = sum(value == status for value in failed.values())
         text += f"; {count(number, 'case')} {meaning}" if number else ""
-    repaired = {result.saved.path for result in ran if result.saved.regression.status == "open"} - set(failed)
+    repaired = {result.saved.path for result in ran if _status(result) == "open"} - set(failed)
     passing = f'; {count(len(repaired), "open case")} now passing: set "status" to "fixed"'
     text += passing if repaired else ""
+    text += f"; {count(len(removed), 'case')} of a killed campaign passing, removed" if removed else ""
     idle = {case.path for case in saved} - {result.saved.path for result in ran}
     text += f"; {count(len(idle), 'case')} ran on no kernel" if idle else ""
     console.print(Text(text, style="bold red" if failed else "bold"), soft_wrap=True)
@@ -74,6 +80,11 @@ def write_replayed(path: Path, results: Sequence[Replayed], *, device: str) -> N
         results=tuple(_result(result) for result in results),
     )
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+
+
+def _status(result: Replayed) -> str:
+    regression = result.saved.regression
+    return "running" if was_running(regression) else regression.status
 
 
 def _remarks(result: Replayed) -> Iterator[str]:

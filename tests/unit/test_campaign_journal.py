@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.campaign.journal import Journal, JournalFolder
-from attnfuzz.corpus import load_regression
+from attnfuzz.campaign.journal import Journal, JournalFolder, forget, was_running
+from attnfuzz.corpus import FindingRecord, Regression, load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase
 
@@ -18,6 +18,16 @@ DECLARATION = Declaration(name="k", problem="dense_decode", target="kernels.py:k
 
 def a_case(seq_len: int) -> DenseDecodeCase:
     return DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(seq_len,) * seq_len, scale=0.25)
+
+
+def left_over(parent: Path, name: str, *, cases: int = 1) -> Path:
+    """The folder of a campaign that was killed while it judged so many cases."""
+    folder = parent / name
+    folder.mkdir(parents=True)
+    journal = Journal(folder / "worker-0.json")
+    journal.write(DECLARATION, [a_case(3)] * cases)
+    journal.close()
+    return folder
 
 
 def test_the_journal_holds_the_latest_case_as_a_regression(tmp_path: Path) -> None:
@@ -83,18 +93,57 @@ def test_the_folder_is_removed_when_all_went_well(tmp_path: Path) -> None:
 
 def test_what_a_dead_campaign_left_is_named(tmp_path: Path) -> None:
     """After a machine went down, the next campaign has to say which case was running; not of one that still runs."""
-    dead = tmp_path / "journal-999999999"
-    dead.mkdir()
+    dead = left_over(tmp_path, "journal-999999999")
+    (tmp_path / "journal-1").mkdir()  # of a campaign that was killed before its first case
     with JournalFolder(tmp_path) as alive, JournalFolder(tmp_path) as folder:
         assert folder.left_over == [dead]
         assert folder.path != alive.path
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [dead.name]
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {dead.name, "journal-1"}
+
+
+def test_what_a_dead_campaign_left_is_named_once(tmp_path: Path) -> None:
+    """Said at each start, it is read at none."""
+    dead = left_over(tmp_path, "journal-1")
+    with JournalFolder(tmp_path) as folder:
+        assert folder.left_over == [dead]
+        folder.announced()
+    with JournalFolder(tmp_path) as folder:
+        assert folder.left_over == []
+    assert load_regression(dead / "worker-0.json").case == a_case(3)
+
+
+def test_cases_that_are_cleared_are_forgotten_and_at_last_the_folder(tmp_path: Path) -> None:
+    """There would be no way to be rid of it but to guess that it may be deleted."""
+    state = tmp_path / ".attnfuzz"
+    dead = left_over(state, "journal-1", cases=2)
+    files = sorted(dead.glob("*.json"))
+    assert all(was_running(load_regression(file)) for file in files)
+    with JournalFolder(state) as folder:
+        folder.announced()
+    forget(files[:1])
+    assert sorted(dead.glob("*.json")) == files[1:]
+    forget(files)
+    assert not state.exists()
+
+
+def test_the_journal_of_a_live_campaign_is_not_taken_from_it(tmp_path: Path) -> None:
+    """Replayed meanwhile, its cases pass; the one that takes the machine down next would be lost."""
+    with JournalFolder(tmp_path / "state") as folder:
+        assert folder.path is not None
+        Journal(folder.path / "worker-0.json").write(DECLARATION, [a_case(1)])
+        forget(folder.path.glob("*.json"))
+        assert len(list(folder.path.glob("*.json"))) == 1
+
+
+def test_only_cases_that_were_running_are_forgotten_for_passing(tmp_path: Path) -> None:
+    """A finding that passes is repaired, and its file is what keeps it so."""
+    record = FindingRecord(oracle="crash", kind="SIGSEGV", message="dead")
+    assert not was_running(Regression(problem="dense_decode", kernel="k", case=a_case(1), finding=record))
 
 
 def test_a_dead_campaign_with_the_same_process_id_keeps_its_journal(tmp_path: Path) -> None:
     """In a container process IDs are the same each time: the case that took the last one down would be overwritten."""
-    dead = tmp_path / f"journal-{os.getpid()}"
-    dead.mkdir()
+    dead = left_over(tmp_path, f"journal-{os.getpid()}")
     with JournalFolder(tmp_path) as folder:
         assert folder.left_over == [dead]
     assert dead.exists()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 import pytest
+from rich.console import Console
 
-from attnfuzz.campaign.replay import Replayed, SavedCase, replay, resolve_target
+from attnfuzz.campaign.replay import Replayed, SavedCase, cleared, replay, resolve_target
 from attnfuzz.corpus import FindingRecord, Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.supports import Supports
+from attnfuzz.report.replayed import print_total
 
 CASE = DenseDecodeCase(
     num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(3,), scale=0.25, options={"tile": 32, "old": 1}
@@ -123,3 +126,27 @@ def test_kernel_files_are_found_from_here_or_above_the_regression(
         assert resolve_target(target, regression) == target
     with pytest.raises(KernelLoadError, match=r"no file 'gone\.py'.*--kernel"):
         resolve_target("gone.py:k", regression)
+
+
+def test_cases_that_were_running_are_cleared_if_they_pass_everywhere() -> None:
+    """What took a campaign down must stay; what did not would be spoken of for ever."""
+    record = FindingRecord(oracle="crash", kind="journal", message="was running")
+    running = [
+        SavedCase(Path(name), Regression(problem="dense_decode", kernel=kernel, case=CASE, finding=record))
+        for name, kernel in (("a.json", "mine"), ("b.json", "mine"))
+    ]
+    assert cleared(run(PretendedRunner(), *running, saved())) == {Path("a.json"), Path("b.json")}
+    assert cleared(run(PretendedRunner("naive"), *running)) == set()
+
+
+def test_cases_that_were_running_are_not_called_repaired() -> None:
+    """Nothing was known to be wrong with them, and a status to be set there helps nobody."""
+    record = FindingRecord(oracle="crash", kind="journal", message="was running")
+    case = SavedCase(Path("a.json"), Regression(problem="dense_decode", kernel="mine", case=CASE, finding=record))
+    console = Console(file=io.StringIO(), width=200)
+    for failing, removed in (((), {case.path}), (("mine",), set[Path]())):
+        print_total(console, [case], run(PretendedRunner(*failing), case), removed=removed)
+    assert isinstance(console.file, io.StringIO)
+    passed, failed = console.file.getvalue().splitlines()
+    assert passed.endswith("runs: 0 failed; 1 case of a killed campaign passing, removed")
+    assert failed.endswith("runs: 1 failed; 1 case of a killed campaign")

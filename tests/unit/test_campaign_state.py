@@ -61,6 +61,14 @@ def test_a_state_survives_a_round_trip(tmp_path: Path) -> None:
     }
 
 
+def test_nobody_else_may_read_a_state(tmp_path: Path) -> None:
+    """The address of a shared server that it holds may have a password in it."""
+    with StateFile(tmp_path) as file:
+        for _ in range(2):
+            file.write(a_state())
+            assert (tmp_path / "state.json").stat().st_mode & 0o077 == 0
+
+
 def test_statistics_go_on_where_they_were(tmp_path: Path) -> None:
     """The number of cases would begin again at nothing."""
     now = time.monotonic()

@@ -137,8 +137,10 @@ def test_shares_are_found_one_kernel_at_a_time() -> None:
     assert 0.4 < shares[KERNELS[0].target] < 0.6
 
 
-def test_the_panel_is_redrawn_in_place_and_removed() -> None:
+def test_the_panel_is_redrawn_in_place_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal it must not stay behind when it ends, nor be drawn a hundred times a second."""
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     file = io.StringIO()
     console = Console(file=file, width=100, force_terminal=True, color_system=None)
     reporter = LiveReporter(console)

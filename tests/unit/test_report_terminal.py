@@ -179,6 +179,15 @@ def test_events_of_every_kind_are_shown() -> None:
     assert "searching 1 kernel on a processor for 1m00s with 2 workers, seed 7" in output(console)
 
 
+def test_the_number_of_workers_is_said_once_and_why_if_it_was_chosen() -> None:
+    """Twice in two lines, readers look for the difference."""
+    console = a_console()
+    made = statistics()
+    made.why_so_many = "one for each CPU core"
+    LineReporter(console).started(made)
+    assert "for 1m00s with 2 workers (one for each CPU core), seed 7" in output(console)
+
+
 def test_flaky_findings_come_after_the_others() -> None:
     """Whoever repairs a kernel starts with what fails every time; a flaky one may be the machine's doing."""
     flaky, steady = a_finding(steps=1), a_finding(steps=2)
