@@ -1,5 +1,6 @@
 """All relations, and which of them judge a case."""
 
+import hashlib
 import zlib
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ from attnfuzz.oracles.relations.page_permutation import PAGE_PERMUTATION
 from attnfuzz.oracles.relations.page_relocation import PAGE_RELOCATION
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
-from attnfuzz.oracles.verdict import FATAL_ORACLES, OracleName, Relations
+from attnfuzz.oracles.verdict import DrawnWithout, OracleName, Relations
 from attnfuzz.problems.cases import Case, encode_case
 
 __all__ = ["RELATIONS", "applicable", "chosen", "drawn"]
@@ -35,8 +36,8 @@ own runs share the wait with a batch."""
 
 
 def applicable(declaration: Declaration, case: Case, oracles: Sequence[OracleName]) -> list[Relation]:
-    """Those among `oracles` that can judge `case`."""
-    return [relation for relation in RELATIONS if relation.name in oracles and relation.applies(declaration, case)]
+    """Those among `oracles` that can judge `case`; by bounds only where accuracy is not among them."""
+    return [relation for relation in _candidates(oracles) if relation.applies(declaration, case)]
 
 
 def drawn(
@@ -44,28 +45,34 @@ def drawn(
 ) -> Relation | None:
     """The one that `case` draws among those applicable: the same case draws the same anywhere and always."""
     number = zlib.crc32(encode_case(case))
-    if device == "cuda":
-        number, rest = divmod(number, _ONE_IN_ON_GPU)
-        if rest:
-            return None
-    beside_accuracy = "accuracy" in oracles
-    candidates = [
-        relation
-        for relation in applicable(declaration, case, oracles)
-        if not (relation.by_bounds and beside_accuracy)
-        for _ in range(relation.weight)
-    ]
-    return candidates[number % len(candidates)] if candidates else None
+    if device == "cuda" and number % _ONE_IN_ON_GPU:
+        return None
+    in_turn = sorted(_candidates(oracles), key=lambda relation: _lot(relation, number))
+    return next((relation for relation in in_turn if relation.applies(declaration, case)), None)
 
 
 def chosen(
     declaration: Declaration, case: Case, oracles: Sequence[OracleName], relations: Relations, *, device: str
 ) -> list[Relation]:
     """What `relations` means for `case`."""
-    if relations == "survivable":
-        oracles = [name for name in oracles if name not in FATAL_ORACLES]
-    if relations is None or relations == "survivable":
+    if isinstance(relations, DrawnWithout):
+        oracles = [name for name in oracles if name not in relations.oracles]
+        relations = None
+    if relations is None:
         one = drawn(declaration, case, oracles, device=device)
         return [] if one is None else [one]
-    found = applicable(declaration, case, oracles)
-    return found if relations == "all" else [relation for relation in found if relation.name in relations]
+    if relations == "all":
+        return applicable(declaration, case, oracles)
+    named = [relation for relation in RELATIONS if relation.name in relations and relation.name in oracles]
+    return [relation for relation in named if relation.applies(declaration, case)]
+
+
+def _candidates(oracles: Sequence[OracleName]) -> list[Relation]:
+    found = (relation for relation in RELATIONS if relation.name in oracles)
+    return [relation for relation in found if not (relation.by_bounds and "accuracy" in oracles)]
+
+
+def _lot(relation: Relation, number: int) -> bytes:
+    """The lowest one wins; a relation has as many as it weighs."""
+    names = (f"{number} {relation.name} {i}".encode() for i in range(relation.weight))
+    return min(hashlib.blake2b(name, digest_size=8).digest() for name in names)

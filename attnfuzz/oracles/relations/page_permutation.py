@@ -22,7 +22,7 @@ from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.relations.transformed import Changed, as_it_is, results_of, unequal_bits
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.problems.block_table import num_blocks, physical_pages
+from attnfuzz.problems.block_table import num_blocks, physical_pages, used_blocks
 from attnfuzz.problems.cases import Case, PagedDecodeCase
 from attnfuzz.problems.placement import Placement, placements
 from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
@@ -39,7 +39,7 @@ _SHOWN_PAGES = 6
 def _applies(declaration: Declaration, case: Case) -> bool:
     if not isinstance(case, PagedDecodeCase) or not declaration.supports.deterministic:
         return False
-    return any(_moves(case))
+    return used_blocks(case) > 0 and num_blocks(case) > _pages_to_same_alignment(case)
 
 
 def _check(trial: Trial) -> Failure | None:
@@ -47,6 +47,8 @@ def _check(trial: Trial) -> Failure | None:
     if not isinstance(case, PagedDecodeCase):
         return None
     moved_to = _reversed_order(case)
+    if not _list_of_moves(case, moved_to):
+        return None
     changed = Changed(
         "with its pages at other places in the cache",
         case,
@@ -61,12 +63,6 @@ def _check(trial: Trial) -> Failure | None:
         changed.words,
         details=(_list_of_moves(case, moved_to), "the block table names them there; nothing else changed"),
     )
-
-
-def _moves(case: PagedDecodeCase) -> list[bool]:
-    """For each page that a sequence owns, whether it changes its place."""
-    moved_to = _reversed_order(case)
-    return [moved_to[page] != page for row in physical_pages(case) for page in row]
 
 
 def _reversed_order(case: PagedDecodeCase) -> list[int]:

@@ -73,8 +73,9 @@ def _power(trial: Trial, values: LogicalAttention | LogicalStates) -> int:
 def _failure(trial: Trial, values: LogicalAttention | LogicalStates, factor: float) -> Failure | None:
     case = trial.case
     what = "both outputs" if isinstance(case, MergeStatesCase) else "V"
+    words = "-1" if factor == -1 else f"-2**{math.frexp(factor)[1] - 1}"
     scaled: Any = {name: part * factor for name, part in _scaled_parts(values).items()}
-    changed = Changed(f"with {what} times {factor:.0f}", case, replace(values, **scaled))
+    changed = Changed(f"with {what} times {words}", case, replace(values, **scaled))
     expected, is_sure = _expected(as_it_is(trial), factor, case)
     found = results_of(trial, changed)
     masks = {name: mask & is_sure.get(name, True) for name, mask in where_bits_differ(expected, found).items()}
@@ -85,7 +86,7 @@ def _failure(trial: Trial, values: LogicalAttention | LogicalStates, factor: flo
         found,
         changed.words,
         masks=masks,
-        as_it_was=f"from the result as the case is times {factor:.0f}",
+        as_it_was=f"from the result as the case is, times {words}",
         details=(f"the result is linear in {what}, and the factor changes no digit",),
     )
 

@@ -1,10 +1,123 @@
 """Which relations there are, and which of them judge a case."""
 
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+import attnfuzz
+from attnfuzz.oracles.judge import judge
+from attnfuzz.oracles.quick import judge_many
 from attnfuzz.oracles.relations import catalogue
-from attnfuzz.oracles.verdict import RELATION_ORACLES, USUAL_ORACLES
+from attnfuzz.oracles.relations.catalogue import applicable, chosen, drawn
+from attnfuzz.oracles.relations.relation import Relation
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, RELATION_ORACLES, USUAL_ORACLES, Failure
+from attnfuzz.problems.cases import PagedDecodeCase
+
+INVARIANT = attnfuzz.Supports(batch_invariant=True)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Three relations that only count how often they judge; the last one sees what accuracy sees."""
+    counts: Counter[str] = Counter()
+
+    def relation(name: Any, weight: int, *, by_bounds: bool = False) -> Relation:
+        return Relation(name, lambda *_: True, lambda trial: counts.update([name]), weight, by_bounds)
+
+    made = (relation("merge_laws", 1), relation("compose", 3), relation("layout", 1, by_bounds=True))
+    monkeypatch.setattr(catalogue, "RELATIONS", made)
+    return counts
+
+
+ALL = (*USUAL_ORACLES, "merge_laws", "compose", "layout")
+
+
+def many(case: PagedDecodeCase, count: int) -> list[PagedDecodeCase]:
+    return [msgspec.structs.replace(case, seq_lens=(i + 1,)) for i in range(count)]
 
 
 def test_the_names_that_can_be_asked_for_are_those_of_the_catalogue() -> None:
     """A relation could not be asked for, or one that does not exist would judge nothing without a word."""
     assert tuple(relation.name for relation in catalogue.RELATIONS) == RELATION_ORACLES
     assert not set(RELATION_ORACLES) & set(USUAL_ORACLES)
+
+
+def test_the_same_case_draws_the_same_relation(plant: Any, paged: PagedDecodeCase) -> None:
+    """A failure would not be seen again by whoever runs its case."""
+    declaration = plant("paged_decode", supports=INVARIANT).declaration
+    cases = many(paged, 60)
+    first, second = ([drawn(declaration, case, DEFAULT_ORACLES) for case in cases] for _ in range(2))
+    assert first == second
+    assert {one.name for one in first if one} == {
+        one.name for one in applicable(declaration, paged, DEFAULT_ORACLES)
+    } - {
+        "batch_invariance"  # these cases have one sequence
+    }
+
+
+def test_weights_say_how_often(counted: Counter[str], plant: Any, paged: PagedDecodeCase) -> None:
+    """One relation would be drawn for nearly every case, and the others hardly ever."""
+    declaration = plant("paged_decode").declaration
+    names = Counter(one.name for case in many(paged, 400) if (one := drawn(declaration, case, ALL)))
+    assert set(names) == {"merge_laws", "compose"}
+    assert 2 < names["compose"] / names["merge_laws"] < 4.5
+
+
+def test_bounds_are_left_to_accuracy(counted: Counter[str], plant: Any, paged: PagedDecodeCase) -> None:
+    """Each bug that accuracy sees would be found once more under another name."""
+    declaration = plant("paged_decode").declaration
+    without = tuple(name for name in ALL if name != "accuracy")
+    assert "layout" not in {one.name for one in applicable(declaration, paged, ALL)}
+    assert "layout" in {one.name for one in applicable(declaration, paged, without)}
+    assert [one.name for one in chosen(declaration, paged, ALL, ("layout",), device="cpu")] == ["layout"]
+
+
+def test_on_a_gpu_few_cases_draw(counted: Counter[str], plant: Any, paged: PagedDecodeCase) -> None:
+    """Each relation's run waits for the GPU by itself; all of them would cost more than the cases."""
+    declaration = plant("paged_decode").declaration
+    drawing = sum(drawn(declaration, case, ALL, device="cuda") is not None for case in many(paged, 400))
+    assert 20 < drawing < 90
+
+
+@pytest.mark.parametrize(
+    ("relations", "judged"), [(None, 1), ("all", 2), ((), 0), (("layout",), 1), (("merge_laws", "compose"), 2)]
+)
+def test_what_is_asked_for_judges(
+    relations: Any, judged: int, counted: Counter[str], plant: Any, paged: PagedDecodeCase
+) -> None:
+    """Shrinking would follow another relation than the one that objected, or a replay leave some out."""
+    kernel = plant("paged_decode")
+    judge(kernel, paged, device="cpu", oracles=ALL, relations=relations)
+    assert counted.total() == judged
+    judge_many(kernel, [paged] * 2, device="cpu", oracles=ALL, relations=relations)
+    assert counted.total() == 3 * judged
+
+
+def test_a_relation_has_no_say_on_a_case_that_failed(counted: Counter[str], plant: Any, paged: PagedDecodeCase) -> None:
+    """What is wrong already would be run again and again, and be told in the words of a relation."""
+    kernel = plant("paged_decode", average=lambda weights, v: weights @ v * 2)
+    assert judge(kernel, paged, device="cpu", oracles=ALL, relations="all").failure is not None
+    assert judge_many(kernel, [paged], device="cpu", oracles=ALL, relations="all")[0].failure is not None
+    assert not counted
+
+
+def test_only_relations_asked_for_judge(counted: Counter[str], plant: Any, paged: PagedDecodeCase) -> None:
+    """A user who asks for one oracle would be shown the findings of another."""
+    judge(plant("paged_decode"), paged, device="cpu", oracles=("accuracy", "compose"), relations="all")
+    assert counted == {"compose": 1}
+
+
+def test_one_objection_is_enough(monkeypatch: pytest.MonkeyPatch, plant: Any, paged: PagedDecodeCase) -> None:
+    """A case that two relations object to would have two verdicts."""
+
+    def objecting(failure: Failure) -> Relation:
+        return Relation(failure.oracle, lambda *_: True, lambda trial: failure)
+
+    failures = [Failure(oracle=name, kind="out", message="no") for name in ("merge_laws", "compose")]
+    made = tuple(map(objecting, failures))
+    monkeypatch.setattr(catalogue, "RELATIONS", made)
+    assert judge(plant("paged_decode"), paged, device="cpu", oracles=ALL, relations="all").failure == failures[0]
