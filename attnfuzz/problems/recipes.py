@@ -20,8 +20,8 @@ __all__ = [
     "check_range",
 ]
 
-KeyRecipe = Literal["equal", "integers", "normal", "rising", "falling", "negative"]
-ValueRecipe = Literal["positions", "integers", "normal", "large"]
+KeyRecipe = Literal["equal", "integers", "normal", "rising", "falling", "negative", "fine"]
+ValueRecipe = Literal["positions", "integers", "normal", "large", "fine"]
 LseKind = Literal["finite", "equal", "high", "low", "-inf", "+inf"]
 StrideKind = Literal["contiguous", "padded_rows", "transposed", "offset", "every_other"]
 PageOrder = Literal["identity", "reversed", "shuffled"]

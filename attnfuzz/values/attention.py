@@ -14,9 +14,20 @@ from attnfuzz.problems.block_table import shared_tokens
 from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
 from attnfuzz.problems.hashing import fold, stream_key
 from attnfuzz.problems.limits import HASH_CHUNK_ELEMENTS
-from attnfuzz.values.draws import NORMAL_EXPONENT, Stream, draw, element_words, exact
+from attnfuzz.values.draws import Stream, draw, drawn_as, element_words, exact
 
-__all__ = ["LogicalAttention", "TokenIndex", "attention_values", "decode_position", "needle_tokens", "token_index"]
+__all__ = [
+    "DRAWN_KEYS",
+    "LogicalAttention",
+    "TokenIndex",
+    "attention_values",
+    "decode_position",
+    "needle_tokens",
+    "token_index",
+]
+
+DRAWN_KEYS = ("integers", "normal", "fine")
+"""Recipes of keys that draw every element on its own."""
 
 NEEDLE_LEVEL = 16
 """A needle's key is this many times the sign pattern; other recipes stay below 8 where they point the queries' way."""
@@ -72,12 +83,12 @@ def attention_values(case: AttentionCase, device: torch.device | str = "cpu") ->
 
     * ``equal``: ``σ``. ``rising``, ``falling``: ``σ · r/16``, r = 0 … 127 up or down the sequence.
     * ``negative``: ``-σ · c`` with c drawn from 128 … 191 per token.
-    * ``integers`` (-2 … 2), ``normal`` (about N(0, 1.15²)): drawn per element; so are the queries then, unless the
-      case has needles.
+    * ``integers`` (-2 … 2), ``normal`` (about N(0, 1.15²)), ``fine`` (uniform in -2 … 2, with as many bits as the dtype
+      has; the others need at most 8): drawn per element; so are the queries then, unless the case has needles.
     * needles: ``16 σ`` at their position and KV head, whatever the recipe.
 
-    Values: ``positions`` repeats the four numbers of ``decode_position``; ``integers``, ``normal``; ``large`` is
-    ±512 … ±1020.
+    Values: ``positions`` repeats the four numbers of ``decode_position``; ``integers``, ``normal``, ``fine``;
+    ``large`` is ±512 … ±1020.
     """
     dtype = getattr(torch, case.dtype)
     tokens = token_index(case, device)
@@ -124,8 +135,9 @@ def _queries(
     states: Tensor = fold(stream_key(case.values.seed, Stream.Q), torch.arange(case.num_seqs, device=sign.device))
     words = element_words(states, case.num_q_heads, case.head_size)
     keys = case.values.keys
-    if keys in ("integers", "normal") and not case.values.needles:
-        return exact(draw(words, keys), dtype, NORMAL_EXPONENT if keys == "normal" else 0)
+    if keys in DRAWN_KEYS and not case.values.needles:
+        recipe, exponent = drawn_as(keys, dtype)
+        return exact(draw(words, recipe), dtype, exponent)
     return exact(((words & 3) + 1) * sign, dtype, -2)
 
 
@@ -133,7 +145,7 @@ def _keys(
     case: AttentionCase, tokens: TokenIndex, sign: Int64[Tensor, " head_size"], dtype: torch.dtype
 ) -> Float[Tensor, "total_tokens num_kv_heads head_size"]:
     keys, exponent = case.values.keys, case.values.logit_exponent
-    if keys in ("integers", "normal"):
+    if keys in DRAWN_KEYS:
         return _drawn(case, tokens, Stream.K, dtype, exponent)
     if keys in ("rising", "falling"):
         exponent -= 4
@@ -172,14 +184,15 @@ def _drawn(
     case: AttentionCase, tokens: TokenIndex, stream: Stream, dtype: torch.dtype, exponent: int
 ) -> Float[Tensor, "total_tokens num_kv_heads head_size"]:
     recipe = case.values.keys if stream == Stream.K else case.values.values
-    exponent += NORMAL_EXPONENT if recipe == "normal" else 0
+    kind, own_exponent = drawn_as(recipe, dtype)
+    exponent += own_exponent
     states = _token_states(case, tokens, stream)
     chunk = max(1, HASH_CHUNK_ELEMENTS // (case.num_kv_heads * case.head_size))
     if len(states) <= chunk:
-        return exact(draw(element_words(states, case.num_kv_heads, case.head_size), recipe), dtype, exponent)
+        return exact(draw(element_words(states, case.num_kv_heads, case.head_size), kind), dtype, exponent)
     out = torch.empty((len(states), case.num_kv_heads, case.head_size), dtype=dtype, device=states.device)
     for rows, part in zip(torch.split(out, chunk), torch.split(states, chunk), strict=True):
-        rows.copy_(exact(draw(element_words(part, case.num_kv_heads, case.head_size), recipe), dtype, exponent))
+        rows.copy_(exact(draw(element_words(part, case.num_kv_heads, case.head_size), kind), dtype, exponent))
     return out
 
 

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int, Int32, Int64
 from torch import Tensor
 
 from attnfuzz.problems.limits import HASH_CHUNK_ELEMENTS
-from attnfuzz.problems.recipes import KeyRecipe
-from attnfuzz.values.draws import draw, element_words, exact
+from attnfuzz.values.draws import DrawnRecipe, draw, element_words, exact
 from attnfuzz.values.host_draws import HashedRecipe, draw_on_host, exact_on_host
 
 __all__ = ["Block", "Recipe", "fill_blocks"]
 
-Recipe = Literal["integers", "normal", "large", "signed", "level", "code"]
+Recipe = DrawnRecipe | Literal["signed", "level", "code"]
 
 _HOST_CHUNK_ELEMENTS = 1 << 16
 """On a CPU hash words should stay in its cache."""
@@ -38,14 +37,14 @@ class _Kind(NamedTuple):
 class Block:
     """A tensor ``[rows, num_heads, head_size]`` to fill with integers times ``2**exponent``.
 
-    ``rows`` holds a number for each row: the hash state that its elements go on from (``integers``, ``normal`` and
-    ``large``, as `draw` has them; ``signed``: 1 to 4 times the sign of the dimension), its factor of the sign
+    ``rows`` holds a number for each row: the hash state that its elements go on from (those that
+    `draw` makes integers for; ``signed``: 1 to 4 times the sign of the dimension), its factor of the sign
     pattern (``level``), or three numbers of 7 bits, a byte for each and one for the head (``code``). ``signs`` is the
     pattern.
     """
 
     rows: Int64[Tensor, " rows"]
-    signs: Int64[Tensor, " head_size"] | None = None
+    signs: Int32[Tensor, " head_size"] | None = None
     recipe: Recipe
     num_heads: int
     head_size: int
@@ -76,12 +75,12 @@ def _fill_alike(blocks: Sequence[Block]) -> Float[Tensor, "rows num_heads head_s
     if not len(rows):
         return rows.new_empty((0, first.num_heads, first.head_size), dtype=first.dtype)
     if first.recipe == "code":
-        codes = exact(_decode(rows, first.num_heads), first.dtype)
+        codes = _exact(_decode(rows, first.num_heads), first)
         return codes.repeat(1, 1, -(-first.head_size // 4))[..., : first.head_size].contiguous()
     signs = _signs_of_rows(blocks) if first.recipe in ("signed", "level") else None
     if first.recipe == "level" and signs is not None:
-        levels = exact(rows[:, None] * signs, first.dtype, first.exponent)
-        return levels[:, None, :].repeat(1, first.num_heads, 1)
+        levels = _exact(rows.int()[:, None] * signs, first)
+        return levels[:, None, :].expand(-1, first.num_heads, -1).contiguous()
     at_once = HASH_CHUNK_ELEMENTS if rows.is_cuda else _HOST_CHUNK_ELEMENTS
     chunk = max(1, at_once // (first.num_heads * first.head_size))
     if len(rows) <= chunk:
@@ -94,18 +93,18 @@ def _fill_alike(blocks: Sequence[Block]) -> Float[Tensor, "rows num_heads head_s
 
 
 def _draw(
-    kind: Block, rows: Int64[Tensor, " rows"], signs: Int64[Tensor, "rows head_size"] | None
+    kind: Block, rows: Int64[Tensor, " rows"], signs: Int32[Tensor, "rows head_size"] | None
 ) -> Float[Tensor, "rows num_heads head_size"]:
     if not rows.is_cuda:
-        drawn = draw_on_host(rows, cast(HashedRecipe, kind.recipe), kind.num_heads, kind.head_size, signs)
-        return exact_on_host(drawn, kind.dtype, kind.exponent)
+        recipe = cast(HashedRecipe, kind.recipe)
+        return _exact(draw_on_host(rows, recipe, kind.num_heads, kind.head_size, signs), kind)
     words = element_words(rows, kind.num_heads, kind.head_size)
     if signs is not None:
         return exact(((words & 3) + 1) * signs[:, None], kind.dtype, kind.exponent)
-    return exact(draw(words, cast(KeyRecipe, kind.recipe)), kind.dtype, kind.exponent)
+    return exact(draw(words, cast(DrawnRecipe, kind.recipe)), kind.dtype, kind.exponent)
 
 
-def _signs_of_rows(blocks: Sequence[Block]) -> Int64[Tensor, "rows head_size"]:
+def _signs_of_rows(blocks: Sequence[Block]) -> Int32[Tensor, "rows head_size"]:
     """The sign pattern for each row."""
     rows = sum(len(block.rows) for block in blocks)
     if all(block.signs is blocks[0].signs for block in blocks):
@@ -114,8 +113,8 @@ def _signs_of_rows(blocks: Sequence[Block]) -> Int64[Tensor, "rows head_size"]:
     return torch.cat([cast(Tensor, block.signs).expand(len(block.rows), -1) for block in blocks])
 
 
-def _decode(packed: Int64[Tensor, " rows"], num_heads: int) -> Int64[Tensor, "rows num_heads 4"]:
+def _decode(packed: Int64[Tensor, " rows"], num_heads: int) -> Int32[Tensor, "rows num_heads 4"]:
     """The four numbers of each row and head: 1 to 128, the third for the head."""
-    heads = (torch.arange(num_heads, device=packed.device) & 127) << 16
-    shifts = torch.arange(0, 32, 8, device=packed.device)
-    return ((packed[:, None] | heads)[..., None] >> shifts & 127) + 1
+    heads = (torch.arange(num_heads, device=packed.device, dtype=torch.int32) & 127) << 16
+    shifts = torch.arange(0, 32, 8, device=packed.device, dtype=torch.int32)
+    return ((packed.int()[:, None] | heads)[..., None] >> shifts & 127) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float, Int, Int64
@@ -12,10 +13,16 @@ from attnfuzz.problems.hashing import fold
 from attnfuzz.problems.recipes import KeyRecipe, ValueRecipe
 from attnfuzz.problems.supports import MAX_HEAD_SIZE
 
-__all__ = ["NORMAL_EXPONENT", "Stream", "draw", "element_words", "exact"]
+__all__ = ["NORMAL_EXPONENT", "DrawnRecipe", "Stream", "draw", "drawn_as", "element_words", "exact", "fine_bits"]
 
 NORMAL_EXPONENT = -5
 """The "normal" recipe draws integers of standard deviation 36.9; times 2^-5 it is 1.15."""
+
+DrawnRecipe = Literal["integers", "normal", "large", "fine8", "fine11", "fine24"]
+"""Recipes that draw every element on its own; "fine" with so many bits."""
+
+_FINE_BITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+"""Of the significand of each dtype (IEEE 754; bfloat16 is the upper half of float32)."""
 
 
 class Stream(IntEnum):
@@ -42,12 +49,27 @@ def element_words(
     return words
 
 
-def draw(words: Int64[Tensor, "*shape"], recipe: KeyRecipe | ValueRecipe) -> Int64[Tensor, "*shape"]:
-    """Integers for the recipes that draw every element on its own: "integers", "normal" and "large".
+def drawn_as(recipe: KeyRecipe | ValueRecipe, dtype: torch.dtype) -> tuple[DrawnRecipe, int]:
+    """What to draw for ``recipe``, and the power of 2 to multiply it with."""
+    if recipe == "fine":
+        bits = _FINE_BITS[dtype]
+        return cast(DrawnRecipe, f"fine{bits}"), 2 - bits
+    return cast(DrawnRecipe, recipe), NORMAL_EXPONENT if recipe == "normal" else 0
+
+
+def fine_bits(recipe: str) -> int | None:
+    """How many bits the numbers of a "fine" recipe have; None for another one."""
+    return int(recipe.removeprefix("fine")) if recipe.startswith("fine") else None
+
+
+def draw(words: Int64[Tensor, "*shape"], recipe: DrawnRecipe) -> Int64[Tensor, "*shape"]:
+    """Integers for the recipes that draw every element on its own.
 
     "normal" is the sum of four uniform 6-bit integers, centred (Irwin-Hall): -126 to 126. "large" has magnitudes
-    512, 516, ... 1020, which bfloat16 holds.
+    512, 516, ... 1020, which bfloat16 holds. "fine" ones use all bits of a significand, the sign included: uniform.
     """
+    if (bits := fine_bits(recipe)) is not None:
+        return (words & ((1 << bits) - 1)) - (1 << (bits - 1))
     if recipe == "integers":
         return words % 5 - 2
     if recipe == "large":

@@ -11,16 +11,16 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int32, Int64
+from jaxtyping import Float, Int, Int32, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
 from attnfuzz.problems.supports import MAX_HEAD_SIZE
-from attnfuzz.values.draws import exact
+from attnfuzz.values.draws import DrawnRecipe, exact, fine_bits
 
 __all__ = ["HashedRecipe", "draw_on_host", "exact_on_host"]
 
-HashedRecipe = Literal["integers", "normal", "large", "signed"]
+HashedRecipe = DrawnRecipe | Literal["signed"]
 
 _Words = NDArray[np.uint32]
 
@@ -30,7 +30,7 @@ def draw_on_host(
     recipe: HashedRecipe,
     num_heads: int,
     head_size: int,
-    signs: Int64[Tensor, "rows head_size"] | None = None,
+    signs: Int32[Tensor, "rows head_size"] | None = None,
 ) -> Int32[Tensor, "rows num_heads head_size"]:
     """The integers that ``draw`` makes of ``element_words``; for "signed", 1 to 4 times ``signs``."""
     rows = states.numpy().astype(np.uint32)
@@ -39,7 +39,7 @@ def draw_on_host(
         words &= np.uint32(3)
         words += np.uint32(1)
         drawn: Any = words.view(np.int32)
-        drawn *= signs.numpy()[:, None].astype(np.int32)
+        drawn *= signs.numpy()[:, None]
     else:
         drawn = _draw(words, recipe)
     return torch.from_numpy(drawn)
@@ -54,7 +54,10 @@ def exact_on_host(integers: Int32[Tensor, "*shape"], dtype: torch.dtype, exponen
 
 def _draw(words: _Words, recipe: HashedRecipe) -> NDArray[np.int32]:
     """In place."""
-    if recipe == "integers":
+    if (bits := fine_bits(recipe)) is not None:
+        words &= np.uint32((1 << bits) - 1)
+        words -= np.uint32(1 << (bits - 1))  # as below, this may wrap around
+    elif recipe == "integers":
         words -= words // np.uint32(5) * np.uint32(5)
         words -= np.uint32(2)  # below 0 it wraps around to what the same bits mean with a sign
     elif recipe == "large":

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int32, Int64
 from torch import Tensor
 
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
 from attnfuzz.problems.hashing import fold, stream_key
-from attnfuzz.problems.recipes import LSE_KINDS, KeyRecipe
-from attnfuzz.values.attention import NEEDLE_LEVEL, LogicalAttention, needle_tokens
+from attnfuzz.problems.recipes import LSE_KINDS, KeyRecipe, ValueRecipe
+from attnfuzz.values.attention import DRAWN_KEYS, NEEDLE_LEVEL, LogicalAttention, needle_tokens
 from attnfuzz.values.blocks import Block, Recipe, fill_blocks
-from attnfuzz.values.draws import NORMAL_EXPONENT, Stream, exact
+from attnfuzz.values.draws import NORMAL_EXPONENT, Stream, drawn_as, exact
 from attnfuzz.values.states import LogicalStates, lse_of_kinds
 from attnfuzz.values.token_table import TokenTable
 from attnfuzz.values.transfer import on_device
@@ -88,42 +88,49 @@ def _hash_each_seq(cases: Sequence[AttentionCase], stream: Stream) -> Int64[Tens
     return cast(Tensor, fold(torch.tensor(keys), torch.tensor(seqs)))
 
 
-def _sign_patterns(cases: Sequence[AttentionCase], device: torch.device) -> tuple[Int64[Tensor, " _head_size"], ...]:
+def _sign_patterns(cases: Sequence[AttentionCase], device: torch.device) -> tuple[Int32[Tensor, " _head_size"], ...]:
     """The sign pattern of each case."""
     sizes = [case.head_size for case in cases]
     keys = on_device(torch.tensor([stream_key(case.values.seed, Stream.SIGN) for case in cases]), device)
     case, dim = _number(sizes, device)
     words: Tensor = fold(keys[case], dim)
-    return torch.split(1 - (words & 2), sizes)
+    return torch.split(1 - (words & 2).int(), sizes)
 
 
 def _attention_blocks(
-    case: AttentionCase, rows: dict[str, Tensor], seqs: slice, tokens: slice, signs: Int64[Tensor, " head_size"]
+    case: AttentionCase, rows: dict[str, Tensor], seqs: slice, tokens: slice, signs: Int32[Tensor, " head_size"]
 ) -> list[Block]:
     """q, k and v of one case."""
     keys, values = case.values.keys, case.values.values
-    drawn = keys in ("integers", "normal")
+    drawn = keys in DRAWN_KEYS
+    dtype = getattr(torch, case.dtype)
 
-    def block(state: Tensor, recipe: str, heads: int, exponent: int) -> Block:
-        exponent += NORMAL_EXPONENT if recipe == "normal" else 0
+    def block(state: Tensor, recipe: Recipe, heads: int, exponent: int) -> Block:
         return Block(
             rows=state,
-            recipe=cast(Recipe, recipe),
+            recipe=recipe,
             num_heads=heads,
             head_size=case.head_size,
-            dtype=getattr(torch, case.dtype),
+            dtype=dtype,
             exponent=exponent,
             signs=signs,
         )
 
-    signed = not drawn or bool(case.values.needles)
+    def drawn_block(state: Tensor, recipe: KeyRecipe | ValueRecipe, heads: int, exponent: int = 0) -> Block:
+        kind, own_exponent = drawn_as(recipe, dtype)
+        return block(state, kind, heads, exponent + own_exponent)
+
     exponent = case.values.logit_exponent - (4 if keys in ("rising", "falling") else 0)
     return [
-        block(rows["signed"][seqs], "signed" if signed else keys, case.num_q_heads, -2 if signed else 0),
-        block(rows["k" if drawn else keys][tokens], keys if drawn else "level", case.num_kv_heads, exponent),
+        block(rows["signed"][seqs], "signed", case.num_q_heads, -2)
+        if not drawn or case.values.needles
+        else drawn_block(rows["signed"][seqs], keys, case.num_q_heads),
+        drawn_block(rows["k"][tokens], keys, case.num_kv_heads, exponent)
+        if drawn
+        else block(rows[keys][tokens], "level", case.num_kv_heads, exponent),
         block(rows["code"][tokens], "code", case.num_kv_heads, 0)
         if values == "positions"
-        else block(rows["v"][tokens], values, case.num_kv_heads, 0),
+        else drawn_block(rows["v"][tokens], values, case.num_kv_heads),
     ]
 
 
@@ -154,7 +161,7 @@ def _codes(tokens: TokenTable) -> Int64[Tensor, " all_tokens"]:
 def _set_needles(
     cases: Sequence[AttentionCase],
     values: Sequence[LogicalAttention],
-    signs: Sequence[Int64[Tensor, " _head_size"]],
+    signs: Sequence[Int32[Tensor, " _head_size"]],
 ) -> None:
     for i, case in enumerate(cases):
         hits = [*needle_tokens(case)]

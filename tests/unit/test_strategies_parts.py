@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import Phase, find, given, settings
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from attnfuzz import strategies
 from attnfuzz.problems.cases import CASE_TYPES, PROBLEMS, Problem
 from attnfuzz.problems.choices import default_scale
-from attnfuzz.problems.recipes import LSE_KINDS, STRIDE_KINDS, Needle, Pages, Values
+from attnfuzz.problems.recipes import LSE_KINDS, STRIDE_KINDS, KeyRecipe, Needle, Pages, ValueRecipe, Values
 
 DRAWS = 600
 
@@ -175,8 +175,8 @@ def test_a_needle_can_be_shrunk_away_from_among_others() -> None:
 def test_values_reach_every_recipe() -> None:
     """A regime of scores or magnitudes would never be tried."""
     drawn = drawn_from(strategies.values(seq_lens=(9,)))
-    assert {values.keys for values in drawn} == {"equal", "integers", "normal", "rising", "falling", "negative"}
-    assert {values.values for values in drawn} == {"positions", "integers", "normal", "large"}
+    assert {values.keys for values in drawn} == set(get_args(KeyRecipe))
+    assert {values.values for values in drawn} == set(get_args(ValueRecipe))
     assert {values.logit_exponent for values in drawn} >= {-6, -2, 0, 1, 4, 8}
     assert len({values.seed for values in drawn}) > 30
 

@@ -12,7 +12,7 @@ STATES = torch.tensor([0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xDEADBEEF])
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (17, 64), (2, 1024)])
-@pytest.mark.parametrize("recipe", ["integers", "normal", "large"])
+@pytest.mark.parametrize("recipe", ["integers", "normal", "large", "fine8", "fine11", "fine24"])
 def test_same_integers_as_in_64_bits(recipe: HashedRecipe, shape: tuple[int, int]) -> None:
     """A batch would be judged on other numbers than its cases alone, on a GPU or in a replay."""
     found = draw_on_host(STATES, recipe, *shape)
@@ -21,7 +21,7 @@ def test_same_integers_as_in_64_bits(recipe: HashedRecipe, shape: tuple[int, int
 
 def test_signs_are_those_of_the_row() -> None:
     """Queries would point away from the keys that they are to find."""
-    signs = 1 - 2 * (torch.arange(7 * 4).view(7, 4) % 3 == 0).long()
+    signs = 1 - 2 * (torch.arange(7 * 4).view(7, 4) % 3 == 0).int()
     found = draw_on_host(STATES, "signed", 2, 4, signs)
     expected = ((element_words(STATES, 2, 4) & 3) + 1) * signs[:, None]
     assert torch.equal(found.long(), expected)
