@@ -6,10 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from attnfuzz.campaign.known_deaths import LEARNED_ORACLES
 from attnfuzz.campaign.preceding import fewer, find_preceding
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.trials import Trials
-from attnfuzz.oracles.verdict import FATAL_ORACLES, RELATION_ORACLES, Failure, Relations
+from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure, Relations, ends_process
 from attnfuzz.problems.cases import Case
 
 __all__ = ["MAX_RUNS", "Confirmation", "confirm", "ever_fails_afresh", "rate_of", "still_fails_afresh"]
@@ -56,7 +57,7 @@ def confirm(suspect: Suspect, trials: Trials) -> Confirmation:
 
 def _in_a_relation(suspect: Suspect, trials: Trials) -> Failure | None:
     """The death of a case that passes, if it comes in the run of a relation: later trials ask for that one."""
-    if suspect.failure.oracle not in FATAL_ORACLES:
+    if suspect.failure.oracle not in LEARNED_ORACLES:
         return None
     usual = trials.relations
     if _death_in(None, suspect, trials) is None:  # not in the one that it draws
@@ -70,7 +71,7 @@ def _death_in(relations: Relations, suspect: Suspect, trials: Trials) -> Failure
     """What the case dies of in a fresh process where ``relations`` judge it, as they do in later trials."""
     trials.relations = relations
     failure = trials.alone(suspect.case, patience="longest", afresh=True)
-    return failure if failure is not None and failure.oracle in FATAL_ORACLES else None
+    return failure if ends_process(failure) else None
 
 
 def rate_of(suspect: Suspect, trials: Trials) -> Confirmation:

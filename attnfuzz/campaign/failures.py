@@ -16,7 +16,7 @@ from attnfuzz.campaign.pursuit import Pursuit
 from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.tally import Tally
-from attnfuzz.oracles.verdict import FATAL_ORACLES
+from attnfuzz.oracles.verdict import ends_process
 
 __all__ = ["Failures"]
 
@@ -124,7 +124,7 @@ class Failures:
     def _pass_over(self, suspect: Suspect, seconds: float) -> None:
         """Count a known failure, and now and then look whether another bug hides behind it."""
         target = suspect.declaration.target
-        deadly = suspect.failure.oracle in FATAL_ORACLES
+        deadly = ends_process(suspect.failure)
         self._tally.known(target, seconds if deadly else 0.0)
         if deadly or self.suspect is not None or self._tally.share_behind_known(target) >= _SHARE_BEHIND_KNOWN:
             return

@@ -120,7 +120,7 @@ class KnownDeaths:
         self._latest: tuple[Case | None, Traits] = None, frozenset()
 
     def learn(self, signature: Signature) -> None:
-        """Learn of a finding, here or elsewhere. Only crashes and hangs matter, and accesses outside for `faults`."""
+        """Learn of a finding, here or elsewhere. Crashes and hangs matter here, faults of relations to `faults`."""
         self.faults.learn(signature)
         if signature.symptom.oracle not in LEARNED_ORACLES:
             return

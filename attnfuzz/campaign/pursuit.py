@@ -21,7 +21,7 @@ from attnfuzz.campaign.siblings import strides_swapped, without
 from attnfuzz.campaign.signature import NEEDS_PRECEDING, KnownFindings, Signature, case_features
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.minimise import minimise
-from attnfuzz.oracles.verdict import FATAL_ORACLES, Failure
+from attnfuzz.oracles.verdict import Failure, ends_process
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.features import KV_STRIDES_DIFFER
 
@@ -154,7 +154,7 @@ class Pursuit:
         """Runs that differ are one bug, whatever other oracles make of them; the determinism oracle names it best."""
         passed = 1 - len(confirmation.failures) / confirmation.runs
         self._tries = min(_MAX_TRIES, math.ceil(math.log(_MISSED) / math.log(passed))) if passed else 1
-        if self._first.failure.oracle in FATAL_ORACLES:
+        if ends_process(self._first.failure):
             return
         known = self._known.flaky_one(self._first.declaration.target, self._needed)
         if known is not None:
@@ -223,7 +223,7 @@ class Pursuit:
 
     def _shrink(self) -> None:
         before = self._now
-        deadly = before.failure.oracle in FATAL_ORACLES
+        deadly = ends_process(before.failure)
         limit_s = _SHRINKING_DEATHS_LIMIT_S if deadly else _SHRINKING_LIMIT_S
         self._shrink_until = min(self._shrink_until, time.monotonic() + limit_s)
         try:

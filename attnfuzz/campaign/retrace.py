@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import FATAL_ORACLES
+from attnfuzz.oracles.verdict import ends_process
 from attnfuzz.problems.cases import Case
 
 __all__ = ["retrace"]
@@ -22,6 +22,6 @@ def retrace(judge: TimedJudge, declaration: Declaration, cases: Sequence[Case]) 
             return None
         except Unjudged:
             continue
-        if failure is not None and failure.oracle in FATAL_ORACLES:
+        if failure is not None and ends_process(failure):
             return Suspect(declaration, case, failure, tuple(cases[:i]))
     return None

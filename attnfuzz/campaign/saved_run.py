@@ -14,7 +14,7 @@ from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.leaks import LEAK
 from attnfuzz.execution.runner import Runner
-from attnfuzz.oracles.verdict import FATAL_ORACLES, RELATION_ORACLES, Relations, Verdict
+from attnfuzz.oracles.verdict import RELATION_ORACLES, Relations, Verdict, ends_process
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supported import adapt_options, supports_case
 
@@ -85,7 +85,7 @@ def judge_sequence(preceding: Sequence[Case], case: Case, judge: Callable[[Case]
         where = f"in case {number} of the {len(preceding)} that precede it"
         failure = msgspec.structs.replace(verdict.failure, details=(*verdict.failure.details, where))
         verdict = msgspec.structs.replace(verdict, failure=failure)
-        if verdict.fatal or failure.oracle in FATAL_ORACLES:
+        if verdict.fatal or ends_process(failure):
             return verdict
         earlier = earlier or verdict
     last = judge(case)

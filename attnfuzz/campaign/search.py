@@ -23,7 +23,7 @@ from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.tally import Tally
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.leaks import LEAK
-from attnfuzz.oracles.verdict import FATAL_ORACLES, Verdict
+from attnfuzz.oracles.verdict import Verdict, ends_process
 from attnfuzz.problems.cases import Case, decode_case
 
 __all__ = ["Search"]
@@ -251,7 +251,7 @@ class Search:
         self._tally.judged(declaration, case, seconds, verdict)
         failure = verdict.failure
         self._failures.deaths.judged(declaration, case, failure)
-        if failure is not None and failure.oracle in FATAL_ORACLES:
+        if ends_process(failure):
             self._sizes[declaration.target].went_wrong()
         else:
             self._publish_format(declaration, case, seconds)

@@ -11,14 +11,13 @@ from attnfuzz.campaign.messages import Progress
 from attnfuzz.campaign.pair_counts import PairCounts
 from attnfuzz.campaign.ratios import NOT_FINITE, ratio_bin
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import FATAL_ORACLES, Verdict
+from attnfuzz.oracles.verdict import Verdict, ends_process
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.input_space import InputSpace
 
 __all__ = ["Tally"]
 
 _REPORT_EVERY_S = 0.3
-_NOTHING_COMPARED = frozenset({"exception", *FATAL_ORACLES})
 
 
 @dataclass(slots=True)
@@ -87,7 +86,7 @@ class Tally:
         counts.kernel_s += timing.kernel_s
         counts.reference_s += timing.reference_s
         counts.build_s += timing.build_s
-        counts.restarts += verdict.fatal or (verdict.failure is not None and verdict.failure.oracle in FATAL_ORACLES)
+        counts.restarts += verdict.fatal or ends_process(verdict.failure)
         _count_ratio(counts, case.dtype, verdict)
         self._place(declaration, case)
         if self._clock() - self._last_report >= _REPORT_EVERY_S:
@@ -121,7 +120,8 @@ class Tally:
 
 def _count_ratio(counts: _Counts, dtype: str, verdict: Verdict) -> None:
     """A ratio that is not finite (a wrong NaN) is a finding and no measure of accuracy."""
-    if verdict.failure is not None and verdict.failure.oracle in _NOTHING_COMPARED:
+    failure = verdict.failure
+    if ends_process(failure) or (failure is not None and failure.oracle == "exception"):
         return
     number = ratio_bin(verdict.error_ratio)
     counts.ratios[dtype][number] += 1

@@ -8,7 +8,7 @@ from attnfuzz.campaign.judging import Patience, TimedJudge, Unjudged
 from attnfuzz.campaign.known_deaths import KnownDeaths
 from attnfuzz.campaign.signature import Symptom
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import FATAL_ORACLES, Failure, Relations
+from attnfuzz.oracles.verdict import Failure, Relations, ends_process
 from attnfuzz.problems.cases import Case
 
 __all__ = ["Trials"]
@@ -46,7 +46,7 @@ class Trials:
             return self.alone(case, patience=patience, afresh=afresh)
         for i, earlier in enumerate(preceding):
             failure = self._failure_of(earlier, patience, afresh=i == 0)
-            if failure is not None and failure.oracle in FATAL_ORACLES:
+            if ends_process(failure):
                 return None
         return self._failure_of(case, patience, afresh=False)
 
@@ -61,7 +61,7 @@ class Trials:
             failure = self._failure_of(case, patience, afresh=i == 0)
             if failure is not None and Symptom.of(self._declaration.target, failure) == symptom:
                 return i, failure
-            if failure is not None and failure.oracle in FATAL_ORACLES:
+            if ends_process(failure):
                 return None
         return None
 

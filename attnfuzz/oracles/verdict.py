@@ -8,15 +8,17 @@ import msgspec
 
 __all__ = [
     "DEFAULT_ORACLES",
-    "FATAL_ORACLES",
     "ORACLES",
     "RELATION_ORACLES",
     "USUAL_ORACLES",
+    "DrawnWithout",
     "Failure",
     "OracleName",
     "Relations",
     "Timing",
     "Verdict",
+    "ends_process",
+    "is_fault",
 ]
 
 OracleName = Literal[
@@ -42,16 +44,19 @@ RELATION_ORACLES: tuple[OracleName, ...] = (
 )
 """Those that need further runs, in the order of `attnfuzz.oracles.relations.catalogue.RELATIONS`."""
 
-FATAL_ORACLES: frozenset[OracleName] = frozenset({"crash", "hang", "guard_page"})
-"""Each of their failures is the end of the process that ran the case."""
-
 ORACLES = USUAL_ORACLES + RELATION_ORACLES
 DEFAULT_ORACLES = ORACLES
 
-Relations = tuple[OracleName, ...] | Literal["all", "survivable"] | None
-"""Which relations judge a case that all other oracles are content with: the one that the case draws (None), the one
-that it draws among those that are not fatal ("survivable"), those named, or all. Only those among the oracles asked
-for, and that apply to the case."""
+
+class DrawnWithout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The relation that a case draws where ``oracles`` are left out."""
+
+    oracles: tuple[OracleName, ...]
+
+
+Relations = tuple[OracleName, ...] | Literal["all"] | DrawnWithout | None
+"""Which relations judge a case that all other oracles are content with: the one that the case draws (None), perhaps
+without some, those named, or all. Only those among the oracles asked for, and that apply to the case."""
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -67,6 +72,16 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     message: str
     details: tuple[str, ...] = ()
     error_ratio: float | None = None
+
+
+def ends_process(failure: Failure | None) -> bool:
+    """Whether the process that ran the case was gone after it."""
+    return failure is not None and (failure.oracle in ("crash", "hang") or is_fault(failure.oracle, failure.kind))
+
+
+def is_fault(oracle: str, kind: str) -> bool:
+    """Whether a kind of failure is a memory fault that only a relation's run provokes."""
+    return oracle in ("guard_page", "page_relocation") and kind.startswith(("read ", "write "))
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from attnfuzz.campaign.duration import format_duration
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, KernelStatistics, Statistics
 from attnfuzz.corpus import current_environment, encode_regression
-from attnfuzz.oracles.verdict import FATAL_ORACLES
+from attnfuzz.oracles.verdict import ends_process
 from attnfuzz.report.case_svg import case_svg
 from attnfuzz.report.coverage_svg import CoverageMap, PairTable, coverage_map, pair_tables
 from attnfuzz.report.drawing import Blame, Drawing, draw
@@ -25,7 +25,6 @@ from attnfuzz.report.timeline import devices_of, timeline_svg
 
 __all__ = ["FindingPart", "KernelPart", "Page", "Tile", "page_of"]
 
-_DEADLY = FATAL_ORACLES
 _CLOSE_TO_THE_BOUND = 0.9
 _MAX_HOLES = 80
 _ENDS = {
@@ -167,7 +166,7 @@ def _finding(number: int, finding: Finding, device: str) -> FindingPart:
         picture=case_svg(drawing) if drawing.sequences else None,
         saved=encode_regression(finding.regression(device)).decode().rstrip(),
         command=f"attnfuzz replay {shlex.quote(str(finding.path))}" if finding.path is not None else "",
-        deadly=failure.oracle in _DEADLY,
+        deadly=ends_process(failure),
     )
 
 

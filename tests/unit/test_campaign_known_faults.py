@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.known_faults: which cases go on without guarded memory."""
+"""attnfuzz.campaign.known_faults: which cases go on without the relation that they fault in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from attnfuzz.campaign.known_deaths import KnownDeaths
 from attnfuzz.campaign.known_faults import KnownFaults
 from attnfuzz.campaign.signature import Signature, Symptom, case_features
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import DrawnWithout, Failure
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 
@@ -15,6 +15,7 @@ KERNEL = Declaration(
 )
 PLAIN = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(1,), scale=1.0)
 WIDE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=32, seq_lens=(1,), scale=1.0)
+WITHOUT = DrawnWithout(("guard_page",))
 SYMPTOM = Symptom(KERNEL.target, "guard_page", "read past k")
 
 
@@ -36,9 +37,19 @@ def test_only_what_a_finding_explains_goes_without() -> None:
     assert KnownFaults().relations_for(KERNEL, WIDE) is None
     faults = at_32(Clock())
     assert faults.relations_for(KERNEL, PLAIN) is None
-    assert faults.relations_for(KERNEL, WIDE) == "survivable"
+    assert faults.relations_for(KERNEL, WIDE) == WITHOUT
     assert faults.covers(KERNEL, WIDE)
     assert not faults.covers(KERNEL, PLAIN)
+
+
+def test_each_relation_is_left_out_for_its_own_faults_only() -> None:
+    """A page id that overflows would keep accesses outside from being found, and the other way round."""
+    faults = at_32(Clock())
+    mismatch = Symptom(KERNEL.target, "page_relocation", "page ids")
+    faults.learn(Signature(mismatch, case_features(KERNEL, WIDE)))
+    assert faults.relations_for(KERNEL, WIDE) == WITHOUT
+    faults.learn(Signature(Symptom(KERNEL.target, "page_relocation", "read before k"), case_features(KERNEL, WIDE)))
+    assert faults.relations_for(KERNEL, WIDE) == DrawnWithout(("page_relocation", "guard_page"))
 
 
 def test_now_and_then_such_a_case_is_tried() -> None:
@@ -47,7 +58,7 @@ def test_now_and_then_such_a_case_is_tried() -> None:
     faults = at_32(clock)
     clock.now = 11.0
     assert faults.relations_for(KERNEL, WIDE) is None
-    assert faults.relations_for(KERNEL, WIDE) == "survivable"
+    assert faults.relations_for(KERNEL, WIDE) == WITHOUT
 
 
 def test_crashes_are_not_learned_from_accesses_outside() -> None:

@@ -14,7 +14,7 @@ from attnfuzz.declaration import load_kernels
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.relations.catalogue import chosen
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Relations, Verdict
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, DrawnWithout, Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.simplest import simplest_case
 
@@ -125,12 +125,12 @@ def test_cases_with_a_known_access_draw_among_the_other_relations() -> None:
     simplest = simplest_case(declaration.problem, declaration.supports, declaration.options)
     for n in range(1, 40):
         case = msgspec.structs.replace(simplest, seq_lens=(n,))
-        ways: tuple[Relations, Relations] = (None, "survivable")
-        drawn, survivable = (
+        ways: tuple[Relations, Relations] = (None, DrawnWithout(("guard_page",)))
+        drawn, without = (
             [one.name for one in chosen(declaration, case, DEFAULT_ORACLES, way, device="cpu")] for way in ways
         )
-        assert len(drawn) == len(survivable) == 1
-        assert survivable != ["guard_page"]
+        assert len(drawn) == len(without) == 1
+        assert without != ["guard_page"]
 
 
 def test_nothing_is_run_where_its_death_could_not_be_told(runner: Runner) -> None:
