@@ -40,6 +40,7 @@ RELATION_ORACLES: tuple[OracleName, ...] = (
     "batch_invariance",
     "value_affinity",
     "merge_laws",
+    "call_sequence",
     "guard_page",
 )
 """Those that need further runs, in the order of `attnfuzz.oracles.relations.catalogue.RELATIONS`."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.batch_invariance import BATCH_INVARIANCE
 from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
+from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE
 from attnfuzz.oracles.relations.guard_page import GUARD_PAGE
 from attnfuzz.oracles.relations.merge_laws import MERGE_LAWS
 from attnfuzz.oracles.relations.page_permutation import PAGE_PERMUTATION
@@ -25,6 +26,7 @@ RELATIONS: tuple[Relation, ...] = (
     BATCH_INVARIANCE,
     VALUE_AFFINITY,
     MERGE_LAWS,
+    CALL_SEQUENCE,
     GUARD_PAGE,
 )
 """In the order of `attnfuzz.oracles.verdict.RELATION_ORACLES`. What may end the process comes last: where all relations

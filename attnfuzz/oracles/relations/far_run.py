@@ -1,8 +1,9 @@
 """Runs of a trial's kernel on the same numbers with offsets that do not fit into 32 bits."""
 
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,10 +33,10 @@ _OUT_OF_MEMORY = "can't allocate memory"
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    """What lies far away: pages from id ``first_page`` on, the last rows of ``stretched`` tensors."""
+    """What lies far away: pages from id ``first_page`` on, and what has high indices along an axis of a tensor."""
 
     first_page: int = 0
-    stretched: frozenset[str] = frozenset()
+    stretched: Mapping[str, int] = field(default_factory=dict)
 
 
 def run_far(trial: Trial, far: Far) -> Observation | None:

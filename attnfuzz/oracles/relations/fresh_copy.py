@@ -1,0 +1,55 @@
+"""A kernel whose modules have not run anything yet: what they remember is not what the original remembers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
+
+__all__ = ["fresh_copy"]
+
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+def fresh_copy(kernel: Kernel) -> Kernel | None:
+    """`kernel` from modules imported once more, with those beside and below its own; None if it cannot be had.
+
+    What installed packages remember is shared.
+    """
+    module = sys.modules.get(kernel.function.__module__)
+    source = getattr(module, "__file__", None)
+    if not kernel.declaration.target or source is None or any(part in source for part in _INSTALLED):
+        return None
+    with _forgotten(Path(source).resolve().parent):
+        try:
+            found = load_kernels(kernel.declaration.target)
+        except KernelLoadError:  # modules that cannot be imported twice
+            return None
+    return found[0] if len(found) == 1 else None
+
+
+@contextmanager
+def _forgotten(folder: Path) -> Iterator[None]:
+    """Within, modules of `folder` are imported as if for the first time; afterwards they are what they were."""
+    hidden = {name: module for name, module in sys.modules.items() if _lies_in(module, folder)}
+    for name in hidden:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        for name in [name for name, module in sys.modules.items() if _lies_in(module, folder)]:
+            del sys.modules[name]
+        sys.modules.update(hidden)
+        for name, module in hidden.items():
+            package, _, child = name.rpartition(".")
+            if package in sys.modules:
+                setattr(sys.modules[package], child, module)
+
+
+def _lies_in(module: ModuleType, folder: Path) -> bool:
+    source = getattr(module, "__file__", None)
+    return isinstance(source, str) and Path(source).resolve().is_relative_to(folder)

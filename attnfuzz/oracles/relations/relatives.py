@@ -1,0 +1,59 @@
+"""Cases of the same format as another, bigger and smaller ones: what a kernel is called with before and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.relations.transformed import fits
+from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase
+from attnfuzz.problems.supported import adapt_options, supports_case
+
+__all__ = ["Relative", "relatives_of"]
+
+_MOST_TOKENS = 1 << 14
+_OTHER_SEED = 0x5EED
+
+
+class Relative(NamedTuple):
+    """A case, and how its call is told: "a call with seq_lens=[10, 6]"."""
+
+    case: Case
+    words: str
+
+
+def relatives_of(declaration: Declaration, case: Case) -> list[Relative]:
+    """One with twice as many tokens, then one with half as many and another number of rows; those it supports."""
+    made = _merges(case) if isinstance(case, MergeStatesCase) else _attention(declaration, case)
+    adapted = (Relative(adapt_options(one.case, declaration.options), one.words) for one in made)
+    return [
+        one
+        for one in adapted
+        if one.case != case and supports_case(declaration.supports, declaration.options, one.case) and fits(one.case)
+    ]
+
+
+def _merges(case: MergeStatesCase) -> Iterator[Relative]:
+    for num_tokens in (2 * case.num_tokens, max(1, case.num_tokens // 2)):
+        other = msgspec.structs.replace(case, num_tokens=num_tokens, seed=case.seed ^ _OTHER_SEED)
+        yield Relative(other, f"a call with num_tokens={num_tokens}")
+
+
+def _attention(declaration: Declaration, case: AttentionCase) -> Iterator[Relative]:
+    longest = min(declaration.supports.max_seq_len or _MOST_TOKENS, _MOST_TOKENS // case.num_seqs)
+    twice = tuple(max(length, min(2 * length, longest)) for length in case.seq_lens)
+    half = [-(-length // 2) for length in case.seq_lens]
+    fewer = half[:-1] if len(half) > 1 else [*half, half[0]]
+    for seq_lens in (twice, tuple(fewer)):
+        yield Relative(_with_lengths(case, seq_lens), f"a call with seq_lens={list(seq_lens)}")
+
+
+def _with_lengths(case: AttentionCase, seq_lens: tuple[int, ...]) -> Any:
+    changes: dict[str, Any] = {"seq_lens": seq_lens}
+    changes["values"] = msgspec.structs.replace(case.values, needles=(), seed=case.values.seed ^ _OTHER_SEED)
+    if isinstance(case, DenseDecodeCase):
+        changes["extra_rows"] = 0
+    return msgspec.structs.replace(case, **changes)

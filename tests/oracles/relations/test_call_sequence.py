@@ -1,0 +1,101 @@
+"""What is left over from an earlier call is found; what is wrong by itself is not blamed on one."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnfuzz.declaration import load_kernels
+from attnfuzz.execution.runner import Runner
+from attnfuzz.oracles.relations.fresh_copy import fresh_copy
+from attnfuzz.oracles.relations.relatives import relatives_of
+from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure, OracleName
+from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase
+from attnfuzz.problems.simplest import simplest_case
+
+KERNELS = Path(__file__).with_name("remembering_kernels.py")
+CASE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(5, 1), scale=0.25, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with Runner(device="cpu") as started:
+        yield started
+
+
+def judged(runner: Runner, kernel: str, *relations: OracleName) -> Failure | None:
+    (declaration,) = runner.declarations([f"{KERNELS}:{kernel}"])
+    runner.restart()
+    return runner.judge(declaration, CASE, relations=relations).failure
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind", "message"),
+    [
+        ("stale_partials", "out", "at first, but .* after a call with seq_lens="),
+        ("plan_by_batch_size", "next call: out:value", r"^a call with seq_lens=\[10, 2\] after this case gives out"),
+        ("counter_not_reset", "out", r"at first, but 0.0 after a call with seq_lens=\[3\]"),
+        ("workspace_of_the_first_call", "next call: IndexError", r"after this case gives IndexError: index 9 is out"),
+    ],
+)
+def test_leftovers_are_found_and_told_in_words(kernel: str, kind: str, message: str, runner: Runner) -> None:
+    """A kernel that is right in each test by itself, and wrong in a server, would pass."""
+    others = [name for name in RELATION_ORACLES if name != "call_sequence"]
+    assert judged(runner, kernel, *others) is None
+    failure = judged(runner, kernel, "call_sequence")
+    assert failure is not None
+    assert (failure.oracle, failure.kind) == ("call_sequence", kind)
+    assert re.search(message, failure.message), failure.message
+    assert any("the result depends on an earlier call" in line for line in failure.details)
+
+
+def test_a_kernel_that_is_wrong_by_itself_is_not_blamed_on_a_call(runner: Runner) -> None:
+    """Every bug of longer sequences would be found twice, the second time with a wrong cause."""
+    assert judged(runner, "forgets_tokens_from_the_eighth", "call_sequence") is None
+
+
+@pytest.mark.parametrize("kernel", ["dense_naive", "paged_split_k", "split_k_partials_eager", "merge_states_triton_th"])
+def test_right_kernels_are_left_alone(kernel: str, runner: Runner) -> None:
+    """A false alarm on a kernel that remembers nothing."""
+    (declaration,) = runner.declarations([kernel])
+    case = simplest_case(declaration.problem, declaration.supports, declaration.options)
+    assert runner.judge(declaration, case, relations=("call_sequence",)).failure is None
+
+
+def test_relatives_are_bigger_and_smaller_and_supported() -> None:
+    """Nothing would be left over, or the kernel would be blamed for a case that it does not take."""
+    (kernel,) = load_kernels(f"{KERNELS}:plan_by_batch_size")
+    declaration = kernel.declaration
+    assert [one.case.seq_lens for one in relatives_of(declaration, CASE)] == [(10, 2), (3,)]  # type: ignore[union-attr]
+    limited = msgspec.structs.replace(
+        declaration, supports=msgspec.structs.replace(declaration.supports, max_seq_len=5)
+    )
+    assert [one.words for one in relatives_of(limited, CASE)] == [
+        "a call with seq_lens=[5, 2]",
+        "a call with seq_lens=[3]",
+    ]
+    merge = msgspec.structs.replace(declaration, problem="merge_states")
+    case = MergeStatesCase(num_q_heads=1, num_tokens=3, head_size=16, dtype="float32")
+    assert [one.case.num_tokens for one in relatives_of(merge, case)] == [6, 1]  # type: ignore[union-attr]
+
+
+def test_fresh_copy_remembers_nothing_and_leaves_the_original_alone() -> None:
+    """A leftover would be taken for the kernel's own mistake, or later calls would go to another module."""
+    (kernel,) = load_kernels(f"{KERNELS}:plan_by_batch_size")
+    module = sys.modules[kernel.function.__module__]
+    module._longest_of[17] = 3
+    copy = fresh_copy(kernel)
+    assert copy is not None
+    assert copy.function.__globals__["_longest_of"] == {}
+    assert sys.modules[kernel.function.__module__] is module
+    assert load_kernels(f"{KERNELS}:plan_by_batch_size")[0].function is kernel.function
+    (bundled,) = load_kernels("paged_naive")
+    fresh = fresh_copy(bundled)
+    assert fresh is not None
+    assert fresh.function is not bundled.function
+    assert load_kernels("paged_naive")[0].function is bundled.function
