@@ -11,6 +11,7 @@ from attnfuzz.explaining.counts import Counts, count_tokens
 from attnfuzz.explaining.redirected import another_page, read_elsewhere
 from attnfuzz.explaining.row import MeasuredRow, Reading
 from attnfuzz.explaining.sets import descriptions
+from attnfuzz.explaining.tables import read_through_table
 from attnfuzz.explaining.words import weight
 from attnfuzz.oracles.diagnosis import explain_lse, explain_row
 from attnfuzz.oracles.words import number
@@ -34,7 +35,7 @@ def read_row(row: MeasuredRow) -> Reading | None:
     counts = count_tokens(got, expected, bound, row.weights.lse_error(row.number))
     if not bool((row.got.abs() > row.bound).any()):
         return _nothing_read(row)
-    for read in (_result_of_another_row, _elsewhere, _counted, _query_of_another_row):
+    for read in (_result_of_another_row, _through_table, _elsewhere, _counted, _query_of_another_row):
         found = read(row, counts)
         if found is not None:
             return found
@@ -86,6 +87,11 @@ def _same(row: MeasuredRow, other: int) -> bool:
     ):
         return False
     return bool(((row.got - expected).abs() <= 2 * bound).all()) and bool((expected > 8 * bound).any())
+
+
+def _through_table(row: MeasuredRow, counts: Counts | None) -> Reading | None:
+    del counts
+    return read_through_table(row)
 
 
 def _elsewhere(row: MeasuredRow, counts: Counts | None) -> Reading | None:

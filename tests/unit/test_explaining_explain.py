@@ -1,0 +1,99 @@
+"""attnfuzz.explaining.explain: what is said of kernels that make one mistake each."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from attnfuzz.explaining.explain import explain_case
+from attnfuzz.explaining.explanation import Explanation
+from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase, Problem
+from attnfuzz.problems.recipes import Pages, Values
+from tests.unit.explained_kernels import kernel
+
+NORMAL = Values(keys="normal", values="normal")
+PAGES = Pages(order="shuffled", spare_blocks=1)
+
+
+def dense(*lengths: int, **fields: Any) -> DenseDecodeCase:
+    base: dict[str, Any] = {"num_q_heads": 2, "num_kv_heads": 2, "head_size": 8, "scale": 0.5, "dtype": "float32"}
+    return DenseDecodeCase(**{**base, "values": NORMAL, "extra_rows": 1, **fields}, seq_lens=lengths)
+
+
+def paged(*lengths: int, **fields: Any) -> PagedDecodeCase:
+    base: dict[str, Any] = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 8, "scale": 0.5, "dtype": "float32"}
+    return PagedDecodeCase(**{**base, "values": NORMAL, "block_size": 4, "pages": PAGES, **fields}, seq_lens=lengths)
+
+
+def explained(mistake: str, case: DenseDecodeCase | PagedDecodeCase, problem: Problem = "dense_decode") -> Explanation:
+    return explain_case(kernel(mistake, problem), case, device="cpu", seconds=60.0)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "case", "line"),
+    [
+        ("last_token_dropped", dense(5, 3), r"every row: the last token is dropped"),
+        ("last_token_dropped", dense(5, 3), r"sequence 0, query head 0: token 4 has weight 0, expected .*: dropped"),
+        ("one_token_too_many", dense(3, num_q_heads=2), r"past the end of the sequence has weight 0\.\d+, expected 0"),
+        ("kv_heads_exchanged", dense(5), r"query head 0 reads KV head 1, expected 0$"),
+        ("v_heads_exchanged", dense(5), r"query head 0 reads V of KV head 1, expected 0$"),
+        ("scale_off", dense(6), r"the scores are 1\.01 x the right ones"),
+        ("query_of_another_head", dense(6), r"the query of sequence 0, query head 1 is read"),
+        ("another_sequence", dense(4, 4), r"the tokens of sequence 1 are read, expected those of sequence 0"),
+        ("scaled_output", dense(4), r"all weights are 0\.5 x the right ones"),
+        ("base_two", dense(4), r"lse is in base 2, but the kernel declares natural logarithms"),
+        ("upper_half_doubled", dense(4), r"dimensions 4-7 of the output are not made with the weights of the others"),
+        ("squared", dense(4), r"its weights depend on the values"),
+        ("plus_one", dense(4), r"part of the output does not come from any value in the cache \(out\[dim 0\] = 1\.0"),
+        ("random", dense(4), r"two runs of the same input differ in out"),
+        ("first_row_only", dense(4, 4), r"^out\[seq 1\] is not written$"),
+        ("not_masked", dense(4), r"NaN enters from V of sequence 0, row 4, past the end of sequence 0$"),
+        ("raises", dense(4), r"the kernel raises ValueError before it has a result"),
+        ("scales_q", dense(4), r"the kernel changes its input q$"),
+        ("rows_exchanged", dense(4, 6), r"the result is that of sequence 1, query head 0"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named(mistake: str, case: DenseDecodeCase, line: str) -> None:
+    """The explanation would name another token, head, tensor or row, or none."""
+    lines = explained(mistake, case).lines
+    assert any(re.search(line, said) for said in lines), "\n".join(lines)
+
+
+def test_a_page_that_is_read_in_place_of_another_is_named() -> None:
+    """The block table would be searched for the wrong entry."""
+    found = explained("entry_before", paged(7, 10), "paged_decode")
+    text = "\n".join(found.lines)
+    assert "every row: a page is read through the entry before its own in the block table" in text
+    assert re.search(r"tokens 4-6 \(page 1\) are read from physical page \d+, where the table says \d+$", text)
+
+
+@pytest.mark.parametrize("problem", ["dense_decode", "paged_decode"])
+def test_of_a_right_kernel_nothing_wrong_is_said(problem: Problem) -> None:
+    """A maintainer would be told of a mistake that is not there."""
+    case = dense(5, 0, 3) if problem == "dense_decode" else paged(5, 0, 3)
+    found = explained("right", case, problem)
+    assert [line.partition(":")[0] for line in found.lines] == ["every weight is right, and so is the LSE"]
+    assert not any(row.wrong for row in found.rows)
+
+
+def test_rows_to_draw_mark_what_is_to_blame() -> None:
+    """The picture would mark all weights, since each grows where one is missing."""
+    row = explained("last_token_dropped", paged(6), "paged_decode").rows[0]
+    assert [box.wrong for box in row.boxes] == [(False,) * 4, (False, True, False, False)]
+    assert row.boxes[1].got[1] == 0 < row.boxes[1].expected[1]
+    assert row.wrong
+
+
+def test_time_is_kept() -> None:
+    """A campaign would stand still while a large case explains itself."""
+    found = explain_case(kernel("right"), dense(5), device="cpu", seconds=0.0)
+    assert found.lines == ("(there was no time to find out more)",)
+    assert found.runs <= 1
+
+
+def test_a_case_that_is_too_large_says_so() -> None:
+    """Weighing tens of thousands of places would take minutes without a word."""
+    found = explain_case(kernel("right"), dense(1 << 14, num_q_heads=2), device="cpu", seconds=60.0)
+    assert "too many to weigh" in found.lines[0]
