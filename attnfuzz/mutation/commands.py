@@ -48,7 +48,7 @@ class Command:
         if not self._words:
             raise KernelLoadError("--with needs a command, such as 'pytest tests/test_mine.py'")
         self._is_pytest = any(Path(word).name in _PYTEST for word in self._words)
-        self._limit_s = _FIRST_LIMIT_S
+        self.limit_s = _FIRST_LIMIT_S
         self._running: set[subprocess.Popen[bytes]] = set()
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Command:
                 f"{self.line!r} does not load {names} with attnfuzz's pytest plugin in force, so that no mutant could "
                 "fail it; name a pytest command whose tests import these files, without -p no:attnfuzz"
             )
-        self._limit_s = max(_LEAST_LIMIT_S, _SLOWER * run.seconds)
+        self.limit_s = max(_LEAST_LIMIT_S, _SLOWER * run.seconds)
 
     def run(self, overlay: Path) -> CommandRun:
         """Run it with an overlay in force, for a limited time."""
@@ -94,7 +94,7 @@ class Command:
         is_late = False
         with process:
             try:
-                output, _ = process.communicate(timeout=self._limit_s)
+                output, _ = process.communicate(timeout=self.limit_s)
             except subprocess.TimeoutExpired:
                 is_late = True
                 _kill(process)

@@ -37,6 +37,7 @@ class Reach:
 
     def __init__(self) -> None:
         self._sources: dict[Path, Source] = {}
+        self._imports: dict[Path, _Imports] = {}
 
     def functions(self, declaration: Declaration) -> list[Function]:
         """The functions that the kernel may run, itself included, in the order in which they are met."""
@@ -50,6 +51,7 @@ class Reach:
                 continue
             seen.add(place)
             source = self._source(place[0])
+            waiting += self._imports[place[0]].names.get(place[1], ())
             for node in _definitions(source, place[1]):
                 if isinstance(node, ast.FunctionDef):
                     found[place] = Function(source, node)
@@ -59,15 +61,15 @@ class Reach:
     def _source(self, path: Path) -> Source:
         if path not in self._sources:
             self._sources[path] = Source(path)
+            self._imports[path] = _imports_of(self._sources[path])
         return self._sources[path]
 
     def _used(self, source: Source, node: ast.AST) -> Iterator[tuple[Path, str]]:
         """Files and names that ``node`` may mean."""
-        modules = _imported_modules(source)
+        modules = self._imports[source.path]
         for used in ast.walk(node):
             if isinstance(used, ast.Name):
                 yield source.path, used.id
-                yield from modules.names.get(used.id, ())
             elif isinstance(used, ast.Attribute) and isinstance(used.value, ast.Name):
                 yield from ((file, used.attr) for file in modules.files.get(used.value.id, ()))
 
@@ -80,7 +82,7 @@ class _Imports:
         self.files: dict[str, list[Path]] = {}
 
 
-def _imported_modules(source: Source) -> _Imports:
+def _imports_of(source: Source) -> _Imports:
     imports = _Imports()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
