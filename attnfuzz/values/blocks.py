@@ -100,8 +100,12 @@ def _draw(
         return _exact(draw_on_host(rows, recipe, kind.num_heads, kind.head_size, signs), kind)
     words = element_words(rows, kind.num_heads, kind.head_size)
     if signs is not None:
-        return exact(((words & 3) + 1) * signs[:, None], kind.dtype, kind.exponent)
-    return exact(draw(words, cast(DrawnRecipe, kind.recipe)), kind.dtype, kind.exponent)
+        return _exact(((words & 3) + 1) * signs[:, None], kind)
+    return _exact(draw(words, cast(DrawnRecipe, kind.recipe)), kind)
+
+
+def _exact(integers: Int[Tensor, "*shape"], kind: Block) -> Float[Tensor, "*shape"]:
+    return (exact if integers.is_cuda else exact_on_host)(integers, kind.dtype, kind.exponent)
 
 
 def _signs_of_rows(blocks: Sequence[Block]) -> Int32[Tensor, "rows head_size"]:

@@ -45,7 +45,7 @@ def draw_on_host(
     return torch.from_numpy(drawn)
 
 
-def exact_on_host(integers: Int32[Tensor, "*shape"], dtype: torch.dtype, exponent: int = 0) -> Float[Tensor, "*shape"]:
+def exact_on_host(integers: Int[Tensor, "*shape"], dtype: torch.dtype, exponent: int = 0) -> Float[Tensor, "*shape"]:
     """As `attnfuzz.values.draws.exact`; float16, whose arithmetic is emulated, in half the time."""
     if dtype is not torch.float16:
         return exact(integers, dtype, exponent)
