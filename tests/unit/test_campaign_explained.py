@@ -1,0 +1,73 @@
+"""attnfuzz.campaign.explained: explanations of findings, in isolation and within limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attnfuzz.campaign.explained import explain_failure, explained_lines
+from attnfuzz.declaration import Declaration
+from attnfuzz.execution.runner import Runner
+from attnfuzz.explaining.explanation import Explanation
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import DenseDecodeCase
+
+KERNELS = Path(__file__).with_name("misbehaving_kernels.py")
+CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(7,), scale=0.25, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with Runner(device="cpu", timeout_s=30.0) as runner:
+        yield runner
+
+
+def declared(runner: Runner, name: str) -> Declaration:
+    (declaration,) = runner.declarations([f"{KERNELS}:{name}"])
+    return declaration
+
+
+def explained(runner: Runner, name: str, *, total_s: float = 20.0) -> Explanation:
+    declaration = declared(runner, name)
+    failure = runner.judge(declaration, CASE).failure
+    assert failure is not None
+    return explain_failure(runner, declaration, CASE, failure, weighing_s=20.0, total_s=total_s)
+
+
+def test_weights_and_changes_come_together(runner: Runner) -> None:
+    """A finding would lack one half of its explanation."""
+    found = explained(runner, "wrong_from_seven")
+    assert "token 6 has weight 0, expected 0.1429: dropped" in found.lines
+    assert found.changes[0].startswith("passes with one change: one token fewer (6)")
+
+
+def test_a_crash_is_explained_by_what_makes_it_pass(runner: Runner) -> None:
+    """The kernel would take the explanation down with it, or its death would be told twice."""
+    found = explained(runner, "segfaults_at_seven")
+    assert found.lines == ()
+    assert found.changes[0].startswith("passes with one change: one token fewer (6); one token more (8)")
+
+
+def test_a_hang_is_not_run_again(runner: Runner) -> None:
+    """Each further run would take as long as the watchdog waits."""
+    failure = Failure(oracle="hang", kind="timeout", message="the kernel did not finish")
+    declaration = declared(runner, "segfaults")  # would be seen to run
+    assert explain_failure(runner, declaration, CASE, failure, weighing_s=9.0, total_s=9.0) == Explanation()
+
+
+def test_a_death_while_weighing_is_told(runner: Runner) -> None:
+    """Weights would be missing without a word."""
+    found = runner.explain(declared(runner, "segfaults_at_seven"), CASE, seconds=5.0)
+    assert len(found.lines) == 1
+    assert found.lines[0].startswith("no weights can be read: the kernel's process died of SIGSEGV")
+
+
+def test_details_of_a_finding_stay_readable() -> None:
+    """One explanation could fill the report."""
+    long = Explanation(lines=tuple(f"{i}" * 400 for i in range(9)), changes=("passes with one change: x",))
+    lines = explained_lines(long)
+    assert len(lines) == 5
+    assert max(map(len, lines)) <= 303
+    assert lines[-1] == "passes with one change: x"

@@ -1,0 +1,75 @@
+"""attnfuzz.cli.explain: `attnfuzz explain` from the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnfuzz.corpus import FindingRecord, Regression, write_regression
+from attnfuzz.problems.cases import DenseDecodeCase
+
+COMMAND = Path(sys.executable).with_name("attnfuzz")
+CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(3,), scale=0.25, dtype="float32")
+
+DROPS_THE_LAST = """
+import attnfuzz
+from attnfuzz.kernels import eager
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(dtypes=("float32",), head_sizes=(16,)))
+def mine(inputs):
+    lens = inputs.seq_lens - (inputs.seq_lens > 1).int()  # the bug
+    return eager.dense_decode(inputs.q, inputs.k, inputs.v, lens, inputs.scale)
+"""
+
+
+def explain(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [str(COMMAND), "explain", *map(str, arguments), "--device", "cpu"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180, check=False)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A finding of a kernel that drops the last token."""
+    (tmp_path / "mine.py").write_text(DROPS_THE_LAST)
+    record = FindingRecord(oracle="accuracy", message="wrong")
+    regression = Regression(problem="dense_decode", kernel="mine.py:mine", case=CASE, finding=record)
+    return write_regression(regression, tmp_path)
+
+
+def test_a_failing_case_is_explained(saved: Path) -> None:
+    """The command would not say what is wrong, or not everywhere that it is asked to."""
+    run = explain(saved.parent, saved, "-o", "e.svg", "--json", "e.json")
+    assert run.returncode == 1, run.stderr
+    assert "token 2 has weight 0, expected 0.3333: dropped" in run.stdout
+    assert "passes with one change: one token fewer (2)" not in run.stdout  # two tokens are still more than one
+    assert "still fails with any of: one token fewer (2)" in run.stdout
+    assert "token 2 has weight 0" in (saved.parent / "e.svg").read_text()
+    assert json.loads((saved.parent / "e.json").read_text())["kernel"].endswith("mine.py:mine")
+
+
+def test_a_case_that_passes_says_so(saved: Path) -> None:
+    """A repaired kernel would be explained as if it still failed."""
+    run = explain(saved.parent, saved, "--kernel", "dense_eager")
+    assert run.returncode == 0, run.stderr
+    assert "the case passes" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("-o", "e.pdf"), "'e.pdf' must end in .svg or .png"),
+        (("--kernel", "paged_eager"), "is a case of dense_decode, but kernel 'paged_eager' computes paged_decode"),
+        (("-o", "missing/e.svg"), "cannot be written"),
+    ],
+)
+def test_wrong_usage_is_refused_in_one_sentence(saved: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    """A user would see a traceback, or find the mistake only once all runs are done."""
+    run = explain(saved.parent, saved, *arguments)
+    assert run.returncode == 2
+    assert sentence in run.stderr
+    assert run.stderr.count("\n") == 1, run.stderr
