@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from attnfuzz.problems.features import CACHE_STRIDES, CACHE_TENSORS, KV_STRIDES_DIFFER
 
-__all__ = ["SILENT_ORACLES", "aspects", "is_part_of", "needs", "telling"]
+__all__ = ["ANY_CASE", "ROUNDING_ORACLES", "SILENT_ORACLES", "aspects", "is_part_of", "needs", "telling"]
 
 SILENT_ORACLES = frozenset({"accuracy", "dead_memory", "unwritten", "determinism"})
 """One wrong address gives a number that is merely wrong, or dead memory's, or nobody's, as the case has it."""
 
+ROUNDING_ORACLES = frozenset(
+    {"page_permutation", "block_table_slack", "batch_invariance", "value_affinity", "merge_laws"}
+)
+"""They compare bits within the error bound, where it is chance in which cases a mistake changes the last digit."""
+ANY_CASE = "any case"
+"""In place of all features of such a failure: what the smallest case still has says nothing of the mistake."""
+
 _SIZES = frozenset(
     {
+        ANY_CASE,
         "block_size>1",
         "extra columns",
         "extra rows",

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.aspects import aspects
+from attnfuzz.campaign.aspects import ANY_CASE, aspects
 from attnfuzz.campaign.pursuit import Suspect
 from attnfuzz.campaign.siblings import without
 from attnfuzz.campaign.signature import KnownFindings, case_features
@@ -43,6 +43,8 @@ _GROUPS = (
 def relatives_beyond(known: KnownFindings, suspect: Suspect) -> list[Case]:
     """Cases that differ from the suspect's in one respect, and would be news if they failed in the same way."""
     declaration = suspect.declaration
+    if ANY_CASE in suspect.features:
+        return []
     return [
         case
         for case in (*_siblings(known, suspect), *_relatives(suspect))

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from attnfuzz.campaign.aspects import telling
-from attnfuzz.campaign.signature import Signature, Symptom, case_features
+from attnfuzz.campaign.signature import Signature, Symptom, failure_features
 from attnfuzz.corpus import FindingRecord, Regression, current_environment
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
@@ -71,7 +71,7 @@ class Finding:
     @property
     def signature(self) -> Signature:
         """The symptom with the features of the smallest case so far."""
-        return Signature(self.symptom, self.features or case_features(self.declaration, self.case))
+        return Signature(self.symptom, self.features or failure_features(self.declaration, self.case, self.failure))
 
     @property
     def is_flaky(self) -> bool:

@@ -11,11 +11,14 @@ from typing import Protocol
 
 from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects, is_part_of
 from attnfuzz.campaign.signature import Signature, Symptom
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import FATAL_ORACLES, Failure
 
 __all__ = ["Told", "are_same_bug", "is_explained"]
 
 _PLACE = re.compile(r"(token|head|page|sequence|tile|split)s? \d+.* (is|are|reads?|equals?|counted|dropped)\b")
+
+
+_ADDRESS_ORACLES = frozenset({"page_permutation", "block_table_slack"})
 
 
 class Told(Protocol):
@@ -36,13 +39,14 @@ def are_same_bug(a: Told, b: Told) -> bool:
     They are if either would have been passed over, had the other been found first; and if what one is about (strides,
     layout, head mapping ...) is all or part of what the other is about, and they show as the same, or both as some
     wrong number. Two that are about nothing but lengths and pages, and spoil the same tensor, are compared by what
-    they need of those: a wrong address is another token's in one case and dead memory in the next, as pages lie.
+    they need of those: a wrong address is another token's in one case and dead memory in the next, as pages lie, and
+    where its weight is small, it only shows in the last digit once pages or unused table entries have changed.
     """
     mine, its = a.signature, b.signature
     if mine.symptom.kernel != its.symptom.kernel:
         return False
-    if a.is_flaky and b.is_flaky:
-        return mine.features <= its.features or its.features <= mine.features
+    if a.is_flaky and b.is_flaky and (mine.symptom.oracle in FATAL_ORACLES) == (its.symptom.oracle in FATAL_ORACLES):
+        return True  # what a case needs that fails now and then is known too roughly to tell two apart
     if mine.explains(its.symptom, its.features) or its.explains(mine.symptom, mine.features):
         return True
     if not _may_be_alike(mine.symptom, its.symptom):
@@ -50,6 +54,8 @@ def are_same_bug(a: Told, b: Told) -> bool:
     less, more = sorted((aspects(mine.features), aspects(its.features)), key=len)
     if more:
         return bool(less) and less <= more
+    if {mine.symptom.oracle, its.symptom.oracle} & _ADDRESS_ORACLES:
+        return True
     one, other = mine.features, its.features
     return _spoil_the_same(mine.symptom, its.symptom) and (is_part_of(one, other) or is_part_of(other, one))
 
@@ -60,7 +66,7 @@ def is_explained(failure: Failure) -> bool:
 
 
 def _may_be_alike(a: Symptom, b: Symptom) -> bool:
-    return a == b or {a.oracle, b.oracle} <= SILENT_ORACLES
+    return a == b or {a.oracle, b.oracle} <= SILENT_ORACLES | _ADDRESS_ORACLES
 
 
 def _spoil_the_same(a: Symptom, b: Symptom) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnfuzz.campaign.aspects import telling
+from attnfuzz.campaign.aspects import ANY_CASE, ROUNDING_ORACLES, telling
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.features import features, general_features
 
-__all__ = ["NEEDS_PRECEDING", "KnownFindings", "Signature", "Symptom", "case_features"]
+__all__ = ["NEEDS_PRECEDING", "KnownFindings", "Signature", "Symptom", "case_features", "failure_features"]
 
 NEEDS_PRECEDING = "preceding cases"
 """In place of a feature: the case fails only after others, and no case by itself can be told to be this bug."""
@@ -29,6 +29,13 @@ def case_features(declaration: Declaration, case: Case) -> frozenset[str]:
     return features(case, supports=supports, options=options) | general_features(
         case, supports=supports, options=options
     )
+
+
+def failure_features(declaration: Declaration, case: Case, failure: Failure) -> frozenset[str]:
+    """What ``failure`` may need of ``case``."""
+    if failure.oracle in ROUNDING_ORACLES and failure.kind == "bits":
+        return frozenset({ANY_CASE})
+    return case_features(declaration, case)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnfuzz.campaign.signature import Symptom, case_features
+from attnfuzz.campaign.signature import Symptom, failure_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
@@ -28,8 +28,8 @@ class Suspect:
 
     @property
     def features(self) -> frozenset[str]:
-        """What makes the case more than the simplest one."""
-        return case_features(self.declaration, self.case)
+        """What makes the case more than the simplest one, as far as the failure may need it."""
+        return failure_features(self.declaration, self.case, self.failure)
 
     def as_(self, case: Case, failure: Failure) -> Suspect:
         """Another case of the same kernel, with the same ones before it."""

@@ -95,3 +95,12 @@ def test_bugs_with_different_needs_stay_apart(a: tuple[OracleName, str], b: tupl
     """Of two bugs that are both about lengths or pages only one would be reported."""
     assert not are_same_bug(a_finding(*a), a_finding(*b))
     assert not are_same_bug(a_finding(*b), a_finding(*a))
+
+
+def test_wrong_addresses_seen_by_accuracy_and_in_the_last_digit_are_one_bug() -> None:
+    """A stray page would be reported once for its numbers and once more for the bits that it changes."""
+    moved = a_finding("page_permutation", "bits", "any case")
+    assert are_same_bug(moved, a_finding("accuracy", "out:value", "seq_len>block_size"))
+    assert are_same_bug(moved, a_finding("block_table_slack", "bits", "any case"))
+    assert not are_same_bug(moved, a_finding("accuracy", "out:value", "strides:q"))
+    assert not are_same_bug(moved, a_finding("value_affinity", "bits", "any case"))

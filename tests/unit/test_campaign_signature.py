@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom, case_features
+from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom, case_features, failure_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
@@ -100,3 +100,13 @@ def test_what_is_needed_least_is_told_by_symptom_and_feature() -> None:
     assert known.least_needed(SYMPTOM, "strides:k") == {"strides:k", "ragged"}
     assert known.least_needed(SYMPTOM, "strides:v") == frozenset()
     assert known.explaining(SYMPTOM, frozenset({"ragged"})) == [Signature(SYMPTOM, frozenset({"ragged"}))]
+
+
+def test_bits_that_a_relation_compares_need_nothing_of_the_case() -> None:
+    """One order of additions would be another finding for every recipe, length and head size that rounds otherwise."""
+    declaration = Declaration(name="k", problem="dense_decode", target="kernel")
+    case = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=16, seq_lens=(3, 1), scale=0.25)
+    bits = Failure(oracle="value_affinity", kind="bits", message="no")
+    raised = Failure(oracle="value_affinity", kind="raised ValueError", message="no")
+    assert failure_features(declaration, case, bits) == {"any case"}
+    assert failure_features(declaration, case, raised) == case_features(declaration, case)

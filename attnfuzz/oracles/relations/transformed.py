@@ -111,7 +111,7 @@ def unequal_bits(
     before, after = (_in_full(float(results[name][index])) for results in (one, other))
     return Failure(
         oracle=oracle,
-        kind=name,
+        kind="bits",
         message=f"{element(name, axes, index)} is {before} {as_it_was}, but {after} {words}: the bits must be equal",
         details=(f"it changes {extent(name, axes, masks[name])}", *details),
     )

@@ -40,7 +40,7 @@ def test_splits_that_follow_the_longest_sequence(plant: Any, dense: DenseDecodeC
     """The same prompt would get other tokens as other users' prompts come and go, despite a promise."""
     failure = objection("batch_invariance", in_parts_of_the_longest(plant, INVARIANT), dense)
     assert failure is not None
-    assert failure.kind == "out"
+    assert failure.kind == "bits"
     assert failure.message.startswith("out[seq 0, ")
     assert "with that sequence alone in the batch: the bits must be equal" in failure.message
 

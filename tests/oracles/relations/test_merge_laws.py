@@ -26,7 +26,8 @@ def test_an_empty_state_that_counts_a_little(plant: Any, states: MergeStatesCase
 
     failure = objection("merge_laws", plant("merge_states", average=average), states)
     assert failure is not None
-    assert failure.kind == "output"
+    assert failure.kind == "bits"
+    assert failure.message.startswith("output[")
     assert "in the state that holds tokens, but " in failure.message
     assert "merged with an empty state: the bits must be equal" in failure.message
 

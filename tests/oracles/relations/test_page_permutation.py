@@ -34,7 +34,8 @@ def test_additions_in_the_order_of_page_ids(plant: Any, paged: PagedDecodeCase) 
     """A prompt would be answered otherwise when its pages lie otherwise, and nobody could tell why."""
     failure = objection("page_permutation", plant("paged_decode", tokens=in_order_of_page_ids), paged)
     assert failure is not None
-    assert failure.kind == "out"
+    assert failure.kind == "bits"
+    assert failure.message.startswith("out[")
     assert "as the case is" in failure.message
     assert "with its pages at other places in the cache: the bits must be equal" in failure.message
     assert any("page 0 is now page " in line for line in failure.details)
