@@ -11,7 +11,7 @@ from typing import Protocol
 
 from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects, is_part_of
 from attnfuzz.campaign.signature import Signature, Symptom
-from attnfuzz.oracles.verdict import FATAL_ORACLES, Failure
+from attnfuzz.oracles.verdict import Failure, ends_process
 
 __all__ = ["Told", "are_same_bug", "is_explained"]
 
@@ -45,7 +45,7 @@ def are_same_bug(a: Told, b: Told) -> bool:
     mine, its = a.signature, b.signature
     if mine.symptom.kernel != its.symptom.kernel:
         return False
-    if a.is_flaky and b.is_flaky and (mine.symptom.oracle in FATAL_ORACLES) == (its.symptom.oracle in FATAL_ORACLES):
+    if a.is_flaky and b.is_flaky and ends_process(mine.symptom) == ends_process(its.symptom):
         return True  # what a case needs that fails now and then is known too roughly to tell two apart
     if mine.explains(its.symptom, its.features) or its.explains(mine.symptom, mine.features):
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -16,6 +16,7 @@ __all__ = [
     "OracleName",
     "Relations",
     "Timing",
+    "Told",
     "Verdict",
     "ends_process",
     "is_fault",
@@ -75,7 +76,17 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     error_ratio: float | None = None
 
 
-def ends_process(failure: Failure | None) -> bool:
+class Told(Protocol):
+    """What tells failures apart."""
+
+    @property
+    def oracle(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+
+def ends_process(failure: Told | None) -> bool:
     """Whether the process that ran the case was gone after it."""
     return failure is not None and (failure.oracle in ("crash", "hang") or is_fault(failure.oracle, failure.kind))
 
