@@ -7,7 +7,7 @@ import socket
 
 import msgspec
 
-from attnfuzz.execution.messages import MAX_CONTROL_BYTES, NUM_DESCRIPTORS, ControlReply, ControlRequest
+from attnfuzz.execution.messages import MAX_CONTROL_BYTES, MAX_DESCRIPTORS, ControlReply, ControlRequest
 from attnfuzz.execution.process import kill_group
 
 __all__ = ["ControlConnection"]
@@ -25,7 +25,7 @@ class ControlConnection:
         """The next message and its file descriptors; None if the driver hung up or sent something else."""
         descriptors: list[int] = []
         try:
-            packet, descriptors, _, _ = socket.recv_fds(self.stream, MAX_CONTROL_BYTES, NUM_DESCRIPTORS)
+            packet, descriptors, _, _ = socket.recv_fds(self.stream, MAX_CONTROL_BYTES, MAX_DESCRIPTORS)
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)
             return msgspec.json.decode(packet, type=ControlRequest), descriptors

@@ -47,10 +47,20 @@ class _Stack(ctypes.Structure):
     _fields_ = (("ss_sp", ctypes.c_void_p), ("ss_flags", ctypes.c_int), ("ss_size", ctypes.c_size_t))
 
 
-def new_record() -> int:
-    """A file for one executor, as a file descriptor; takes no memory until it is written to."""
-    descriptor = os.memfd_create("attnfuzz-faults")
-    os.ftruncate(descriptor, _RECORD_BYTES)
+def new_record() -> int | None:
+    """A file for one executor, as a file descriptor; takes no memory until it is written to.
+
+    None where there can be none, for a limit on the size of files or on their number: deaths are told of without.
+    """
+    try:
+        descriptor = os.memfd_create("attnfuzz-faults")
+    except OSError:
+        return None
+    try:
+        os.ftruncate(descriptor, _RECORD_BYTES)
+    except OSError:
+        os.close(descriptor)
+        return None
     return descriptor
 
 

@@ -66,7 +66,7 @@ class Link:
         try:
             with contextlib.suppress(OSError):  # `pump` finds out that the zygote is gone
                 given = [executor_end.fileno(), output_writer, self._fault_record]
-                socket.send_fds(control, [fork_request], given)
+                socket.send_fds(control, [fork_request], [one for one in given if one is not None])
         finally:
             executor_end.close()
             os.close(output_writer)
@@ -109,9 +109,9 @@ class Link:
 
     def memory_fault(self) -> MemoryFault | None:
         """What a SIGSEGV or SIGBUS that ended the executor came of, if that is known."""
-        if self.exit_status is None or -self.exit_status not in (signal.SIGSEGV, signal.SIGBUS):
+        if self._fault_record is None or self.exit_status is None:
             return None
-        return read_record(self._fault_record)
+        return read_record(self._fault_record) if -self.exit_status in (signal.SIGSEGV, signal.SIGBUS) else None
 
     def memory_bytes(self) -> int:
         """Resident memory of the executor, and of what it started as of the last look, which takes longer."""
@@ -136,10 +136,12 @@ class Link:
         self._handlers.clear()
         self._control.close()
         self._channel.close()
-        for descriptor in (self._output, self._fault_record):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._output = self._fault_record = -1
+        if self._output >= 0:
+            os.close(self._output)
+            self._output = -1
+        if self._fault_record is not None:
+            os.close(self._fault_record)
+            self._fault_record = None
         # The group outlives its dead leader, whose ID stays reserved meanwhile; a leader of another age is a stranger.
         if self.zygote_lost and self.pid is not None and start_time(self.pid) in (None, self._start_time):
             kill_group(self.pid)

@@ -12,7 +12,7 @@ import msgspec
 
 __all__ = [
     "MAX_CONTROL_BYTES",
-    "NUM_DESCRIPTORS",
+    "MAX_DESCRIPTORS",
     "Answer",
     "ControlReply",
     "ControlRequest",
@@ -31,12 +31,14 @@ __all__ = [
 MAX_CONTROL_BYTES = 128 * 1024
 """Largest control message, in bytes; each is one packet, and Linux's default socket buffers hold one of this size."""
 
-NUM_DESCRIPTORS = 3
+MAX_DESCRIPTORS = 3
 """That travel with `Fork`."""
 
 
 class Fork(msgspec.Struct, tag="fork", frozen=True, forbid_unknown_fields=True):
-    """Driver to zygote: fork an executor. Channel, output pipe and fault record travel with it as file descriptors."""
+    """Driver to zygote: fork an executor. The channel and the output pipe travel with it as file descriptors, and a
+    fault record where there is one.
+    """
 
     environment: dict[str, str]
 

@@ -12,7 +12,7 @@ import warnings
 from typing import NoReturn
 
 from attnfuzz.execution.control import ControlConnection
-from attnfuzz.execution.messages import NUM_DESCRIPTORS, Exited, Fork, Forked, ForkFailed, Signal
+from attnfuzz.execution.messages import Exited, Fork, Forked, ForkFailed, Signal
 from attnfuzz.execution.process import adopt_orphans, child_pids, ended_child, kill_group
 from attnfuzz.execution.serve import ExecutorDescriptors, run_executor
 
@@ -82,9 +82,9 @@ class Nursery:
         """Act on one message; a driver that hung up or talks nonsense loses its executor."""
         request, descriptors = connection.receive()
         match request:
-            case Fork(environment) if connection.pid is None and len(descriptors) == NUM_DESCRIPTORS:
-                channel, output, fault_record = descriptors
-                given = ExecutorDescriptors(socket.socket(fileno=channel), output, fault_record)
+            case Fork(environment) if connection.pid is None and len(descriptors) >= 2:
+                channel, output, *fault_record = descriptors
+                given = ExecutorDescriptors(socket.socket(fileno=channel), output, *fault_record)
                 self._fork(connection, environment, given)
             case Signal(number):
                 connection.signal_executor(number)

@@ -41,13 +41,14 @@ class ExecutorDescriptors:
 
     channel: socket.socket
     output: int
-    fault_record: int
+    fault_record: int | None = None
 
     def close(self) -> None:
         """Close them all: they are the executor's."""
         self.channel.close()
         os.close(self.output)
-        os.close(self.fault_record)
+        if self.fault_record is not None:
+            os.close(self.fault_record)
 
 
 def run_executor(
@@ -61,7 +62,8 @@ def run_executor(
         os.register_at_fork(after_in_child=die_with_parent)
         _redirect_standard_streams(given.output)
         _report_fatal_signals(given.output)
-        report_faults_to(given.fault_record)
+        if given.fault_record is not None:
+            report_faults_to(given.fault_record)
         disable_core_dumps()
         prefer_as_oom_victim()
         os.environ.update(environment)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from attnfuzz.execution import Died, Executor, Zygote
+from attnfuzz.execution import Died, Executor, Reply, Zygote
 from attnfuzz.execution.fault_record import new_record, read_record
 
 SERVICES = Path(__file__).with_name("fault_services.py")
@@ -60,5 +61,17 @@ def test_what_is_not_known_is_not_made_up(executor: Executor, method: str) -> No
 def test_record_of_a_process_without_a_stack_is_empty() -> None:
     """The driver would take the zeros of an executor that never got that far for a fault."""
     record = new_record()
+    assert record is not None
     assert read_record(record) is None
     os.close(record)
+
+
+def test_executors_start_where_there_can_be_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the size of files is limited, on a full disk as a rule, no case could be judged at all."""
+
+    def refuse(descriptor: int, length: int) -> None:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with Zygote.start(service=f"{SERVICES}:Faulty", preload=()) as zygote, Executor(zygote) as executor:
+        assert executor.call("read past", b"null", timeout_s=20) == Reply(b'"no map"')

@@ -13,7 +13,7 @@ from attnfuzz.execution.framing import encode_frame
 from attnfuzz.execution.link import OUTPUT_TAIL_BYTES, Link
 from attnfuzz.execution.messages import (
     MAX_CONTROL_BYTES,
-    NUM_DESCRIPTORS,
+    MAX_DESCRIPTORS,
     Answer,
     ControlReply,
     ControlRequest,
@@ -35,7 +35,7 @@ class Peer:
     def __init__(self) -> None:
         ours, self.control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link = Link(ours, encode_fork_request({"A": "b"}))
-        packet, descriptors, _, _ = socket.recv_fds(self.control, MAX_CONTROL_BYTES, NUM_DESCRIPTORS)
+        packet, descriptors, _, _ = socket.recv_fds(self.control, MAX_CONTROL_BYTES, MAX_DESCRIPTORS)
         channel, self.output, self.fault_record = descriptors
         self.request: ControlRequest = msgspec.json.decode(packet, type=ControlRequest)
         self.channel = socket.socket(fileno=channel)

@@ -60,6 +60,7 @@ def raw(zygote: Zygote) -> Iterator[tuple[socket.socket, socket.socket, list[int
     channel, executor_end = socket.socketpair()
     reader, writer = os.pipe()
     record = new_record()
+    assert record is not None
     with zygote.connect() as control, channel, executor_end:
         yield control, channel, [executor_end.fileno(), writer, record]
     for descriptor in (reader, writer, record):

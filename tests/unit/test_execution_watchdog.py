@@ -11,7 +11,7 @@ from attnfuzz.execution.framing import encode_frame
 from attnfuzz.execution.link import Link
 from attnfuzz.execution.messages import (
     MAX_CONTROL_BYTES,
-    NUM_DESCRIPTORS,
+    MAX_DESCRIPTORS,
     ControlReply,
     Exited,
     Forked,
@@ -29,7 +29,7 @@ class Peer:
     def __init__(self) -> None:
         ours, self.control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link = Link(ours, encode_fork_request({}))
-        _, descriptors, _, _ = socket.recv_fds(self.control, MAX_CONTROL_BYTES, NUM_DESCRIPTORS)
+        _, descriptors, _, _ = socket.recv_fds(self.control, MAX_CONTROL_BYTES, MAX_DESCRIPTORS)
         self.channel, self.output, self.fault_record = socket.socket(fileno=descriptors[0]), *descriptors[1:]
 
     def tell(self, message: ControlReply) -> None:
