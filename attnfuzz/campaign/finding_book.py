@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from attnfuzz.campaign.aspects import aspects, needs, telling
+from attnfuzz.campaign.circumstances import may_be_circumstances
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Pursue, Smaller, Unconfirmed
 from attnfuzz.campaign.reporter import Reporter
@@ -62,8 +63,15 @@ class FindingBook:
         self._accept(finding)
 
     def unconfirmed_by(self, message: Unconfirmed) -> Finding:
-        """Close a finding that did not fail again. A hang that did not was a slow case and is not kept."""
+        """Close a failure that did not show again in ``message.runs`` runs: a flaky finding, whose rate is one of all.
+
+        What may have come of circumstances is none, and is kept apart; a hang that may was a slow case and is dropped.
+        """
         finding = self._open.pop(message.finding)
+        if not may_be_circumstances(finding.failure):
+            finding.failed, finding.runs, finding.seen_after = 1, message.runs + 1, ()
+            self._keep_flaky(finding)
+            return finding
         finding.runs = message.runs
         if finding.failure.oracle != "hang":
             self._doubt(finding)
@@ -156,6 +164,13 @@ class FindingBook:
             self._accept(finding)
             self._settle(finding)
 
+    def _keep_flaky(self, finding: Finding) -> None:
+        """Save a finding that cannot be shrunk, since it hardly ever fails."""
+        self.findings.append(finding)
+        self._folder.save(finding)
+        if not self._is_merged(finding):
+            self._reporter.unconfirmed(finding)
+
     def _doubt(self, finding: Finding) -> None:
         if all(other.symptom != finding.symptom for other in self.unconfirmed):
             self.unconfirmed.append(finding)
@@ -168,6 +183,12 @@ class FindingBook:
             self._reporter.confirmed(finding)
 
     def _settle(self, finding: Finding) -> None:
+        if not self._is_merged(finding):
+            self._folder.save(finding)
+            self._reporter.shrunk(finding)
+
+    def _is_merged(self, finding: Finding) -> bool:
+        """Whether a finding that is done with goes into another, which is the same bug."""
         finding.minimised = True
         while (other := self._same_bug_as(finding)) is not None:
             kept, dropped = sorted((other, finding), key=_preference)
@@ -178,9 +199,8 @@ class FindingBook:
             if dropped is finding:
                 self._folder.save(kept)
                 self._reporter.known(finding)
-                return
-        self._folder.save(finding)
-        self._reporter.shrunk(finding)
+                return True
+        return False
 
     def _same_bug_as(self, finding: Finding) -> Finding | None:
         """The settled finding that has most in common with ``finding``, if they are one bug."""

@@ -27,7 +27,7 @@ class Reporter(Protocol):
         """It failed again and is saved at ``finding.path``."""
 
     def unconfirmed(self, finding: Finding) -> None:
-        """It did not fail again."""
+        """It did not fail again: a flaky finding, saved at ``finding.path``, or nothing."""
 
     def known(self, finding: Finding) -> None:
         """It came down to a bug that was found before, and is forgotten."""

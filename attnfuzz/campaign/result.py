@@ -105,7 +105,9 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class CampaignResult:
-    """What a campaign found. ``unconfirmed`` failures never came back; ``troubles`` are errors of the framework.
+    """What a campaign found. ``troubles`` are errors of the framework.
+
+    ``unconfirmed`` failures never came back and may have been the machine's doing: too slow, or out of memory.
 
     ``signal`` is the number of the one that interrupted it. ``elsewhere`` are bugs that only other machines found.
     """

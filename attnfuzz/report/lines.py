@@ -26,7 +26,7 @@ def status_line(statistics: Statistics) -> str:
 
 def _facts(statistics: Statistics) -> Iterator[str]:
     ratio = max((kernel.max_error_ratio for kernel in statistics.kernels.values()), default=0.0)
-    yield f"{statistics.cases} cases ({statistics.cases / max(statistics.elapsed_s(), 1e-9):.1f}/s)"
+    yield f"{count(statistics.cases, 'case')} ({statistics.cases / max(statistics.elapsed_s(), 1e-9):.1f}/s)"
     yield f"largest error/bound {ratio:.3g}"
     yield count(len(statistics.findings), "finding")
     if (compiling := statistics.share_compiling()) >= 0.005:

@@ -123,14 +123,19 @@ def _finding_lines(number: int, finding: Finding, device: str) -> Iterator[Rende
 
 
 def _remarks(finding: Finding) -> Iterator[str]:
-    shrunk = f"shrunk in {count(finding.steps, 'step')}" if finding.shrunk_s is not None else "shrinking was cut off"
-    yield f"first seen after {format_duration(finding.first_seen_s)}, {shrunk}"
+    yield f"first seen after {format_duration(finding.first_seen_s)}, {_how_small(finding)}"
     if finding.certainty():
         yield finding.certainty()
     if finding.known_as is not None:
         yield "already known: the file was there before and is unchanged"
     if finding.replaces is not None:
         yield f"replaces {finding.replaces}, the same bug in a larger case"
+
+
+def _how_small(finding: Finding) -> str:
+    if finding.shrunk_s is not None:
+        return f"shrunk in {count(finding.steps, 'step')}"
+    return "shrinking was cut off" if finding.steps or not finding.is_flaky else "not shrunk"
 
 
 def _doubt(finding: Finding) -> str:

@@ -73,7 +73,8 @@ def test_what_a_killed_worker_was_looking_into_is_looked_into_by_another(tmp_pat
         waits(worker)
 
     result = campaign(tmp_path, script, budget_s=1.0, started=workers)
-    assert (len(workers), result.findings, len(result.unconfirmed)) == (2, (), 1)
+    (finding,) = result.findings
+    assert (len(workers), finding.certainty(), result.unconfirmed) == (2, "flaky: failed 1 of 4 runs", ())
 
 
 def test_what_nobody_was_left_to_look_into_is_reported(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -209,10 +210,46 @@ def test_a_duplicate_is_forgotten_with_its_file(story: Story) -> None:
     assert story.files() == []
 
 
-def test_a_failure_that_did_not_come_back_goes_to_the_side_list_once(story: Story) -> None:
-    """It is worth a line, but not a line for each time."""
+def test_flaky_findings_that_seem_to_need_other_things_are_one_bug_too(story: Story) -> None:
+    """Shrinking what fails now and then ends anywhere: a race would be read once for each case that it was seen in."""
+    for name, feature in (("0-1", "gqa_ratio>1"), ("1-1", "num_kv_heads>1")):
+        story.found(name, 5)
+        story.confirmed(name, failed=1)
+        story.minimised(name, feature)
+    (finding,) = story.book.findings
+    assert any("also shows as" in line for line in finding.failure.details)
+
+
+def test_a_flaky_crash_is_not_lost_in_flaky_numbers(story: Story) -> None:
+    """What takes servers down would be a line among the details of a wrong digit."""
+    for name, failure in (("0-1", WRONG), ("1-1", Failure(oracle="crash", kind="SIGSEGV", message="dead"))):
+        story.found(name, 5, failure)
+        story.confirmed(name, failed=1)
+        story.minimised(name, "gqa_ratio>1" if name == "0-1" else "num_kv_heads>1")
+    assert len(story.book.findings) == 2
+
+
+def test_a_wrong_number_that_did_not_come_back_is_a_flaky_finding(story: Story) -> None:
+    """No load makes numbers wrong: a build would pass although a kernel has shown that it fails now and then."""
     for name in ("0-1", "0-2"):
         story.found(name, 5)
+        story.book.unconfirmed_by(Unconfirmed(finding=name, runs=20))
+    (finding,) = story.book.findings
+    assert finding.certainty() == "flaky: failed 1 of 21 runs"
+    assert story.book.unconfirmed == []
+    (file,) = story.files()
+    saved = load_regression(story.folder / file)
+    assert (saved.finding.failed, saved.finding.runs) == (1, 21)
+
+
+@pytest.mark.parametrize(
+    ("oracle", "kind"),
+    [("crash", "memory"), ("crash", "leak"), ("crash", "SIGKILL"), ("exception", "OutOfMemoryError in decode")],
+)
+def test_what_a_full_machine_may_have_done_goes_to_the_side_list_once(story: Story, oracle: Any, kind: str) -> None:
+    """A kernel would be accused of what its neighbours on the machine did; it is worth a line, but not each time."""
+    for name in ("0-1", "0-2"):
+        story.found(name, 5, Failure(oracle=oracle, kind=kind, message="gone"))
         story.book.unconfirmed_by(Unconfirmed(finding=name, runs=3))
     assert len(story.book.unconfirmed) == 1
     assert story.book.findings == []

@@ -131,7 +131,7 @@ def test_doubts_are_told() -> None:
     text = printed(a_result(flaky, unconfirmed=(a_finding(),), troubles=("worker 0 ended early: killed",)))
     for words in (
         "flaky: failed 1 of 3",
-        "shrinking was cut off",
+        "not shrunk",
         "already known",
         "replaces larger.json",
         "not confirmed: my kernels.py:k",
