@@ -1,7 +1,7 @@
 """Memory of many cases for both of their runs: filled at one place, and copied to where kernels run and back as one.
 
-Everything that the kernels of a batch get is laid out in two areas, with red zones and poison as in an `Arena`. Inputs
-of floating-point numbers are nearly all of it. They are the same in both runs but for the poison, and come back only if
+Everything that the kernels of a batch get is laid out in areas, with red zones and poison as in an `Arena`. Inputs of
+floating-point numbers are nearly all of it. They are the same in both runs but for the poison, and come back only if
 they were changed: they are compared where they are. Everything else is filled twice and comes back.
 """
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int16, Shaped, UInt8
+from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
 from attnfuzz.memory.arena import Arena, Region
@@ -35,13 +35,17 @@ RUNS: tuple[Fill, Fill] = ("nan", "finite")
 _MARGIN = 1 << 14
 """Bytes between two cases, beyond their red zones, that count as the surroundings of both."""
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_INPUT_WORDS = (torch.int16, torch.int32)
+"""Integers as wide as the numbers in each area of inputs. The area of everything else comes after those."""
+
+_AREA_OF_INPUT = {torch.float16: 0, torch.bfloat16: 0, torch.float32: 1}
+_OTHERS = len(_INPUT_WORDS)
 
 
 class _Slot(NamedTuple):
-    """A tensor's place; ``place`` counts from the start of its case in the area of inputs or in that of the rest."""
+    """A tensor's place; ``place`` counts from the start of its case in the area."""
 
-    is_float_input: bool
+    area: int
     role: Role
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -51,16 +55,15 @@ class _Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where a case's tensors go, and the bytes that one run takes in both areas."""
+    """Where a case's tensors go, and the bytes that one run takes in each area."""
 
     slots: dict[str, _Slot]
-    input_bytes: int
-    other_bytes: int
+    area_bytes: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
         """Bytes for both runs together."""
-        return len(RUNS) * (self.input_bytes + self.other_bytes)
+        return len(RUNS) * sum(self.area_bytes)
 
 
 class _Rows:
@@ -81,18 +84,18 @@ class _Rows:
 
 
 class _Area:
-    """One kind of memory of all cases; ``at_home`` and ``memory`` hold what was sent and what kernels get."""
+    """One kind of memory of all cases: ``at_home``, what was ``sent``, and the ``memory`` that kernels get."""
 
     def __init__(self, sizes: Sequence[int], *, runs: int, home: torch.device, pin: bool) -> None:
         self.starts = list(itertools.accumulate(sizes, initial=0))
         shape = runs, self.starts[-1] + _MARGIN
         at_home = pinned(math.prod(shape)).view(shape) if pin else torch.empty(shape, dtype=torch.uint8, device=home)
-        self.memory = self.at_home = _Rows(at_home)
-        self._poison(slice(self.starts[-1], None))
+        self.memory = self.sent = self.at_home = _Rows(at_home)
 
-    def clear(self, case: int) -> None:
-        """Poison the memory of a case at home. One by one, so that it is near by when the case is written."""
-        self._poison(slice(self.starts[case], self.starts[case + 1]))
+    def poison(self, part: slice) -> None:
+        """Poison bytes at home."""
+        for row, fill in zip(self.at_home.bytes, RUNS, strict=False):
+            row[part].fill_(POISON_BYTES[fill])
 
     def around(self, case: int) -> slice:
         """A case with its surroundings."""
@@ -102,13 +105,20 @@ class _Area:
         """A tensor of a case in ``rows``."""
         return rows.tensor(slot, self.starts[case])
 
-    def _poison(self, part: slice) -> None:
-        for row, fill in zip(self.at_home.bytes, RUNS, strict=False):
-            row[part].fill_(POISON_BYTES[fill])
+    def changes(self, rows: _Rows, expected: _Rows) -> list[tuple[bool, bool]] | None:
+        """Of each case, whether its two ``rows`` are not as ``expected``; None if they are for all cases."""
+        if _equal(rows.bytes, expected.bytes):
+            return None
+        parts = [self.around(case) for case in range(len(self.starts) - 1)]
+        first, second = (
+            [not _equal(row[part], other[part]) for part in parts]
+            for row, other in zip(rows.bytes, expected.bytes, strict=True)
+        )
+        return list(zip(first, second, strict=True))
 
 
 class Image:
-    """Two areas. In order: write to `tensors`, `send`, run kernels, `start`, wait, look."""
+    """In order: write to `tensors`, `send`, run kernels, `start`, wait, look."""
 
     def __init__(
         self,
@@ -129,23 +139,29 @@ class Image:
         self._plans = plans
         self._derives = self.device.type == "cuda" if derive is None else derive
         self._at_home = self.device.type == home.type
-        pin = not self._at_home
-        runs = 1 if self._derives else len(RUNS)
-        self._inputs = _Area([plan.input_bytes for plan in plans], runs=runs, home=home, pin=pin)
-        self._others = _Area([plan.other_bytes for plan in plans], runs=len(RUNS), home=home, pin=pin)
-        self._unchanged_inputs = self._inputs.at_home
+        sizes = zip(*(plan.area_bytes for plan in plans), strict=True)
+        self._areas = [
+            _Area(of_cases, runs=1 if self._derives and i < _OTHERS else len(RUNS), home=home, pin=not self._at_home)
+            for i, of_cases in enumerate(sizes)
+        ]
+        self._others = self._areas[_OTHERS]
+        self._others.poison(slice(None))
         self._inputs_changed: Tensor | None = None
+
+    @property
+    def _inputs(self) -> list[_Area]:
+        return self._areas[:_OTHERS]
 
     def tensors(self, case: int) -> dict[str, Shaped[Tensor, "runs ..."]]:
         """The tensors of case number ``case`` at home, to be filled: poison, or pre-fill in outputs.
 
         Tensors have both runs, or only the first.
         """
-        self._inputs.clear(case)
-        self._others.clear(case)
+        for area in self._inputs:  # not all cases at once: a case is written while its memory is still near by
+            area.poison(slice(area.starts[case], area.starts[case + 1]))
         found = {}
         for name, slot in self._plans[case].slots.items():
-            area = self._area(slot)
+            area = self._areas[slot.area]
             found[name] = area.tensor(area.at_home, case, slot)
             if slot.role == "output":
                 bits(found[name]).copy_(_prefill_of_runs(slot.dtype, len(slot.shape), found[name].device))
@@ -153,21 +169,23 @@ class Image:
 
     def send(self) -> None:
         """Copy everything to where kernels run, without waiting."""
-        self._unchanged_inputs = self._both_runs(self._sent(self._inputs))
-        self._inputs.memory = _Rows(self._unchanged_inputs.bytes.clone())
+        for area, words in zip(self._areas, _INPUT_WORDS, strict=False):
+            area.poison(slice(area.starts[-1], None))
+            area.sent = _both_runs(self._sent(area), words) if self._derives else _Rows(self._sent(area))
+            area.memory = _Rows(area.sent.bytes.clone())
         others = self._sent(self._others)
         self._others.memory = _Rows(others.clone() if self._at_home else others)
 
     def on_device(self, case: int) -> dict[str, Shaped[Tensor, "runs ..."]]:
         """The tensors of case number ``case`` in both runs, for its kernel."""
         slots = self._plans[case].slots.items()
-        return {name: (area := self._area(slot)).tensor(area.memory, case, slot) for name, slot in slots}
+        return {name: (area := self._areas[slot.area]).tensor(area.memory, case, slot) for name, slot in slots}
 
     def start(self, fetch: Fetch) -> None:
         """Have everything copied back that is needed to look at."""
         if self.device.type != "cpu":
-            words, unchanged = (rows.bytes.view(torch.int64) for rows in (self._inputs.memory, self._unchanged_inputs))
-            self._inputs_changed = (words != unchanged).any()
+            words = ((area.memory.bytes.view(torch.int64), area.sent.bytes.view(torch.int64)) for area in self._inputs)
+            self._inputs_changed = torch.stack([(memory != sent).any() for memory, sent in words]).any()
             fetch.start([self._inputs_changed])
         fetch.start_buffer(self._others.memory.bytes.view(-1))
 
@@ -177,7 +195,7 @@ class Image:
         regions = [
             Region(name, slot.role, 0, *slot.place, self._others.tensor(memory, case, slot)[run])
             for name, slot in self._plans[case].slots.items()
-            if not slot.is_float_input
+            if slot.area == _OTHERS
         ]
         part, sent = self._others.around(case), self._others.at_home.bytes
         return Arena.sealed(memory.bytes[run, part], sent[run, part], regions, poison=RUNS[run], prefill=RUNS[run])
@@ -192,49 +210,35 @@ class Image:
             for slot in plan.slots.values():
                 if slot.role == "output":
                     area.tensor(area.at_home, case, slot).copy_(area.tensor(memory, case, slot))
-        of_others = self._changes(area, memory, area.at_home)
-        of_inputs = self.input_damage(fetch)
-        return [(one[0] or other[0], one[1] or other[1]) for one, other in zip(of_inputs, of_others, strict=True)]
+        return self._any([area.changes(memory, area.at_home), self.input_damage(fetch)])
 
     def input_damage(self, fetch: Fetch) -> list[tuple[bool, bool]]:
         """As `damage`, of inputs of floating-point numbers and what is around them."""
         if self._inputs_changed is not None and not fetch.at_home(self._inputs_changed):
-            return [(False, False)] * len(self._plans)
-        return self._changes(self._inputs, self._inputs.memory, self._unchanged_inputs)
+            return self._any([])
+        return self._any([area.changes(area.memory, area.sent) for area in self._inputs])
 
-    def _changes(self, area: _Area, rows: _Rows, unchanged: _Rows) -> list[tuple[bool, bool]]:
-        if _equal(rows.bytes, unchanged.bytes):
-            return [(False, False)] * len(self._plans)
-        parts = [area.around(case) for case in range(len(self._plans))]
-        first, second = (
-            [not _equal(row[part], expected[part]) for part in parts]
-            for row, expected in zip(rows.bytes, unchanged.bytes, strict=True)
-        )
-        return list(zip(first, second, strict=True))
-
-    def _area(self, slot: _Slot) -> _Area:
-        return self._inputs if slot.is_float_input else self._others
+    def _any(self, found: Sequence[list[tuple[bool, bool]] | None]) -> list[tuple[bool, bool]]:
+        """Of each case, what is true in any of ``found``."""
+        of_cases = zip(*(changes for changes in found if changes is not None), strict=True)
+        together = [(any(first), any(second)) for first, second in (zip(*of_case, strict=True) for of_case in of_cases)]
+        return together or [(False, False)] * len(self._plans)
 
     def _sent(self, area: _Area) -> UInt8[Tensor, "runs nbytes"]:
         return area.at_home.bytes if self._at_home else area.at_home.bytes.to(self.device, non_blocking=True)
 
-    def _both_runs(self, sent: UInt8[Tensor, "runs nbytes"]) -> _Rows:
-        if not self._derives:
-            return _Rows(sent)
-        both = sent.new_empty((len(RUNS), sent.shape[1]))
-        both[0].copy_(sent[0])
-        both[1].copy_(_with_second_poison(sent[0].view(torch.int16)).view(torch.uint8))
-        return _Rows(both)
 
+def _both_runs(first: UInt8[Tensor, "1 nbytes"], dtype: torch.dtype) -> _Rows:
+    """Inputs of the first run, and with the second one's poison.
 
-def _with_second_poison(words: Int16[Tensor, " nwords"]) -> Int16[Tensor, " nwords"]:
-    """Inputs of the second run, of those of the first.
-
-    No number has 16 bits that are the first run's poison, all ones: either half of a NaN in float32, and the lower half
-    of numbers of 24 significant bits, are the only places to find them, and no recipe draws either.
+    As a number of ``dtype``'s size the first run's poison, all ones, is a NaN: no input holds it.
     """
-    second = int.from_bytes(bytes([POISON_BYTES["finite"]]) * 2, "little")
-    return words.masked_fill(words == -1, second)
+    both = first.new_empty((len(RUNS), first.shape[1]))
+    both[0].copy_(first[0])
+    words = first[0].view(dtype)
+    poison = int.from_bytes(bytes([POISON_BYTES["finite"]]) * dtype.itemsize, "little")
+    both[1].view(dtype).copy_(words.masked_fill(words == -1, poison))
+    return _Rows(both)
 
 
 def _equal(one: UInt8[Tensor, "..."], other: UInt8[Tensor, "..."]) -> bool:
@@ -255,17 +259,18 @@ def _prefill_of_runs(dtype: torch.dtype, num_dims: int, device: torch.device) ->
 
 @functools.lru_cache(maxsize=256)
 def _plan_of(specs: tuple[tuple[str, Role, tuple[int, ...], str, str], ...]) -> Plan:
-    inputs, others = Cursor(), Cursor()
-    inputs.used = others.used = _MARGIN
+    cursors: dict[int, Cursor] = {}
     slots = {}
     for name, role, shape, dtype_name, strides in specs:
         dtype = getattr(torch, dtype_name)
-        is_float_input = role == "input" and dtype in _FLOATS
+        area = _AREA_OF_INPUT.get(dtype, _OTHERS) if role == "input" else _OTHERS
+        if area not in cursors:
+            cursors[area] = Cursor()
+            cursors[area].used = _MARGIN
         layout = strided_layout(shape, strides, dtype.itemsize)  # type: ignore[arg-type]  # a stride kind
-        cursor = inputs if is_float_input else others
-        place = cursor.place(shape, layout.strides, dtype.itemsize, layout.offset)
-        slots[name] = _Slot(is_float_input, role, shape, layout.strides, dtype, place)
-    return Plan(slots, aligned(inputs.used), aligned(others.used))
+        place = cursors[area].place(shape, layout.strides, dtype.itemsize, layout.offset)
+        slots[name] = _Slot(area, role, shape, layout.strides, dtype, place)
+    return Plan(slots, tuple(aligned(cursors[i].used) if i in cursors else 0 for i in range(_OTHERS + 1)))
 
 
 def plan_of(case: Case) -> Plan:

@@ -135,12 +135,16 @@ def _wrongly_empty(
     """Rows of empty sequences with more than 0 and -inf in a split; others with no number beside an LSE of -inf."""
     unused = lse.isneginf()
     lens = [seq_len for one in seen if isinstance(one.case, AttentionCase) for seq_len in one.case.seq_lens]
+    wrong = torch.zeros(len(lse), dtype=torch.bool)
     if not unused.any() and 0 not in lens:
-        return torch.zeros(len(lse), dtype=torch.bool)
+        return wrong
     heads = [one.case.num_q_heads for one in seen if isinstance(one.case, AttentionCase) for _ in one.case.seq_lens]
-    empty = torch.repeat_interleave(torch.tensor(lens) == 0, torch.tensor(heads))[:, None]
-    wrong_out = ~out.isfinite() | (empty[..., None] & (out != 0))
-    return ((empty & ~unused) | (unused & wrong_out.any(-1))).any(-1)
+    of_empty = torch.repeat_interleave(torch.tensor(lens) == 0, torch.tensor(heads))[:, None].expand_as(unused)
+    chosen = unused | of_empty
+    numbers = out[chosen]
+    is_wrong = torch.where(of_empty[chosen], (numbers != 0).any(-1), ~numbers.isfinite().all(-1)) | ~unused[chosen]
+    wrong[chosen.nonzero()[is_wrong, 0]] = True
+    return wrong
 
 
 def _by_rows(case: Case, lse: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
@@ -34,6 +35,11 @@ def strided_layout(shape: tuple[int, ...], kind: StrideKind, itemsize: int) -> S
     """
     if kind not in STRIDE_KINDS:
         raise ValueError(f"stride kind {kind!r} must be one of {STRIDE_KINDS}")
+    return _strided_layout(shape, kind, itemsize)
+
+
+@lru_cache(maxsize=1 << 12)  # asked for several times for each tensor of a case
+def _strided_layout(shape: tuple[int, ...], kind: StrideKind, itemsize: int) -> StridedLayout:
     strides = _strides(shape, kind, itemsize)
     offset = 1 if kind == "offset" else 0
     if math.prod(shape) == 0:

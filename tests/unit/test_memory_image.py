@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
-import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -16,21 +13,11 @@ from attnfuzz.memory.fetch import Fetch
 from attnfuzz.memory.image import RUNS, Image, plan_of
 from attnfuzz.memory.patterns import bits, holds_prefill
 from attnfuzz.memory.violations import violations
-from attnfuzz.problems.cases import PROBLEMS, Case, DenseDecodeCase, MergeStatesCase, Problem
-from attnfuzz.problems.recipes import (
-    KEY_RECIPES,
-    LSE_KINDS,
-    MAX_LOGIT_EXPONENT,
-    MIN_LOGIT_EXPONENT,
-    VALUE_RECIPES,
-    Needle,
-    Values,
-)
+from attnfuzz.problems.cases import PROBLEMS, Case, DenseDecodeCase, Problem
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import Dtype, Supports
 from attnfuzz.strategies.cases import cases
-from attnfuzz.values import attention_values, merge_values
 
 CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=8, seq_lens=(3, 0), scale=1.0, dtype="float32")
 
@@ -77,29 +64,22 @@ def test_outputs_are_prefilled_and_nothing_is_damaged() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_no_input_looks_like_poison(dtype: Dtype) -> None:
+def test_no_number_is_taken_for_poison(dtype: Dtype) -> None:
     """The second run would be given other numbers, and the kernel accused of depending on dead memory."""
-    recipes = itertools.product(KEY_RECIPES, VALUE_RECIPES, (MIN_LOGIT_EXPONENT, 0, MAX_LOGIT_EXPONENT))
-    for keys, values, exponent in recipes:
-        recipe = {"keys": keys, "values": values, "logit_exponent": exponent}
-        case = DenseDecodeCase(
-            num_q_heads=4,
-            num_kv_heads=2,
-            head_size=64,
-            seq_lens=(131, 9),
-            scale=1.0,
-            dtype=dtype,
-            values=msgspec.convert(recipe | {"needles": [Needle(seq=0, position=7, kv_head=0)]}, type=Values),
-        )
-        drawn = attention_values(case)
-        for part in (drawn.q, drawn.k, drawn.v):
-            assert not (part.view(torch.int16) == -1).any()
-    pairs = tuple(itertools.product(LSE_KINDS, repeat=2))
-    states = merge_values(
-        MergeStatesCase(num_q_heads=4, head_size=64, num_tokens=40, dtype=dtype, lse_pairs=pairs[:64])  # type: ignore[arg-type]  # kinds
-    )
-    for part in (states.prefix_output, states.suffix_output, states.prefix_lse, states.suffix_lse):
-        assert not (part.view(torch.int16) == -1).any()
+    case = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=512, seq_lens=(300,), scale=1.0, dtype=dtype)
+    image = Image([plan_of(case)], "cpu", derive=True)
+    words = torch.arange(1 << 16, dtype=torch.int32)
+    word = torch.int32 if dtype == "float32" else torch.int16
+    every = (words << 8 | 0xFF if dtype == "float32" else words).to(word).view(getattr(torch, dtype))
+    numbers = every[~every.isnan()]
+    k = image.tensors(0)["k"].view(-1)
+    k[: len(numbers)] = numbers
+    image.send()
+    first, second = bits(image.on_device(0)["k"].flatten(1))
+    assert torch.equal(first[: len(numbers)], bits(numbers))
+    assert torch.equal(second[: len(numbers)], bits(numbers))
+    assert (first[len(numbers) :] == -1).all()
+    assert (second[len(numbers) :].view(torch.uint8) == 0x3C).all()
 
 
 def test_stray_write_is_located() -> None:
@@ -152,4 +132,4 @@ def test_size_is_known_before() -> None:
     tensors = image.on_device(0)
     taken = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors.values()}
     between = sum(taken.values()) - 2 * plan_of(CASE).nbytes
-    assert 0 <= between <= 4 << 14  # after the last case of each area and run
+    assert 0 <= between <= 6 << 14  # after the last case of each area and run
