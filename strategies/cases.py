@@ -20,6 +20,7 @@ from attnfuzz.problems.cases import (
 )
 from attnfuzz.problems.choices import lse_kinds_of, min_seq_len, paddings_of
 from attnfuzz.problems.formats import Format
+from attnfuzz.problems.recipes import STATE_RECIPES
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import OptionValue, Supports, check_options
 from attnfuzz.strategies.arguments import check_one_of
@@ -142,6 +143,7 @@ def _merge_states(decisions: Decisions, plan: _Plan) -> MergeStatesCase:
         head_size=format_.head_size,
         dtype=format_.dtype,
         seed=decisions.pick(_MERGE_SEEDS),
+        outputs=decisions.pick(STATE_RECIPES),
         lse_layout=plan.supports.lse_layout,
         options=format_.options,
         strides=format_.strides,

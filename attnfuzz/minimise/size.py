@@ -77,7 +77,7 @@ def _details(case: AttentionCase) -> Iterable[Any]:
 def _states(case: MergeStatesCase) -> Iterable[Any]:
     kinds = tuple((LSE_KINDS.index(prefix), LSE_KINDS.index(suffix)) for prefix, suffix in case.lse_pairs)
     yield from (case.num_tokens, case.num_q_heads, len(kinds), sum(map(sum, kinds)), kinds)
-    yield from (head_size_rank(case.head_size), case.lse_layout != "HT", case.seed)
+    yield from (head_size_rank(case.head_size), case.lse_layout != "HT", case.outputs != "normal", case.seed)
 
 
 def length_rank(length: int) -> int:

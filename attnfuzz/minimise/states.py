@@ -24,6 +24,7 @@ def single_pair(case: MergeStatesCase, domain: Domain) -> Proposal[MergeStatesCa
 def lower_states(case: MergeStatesCase, domain: Domain) -> Proposal[MergeStatesCase]:
     case = yield from lower_integer(case, case.num_tokens, 1, lambda case, count: changed(case, num_tokens=count))
     case = yield from lower_integer(case, case.num_q_heads, 1, lambda case, count: changed(case, num_q_heads=count))
+    case = yield from first_of(case, [changed(case, outputs="normal")])
     return (yield from first_of(case, [changed(case, seed=0)]))
 
 

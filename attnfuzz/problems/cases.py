@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from attnfuzz.problems.recipes import LseKind, Needle, Pages, StrideKind, Values, check_range
+from attnfuzz.problems.recipes import LseKind, Needle, Pages, StateRecipe, StrideKind, Values, check_range
 from attnfuzz.problems.supports import MAX_HEAD_SIZE, MAX_HEADS, Dtype, Layout, LseLayout, OptionValue
 
 __all__ = [
@@ -181,7 +181,8 @@ class SplitDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, 
 class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Two states of the same queries over disjoint keys, to be merged into one.
 
-    The LSE pair of token ``t`` and head ``h`` is ``lse_pairs[(t * num_q_heads + h) % len(lse_pairs)]``.
+    The LSE pair of token ``t`` and head ``h`` is ``lse_pairs[(t * num_q_heads + h) % len(lse_pairs)]``. ``outputs``
+    says how both outputs are filled, as V is by the recipe of that name.
     """
 
     problem: ClassVar[Problem] = "merge_states"
@@ -193,6 +194,7 @@ class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_onl
     lse_pairs: tuple[LsePair, ...] = _PLAIN_PAIRS
     lse_layout: LseLayout = "HT"
     seed: int = 0
+    outputs: StateRecipe = "normal"
 
     def __post_init__(self) -> None:
         _CaseBase.__post_init__(self)

@@ -172,6 +172,8 @@ def _merge(case: MergeStatesCase) -> Iterator[str]:
         yield "num_q_heads>1"
     if case.lse_layout != "HT":
         yield f"lse_layout={case.lse_layout}"
+    if case.outputs != "normal":
+        yield f"values={case.outputs}"
     for prefix, suffix in case.lse_pairs:
         if (prefix, suffix) != ("finite", "finite"):
             yield f"lse {prefix}/{suffix}"

@@ -11,10 +11,12 @@ __all__ = [
     "LSE_KINDS",
     "MAX_LOGIT_EXPONENT",
     "MIN_LOGIT_EXPONENT",
+    "STATE_RECIPES",
     "STRIDE_KINDS",
     "VALUE_RECIPES",
     "Needle",
     "Pages",
+    "StateRecipe",
     "StrideKind",
     "Values",
     "check_range",
@@ -22,6 +24,7 @@ __all__ = [
 
 KeyRecipe = Literal["equal", "integers", "normal", "rising", "falling", "negative", "fine"]
 ValueRecipe = Literal["positions", "integers", "normal", "large", "fine"]
+StateRecipe = Literal["normal", "fine"]
 LseKind = Literal["finite", "equal", "high", "low", "-inf", "+inf"]
 StrideKind = Literal["contiguous", "padded_rows", "transposed", "offset", "every_other"]
 PageOrder = Literal["identity", "reversed", "shuffled"]
@@ -29,6 +32,7 @@ Padding = Literal["zero", "wrong_page", "garbage"]
 
 KEY_RECIPES: tuple[str, ...] = get_args(KeyRecipe)
 VALUE_RECIPES: tuple[str, ...] = get_args(ValueRecipe)
+STATE_RECIPES: tuple[StateRecipe, ...] = get_args(StateRecipe)
 LSE_KINDS: tuple[str, ...] = get_args(LseKind)
 STRIDE_KINDS: tuple[StrideKind, ...] = get_args(StrideKind)
 

@@ -15,7 +15,7 @@ from attnfuzz.problems.hashing import fold, stream_key
 from attnfuzz.problems.recipes import LSE_KINDS, KeyRecipe, ValueRecipe
 from attnfuzz.values.attention import DRAWN_KEYS, NEEDLE_LEVEL, LogicalAttention, needle_tokens
 from attnfuzz.values.blocks import Block, Recipe, fill_blocks
-from attnfuzz.values.draws import NORMAL_EXPONENT, Stream, drawn_as, exact
+from attnfuzz.values.draws import Stream, drawn_as, exact
 from attnfuzz.values.states import LogicalStates, lse_of_kinds
 from attnfuzz.values.token_table import TokenTable
 from attnfuzz.values.transfer import on_device
@@ -54,14 +54,15 @@ def merge_values_of_many(
     keys = torch.tensor([[stream_key(case.seed, stream) for case in cases] for stream in streams])
     case, token = _number(counts, device)
     states = fold(on_device(keys, device)[:, case], token)
+    drawn_ones = [drawn_as(case.outputs, getattr(torch, case.dtype)) for case in cases]
     blocks = [
         Block(
             rows=rows,
-            recipe="normal",
+            recipe=drawn_ones[i][0],
             num_heads=cases[i].num_q_heads,
             head_size=cases[i].head_size,
             dtype=getattr(torch, cases[i].dtype),
-            exponent=NORMAL_EXPONENT,
+            exponent=drawn_ones[i][1],
         )
         for side in states
         for i, rows in enumerate(torch.split(side, counts))

@@ -12,7 +12,7 @@ from attnfuzz.problems.cases import MergeStatesCase
 from attnfuzz.problems.hashing import fold, stream_key
 from attnfuzz.problems.limits import HASH_CHUNK_ELEMENTS
 from attnfuzz.problems.recipes import LSE_KINDS
-from attnfuzz.values.draws import NORMAL_EXPONENT, Stream, draw, element_words, exact
+from attnfuzz.values.draws import Stream, draw, drawn_as, element_words, exact
 
 __all__ = ["LogicalStates", "lse_of_kinds", "merge_values"]
 
@@ -47,7 +47,7 @@ class LogicalStates:
 def merge_values(
     case: MergeStatesCase, device: torch.device | str = "cpu", *, lse_base2: bool = False
 ) -> LogicalStates:
-    """The numbers of ``case``: outputs about N(0, 1.15²), LSE multiples of 1/16.
+    """The numbers of ``case``: outputs about N(0, 1.15²), or fine, LSE multiples of 1/16.
 
     LSE kinds: ``finite`` is drawn from [-4, 4) for each side, ``equal`` from the same range once for both sides,
     ``high`` from [192, 196), ``low`` from [-196, -192); ``-inf`` and ``+inf`` are what they say.
@@ -101,8 +101,9 @@ def _outputs(
     states: Tensor = fold(stream_key(case.seed, stream), torch.arange(case.num_tokens, device=device))
     chunk = max(1, HASH_CHUNK_ELEMENTS // (case.num_q_heads * case.head_size))
     dtype = getattr(torch, case.dtype)
+    recipe, exponent = drawn_as(case.outputs, dtype)
     parts = [
-        exact(draw(element_words(part, case.num_q_heads, case.head_size), "normal"), dtype, NORMAL_EXPONENT)
+        exact(draw(element_words(part, case.num_q_heads, case.head_size), recipe), dtype, exponent)
         for part in torch.split(states, chunk)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)

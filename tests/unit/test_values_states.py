@@ -13,6 +13,7 @@ from attnfuzz.problems.cases import MergeStatesCase
 from attnfuzz.problems.recipes import LSE_KINDS
 from attnfuzz.problems.supports import DTYPES
 from attnfuzz.values import states
+from attnfuzz.values.many import merge_values_of_many
 from attnfuzz.values.states import merge_values
 
 
@@ -42,6 +43,18 @@ def test_numbers_are_exact_in_every_dtype() -> None:
     for name in ("prefix_output", "suffix_output"):
         assert torch.equal(getattr(half, name).double(), getattr(full, name).double())
         assert torch.equal(getattr(short, name).double(), getattr(full, name).double())
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float32", 24), ("float16", 11), ("bfloat16", 8)])
+def test_fine_numbers_use_every_bit(dtype: Any, bits: int) -> None:
+    """A kernel that rounds the states that it merges would be right on all numbers that it is ever given."""
+    case = merge(dtype=dtype, num_tokens=400, outputs="fine")
+    for made in (merge_values(case), *merge_values_of_many([case, merge(dtype=dtype)], "cpu")[:1]):
+        units = torch.stack((made.prefix_output, made.suffix_output)).double() * 2.0 ** (bits - 2)
+        assert torch.equal(units, units.round())
+        assert int(units.abs().max()) > 2 ** (bits - 1) * 0.9
+        assert (units % 2 == 1).double().mean() > 0.4
+        assert torch.equal(made.prefix_output, merge_values(case).prefix_output)
 
 
 RANGES = {"finite": (-4, 4), "equal": (-4, 4), "high": (192, 196), "low": (-196, -192)}
