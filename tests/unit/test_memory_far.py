@@ -1,0 +1,66 @@
+"""Live elements far away, poison around them, decoys where short offsets land."""
+
+from __future__ import annotations
+
+import torch
+
+from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.far import FAR, FarAllocator, stretched_strides
+from attnfuzz.memory.fault_map import FaultMap, read_regions
+
+
+def allocator(**changes: object) -> FarAllocator:
+    return FarAllocator(Arena("cpu", poison="nan", prefill="nan"), **changes)  # type: ignore[arg-type]
+
+
+def test_pages_begin_where_they_are_told_to() -> None:
+    """The case's tokens would lie at low ids after all."""
+    first = FAR // 64
+    memory = allocator(first_page=first)
+    window = memory.tensor("k_cache", (3, 4, 1, 16), torch.float16, strides="contiguous", role="input")
+    cache = memory.caches["k_cache"]
+    assert cache.shape == (first + 3, 4, 1, 16)
+    assert cache[first:].data_ptr() == window.data_ptr() == cache.data_ptr() + 2 * FAR
+    assert window.isnan().all()
+
+
+def test_decoys_lie_where_short_offsets_and_ids_land() -> None:
+    """A wrapped offset would read zeros, which are the right answer now and then."""
+    first = FAR // 64
+    memory = allocator(first_page=first)
+    memory.tensor("k_cache", (3, 4, 1, 16), torch.float16, strides="contiguous", role="input")
+    cache = memory.caches["k_cache"]
+    assert len(set(cache[:3].flatten().tolist())) > 50  # 2^32 elements further down, and page id modulo 2^16
+    assert cache[3:100].eq(0).all()
+    assert first % (1 << 16) == 0
+
+
+def test_a_wide_stride_passes_2_31_elements_and_fits_into_32_bits() -> None:
+    """A stride that does not fit makes a 64-bit product of it, and nothing overflows."""
+    assert stretched_strides((5, 3, 16), 0) == ((1 << 30) + 48, 16, 1)
+    assert stretched_strides((2, 3, 16), 1)[1] == (1 << 30) + 16
+    for shape in ((3, 7), (4, 7, 13), (5, 3, 16)):
+        wide = stretched_strides(shape, 0)[0]
+        assert wide < 1 << 31 <= (shape[0] - 1) * wide
+        contiguous = torch.empty(shape).stride()[0]
+        assert (wide - contiguous) % 64 == 0  # aligned alike: libraries may add in another order otherwise
+
+
+def test_stretched_tensors_do_not_overlap() -> None:
+    """Rows would overwrite each other, and a right kernel would be wrong."""
+    memory = allocator(stretched={"out": 1})
+    out = memory.tensor("out", (2, 3, 16), torch.float32, strides="contiguous", role="output")
+    out.copy_(torch.arange(96.0).view(2, 3, 16))
+    assert out.flatten().tolist() == list(range(96))
+    assert memory.tensor("q", (2, 3, 16), torch.float32, strides="contiguous", role="input").is_contiguous()
+
+
+def test_a_fault_below_is_told_by_the_tensors_name() -> None:
+    """A death of an offset that came out negative could not be put down to anything."""
+    record = bytearray(1 << 12)
+    memory = allocator(first_page=FAR // 64, fault_map=FaultMap(memoryview(record)))
+    window = memory.tensor("v_cache", (3, 4, 1, 16), torch.float16, strides="contiguous", role="input")
+    (region,) = read_regions(bytes(record))
+    assert (region.name, region.oracle, region.dtype) == ("v_cache", "page_relocation", "float16")
+    assert region.low == region.start - (1 << 32)
+    assert region.start < window.data_ptr() < region.end
