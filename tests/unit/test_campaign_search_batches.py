@@ -18,7 +18,7 @@ from attnfuzz.campaign.judging import JudgeTogether, TimedJudge
 from attnfuzz.campaign.messages import FormatCompiled, Found, Known, Minimised, Progress, Stop, ToWorker, Trouble
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.outcomes import ServiceError
-from attnfuzz.oracles.verdict import Failure, Relations, Verdict
+from attnfuzz.oracles.verdict import Failure, Relations, Verdict, ends_process
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.formats import Format, format_key, format_of
 from tests.unit.test_campaign_search import CRASH, HANG, KERNEL, WRONG, Bench, after, grouped, long
@@ -68,7 +68,7 @@ class BatchBench(Bench):
         try:
             self.batches.append(list(cases))
             failures = [self.bug(case) for case in cases]
-            if any(failure is not None and failure.oracle in ("crash", "hang") for failure in failures):
+            if any(ends_process(failure) for failure in failures):
                 self.lost += 1
                 return None
             self.judged += cases
