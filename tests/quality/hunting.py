@@ -71,14 +71,18 @@ def hunt(
 
 
 def flaws(mutant: Mutant, catch: Catch, runner: Runner) -> list[str]:
-    """What is wrong with a catch: another oracle objects, the case is not as small as it could be, or it is no bug."""
+    """What is wrong with a catch: another oracle objects, the case is not as small as it could be, or it is no bug.
+
+    A case that needs others before it is saved as it was found.
+    """
     found, case = [], catch.case
     oracle = catch.regression.finding.oracle
     if mutant.oracle not in ("any", oracle):
         found.append(f"{oracle} objects, not {mutant.oracle}")
     rows = case.num_tokens if isinstance(case, MergeStatesCase) else case.num_seqs
     fields = msgspec.json.decode(encode_case(case))
-    if rows > _MOST_ROWS or any(fields.get(name) != value for name, value in mutant.minimal.items()):
+    is_small = rows <= _MOST_ROWS and all(fields.get(name) == value for name, value in mutant.minimal.items())
+    if not is_small and not catch.regression.preceding:
         found.append(f"not shrunk to {mutant.minimal}: {fields}")
     (correct,) = runner.declarations([mutant.kernel])
     failure = runner.judge(correct, case).failure

@@ -39,8 +39,8 @@ def low_precision_reference(q: Tensor, k: Tensor, v: Tensor, table: Tensor, lens
     return torch.stack(outs)
 
 
-@pytest.mark.parametrize("lens", grid([[1328, 18, 463], [523, 37, 2011]], [[332, 5, 116], [131, 9, 503]]))
-@pytest.mark.parametrize("heads", grid([(4, 4), (8, 2)], [(4, 2)]))
+@pytest.mark.parametrize("lens", grid([[1328, 18, 463], [523, 37, 2011]], [[332, 5, 116]]))
+@pytest.mark.parametrize("heads", grid([(4, 4), (8, 2)], [(2, 2), (4, 1)]))
 @pytest.mark.parametrize("head_size", grid([128, 256], [128]))
 @pytest.mark.parametrize("num_blocks", grid([32768, 2048], [256]))
 @pytest.mark.parametrize("segments", [1, SEGMENTS])
@@ -87,7 +87,7 @@ def test_flash_attn_with_paged_kv(
 @pytest.mark.parametrize("head_size", grid([64, 128], [64]))
 @pytest.mark.parametrize("block_size", [16, 32])
 @pytest.mark.parametrize("dtype", grid([BF16, F16], [F16]))
-@pytest.mark.parametrize("longest", grid([16384], [128]))
+@pytest.mark.parametrize("longest", grid([57600], [128]))  # scores of one row filled the shared memory of an H100
 def test_paged_attention(
     version: str, heads: tuple[int, int], head_size: int, block_size: int, dtype: torch.dtype, longest: int
 ) -> None:
