@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from attnfuzz.campaign.saved_run import run_saved
+from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import load_kernels
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.judge import judge
@@ -116,6 +121,21 @@ def test_bugs_of_the_past_are_found(
     failure = found(runner, kernel, **changes)
     assert failure.kind == kind
     assert words in failure.message
+
+
+def test_a_campaign_finds_and_shrinks_what_reads_outside(tmp_path: Path) -> None:
+    """The death of an executor would be reported as a crash, or with the case that happened to be drawn."""
+    summary = tmp_path / "summary.json"
+    command = [sys.executable, "-m", "attnfuzz", "explore", f"{KERNELS}:reads_padded_columns", "--budget", "60s"]
+    command += ["--device", "cpu", "--workers", "1", "--seed", "1", "--fail-fast", "--oracle", "guard_page"]
+    subprocess.run([*command, "--json", str(summary)], cwd=tmp_path, capture_output=True, check=False, timeout=200)
+    (finding,) = json.loads(summary.read_text())["kernels"][0]["findings"]
+    assert finding["signature"].startswith("guard_page/read past k_cache [head_size not pow2")
+    assert "k_cache (float16 [1, 1, 1, 24]): 1 element (2 bytes) past its end" in finding["message"]
+    saved = load_regression(tmp_path / finding["path"])
+    with Runner(device="cpu") as runner:
+        (declaration,) = runner.declarations([saved.kernel])
+        assert run_saved(saved, declaration, runner).failed == 1
 
 
 def test_cases_with_a_known_access_draw_among_the_other_relations() -> None:
