@@ -21,6 +21,7 @@ from attnfuzz.environment import OLDEST, installed, interpreter_problem, version
 from attnfuzz.execution.executor import Executor
 from attnfuzz.execution.runner import SERVICE
 from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.memory.reservation import why_unavailable
 
 __all__ = ["Line", "examine"]
 
@@ -49,6 +50,7 @@ def examine() -> Iterator[Line]:
     yield _device()
     yield _interpreter()
     yield _cache()
+    yield _addresses()
     yield _restart()
 
 
@@ -110,6 +112,15 @@ def _cache() -> Line:
     except OSError as error:
         text = f"{folder} cannot be written ({error.strerror})"
         return Line("kernel cache", "problem", text, "set TRITON_CACHE_DIR to a folder that can")
+
+
+def _addresses() -> Line:
+    """Without them, page_relocation has nothing to say."""
+    reason = why_unavailable()
+    if reason is None:
+        return Line("addresses", "ok", "enough for cases at offsets past 2^32 elements, which take no memory")
+    text, _, remedy = reason.partition("; ")
+    return Line("addresses", "note", f"{text}: the oracle page_relocation judges no case", remedy)
 
 
 def _restart() -> Line:

@@ -17,7 +17,8 @@ from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.fault_map import FaultMap, GuardedRegion
 from attnfuzz.memory.geometry import span
 from attnfuzz.memory.patterns import bits, prefill_
-from attnfuzz.memory.sparse import SparseBuffer, SparseUnavailable
+from attnfuzz.memory.reservation import SparseUnavailable
+from attnfuzz.memory.sparse import SparseBuffer
 from attnfuzz.memory.wrapping import landings, wrapped
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import Role

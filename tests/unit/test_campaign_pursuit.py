@@ -20,9 +20,10 @@ from attnfuzz.campaign.pursuit import Pursuit
 from attnfuzz.campaign.signature import KnownFindings
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.corpus import Regression, load_regression
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure
 from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
 from attnfuzz.problems.choices import default_scale
+from tests.faults.campaigns import Campaign, saved
 from tests.unit.pretended_process import WRONG, PretendedProcess
 
 Message = TypeVar("Message", bound=msgspec.Struct)
@@ -83,17 +84,29 @@ class Explored:
         return self.saved.case.seq_lens
 
 
-def explore(kernel: str, folder: Path, *options: str, budget_s: int = 60) -> Explored:
-    summary = folder / "summary.json"
-    target = kernel if ":" in kernel else f"{KERNELS}:{kernel}"
-    command = [sys.executable, "-m", "attnfuzz", "explore", target, "--budget", f"{budget_s}s"]
-    command += ["--device", "cpu", "--workers", "1", "--seed", "1", "--save-dir", str(folder / "found")]
-    done = subprocess.run(
-        [*command, "--json", str(summary), *options], capture_output=True, text=True, timeout=4 * budget_s
+def explore(kernel: str, folder: Path) -> Explored:
+    """What one worker makes of a kernel's first bug; as long as it takes, on a machine that has much to do.
+
+    Without relations, whose further calls let a single case do what takes several others.
+    """
+    options: tuple[str, ...] = (
+        "--budget",
+        "300s",
+        "--device",
+        "cpu",
+        "--seed",
+        "1",
+        "--fail-fast",
+        "--json",
+        "summary.json",
     )
-    assert done.returncode == 1, done.stdout + done.stderr
-    (finding,) = json.loads(summary.read_text())["kernels"][0]["findings"]
-    return Explored(finding, load_regression(Path(finding["path"])), Path(finding["path"]), done.stdout)
+    options += tuple(word for name in USUAL_ORACLES for word in ("--oracle", name))
+    target = kernel if ":" in kernel else f"{KERNELS}:{kernel}"
+    with Campaign(folder, *options, kernels=target, workers=1) as campaign:
+        assert campaign.wait(timeout_s=330.0) == 1, campaign.output
+    (finding,) = json.loads((folder / "summary.json").read_text())["kernels"][0]["findings"]
+    path = folder / finding["path"]
+    return Explored(finding, load_regression(path), path, campaign.output)
 
 
 def replay(path: Path, folder: Path) -> dict[str, Any]:
@@ -115,7 +128,7 @@ def replay(path: Path, folder: Path) -> dict[str, Any]:
 )
 def test_what_needs_other_cases_is_saved_with_them(kernel: str, oracle: str, preceding: int, tmp_path: Path) -> None:
     """Such a failure passes when it is run alone, and would be dropped or saved as a case that passes."""
-    found = explore(kernel, tmp_path, "--fail-fast")
+    found = explore(kernel, tmp_path)
     assert found.finding["oracle"] == oracle
     assert "in the same process" in found.finding["message"]
     assert len(found.saved.preceding) == preceding
@@ -126,7 +139,7 @@ def test_what_needs_other_cases_is_saved_with_them(kernel: str, oracle: str, pre
 @pytest.mark.parametrize("kernel", ["wrong_one_time_in_four", "crashes_one_time_in_four"])
 def test_a_flaky_finding_has_its_rate(kernel: str, tmp_path: Path) -> None:
     """Whoever tries it once and sees it pass has to know how often to try."""
-    found = explore(kernel, tmp_path, "--fail-fast")
+    found = explore(kernel, tmp_path)
     record = found.saved.finding
     assert record.runs == found.finding["runs"] == 20
     assert 0 < record.failed == found.finding["failed"] < 20
@@ -137,8 +150,13 @@ def test_a_flaky_finding_has_its_rate(kernel: str, tmp_path: Path) -> None:
 
 def test_a_crash_of_one_case_in_twenty_costs_few_processes(tmp_path: Path) -> None:
     """A process for each such case slows the search for other bugs of the same kernel."""
-    found = explore("crashes_at_80_and_odd", tmp_path, budget_s=12)
-    restarted = re.findall(r"(\d+) executors? restarted", found.output)[-1]
-    assert found.saved.case.head_size == 80
-    assert found.lengths == (1,)
-    assert int(restarted) < 40  # twice as many cases or more would crash
+    options: tuple[str, ...] = ("--budget", "300s", "--device", "cpu", "--seed", "1")
+    with Campaign(tmp_path, *options, kernels=f"{KERNELS}:crashes_at_80_and_odd", workers=1) as campaign:
+        campaign.wait_for("shrunk")
+        campaign.wait_for_cases(500)
+        campaign.end()
+    restarted = re.findall(r"(\d+) executors? restarted", campaign.output)[-1]
+    (regression,) = saved(tmp_path)
+    assert isinstance(regression.case, DenseDecodeCase)
+    assert (regression.case.head_size, regression.case.seq_lens) == (80, (1,))
+    assert int(restarted) < 25, campaign.output

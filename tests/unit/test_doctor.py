@@ -27,9 +27,19 @@ def find(name: str) -> Line:
 def test_this_machine_is_fit(lines: dict[str, Line]) -> None:
     """The machine that passes the tests would be called unfit, or a part not be examined."""
     assert set(lines) == {
-        "python", "torch", "triton", "numpy", "hypothesis", "device", "interpreter", "kernel cache", "executor",
+        "python", "torch", "triton", "numpy", "hypothesis", "device", "interpreter", "kernel cache", "addresses",
+        "executor",
     }  # fmt: skip
     assert [line for line in lines.values() if line.status == "problem"] == []
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_want_of_addresses_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would know why an oracle never objects where the system counts addresses as memory."""
+    monkeypatch.setattr(doctor, "why_unavailable", lambda: "the system gives no 64 GiB of addresses; allow it")
+    line = find("addresses")
+    assert (line.status, line.remedy) == ("note", "allow it")
+    assert line.text == "the system gives no 64 GiB of addresses: the oracle page_relocation judges no case"
 
 
 def test_executor_is_restarted(lines: dict[str, Line]) -> None:

@@ -26,7 +26,8 @@ _REASONS = "the result depends on an earlier call: a workspace not cleared, a ca
 
 
 def _applies(declaration: Declaration, case: Case) -> bool:
-    return declaration.supports.deterministic and bool(relatives_of(declaration, case))
+    del case
+    return declaration.supports.deterministic
 
 
 def _check(trial: Trial) -> Failure | None:

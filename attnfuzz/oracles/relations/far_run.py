@@ -14,7 +14,7 @@ from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.far import FarAllocator
 from attnfuzz.memory.fault_map import installed
-from attnfuzz.memory.sparse import SparseUnavailable
+from attnfuzz.memory.reservation import SparseUnavailable
 from attnfuzz.oracles.observation import KernelRaised, Observation, call
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.problems.block_table import num_blocks

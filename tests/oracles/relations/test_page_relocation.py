@@ -135,6 +135,24 @@ def test_message_names_page_offset_and_limit(runner: Runner, tmp_path: Path) -> 
     assert any("64 bits wide before it meets a stride" in line for line in failure.details)
 
 
+def test_death_below_the_cache_is_told_as_such(runner: Runner, tmp_path: Path) -> None:
+    """A negative offset that nobody expected would be a crash that the case by itself does not show."""
+    edit = Edit("paged_walk.py", K_OFFSET, f"{K_OFFSET}\n        o_kt = tl.where(o_kt >> 31, -(1 << 28), o_kt)")
+    target = plant(Mutant("negative", "paged_naive", "", "D", "page_relocation", {}, (edit,)), tmp_path)
+    failure = judged(runner, target, PAGED, "page_relocation")
+    assert failure is not None
+    assert (failure.oracle, failure.kind) == ("page_relocation", "read before k_cache")
+    assert "268435456 elements (536870912 bytes) before its start" in failure.message
+
+
+def test_kernel_that_copies_the_cache_is_not_blamed(runner: Runner, tmp_path: Path) -> None:
+    """Sixteen gigabytes would be written, and the process end for want of memory."""
+    grid = "    with on_device_of(q):\n        paged_decode_kernel"
+    edit = Edit("launch_paged.py", grid, f"    k_cache = k_cache.clone()\n{grid}")
+    target = plant(Mutant("copies", "paged_naive", "", "D", "page_relocation", {}, (edit,)), tmp_path)
+    assert judged(runner, target, PAGED, "page_relocation") is None
+
+
 @pytest.mark.parametrize("changes", OTHER_LAYOUTS)
 def test_all_layouts_and_strides(changes: dict[str, Any], runner: Runner, tmp_path: Path) -> None:
     """A layout whose pages do not go where they should would hide the bug, or blame the right kernel."""
