@@ -19,7 +19,8 @@ from attnfuzz.kernels.split_decode import split_decode_kernel
 
 __all__ = ["paged_decode", "reduce_splits", "split_decode", "split_paged_decode"]
 
-_SPLITS_PER_STEP = 16
+_SPLITS_PER_STEP = 4
+"""Fewer than a kernel is declared to be tried with, so that more than one step is."""
 
 
 def paged_decode(
