@@ -41,6 +41,11 @@ RELATION_ORACLES: tuple[OracleName, ...] = (
     "batch_invariance",
     "value_affinity",
     "merge_laws",
+    "layout",
+    "repaging",
+    "gqa_expansion",
+    "split_count",
+    "compose",
     "call_sequence",
     "guard_page",
 )

@@ -8,11 +8,16 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.batch_invariance import BATCH_INVARIANCE
 from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
 from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE
+from attnfuzz.oracles.relations.compose import COMPOSE
+from attnfuzz.oracles.relations.gqa_expansion import GQA_EXPANSION
 from attnfuzz.oracles.relations.guard_page import GUARD_PAGE
+from attnfuzz.oracles.relations.layout import LAYOUT
 from attnfuzz.oracles.relations.merge_laws import MERGE_LAWS
 from attnfuzz.oracles.relations.page_permutation import PAGE_PERMUTATION
 from attnfuzz.oracles.relations.page_relocation import PAGE_RELOCATION
 from attnfuzz.oracles.relations.relation import Relation
+from attnfuzz.oracles.relations.repaging import REPAGING
+from attnfuzz.oracles.relations.split_count import SPLIT_COUNT
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
 from attnfuzz.oracles.verdict import DrawnWithout, OracleName, Relations
 from attnfuzz.problems.cases import Case, encode_case
@@ -26,6 +31,11 @@ RELATIONS: tuple[Relation, ...] = (
     BATCH_INVARIANCE,
     VALUE_AFFINITY,
     MERGE_LAWS,
+    LAYOUT,
+    REPAGING,
+    GQA_EXPANSION,
+    SPLIT_COUNT,
+    COMPOSE,
     CALL_SEQUENCE,
     GUARD_PAGE,
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.elements import axes_of, extent, first_index
-from attnfuzz.oracles.observation import KernelRaised, observe
+from attnfuzz.oracles.observation import KernelRaised, Observation, observe
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.oracles.words import element
@@ -19,7 +19,7 @@ from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.placement import Placement
 
-__all__ = ["Changed", "Results", "as_it_is", "fits", "results_of", "unequal_bits", "where_bits_differ"]
+__all__ = ["Changed", "Results", "as_it_is", "fits", "results_of", "run_on", "unequal_bits", "where_bits_differ"]
 
 Results = Mapping[str, Tensor]
 """What a kernel returned, by name, in host memory."""
@@ -48,7 +48,12 @@ def fits(case: Case) -> bool:
 
 
 def results_of(trial: Trial, changed: Changed) -> Results:
-    """Of a run on `changed`, with the memory around it filled as in the trial's first run.
+    """Of a run on `changed`. Raises as `run_on` does."""
+    return {name: result.cpu() for name, result in run_on(trial, changed).results.items()}
+
+
+def run_on(trial: Trial, changed: Changed) -> Observation:
+    """A run of the trial's kernel on `changed`, with the memory around it filled as in the trial's first run.
 
     Raises `KernelRaised`, with the words of the change.
     """
@@ -67,7 +72,7 @@ def results_of(trial: Trial, changed: Changed) -> Results:
     except KernelRaised as raised:
         raise KernelRaised(raised.error, raised.poison, changed.words) from raised.error
     trial.observations.append(seen)  # for the time that it took
-    return {name: result.cpu() for name, result in seen.results.items()}
+    return seen
 
 
 def as_it_is(trial: Trial) -> Results:

@@ -1,0 +1,118 @@
+"""Relations that compare two runs by their error bounds: asked for by name, where accuracy does not judge."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from torch import Tensor
+
+import attnfuzz
+from attnfuzz.declaration import Kernel
+from attnfuzz.oracles.judge import judge
+from attnfuzz.oracles.relations.catalogue import RELATIONS
+from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure, OracleName
+from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase, SplitDecodeCase
+
+BY_BOUNDS: tuple[OracleName, ...] = ("layout", "repaging", "gqa_expansion", "split_count", "compose")
+
+
+def objection(name: OracleName, kernel: Kernel, case: Case) -> Failure:
+    """What the relation alone says; with accuracy it has no say."""
+    failure = judge(kernel, case, device="cpu", oracles=(name,)).failure
+    assert failure is not None
+    assert failure.error_ratio is not None
+    assert failure.error_ratio > 1
+    assert any(line.startswith("both should be ") for line in failure.details)
+    return failure
+
+
+def wrong_if(plant: Any, problem: str, is_wrong: Any, **declared: Any) -> Any:
+    """A kernel that doubles its output for some inputs."""
+    return plant(problem, after=lambda inputs, out, lse: (out * (2 if is_wrong(inputs) else 1), lse), **declared)
+
+
+def test_they_are_not_drawn_beside_accuracy() -> None:
+    """Two runs within their bounds are within the sum of both: nothing would be found that accuracy does not find."""
+    assert tuple(relation.name for relation in RELATIONS if relation.by_bounds) == BY_BOUNDS
+
+
+@pytest.mark.parametrize("fixture", ["dense", "paged", "split"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_correct_kernels_are_within_bounds(
+    fixture: str, dtype: Any, plant: Any, request: pytest.FixtureRequest
+) -> None:
+    """A false alarm: the changed case has another result, or its bound was not that of its own numbers."""
+    case: Case = msgspec.structs.replace(request.getfixturevalue(fixture), dtype=dtype)
+    kernel = plant(case.problem, supports=attnfuzz.Supports(unused_table_entries="garbage"))
+    assert judge(kernel, case, device="cpu", relations=BY_BOUNDS).failure is None
+
+
+def test_shared_pages_are_told_apart(plant: Any, paged: PagedDecodeCase) -> None:
+    """Pages of another size share other tokens: a false alarm wherever sequences share a prefix."""
+    pages = msgspec.structs.replace(paged.pages, shared_blocks=1)
+    case = msgspec.structs.replace(paged, seq_lens=(20, 9, 21), pages=pages)
+    assert judge(plant("paged_decode"), case, device="cpu", relations=BY_BOUNDS).failure is None
+
+
+def test_layout(plant: Any, dense: DenseDecodeCase, paged: PagedDecodeCase) -> None:
+    """A kernel that only takes contiguous tensors would pass on those."""
+    failure = objection("layout", wrong_if(plant, "dense_decode", lambda inputs: not inputs.k.is_contiguous()), dense)
+    assert "with rows that have gaps between them: " in failure.message
+    strided = msgspec.structs.replace(dense, strides={"q": "every_other"})
+    failure = objection("layout", wrong_if(plant, "dense_decode", lambda inputs: inputs.q.is_contiguous()), strided)
+    assert "with contiguous tensors: " in failure.message
+    failure = objection("layout", wrong_if(plant, "paged_decode", lambda inputs: inputs.layout == "HND"), paged)
+    assert "in the layout HND: " in failure.message
+
+
+def test_repaging(plant: Any, paged: PagedDecodeCase) -> None:
+    """A kernel that knows only one size of pages would pass on it."""
+    kernel = wrong_if(plant, "paged_decode", lambda inputs: inputs.block_size != 8)
+    assert "on pages of 12 tokens instead of 8: " in objection("repaging", kernel, paged).message
+
+
+def test_gqa_expansion(plant: Any, dense: DenseDecodeCase) -> None:
+    """A kernel whose heads share the wrong keys would pass."""
+    kernel = plant(kv_head=lambda head, group: head // group if group == 1 else 0)
+    failure = objection("gqa_expansion", kernel, dense)
+    assert "with K and V repeated for 4 KV heads instead of 2: " in failure.message
+
+
+def test_split_count(plant: Any, split: SplitDecodeCase) -> None:
+    """A kernel that loses tokens between splits would pass as long as there is one."""
+    kernel = wrong_if(plant, "split_decode", lambda inputs: inputs.num_splits > 4)
+    assert "in 32 splits: " in objection("split_count", kernel, split).message
+
+
+def test_split_count_as_an_option(dense: DenseDecodeCase) -> None:
+    """Most kernels take the number of splits as an option, and would not be looked at."""
+    case = msgspec.structs.replace(dense, seq_lens=(0, 0), options={"num_splits": 2})
+    failure = objection("split_count", stores_its_splits, case)
+    assert "in 8 splits: " in failure.message
+
+
+@attnfuzz.kernel("dense_decode", options={"num_splits": (1, 2, 8)})
+def stores_its_splits(inputs: Any, *, num_splits: int) -> tuple[Tensor, Tensor]:
+    return inputs.out.fill_(num_splits > 2), inputs.lse.fill_(-math.inf)
+
+
+def test_compose(plant: Any, dense: DenseDecodeCase) -> None:
+    """An LSE to base 2 that is declared natural would give other weights wherever results are merged."""
+    kernel = plant(lse=lambda scores: scores.logsumexp(0) / math.log(2))
+    failure = objection("compose", kernel, dense)
+    assert "merged from runs on the first and the last half of its tokens: " in failure.message
+
+
+def test_compose_needs_an_lse(plant: Any, dense: DenseDecodeCase) -> None:
+    """A kernel that returns none would be merged with what it did not return."""
+    kernel = plant(supports=attnfuzz.Supports(lse="none"), after=lambda inputs, out, lse: out)
+    assert judge(kernel, dense, device="cpu", oracles=("compose",)).failure is None
+
+
+def test_all_together_find_what_accuracy_finds(plant: Any, dense: DenseDecodeCase) -> None:
+    """A bug would be told once more, in other words."""
+    kernel = wrong_if(plant, "dense_decode", lambda inputs: not inputs.k.is_contiguous())
+    assert judge(kernel, dense, device="cpu", oracles=USUAL_ORACLES + BY_BOUNDS, relations="all").failure is None
