@@ -40,14 +40,14 @@ def test_a_kernel_that_leaks_does_not_take_the_memory_of_the_machine(
 ) -> None:
     """The system would kill whatever it likes best, the campaign or somebody else's work."""
     most = 0
-    with Campaign(tmp_path, "--budget", "14s", kernels=f"right {kernel}") as campaign:
-        while campaign.process.poll() is None:
+    with Campaign(tmp_path, "--budget", "300s", kernels=f"right {kernel}") as campaign:
+        deadline = time.monotonic() + 120.0
+        while says not in campaign.output and campaign.process.poll() is None and time.monotonic() < deadline:
             most = max(most, private_bytes(campaign.family))
             time.sleep(0.1)
-        status = campaign.wait()
+        campaign.end()
         assert campaign.family.left_after() == []
     assert says in campaign.output, campaign.output
     assert "internal error" not in campaign.output
     assert most < _LARGEST
-    assert status in (0, 1)
     assert {regression.finding.kind for regression in saved(tmp_path)} <= {kind}

@@ -69,9 +69,10 @@ def test_a_campaign_without_anyone_to_read_goes_on(tmp_path: Path) -> None:
     """`attnfuzz explore | head`, or a log collector that died, would end the search with a traceback."""
     reader, writer = os.pipe()
     os.close(reader)
-    with Campaign(tmp_path, "--budget", "12s", "--json", "a.json", output=writer) as campaign:
+    options = ("--budget", "300s", "--fail-fast", "--json", "a.json")
+    with Campaign(tmp_path, *options, output=writer) as campaign:
         os.close(writer)
         assert campaign.wait() == 1
         assert campaign.family.left_after() == []
     assert len(saved(tmp_path)) == 1
-    assert msgspec.json.decode((tmp_path / "a.json").read_bytes())["stop_reason"] == "budget"
+    assert msgspec.json.decode((tmp_path / "a.json").read_bytes())["stop_reason"] == "fail_fast"

@@ -92,7 +92,7 @@ def test_a_death_of_memory_without_a_leak_stays_what_it_is() -> None:
 
 def test_a_campaign_finds_shrinks_and_replays_a_leak(tmp_path: Path) -> None:
     """What is saved has to fail again by itself, for as long as the kernel leaks."""
-    found = explore(f"{KERNELS}:keeps_with_groups", tmp_path, "--fail-fast")
+    found = explore(f"{KERNELS}:keeps_with_groups", tmp_path)
     assert (found.saved.finding.oracle, found.saved.finding.kind) == ("crash", "leak")
     assert "every call keeps another 16.0 MiB" in found.saved.finding.message
     assert found.saved.finding.features == ("gqa_ratio>1",)
@@ -109,7 +109,7 @@ def test_after_the_finding_a_leak_costs_no_process(tmp_path: Path) -> None:
     with Campaign(tmp_path, "--device", "cpu", "--budget", "300s", kernels=kernels, workers=1) as campaign:
         campaign.wait_for("shrunk", timeout_s=120)
         campaign.wait_for_cases(100)  # of which a process lasts for thirty
-        campaign.interrupt()
+        campaign.end()
     assert " 0 executors restarted" in campaign.output, campaign.output
 
 
