@@ -40,6 +40,7 @@ def _operators(ctx: click.Context, param: click.Parameter, value: tuple[str, ...
 )
 @click.option("--check-equivalent", is_flag=True, help="Hunt these too, to see that nothing finds them.")
 @click.option("--operator", "operators", multiple=True, callback=_operators, help="Only mutants of this operator.")
+@click.option("--mutant", "ids", multiple=True, metavar="ID", help="Only this mutant.")
 @click.option("--alone", is_flag=True, help="Hunt again without an oracle that was the only one to see a case.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the cases drawn.")
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
@@ -55,6 +56,7 @@ def command(
     equivalent: Path | None,
     check_equivalent: bool,
     operators: tuple[str, ...],
+    ids: tuple[str, ...],
     alone: bool,
     seed: int,
     device: str,
@@ -77,6 +79,7 @@ def command(
         device=device,
         seed=seed,
         operators=operators,
+        ids=ids,
         command=with_command,
         equivalents=equivalent,
         alone=alone,

@@ -34,7 +34,7 @@ _LEAST_HANG_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutantsRequest:
-    """What to measure. ``jobs``: None for one per CPU core. ``operators``: all if empty.
+    """What to measure. ``jobs``: None for one per CPU core. ``operators``, ``ids`` of mutants: all if empty.
 
     ``command`` takes the place of attnfuzz's search. ``alone``: also find out which mutants one oracle alone kills.
     ``check_equivalents``: also hunt the mutants that are listed as equivalent, to see that none is killed.
@@ -48,6 +48,7 @@ class MutantsRequest:
     device: str = "auto"
     seed: int = 0
     operators: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
     oracles: tuple[OracleName, ...] = DEFAULT_ORACLES
     command: str | None = None
     equivalents: Path | None = None
@@ -77,6 +78,9 @@ def choose_mutants(runner: Runner, request: MutantsRequest) -> tuple[list[Declar
     """The kernels asked for, and the mutants of their code. Raises KernelLoadError if there are none."""
     declarations = load_searchable(runner, request.kernels)
     mutants = [one for one in mutants_of(declarations) if not request.operators or one.operator in request.operators]
+    if unknown := set(request.ids) - {one.id for one in mutants}:
+        raise KernelLoadError(f"no mutant is called {min(unknown)!r}; attnfuzz mutants --list names those there are")
+    mutants = [one for one in mutants if not request.ids or one.id in request.ids]
     if not mutants:
         names = ", ".join(declaration.name for declaration in declarations)
         asked = f" by {', '.join(request.operators)}" if request.operators else ""
@@ -115,7 +119,7 @@ def measure(
             jobs=jobs,
             kernels=tuple(declarations),
             outcomes=tuple(outcomes),
-            stale=() if request.operators else tuple(equivalents.stale(mutants)),
+            stale=() if request.operators or request.ids else tuple(equivalents.stale(mutants)),
             without_code=tuple(one for one in declarations if one.target not in mutated),
             seconds=time.monotonic() - started,
         )
