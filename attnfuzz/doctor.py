@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attnfuzz.environment import OLDEST, installed, interpreter_problem, version_numbers
+from attnfuzz.execution import fault_record
 from attnfuzz.execution.executor import Executor
 from attnfuzz.execution.runner import SERVICE
 from attnfuzz.execution.zygote_client import Zygote
@@ -51,6 +52,7 @@ def examine() -> Iterator[Line]:
     yield _interpreter()
     yield _cache()
     yield _addresses()
+    yield _faults()
     yield _restart()
 
 
@@ -121,6 +123,14 @@ def _addresses() -> Line:
         return Line("addresses", "ok", "enough for cases at offsets past 2^32 elements, which take no memory")
     text, _, remedy = reason.partition("; ")
     return Line("addresses", "note", f"{text}: the oracle page_relocation judges no case", remedy)
+
+
+def _faults() -> Line:
+    """Without knowing of them, guard_page would end processes for nothing."""
+    reason = fault_record.why_unavailable()
+    if reason is None:
+        return Line("faults", "ok", "accesses outside of tensors are told by tensor and distance")
+    return Line("faults", "note", f"{reason}: the oracle guard_page judges no case", "run it on such a machine")
 
 
 def _restart() -> Line:

@@ -21,7 +21,7 @@ import sys
 from attnfuzz.execution.outcomes import MemoryFault
 from attnfuzz.memory.fault_map import FaultMap, install, read_regions
 
-__all__ = ["new_record", "read_record", "report_faults_to"]
+__all__ = ["new_record", "read_record", "report_faults_to", "why_unavailable"]
 
 _MAP_BYTES = 1 << 16
 _STACK_BYTES = 1 << 18
@@ -47,6 +47,13 @@ class _Stack(ctypes.Structure):
     _fields_ = (("ss_sp", ctypes.c_void_p), ("ss_flags", ctypes.c_int), ("ss_size", ctypes.c_size_t))
 
 
+def why_unavailable() -> str | None:
+    """Why faults are not recorded on this system; None where they are."""
+    if sys.platform.startswith("linux") and platform.machine() == "x86_64":
+        return None
+    return f"what a process died of is known on Linux on x86-64 only, not on {sys.platform} on {platform.machine()}"
+
+
 def new_record() -> int | None:
     """A file for one executor, as a file descriptor; takes no memory until it is written to.
 
@@ -69,7 +76,7 @@ def report_faults_to(descriptor: int) -> bool:
 
     faulthandler must be enabled already: it sets an alternate stack of its own.
     """
-    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+    if why_unavailable() is not None:
         return False
     memory = mmap.mmap(descriptor, _RECORD_BYTES)
     bottom = ctypes.addressof(ctypes.c_char.from_buffer(memory, _MAP_BYTES))

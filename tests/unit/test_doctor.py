@@ -28,7 +28,7 @@ def test_this_machine_is_fit(lines: dict[str, Line]) -> None:
     """The machine that passes the tests would be called unfit, or a part not be examined."""
     assert set(lines) == {
         "python", "torch", "triton", "numpy", "hypothesis", "device", "interpreter", "kernel cache", "addresses",
-        "executor",
+        "faults", "executor",
     }  # fmt: skip
     assert [line for line in lines.values() if line.status == "problem"] == []
 
@@ -40,6 +40,18 @@ def test_want_of_addresses_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     line = find("addresses")
     assert (line.status, line.remedy) == ("note", "allow it")
     assert line.text == "the system gives no 64 GiB of addresses: the oracle page_relocation judges no case"
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_unknown_faults_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would know why accesses outside are never found."""
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    line = find("faults")
+    assert (line.status, line.remedy) == ("note", "run it on such a machine")
+    assert line.text == (
+        "what a process died of is known on Linux on x86-64 only, not on linux on riscv64: "
+        "the oracle guard_page judges no case"
+    )
 
 
 def test_executor_is_restarted(lines: dict[str, Line]) -> None:
