@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Collection, Iterator
+
+from torch import Tensor
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.explaining.explanation import Explanation, WeightedRow
 from attnfuzz.explaining.influences import dead_influences, foreign_influences, table_influences
 from attnfuzz.explaining.merge_reading import MergedRow, read_merged_row
 from attnfuzz.explaining.patterns import summarise
-from attnfuzz.explaining.places import Places
+from attnfuzz.explaining.places import Places, key_slots
+from attnfuzz.explaining.probing import settle_keys
 from attnfuzz.explaining.reading import read_row
 from attnfuzz.explaining.rig import OutOfRuns, Rig
 from attnfuzz.explaining.row import MeasuredRow, Reading
 from attnfuzz.explaining.rows_to_draw import rows_to_draw
 from attnfuzz.explaining.splits import split_mistakes
 from attnfuzz.explaining.unwritten import find_unwritten
-from attnfuzz.explaining.weights import MAX_PLACES, Weights, measure, settle_keys
+from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure
 from attnfuzz.explaining.words import joined, scope
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.verdict import RELATION_ORACLES, OracleName
 from attnfuzz.oracles.words import number, ranges
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
-from attnfuzz.values import LogicalStates
+from attnfuzz.values import LogicalAttention, LogicalStates
 
 __all__ = ["explain_case"]
 
-_MAX_ROWS = 4096
+_MOST_ROWS = 128
 _MOST_LINES = 8
 
 
@@ -70,10 +74,10 @@ class _Explaining:
         if self._is_unstable():
             return
         settle_keys(self.rig)
-        if self.places.count > MAX_PLACES or self._num_rows > _MAX_ROWS:
+        if self.places.count > MAX_PLACES or self.places.count * self._num_rows > MAX_WEIGHTS:
             self.lines.append(
                 f"the case has {self.places.count} places to read from and {self._num_rows} rows, too many to weigh "
-                f"(at most {MAX_PLACES} and {_MAX_ROWS}); shrink it first"
+                f"(at most {MAX_PLACES} places, and {MAX_WEIGHTS} weights); shrink it first"
             )
             self._trace()
             return
@@ -104,7 +108,8 @@ class _Explaining:
         unwritten = find_unwritten(self.rig)
         self.lines += unwritten.lines
         weights = measure(self.rig, self.places)
-        readings = {row: reading for row in range(self._num_rows) if (reading := self._read(weights, row))}
+        suspects = self._suspects(weights)
+        readings = {row: reading for row in suspects[:_MOST_ROWS] if (reading := self._read(weights, row))}
         self.drawn = rows_to_draw(self.rig.case, self.places, weights, sorted(readings))
         told = {row: reading for row, reading in readings.items() if row not in unwritten.rows}
         if not unwritten.rows:
@@ -116,6 +121,18 @@ class _Explaining:
             right = "every weight is right" + ("" if weights.lse is None else ", and so is the LSE")
             self.lines.append(right + self._what_else())
 
+    def _suspects(self, weights: Weights) -> list[int]:
+        """Rows that may be wrong."""
+        case = self.rig.case
+        rows = set(weights.wrong_rows)
+        if isinstance(case, AttentionCase):
+            rows |= {row for row in range(self._num_rows) if not case.seq_lens[row // case.num_q_heads]}
+        if weights.by_split is not None:
+            rows |= set(range(self._num_rows))
+        if len(rows) > _MOST_ROWS:
+            self.lines.append(f"{len(rows)} rows are wrong; of the first {_MOST_ROWS}:")
+        return sorted(rows)
+
     def _what_else(self) -> str:
         """Where weights are right, what may be wrong all the same."""
         if self.oracle == "accuracy":
@@ -125,12 +142,20 @@ class _Explaining:
     def _read(self, weights: Weights, row: int) -> Reading | None:
         if isinstance(self.rig.case, MergeStatesCase):
             return read_merged_row(MergedRow(self.rig.case, self.places, weights, self._states(), row))
-        measured = MeasuredRow.of(self.rig, self.places, weights, row)
+        measured = MeasuredRow(self.rig.case, self.places, weights, *self._read_from, row)
         found = read_row(measured)
         if mistakes := tuple(split_mistakes(measured)):
             exact = "; ".join(mistakes[:2])
             return Reading(exact if found is None else f"{exact}; {found.exact}", mistakes)
         return found
+
+    @functools.cached_property
+    def _read_from(self) -> tuple[LogicalAttention, Tensor]:
+        """Values on the host, and the key of every place."""
+        values = self.rig.values
+        logical = LogicalAttention(values.q.cpu(), values.k.cpu(), values.v.cpu(), values.starts)
+        keys = key_slots(self.rig.reset()).reshape(self.places.count, self.rig.case.head_size)
+        return logical, keys.double().cpu()
 
     def _states(self) -> LogicalStates:
         """Those of a merge, on the host."""

@@ -16,7 +16,9 @@ _MOST_GROUPS = 3
 def summarise(case: Case, readings: Mapping[int, Reading], *, count: int) -> list[str]:
     """What is wrong with `readings` (by row), of `count` rows in all: first what many have in common, then examples."""
     lines: list[str] = []
-    left = dict(readings)
+    clear = {row: reading for row, reading in readings.items() if not reading.vague}
+    left = clear or dict(readings)
+    unclear = len(readings) - len(left)
     while left and len(lines) < 2 * _MOST_GROUPS:
         statement, rows = _largest_group(left)
         example = min(rows)
@@ -31,8 +33,8 @@ def summarise(case: Case, readings: Mapping[int, Reading], *, count: int) -> lis
                 lines.append(f"{row_name(case, example)}: {left[example].exact}")
         for row in rows:
             del left[row]
-    if left:
-        lines.append(f"and {len(left)} other row{'s' if len(left) > 1 else ''}")
+    if others := len(left) + unclear:
+        lines.append(f"and {others} other row{'s' if others > 1 else ''}")
     return lines
 
 

@@ -19,6 +19,9 @@ from attnfuzz.oracles.words import number
 __all__ = ["read_row"]
 
 _SHOWN = 3
+_FEWEST = 4
+_LEAST_SPREAD = 0.1
+"""Of scores, and between them: for two tokens, some factor always fits."""
 
 
 def read_row(row: MeasuredRow) -> Reading | None:
@@ -39,7 +42,7 @@ def read_row(row: MeasuredRow) -> Reading | None:
         found = read(row, counts)
         if found is not None:
             return found
-    return _by_diagnosis(row) or _largest_errors(row)
+    return _by_diagnosis(row) or _rescaled(row) or _largest_errors(row)
 
 
 def _empty(row: MeasuredRow) -> Reading | None:
@@ -193,6 +196,23 @@ def _query_of_another_row(row: MeasuredRow, counts: Counts | None) -> Reading | 
             general = "the query of another head is read" if seq == row.seq else "the query of another sequence is read"
             return Reading(f"the query of sequence {seq}, query head {head} is read", (general,))
     return None
+
+
+def _rescaled(row: MeasuredRow) -> Reading | None:
+    """Scores that are wrong by a factor, which the ratios of weights tell."""
+    got, expected = row.got[row.own], row.expected[row.own]
+    visible = (got > 8 * row.bound[row.own]) & (expected > 8 * row.bound[row.own])
+    scores = row.scores(row.own)[visible]
+    if len(scores) < _FEWEST or float(scores.max() - scores.min()) < _LEAST_SPREAD:
+        return None
+    ratios = (got[visible] / expected[visible]).log()
+    spread = scores - scores.mean()
+    slope = float((spread @ (ratios - ratios.mean())) / (spread @ spread))
+    rest = (ratios - ratios.mean() - slope * spread).abs()
+    if float(rest.max()) > 0.1 * float((slope * spread).abs().max()):
+        return None
+    text = f"the scores are {number(float(f'{1 + slope:.3g}'))} x the right ones"
+    return Reading(text, (text, "the scores are off by a factor"))
 
 
 def _by_diagnosis(row: MeasuredRow) -> Reading | None:

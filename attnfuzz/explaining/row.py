@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from attnfuzz.explaining.places import Places, key_slots, tokens_name
-from attnfuzz.explaining.rig import Rig
+from attnfuzz.explaining.places import Places, tokens_name
 from attnfuzz.explaining.weights import Weights
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.problems.cases import AttentionCase
@@ -21,6 +20,7 @@ __all__ = ["MeasuredRow", "Reading"]
 _MAX_DIMENSIONS = 1024
 _BOUNDS = 4.0
 _ROUNDOFF = 2.0**-7
+_UNEXPLAINED = 0.25
 _TINY = 1e-12
 """Added to bounds, some of which are 0, where they divide."""
 
@@ -47,15 +47,6 @@ class MeasuredRow:
     values: LogicalAttention
     keys: Float64[Tensor, "places head_size"]
     number: int
-
-    @classmethod
-    def of(cls, rig: Rig, places: Places, weights: Weights, number: int) -> MeasuredRow:
-        """Row `number` of what was measured on the rig's attention case."""
-        if not isinstance(rig.case, AttentionCase):
-            raise TypeError(f"{rig.case.problem} has no keys")
-        keys = key_slots(rig.reset()).reshape(places.count, rig.case.head_size).double().cpu()
-        values = LogicalAttention(rig.values.q.cpu(), rig.values.k.cpu(), rig.values.v.cpu(), rig.values.starts)
-        return cls(rig.case, places, weights, values, keys, number)
 
     @property
     def seq(self) -> int:
@@ -115,10 +106,27 @@ class MeasuredRow:
         return found.index_add_(0, values_from, self.scores(keys_from).softmax(0))
 
     def fits(self, predicted: Float64[Tensor, " places"]) -> bool:
-        """Whether these weights are those that were measured."""
-        slack = _BOUNDS * (self.bound + self.weights.bound.amax(-1)[self.number])
-        slack = slack + _ROUNDOFF * torch.maximum(predicted.abs(), self.got.abs())
-        return bool(((predicted - self.got).abs() <= slack).all())
+        """Whether these weights are those that were measured, and explain what is wrong with them."""
+        groups = self.weights.groups
+        if groups is None:
+            return self._explains(predicted, self.got, self.expected, self.bound)
+        parts = (predicted, self.got, self.expected, self.bound)
+        if not self._explains(*(part[groups.measured] for part in parts)):
+            return False
+        sums = (torch.zeros_like(part).index_add(0, groups.number, part)[groups.number] for part in parts[:3:2])
+        predicted_sums, expected_sums = sums
+        return self._explains(predicted_sums, groups.got[self.number], expected_sums, groups.bound[self.number])
+
+    @staticmethod
+    def _explains(
+        predicted: Float64[Tensor, " n"],
+        got: Float64[Tensor, " n"],
+        expected: Float64[Tensor, " n"],
+        bound: Float64[Tensor, " n"],
+    ) -> bool:
+        missed = (predicted - got).abs()
+        slack = _BOUNDS * (bound + bound.amax()) + _ROUNDOFF * torch.maximum(predicted.abs(), got.abs())
+        return bool((missed <= slack).all()) and bool(missed.max() <= _UNEXPLAINED * (expected - got).abs().max())
 
     def diagnosable(self) -> AttentionRow | None:
         """The row as `attnfuzz.oracles.diagnosis` takes it, with a dimension for each token; None if that is too large.

@@ -5,28 +5,38 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from attnfuzz.explaining.places import Places, key_slots, value_tensors
+from attnfuzz.explaining.places import Places
+from attnfuzz.explaining.probing import ONE, Probe, probe, run_with
 from attnfuzz.explaining.rig import Rig
 from attnfuzz.oracles.comparison import natural_lse
-from attnfuzz.oracles.expectations import expectations
-from attnfuzz.problems.cases import AttentionCase, MergeStatesCase, SplitDecodeCase
-from attnfuzz.problems.placement import placements
-from attnfuzz.values import LogicalAttention
-from attnfuzz.values.token_table import token_table
+from attnfuzz.problems.cases import MergeStatesCase, SplitDecodeCase
 
-__all__ = ["MAX_PLACES", "Weights", "measure", "settle_keys"]
+__all__ = ["MAX_PLACES", "MAX_WEIGHTS", "Groups", "Weights", "measure"]
 
-MAX_PLACES = 1 << 14
-"""Beyond that a case takes too long: it is to be shrunk first."""
+MAX_PLACES = 1 << 16
+MAX_WEIGHTS = 1 << 23
+"""Of all rows. Beyond that a case takes too long: it is to be shrunk first."""
 
-_ONE = 64.0
-"""The element of a basis vector that is not 0: keeps small weights above the smallest number of float16."""
+_EXACT_RUNS = 24
+_GROUP_RUNS = 8
+_TINY = 1e-12
+_UNCERTAIN = 0.2
+_NONE = torch.zeros(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """For each place the number of its group, and the sum of the group's weights; `measured` places were looked at."""
+
+    number: Int64[Tensor, " places"]
+    got: Float64[Tensor, "rows places"]
+    bound: Float64[Tensor, "rows places"]
+    measured: Bool[Tensor, " places"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,8 @@ class Weights:
 
     `constant` is the output where all values are 0. `lse` is natural, None for a kernel that returns none.
     `dims_differ`: dimensions in which the output is made otherwise than in the rest, or all of them if the output is
-    not a weighted sum of values. `by_split` and `split_lse`: of the partial states that split_decode returns.
+    not a weighted sum of values. `groups`: of a case with too many places to look at each. `by_split` and `split_lse`:
+    of the partial states that split_decode returns.
     """
 
     got: Float64[Tensor, "rows places"]
@@ -46,6 +57,7 @@ class Weights:
     expected_lse: Float64[Tensor, " rows"]
     lse_bound: Float64[Tensor, " rows"]
     dims_differ: Bool[Tensor, " head_size"]
+    groups: Groups | None = None
     by_split: Float64[Tensor, "rows num_splits places"] | None = None
     split_lse: Float64[Tensor, "rows num_splits"] | None = None
 
@@ -81,70 +93,108 @@ class Weights:
         return wrong.nonzero()[:, 0].tolist()
 
 
-def settle_keys(rig: Rig) -> None:
-    """Let dead keys be copies of live ones, so that a dead place that is read has a weight that can be seen."""
-    if isinstance(rig.case, MergeStatesCase):
-        return
-    keys = key_slots(rig.inputs)
-    live = torch.zeros(keys.shape[:2], dtype=torch.bool, device=keys.device)
-    slots = _slots(rig)
-    live[slots] = True
-    if not len(slots[0]):
-        keys.zero_()
-    else:
-        dead = (~live).nonzero()
-        copied = torch.arange(len(dead), device=keys.device) % len(slots[0])
-        keys[dead[:, 0], dead[:, 1]] = keys[slots[0][copied], slots[1][copied]].clone()
-    rig.keep()
-
-
 def measure(rig: Rig, places: Places) -> Weights:
     """Read off all weights: one run for as many places as the head has dimensions, and two or three to check them.
 
+    Of many places, first the sums of groups that lie far apart are read off, then single ones where sums are wrong.
     Raises what `Rig.run` raises.
     """
-    head_size = rig.case.head_size
-    empty = _run(rig, places, _none(), _none())
+    empty = run_with(rig, places, _NONE, _NONE)
     blank, lse = rig.logical(empty)
     constant = blank.flatten(0, 1)
-    parts, splits = [], []
-    for start in range(0, places.count, head_size):
-        chosen = torch.arange(start, min(start + head_size, places.count))
-        part, partial = _weights_of(rig, places, chosen, chosen - start, constant)
-        parts.append(part)
-        splits.append(partial)
-    got, expected, bound = (torch.cat(part, -1) for part in zip(*(part[:3] for part in parts), strict=True))
-    has_splits = isinstance(rig.case, SplitDecodeCase)
+    is_large = places.count > _EXACT_RUNS * rig.case.head_size
+    found, groups = weigh_in_groups(rig, places, constant) if is_large else (weigh_each(rig, places, constant), None)
+    has_splits = isinstance(rig.case, SplitDecodeCase) and not is_large
     return Weights(
-        got=got,
-        expected=expected,
-        bound=bound,
+        got=found.got,
+        expected=found.expected,
+        bound=found.bound,
         constant=constant,
         lse=None if lse is None else lse.flatten(),
-        expected_lse=parts[0][3],
-        lse_bound=parts[0][4],
-        dims_differ=_dims_that_differ(rig, places, got, bound, constant),
-        by_split=torch.cat(splits, -1) if has_splits else None,
+        expected_lse=found.lse,
+        lse_bound=found.lse_bound,
+        dims_differ=_dims_that_differ(rig, places, None if is_large else found, constant),
+        groups=groups,
+        by_split=found.raw if has_splits else None,
         split_lse=_split_lse(rig, empty) if has_splits else None,
     )
 
 
-def _weights_of(
-    rig: Rig, places: Places, chosen: Int64[Tensor, " n"], dims: Int64[Tensor, " n"], constant: Tensor
-) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Weights of the chosen places, each in a dimension of its own, what they should be and how far they may be off.
+def weigh_each(rig: Rig, places: Places, constant: Float64[Tensor, "rows head_size"]) -> Probe:
+    """All places, each in a dimension of its own."""
+    return _weigh(rig, places, torch.arange(places.count), constant)
 
-    Then those of the raw output, whose rows have splits if the case has.
+
+def weigh_in_groups(rig: Rig, places: Places, constant: Float64[Tensor, "rows head_size"]) -> tuple[Probe, Groups]:
+    """Groups of places, then the members of those groups that differ most from the others, relative to what is right.
+
+    Members that are not looked at are taken to be off by the factor of their group, with an error that says how little
+    that means.
     """
-    results = _run(rig, places, chosen, dims)
-    out, _ = rig.logical(results)
-    got = (out.flatten(0, 1) - constant)[:, dims] / _ONE
-    request = (rig.kernel.declaration, rig.case, _logical_values(rig))
-    (right,) = expectations([request], tolerance="bound", interpreted=rig.device == "cpu")
-    expected, bound = (part.flatten(0, 1)[:, dims] / _ONE for part in (right.expected.out, right.bound.out))
-    bound += constant[:, dims].abs() * torch.finfo(getattr(torch, rig.case.dtype)).eps / _ONE
-    raw = next(iter(results.values())).double().flatten(0, 1)[..., dims] / _ONE
-    return (got, expected, bound, right.expected.lse.flatten(), right.bound.lse.flatten()), raw
+    size = rig.case.head_size
+    count = _GROUP_RUNS * size - 1 + _GROUP_RUNS * size % 2  # odd, as pages hold even numbers of places
+    group = torch.arange(places.count) % count
+    sums = _probe_groups(rig, places, group, constant)
+    factor = torch.where(sums.expected > sums.bound, sums.got / sums.expected, 1.0)
+    usual = factor.median(-1, keepdim=True).values  # of a token that is missing all others have a share
+    odd = ((sums.got - usual * sums.expected).abs() / (sums.bound + _TINY)).nan_to_num(torch.inf).amax(0)
+    chosen = odd.argsort(descending=True, stable=True)[: _EXACT_RUNS * size]
+    chosen = chosen.sort().values
+    expected = expected_weights(rig, places)
+    got, bound = expected * factor, expected * _UNCERTAIN + _TINY
+    exact = _weigh(rig, places, chosen, constant)
+    got[:, chosen], expected[:, chosen], bound[:, chosen] = exact.got, exact.expected, exact.bound
+    measured = torch.zeros(places.count, dtype=torch.bool)
+    measured[chosen] = True
+    groups = Groups(group, sums.got, sums.bound, measured)
+    return dataclasses.replace(sums, got=got, expected=expected, bound=bound), groups
+
+
+def expected_weights(rig: Rig, places: Places) -> Float64[Tensor, "rows places"]:
+    """The right weight of every place, in float64."""
+    case, values = rig.case, rig.values
+    if isinstance(case, MergeStatesCase):
+        parts = torch.stack((values.prefix_lse, values.suffix_lse)).cpu().double().flatten(1)
+        parts = torch.where(parts.isinf(), -torch.inf, parts * (math.log(2) if values.lse_base2 else 1.0))
+        sides = parts.softmax(0).nan_to_num(0.0)
+        return (torch.eye(sides.shape[1], dtype=torch.float64)[:, None] * sides).flatten(1)
+    found = torch.zeros((case.num_seqs * case.num_q_heads, places.count), dtype=torch.float64)
+    for row in range(len(found)):
+        seq, head = divmod(row, case.num_q_heads)
+        kv_head = head // case.gqa_ratio
+        keys = values.sequence(seq)[0][:, kv_head].cpu().double()
+        scores = case.scale * (keys @ values.q[seq, head].cpu().double())
+        found[row].index_add_(0, places.own(seq, kv_head), scores.softmax(0))
+    return found
+
+
+def _probe_groups(
+    rig: Rig, places: Places, group: Int64[Tensor, " places"], constant: Float64[Tensor, "rows head_size"]
+) -> Probe:
+    """For each place what its group has in all."""
+    size = rig.case.head_size
+    probes, order = [], []
+    for start in range(0, int(group.max()) + 1, size):
+        chosen = ((group >= start) & (group < start + size)).nonzero()[:, 0]
+        probes.append(probe(rig, places, chosen, group[chosen] - start, constant))
+        order.append(chosen)
+    return _joined(probes, torch.cat(order).argsort())
+
+
+def _weigh(rig: Rig, places: Places, chosen: Int64[Tensor, " n"], constant: Float64[Tensor, "rows head_size"]) -> Probe:
+    size = rig.case.head_size
+    parts = torch.split(chosen, size)
+    probes = [probe(rig, places, part, torch.arange(len(part)), constant) for part in parts]
+    return _joined(probes, torch.arange(len(chosen)))
+
+
+def _joined(probes: list[Probe], order: Int64[Tensor, " n"]) -> Probe:
+    """Probes side by side, their places in this order."""
+    got, expected, bound, raw = (
+        torch.cat([getattr(part, name) for part in probes], -1)[..., order]
+        for name in ("got", "expected", "bound", "raw")
+    )
+    return Probe(got, expected, bound, raw, probes[0].lse, probes[0].lse_bound)
 
 
 def _split_lse(rig: Rig, results: dict[str, Tensor]) -> Float64[Tensor, "rows num_splits"] | None:
@@ -153,59 +203,17 @@ def _split_lse(rig: Rig, results: dict[str, Tensor]) -> Float64[Tensor, "rows nu
 
 
 def _dims_that_differ(
-    rig: Rig, places: Places, got: Tensor, bound: Tensor, constant: Tensor
+    rig: Rig, places: Places, found: Probe | None, constant: Float64[Tensor, "rows head_size"]
 ) -> Bool[Tensor, " head_size"]:
-    """Where every value is 1, each dimension must be the sum of the same weights."""
-    head_size = rig.case.head_size
-    everything = torch.arange(places.count)
-    out, _ = rig.logical(_run(rig, places, everything, None))
-    sums = (out.flatten(0, 1) - constant) / _ONE
-    total = got.sum(-1, keepdim=True)
-    roundoff = torch.finfo(getattr(torch, rig.case.dtype)).eps
-    slack = 4 * bound.sum(-1, keepdim=True) + 4 * roundoff * (total.abs() + sums.abs())
-    close = (sums - total).abs() <= slack
+    """Where every value is 1, each dimension must be the sum of the same weights: those `found`, if they are known."""
+    out, _ = rig.logical(run_with(rig, places, torch.arange(places.count), None))
+    sums = (out.flatten(0, 1) - constant) / ONE
     usual = sums.median(-1, keepdim=True).values
-    alike = (sums - usual).abs() <= slack
-    same = sums.isnan() & usual.isnan()
-    if head_size == 1 or bool((alike | same).all()):
-        return (~close & ~sums.isnan()).any(0)
-    return (~alike & ~same).any(0)
-
-
-def _run(rig: Rig, places: Places, chosen: Int64[Tensor, " n"], dims: Int64[Tensor, " n"] | None) -> dict[str, Tensor]:
-    """A run in which the values of chosen places are basis vectors, or 1 in all dimensions, and all others 0."""
-    tensors = value_tensors(rig.reset())
-    first = 0
-    for tensor in tensors:
-        tensor.zero_()
-        size = places.count // len(tensors)
-        mine = (chosen >= first) & (chosen < first + size)
-        where = torch.unravel_index((chosen[mine] - first).to(tensor.device), tensor.shape[:-1])
-        if dims is None:
-            tensor[where] = _ONE
-        else:
-            tensor[(*where, dims[mine].to(tensor.device))] = _ONE
-        first += size
-    return rig.run()
-
-
-def _logical_values(rig: Rig) -> Any:
-    """The case's logical values with those that the memory now holds, on the host."""
-    tensors = value_tensors(rig.inputs)
-    if not isinstance(rig.case, AttentionCase):
-        prefix, suffix = (tensor.cpu().clone() for tensor in tensors)
-        lses = {name: getattr(rig.values, name).cpu() for name in ("prefix_lse", "suffix_lse")}
-        return dataclasses.replace(rig.values, prefix_output=prefix, suffix_output=suffix, **lses)
-    v = tensors[0][_slots(rig)].cpu()
-    return LogicalAttention(rig.values.q.cpu(), rig.values.k.cpu(), v, rig.values.starts)
-
-
-def _slots(rig: Rig) -> tuple[Tensor, Tensor]:
-    if not isinstance(rig.case, AttentionCase):
-        raise TypeError(f"{rig.case.problem} has no tokens")
-    (placement,) = placements([rig.case], token_table([rig.case], rig.device))
-    return placement.slots
-
-
-def _none() -> Int64[Tensor, " n"]:
-    return torch.zeros(0, dtype=torch.int64)
+    total = usual if found is None else found.got.sum(-1, keepdim=True)
+    slack = 4 * torch.finfo(getattr(torch, rig.case.dtype)).eps * (total.abs() + sums.abs())
+    if found is not None:
+        slack = slack + 4 * found.bound.sum(-1, keepdim=True)
+    differ = ((sums - usual).abs() > slack) | (sums.isnan() != usual.isnan())
+    if rig.case.head_size > 1 and bool(differ.any()):
+        return differ.any(0)
+    return ((sums - total).abs() > slack).any(0)

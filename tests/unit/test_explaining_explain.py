@@ -93,7 +93,24 @@ def test_time_is_kept() -> None:
     assert found.runs <= 1
 
 
+@pytest.mark.parametrize(
+    ("mistake", "line"),
+    [
+        ("right", r"^every weight is right"),
+        ("last_token_dropped", r"token 600 \(page 150, offset 0\) has weight 0, expected .*: dropped"),
+        ("scale_off", r"the scores are 1\.01 x the right ones"),
+        ("one_token_too_many", r"slot 601 .* past the end of the sequence has weight"),
+    ],
+)
+def test_of_many_places_the_odd_ones_are_found(mistake: str, line: str) -> None:
+    """A case that has not been shrunk would take hundreds of runs, or not be explained at all."""
+    case = paged(601, 77, num_kv_heads=2, head_size=16, values=Values(keys="normal", logit_exponent=-1))
+    found = explain_case(kernel(mistake, "paged_decode"), case, device="cpu", seconds=60.0)
+    assert any(re.search(line, said) for said in found.lines), "\n".join(found.lines)
+    assert found.runs < 200
+
+
 def test_a_case_that_is_too_large_says_so() -> None:
     """Weighing tens of thousands of places would take minutes without a word."""
-    found = explain_case(kernel("right"), dense(1 << 14, num_q_heads=2), device="cpu", seconds=60.0)
+    found = explain_case(kernel("right"), dense(1 << 16, num_q_heads=2), device="cpu", seconds=60.0)
     assert "too many to weigh" in found.lines[0]
