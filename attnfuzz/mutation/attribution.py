@@ -13,6 +13,10 @@ from attnfuzz.problems.limits import CaseTooLarge
 
 __all__ = ["oracles_that_see"]
 
+_DEATHS = ("crash", "hang")
+_SECOND_RUN: tuple[OracleName, ...] = ("determinism",)
+"""Asked beside the oracles of deaths: a kernel may die in the second run, which these alone would not have."""
+
 
 def oracles_that_see(
     runner: Runner, declaration: Declaration, case: Case, oracles: Sequence[OracleName]
@@ -23,16 +27,17 @@ def oracles_that_see(
     try:
         for oracle in oracles:
             relations: Relations = (oracle,) if oracle in RELATION_ORACLES else ()
-            runner.oracles = (oracle,)
-            if _objects(runner, declaration, case, relations):
+            runner.oracles = (oracle, *_SECOND_RUN) if oracle in _DEATHS else (oracle,)
+            if _objecting(runner, declaration, case, relations) == oracle:
                 found.append(oracle)
     finally:
         runner.oracles = before
     return tuple(found)
 
 
-def _objects(runner: Runner, declaration: Declaration, case: Case, relations: Relations) -> bool:
+def _objecting(runner: Runner, declaration: Declaration, case: Case, relations: Relations) -> OracleName | None:
     try:
-        return runner.judge(declaration, case, relations=relations).failure is not None
+        failure = runner.judge(declaration, case, relations=relations).failure
     except (ServiceError, CaseTooLarge):  # nothing is known of the kernel then
-        return False
+        return None
+    return None if failure is None else failure.oracle

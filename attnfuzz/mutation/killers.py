@@ -60,7 +60,8 @@ class SearchKiller:
     def _seen_by(self, runner: Runner, mutant: Mutant, kill: Kill) -> tuple[OracleName, ...]:
         declaration = next(one for one in mutant.kernels if one.target == kill.kernel)
         case = decode_case(declaration.problem, bytes(kill.case))
-        return oracles_that_see(runner, declaration, case, self._hunter.oracles)
+        seen = {kill.by, *oracles_that_see(runner, declaration, case, self._hunter.oracles)}
+        return tuple(oracle for oracle in self._hunter.oracles if oracle in seen)
 
     def _hunted_without(self, mutant: Mutant, kill: Kill, environment: dict[str, str]) -> Kill:
         others = tuple(oracle for oracle in self._hunter.oracles if oracle not in kill.seen_by)
