@@ -23,7 +23,7 @@ _MOST_ROWS = 2
 
 
 class NotFound(AssertionError):  # noqa: N818 - says what happened
-    """The campaign ended without a finding, or did not run."""
+    """The campaign ended without a finding."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,20 @@ class Catch:
 def hunt(
     mutant: Mutant, folder: Path, *, seed: int, workers: int, device: str = "cpu", budget_s: int = BUDGET_S
 ) -> Catch:
-    """Explore the mutant until its bug is found and shrunk; raises NotFound if it is not within the budget."""
+    """Explore the mutant until its bug is found and shrunk; raises NotFound if it is not within the budget.
+
+    Raises RuntimeError if the command could not do its work.
+    """
     target = plant(mutant, folder)
     summary = folder / "summary.json"
     command = [sys.executable, "-m", "attnfuzz", "explore", target, "--budget", f"{budget_s}s", "--fail-fast"]
     command += ["--device", device, "--workers", str(workers), "--seed", str(seed)]
     command += ["--save-dir", str(folder / "found"), "--json", str(summary)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=4 * budget_s)
-    if done.returncode != 1:
-        raise NotFound(f"{mutant.name} was not found (exit {done.returncode}):\n{done.stdout}\n{done.stderr}")
+    if done.returncode == 0:
+        raise NotFound(f"{mutant.name} was not found:\n{done.stdout}\n{done.stderr}")
+    if not summary.exists():
+        raise RuntimeError(f"exit {done.returncode} on {mutant.name}:\n{done.stdout}\n{done.stderr}")
     report = json.loads(summary.read_text())
     finding = report["kernels"][0]["findings"][0]
     path = Path(finding["path"])

@@ -18,6 +18,9 @@ from tests.quality.mutants import MUTANTS, mutant_named
 from tests.quality.planting import lay_over
 from tests.quality.searching import Search, searcher
 
+_SEED = 3
+"""Draws more than 16 query heads per KV head, with several of these, early: one case in a thousand has."""
+
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
@@ -27,7 +30,7 @@ def runner() -> Iterator[Runner]:
 
 @pytest.fixture(scope="module")
 def search() -> Iterator[Search]:
-    with searcher(MUTANTS) as search:
+    with searcher(MUTANTS, seed=_SEED) as search:
         yield search
 
 
