@@ -16,9 +16,12 @@ from attnfuzz.strategies.needles import NEEDLES_BYTES, check_sequences, decide_n
 
 __all__ = ["VALUES_BYTES", "decide_scale", "decide_values", "scales", "values"]
 
-_KEYS: tuple[KeyRecipe, ...] = get_args(KeyRecipe)
+_KEYS: tuple[KeyRecipe, ...] = (*get_args(KeyRecipe), "fine")
+"""Twice the recipe that alone tells rounded inputs from others, in one dtype of three."""
 _VALUES: tuple[ValueRecipe, ...] = get_args(ValueRecipe)
 _EXPONENTS = (0, 0, 0, 0, 1, 2, 4, 8, -2, -6)
+_NEGATIVE_EXPONENTS = (0, 8, 4, 8)
+"""With 8, scores lie below -5e4 from head size 8 on: numbers of that size stand in for -inf in kernels."""
 _SEEDS = range(64)
 _FACTORS = (1.0, 0.125, 0.5, 2.0, 0.0625)
 VALUES_BYTES = 4 + NEEDLES_BYTES
@@ -38,10 +41,11 @@ def decide_values(
     steps: tuple[int, ...],
     num_splits: int,
 ) -> Values:
+    keys = decisions.pick(_KEYS)
     return Values(
-        keys=decisions.pick(_KEYS),
+        keys=keys,
         values=decisions.pick(_VALUES),
-        logit_exponent=decisions.pick(_EXPONENTS),
+        logit_exponent=decisions.pick(_NEGATIVE_EXPONENTS if keys == "negative" else _EXPONENTS),
         seed=decisions.pick(_SEEDS),
         needles=decide_needles(decisions, seq_lens, num_kv_heads=num_kv_heads, steps=steps, num_splits=num_splits),
     )
