@@ -1,0 +1,26 @@
+"""Which failures are the end of a process."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnfuzz.oracles.verdict import Failure, OracleName, ends_process, is_fault
+
+
+@pytest.mark.parametrize(
+    ("oracle", "kind", "ends", "fault"),
+    [
+        ("crash", "SIGSEGV", True, False),
+        ("hang", "timeout", True, False),
+        ("guard_page", "read past k_cache", True, True),
+        ("page_relocation", "write before out", True, True),
+        ("page_relocation", "page ids", False, False),
+        ("red_zone", "write after out", False, False),
+        ("accuracy", "out:value", False, False),
+    ],
+)
+def test_deaths_and_faults_are_told_by_oracle_and_kind(oracle: OracleName, kind: str, ends: bool, fault: bool) -> None:
+    """A campaign would go on in a process that is gone, or leave out a relation that only compares bits."""
+    assert ends_process(Failure(oracle=oracle, kind=kind, message="")) == ends
+    assert is_fault(oracle, kind) == fault
+    assert not ends_process(None)
