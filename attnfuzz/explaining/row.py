@@ -20,6 +20,7 @@ __all__ = ["MeasuredRow", "Reading"]
 _MAX_DIMENSIONS = 1024
 _BOUNDS = 4.0
 _ROUNDOFF = 2.0**-7
+_LSE_ROUNDOFF = 1e-5
 _UNEXPLAINED = 0.25
 _TINY = 1e-12
 """Added to bounds, some of which are 0, where they divide."""
@@ -116,6 +117,14 @@ class MeasuredRow:
         sums = (torch.zeros_like(part).index_add(0, groups.number, part)[groups.number] for part in parts[:3:2])
         predicted_sums, expected_sums = sums
         return self._explains(predicted_sums, groups.got[self.number], expected_sums, groups.bound[self.number])
+
+    def fits_lse(self, keys_from: Int64[Tensor, " n"]) -> bool:
+        """Whether the LSE is that of the keys in these places; nothing speaks against it where there is none."""
+        if self.weights.lse is None:
+            return True
+        got, predicted = float(self.weights.lse[self.number]), float(self.scores(keys_from).logsumexp(0))
+        slack = 2 * _BOUNDS * float(self.weights.lse_bound[self.number]) + _LSE_ROUNDOFF * (1 + abs(predicted))
+        return not abs(got - predicted) > slack
 
     @staticmethod
     def _explains(

@@ -48,7 +48,7 @@ def _rules(case: PagedDecodeCase, seq: int) -> Iterator[tuple[str, list[int]]]:
 def _fits(row: MeasuredRow, case: PagedDecodeCase, pages: list[int]) -> bool:
     steps = (divmod(position, case.block_size) for position in range(row.length))
     read = torch.tensor([row.places.number(pages[page], offset, row.kv_head) for page, offset in steps])
-    return row.fits(row.predicted(read, read))
+    return row.fits_lse(read) and row.fits(row.predicted(read, read))
 
 
 def _where(row: MeasuredRow, case: PagedDecodeCase, own: tuple[int, ...], pages: list[int]) -> str:
