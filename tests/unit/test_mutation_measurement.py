@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from attnfuzz.declaration import KernelLoadError
-from attnfuzz.mutation.measurement import Measured, MutantsRequest, measure
+from attnfuzz.execution.runner import Runner
+from attnfuzz.mutation.measurement import Measured, MutantsRequest, choose_mutants, measure
 from attnfuzz.mutation.outcomes import Status
 from attnfuzz.report.mutants_files import MutantsFile
 from tests.unit.mutable_kernels import write_project
@@ -120,3 +122,32 @@ def test_nothing_to_change(tmp_path: Path) -> None:
     """A kernel without Triton code would get a perfect score."""
     with pytest.raises(KernelLoadError, match="nothing to change in merge_states_eager: only Triton kernels"):
         measure(request("merge_states_eager"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["k.py", "--operator", "swap"], "'swap' must be one of mask_term, mask_dropped,"),
+        (["k.py", "--equivalent", "missing.toml"], "does not exist"),
+        ([], "Missing argument"),
+    ],
+)
+def test_wrong_usage(tmp_path: Path, arguments: list[str], problem: str) -> None:
+    """A mistyped option would measure something else, or end in a traceback."""
+    done = subprocess.run(
+        [str(COMMAND), "mutants", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_one_mutant_again(tmp_path: Path) -> None:
+    """A survivor could only be looked into by hunting all mutants again."""
+    kernel = write_project(tmp_path)
+    with Runner(device="cpu") as runner:
+        _, mutants = choose_mutants(runner, request(kernel, "store"))
+        one = replace(request(kernel), ids=(mutants[1].id,))
+        assert [mutant.id for mutant in choose_mutants(runner, one)[1]] == [mutants[1].id]
+        with pytest.raises(KernelLoadError, match="no mutant is called 'gone'; attnfuzz mutants --list"):
+            choose_mutants(runner, replace(one, ids=("gone",)))
