@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -10,11 +11,12 @@ import msgspec
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.transformed import fits
 from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase
-from attnfuzz.problems.supported import adapt_options, supports_case
+from attnfuzz.problems.supported import supports_case
 
 __all__ = ["Relative", "relatives_of"]
 
-_MOST_TOKENS = 1 << 14
+_MOST_MORE = 64
+"""Tokens by which a sequence grows: past the ends of some pages, tiles and splits, and no longer than that takes."""
 _OTHER_SEED = 0x5EED
 
 
@@ -26,28 +28,30 @@ class Relative(NamedTuple):
 
 
 def relatives_of(declaration: Declaration, case: Case) -> list[Relative]:
-    """One with twice as many tokens, then one with half as many and another number of rows; those it supports."""
+    """One with more tokens, at most twice as many, then one with half as many and another number of rows.
+
+    Those that the kernel supports.
+    """
     made = _merges(case) if isinstance(case, MergeStatesCase) else _attention(declaration, case)
-    adapted = (Relative(adapt_options(one.case, declaration.options), one.words) for one in made)
     return [
         one
-        for one in adapted
+        for one in made
         if one.case != case and supports_case(declaration.supports, declaration.options, one.case) and fits(one.case)
     ]
 
 
 def _merges(case: MergeStatesCase) -> Iterator[Relative]:
-    for num_tokens in (2 * case.num_tokens, max(1, case.num_tokens // 2)):
+    for num_tokens in (case.num_tokens + min(case.num_tokens, _MOST_MORE), max(1, case.num_tokens // 2)):
         other = msgspec.structs.replace(case, num_tokens=num_tokens, seed=case.seed ^ _OTHER_SEED)
         yield Relative(other, f"a call with num_tokens={num_tokens}")
 
 
 def _attention(declaration: Declaration, case: AttentionCase) -> Iterator[Relative]:
-    longest = min(declaration.supports.max_seq_len or _MOST_TOKENS, _MOST_TOKENS // case.num_seqs)
-    twice = tuple(max(length, min(2 * length, longest)) for length in case.seq_lens)
+    longest = declaration.supports.max_seq_len or math.inf
+    more = tuple(int(min(length + min(length, _MOST_MORE), longest)) for length in case.seq_lens)
     half = [-(-length // 2) for length in case.seq_lens]
     fewer = half[:-1] if len(half) > 1 else [*half, half[0]]
-    for seq_lens in (twice, tuple(fewer)):
+    for seq_lens in (more, tuple(fewer)):
         yield Relative(_with_lengths(case, seq_lens), f"a call with seq_lens={list(seq_lens)}")
 
 
