@@ -214,6 +214,7 @@ class Coordinator:
             memory_limit_bytes=plan.memory_limit_bytes,
             device_id=self._device_ids[number],
             device_label=str(device_ids.index(self._device_ids[number])) if plan.device_ids else "",
+            sharing=-(-statistics.workers // len(device_ids)),
         )
 
     def _listen(self, timeout_s: float) -> None:

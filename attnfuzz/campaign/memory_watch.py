@@ -27,6 +27,10 @@ _MAX_CHECKS = 4
 _PLACES = (0.0, 0.5, 1.0, 0.25)
 """Of the cases that are checked one after the other among those that ran while memory grew, richest first."""
 _LOOKS_KEPT = 7
+_GPU_SHARE = 0.1
+"""Of a GPU's memory, to which executors are limited (see `attnfuzz.execution.judging`)."""
+_USABLE_GPU_SHARE = 0.8
+"""What CUDA itself needs for a process is not counted anywhere: half a gigabyte."""
 
 
 @dataclass(slots=True)
@@ -53,10 +57,15 @@ class _Process:
 
 
 class MemoryWatch:
-    """Watches one executor after the other, each with ``limit_bytes`` of memory (None: no limit)."""
+    """Watches one executor after the other, each with ``limit_bytes`` of memory (None: no limit).
 
-    def __init__(self, limit_bytes: int | None) -> None:
+    ``sharing_gpu``: how many processes use its GPU. Where they are more than it has room for at their limits, each has
+    to be content with its part: those of a kernel that leaks would fill it up together, and others fail for it.
+    """
+
+    def __init__(self, limit_bytes: int | None, *, sharing_gpu: int = 1) -> None:
         self._limit_bytes = limit_bytes
+        self._crowding = max(1.0, sharing_gpu * _GPU_SHARE / _USABLE_GPU_SHARE)
         self._process: _Process | None = None
         self._ran_while_growing: dict[str, tuple[Declaration, Sequence[Case]]] = {}
         self._per_case: dict[str, deque[float]] = {}
@@ -79,7 +88,7 @@ class MemoryWatch:
         if not memory_bytes:  # it has died: what it had is gone, and that is no sign of a kernel that shrinks
             self._process = None
             return
-        share = max(self._share(now, memory_bytes), gpu_share)
+        share = max(self._share(now, memory_bytes), self._crowding * gpu_share)
         growth = now.note(target, len(cases), share)
         self._per_case.setdefault(target, deque(maxlen=_LOOKS_KEPT)).append(growth)
         if target not in self._ran_while_growing or 0.0 < growth >= now.mean_growth(target):
@@ -118,7 +127,7 @@ class MemoryWatch:
         now = self._process
         if now is None or not now.cases:
             return False
-        if declaration.target in self._leaking and self._batch_size(declaration, 1.0 - now.share) == 0:
+        if declaration.target in self._leaking and self._batch_size(declaration, 1.0 - now.share) <= 0:
             return True
         if now.share < _TOO_FULL:
             return False

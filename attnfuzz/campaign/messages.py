@@ -37,7 +37,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     ``deadline`` is on the monotonic clock, which the processes of one machine share. ``zygote`` is the address under
     which executors are had; ``journal`` the file that names the case being judged. ``memory_limit_bytes`` bounds the
     resident memory of an executor and what it starts. ``device_id`` is the GPU that the worker's executors have to
-    themselves, as CUDA_VISIBLE_DEVICES names it; empty for all there are.
+    themselves, as CUDA_VISIBLE_DEVICES names it; empty for all there are. ``sharing`` is how many workers share it.
     """
 
     worker: int
@@ -53,6 +53,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     memory_limit_bytes: int | None = None
     device_id: str = ""
     device_label: str = ""
+    sharing: int = 1
     tolerance: Tolerance = "bound"
 
 

@@ -133,7 +133,7 @@ class _Executors:
         self._in_use = threading.Lock()
         self._siblings = 0
         self.history = History()
-        self.memory = MemoryWatch(setup.memory_limit_bytes)
+        self.memory = MemoryWatch(setup.memory_limit_bytes, sharing_gpu=setup.sharing)
 
     def judge(
         self,

@@ -6,6 +6,8 @@ import errno
 import time
 from pathlib import Path
 
+import pytest
+
 from attnfuzz.campaign.coordinator import Coordinator, Plan
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import (
@@ -75,6 +77,14 @@ def test_what_a_killed_worker_was_looking_into_is_looked_into_by_another(tmp_pat
     result = campaign(tmp_path, script, budget_s=1.0, started=workers)
     (finding,) = result.findings
     assert (len(workers), finding.certainty(), result.unconfirmed) == (2, "flaky: failed 1 of 4 runs", ())
+
+
+@pytest.mark.parametrize(("devices", "sharing"), [((), 3), (("0", "1"), 2)])
+def test_a_worker_knows_how_many_share_its_gpu(tmp_path: Path, devices: tuple[str, ...], sharing: int) -> None:
+    """What a kernel leaks may take of a GPU depends on it."""
+    workers: list[Worker] = []
+    campaign(tmp_path, waits, waits, waits, budget_s=0.5, started=workers, device_ids=devices)
+    assert [worker.setup.sharing for worker in workers] == [sharing] * 3
 
 
 def test_what_nobody_was_left_to_look_into_is_reported(tmp_path: Path) -> None:

@@ -64,6 +64,18 @@ def test_gpu_memory_counts_as_well() -> None:
     assert executor.watch.suspect == (KERNEL, CASE)
 
 
+def test_many_processes_on_a_gpu_content_themselves_with_their_part() -> None:
+    """Sixteen at half of a tenth each leave nothing for what the next batch needs, on any of them."""
+    for sharing, suspected in ((1, False), (8, False), (16, True)):
+        watch = MemoryWatch(None, sharing_gpu=sharing)
+        watch.look_before(0, 100)
+        watch.look_after(0, KERNEL, [CASE], memory_bytes=100, gpu_share=0.3)
+        assert (watch.suspect is not None) is suspected
+    watch.checked(KERNEL, leaks=True)
+    watch.look_after(0, KERNEL, [CASE], memory_bytes=100, gpu_share=0.9)
+    assert watch.wants_fresh(KERNEL)
+
+
 def test_a_kernel_that_leaks_never_reaches_the_limit() -> None:
     """Each death costs the cases that were running."""
     executor = Executor()
