@@ -12,7 +12,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.execution.leaks import LEAK
 from attnfuzz.execution.runner import Runner
 from attnfuzz.explaining.ablation import ablate
-from attnfuzz.explaining.explanation import Explanation
+from attnfuzz.explaining.explanation import NO_TIME, Explanation
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
 from attnfuzz.problems.cases import Case
 
@@ -28,15 +28,19 @@ def explain_failure(
     """What is wrong with ``case``, which ``failure`` is about.
 
     No run for weights begins after ``weighing_s`` seconds, and none of a changed case after ``total_s``; of a case that
-    hangs, none at all. Raises what ``Runner.judge`` raises.
+    hangs, none at all. Where a relation objects, a run by itself is right, and so are its weights.
+    Raises what ``Runner.judge`` raises.
     """
     until = time.monotonic() + total_s
     if failure.oracle == "hang":
         return Explanation()
-    found = runner.explain(declaration, case, seconds=weighing_s, oracle=failure.oracle)
+    is_relation = failure.oracle in RELATION_ORACLES
+    found = Explanation()
+    if not is_relation:
+        found = runner.explain(declaration, case, seconds=weighing_s, oracle=failure.oracle)
     if failure.oracle == "crash" and not found.runs:  # it has died again, which has been said
         found = Explanation()
-    relations = (failure.oracle,) if failure.oracle in RELATION_ORACLES else ()
+    relations = (failure.oracle,) if is_relation else ()
 
     def fails(changed: Case) -> bool:
         return runner.judge(declaration, changed, relations=relations).failure is not None
@@ -57,5 +61,5 @@ def explanation_of(suspect: Suspect, judge: TimedJudge) -> tuple[str, ...]:
 
 def explained_lines(explanation: Explanation) -> tuple[str, ...]:
     """What goes into the details of a finding."""
-    lines = (*explanation.lines[:_MOST_LINES], *explanation.changes)
+    lines = (*[line for line in explanation.lines if line != NO_TIME][:_MOST_LINES], *explanation.changes)
     return tuple(line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..." for line in lines)

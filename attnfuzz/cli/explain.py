@@ -84,6 +84,9 @@ def _explain(path: Path, regression: Regression, kernel: str | None, runner: Run
     explanation = Explanation()
     if failure is not None:
         explanation = explain_failure(runner, declaration, case, failure, weighing_s=_WEIGHING_S, total_s=_TOTAL_S)
+        if regression.preceding:
+            note = f"the case fails only after {len(regression.preceding)} others, without which it is explained here"
+            explanation = msgspec.structs.replace(explanation, lines=(note, *explanation.lines))
     return Explained(path, msgspec.structs.replace(regression, case=case), declaration, failure, explanation)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.explaining.explanation import Explanation, WeightedRow
+from attnfuzz.explaining.explanation import NO_TIME, Explanation, WeightedRow
 from attnfuzz.explaining.influences import dead_influences, foreign_influences, table_influences
 from attnfuzz.explaining.merge_reading import MergedRow, read_merged_row
 from attnfuzz.explaining.patterns import summarise
@@ -25,7 +25,7 @@ from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measur
 from attnfuzz.explaining.words import joined, scope
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.observation import KernelRaised
-from attnfuzz.oracles.verdict import RELATION_ORACLES, OracleName
+from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.oracles.words import number, ranges
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.values import LogicalAttention, LogicalStates
@@ -48,7 +48,7 @@ def explain_case(
     try:
         explaining.explain()
     except OutOfRuns:
-        explaining.lines.append("(there was no time to find out more)")
+        explaining.lines.append(NO_TIME)
     except KernelRaised as raised:
         name = type(raised.error).__name__
         explaining.lines.append(f"the kernel raises {name} before it has a result, so there are no weights to see")
@@ -135,9 +135,7 @@ class _Explaining:
 
     def _what_else(self) -> str:
         """Where weights are right, what may be wrong all the same."""
-        if self.oracle == "accuracy":
-            return ": the error comes with other values, of rounding or of too small a range"
-        return f" in a run by itself: what fails is {self.oracle}" if self.oracle in RELATION_ORACLES else ""
+        return ": the error comes with other values, of rounding or of too small a range" * (self.oracle == "accuracy")
 
     def _read(self, weights: Weights, row: int) -> Reading | None:
         if isinstance(self.rig.case, MergeStatesCase):

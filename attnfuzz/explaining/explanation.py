@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Explanation", "WeightBox", "WeightedRow"]
+__all__ = ["NO_TIME", "Explanation", "WeightBox", "WeightedRow"]
+
+
+NO_TIME = "(there was no time to find out more)"
 
 
 class WeightBox(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -10,7 +10,7 @@ import pytest
 from attnfuzz.campaign.explained import explain_failure, explained_lines
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.runner import Runner
-from attnfuzz.explaining.explanation import Explanation
+from attnfuzz.explaining.explanation import NO_TIME, Explanation
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
 
@@ -62,6 +62,19 @@ def test_a_death_while_weighing_is_told(runner: Runner) -> None:
     found = runner.explain(declared(runner, "segfaults_at_seven"), CASE, seconds=5.0)
     assert len(found.lines) == 1
     assert found.lines[0].startswith("no weights can be read: the kernel's process died of SIGSEGV")
+
+
+def test_what_a_relation_objects_to_is_not_weighed(runner: Runner) -> None:
+    """Seconds would be spent on runs that are known to be right."""
+    failure = Failure(oracle="batch_invariance", kind="out", message="a row depends on its batch")
+    found = explain_failure(runner, declared(runner, "correct"), CASE, failure, weighing_s=9.0, total_s=5.0)
+    assert (found.lines, found.rows, found.runs) == ((), (), 0)
+    assert found.changes[0].startswith("passes with one change: ")
+
+
+def test_a_lack_of_time_is_no_detail() -> None:
+    """Findings would be told what attnfuzz did not do."""
+    assert explained_lines(Explanation(lines=("token 2 is dropped", NO_TIME))) == ("token 2 is dropped",)
 
 
 def test_details_of_a_finding_stay_readable() -> None:
