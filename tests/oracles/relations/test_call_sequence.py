@@ -15,11 +15,26 @@ from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.oracles.relations.relatives import relatives_of
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure, OracleName
-from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase
+from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.supported import adapt_options
+from tests.quality.mutants import Edit, Mutant
+from tests.quality.planting import plant
 
 KERNELS = Path(__file__).with_name("remembering_kernels.py")
 CASE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(5, 1), scale=0.25, dtype="float32")
+PLANNED = PagedDecodeCase(
+    num_q_heads=2,
+    num_kv_heads=1,
+    head_size=16,
+    seq_lens=(7, 5),
+    scale=0.25,
+    block_size=4,
+    dtype="float32",
+    values=Values(keys="normal", values="normal"),
+    options={"num_splits": 8},
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +52,9 @@ def judged(runner: Runner, kernel: str, *relations: OracleName) -> Failure | Non
 @pytest.mark.parametrize(
     ("kernel", "kind", "message"),
     [
-        ("stale_partials", "out", "at first, but .* after a call with seq_lens="),
+        ("stale_partials", "bits", "at first, but .* after a call with seq_lens="),
         ("plan_by_batch_size", "next call: out:value", r"^a call with seq_lens=\[10, 2\] after this case gives out"),
-        ("counter_not_reset", "out", r"at first, but 0.0 after a call with seq_lens=\[3\]"),
+        ("counter_not_reset", "bits", r"at first, but 0.0 after a call with seq_lens=\[3\]"),
         ("workspace_of_the_first_call", "next call: IndexError", r"after this case gives IndexError: index 9 is out"),
     ],
 )
@@ -52,6 +67,24 @@ def test_leftovers_are_found_and_told_in_words(kernel: str, kind: str, message: 
     assert (failure.oracle, failure.kind) == ("call_sequence", kind)
     assert re.search(message, failure.message), failure.message
     assert any("the result depends on an earlier call" in line for line in failure.details)
+
+
+def test_a_plan_that_grows_changes_bits_within_their_bounds(runner: Runner, tmp_path: Path) -> None:
+    """Accuracy is content, and so is determinism, and yet a server's answer depends on who asked before."""
+    plans = Edit("launch_paged.py", '\n__all__ = ["paged_decode"', '\n_PLANS: dict = {}\n__all__ = ["paged_decode"')
+    grows = """    key = len(q), num_splits
+    num_splits = _PLANS[key] = max(_PLANS.get(key, 1), min(num_splits, block_table.shape[1]))
+"""
+    first = "    partial_out = empty_partials(q, num_splits, partial_dtype)\n"
+    edits = (plans, Edit("launch_paged.py", first, grows + first))
+    target = plant(Mutant("growing_plan", "paged_split_k", "", "Q", "call_sequence", {}, edits), tmp_path)
+    (declaration,) = runner.declarations([target])
+    case = adapt_options(PLANNED, declaration.options)
+    assert runner.judge(declaration, case, relations=()).failure is None
+    runner.restart()
+    failure = runner.judge(declaration, case, relations=("call_sequence",)).failure
+    assert failure is not None
+    assert failure.message.endswith("after a call with seq_lens=[14, 10]: the bits must be equal")
 
 
 def test_a_kernel_that_is_wrong_by_itself_is_not_blamed_on_a_call(runner: Runner) -> None:
