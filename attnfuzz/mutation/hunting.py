@@ -64,7 +64,7 @@ class Hunter:
 
 @dataclass(frozen=True, slots=True)
 class Hunted:
-    """What a hunt came to: without a kill the mutant survived ``cases`` cases. ``slowest_s``: the slowest of them."""
+    """What a hunt came to: without a kill the mutant survived ``cases`` cases. ``slowest_s``: no case took longer."""
 
     kill: Kill | None
     cases: int
@@ -136,8 +136,10 @@ class Hunt:
         if verdicts is None:
             place.size.went_wrong()
             return self._judge_each(place, cases)
+        elapsed_s = time.monotonic() - started
+        self._slowest_s = max(self._slowest_s, elapsed_s)  # one of them may have taken nearly all of it
         compile_s = sum(verdict.timing.compile_s for verdict in verdicts)
-        place.size.went_well(max(0.0, time.monotonic() - started - compile_s), len(cases))
+        place.size.went_well(max(0.0, elapsed_s - compile_s), len(cases))
         for case, verdict in zip(cases, verdicts, strict=True):
             if (kill := self._weigh(place, case, verdict)) is not None:
                 return kill
@@ -150,8 +152,10 @@ class Hunt:
                 verdict = self._judge(place.declaration, case)
             except Unjudged:
                 continue
+            elapsed_s = time.monotonic() - started
+            self._slowest_s = max(self._slowest_s, elapsed_s)
             if verdict.failure is None:
-                place.size.went_well(max(0.0, time.monotonic() - started - verdict.timing.compile_s), 1)
+                place.size.went_well(max(0.0, elapsed_s - verdict.timing.compile_s), 1)
             if (kill := self._weigh(place, case, verdict)) is not None:
                 return kill
         return None
@@ -159,7 +163,6 @@ class Hunt:
     def _weigh(self, place: _Place, case: Case, verdict: Verdict) -> Kill | None:
         """A kill, if the case failed and its failure comes back."""
         self._cases += 1
-        self._slowest_s = max(self._slowest_s, verdict.timing.total_s)
         failure = verdict.failure
         if failure is None:
             return None

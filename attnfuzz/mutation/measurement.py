@@ -28,6 +28,8 @@ from attnfuzz.overlay import write_overlay
 
 __all__ = ["Measured", "MutantsRequest", "choose_mutants", "measure", "put_to"]
 
+_PATIENCE = 3.0
+"""Times a case's usual limit, for kernels as they are: a machine that is busy is no reason to refuse them."""
 _SLOWER = 20.0
 _LEAST_HANG_S = 2.0
 
@@ -163,7 +165,7 @@ def _hunter(request: MutantsRequest, runner: Runner, declarations: Sequence[Decl
         streams={one.target: CaseStream(one, seed=request.seed, device=runner.device) for one in declarations},
         oracles=request.oracles,
         budget_s=request.budget_s,
-        hang_s=DEFAULT_TIMEOUT_S[runner.device],
+        hang_s=_PATIENCE * DEFAULT_TIMEOUT_S[runner.device],
         memory_limit_bytes=memory_limit(runner.resident_bytes, device=runner.device, workers=jobs),
     )
 
