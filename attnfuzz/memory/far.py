@@ -7,7 +7,6 @@ no decoy, nothing is mapped.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Shaped
@@ -40,14 +39,6 @@ _MOST_DECOYS = 1 << 24
 _ALIGNMENT = 64  # elements between strides
 _MOST_BYTES = 1 << 43
 """Of addresses, for one tensor and what lies below: a small part of the 2^47 that a process has."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Strip:
-    """Consecutive memory that holds live elements, ``start`` elements into the buffer."""
-
-    start: int
-    length: int
 
 
 class FarAllocator:
@@ -89,12 +80,11 @@ class FarAllocator:
         whole = (first + count, *shape[1:])
         layout = strided_layout(whole, kind, dtype.itemsize)
         block, strips = layout.strides[0], list(_page_strips(shape, layout.strides, layout.offset))
-        far = [_Strip(start + first * block, length) for start, length in strips]
         decoys = {
             (start + page * block, pages * block) for start, _ in strips for page, pages in _wrong_ids(first, count)
         }
-        for strip in far:
-            decoys |= landings(strip.start, strip.length, dtype.itemsize)
+        for start, length in strips:
+            decoys |= landings(start + first * block, length, dtype.itemsize)
         below = max(_LARGEST_SIGNED, block << _ID_BITS - 1)
         memory = self._laid_out(name, layout.storage_elements, dtype, decoys, below=below)
         cache = memory.as_strided(whole, layout.strides, layout.offset)
