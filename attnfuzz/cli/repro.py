@@ -9,6 +9,7 @@ import msgspec
 
 from attnfuzz.cli.parameters import FILE, writable_file
 from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.oracles.verdict import RELATION_ORACLES
 
 __all__ = ["command"]
 
@@ -23,6 +24,11 @@ def command(case: Path, output: Path | None) -> int:
         from attnfuzz.corpus import load_regression
 
         regression = load_regression(case)
+        if regression.finding.oracle in RELATION_ORACLES:
+            raise Refusal(
+                f"{case} is a finding of {regression.finding.oracle}, which takes runs on other inputs than the case's "
+                "own; a script holds those alone: use attnfuzz replay"
+            )
         from attnfuzz.report.repro import repro_script  # loads torch
 
         script = repro_script(msgspec.structs.replace(regression, kernel=resolve_target(regression.kernel, case)))

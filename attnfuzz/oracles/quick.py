@@ -15,7 +15,7 @@ from attnfuzz.oracles.judge import judge, judge_raised, judge_relations, judge_t
 from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.relations.catalogue import chosen as chosen_relations
 from attnfuzz.oracles.trial import Symptoms, Trial
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Relations, Verdict
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Relations, Timing, Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
 from attnfuzz.problems.tolerance import Tolerance
@@ -137,9 +137,14 @@ class _Together:
         verdict = self._closer_look(batch, case, found)
         if verdict.fatal:
             raise BatchLost(verdict.failure.message if verdict.failure else "the GPU's context or memory is lost")
-        timing = batch.timing(case)
-        own_s = timing.compile_s + timing.kernel_s + time.perf_counter() - started
-        return msgspec.structs.replace(verdict, timing=msgspec.structs.replace(timing, total_s=own_s))
+        timing, further = batch.timing(case), verdict.timing
+        timing = msgspec.structs.replace(
+            timing,
+            compile_s=timing.compile_s + further.compile_s,
+            kernel_s=timing.kernel_s + further.kernel_s,
+            total_s=timing.compile_s + timing.kernel_s + time.perf_counter() - started,
+        )
+        return msgspec.structs.replace(verdict, timing=timing)
 
     def _closer_look(self, batch: Batch, case: int, found: Symptoms | KernelRaised) -> Verdict:
         """The oracles' word on a case with symptoms, or that a relation is to judge."""
@@ -156,7 +161,12 @@ class _Together:
             return judge_raised(raised, self.oracles, catch_interrupt=self.catch_interrupt)
 
     def _related(self, verdict: Verdict, trial: Trial) -> Verdict:
-        return judge_relations(verdict, trial, self.oracles, self.relations, catch_interrupt=self.catch_interrupt)
+        """What relations say of a case that passed, with the time that their runs took."""
+        before = len(trial.observations)
+        verdict = judge_relations(verdict, trial, self.oracles, self.relations, catch_interrupt=self.catch_interrupt)
+        further = trial.observations[before:]
+        compile_s, kernel_s = (sum(getattr(seen, part) for seen in further) for part in ("compile_s", "kernel_s"))
+        return msgspec.structs.replace(verdict, timing=Timing(compile_s=compile_s, kernel_s=kernel_s))
 
     def _is_related(self, case: Case) -> bool:
         """Whether a relation has a word on `case` if all else is well."""

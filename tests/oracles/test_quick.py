@@ -196,15 +196,16 @@ def test_interrupt_is_passed_on(plant: Any, dense: Case) -> None:
     assert verdict.failure is not None
 
 
-def test_timing_covers_the_parts(plant: Any, dense: Case) -> None:
+@pytest.mark.parametrize(("relations", "runs"), [((), 2), (("value_affinity",), 3)])
+def test_timing_covers_the_parts(plant: Any, dense: Case, relations: Any, runs: int) -> None:
     """Statistics would show no time for a part that took some, or compilation twice."""
     seconds = itertools.count(step=0.25)
     kernel = plant(before=lambda inputs: None)
-    verdicts = judge_many(kernel, [dense] * 3, device="cpu", compile_clock=lambda: next(seconds))
+    verdicts = judge_many(kernel, [dense] * 3, device="cpu", compile_clock=lambda: next(seconds), relations=relations)
     for verdict in verdicts:
         timing = verdict.timing
         assert min(timing.build_s, timing.reference_s) > 0
-        assert timing.compile_s == 0.5
+        assert timing.compile_s == 0.25 * runs
         assert timing.build_s + timing.reference_s + timing.kernel_s + timing.compile_s <= timing.total_s
 
 
