@@ -135,7 +135,9 @@ class _Explaining:
 
     def _what_else(self) -> str:
         """Where weights are right, what may be wrong all the same."""
-        return ": the error comes with other values, of rounding or of too small a range" * (self.oracle == "accuracy")
+        if self.oracle != "accuracy":
+            return ""
+        return ": the error comes with other values, of rounding or of too small a range"
 
     def _read(self, weights: Weights, row: int) -> Reading | None:
         if isinstance(self.rig.case, MergeStatesCase):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -36,11 +37,13 @@ def dead_influences(rig: Rig, places: Places) -> Iterator[Influence]:
         if stretch not in found:
             found.add(stretch)
             yield name, rows
-        remaining = remaining[remaining > first]
-        same = 0
-        while same < len(remaining) and name_of(rig, places, int(units[remaining[same]]))[0] == stretch:
-            same += 1
-        remaining = remaining[same:]
+        remaining = _beyond(stretch, remaining[remaining > first], lambda i: name_of(rig, places, int(units[i]))[0])
+
+
+def _beyond(stretch: str, remaining: Int64[Tensor, " n"], stretch_of: Callable[[int], str]) -> Int64[Tensor, " n"]:
+    """Without those at the front that lie in the same stretch of memory."""
+    end = bisect.bisect_left(range(len(remaining)), 1, key=lambda i: stretch_of(int(remaining[i])) != stretch)
+    return remaining[end:]
 
 
 def table_influences(rig: Rig) -> Iterator[Influence]:
@@ -51,9 +54,9 @@ def table_influences(rig: Rig) -> Iterator[Influence]:
         def change(chosen: Int64[Tensor, " n"], words: Tensor = words, dead: Tensor = dead, other: int = other) -> None:
             words[dead[chosen.to(dead.device)]] = other
 
-        first = _Search(rig, change).first(torch.arange(len(dead)))
+        search = _Search(rig, change)
+        first = search.first(torch.arange(len(dead)))
         if first is not None:
-            search = _Search(rig, change)
             yield f"an integer that is no element of {name}", search.rows_changed(torch.tensor([first]))
     if isinstance(rig.case, PagedDecodeCase):
         yield from _unused_entries(rig, rig.case)
@@ -119,6 +122,8 @@ def _other_page(rig: Rig) -> int:
 def _unused_entries(rig: Rig, case: PagedDecodeCase) -> Iterator[Influence]:
     columns = case.max_blocks_per_seq
     unused = [seq * columns + i for seq in range(case.num_seqs) for i in range(case.blocks_of(seq), columns)]
+    if not unused:
+        return
     pages = rig.inputs.k_cache.shape[0]
 
     def change(chosen: Int64[Tensor, " n"]) -> None:

@@ -53,7 +53,10 @@ def _empty(row: MeasuredRow) -> Reading | None:
         return None
     seen = "" if lse is None else f" and lse = {number(float(lse[row.number]))}"
     out = number(float(constant[0])) if not bool((row.got > 0).any()) else "an average of other tokens"
-    return Reading(f"the sequence is empty: got out = {out}{seen}, expected 0 and -inf", ("empty sequences are wrong",))
+    return Reading(
+        f"the sequence is empty: got out = {out}{seen}, expected 0 and -inf",
+        ("the result of an empty sequence is wrong",),
+    )
 
 
 def _nothing_read(row: MeasuredRow) -> Reading:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from attnfuzz.explaining.row import MeasuredRow, Reading
+from attnfuzz.explaining.tables import RULES
 from attnfuzz.explaining.words import weight
 from attnfuzz.problems.block_table import block_table_rows
 from attnfuzz.problems.cases import PagedDecodeCase
@@ -146,11 +147,7 @@ def another_page(row: MeasuredRow, gained: list[int], lost: list[int]) -> Readin
 
 
 _ORIGINS = (
-    "a page is read through the next entry of the block table",
-    "a page is read through the entry before its own in the block table",
-    "every page is read through the first entry of the block table",
-    "a page's number in its sequence is taken for a physical page",
-    "pages are read through another sequence's row of the block table",
+    *RULES,
     "a physical page is read that no sequence owns",
     "a page is read that is not the one in the block table",
 )

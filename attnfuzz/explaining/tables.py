@@ -10,7 +10,15 @@ from attnfuzz.explaining.row import MeasuredRow, Reading
 from attnfuzz.problems.block_table import block_table_rows, num_blocks
 from attnfuzz.problems.cases import PagedDecodeCase
 
-__all__ = ["read_through_table"]
+__all__ = ["RULES", "read_through_table"]
+
+RULES = _NEXT, _BEFORE, _FIRST, _NUMBER, _OTHER_ROW = (
+    "a page is read through the next entry of the block table",
+    "a page is read through the entry before its own in the block table",
+    "every page is read through the first entry of the block table",
+    "a page's number in its sequence is taken for a physical page",
+    "pages are read through another sequence's row of the block table",
+)
 
 _SHOWN = 2
 
@@ -35,14 +43,14 @@ def _rules(case: PagedDecodeCase, seq: int) -> Iterator[tuple[str, list[int]]]:
     table = block_table_rows(case)
     own, count = table[seq], case.blocks_of(seq)
     last = len(own) - 1
-    yield "a page is read through the next entry of the block table", [own[min(i + 1, last)] for i in range(count)]
+    yield _NEXT, [own[min(i + 1, last)] for i in range(count)]
     before = [own[max(i - 1, 0)] for i in range(count)]
-    yield "a page is read through the entry before its own in the block table", before
-    yield "every page is read through the first entry of the block table", [own[0]] * count
-    yield "a page's number in its sequence is taken for a physical page", list(range(count))
+    yield _BEFORE, before
+    yield _FIRST, [own[0]] * count
+    yield _NUMBER, list(range(count))
     for other, row in enumerate(table):
         if other != seq:
-            yield "pages are read through another sequence's row of the block table", list(row[:count])
+            yield _OTHER_ROW, list(row[:count])
 
 
 def _fits(row: MeasuredRow, case: PagedDecodeCase, pages: list[int]) -> bool:
