@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
 from attnfuzz.declaration import Kernel, load_kernels
+from attnfuzz.kernels import launch_paged
 from attnfuzz.oracles.judge import judge
 from attnfuzz.problems.cases import (
     Case,
@@ -91,3 +94,12 @@ def test_rows_are_computed_alone_unless_they_are_padded_together(kernel: Kernel)
     """A promise would be tested that padded rows cannot keep, or not tested where it is kept."""
     is_padded = kernel.declaration.name.endswith("eager") and kernel.declaration.problem != "merge_states"
     assert kernel.declaration.supports.batch_invariant is not is_padded
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.declaration.name)
+def test_launch_settings_begin_with_those_of_a_plain_call(kernel: Kernel) -> None:
+    """Saved cases that name none would run with others than when they were found, and shrinking end in odd ones."""
+    wrapper = inspect.signature(launch_paged.paged_decode).parameters
+    for name in ("num_warps", "num_stages"):
+        choices = kernel.declaration.options.get(name)
+        assert choices is None or choices[0] == wrapper[name].default
