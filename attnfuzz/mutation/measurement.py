@@ -60,7 +60,8 @@ class MutantsRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What became of each mutant. ``without_code``: kernels none of whose code is Triton's."""
+    """What became of each mutant. Of all mutants, and only then, ``stale`` are the equivalents that match none, and
+    ``without_code`` the kernels none of whose code is Triton's."""
 
     request: MutantsRequest
     device: str
@@ -113,6 +114,7 @@ def measure(
         with _killer(request, hunter, mutants, folder, note) as killer:
             killer = EquivalentsAside(killer, equivalents, check=request.check_equivalents)
             outcomes = put_to(killer, mutants, folder=folder, jobs=jobs, heard=heard)
+        are_all = not request.operators and not request.ids
         mutated = {declaration.target for mutant in mutants for declaration in mutant.kernels}
         return Measured(
             request=request,
@@ -121,8 +123,8 @@ def measure(
             jobs=jobs,
             kernels=tuple(declarations),
             outcomes=tuple(outcomes),
-            stale=() if request.operators or request.ids else tuple(equivalents.stale(mutants)),
-            without_code=tuple(one for one in declarations if one.target not in mutated),
+            stale=tuple(equivalents.stale(mutants)) if are_all else (),
+            without_code=tuple(one for one in declarations if are_all and one.target not in mutated),
             seconds=time.monotonic() - started,
         )
 
