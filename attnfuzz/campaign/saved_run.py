@@ -58,11 +58,11 @@ def preceding_for(declaration: Declaration, regression: Regression) -> tuple[Cas
 
 
 def relations_for(regression: Regression) -> Relations:
-    """The relation that the finding is of, or all; none where it takes certain cases before, and no more calls."""
+    """The relation that the finding is of, or all; none for a hang, and where certain cases and no others go before."""
     oracle = regression.finding.oracle
     if oracle in RELATION_ORACLES:
         return (oracle,)
-    return () if regression.preceding else "all"
+    return () if regression.preceding or oracle == "hang" else "all"
 
 
 def runs_to_see(failed: int, runs: int) -> int:

@@ -43,6 +43,10 @@ SERVICE = "attnfuzz.execution.judging:JudgingService"
 DEFAULT_TIMEOUT_S: dict[Device, float] = {"cpu": 10.0, "cuda": 60.0}
 """For judging one case; on a GPU that includes compiling the kernel."""
 
+_TIMES_FOR_ALL = 4.0
+"""How much longer all relations may take: a case takes two runs without any, and up to thirty with all; a limit allows
+for far more than two."""
+
 _LOAD_TIMEOUT_S = 300.0
 _MAX_ZYGOTE_RESTARTS = 20
 """Of zygotes that died within seconds of their start: a minute's worth."""
@@ -155,7 +159,7 @@ class Runner:
 
         `thorough=False` believes a first run that is right (see `attnfuzz.oracles.judge`): a case that passes takes
         half the time. `relations`: which of them judge a case that passes otherwise. Importing the kernel does not
-        count against `timeout_s`.
+        count against `timeout_s`, which is longer for all relations.
 
         Raises `CaseTooLarge`, also if the GPU has no memory for it, `KernelLoadError`, `ExecutorUnavailable` (the
         environment cannot run kernels), and `ServiceError` for a bug of the framework.
@@ -164,6 +168,7 @@ class Runner:
         encoded = msgspec.Raw(encode_case(case))
         request = JudgeRequest(declaration.target, encoded, self.oracles, self.tolerance, thorough, relations)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        timeout_s *= _TIMES_FOR_ALL if relations == "all" else 1.0
         reply = self._ask(declaration, request, timeout_s)
         if isinstance(reply, JudgeReply) and reply.exhausted is not None:  # a fresh process has the memory to itself
             reply = self._ask(declaration, request, timeout_s)

@@ -59,7 +59,8 @@ def drawn(
     number = zlib.crc32(encode_case(case))
     if device == "cuda" and number % _ONE_IN_ON_GPU:
         return None
-    in_turn = sorted(_candidates(oracles), key=lambda relation: _lot(relation, number))
+    candidates = [one for one in _candidates(oracles) if one.on_gpu or device != "cuda"]
+    in_turn = sorted(candidates, key=lambda relation: _lot(relation, number))
     return next((relation for relation in in_turn if relation.applies(declaration, case)), None)
 
 

@@ -60,4 +60,4 @@ def _host_memory() -> HostGuardedMemory:
     return HostGuardedMemory()
 
 
-GUARD_PAGE = Relation("guard_page", _applies, _check, weight=2)  # no other oracle sees what is read outside
+GUARD_PAGE = Relation("guard_page", _applies, _check, weight=2, on_gpu=False)  # others do not see reads outside

@@ -31,7 +31,7 @@ from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.block_table import num_blocks, used_blocks
 from attnfuzz.problems.cases import Case, PagedDecodeCase
 from attnfuzz.problems.limits import tensor_nbytes
-from attnfuzz.problems.shapes import ITEMSIZE
+from attnfuzz.problems.shapes import ITEMSIZE, tensor_specs
 
 __all__ = ["PAGE_RELOCATION"]
 
@@ -89,11 +89,15 @@ def _comes_and_goes(trial: Trial) -> bool:
 def _explained(trial: Trial, far: Far, seen: Observation) -> Failure | None:
     if far.first_page and (not far.stretched or _wrong(trial, Far(far.first_page)) is not None):
         return _explained_by_pages(trial, far, seen)
-    for name, axis in far.stretched.items():
-        alone = _wrong(trial, Far(stretched={name: axis}))
-        if alone is not None:
-            words = f"with dimension {axis} of {name} so wide apart that offsets pass 2^31 elements"
-            return _failure(trial, alone, f"strides of {name}", words, _WIDER_OFFSETS)
+    for name, innermost in far.stretched.items():
+        shape = tensor_specs(trial.case)[name].shape
+        for axis in (
+            axis for axis in range(innermost + 1) if shape[axis] > 1
+        ):  # the outer ones follow a wide inner one
+            alone = _wrong(trial, Far(stretched={name: axis}))
+            if alone is not None:
+                words = f"with dimension {axis} of {name} so wide apart that offsets pass 2^31 elements"
+                return _failure(trial, alone, f"strides of {name}", words, _WIDER_OFFSETS)
     words = f"with strides of {', '.join(far.stretched)} so wide that offsets pass 2^31 elements"
     return _failure(trial, seen, "strides", words, _WIDER_OFFSETS)
 
@@ -133,4 +137,4 @@ def _failure(trial: Trial, seen: Observation, kind: str, words: str, *details: s
     return found and msgspec.structs.replace(found, kind=kind)
 
 
-PAGE_RELOCATION = Relation("page_relocation", _applies, _check)
+PAGE_RELOCATION = Relation("page_relocation", _applies, _check, on_gpu=False)

@@ -83,6 +83,14 @@ def test_on_a_gpu_few_cases_draw(counted: Counter[str], plant: Any, paged: Paged
     assert 20 < drawing < 90
 
 
+def test_what_cannot_judge_on_a_gpu_is_not_drawn_there(plant: Any, paged: PagedDecodeCase) -> None:
+    """Half of the cases that draw would draw a relation that says nothing."""
+    declaration = plant("paged_decode").declaration
+    found = {one.name for case in many(paged, 400) if (one := drawn(declaration, case, DEFAULT_ORACLES, device="cuda"))}
+    assert found
+    assert not found & {"guard_page", "page_relocation"}
+
+
 @pytest.mark.parametrize(
     ("relations", "judged"), [(None, 1), ("all", 2), ((), 0), (("layout",), 1), (("merge_laws", "compose"), 2)]
 )
