@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from random import Random
 
 from attnfuzz.campaign.confirmation import confirm, rate_of, still_fails_afresh
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.campaign.known_deaths import KnownDeaths
+from attnfuzz.campaign.leaks import trials_of
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from tests.unit.pretended_process import CRASH, WRONG, PretendedProcess, a_case
 
@@ -40,6 +43,51 @@ def test_a_crash_that_needs_an_earlier_case_is_confirmed_with_just_that_one() ->
     found = confirm(suspect, process.trials())
     assert (found.suspect.case, found.suspect.preceding) == (suspect.case, (WIDE,))
     assert (len(found.failures), found.is_flaky) == (2, False)
+
+
+class DiesInOneRelation(PretendedProcess):
+    """The kernel dies where ``value_affinity`` judges the case, which is what each case draws."""
+
+    def judge(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict:
+        verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
+        dies = relations is None or "value_affinity" in relations
+        return Verdict(failure=CRASH) if dies else verdict
+
+
+def test_a_death_in_a_relation_is_looked_for_there_from_then_on() -> None:
+    """Smaller cases draw other relations and would pass: the crash could not be shrunk, or not even be confirmed."""
+    process = DiesInOneRelation(lambda case, earlier: None)
+    trials = process.trials()
+    found = confirm(process.suspect(a_case()), trials)
+    assert (len(found.failures), found.is_flaky) == (2, False)
+    assert trials.relations == ("value_affinity",)
+
+
+def test_a_death_that_does_not_come_back_is_not_looked_for_in_relations() -> None:
+    """Each further run would take all relations along."""
+    process = PretendedProcess(lambda case, earlier: None)
+    trials = process.trials()
+    assert not confirm(process.suspect(a_case()), trials).failures
+    assert trials.relations == ()
+
+
+def test_each_finding_is_pursued_with_its_own_relation() -> None:
+    """Shrinking would slip to what another relation objects to, or pay for relations that have no say."""
+    process = PretendedProcess(lambda case, earlier: None)
+    bits = Failure(oracle="value_affinity", kind="bits", message="no")
+    found = [
+        trials_of(process.suspect(a_case(), failure=failure), process.timed(), KnownDeaths()).relations
+        for failure in (bits, WRONG, CRASH)
+    ]
+    assert found == [("value_affinity",), (), ()]
 
 
 def test_a_counter_of_calls_is_found_as_a_sequence() -> None:
