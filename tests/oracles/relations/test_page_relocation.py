@@ -9,7 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.execution.runner import Runner
+from attnfuzz.memory.reservation import SparseUnavailable
+from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.supported import adapt_options
@@ -191,3 +194,26 @@ def test_memory_stays_small(runner: Runner) -> None:
         pages = msgspec.structs.replace(PAGED.pages, seed=seed)
         judged(runner, "paged_eager", msgspec.structs.replace(PAGED, pages=pages), "page_relocation")
     assert runner.resident_bytes - before < 8 << 20
+
+
+def test_kernel_that_promises_no_bits_is_held_to_its_bounds(tmp_path: Path) -> None:
+    """Atomics would excuse a kernel from right addresses."""
+    mutant = Mutant("loose", "paged_naive", "", "D", "page_relocation", {}, (PLANTED["int32_page_offset"][2],))
+    for target, kind in ((plant(mutant, tmp_path), "page ids"), ("paged_naive", None)):
+        (kernel,) = load_kernels(target)
+        supports = msgspec.structs.replace(kernel.declaration.supports, deterministic=False)
+        loose = Kernel(kernel.function, msgspec.structs.replace(kernel.declaration, supports=supports))
+        case = adapt_options(PAGED, kernel.declaration.options)
+        failure = judge(loose, case, device="cpu", relations=("page_relocation",)).failure
+        assert (failure and failure.kind) == kind
+
+
+def test_silent_where_addresses_count_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that allows no overcommitment would fail every case."""
+
+    def refuse(nbytes: int) -> None:
+        raise SparseUnavailable(f"no {nbytes} bytes")
+
+    monkeypatch.setattr("attnfuzz.memory.sparse.reserve", refuse)
+    (kernel,) = load_kernels("paged_eager")
+    assert judge(kernel, PAGED, device="cpu", relations=("page_relocation",)).failure is None
