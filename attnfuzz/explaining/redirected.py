@@ -70,10 +70,10 @@ def _head_formulas(row: MeasuredRow, head: int) -> Iterator[str]:
         yield f"h % {case.num_kv_heads} (the number of KV heads)"
     if head == row.head:
         yield "h"
+    yield str(head)
     for divisor in range(1, 2 * case.gqa_ratio + 2):
         if divisor != case.gqa_ratio and head == min(row.head // divisor, case.num_kv_heads - 1):
             yield f"h // {divisor}"
-    yield str(head)
 
 
 def _past_the_end(row: MeasuredRow, gained: list[int], lost: list[int]) -> Reading | None:

@@ -44,5 +44,7 @@ def scope(case: Case, rows: Iterable[int], *, count: int) -> str:
         head = f"query head{'s' if len(heads) > 1 else ''} {ranges(heads)}"
         if len(chosen) == every:
             return first
+        if count == case.num_q_heads:
+            return head
         return f"{head} of every {noun}" if every == count else f"{first}, {head}"
     return f"{len(chosen)} of {count} rows"

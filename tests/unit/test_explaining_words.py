@@ -18,6 +18,7 @@ def test_rows_are_named_as_one() -> None:
     assert scope(CASE, [2, 6, 10], count=12) == "query head 2 of every sequence"
     assert scope(CASE, [0, 1, 4, 5], count=12) == "sequences 0-1, query heads 0-1"
     assert scope(CASE, [0, 5], count=12) == "2 of 12 rows"
+    assert scope(CASE, [1, 2], count=4) == "query heads 1-2"
 
 
 def test_rows_of_a_merge_are_tokens() -> None:
