@@ -58,7 +58,7 @@ class DiesInOneRelation(PretendedProcess):
         relations: Relations = None,
     ) -> Verdict:
         verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
-        dies = relations is None or "value_affinity" in relations
+        dies = relations in (None, ("value_affinity",))
         return Verdict(failure=CRASH) if dies else verdict
 
 

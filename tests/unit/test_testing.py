@@ -248,3 +248,18 @@ class TestMethods:
         """A method would be called without self, or a kernel not be found by its name."""
         assert isinstance(self, TestMethods)
         assert case.problem == "dense_decode"
+
+
+def test_check_asks_every_relation() -> None:
+    """A case would pass as long as it happens to draw another relation than the one that objects."""
+
+    @attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(dtypes=("float32",), empty_sequences=False))
+    def adds_an_epsilon(inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = attend(inputs)
+        return out + 1e-7, lse
+
+    for length in (3, 4, 5):
+        case = {**FIELDS, "seq_lens": [length], "values": {"values": "normal"}}
+        with pytest.raises(attnfuzz.KernelFailure) as raised:
+            attnfuzz.check(adds_an_epsilon, case, isolated=False)
+        assert raised.value.failure.oracle == "value_affinity"
