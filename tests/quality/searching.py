@@ -27,6 +27,9 @@ __all__ = ["Search", "searcher"]
 
 Search = Callable[[Mutant], Hunted]
 
+_PATIENCE = 4
+"""A slow case on a busy machine would else be taken for a hang, and a mutant for found by the wrong oracle."""
+
 
 @contextmanager
 def searcher(
@@ -41,7 +44,7 @@ def searcher(
             streams={one.target: CaseStream(one, seed=seed, device=device) for one in declarations.values()},
             oracles=DEFAULT_ORACLES,
             budget_s=budget_s,
-            hang_s=DEFAULT_TIMEOUT_S[device],
+            hang_s=_PATIENCE * DEFAULT_TIMEOUT_S[device],
         )
 
         def search(mutant: Mutant) -> Hunted:
