@@ -19,8 +19,7 @@ from tests.quality.planting import lay_over
 from tests.quality.searching import Search, searcher
 
 _SEED = 3
-"""Several KV heads with more than 16 query heads each, which one mutant needs and one case in a thousand has, come within
-500 cases."""
+"""One mutant needs several KV heads with more than 16 query heads each: one case in a thousand, one of the first 500."""
 
 
 @pytest.fixture(scope="module")
