@@ -91,10 +91,8 @@ def _explained(trial: Trial, far: Far, seen: Observation) -> Failure | None:
         return _explained_by_pages(trial, far, seen)
     for name, innermost in far.stretched.items():
         shape = tensor_specs(trial.case)[name].shape
-        for axis in (
-            axis for axis in range(innermost + 1) if shape[axis] > 1
-        ):  # the outer ones follow a wide inner one
-            alone = _wrong(trial, Far(stretched={name: axis}))
+        for axis in range(innermost + 1):  # strides around a wide one are wider still
+            alone = _wrong(trial, Far(stretched={name: axis})) if shape[axis] > 1 else None
             if alone is not None:
                 words = f"with dimension {axis} of {name} so wide apart that offsets pass 2^31 elements"
                 return _failure(trial, alone, f"strides of {name}", words, _WIDER_OFFSETS)
