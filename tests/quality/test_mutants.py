@@ -19,7 +19,7 @@ from tests.quality.planting import lay_over
 from tests.quality.searching import Search, searcher
 
 _SEED = 3
-"""One mutant needs several KV heads with more than 16 query heads each: one case in a thousand, one of the first 500."""
+"""One mutant needs several KV heads with more than 16 query heads each, as one of the first 500 cases then has."""
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def pages_in_order(num_seqs: int, pages_each: int) -> Tensor:
 @pytest.mark.parametrize("page_size", grid([1, 8, 16], [1, 16]))
 @pytest.mark.parametrize("num_q_heads", grid([4, 32], [4]))
 @pytest.mark.parametrize("num_kv_heads", grid([4], [2]))
-@pytest.mark.parametrize("head_size", grid([128, 256], [64]))
+@pytest.mark.parametrize("head_size", grid([128, 256], [128]))
 def test_batch_decode_with_paged_kv_cache(
     kernel: str, batch_size: int, kv_len: int, page_size: int, num_q_heads: int, num_kv_heads: int, head_size: int
 ) -> None:
@@ -163,7 +163,7 @@ def test_batch_invariance(batch_size: int, kv_len: int, page_size: int, splits: 
 @pytest.mark.parametrize("kernel", ["whole", "splits"])
 @pytest.mark.parametrize("batch_size", grid([4, 128, 256], [4]))
 @pytest.mark.parametrize("page_size", grid([16, 32, 64], [16, 64]))
-@pytest.mark.parametrize("heads", grid([(2, 2), (2, 10), (2, 16), (4, 32)], [(1, 1), (2, 4)]))
+@pytest.mark.parametrize("heads", grid([(2, 2), (2, 10), (2, 16), (4, 32)], [(1, 1), (1, 5)]))
 @pytest.mark.parametrize("longest", grid([110, 8192], [110]))
 @pytest.mark.parametrize("strided_query", grid([False, True], [True]))
 def test_ragged_shuffled_pages(
@@ -202,7 +202,7 @@ def test_ragged_shuffled_pages(
 
 @pytest.mark.parametrize("kernel", ["whole", "splits"])
 @pytest.mark.parametrize("kv_len", grid([0, 17, 33, 79, 96, 113, 514, 1024], [0, 17, 33]))
-@pytest.mark.parametrize("page_size", grid([1, 16, 64], [16]))
+@pytest.mark.parametrize("page_size", grid([1, 16, 64], [64]))
 def test_nan_in_unused_slots(kernel: str, kv_len: int, page_size: int) -> None:
     """The tail of the last page is NaN; the LSE is looked at if there is a token."""
     torch.manual_seed(0)
