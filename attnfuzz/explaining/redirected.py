@@ -64,9 +64,10 @@ def _another_head(row: MeasuredRow, gained: list[int], lost: list[int]) -> Readi
 
 def _head_formulas(row: MeasuredRow, head: int) -> Iterator[str]:
     case = row.case
+    ambiguous = case.gqa_ratio == case.num_kv_heads
     if head == row.head % case.gqa_ratio and case.gqa_ratio > 1:
-        yield f"h % {case.gqa_ratio} (the group size)"
-    if head == row.head % case.num_kv_heads:
+        yield f"h % {case.gqa_ratio}" + ("" if ambiguous else " (the group size)")
+    if head == row.head % case.num_kv_heads and not ambiguous:
         yield f"h % {case.num_kv_heads} (the number of KV heads)"
     if head == row.head:
         yield "h"
