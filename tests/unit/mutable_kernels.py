@@ -6,7 +6,7 @@ from pathlib import Path
 
 __all__ = ["write_project"]
 
-_CODE = '''
+_CODE = """
 import triton
 import triton.language as tl
 
@@ -30,9 +30,9 @@ def combine(p_a, p_b, p_lse_a, p_lse_b, p_out, p_lse, head_size, stride_at, stri
     out = (w_a * a + w_b * b) / total
     tl.store(p_out + i_token * stride_ot + i_head * stride_oh + o_d, out.to(p_out.dtype.element_ty), mask=m_d)
     tl.store(p_lse + i_token * stride_lt + i_head * stride_lh, row_max + tl.log(total))
-'''
+"""
 
-_DECLARATION = '''
+_DECLARATION = """
 import attnfuzz
 import triton
 from combining import combine
@@ -53,7 +53,7 @@ def mine(inputs):
         BLOCK_D=triton.next_power_of_2(head_size),
     )
     return inputs.output, inputs.output_lse
-'''
+"""
 
 
 def write_project(folder: Path) -> Path:

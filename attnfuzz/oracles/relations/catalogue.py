@@ -42,9 +42,9 @@ RELATIONS: tuple[Relation, ...] = (
 """In the order of `attnfuzz.oracles.verdict.RELATION_ORACLES`. What may end the process comes last: where all relations
 judge a case, the others have had their say then."""
 
-_ONE_IN_ON_GPU = 8
-"""Cases of which one draws a relation on a GPU: there a relation's run waits for the device by itself, while the case's
-own runs share the wait with a batch."""
+_ONE_IN = {"cpu": 3, "cuda": 8}
+"""Cases of which one draws a relation. Its runs cost a case as much again, or several times that; most bugs show without.
+On a GPU they wait for the device by themselves, while the case's own runs share the wait with a batch."""
 
 
 def applicable(declaration: Declaration, case: Case, oracles: Sequence[OracleName]) -> list[Relation]:
@@ -57,7 +57,7 @@ def drawn(
 ) -> Relation | None:
     """The one that `case` draws among those applicable: the same case draws the same anywhere and always."""
     number = zlib.crc32(encode_case(case))
-    if device == "cuda" and number % _ONE_IN_ON_GPU:
+    if number % _ONE_IN[device]:
         return None
     candidates = [one for one in _candidates(oracles) if one.on_gpu or device != "cuda"]
     in_turn = sorted(candidates, key=lambda relation: _lot(relation, number))
