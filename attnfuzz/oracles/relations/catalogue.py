@@ -43,8 +43,8 @@ RELATIONS: tuple[Relation, ...] = (
 judge a case, the others have had their say then."""
 
 _ONE_IN = {"cpu": 3, "cuda": 8}
-"""Cases of which one draws a relation. Its runs cost a case as much again, or several times that; most bugs show without.
-On a GPU they wait for the device by themselves, while the case's own runs share the wait with a batch."""
+"""Cases of which one draws a relation. Its runs cost as much as the case, or several times that, and most bugs show
+without. On a GPU they wait for the device by themselves, while the case's own runs share the wait with a batch."""
 
 
 def applicable(declaration: Declaration, case: Case, oracles: Sequence[OracleName]) -> list[Relation]:
