@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Self, TypeVar, cast
+from typing import cast
 
 import msgspec
-from hypothesis.strategies import SearchStrategy
 
-from attnfuzz.campaign.channel import Channel
-from attnfuzz.campaign.formats import WorkingSets
-from attnfuzz.campaign.journal import Journal
-from attnfuzz.campaign.judging import TimedJudge
 from attnfuzz.campaign.messages import (
     Busy,
     Confirmed,
@@ -21,113 +14,15 @@ from attnfuzz.campaign.messages import (
     Known,
     Minimised,
     Progress,
-    Setup,
     Smaller,
     Stop,
-    ToWorker,
     Unconfirmed,
 )
-from attnfuzz.campaign.search import Search
-from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Relations, Verdict
-from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
-from attnfuzz.problems.formats import Format
-from attnfuzz.problems.supports import Supports
-from attnfuzz.strategies.cases import case_lists
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import DenseDecodeCase, decode_case
+from tests.unit.search_bench import CRASH, KERNEL, WRONG, Bench, after, grouped, long
 
-KERNEL = Declaration(
-    name="pretended",
-    problem="dense_decode",
-    supports=Supports(dtypes=("float16",), head_sizes=(16, 32), strides="contiguous"),
-    target="kernels.py:pretended",
-)
-WRONG = Failure(oracle="accuracy", kind="out:value", message="out is wrong")
-CRASH = Failure(oracle="crash", kind="SIGSEGV", message="the process died")
-
-Bug = Callable[[DenseDecodeCase], Failure | None]
-Message = TypeVar("Message", bound=msgspec.Struct)
-
-
-@dataclass
-class Bench:
-    """A search over a kernel that fails where ``bug`` says so, with the coordinator's side of it pretended too.
-
-    It ends when ``enough`` says so of what was sent, and after ``budget_s`` at the latest.
-    """
-
-    bug: Bug
-    budget_s: float = 20.0
-    enough: Callable[[list[msgspec.Struct]], bool] = lambda sent: False
-    kernels: tuple[Declaration, ...] = (KERNEL,)
-    mail: list[ToWorker] = field(default_factory=list)
-    sent: list[msgspec.Struct] = field(default_factory=list)
-    judged: list[DenseDecodeCase] = field(default_factory=list)
-    afresh: int = 0
-
-    def run(self) -> Self:
-        deadline = time.monotonic() + self.budget_s
-        setup = Setup(
-            worker=0,
-            num_workers=1,
-            seed=1,
-            kernels=self.kernels,
-            deadline=deadline,
-            device="cpu",
-            oracles=DEFAULT_ORACLES,
-        )
-        channel = cast(Channel[ToWorker], self)
-        judge, formats = self.timed(deadline), self.formats()
-        Search(setup, judge=judge, strategy_for=drawn, channel=channel, formats=formats).run()
-        return self
-
-    def formats(self) -> WorkingSets | None:
-        return None
-
-    def timed(self, deadline: float) -> TimedJudge:
-        return TimedJudge(self.judge, deadline=deadline, longest_s=10.0, journal=Journal(None))
-
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
-        assert isinstance(case, DenseDecodeCase)
-        self.judged.append(case)
-        self.afresh += afresh
-        return Verdict(failure=self.bug(case), error_ratio=0.5)
-
-    def send(self, message: msgspec.Struct) -> None:
-        self.sent.append(message)
-        if self.enough(self.sent):
-            self.mail.append(Stop())
-
-    def receive(self, timeout_s: float = 0.0) -> list[ToWorker]:
-        mail, self.mail = self.mail, []
-        return mail
-
-    def of(self, kind: type[Message]) -> list[Message]:
-        return [message for message in self.sent if isinstance(message, kind)]
-
-
-def drawn(declaration: Declaration, formats: Sequence[Format], length: int) -> SearchStrategy[list[Case]]:
-    supports, options = declaration.supports, declaration.options
-    return case_lists(declaration.problem, length=length, supports=supports, options=options, formats=formats)
-
-
-def after(kind: type[msgspec.Struct], count: int = 1) -> Callable[[list[msgspec.Struct]], bool]:
-    return lambda sent: sum(isinstance(message, kind) for message in sent) >= count
-
-
-def grouped(case: DenseDecodeCase) -> Failure | None:
-    return WRONG if case.gqa_ratio == 3 else None
-
-
-def long(case: DenseDecodeCase) -> Failure | None:
-    return WRONG if max(case.seq_lens) > 16 else None
+WRONG_LSE = Failure(oracle="accuracy", kind="lse:value", message="lse is wrong")
 
 
 def test_a_bug_is_found_confirmed_and_shrunk_to_what_triggers_it() -> None:
@@ -306,72 +201,6 @@ def test_shrinking_stops_at_the_deadline_with_what_it_has() -> None:
     bench = Bench(slow, budget_s=1.2).run()
     assert len(bench.of(Confirmed)) == 1
     assert [message.complete for message in bench.of(Minimised)] == [False]
-
-
-HANG = Failure(oracle="hang", kind="timeout", message="still running")
-WRONG_LSE = Failure(oracle="accuracy", kind="lse:value", message="lse is wrong")
-
-
-@dataclass
-class HangingBench(Bench):
-    """Here ``bug`` says which cases take ``takes_s``."""
-
-    takes_s: float = 1e9
-    limits: list[float] = field(default_factory=list)
-
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
-        slow = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh).failure is not None
-        self.limits.append(timeout_s)
-        return Verdict(failure=HANG if slow and self.takes_s > timeout_s else None)
-
-
-def test_a_hang_is_shrunk_with_short_waits_and_confirmed_with_the_longest() -> None:
-    """With ten seconds for each of a dozen hanging cases, a minute is over before anything has shrunk."""
-    bench = HangingBench(grouped, enough=after(Minimised)).run()
-    assert bench.of(Minimised)[0].features == {"gqa_ratio>1", "gqa_ratio not pow2"}
-    assert bench.of(Confirmed)[0].runs == 1
-    assert bench.limits[-1] == 10.0
-    assert 0.5 in bench.limits
-
-
-def test_a_slow_case_is_not_a_hang() -> None:
-    """What ends within the longest time has not hung, however slow it is compared with others."""
-    bench = HangingBench(grouped, takes_s=5.0, enough=after(Unconfirmed)).run()
-    assert bench.of(Confirmed) == []
-    assert len(bench.of(Unconfirmed)) == 1
-
-
-def test_a_case_shrunk_to_one_that_is_only_slow_is_given_up_for_the_first() -> None:
-    """The short limits of shrinking can mistake a slow case for a hang; what is saved must hang."""
-
-    class SlowWhenShort(HangingBench):
-        def judge(
-            self,
-            declaration: Declaration,
-            case: Case,
-            *,
-            timeout_s: float,
-            afresh: bool = False,
-            relations: Relations = None,
-        ) -> Verdict:
-            assert isinstance(case, DenseDecodeCase)
-            self.takes_s = 1e9 if max(case.seq_lens) > 8 else 5.0
-            return super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
-
-    bench = SlowWhenShort(lambda case: WRONG if max(case.seq_lens) > 4 else None, enough=after(Minimised)).run()
-    (confirmed,) = bench.of(Confirmed)
-    (found,) = (message for message in bench.of(Found) if message.finding == confirmed.finding)
-    smaller = [bytes(message.case) for message in bench.of(Smaller)]
-    assert smaller[-1] == bytes(found.case)
-    assert smaller[-2] != bytes(found.case)
 
 
 def test_a_wrong_lse_that_becomes_a_wrong_output_is_one_bug() -> None:

@@ -21,7 +21,7 @@ from attnfuzz.execution.outcomes import ServiceError
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict, ends_process
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.formats import Format, format_key, format_of
-from tests.unit.test_campaign_search import CRASH, HANG, KERNEL, WRONG, Bench, after, grouped, long
+from tests.unit.search_bench import CRASH, HANG, KERNEL, WRONG, Bench, after, grouped, long
 
 GROUPED = {"gqa_ratio>1", "gqa_ratio not pow2"}
 

@@ -19,7 +19,7 @@ from attnfuzz.oracles.verdict import Failure, OracleName, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.features import KV_STRIDES_DIFFER, general_features
 from attnfuzz.problems.supports import Supports
-from tests.unit.test_campaign_search import Bench
+from tests.unit.search_bench import Bench
 
 KERNEL = Declaration(
     name="pretended",

@@ -11,7 +11,9 @@ from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
 
-AT_RUN_TIME = {"seq_lens", "scale", "values", "pages", "extra_rows", "num_tokens", "lse_pairs", "seed", "lse_layout"}
+AT_RUN_TIME = {
+    "seq_lens", "scale", "values", "pages", "extra_rows", "num_tokens", "lse_pairs", "outputs", "seed", "lse_layout"
+}  # fmt: skip
 
 
 def simplest(problem: Problem) -> Case:

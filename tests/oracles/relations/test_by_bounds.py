@@ -21,7 +21,7 @@ BY_BOUNDS: tuple[OracleName, ...] = ("layout", "repaging", "gqa_expansion", "spl
 
 def objection(name: OracleName, kernel: Kernel, case: Case) -> Failure:
     """What the relation alone says; with accuracy it has no say."""
-    failure = judge(kernel, case, device="cpu", oracles=(name,)).failure
+    failure = judge(kernel, case, device="cpu", oracles=(name,), relations=(name,)).failure
     assert failure is not None
     assert failure.error_ratio is not None
     assert failure.error_ratio > 1

@@ -143,14 +143,18 @@ def test_cases_with_a_known_access_draw_among_the_other_relations() -> None:
     (kernel,) = load_kernels(f"{KERNELS}:masked")
     declaration = kernel.declaration
     simplest = simplest_case(declaration.problem, declaration.supports, declaration.options)
-    for n in range(1, 40):
+    others = set()
+    for n in range(1, 80):
         case = msgspec.structs.replace(simplest, seq_lens=(n,))
         ways: tuple[Relations, Relations] = (None, DrawnWithout(("guard_page",)))
         drawn, without = (
             [one.name for one in chosen(declaration, case, DEFAULT_ORACLES, way, device="cpu")] for way in ways
         )
-        assert len(drawn) == len(without) == 1
-        assert without != ["guard_page"]
+        assert len(drawn) == len(without)
+        if drawn == ["guard_page"]:
+            others.update(without)
+    assert others
+    assert "guard_page" not in others
 
 
 def test_nothing_is_run_where_its_death_could_not_be_told(runner: Runner) -> None:

@@ -1,0 +1,123 @@
+"""A search over a pretended kernel, with the coordinator's side of it pretended too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Self, TypeVar, cast
+
+import msgspec
+from hypothesis.strategies import SearchStrategy
+
+from attnfuzz.campaign.channel import Channel
+from attnfuzz.campaign.formats import WorkingSets
+from attnfuzz.campaign.journal import Journal
+from attnfuzz.campaign.judging import TimedJudge
+from attnfuzz.campaign.messages import (
+    Setup,
+    Stop,
+    ToWorker,
+)
+from attnfuzz.campaign.search import Search
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Relations, Verdict
+from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.problems.formats import Format
+from attnfuzz.problems.supports import Supports
+from attnfuzz.strategies.cases import case_lists
+
+KERNEL = Declaration(
+    name="pretended",
+    problem="dense_decode",
+    supports=Supports(dtypes=("float16",), head_sizes=(16, 32), strides="contiguous"),
+    target="kernels.py:pretended",
+)
+WRONG = Failure(oracle="accuracy", kind="out:value", message="out is wrong")
+HANG = Failure(oracle="hang", kind="timeout", message="still running")
+CRASH = Failure(oracle="crash", kind="SIGSEGV", message="the process died")
+
+Bug = Callable[[DenseDecodeCase], Failure | None]
+Message = TypeVar("Message", bound=msgspec.Struct)
+
+
+@dataclass
+class Bench:
+    """A search over a kernel that fails where ``bug`` says so, with the coordinator's side of it pretended too.
+
+    It ends when ``enough`` says so of what was sent, and after ``budget_s`` at the latest.
+    """
+
+    bug: Bug
+    budget_s: float = 20.0
+    enough: Callable[[list[msgspec.Struct]], bool] = lambda sent: False
+    kernels: tuple[Declaration, ...] = (KERNEL,)
+    mail: list[ToWorker] = field(default_factory=list)
+    sent: list[msgspec.Struct] = field(default_factory=list)
+    judged: list[DenseDecodeCase] = field(default_factory=list)
+    afresh: int = 0
+
+    def run(self) -> Self:
+        deadline = time.monotonic() + self.budget_s
+        setup = Setup(
+            worker=0,
+            num_workers=1,
+            seed=1,
+            kernels=self.kernels,
+            deadline=deadline,
+            device="cpu",
+            oracles=DEFAULT_ORACLES,
+        )
+        channel = cast(Channel[ToWorker], self)
+        judge, formats = self.timed(deadline), self.formats()
+        Search(setup, judge=judge, strategy_for=drawn, channel=channel, formats=formats).run()
+        return self
+
+    def formats(self) -> WorkingSets | None:
+        return None
+
+    def timed(self, deadline: float) -> TimedJudge:
+        return TimedJudge(self.judge, deadline=deadline, longest_s=10.0, journal=Journal(None))
+
+    def judge(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict:
+        assert isinstance(case, DenseDecodeCase)
+        self.judged.append(case)
+        self.afresh += afresh
+        return Verdict(failure=self.bug(case), error_ratio=0.5)
+
+    def send(self, message: msgspec.Struct) -> None:
+        self.sent.append(message)
+        if self.enough(self.sent):
+            self.mail.append(Stop())
+
+    def receive(self, timeout_s: float = 0.0) -> list[ToWorker]:
+        mail, self.mail = self.mail, []
+        return mail
+
+    def of(self, kind: type[Message]) -> list[Message]:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+
+def drawn(declaration: Declaration, formats: Sequence[Format], length: int) -> SearchStrategy[list[Case]]:
+    supports, options = declaration.supports, declaration.options
+    return case_lists(declaration.problem, length=length, supports=supports, options=options, formats=formats)
+
+
+def after(kind: type[msgspec.Struct], count: int = 1) -> Callable[[list[msgspec.Struct]], bool]:
+    return lambda sent: sum(isinstance(message, kind) for message in sent) >= count
+
+
+def grouped(case: DenseDecodeCase) -> Failure | None:
+    return WRONG if case.gqa_ratio == 3 else None
+
+
+def long(case: DenseDecodeCase) -> Failure | None:
+    return WRONG if max(case.seq_lens) > 16 else None
