@@ -118,13 +118,14 @@ def test_growth_is_that_of_calls_which_add_up() -> None:
     target = f"{KERNELS.with_name('leaking_kernels.py')}:keeps_16_mebibytes"
     case = msgspec.Raw(encode_case(LEAKING_CASE))
     uses = []
-    for calls in (1, 4, 1):
+    for calls in (1, 6, 3):
         body = service.handle("growth", msgspec.json.encode(GrowthRequest(target, case, calls)))
         use = msgspec.json.decode(body, type=GrowthReply).use
         assert use is not None
         uses.append(use.host_bytes >> 20)
-    assert uses[1] - uses[0] == pytest.approx(64, abs=8)
-    assert uses[2] - uses[1] == pytest.approx(16, abs=8)
+    # The process is that of the tests: what others have left in it, and in its children, may go meanwhile.
+    assert uses[1] - uses[0] == pytest.approx(6 * 16, abs=24)
+    assert uses[2] - uses[1] == pytest.approx(3 * 16, abs=24)
 
 
 def test_a_kernel_that_raises_has_no_growth() -> None:
