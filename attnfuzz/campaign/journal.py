@@ -17,7 +17,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.execution.claims import Claim, is_claimed
 from attnfuzz.problems.cases import Case
 
-__all__ = ["Journal", "JournalFolder", "forget", "remove_if_empty", "was_running"]
+__all__ = ["Journal", "JournalFolder", "forget", "is_in_journal", "remove_if_empty", "was_running"]
 
 _PREFIX = "journal-"
 _ANNOUNCED = "announced"
@@ -128,15 +128,20 @@ def was_running(regression: Regression) -> bool:
     return (regression.finding.oracle, regression.finding.kind) == (_RECORD.oracle, _RECORD.kind)
 
 
+def is_in_journal(file: Path) -> bool:
+    """Whether a file lies where campaigns keep journals; a copy elsewhere is its owner's."""
+    return file.resolve().parent.name.startswith(_PREFIX)
+
+
 def forget(files: Iterable[Path]) -> None:
     """Remove files of journals, and folders of which none is left; not those of a campaign that still runs."""
     for file in files:
         folder = file.parent
-        if is_claimed(folder):
+        if not is_in_journal(file) or is_claimed(folder):
             continue
         with contextlib.suppress(OSError):  # it has vanished, or cannot be removed
             file.unlink()
-            if not any(folder.glob("*.json")) and folder.name.startswith(_PREFIX):
+            if not any(folder.glob("*.json")):
                 shutil.rmtree(folder)
                 remove_if_empty(folder.parent)
 
@@ -159,7 +164,7 @@ def _new_folder(parent: Path) -> Path:
     own = f"{_PREFIX}{os.getpid()}"
     names = itertools.chain([own], (f"{own}-{n}" for n in itertools.count(2)))
     for name in names:
-        with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(FileExistsError):  # the next name, then
             (parent / name).mkdir()
             break
     return parent / name

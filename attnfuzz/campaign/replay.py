@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnfuzz.campaign.journal import was_running
+from attnfuzz.campaign.journal import is_in_journal, was_running
 from attnfuzz.campaign.saved_run import run_saved
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
@@ -64,9 +64,10 @@ def replay(cases: Sequence[SavedCase], runner: Runner, *, kernels: Sequence[str]
 
 
 def cleared(results: Iterable[Replayed]) -> set[Path]:
-    """Files of cases that were running when a campaign was killed, and that pass on every kernel they were put to."""
+    """Files in journals, of cases that were running when a campaign was killed and pass wherever they were run."""
     ran = [result for result in results if result.verdict is not None and was_running(result.saved.regression)]
-    return {result.saved.path for result in ran} - {result.saved.path for result in ran if result.failed}
+    passed = {result.saved.path for result in ran} - {result.saved.path for result in ran if result.failed}
+    return set(filter(is_in_journal, passed))
 
 
 def resolve_target(target: str, regression_file: Path) -> str:

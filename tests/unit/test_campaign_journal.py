@@ -126,6 +126,16 @@ def test_cases_that_are_cleared_are_forgotten_and_at_last_the_folder(tmp_path: P
     assert not state.exists()
 
 
+def test_a_copy_that_its_owner_keeps_elsewhere_stays(tmp_path: Path) -> None:
+    """A replay of somebody's own file would delete it."""
+    dead = left_over(tmp_path / ".attnfuzz", "journal-1")
+    kept = tmp_path / "regressions" / "mine.json"
+    kept.parent.mkdir()
+    kept.write_bytes((dead / "worker-0.json").read_bytes())
+    forget([kept])
+    assert kept.exists()
+
+
 def test_the_journal_of_a_live_campaign_is_not_taken_from_it(tmp_path: Path) -> None:
     """Replayed meanwhile, its cases pass; the one that takes the machine down next would be lost."""
     with JournalFolder(tmp_path / "state") as folder:

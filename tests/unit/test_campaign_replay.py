@@ -133,9 +133,10 @@ def test_cases_that_were_running_are_cleared_if_they_pass_everywhere() -> None:
     record = FindingRecord(oracle="crash", kind="journal", message="was running")
     running = [
         SavedCase(Path(name), Regression(problem="dense_decode", kernel=kernel, case=CASE, finding=record))
-        for name, kernel in (("a.json", "mine"), ("b.json", "mine"))
+        for name, kernel in (("journal-7/a.json", "mine"), ("journal-7/b.json", "mine"), ("regressions/a.json", "mine"))
     ]
-    assert cleared(run(PretendedRunner(), *running, saved())) == {Path("a.json"), Path("b.json")}
+    in_journal = {Path("journal-7/a.json"), Path("journal-7/b.json")}
+    assert cleared(run(PretendedRunner(), *running, saved())) == in_journal
     assert cleared(run(PretendedRunner("naive"), *running)) == set()
 
 
