@@ -86,7 +86,7 @@ class Crew:
         """Tell one worker; that it is gone is noticed when it is listened to."""
         handle = self._places[number].handle
         if handle is not None:
-            with contextlib.suppress(ChannelClosed):
+            with contextlib.suppress(ChannelClosed):  # noticed when it is listened to
                 handle.channel.send(message)
 
     def broadcast(self, message: msgspec.Struct, *, but: int | None = None) -> None:

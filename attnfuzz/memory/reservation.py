@@ -30,8 +30,8 @@ def reserve(nbytes: int) -> mmap.mmap:
             f"the system gives no {nbytes >> 30} GiB of addresses ({reason}); allow it with "
             "sysctl vm.overcommit_memory=0 and ulimit -v unlimited"
         ) from error
-    # A huge page would make 2 MiB of each element that is written; EINVAL: the system has none.
-    with contextlib.suppress(OSError):
+    # A huge page would make 2 MiB of each element that is written.
+    with contextlib.suppress(OSError):  # EINVAL: the system has none
         mapping.madvise(mmap.MADV_NOHUGEPAGE)
     return mapping
 

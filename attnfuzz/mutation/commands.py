@@ -114,7 +114,7 @@ class Command:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill the command and what it has started."""
-    with suppress(ProcessLookupError, PermissionError):
+    with suppress(ProcessLookupError, PermissionError):  # all of it has ended
         os.killpg(process.pid, signal.SIGKILL)
 
 

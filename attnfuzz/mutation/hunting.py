@@ -113,7 +113,7 @@ class Hunt:
     def run(self) -> Hunted:
         """Search until a kill, or until the time or the cases are used up."""
         kill = None
-        with contextlib.suppress(OutOfTime):
+        with contextlib.suppress(OutOfTime):  # nothing was found in the time that there was
             kill = self._search()
         elapsed_s = time.monotonic() - self._started
         return Hunted(kill, self._cases, elapsed_s, self._slowest_s, tuple(self._complaints))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from attnfuzz.memory.arena import Arena
@@ -9,8 +11,8 @@ from attnfuzz.memory.far import FAR, FarAllocator, stretched_strides
 from attnfuzz.memory.fault_map import FaultMap, read_regions
 
 
-def allocator(**changes: object) -> FarAllocator:
-    return FarAllocator(Arena("cpu", poison="nan", prefill="nan"), **changes)  # type: ignore[arg-type]
+def allocator(**changes: Any) -> FarAllocator:
+    return FarAllocator(Arena("cpu", poison="nan", prefill="nan"), **changes)
 
 
 def test_pages_begin_where_they_are_told_to() -> None:
