@@ -47,9 +47,11 @@ _ONE_IN = {"cpu": 3, "cuda": 8}
 without. On a GPU they wait for the device by themselves, while the case's own runs share the wait with a batch."""
 
 
-def applicable(declaration: Declaration, case: Case, oracles: Sequence[OracleName]) -> list[Relation]:
-    """Those among `oracles` that can judge `case`; by bounds only where accuracy is not among them."""
-    return [relation for relation in _candidates(oracles) if relation.applies(declaration, case)]
+def applicable(
+    declaration: Declaration, case: Case, oracles: Sequence[OracleName], *, device: str = "cpu"
+) -> list[Relation]:
+    """Those among `oracles` that can judge `case` on `device`; by bounds only where accuracy is not among them."""
+    return [relation for relation in _candidates(oracles, device) if relation.applies(declaration, case)]
 
 
 def drawn(
@@ -59,8 +61,7 @@ def drawn(
     number = zlib.crc32(encode_case(case))
     if number % _ONE_IN[device]:
         return None
-    candidates = [one for one in _candidates(oracles) if one.on_gpu or device != "cuda"]
-    in_turn = sorted(candidates, key=lambda relation: _lot(relation, number))
+    in_turn = sorted(_candidates(oracles, device), key=lambda relation: _lot(relation, number))
     return next((relation for relation in in_turn if relation.applies(declaration, case)), None)
 
 
@@ -75,13 +76,17 @@ def chosen(
         one = drawn(declaration, case, oracles, device=device)
         return [] if one is None else [one]
     if relations == "all":
-        return applicable(declaration, case, oracles)
-    named = [relation for relation in RELATIONS if relation.name in relations and relation.name in oracles]
+        return applicable(declaration, case, oracles, device=device)
+    named = [relation for relation in _able(oracles, device) if relation.name in relations]
     return [relation for relation in named if relation.applies(declaration, case)]
 
 
-def _candidates(oracles: Sequence[OracleName]) -> list[Relation]:
-    found = (relation for relation in RELATIONS if relation.name in oracles)
+def _able(oracles: Sequence[OracleName], device: str) -> list[Relation]:
+    return [relation for relation in RELATIONS if relation.name in oracles and device in relation.devices]
+
+
+def _candidates(oracles: Sequence[OracleName], device: str) -> list[Relation]:
+    found = _able(oracles, device)
     return [relation for relation in found if not (relation.by_bounds and "accuracy" in oracles)]
 
 

@@ -60,4 +60,4 @@ def _host_memory() -> HostGuardedMemory:
     return HostGuardedMemory()
 
 
-GUARD_PAGE = Relation("guard_page", _applies, _check, weight=2, on_gpu=False)  # others do not see reads outside
+GUARD_PAGE = Relation("guard_page", _applies, _check, weight=2, devices=("cpu",))  # others do not see reads outside

@@ -135,4 +135,4 @@ def _failure(trial: Trial, seen: Observation, kind: str, words: str, *details: s
     return found and msgspec.structs.replace(found, kind=kind)
 
 
-PAGE_RELOCATION = Relation("page_relocation", _applies, _check, on_gpu=False)
+PAGE_RELOCATION = Relation("page_relocation", _applies, _check, devices=("cpu",))

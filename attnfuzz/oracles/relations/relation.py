@@ -17,7 +17,7 @@ class Relation:
 
     `applies` says whether there is something to be made of a case under what the kernel declares. `check` may raise
     `KernelRaised`. `weight`: how often it is drawn, compared with others. `by_bounds`: it sees nothing that accuracy
-    would not see in the run that it makes, and so is not drawn beside it. `on_gpu`: whether it can judge there.
+    would not see in the run that it makes, and so is not drawn beside it. `devices`: those on which it can judge.
     """
 
     name: OracleName
@@ -25,4 +25,4 @@ class Relation:
     check: Callable[[Trial], Failure | None]
     weight: int = 1
     by_bounds: bool = False
-    on_gpu: bool = True
+    devices: tuple[str, ...] = ("cpu", "cuda")
