@@ -165,7 +165,3 @@ _CASES: Sequence[Case] = tuple(
 def _held_by_memory(gpu: Gpu) -> int:
     free = gpu.free_bytes if gpu.free_bytes is not None else gpu.memory_bytes
     return _MOST_PER_GPU if free is None else max(1, free // _EXECUTOR_BYTES)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

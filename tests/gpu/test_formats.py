@@ -10,12 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 BUDGET_S = 30
+SCOUTED_AT_ONCE = 4
+"""Formats that a kernel is given before the first case; here no two of them make the same program."""
+KERNELS = {"paged_naive": "paged_decode_kernel", "merge_states_triton": "merge_states_kernel"}
+"""With the function that Triton compiles for each."""
 
 
 def explored(folder: Path, *, seed: int, workers: int) -> int:
     """Cases of a campaign over two kernels that keeps what it compiles in ``folder``."""
     summary = folder / f"summary-{seed}.json"
-    command = [sys.executable, "-m", "attnfuzz", "explore", "paged_naive", "merge_states_triton", "--device", "cuda"]
+    command = [sys.executable, "-m", "attnfuzz", "explore", *KERNELS, "--device", "cuda"]
     command += ["--budget", f"{BUDGET_S}s", "--workers", str(workers), "--seed", str(seed)]
     command += ["--save-dir", str(folder / "found"), "--json", str(summary)]
     environment = {**os.environ, "TRITON_CACHE_DIR": str(folder / "triton")}
@@ -25,18 +29,23 @@ def explored(folder: Path, *, seed: int, workers: int) -> int:
     return cases
 
 
-def compiled(folder: Path) -> int:
-    return len(list((folder / "triton").rglob("*.cubin")))
+def compiled(folder: Path, function: str = "*") -> int:
+    return len(list((folder / "triton").rglob(f"{function}.cubin")))
 
 
 def test_cases_outnumber_compilations(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """A format of its own for each case spends a GPU's time in a compiler."""
+    """A format of its own for each case spends a GPU's time in a compiler; a single one meets few bugs.
+
+    How far scouting comes beyond the first formats in these seconds is up to the machine. That it goes on, with its
+    share of the time, is tested in `tests/unit/test_campaign_formats.py`.
+    """
     first_cases = explored(tmp_path, seed=1, workers=2)
     first_compiled = compiled(tmp_path)
     second_cases = explored(tmp_path, seed=2, workers=2)
     second_compiled = compiled(tmp_path) - first_compiled
     record_property("cases", (first_cases, second_cases))
     record_property("compiled", (first_compiled, second_compiled))
-    assert first_compiled >= 16  # scouting goes on beyond what a campaign begins with
+    programs = {function: compiled(tmp_path, function) for function in KERNELS.values()}
+    assert min(programs.values()) >= SCOUTED_AT_ONCE, programs
     assert 4 * first_compiled < first_cases
     assert 4 * second_compiled < second_cases

@@ -63,4 +63,4 @@ def test_auto_is_what_a_campaign_takes(suite: pytest.Pytester) -> None:
     suite.makepyfile("def test_it(): pass")
     result = suite.runpytest_subprocess(*PLUGIN, "-n", "auto", "-v")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines([f"attnfuzz: {expected.reason}", f"{expected.workers} worker* [[]1 item[]]"])
+    result.stdout.fnmatch_lines([f"attnfuzz: {expected.sentence}", f"{expected.workers} worker* [[]1 item[]]"])

@@ -30,7 +30,8 @@ class NotFound(AssertionError):  # noqa: N818 - says what happened
 class Catch:
     """What one campaign made of a mutant. Times are in seconds since the command was started.
 
-    ``shrunk_s`` is None if shrinking was cut off, by its own time limit or by the end of the campaign.
+    ``shrunk_s`` is None if shrinking was cut off, by its own time limit or by the end of the campaign. ``others``:
+    the oracles of findings that were cut off when this one had been shrunk.
     """
 
     target: str
@@ -39,10 +40,23 @@ class Catch:
     cases: int
     first_seen_s: float
     shrunk_s: float | None
+    others: tuple[str, ...] = ()
 
     @property
     def case(self) -> Case:
         return self.regression.case
+
+    @property
+    def told(self) -> str:
+        """All of it in a few lines, for a test that fails."""
+        finding = self.regression.finding
+        shrunk = "cut off while it was shrunk" if self.shrunk_s is None else f"shrunk after {self.shrunk_s:.1f} s"
+        beside = f"; cut off: {', '.join(self.others)}" if self.others else ""
+        return (
+            f"{finding.oracle} ({finding.kind}): {finding.message}\n"
+            f"seen after {self.first_seen_s:.1f} s, {shrunk}, {self.cases} cases{beside}\n"
+            f"{encode_case(self.case).decode()}"
+        )
 
 
 def hunt(
@@ -63,7 +77,10 @@ def hunt(
     if not summary.exists():
         raise RuntimeError(f"exit {done.returncode} on {mutant.name}:\n{done.stdout}\n{done.stderr}")
     report = json.loads(summary.read_text())
-    finding = report["kernels"][0]["findings"][0]
+    # several workers may be at symptoms of one bug, and the campaign ends with the first that has been shrunk
+    finding, *others = sorted(
+        report["kernels"][0]["findings"], key=lambda one: (one["shrunk_s"] is None, one["first_seen_s"])
+    )
     path = Path(finding["path"])
     return Catch(
         target=target,
@@ -72,6 +89,7 @@ def hunt(
         cases=report["cases"],
         first_seen_s=finding["first_seen_s"],
         shrunk_s=finding["shrunk_s"],
+        others=tuple(other["oracle"] for other in others),
     )
 
 
