@@ -16,14 +16,14 @@ from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.fault_map import FaultMap, GuardedRegion
 from attnfuzz.memory.geometry import span
 from attnfuzz.memory.patterns import bits, prefill_
-from attnfuzz.memory.reservation import SparseUnavailable
+from attnfuzz.memory.reservation import MOST_BYTES, SparseUnavailable
 from attnfuzz.memory.sparse import SparseBuffer
 from attnfuzz.memory.wrapping import landings, wrapped
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import Role
 from attnfuzz.problems.strides import strided_layout
 
-__all__ = ["CACHES", "FAR", "MOST_ROWS", "FarAllocator", "stretched_strides"]
+__all__ = ["CACHES", "FAR", "MOST_ROWS", "FarAllocator", "stretched_nbytes", "stretched_strides"]
 
 CACHES = ("k_cache", "v_cache", "kv_cache")
 FAR = 1 << 32
@@ -37,8 +37,6 @@ _MOST_ROWS_WITH_DECOYS = 64
 _MOST_DECOYS = 1 << 24
 """Elements in a row: beyond, there are zeros."""
 _ALIGNMENT = 64  # elements between strides
-_MOST_BYTES = 1 << 43
-"""Of addresses, for one tensor and what lies below: a small part of the 2^47 that a process has."""
 
 
 class FarAllocator:
@@ -113,8 +111,8 @@ class FarAllocator:
     ) -> Shaped[Tensor, " elements"]:
         """Memory for so many elements, with numbers unlike a case's at each of ``decoys`` that lies within reach."""
         size = dtype.itemsize
-        if (elements + below) * size > _MOST_BYTES:
-            raise SparseUnavailable(f"{(elements + below) * size} bytes of addresses are more than {_MOST_BYTES}")
+        if (elements + below) * size > MOST_BYTES:
+            raise SparseUnavailable(f"{(elements + below) * size} bytes of addresses are more than {MOST_BYTES}")
         buffer = SparseBuffer(elements * size, below=below * size)
         if self._fault_map is None:
             buffer.opened(-below * size, below * size)
@@ -144,6 +142,11 @@ def stretched_strides(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     for outer in range(axis - 1, -1, -1):
         strides[outer] = _aligned_alike(strides[outer + 1] * shape[outer + 1], contiguous[outer])
     return tuple(strides)
+
+
+def stretched_nbytes(shape: tuple[int, ...], axis: int, itemsize: int) -> int:
+    """Of addresses, for such a tensor and what lies below."""
+    return (span(shape, stretched_strides(shape, axis)) + _LARGEST_SIGNED) * itemsize
 
 
 def _aligned_alike(least: int, stride: int) -> int:

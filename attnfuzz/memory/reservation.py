@@ -7,9 +7,12 @@ import mmap
 import os
 import sys
 
-__all__ = ["SparseUnavailable", "reserve", "why_unavailable"]
+__all__ = ["MOST_BYTES", "SparseUnavailable", "reserve", "why_unavailable"]
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python names it from 3.13 on
+MOST_BYTES = 1 << 43
+"""Of addresses, for one tensor and what lies below: a small part of the 2^47 that a process has."""
+
 _TRIED_BYTES = 1 << 36
 """What a case at page ids past 2^32 elements takes at most, but for few."""
 

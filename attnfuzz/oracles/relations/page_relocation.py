@@ -3,9 +3,9 @@
 No result can tell where pages lie if the addresses are right. That caches are large is what production has and tests
 do not; here they are sparse (`attnfuzz.memory.far`), on the CPU so far.
 
-Two runs. In the first, offsets start past 2^32 elements and page ids past 2^16: one that is cut short points to decoys.
-In the second they lie just past 2^31 elements, for what goes wrong only there, a switch to wide offsets at the wrong
-size among them.
+Up to four runs. In the first, offsets start past 2^32 elements and page ids past 2^16: one that is cut short points to
+decoys. In the second they lie just past 2^31 elements, for what goes wrong only there, a switch to wide offsets at the
+wrong size among them. In the others, the tokens of a page or the heads of a cache are as far apart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from attnfuzz.oracles.relations.page_limits import (
     pages_to_same_alignment,
 )
 from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.relations.stretching import stretched_axes
+from attnfuzz.oracles.relations.stretching import stretched_axes, stretched_cache_axes
 from attnfuzz.oracles.relations.transformed import as_it_is, unequal_bits, where_bits_differ
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
@@ -66,6 +66,9 @@ def _placements(declaration: Declaration, case: Case) -> Iterator[Far]:
         far = Far(pages[turn] if turn < len(pages) else 0, stretched_axes(declaration, case, turn))
         if far.first_page or far.stretched:
             yield far
+    for turn in range(_RUNS):
+        if axes := stretched_cache_axes(declaration, case, turn):
+            yield Far(stretched=axes)
 
 
 def _wrong(trial: Trial, far: Far) -> Observation | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.memory.far import CACHES, MOST_ROWS
-from attnfuzz.problems.cases import Case
+from attnfuzz.memory.far import CACHES, MOST_ROWS, stretched_nbytes
+from attnfuzz.memory.reservation import MOST_BYTES
+from attnfuzz.problems.cases import Case, PagedDecodeCase
 from attnfuzz.problems.choices import strided_tensors_of
-from attnfuzz.problems.shapes import strides_of, tensor_specs
+from attnfuzz.problems.shapes import ITEMSIZE, TensorSpec, strides_of, tensor_specs
+from attnfuzz.problems.supports import Layout
 
-__all__ = ["stretched_axes"]
+__all__ = ["stretched_axes", "stretched_cache_axes"]
 
 _ORDERS: dict[str, tuple[int, ...]] = {
     "q": (0, 1, 2),
@@ -26,24 +28,66 @@ _ORDERS: dict[str, tuple[int, ...]] = {
 }
 """Dimensions of a tensor in the order of the turns; together they cover each index of a kernel in two turns."""
 
+_TOKENS_AND_HEADS: dict[Layout, tuple[int, int]] = {
+    "NHD": (1, 2),
+    "HND": (2, 1),
+    "packed": (3, 1),
+    "interleaved": (2, 3),
+}
+"""Dimensions of a cache: tokens of a page, and KV heads."""
+
 
 def stretched_axes(declaration: Declaration, case: Case, turn: int) -> Mapping[str, int]:
     """Contiguous tensors that could as well have a wide stride, as far as the kernel declares to take any.
 
-    Where a dimension has three indices or more, the stride itself fits into 32 bits: those come first.
+    Where a dimension has three indices or more, the stride itself fits into 32 bits: those come first. Caches stay as
+    they are.
     """
-    strides = declaration.supports.strides
-    if strides == "contiguous":
-        return {}
-    specs = tensor_specs(case)
     found = {}
-    for name in strided_tensors_of(case.problem, declaration.supports):
-        if name in CACHES or strides_of(case, name) != "contiguous":
-            continue
-        shape = specs[name].shape
-        order = [axis for axis in _ORDERS.get(name, range(len(shape))) if strides == "any" or axis < len(shape) - 1]
-        axes = [axis for axis in order if shape[axis] > 1 and math.prod(shape[: axis + 1]) <= MOST_ROWS]
-        if axes and 0 not in shape:
-            preferred = [axis for axis in axes if shape[axis] > 2] or axes
+    for name, spec in _free_to_stretch(declaration, case).items():
+        axes = [] if name in CACHES else _possible(declaration, spec, _ORDERS.get(name, range(len(spec.shape))))
+        if axes:
+            preferred = [axis for axis in axes if spec.shape[axis] > 2] or axes
             found[name] = preferred[turn % len(preferred)]
     return found
+
+
+def stretched_cache_axes(declaration: Declaration, case: Case, turn: int) -> Mapping[str, int]:
+    """Caches with a wide stride between the tokens of a page, or between heads; V the other way round than K.
+
+    In a turn of its own: pages cannot be moved far away at the same time, and strides around a wide one do not fit into
+    32 bits any more.
+    """
+    if not isinstance(case, PagedDecodeCase):
+        return {}
+    found = {}
+    for name, spec in _free_to_stretch(declaration, case).items():
+        order = _TOKENS_AND_HEADS[case.layout]
+        axes = _possible(declaration, spec, order if name != "v_cache" else order[::-1]) if name in CACHES else []
+        if len(axes) > turn:
+            found[name] = axes[turn]
+    return found
+
+
+def _free_to_stretch(declaration: Declaration, case: Case) -> dict[str, TensorSpec]:
+    if declaration.supports.strides == "contiguous":
+        return {}
+    specs = tensor_specs(case)
+    names = strided_tensors_of(case.problem, declaration.supports)
+    found = {name: spec for name, spec in specs.items() if ("k_cache" if name == "kv_cache" else name) in names}
+    return {
+        name: spec for name, spec in found.items() if strides_of(case, name) == "contiguous" and 0 not in spec.shape
+    }
+
+
+def _possible(declaration: Declaration, spec: TensorSpec, order: Iterable[int]) -> list[int]:
+    """Those dimensions in ``order`` that have an index to stretch by, and not too many."""
+    shape, any_stride = spec.shape, declaration.supports.strides == "any"
+    return [
+        axis
+        for axis in order
+        if (any_stride or axis < len(shape) - 1)
+        and shape[axis] > 1
+        and math.prod(shape[: axis + 1]) <= MOST_ROWS
+        and stretched_nbytes(shape, axis, ITEMSIZE[spec.dtype]) <= MOST_BYTES
+    ]

@@ -76,6 +76,20 @@ PLANTED: dict[str, tuple[str, Case, Edit, str, str]] = {
         "page ids",
         "past 2^31 elements",
     ),
+    "offset_within_a_page": (
+        "paged_naive",
+        PAGED,
+        Edit("paged_walk.py", "i_off = (i_t % block_size).to(tl.int64)", "i_off = i_t % block_size"),
+        "strides of k_cache",
+        "dimension 1 of k_cache so wide apart",
+    ),
+    "offset_within_a_page_of_v": (
+        "paged_split_k",
+        msgspec.structs.replace(PAGED, layout="HND"),
+        Edit("paged_walk.py", "+ i_off * stride_vt", "+ i_off.to(tl.int32) * stride_vt"),
+        "strides of v_cache",
+        "dimension 2 of v_cache so wide apart",
+    ),
     "token_stride": (
         "dense_naive",
         DENSE,
@@ -150,7 +164,8 @@ def test_death_below_the_cache_is_told_as_such(runner: Runner, tmp_path: Path) -
 
 def test_kernel_that_copies_the_cache_is_not_blamed(runner: Runner, tmp_path: Path) -> None:
     """Sixteen gigabytes would be written, and the process end for want of memory."""
-    grid = "    with on_device_of(q):\n        paged_decode_kernel"
+    strides = "    k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)\n"
+    grid = f"{strides}    with on_device_of(q):\n        paged_decode_kernel"
     edit = Edit("launch_paged.py", grid, f"    k_cache = k_cache.clone()\n{grid}")
     target = plant(Mutant("copies", "paged_naive", "", "D", "page_relocation", {}, (edit,)), tmp_path)
     assert judged(runner, target, PAGED, "page_relocation") is None

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.relations.stretching import stretched_axes
-from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.oracles.relations.stretching import stretched_axes, stretched_cache_axes
+from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
 
 ANY = Declaration(name="any", problem="dense_decode")
@@ -54,3 +54,32 @@ def test_many_rows_stay_together() -> None:
     """Each row that lies apart takes a page of memory."""
     long = msgspec.structs.replace(CASE, seq_lens=(2000,))
     assert stretched_axes(ANY, long, 0).keys() == {"q", "out", "lse"}
+
+
+PAGED = PagedDecodeCase(num_q_heads=4, num_kv_heads=4, head_size=8, seq_lens=(5, 3, 7), scale=0.25, block_size=4)
+PAGES = Declaration(name="pages", problem="paged_decode")
+
+
+@pytest.mark.parametrize(
+    ("layout", "turns"),
+    [
+        ("NHD", [{"k_cache": 1, "v_cache": 2}, {"k_cache": 2, "v_cache": 1}]),
+        ("HND", [{"k_cache": 2, "v_cache": 1}, {"k_cache": 1, "v_cache": 2}]),
+        ("packed", [{"k_cache": 3, "v_cache": 1}, {"k_cache": 1, "v_cache": 3}]),
+        ("interleaved", [{"kv_cache": 2}, {"kv_cache": 3}]),
+    ],
+)
+def test_tokens_and_heads_of_a_cache_have_a_turn_each(layout: Any, turns: list[dict[str, int]]) -> None:
+    """An offset within a page, or a head, in 32 bits would never overflow: pages alone do not make them large."""
+    case = msgspec.structs.replace(PAGED, layout=layout)
+    assert [stretched_cache_axes(PAGES, case, turn) for turn in range(2)] == turns
+    assert stretched_axes(PAGES, case, 0).keys().isdisjoint(("k_cache", "v_cache", "kv_cache"))
+
+
+def test_caches_stay_as_they_are_where_nothing_can_be_stretched() -> None:
+    """A kernel would be blamed for strides that it does not take, or addresses be asked for that no machine has."""
+    plain = msgspec.structs.replace(PAGED, num_kv_heads=1, num_q_heads=1, block_size=1)
+    narrow = msgspec.structs.replace(PAGES, supports=Supports(strides="contiguous"))
+    long = msgspec.structs.replace(PAGED, seq_lens=(3000,))
+    for declaration, case in ((PAGES, plain), (narrow, PAGED), (PAGES, long), (ANY, CASE)):
+        assert stretched_cache_axes(declaration, case, 0) == {}
