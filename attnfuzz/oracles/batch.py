@@ -21,13 +21,15 @@ from attnfuzz.memory.patterns import Fill
 from attnfuzz.memory.workspaces import WorkspacePool
 from attnfuzz.oracles.comparison import Reference
 from attnfuzz.oracles.distant_expectations import DistantExpectations
+from attnfuzz.oracles.entries import Asked, Entry, asked_of, entries_of
 from attnfuzz.oracles.expectations import Expectation, expectations
 from attnfuzz.oracles.host_look import Seen, look
 from attnfuzz.oracles.observation import KernelRaised, Observation, call
+from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.trial import Symptoms, Trial
 from attnfuzz.oracles.verdict import Timing
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.registry import Contents, problem_of
+from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["Batch"]
@@ -54,14 +56,19 @@ class _Run:
 
 @dataclass
 class _Attempt:
-    """The runs of one case, as far as they came."""
+    """The runs of one entry, as far as they came."""
 
     runs: list[_Run] = field(default_factory=list)
     raised: KernelRaised | None = None
 
 
 class Batch:
-    """In order: `launch`, `expect`, `symptoms`, which waits for the device, and `trial` where there are any."""
+    """In order: `launch`, `expect`, `symptoms`, which waits for the device, and `trial` where there are any.
+
+    Its entries are its cases, two runs each, and after them those that relations ask for, with one run.
+    """
+
+    _image: Image
 
     def __init__(
         self,
@@ -74,9 +81,11 @@ class Batch:
         tolerance: Tolerance,
         twice: bool,
         compile_clock: Callable[[], float],
+        relations: Sequence[Sequence[Relation]] | None = None,
     ) -> None:
         """`plans`: of the memory of `cases`, see `plan_of`. `home`: where they are filled and looked at, `device` or
-        "cpu". All else as for `Trial`.
+        "cpu". `relations`: for each case those whose runs are made along with it; `home` is "cpu" then. All else as
+        for `Trial`.
         """
         self.kernel = kernel
         self.cases = cases
@@ -86,36 +95,46 @@ class Batch:
         self.twice = twice
         self._compile_clock = compile_clock
         self._problem = problem_of(cases[0])
-        self._image = Image(plans, device, home=home)
+        self.asked: list[list[Asked]] = [[] for _ in cases]
+        self._plans = plans
+        self._relations = relations
+        self._entries: list[Entry] = []
+        self._damaged: list[tuple[bool, ...]] = []
+        self._found: dict[int, Symptoms] = {}
+        self._trials: dict[int, Trial] = {}
         self._pools = [WorkspacePool(device, fill) for fill in RUNS]
         self._fetch = Fetch(home)
-        self._contents: list[Contents] = []
         self._attempts: list[_Attempt] = []
-        self._expectations: list[Expectation] = []
+        self._expectations: dict[int, Expectation] = {}
         self._distant: DistantExpectations | None = None
         self._build_s = self._expect_s = 0.0
 
     def launch(self) -> None:
-        """Build the inputs of all cases, run the kernel on each, start to copy back."""
+        """Build the inputs of all entries, run the kernel on each, start to copy back."""
         started = time.perf_counter()
-        self._contents = self._problem.contents(self.cases, self.home, self.kernel.declaration.supports)
-        for i, (case, contents) in enumerate(zip(self.cases, self._contents, strict=True)):
-            self._problem.write(case, self._image.tensors(i), contents.values, contents.placement)
+        self._entries = self._list_entries()
+        self._image = Image([entry.plan for entry in self._entries], self.device, home=self.home)
+        for i, entry in enumerate(self._entries):
+            tensors = self._image.tensors(i)
+            if entry.runs == 1:
+                tensors = {name: tensor[:1] for name, tensor in tensors.items()}
+            self._problem.write(entry.case, tensors, entry.contents.values, entry.contents.placement)
         self._image.send()
         self._build_s = time.perf_counter() - started
-        self._attempts = [self._attempt(i) for i in range(len(self.cases))]
+        self._attempts = [_Attempt() for _ in self._entries]
+        for i in range(len(self.cases)):
+            self._attempt_with_relations(i)
         self._start_copies()
 
     def expect(self) -> None:
         """Work out what should come back, beside the device's work."""
         started = time.perf_counter()
-        requests = [
-            (self.kernel.declaration, case, contents.values)
-            for case, contents in zip(self.cases, self._contents, strict=True)
-        ]
+        entries = (self._entries[i] for i in self._drawn)
+        requests = [(self.kernel.declaration, entry.case, entry.contents.values) for entry in entries]
         interpreted = self.device == "cpu"
         if self.home == self.device:
-            self._expectations = expectations(requests, tolerance=self.tolerance, interpreted=interpreted)
+            found = expectations(requests, tolerance=self.tolerance, interpreted=interpreted)
+            self._expectations = dict(zip(self._drawn, found, strict=True))
         else:
             self._distant = DistantExpectations(requests, self.device, self.tolerance, interpreted, self._fetch)
         self._expect_s = time.perf_counter() - started
@@ -126,32 +145,52 @@ class Batch:
             if self.device != "cpu":
                 torch.cuda.synchronize()
             if self._distant is not None:
-                self._expectations = self._distant.at_home()
-            found = self._look_on_host()
+                self._expectations = dict(zip(self._drawn, self._distant.at_home(), strict=True))
+            self._found = self._look_on_host()
         else:
-            found = self._look_on_device()
-        return [attempt.raised or found[i] for i, attempt in enumerate(self._attempts)]
+            self._found = self._look_on_device()
+        return [self._attempts[i].raised or self._found[i] for i in range(len(self.cases))]
 
-    def trial(self, case: int, symptoms: Symptoms) -> Trial:
-        """The trial of case number `case`, with its runs."""
-        trial = self._trial(case)
-        trial.symptoms = symptoms
-        return trial
+    def trial(self, entry: int) -> Trial:
+        """The trial of a drawn entry, with its runs, none of which raised; the same one each time."""
+        if entry not in self._trials:
+            self._trials[entry] = self._trial(entry)
+            self._trials[entry].symptoms = self._found[entry]
+        return self._trials[entry]
+
+    def results(self, entry: int) -> dict[str, Tensor]:
+        """Of an entry's first run, at home."""
+        runs = self._attempts[entry].runs
+        return {name: self._fetch.at_home(result) for name, result in runs[0].results.items()} if runs else {}
+
+    def raised(self, entry: int) -> KernelRaised | None:
+        """What ended an entry's runs."""
+        return self._attempts[entry].raised
+
+    def is_damaged(self, entry: int) -> bool:
+        """Whether memory that may not change did in an entry's runs, or beside it in those of another one."""
+        return any(self._damaged[entry])
+
+    def is_wrong(self, entry: int) -> bool:
+        """Whether an entry is beyond its error bound, as far as it has one."""
+        return entry in self._found and self._found[entry].error_ratio > 1
 
     def timing(self, case: int) -> Timing:
-        """Of case number `case`; the total is left to the caller."""
-        runs = self._attempts[case].runs
+        """Of case number `case`, those of its relations included; the total is left to the caller."""
+        entries = [case, *(entry for asked in self.asked[case] for entry in asked.entries)]
+        runs: list[_Run | Observation] = [run for entry in entries for run in self._attempts[entry].runs]
+        later = self._trials[case].observations[self._entries[case].runs :] if case in self._trials else []
         return Timing(
-            build_s=self._build_s / len(self.cases),
-            compile_s=sum(run.compile_s for run in runs),
-            kernel_s=sum(run.kernel_s for run in runs),
+            build_s=self._build_s / len(self.cases) + sum(seen.build_s for seen in later),
+            compile_s=sum(run.compile_s for run in runs + later),
+            kernel_s=sum(run.kernel_s for run in runs + later),
             reference_s=self._expect_s / len(self.cases),
         )
 
     def _look_on_host(self) -> dict[int, Symptoms]:
-        chosen = [i for i, attempt in enumerate(self._attempts) if attempt.raised is None]
-        seen = [Seen(self.cases[i], self._results(i), self._expectations[i]) for i in chosen]
-        damaged = self._damage()
+        chosen = [i for i in self._drawn if self._attempts[i].runs and self._attempts[i].raised is None]
+        seen = [Seen(self._entries[i].case, self._results(i), self._expectations[i]) for i in chosen]
+        self._damaged = damaged = self._damage()
         return {
             i: Symptoms(damaged[i], summary.unwritten, summary.differs, summary.error_ratio)
             for i, summary in zip(chosen, look(self.kernel.declaration, seen), strict=True)
@@ -170,12 +209,29 @@ class Batch:
             found[i] = replace(symptoms, damaged=damaged)
         return found
 
-    def _results(self, case: int) -> list[list[Tensor]]:
+    @property
+    def _drawn(self) -> list[int]:
+        """Entries that have a right result."""
+        return [i for i, entry in enumerate(self._entries) if entry.is_drawn]
+
+    def _list_entries(self) -> list[Entry]:
+        declaration = self.kernel.declaration
+        all_contents = self._problem.contents(self.cases, self.home, declaration.supports)
+        entries = [
+            Entry(case, plan, contents, runs=1 + self.twice)
+            for case, plan, contents in zip(self.cases, self._plans, all_contents, strict=True)
+        ]
+        if self._relations is not None:
+            self.asked = asked_of(declaration, self.cases, all_contents, self._relations)
+            entries += entries_of(declaration, self.asked)
+        return entries
+
+    def _results(self, entry: int) -> list[list[Tensor]]:
         """Of each run, at home."""
-        return [[self._fetch.at_home(part) for part in run.results.values()] for run in self._attempts[case].runs]
+        return [[self._fetch.at_home(part) for part in run.results.values()] for run in self._attempts[entry].runs]
 
     def _damage(self) -> list[tuple[bool, ...]]:
-        """Of each case, for each of its runs."""
+        """Of each entry, for each of its runs."""
         given = self._image.damage(self._fetch)
         whole = [
             pool.is_whole(
@@ -185,24 +241,31 @@ class Batch:
         ]
         return [
             tuple(
-                given[case][i] or not (whole[i] or self._is_whole(run.allocated)) for i, run in enumerate(attempt.runs)
+                given[entry][i] or not (whole[i] or self._is_whole(run.allocated)) for i, run in enumerate(attempt.runs)
             )
-            for case, attempt in enumerate(self._attempts)
+            for entry, attempt in enumerate(self._attempts)
         ]
 
     def _is_whole(self, allocated: Arena) -> bool:
         return not bool(allocated.on_host(self._fetch.at_home).damage())
 
-    def _attempt(self, case: int) -> _Attempt:
-        attempt = _Attempt()
-        both_runs = self._image.on_device(case)
+    def _attempt_with_relations(self, case: int) -> None:
+        """The runs of a case, and right after them those that compare with it, unless one of them raises."""
+        self._attempt(case)
+        for asked in self.asked[case]:
+            for entry in asked.entries:
+                if self._attempts[case].raised is None:
+                    self._attempt(entry)
+
+    def _attempt(self, number: int) -> None:
+        entry, attempt = self._entries[number], self._attempts[number]
+        both_runs = self._image.on_device(number)
         try:
-            for i in range(1 + self.twice):
+            for i in range(entry.runs):
                 tensors = {name: tensor[i] for name, tensor in both_runs.items()}
-                attempt.runs.append(self._run(self.cases[case], tensors, i))
+                attempt.runs.append(self._run(entry.case, tensors, i))
         except KernelRaised as raised:
-            attempt.raised = raised
-        return attempt
+            attempt.raised = KernelRaised(raised.error, raised.poison, entry.words) if entry.words else raised
 
     def _run(self, case: Case, tensors: dict[str, Tensor], i: int) -> _Run:
         inputs = self._problem.inputs(case, tensors)
@@ -222,34 +285,35 @@ class Batch:
         runs = [run for attempt in self._attempts for run in attempt.runs]
         self._fetch.start([result for run in runs for result in run.results.values()])
 
-    def _trial(self, case: int) -> Trial:
+    def _trial(self, number: int) -> Trial:
+        entry = self._entries[number]
         make = Trial if self.home == self.device else _HostTrial
         trial = make(
             self.kernel,
-            self.cases[case],
+            entry.case,
             device=self.device,
             tolerance=self.tolerance,
-            twice=self.twice,
+            twice=entry.runs > 1,
             compile_clock=self._compile_clock,
         )
         trial.reference = Reference.known(
             self.kernel.declaration,
-            self.cases[case],
+            entry.case,
             device=self.home,
             tolerance=self.tolerance,
-            values=self._contents[case].values,
-            expectation=self._expectations[case],
+            values=entry.contents.values,
+            expectation=self._expectations[number],
         )
         trial.reference.seconds = self._expect_s / len(self.cases)
-        trial.adopt([self._observation(case, i, run) for i, run in enumerate(self._attempts[case].runs)])
+        trial.adopt([self._observation(number, i, run) for i, run in enumerate(self._attempts[number].runs)])
         return trial
 
-    def _observation(self, case: int, i: int, run: _Run) -> Observation:
+    def _observation(self, entry: int, i: int, run: _Run) -> Observation:
         return Observation(
             RUNS[i],
             RUNS[i],
             inputs=None,
-            given=self._image.arena(case, i, self._fetch),
+            given=self._image.arena(entry, i, self._fetch),
             allocated=run.allocated if self.home == self.device else run.allocated.on_host(self._fetch.at_home),
             results={name: self._fetch.at_home(result) for name, result in run.results.items()},
             build_s=self._build_s / len(self.cases) / (1 + self.twice),

@@ -10,13 +10,23 @@ from attnfuzz.declaration import Kernel
 from attnfuzz.oracles import accuracy, dead_memory, determinism, exception, red_zone, unwritten
 from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.relations.catalogue import chosen
+from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Timing, Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, check_size
 from attnfuzz.problems.tolerance import Tolerance
 
-__all__ = ["judge", "judge_raised", "judge_relations", "judge_trial", "needs_two_runs", "with_timing"]
+__all__ = [
+    "judge",
+    "judge_raised",
+    "judge_relation",
+    "judge_relations",
+    "judge_trial",
+    "needs_two_runs",
+    "relation_raised",
+    "with_timing",
+]
 
 Oracle = Callable[[Trial], Failure | None]
 
@@ -90,17 +100,23 @@ def judge_relations(
 ) -> Verdict:
     """`verdict`, that of all other oracles on a case that passed, or the first of `relations` that objects to it."""
     for relation in chosen(trial.kernel.declaration, trial.case, oracles, relations, device=trial.device):
-        try:
-            failure = relation.check(trial)
-            if failure is not None:
-                return msgspec.structs.replace(verdict, failure=failure)
-        except KernelRaised as raised:
-            found = _raised_in(relation.name, raised, catch_interrupt=catch_interrupt)
-            return msgspec.structs.replace(found, error_ratio=verdict.error_ratio)
+        found = judge_relation(verdict, trial, relation, catch_interrupt=catch_interrupt)
+        if found is not verdict:
+            return found
     return verdict
 
 
-def _raised_in(relation: OracleName, raised: KernelRaised, *, catch_interrupt: bool) -> Verdict:
+def judge_relation(verdict: Verdict, trial: Trial, relation: Relation, *, catch_interrupt: bool) -> Verdict:
+    """As `judge_relations`, of a single one."""
+    try:
+        failure = relation.check(trial)
+    except KernelRaised as raised:
+        found = relation_raised(relation.name, raised, catch_interrupt=catch_interrupt)
+        return msgspec.structs.replace(found, error_ratio=verdict.error_ratio)
+    return verdict if failure is None else msgspec.structs.replace(verdict, failure=failure)
+
+
+def relation_raised(relation: OracleName, raised: KernelRaised, *, catch_interrupt: bool) -> Verdict:
     """An objection of `relation`: by itself the case does not raise. Memory may run out where a relation takes more."""
     found = judge_raised(raised, ("exception", "crash"), catch_interrupt=catch_interrupt)
     if found.failure is None or isinstance(raised.error, torch.OutOfMemoryError):

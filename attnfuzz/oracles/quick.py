@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import torch
@@ -11,10 +11,12 @@ from attnfuzz.declaration import Kernel
 from attnfuzz.memory.image import Plan, plan_of
 from attnfuzz.oracles.batch import Batch
 from attnfuzz.oracles.exception import context_lost
-from attnfuzz.oracles.judge import judge, judge_raised, judge_relations, judge_trial, needs_two_runs
+from attnfuzz.oracles.judge import judge, judge_raised, judge_trial, needs_two_runs
 from attnfuzz.oracles.observation import KernelRaised
+from attnfuzz.oracles.related import judge_related
 from attnfuzz.oracles.relations.catalogue import chosen as chosen_relations
-from attnfuzz.oracles.trial import Symptoms, Trial
+from attnfuzz.oracles.relations.relation import Relation
+from attnfuzz.oracles.trial import Symptoms
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Relations, Timing, Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
@@ -29,6 +31,10 @@ _BATCH_BYTES = 1 << 30
 _SMALL_BYTES = 1 << 23
 """Of the memory for both runs. Above, the host takes longer to fill and compare it than a GPU that several processes
 share."""
+
+_MOST_RELATED = 6
+"""Times the memory of a case that it may take together with the runs of a relation: two of it and two others for
+call_sequence, the longer of which is up to twice as large."""
 
 
 class BatchLost(Exception):  # noqa: N818 - says what happened
@@ -66,22 +72,29 @@ def judge_many(
         catch_interrupt=catch_interrupt,
         compile_clock=compile_clock,
     )
-    plans = [plan_of(case) for case in cases]
-    small = [i for i, plan in enumerate(plans) if _is_small(plan)]
+    candidates = [_Candidate(case, plan_of(case), together.relations_of(case)) for case in cases]
+    small = [i for i, one in enumerate(candidates) if _is_small(one.plan)]
+    large = sorted(set(range(len(cases))) - set(small))
+    sizes = [candidates[i].plan.nbytes * (_MOST_RELATED if candidates[i].relations else 1) for i in small]
     verdicts: dict[int, Verdict] = {}
-    for home, chosen, limit, sizes in (
-        ("cpu", small, _IMAGE_BYTES, [plans[i].nbytes for i in small]),
-        (
-            device,
-            large := sorted(set(range(len(cases))) - set(small)),
-            _BATCH_BYTES,
-            [case_nbytes(cases[i]) for i in large],
-        ),
-    ):
-        for batch in _batches(chosen, sizes, limit):
-            found = together.judge([cases[i] for i in batch], [plans[i] for i in batch], home)
-            verdicts |= zip(batch, found, strict=True)
+    for batch in _batches(small, sizes, _IMAGE_BYTES):
+        verdicts |= zip(batch, together.judge([candidates[i] for i in batch], "cpu"), strict=True)
+    for batch in _batches(large, [case_nbytes(cases[i]) for i in large], _BATCH_BYTES):
+        verdicts |= zip(batch, together.judge([candidates[i].by_itself() for i in batch], device), strict=True)
     return [verdicts[i] for i in range(len(cases))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A case, the plan of its memory, and the relations that have a word on it if all else is well."""
+
+    case: Case
+    plan: Plan
+    relations: list[Relation]
+
+    def by_itself(self) -> "_Candidate":
+        """With relations that make their runs one by one."""
+        return replace(self, relations=[replace(relation, further=None) for relation in self.relations])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +110,15 @@ class _Together:
     catch_interrupt: bool
     compile_clock: Callable[[], float]
 
-    def judge(self, cases: Sequence[Case], plans: Sequence[Plan], home: str) -> list[Verdict]:
-        """Verdicts on `cases`, filled and looked at on the device `home`."""
+    def relations_of(self, case: Case) -> list[Relation]:
+        """Those that have a word on `case` if all else is well."""
+        return chosen_relations(self.kernel.declaration, case, self.oracles, self.relations, device=self.device)
+
+    def judge(self, candidates: Sequence[_Candidate], home: str) -> list[Verdict]:
+        """Verdicts on `candidates`, filled and looked at on the device `home`."""
         started = time.perf_counter()
         try:
-            verdicts = self._judge(cases, plans, home)
+            verdicts = self._judge(candidates, home)
         except torch.OutOfMemoryError as error:  # a kernel's own, or for want of what other cases hold
             raise BatchLost(_first_line(error)) from error
         except RuntimeError as error:
@@ -109,40 +126,41 @@ class _Together:
                 raise BatchLost(lost) from error
             raise
         shared_s = time.perf_counter() - started - sum(verdict.timing.total_s for verdict in verdicts)
-        return [_with_share(verdict, shared_s / len(cases)) for verdict in verdicts]
+        return [_with_share(verdict, shared_s / len(candidates)) for verdict in verdicts]
 
-    def _judge(self, cases: Sequence[Case], plans: Sequence[Plan], home: str) -> list[Verdict]:
+    def _judge(self, candidates: Sequence[_Candidate], home: str) -> list[Verdict]:
         """Verdicts with the time that each case took for itself."""
         batch = Batch(
             self.kernel,
-            cases,
-            plans=plans,
+            [one.case for one in candidates],
+            plans=[one.plan for one in candidates],
             device=self.device,
             home=home,
             tolerance=self.tolerance,
             twice=self.thorough and needs_two_runs(self.oracles),
             compile_clock=self.compile_clock,
+            relations=[one.relations for one in candidates],
         )
         batch.launch()
         batch.expect()
         return [self._verdict(batch, i, found) for i, found in enumerate(batch.symptoms())]
 
     def _verdict(self, batch: Batch, case: int, found: Symptoms | KernelRaised) -> Verdict:
-        is_well = isinstance(found, Symptoms) and not found.any()
-        if isinstance(found, Symptoms) and is_well and not self._is_related(batch.cases[case]):
-            timing = batch.timing(case)
-            own_s = timing.compile_s + timing.kernel_s
-            return Verdict(error_ratio=found.error_ratio, timing=msgspec.structs.replace(timing, total_s=own_s))
+        launched = batch.timing(case)
+        launched_s = launched.compile_s + launched.kernel_s
+        if isinstance(found, Symptoms) and not found.any() and not batch.asked[case]:
+            return Verdict(error_ratio=found.error_ratio, timing=msgspec.structs.replace(launched, total_s=launched_s))
         started = time.perf_counter()
         verdict = self._closer_look(batch, case, found)
         if verdict.fatal:
             raise BatchLost(verdict.failure.message if verdict.failure else "the GPU's context or memory is lost")
-        timing, further = batch.timing(case), verdict.timing
-        timing = msgspec.structs.replace(
-            timing,
-            compile_s=timing.compile_s + further.compile_s,
-            kernel_s=timing.kernel_s + further.kernel_s,
-            total_s=timing.compile_s + timing.kernel_s + time.perf_counter() - started,
+        timing, alone = batch.timing(case), verdict.timing
+        timing = Timing(
+            build_s=timing.build_s + alone.build_s,
+            compile_s=timing.compile_s + alone.compile_s,
+            kernel_s=timing.kernel_s + alone.kernel_s,
+            reference_s=timing.reference_s + alone.reference_s,
+            total_s=launched_s + time.perf_counter() - started,
         )
         return msgspec.structs.replace(verdict, timing=timing)
 
@@ -153,24 +171,15 @@ class _Together:
                 raise found
             if any(found.damaged):  # perhaps by another case, whose memory lies beside
                 return self._alone(batch.cases[case])
-            trial = batch.trial(case, found)
-            well = not found.any()
-            verdict = Verdict(error_ratio=found.error_ratio) if well else judge_trial(trial, self.oracles)
-            return verdict if verdict.failure else self._related(verdict, trial)
+            if not found.any():
+                verdict = Verdict(error_ratio=found.error_ratio)
+            else:
+                verdict = judge_trial(batch.trial(case), self.oracles)
+            if verdict.failure is None:
+                verdict = judge_related(verdict, batch, case, catch_interrupt=self.catch_interrupt)
+            return verdict
         except KernelRaised as raised:
             return judge_raised(raised, self.oracles, catch_interrupt=self.catch_interrupt)
-
-    def _related(self, verdict: Verdict, trial: Trial) -> Verdict:
-        """What relations say of a case that passed, with the time that their runs took."""
-        before = len(trial.observations)
-        verdict = judge_relations(verdict, trial, self.oracles, self.relations, catch_interrupt=self.catch_interrupt)
-        further = trial.observations[before:]
-        compile_s, kernel_s = (sum(getattr(seen, part) for seen in further) for part in ("compile_s", "kernel_s"))
-        return msgspec.structs.replace(verdict, timing=Timing(compile_s=compile_s, kernel_s=kernel_s))
-
-    def _is_related(self, case: Case) -> bool:
-        """Whether a relation has a word on `case` if all else is well."""
-        return bool(chosen_relations(self.kernel.declaration, case, self.oracles, self.relations, device=self.device))
 
     def _alone(self, case: Case) -> Verdict:
         return judge(

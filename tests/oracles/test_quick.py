@@ -138,7 +138,7 @@ def test_what_does_not_fit_goes_into_another_batch(
     sizes: list[int] = []
     judge_together = quick._Together.judge
 
-    def judge_and_note(self: Any, cases: list[Case], *rest: Any) -> list[Verdict]:
+    def judge_and_note(self: Any, cases: list[Any], *rest: Any) -> list[Verdict]:
         sizes.append(len(cases))
         return judge_together(self, cases, *rest)
 

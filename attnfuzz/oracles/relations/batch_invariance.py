@@ -8,16 +8,17 @@ follow the batch, and the bits with it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.relations.transformed import Changed, Results, as_it_is, results_of, unequal_bits
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, one_by_one
+from attnfuzz.oracles.relations.transformed import Changed, Results, unequal_bits
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, MergeStatesCase
+from attnfuzz.problems.registry import Contents
 from attnfuzz.values import LogicalAttention, LogicalStates
 
 __all__ = ["BATCH_INVARIANCE"]
@@ -30,18 +31,22 @@ def _applies(declaration: Declaration, case: Case) -> bool:
     return supports.deterministic and supports.batch_invariant and _num_rows(case) > 1
 
 
-def _check(trial: Trial) -> Failure | None:
-    case, values = trial.case, trial.reference.values_on(trial.device)
-    together = as_it_is(trial)
-    alone = {name: result.clone() for name, result in together.items()}
+def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
+    del declaration
     noun = "token" if isinstance(case, MergeStatesCase) else "sequence"
     words = f"with that {noun} alone in the batch"
-    for row in _rows(case):
-        found = results_of(trial, Changed(words, _case_of_row(case, row), _values_of_row(values, row)))
-        for name, part in found.items():
-            _row(alone, name, row, case).copy_(part)
-    details = ("the kernel declares Supports(batch_invariant=True): a row does not depend on its batch",)
-    return unequal_bits("batch_invariance", case, together, alone, words, details=details)
+    rows = _rows(case)
+
+    def compare(together: Results, others: Sequence[Results]) -> Failure | None:
+        alone = {name: result.clone() for name, result in together.items()}
+        for row, found in zip(rows, others, strict=True):
+            for name, part in found.items():
+                _row(alone, name, row, case).copy_(part)
+        details = ("the kernel declares Supports(batch_invariant=True): a row does not depend on its batch",)
+        return unequal_bits("batch_invariance", case, together, alone, words, details=details)
+
+    runs = [Changed(words, _case_of_row(case, row), _values_of_row(contents.values, row)) for row in rows]
+    return FurtherRuns(runs, compare)
 
 
 def _num_rows(case: Case) -> int:
@@ -92,4 +97,4 @@ def _row(results: Results, name: str, row: int, case: Case) -> Any:
     return results[name].narrow(1 if heads_first else 0, row, 1)
 
 
-BATCH_INVARIANCE = Relation("batch_invariance", _applies, _check)
+BATCH_INVARIANCE = Relation("batch_invariance", _applies, one_by_one(_further), further=_further)

@@ -10,16 +10,18 @@ of its additions, unless it promises that a row does not depend on its batch; on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.relations.transformed import Changed, as_it_is, fits, results_of, unequal_bits
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, one_by_one
+from attnfuzz.oracles.relations.transformed import Changed, Results, fits, unequal_bits
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.block_table import block_table_rows
 from attnfuzz.problems.cases import Case, PagedDecodeCase
 from attnfuzz.problems.choices import paddings_of
+from attnfuzz.problems.registry import Contents
 
 __all__ = ["BLOCK_TABLE_SLACK"]
 
@@ -34,16 +36,17 @@ def _applies(declaration: Declaration, case: Case) -> bool:
     return supports.batch_invariant or (has_unused and len(paddings_of(supports)) > 1)
 
 
-def _check(trial: Trial) -> Failure | None:
-    case, declaration = trial.case, trial.kernel.declaration
+def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns | None:
     other = _changed(declaration, case) if isinstance(case, PagedDecodeCase) else None
     if other is None or not isinstance(case, PagedDecodeCase):  # the same ids may come out of another recipe
         return None
-    changed = Changed(_words(case, other), other, trial.reference.values_on(trial.device))
-    details = (_entries(case, "were"), _entries(other, "are now"))
-    return unequal_bits(
-        "block_table_slack", case, as_it_is(trial), results_of(trial, changed), changed.words, details=details
-    )
+    words = _words(case, other)
+
+    def compare(one: Results, others: Sequence[Results]) -> Failure | None:
+        details = (_entries(case, "were"), _entries(other, "are now"))
+        return unequal_bits("block_table_slack", case, one, others[0], words, details=details)
+
+    return FurtherRuns([Changed(words, other, contents.values)], compare)
 
 
 def _changed(declaration: Declaration, case: PagedDecodeCase) -> PagedDecodeCase | None:
@@ -78,4 +81,4 @@ def _entries(case: PagedDecodeCase, verb: str) -> str:
     return f"unused entries {verb} {shown}" if unused else "there was no unused entry"
 
 
-BLOCK_TABLE_SLACK = Relation("block_table_slack", _applies, _check)
+BLOCK_TABLE_SLACK = Relation("block_table_slack", _applies, one_by_one(_further), further=_further)

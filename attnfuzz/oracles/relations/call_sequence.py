@@ -6,18 +6,21 @@ same call twice, tells nothing of what is left over from another one with more t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.oracles import accuracy
 from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
-from attnfuzz.oracles.relations.relation import Relation
+from attnfuzz.oracles.relations.relation import FurtherRuns, Relation
 from attnfuzz.oracles.relations.relatives import Relative, relatives_of
-from attnfuzz.oracles.relations.transformed import Changed, as_it_is, results_of, unequal_bits
+from attnfuzz.oracles.relations.transformed import Changed, Results, as_it_is, results_of, unequal_bits
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import Case
+from attnfuzz.problems.registry import Contents
 
 __all__ = ["CALL_SEQUENCE"]
 
@@ -32,17 +35,36 @@ def _applies(declaration: Declaration, case: Case) -> bool:
 
 def _check(trial: Trial) -> Failure | None:
     for relative in relatives_of(trial.kernel.declaration, trial.case):
-        failure = _of_relative(trial, relative) or _again(trial, relative)
+        failure = _of_relative(trial, relative) or _after(trial, relative)
         if failure is not None:
             return failure
     return None
 
 
+def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
+    relatives = relatives_of(declaration, case)
+    again = [_again(relative, case, contents) for relative in relatives]
+
+    def compare(one: Results, others: Sequence[Results]) -> Failure | None:
+        found = (_bits(case, one, other, same) for other, same in zip(others[1::2], again, strict=True))
+        return next(filter(None, found), None)
+
+    def blame(trial: Trial, run: int, what: Failure | KernelRaised) -> Failure | None:
+        failure = _raised(what) if isinstance(what, KernelRaised) else what
+        return _next_call(trial, relatives[run // 2], failure)
+
+    runs = [run for relative, same in zip(relatives, again, strict=True) for run in (Changed("", relative.case), same)]
+    return FurtherRuns(runs, compare, blame=blame)
+
+
 def _of_relative(trial: Trial, relative: Relative) -> Failure | None:
     """The call of another case right after this one: wrong, and right in a fresh copy of the kernel."""
     failure = _judged(trial, trial.kernel, relative)
-    if failure is None:
-        return None
+    return None if failure is None else _next_call(trial, relative, failure)
+
+
+def _next_call(trial: Trial, relative: Relative, failure: Failure) -> Failure | None:
+    """What it means that a relative's call failed."""
     fresh = fresh_copy(trial.kernel)
     if fresh is None or _judged(trial, fresh, relative) is not None:
         return None  # it is wrong by itself, or nobody can tell
@@ -67,19 +89,31 @@ def _judged(trial: Trial, kernel: Kernel, relative: Relative) -> Failure | None:
     try:
         failure = accuracy.check(other)
     except KernelRaised as raised:
-        name = type(raised.error).__name__
-        return Failure(oracle="exception", kind=name, message=f"{name}: {str(raised.error).partition(chr(10))[0]}")
+        if isinstance(raised.error, KeyboardInterrupt):
+            raise
+        return _raised(raised)
     trial.observations.extend(other.observations)
     return failure
 
 
-def _again(trial: Trial, relative: Relative) -> Failure | None:
+def _raised(raised: KernelRaised) -> Failure:
+    """What a relative's call raised, in the words of a failure."""
+    name = type(raised.error).__name__
+    return Failure(oracle="exception", kind=name, message=f"{name}: {str(raised.error).partition(chr(10))[0]}")
+
+
+def _after(trial: Trial, relative: Relative) -> Failure | None:
     """The call of this case after that of another one."""
-    words = f"after {relative.words}"
-    values = trial.reference.values_on(trial.device)
-    found = results_of(trial, Changed(words, trial.case, values))
-    details = (_REASONS,)
-    return unequal_bits(_NAME, trial.case, as_it_is(trial), found, words, details=details, as_it_was="at first")
+    same = _again(relative, trial.case, Contents(trial.reference.values_on(trial.device), None))
+    return _bits(trial.case, as_it_is(trial), results_of(trial, same), same)
 
 
-CALL_SEQUENCE = Relation("call_sequence", _applies, _check)
+def _again(relative: Relative, case: Case, contents: Contents) -> Changed:
+    return Changed(f"after {relative.words}", case, contents.values, contents.placement)
+
+
+def _bits(case: Case, one: Results, other: Results, same: Changed) -> Failure | None:
+    return unequal_bits(_NAME, case, one, other, same.words, details=(_REASONS,), as_it_was="at first")
+
+
+CALL_SEQUENCE = Relation("call_sequence", _applies, _check, further=_further)

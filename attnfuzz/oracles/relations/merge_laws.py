@@ -13,6 +13,7 @@ against float64.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -20,17 +21,11 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.relations.transformed import (
-    Changed,
-    as_it_is,
-    results_of,
-    unequal_bits,
-    where_bits_differ,
-)
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, one_by_one
+from attnfuzz.oracles.relations.transformed import Changed, Results, unequal_bits, where_bits_differ
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, MergeStatesCase
+from attnfuzz.problems.registry import Contents
 from attnfuzz.values import LogicalStates
 
 __all__ = ["MERGE_LAWS"]
@@ -40,33 +35,38 @@ def _applies(declaration: Declaration, case: Case) -> bool:
     return isinstance(case, MergeStatesCase) and declaration.supports.empty_sequences
 
 
-def _check(trial: Trial) -> Failure | None:
-    values: LogicalStates = trial.reference.values_on(trial.device)
+def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
+    del declaration
+    values: LogicalStates = contents.values
     keeps_prefix = _keeps_prefix(values)
     empty = torch.tensor(float("-inf"), device=values.prefix_lse.device)
     changed = Changed(
         "merged with an empty state",
-        trial.case,
+        case,
         replace(
             values,
             prefix_lse=torch.where(keeps_prefix, values.prefix_lse, empty),
             suffix_lse=torch.where(keeps_prefix, empty, values.suffix_lse),
         ),
     )
-    name = next(iter(as_it_is(trial)))
-    kept = torch.where(keeps_prefix.unsqueeze(-1), values.prefix_output, values.suffix_output).cpu()
-    holds_tokens = (values.prefix_live | values.suffix_live).unsqueeze(-1).cpu()
-    one, other = {name: kept}, {name: results_of(trial, changed)[name]}
-    return unequal_bits(
-        "merge_laws",
-        trial.case,
-        one,
-        other,
-        changed.words,
-        masks={name: where_bits_differ(one, other)[name] & holds_tokens},
-        as_it_was="in the state that holds tokens",
-        details=("an empty state is neutral: the other one has the weight 1, which is exact",),
-    )
+
+    def compare(as_it_is: Results, others: Sequence[Results]) -> Failure | None:
+        name = next(iter(as_it_is))
+        kept = torch.where(keeps_prefix.unsqueeze(-1), values.prefix_output, values.suffix_output).cpu()
+        holds_tokens = (values.prefix_live | values.suffix_live).unsqueeze(-1).cpu()
+        one, other = {name: kept}, {name: others[0][name]}
+        return unequal_bits(
+            "merge_laws",
+            case,
+            one,
+            other,
+            changed.words,
+            masks={name: where_bits_differ(one, other)[name] & holds_tokens},
+            as_it_was="in the state that holds tokens",
+            details=("an empty state is neutral: the other one has the weight 1, which is exact",),
+        )
+
+    return FurtherRuns([changed], compare)
 
 
 def _keeps_prefix(values: LogicalStates) -> Bool[Tensor, "num_tokens num_q_heads"]:
@@ -77,4 +77,4 @@ def _keeps_prefix(values: LogicalStates) -> Bool[Tensor, "num_tokens num_q_heads
     return prefix & (~suffix | ((token + head) % 2 == 0))
 
 
-MERGE_LAWS = Relation("merge_laws", _applies, _check)
+MERGE_LAWS = Relation("merge_laws", _applies, one_by_one(_further), further=_further)

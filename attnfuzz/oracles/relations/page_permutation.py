@@ -13,18 +13,19 @@ Reproducible Results").
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.relations.transformed import Changed, as_it_is, results_of, unequal_bits
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, one_by_one
+from attnfuzz.oracles.relations.transformed import Changed, Results, unequal_bits
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.block_table import num_blocks, physical_pages, used_blocks
 from attnfuzz.problems.cases import Case, PagedDecodeCase
 from attnfuzz.problems.placement import Placement, placements
+from attnfuzz.problems.registry import Contents
 from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
 from attnfuzz.problems.strides import strided_layout
 from attnfuzz.values.token_table import token_table
@@ -42,27 +43,21 @@ def _applies(declaration: Declaration, case: Case) -> bool:
     return used_blocks(case) > 0 and num_blocks(case) > _pages_to_same_alignment(case)
 
 
-def _check(trial: Trial) -> Failure | None:
-    case = trial.case
+def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns | None:
+    del declaration
     if not isinstance(case, PagedDecodeCase):
         return None
     moved_to = _reversed_order(case)
-    if not _list_of_moves(case, moved_to):
+    moves = _list_of_moves(case, moved_to)
+    if not moves:
         return None
-    changed = Changed(
-        "with its pages at other places in the cache",
-        case,
-        trial.reference.values_on(trial.device),
-        _moved(case, moved_to, trial.device),
-    )
-    return unequal_bits(
-        "page_permutation",
-        case,
-        as_it_is(trial),
-        results_of(trial, changed),
-        changed.words,
-        details=(_list_of_moves(case, moved_to), "the block table names them there; nothing else changed"),
-    )
+    words = "with its pages at other places in the cache"
+    details = (moves, "the block table names them there; nothing else changed")
+
+    def compare(one: Results, others: Sequence[Results]) -> Failure | None:
+        return unequal_bits("page_permutation", case, one, others[0], words, details=details)
+
+    return FurtherRuns([Changed(words, case, contents.values, _moved(case, moved_to, contents))], compare)
 
 
 def _reversed_order(case: PagedDecodeCase) -> list[int]:
@@ -86,9 +81,10 @@ def _pages_to_same_alignment(case: PagedDecodeCase) -> int:
     return math.lcm(*(_ALIGNMENT // math.gcd(_ALIGNMENT, step * ITEMSIZE[case.dtype]) for step in distances))
 
 
-def _moved(case: PagedDecodeCase, moved_to: list[int], device: str) -> Placement:
+def _moved(case: PagedDecodeCase, moved_to: list[int], contents: Contents) -> Placement:
     """Live slots at the new places, and a table that names them there; ids of pages that do not exist stay."""
-    (placement,) = placements([case], token_table([case], device))
+    device = contents.values.q.device
+    placement = contents.placement or placements([case], token_table([case], device))[0]
     pages, offsets = placement.slots
     table = placement.block_table
     if table is None:
@@ -105,4 +101,4 @@ def _list_of_moves(case: PagedDecodeCase, moved_to: list[int]) -> str:
     return ", ".join(moves[:_SHOWN_PAGES]) + (", ..." if len(moves) > _SHOWN_PAGES else "")
 
 
-PAGE_PERMUTATION = Relation("page_permutation", _applies, _check)
+PAGE_PERMUTATION = Relation("page_permutation", _applies, one_by_one(_further), further=_further)

@@ -29,12 +29,13 @@ Results = Mapping[str, Tensor]
 class Changed:
     """What a relation makes of a case: `words` end the sentence "the kernel returns x as the case is and y ...".
 
-    `placement`: where the live elements go, if not where `case` says.
+    `values`: None for those that are drawn for `case`. `placement`: where the live elements go, if not where `case`
+    says.
     """
 
     words: str
     case: Case
-    values: Any
+    values: Any = None
     placement: Placement | None = None
 
 

@@ -19,6 +19,7 @@ That the result follows V + b too is what accuracy holds it to.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,18 +28,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.relations.transformed import (
-    Changed,
-    Results,
-    as_it_is,
-    results_of,
-    unequal_bits,
-    where_bits_differ,
-)
+from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, one_by_one
+from attnfuzz.oracles.relations.transformed import Changed, Results, unequal_bits, where_bits_differ
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, MergeStatesCase
+from attnfuzz.problems.registry import Contents
 from attnfuzz.values import LogicalAttention, LogicalStates
 
 __all__ = ["VALUE_AFFINITY"]
@@ -52,43 +47,51 @@ def _applies(declaration: Declaration, case: Case) -> bool:
     return declaration.supports.deterministic and (isinstance(case, MergeStatesCase) or any(case.seq_lens))
 
 
-def _check(trial: Trial) -> Failure | None:
-    values = trial.reference.values_on(trial.device)
-    power = _power(trial, values)
-    failure = _failure(trial, values, -(2.0**power))
-    if failure is not None and power:
-        return _failure(trial, values, -1.0) or failure
-    return failure
+def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
+    power = _power(declaration, case, contents.values)
+
+    def refine(trial: Trial, failure: Failure) -> Failure:
+        """If the sign alone shows it, that is the simpler thing to say."""
+        return (power and one_by_one(_sign)(trial)) or failure
+
+    return replace(_times(-(2.0**power), case, contents), refine=refine)
 
 
-def _power(trial: Trial, values: LogicalAttention | LogicalStates) -> int:
+def _sign(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
+    del declaration
+    return _times(-1.0, case, contents)
+
+
+def _power(declaration: Declaration, case: Case, values: LogicalAttention | LogicalStates) -> int:
     """How often V can be doubled."""
-    case = trial.case
-    if case.dtype == "float16" and trial.kernel.declaration.numerics.partials != "float32":
+    if case.dtype == "float16" and declaration.numerics.partials != "float32":
         return 0
     largest = max(float(part.abs().max()) for part in _scaled_parts(values).values())
     return max(0, _LARGEST[case.dtype] - math.ceil(math.log2(largest))) if largest else 0
 
 
-def _failure(trial: Trial, values: LogicalAttention | LogicalStates, factor: float) -> Failure | None:
-    case = trial.case
+def _times(factor: float, case: Case, contents: Contents) -> FurtherRuns:
     what = "both outputs" if isinstance(case, MergeStatesCase) else "V"
     words = "-1" if factor == -1 else f"-2**{math.frexp(factor)[1] - 1}"
-    scaled: Any = {name: part * factor for name, part in _scaled_parts(values).items()}
-    changed = Changed(f"with {what} times {words}", case, replace(values, **scaled))
-    expected, is_sure = _expected(as_it_is(trial), factor, case)
-    found = results_of(trial, changed)
-    masks = {name: mask & is_sure.get(name, True) for name, mask in where_bits_differ(expected, found).items()}
-    return unequal_bits(
-        "value_affinity",
-        case,
-        expected,
-        found,
-        changed.words,
-        masks=masks,
-        as_it_was=f"from the result as the case is, times {words}",
-        details=(f"the result is linear in {what}, and the factor changes no digit",),
-    )
+    scaled: Any = {name: part * factor for name, part in _scaled_parts(contents.values).items()}
+    changed = Changed(f"with {what} times {words}", case, replace(contents.values, **scaled), contents.placement)
+
+    def compare(one: Results, others: Sequence[Results]) -> Failure | None:
+        (found,) = others
+        expected, is_sure = _expected(one, factor, case)
+        masks = {name: mask & is_sure.get(name, True) for name, mask in where_bits_differ(expected, found).items()}
+        return unequal_bits(
+            "value_affinity",
+            case,
+            expected,
+            found,
+            changed.words,
+            masks=masks,
+            as_it_was=f"from the result as the case is, times {words}",
+            details=(f"the result is linear in {what}, and the factor changes no digit",),
+        )
+
+    return FurtherRuns([changed], compare)
 
 
 def _scaled_parts(values: LogicalAttention | LogicalStates) -> dict[str, Float[Tensor, "..."]]:
@@ -107,4 +110,4 @@ def _expected(results: Results, factor: float, case: Case) -> tuple[Results, dic
     return {**results, name: scaled}, {name: is_sure}
 
 
-VALUE_AFFINITY = Relation("value_affinity", _applies, _check)
+VALUE_AFFINITY = Relation("value_affinity", _applies, one_by_one(_further), further=_further)
