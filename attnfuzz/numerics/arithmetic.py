@@ -21,7 +21,8 @@ __all__ = ["Arithmetic", "attention_arithmetic", "merge_arithmetic", "side_by_si
 class Arithmetic(NamedTuple):
     """Units of roundings, relative unless they are called absolute; an absolute one counts for the smallest numbers.
 
-    `addition`: of a partial sum. `operand`: of every product q_d k_d, because its operands were rounded. `weight`,
+    `addition`: of a partial sum. `operand`: of every product q_d k_d, because its operands were rounded. `copies`: 1.0
+    if threads may hold copies of a score that were rounded differently, else 0.0 (`score_copies_error`). `weight`,
     `weight_absolute`: of the softmax weights before they multiply V. `value`: of V itself. `partial`,
     `partial_absolute`: of stored partial results, where the average `is_split` (1.0, else 0.0). `stored`,
     `stored_absolute`: of the result.
@@ -29,6 +30,7 @@ class Arithmetic(NamedTuple):
 
     addition: Number = FLOAT32_ROUNDOFF
     operand: Number = 0.0
+    copies: Number = 0.0
     weight: Number = 0.0
     weight_absolute: Number = 0.0
     value: Number = 0.0
@@ -52,7 +54,7 @@ def attention_arithmetic(
     out_dtype: torch.dtype,
     is_split: bool,
     partial_merge: bool,
-    truncates_bfloat16: bool,
+    interpreted: bool,
 ) -> Arithmetic:
     """Units of decode attention; arguments as those of `attention_bound`.
 
@@ -62,31 +64,32 @@ def attention_arithmetic(
     is_tf32 = numerics.matmul == "tf32"
     weight = weight_absolute = 0.0
     if numerics.probabilities == "input" and in_dtype != torch.float32:
-        weight, weight_absolute = _rounding_to(in_dtype, truncates_bfloat16)
+        weight, weight_absolute = _rounding_to(in_dtype, interpreted)
     arithmetic = Arithmetic(
         addition=accumulation_roundoff(numerics),
         operand=2 * TF32_ROUNDOFF + TF32_ROUNDOFF**2 if is_tf32 and in_dtype == torch.float32 else 0.0,
+        copies=0.0 if interpreted else 1.0,
         weight=max(weight, TF32_ROUNDOFF) if is_tf32 else weight,
         weight_absolute=weight_absolute,
         value=TF32_ROUNDOFF if is_tf32 and in_dtype == torch.float32 else 0.0,
     )
-    stored, stored_absolute = _rounding_to(out_dtype, truncates_bfloat16)
+    stored, stored_absolute = _rounding_to(out_dtype, interpreted)
     if partial_merge:
         return arithmetic._replace(is_split=1.0, partial=stored, partial_absolute=stored_absolute)
     if is_split:
         partials = in_dtype if numerics.partials == "input" else torch.float32
-        partial, partial_absolute = _rounding_to(partials, truncates_bfloat16)
+        partial, partial_absolute = _rounding_to(partials, interpreted)
         arithmetic = arithmetic._replace(is_split=1.0, partial=partial, partial_absolute=partial_absolute)
     return arithmetic._replace(stored=stored, stored_absolute=stored_absolute)
 
 
 @lru_cache(maxsize=256)
-def merge_arithmetic(out_dtype: torch.dtype, *, truncates_bfloat16: bool) -> Arithmetic:
+def merge_arithmetic(out_dtype: torch.dtype, *, interpreted: bool) -> Arithmetic:
     """Units of a merge in float32 that stores its output in `out_dtype`. Raises `ValueError` for an unknown dtype."""
-    stored, stored_absolute = _rounding_to(out_dtype, truncates_bfloat16)
+    stored, stored_absolute = _rounding_to(out_dtype, interpreted)
     return Arithmetic(stored=stored, stored_absolute=stored_absolute)
 
 
-def _rounding_to(dtype: torch.dtype, truncates_bfloat16: bool) -> tuple[float, float]:
-    truncates = truncates_bfloat16 and dtype == torch.bfloat16
+def _rounding_to(dtype: torch.dtype, interpreted: bool) -> tuple[float, float]:
+    truncates = interpreted and dtype == torch.bfloat16
     return unit_roundoff(dtype, truncates=truncates), half_smallest_subnormal(dtype) * (1 + int(truncates))

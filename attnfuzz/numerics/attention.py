@@ -30,7 +30,7 @@ def attention_bound(
     numerics: Numerics,
     num_partials: int = 1,
     partial_merge: bool = False,
-    truncates_bfloat16: bool = False,
+    interpreted: bool = False,
 ) -> Bound:
     """Largest error of `out` and `lse` that a correct kernel with these numerics can make, for one sequence.
 
@@ -40,7 +40,8 @@ def attention_bound(
     `partial_merge`: the kernel's results are the partials themselves, stored in `out_dtype` with a float32 LSE each and
     combined by the caller in float64: every partial is rounded, the combination is not. The split ranges need not
     be known, since sum_s w_s |o_s| <= sum_i p_i |v_i|.
-    `truncates_bfloat16`: conversions to bfloat16 drop bits instead of rounding, as in Triton's interpreter.
+    `interpreted`: the kernel runs in Triton's interpreter, whose conversions to bfloat16 drop bits instead of rounding,
+    and in which there is one copy of each score.
 
     Assumes that no intermediate overflows float32: head_size * max|q k| * |scale| and seq_len * max|v| below 3e38.
     Returns a `Bound` with `out [num_q_heads, head_size]` and `lse [num_q_heads]`, both zero when `seq_len` is 0.
@@ -55,7 +56,7 @@ def attention_bound(
         out_dtype=out_dtype,
         is_split=num_partials > 1,
         partial_merge=partial_merge,
-        truncates_bfloat16=truncates_bfloat16,
+        interpreted=interpreted,
     )
     if seq_len == 0:
         return Bound(out=torch.zeros_like(q), lse=q.new_zeros(num_q_heads))

@@ -13,7 +13,13 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from attnfuzz.numerics.arithmetic import Arithmetic
-from attnfuzz.numerics.score_error import ScoreError, dot_product_error, exponent_error, split_exponent_error
+from attnfuzz.numerics.score_error import (
+    ScoreError,
+    dot_product_error,
+    exponent_error,
+    score_copies_error,
+    split_exponent_error,
+)
 from attnfuzz.numerics.units import FLOAT32_ROUNDOFF, LOG_ERROR, SMALLEST_NORMAL_FLOAT32, Number, gamma
 
 __all__ = ["RowUnits", "attention_units", "merge_units"]
@@ -39,13 +45,16 @@ _LSE_EXPONENT = exponent_error(of_score=5, of_difference=7)
 _MERGED_OUT_EXPONENT = exponent_error(of_score=1, of_difference=3)
 _MERGED_LSE_EXPONENT = exponent_error(of_score=2, of_difference=3)
 
+_SCORE_ERRORS = 3
+
 
 @dataclass(frozen=True)
 class RowUnits:
     """Per row, each `[rows 1 1]`.
 
-    - `scale`: of the scores. Of their errors (`ScoreError`): `score_product`, `score_constant`, and one for `out` and
-      one for the LSE, `per_score` and `per_distance`.
+    - `scale`: of the scores. Of their errors (`ScoreError`) `score_product` (times |scale|), `per_score`,
+      `per_distance` and `score_constant`, three of each: for `out`, for the LSE, and of what copies of a score
+      differ by.
     - `weight`, `weight_absolute`: as in `Arithmetic`.
     - Of the numerator: `product` times sum_i p_i |v_i|, `rescale` times the same weighted with the number of rescales,
       `numerator_sum` times the largest partial sum, and `numerator_absolute`.
@@ -54,11 +63,11 @@ class RowUnits:
     - Of the LSE: `lse` times |lse|, and `logarithm`.
     """
 
-    per_score: Float64[Tensor, "2 rows 1 1"]
-    per_distance: Float64[Tensor, "2 rows 1 1"]
+    score_product: Float64[Tensor, "3 rows 1 1"]
+    per_score: Float64[Tensor, "3 rows 1 1"]
+    per_distance: Float64[Tensor, "3 rows 1 1"]
+    score_constant: Float64[Tensor, "3 rows 1 1"]
     scale: Float64[Tensor, "rows 1 1"]
-    score_product: Tensor
-    score_constant: Tensor
     weight: Tensor
     weight_absolute: Tensor
     product: Tensor
@@ -75,7 +84,8 @@ class RowUnits:
     def of_columns(cls, columns: Float64[Tensor, "units rows"]) -> RowUnits:
         """What `attention_units` and `merge_units` give, on any device, one column for each row."""
         columns = columns[:, :, None, None]
-        return cls(columns[:2], columns[2:4], *columns[4:].unbind())
+        of_scores, others = columns.tensor_split([len(fields(ScoreError)) * _SCORE_ERRORS])
+        return cls(*of_scores.chunk(len(fields(ScoreError))), *others.unbind())
 
     def __getitem__(self, rows: slice) -> RowUnits:
         return RowUnits(*(getattr(self, field.name)[..., rows, :, :] for field in fields(self)))
@@ -97,8 +107,7 @@ def attention_units(
     return _columns(
         arithmetic,
         scale=scale,
-        of_out=common + _OUT_EXPONENT,
-        of_lse=common + _LSE_EXPONENT,
+        of_scores=(common + _OUT_EXPONENT, common + _LSE_EXPONENT, score_copies_error(head_size, arithmetic)),
         num_tokens=num_tokens,
         num_stages=1 + arithmetic.is_split,
     )
@@ -109,8 +118,7 @@ def merge_units(arithmetic: Arithmetic, *, lse_unit: Float64[Tensor, " rows"]) -
     return _columns(
         arithmetic,
         scale=lse_unit,
-        of_out=_MERGED_OUT_EXPONENT,
-        of_lse=_MERGED_LSE_EXPONENT,
+        of_scores=(_MERGED_OUT_EXPONENT, _MERGED_LSE_EXPONENT, ScoreError()),  # nothing is summed for a score
         num_tokens=torch.full_like(lse_unit, 2),
         num_stages=1,
     )
@@ -120,8 +128,7 @@ def _columns(
     arithmetic: Arithmetic,
     *,
     scale: Tensor,
-    of_out: ScoreError,
-    of_lse: ScoreError,
+    of_scores: tuple[ScoreError, ScoreError, ScoreError],
     num_tokens: Tensor,
     num_stages: Number,
 ) -> Float64[Tensor, "units rows"]:
@@ -134,14 +141,8 @@ def _columns(
     additions = gamma(num_operations, arithmetic.addition)
     second_order = 1 + arithmetic.weight + arithmetic.value
     per_product = _ROUNDINGS_PER_PRODUCT * FLOAT32_ROUNDOFF + arithmetic.value + arithmetic.partial
-    units: dict[str, Number] = {  # in the order of RowUnits
-        "out_score": of_out.per_score,
-        "lse_score": of_lse.per_score,
-        "out_distance": of_out.per_distance,
-        "lse_distance": of_lse.per_distance,
+    units: dict[str, Number] = {  # in the order of RowUnits, where it goes on
         "scale": scale,
-        "score_product": of_out.per_product * scale.abs(),
-        "score_constant": of_out.constant,
         "weight": arithmetic.weight,
         "weight_absolute": arithmetic.weight_absolute,
         "product": second_order * per_product,
@@ -154,5 +155,11 @@ def _columns(
         "lse": num_stages * 3 * FLOAT32_ROUNDOFF,
         "logarithm": num_stages * (LOG_ERROR * (1 + log_num_tokens) + 4 * FLOAT32_ROUNDOFF * log_num_tokens),
     }
-    columns = (torch.as_tensor(unit, dtype=torch.float64) for unit in units.values())
+    scores = [
+        *(error.per_product * scale.abs() for error in of_scores),
+        *(error.per_score for error in of_scores),
+        *(error.per_distance for error in of_scores),
+        *(error.constant for error in of_scores),
+    ]
+    columns = (torch.as_tensor(unit, dtype=torch.float64) for unit in (*scores, *units.values()))
     return torch.stack([column.expand_as(num_tokens) for column in columns])

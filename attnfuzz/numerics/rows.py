@@ -24,6 +24,9 @@ from attnfuzz.numerics.weighted_average import WeightedAverage, denominator_erro
 
 __all__ = ["RowResult", "bound_rows"]
 
+_LARGEST_EXPONENT = 88.0
+"""float32 has no number beyond exp of this."""
+
 
 @dataclass(frozen=True)
 class RowResult:
@@ -58,7 +61,8 @@ def bound_rows(
     p, log_p, lse = numerator / total, exponent - log_total, largest + log_total
     out = p @ values
 
-    errors = _score_errors(scores, products, distance, units)  # two of each: for out, and for the LSE
+    score_errors = _score_errors(scores, products, distance, units)
+    errors, of_copies = score_errors[:2], score_errors[2]  # for out and for the LSE, and of copies
     if rescales:
         num_rescales = count_rescales(log_p, errors[0], present)
         errors = errors.add(num_rescales, alpha=EXP_ERROR)
@@ -67,7 +71,8 @@ def bound_rows(
     totals = log_totals(log_p, errors)
     softmax = perturbed_softmax(p, errors[0], totals[0])
     sum_error = denominator_error(softmax, num_rescales, units)
-    given = WeightedAverage(values, out, present, num_rescales)
+    copies_apart = of_copies.clamp(max=_LARGEST_EXPONENT).expm1()
+    given = WeightedAverage(values, out, present, num_rescales, copies_apart)
     out_error = weighted_average_error(softmax, given, sum_error, units)
     lse_error = log_sum_exp_error(lse, logsumexp_shift(totals[1]), sum_error, units)
     return RowResult(
@@ -83,6 +88,6 @@ def _score_errors(
     products: Float64[Tensor, "rows group num_tokens"],
     distance: Float64[Tensor, "rows group num_tokens"],
     units: RowUnits,
-) -> Float64[Tensor, "2 rows group num_tokens"]:
+) -> Float64[Tensor, "3 rows group num_tokens"]:
     common = torch.addcmul(units.score_constant, units.score_product, products)
     return torch.addcmul(torch.addcmul(common, units.per_score, scores.abs()), units.per_distance, distance)

@@ -16,7 +16,14 @@ from torch import Tensor
 from attnfuzz.numerics.arithmetic import Arithmetic
 from attnfuzz.numerics.units import EXP_ERROR, FLOAT32_ROUNDOFF, LOG_ERROR, Number, gamma
 
-__all__ = ["ScoreError", "count_rescales", "dot_product_error", "exponent_error", "split_exponent_error"]
+__all__ = [
+    "ScoreError",
+    "count_rescales",
+    "dot_product_error",
+    "exponent_error",
+    "score_copies_error",
+    "split_exponent_error",
+]
 
 # Scaling q before the product (2: scale times log2(e), times q), the product itself (1), and the parts that TF32x3
 # leaves out (1): each acts on every |q_d k_d|.
@@ -74,6 +81,28 @@ def exponent_error(*, of_score: int, of_difference: int) -> ScoreError:
     return ScoreError(
         per_score=of_score * FLOAT32_ROUNDOFF, per_distance=of_difference * FLOAT32_ROUNDOFF, constant=EXP_ERROR
     )
+
+
+def score_copies_error(head_size: Number, arithmetic: Arithmetic) -> ScoreError:
+    """Largest difference between two exponents made from copies of one score that threads rounded differently.
+
+    A score that several threads need is summed in all of them at once: each adds to its part what another one holds,
+    and the other way round (a butterfly of shuffles). Where a part is a single product, compilers fuse it with the
+    addition, `fma(q_d, k_d, other)`, so that each thread rounds the other's product and not its own, and copies of
+    the score differ. With Triton 3.6 on an H100 a weight then came out 24u larger in the numerator than in the
+    denominator, which takes one thread's copy (16 float32 dimensions in 16 lanes; `fma.rn` after `shfl.sync.bfly`).
+
+    So this is about sums of one product per thread, whose additions form a tree of log2(head_size) levels. Each copy
+    errs by the rounding of its products, that of the tree (the partial sums as in `dot_product_error`), and what
+    comes after: the score's product with scale and with log2(e), its difference from the maximum, which may be scaled
+    separately, and exp. The constants' own roundings are common to both.
+    """
+    head_size = torch.as_tensor(head_size, dtype=torch.float64)
+    half = gamma(head_size.log2().ceil(), arithmetic.addition) / 2
+    one = ScoreError(per_product=half + arithmetic.addition, per_score=half) + exponent_error(
+        of_score=2, of_difference=3
+    )
+    return one * (2 * arithmetic.copies)
 
 
 def split_exponent_error(log_num_tokens: Number) -> ScoreError:

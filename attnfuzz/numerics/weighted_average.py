@@ -7,7 +7,8 @@ Three sources, added up in `weighted_average_error`:
        sum_i |p'_i - p_i| |v_i - o|       (since the weights still sum to 1, `PerturbedSoftmax.interval`)
        the convex hull: the largest |v_i - o| of any token that can have weight, plus what the others can add.
    The last one keeps the bound meaningful where scores are so large that float32 cannot order them.
-2. Errors of the numerator alone: weights rounded before they multiply V, the n-term sum, rescaling.
+2. Errors of the numerator alone: weights from other copies of the scores than in the denominator
+   (`score_error.score_copies_error`), weights rounded before they multiply V, the n-term sum, rescaling.
 3. Errors of the denominator alone: its n-term sum, rescaling; these act as a relative error of o.
 
 Rows that are shorter than the longest repeat one of their tokens, not `present` (0.0, else 1.0) and with weight 0: no
@@ -34,13 +35,15 @@ class WeightedAverage:
     """What is averaged, and the exact `average` o.
 
     `num_rescales[row, head, i]`: how many times an accumulator that holds token i can be multiplied by a factor other
-    than 1.
+    than 1. `copies_apart`: by how much, relatively, a token's weight in the numerator may differ from that in the
+    denominator.
     """
 
     values: Float64[Tensor, "rows num_tokens head_size"]
     average: Float64[Tensor, "rows group head_size"]
     present: Float64[Tensor, "rows 1 num_tokens"]
     num_rescales: Float64[Tensor, "rows group num_tokens"]
+    copies_apart: Float64[Tensor, "rows group num_tokens"]
 
 
 def denominator_error(
@@ -96,16 +99,16 @@ def _numerator_error(
     by_sign = torch.cat([given.values, -given.values], dim=-1).clamp_(min=0)  # positive parts, then negative ones
     largest_by_sign = by_sign.amax(1).view(num_rows, 1, 2, head_size)
     largest = largest_by_sign.amax(2)
-    weights = torch.cat([softmax.upper, softmax.upper * given.num_rescales], dim=1)
+    of_each = torch.addcmul(given.copies_apart, units.rescale, given.num_rescales)  # on its weight, relatively
+    weights = torch.cat([softmax.upper, softmax.upper * of_each], dim=1)
     sums = (weights @ by_sign).view(num_rows, 2, group, 2, head_size)
     partial_sum = torch.minimum(sums[:, 0], largest_by_sign).amax(2)
-    products, rescaled = sums.sum(3).unbind(1)
+    products, on_weights = sums.sum(3).unbind(1)
     products = torch.minimum(products, largest)
-    rescaled = torch.minimum(rescaled, largest * given.num_rescales.amax(-1, keepdim=True))
+    on_weights = torch.minimum(on_weights, largest * of_each.amax(-1, keepdim=True))
     error = _weight_error(softmax, given, deviations, largest_by_sign, units)
     error = torch.addcmul(error + units.numerator_absolute, units.product, products)
-    error = torch.addcmul(error, units.rescale, rescaled)
-    return torch.addcmul(error, units.numerator_sum, partial_sum)
+    return torch.addcmul(error + on_weights, units.numerator_sum, partial_sum)
 
 
 def _weight_error(

@@ -10,17 +10,17 @@ __all__ = ["arithmetic_of"]
 
 
 def arithmetic_of(declaration: Declaration, case: AttentionCase | MergeStatesCase, *, interpreted: bool) -> Arithmetic:
-    """Units of what the kernel may round. `interpreted`: Triton's interpreter converts to bfloat16 by dropping bits."""
+    """Units of what the kernel may round. `interpreted`: see `attention_bound`."""
     dtype = getattr(torch, case.dtype)
     if not isinstance(case, AttentionCase):
-        return merge_arithmetic(dtype, truncates_bfloat16=interpreted)
+        return merge_arithmetic(dtype, interpreted=interpreted)
     return attention_arithmetic(
         declaration.numerics,
         in_dtype=dtype,
         out_dtype=dtype,
         is_split=_num_partials(declaration, case) > 1,
         partial_merge=isinstance(case, SplitDecodeCase),
-        truncates_bfloat16=interpreted,
+        interpreted=interpreted,
     )
 
 

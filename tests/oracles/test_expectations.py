@@ -215,13 +215,19 @@ def test_a_kernel_may_split_unless_it_says_otherwise() -> None:
 
 def test_the_interpreter_may_truncate_bfloat16() -> None:
     """Triton's interpreter drops bits: correct bfloat16 kernels would fail on a CPU, or pass too easily on a GPU."""
-    short = DenseDecodeCase(**attention(dtype="bfloat16"))
-    half = DenseDecodeCase(**attention(dtype="float16"))
-    requests = [request(short), request(half)]
-    found, compiled = together(requests, interpreted=True), together(requests)
-    live = torch.tensor(short.seq_lens) > 0
-    assert bool((found[0].bound.out[live] > compiled[0].bound.out[live]).all())
-    assert torch.equal(found[1].bound.out, compiled[1].bound.out)
+    case = DenseDecodeCase(**attention(dtype="bfloat16"))
+    (found,), (compiled,) = together([request(case)], interpreted=True), together([request(case)])
+    live = torch.tensor(case.seq_lens) > 0
+    assert bool((found.bound.out[live] > compiled.bound.out[live]).all())
+
+
+def test_only_compiled_kernels_may_round_copies_of_a_score_differently() -> None:
+    """The interpreter has one copy of each score: slack for more would let small bugs through on a CPU."""
+    case = DenseDecodeCase(**attention(dtype="float32"))
+    (found,), (compiled,) = together([request(case)], interpreted=True), together([request(case)])
+    live = torch.tensor(case.seq_lens) > 0
+    assert bool((found.bound.out[live] < compiled.bound.out[live]).all())
+    assert torch.equal(found.bound.lse, compiled.bound.lse)
 
 
 def test_large_sequences_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +268,7 @@ def test_cases_of_one_size_cost_no_operation_more(case_type: Any) -> None:
         with Operations() as operations:
             together(requests)
         counts.append(operations.found.total())
-    assert counts[0] == counts[1] < 260
+    assert counts[0] == counts[1] < 275
 
 
 def test_no_requests_give_no_expectations() -> None:

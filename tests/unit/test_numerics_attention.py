@@ -246,7 +246,7 @@ def test_the_bound_is_not_slack(seen: dict[tuple[torch.dtype, str], Seen], dtype
     """A bound far above every error that rounding makes would let small bugs through."""
     results = seen[dtype, name]
     rounds_to_short = dtype != F32 and "rounded" in name
-    assert max(results.unstored) > (0.15 if rounds_to_short else 0.02)
+    assert max(results.unstored) > (0.15 if rounds_to_short else 0.01)
     assert dtype == F32 or max(results.out) > 0.3
 
 
@@ -316,7 +316,7 @@ def test_truncated_bfloat16_needs_twice_the_bound() -> None:
         given = problem(17, 16, BF16, "positive values", seed=seed)
         out, lse = run(given, Style(weights=truncated(16), num_splits=2, partials=truncated(16)))
         got = (truncated(16)(out), lse)
-        ratios.append(given.ratios(got, Numerics(), num_partials=2, truncates_bfloat16=True)[0])
+        ratios.append(given.ratios(got, Numerics(), num_partials=2, interpreted=True)[0])
         unexcused.append(given.ratios(got, Numerics(), num_partials=2)[0])
     assert max(ratios) < 1
     assert max(unexcused) > 1
@@ -339,12 +339,13 @@ def test_partials_merged_by_the_caller_stay_below_their_bound(dtype: torch.dtype
 
 @pytest.mark.parametrize("logit_scale", [1e4, 1e12, 1e30])
 def test_huge_logits_do_not_make_the_bound_vacuous(logit_scale: float) -> None:
-    """Where float32 cannot order the scores the bound must stay near the values' range: never infinite or NaN."""
+    """Where float32 cannot order the scores the bound must stay near the values' range, with one copy of each."""
     given = problem(1500, 128, F32, "normal", logit_scale)
-    bound = given.bound(Numerics())
+    bound = given.bound(Numerics(), interpreted=True)
     spread = (given.v.amax(0) - given.v.amin(0)).repeat_interleave(2, 0)
     assert bool((bound.out <= 1.01 * spread).all())
     assert bool(bound.lse.isfinite().all())
+    assert bool(given.bound(Numerics()).out.isfinite().all())
 
 
 def test_a_dropped_winner_is_found_at_huge_logits() -> None:

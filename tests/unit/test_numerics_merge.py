@@ -104,6 +104,6 @@ def test_truncation_to_bfloat16_is_allowed_only_on_request() -> None:
     inputs = states(BF16, 1.0)
     out, _ = merged(inputs, torch.float64)
     got = (merged(inputs, F32)[0].view(torch.int32) >> 16 << 16).view(F32)
-    nearest, truncated = (merge_bound(*inputs, out_dtype=BF16, truncates_bfloat16=flag).out for flag in (False, True))
+    nearest, truncated = (merge_bound(*inputs, out_dtype=BF16, interpreted=flag).out for flag in (False, True))
     assert error_ratio(got, out, nearest).max().item() > 1
     assert error_ratio(got, out, truncated).max().item() < 1

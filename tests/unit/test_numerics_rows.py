@@ -49,6 +49,14 @@ def plain_bound(q: Row, k: list[Row], v: list[Row], scale: float, unit: Any) -> 
             error += U * (5 * abs(scores[i]) + 8 * distances[i] + 8 * log_n) + EXP_ERROR + LOG_ERROR * (1 + log_n)
         return error + U * (of_score * abs(scores[i]) + of_distance * distances[i]) + EXP_ERROR
 
+    def copies_apart(i: int) -> float:
+        levels = math.ceil(math.log2(len(q)))
+        positive = sum(x for x in products[i] if x > 0)
+        negative = -sum(x for x in products[i] if x < 0)
+        one = gamma(levels, unit.addition) * max(positive, negative) + unit.addition * (positive + negative)
+        one += U * (2 * abs(scores[i]) + 3 * distances[i]) + EXP_ERROR
+        return math.expm1(2 * unit.copies * one)
+
     d = [score_error(i, 2, 6) for i in tokens]
     rescales = [sum(scores[j] + d[j] > scores[i] - d[i] for j in tokens if j != i) for i in tokens]
     d = [d[i] + EXP_ERROR * rescales[i] for i in tokens]
@@ -82,9 +90,11 @@ def plain_bound(q: Row, k: list[Row], v: list[Row], scale: float, unit: Any) -> 
         signs = [max(x, 0.0) for x in column], [max(-x, 0.0) for x in column]
         partial_sum = max(min(dot(upper, sign), max(sign)) for sign in signs)
         once = (10 * U + unit.value + unit.partial) * min(dot(upper, magnitudes), max(magnitudes))
-        weights = [upper[i] * rescales[i] for i in tokens]
-        rescaled = U * min(dot(weights, magnitudes), max(rescales) * max(magnitudes))
-        error += (1 + unit.weight + unit.value) * (once + rescaled + gamma(n + 8, unit.addition) * partial_sum)
+        second_order = 1 + unit.weight + unit.value
+        on_weights = [copies_apart(i) + second_order * U * rescales[i] for i in tokens]
+        weights = [upper[i] * on_weights[i] for i in tokens]
+        error += min(dot(weights, magnitudes), max(on_weights) * max(magnitudes))
+        error += second_order * (once + gamma(n + 8, unit.addition) * partial_sum)
         error += unit.partial_absolute + SMALLEST_NORMAL_FLOAT32 * (4 * (n + 8) + sum(largest))
         error = moved + (error + of_sum * (abs(average) + moved)) / (1 - of_sum)
         return error * (1 + unit.stored) + unit.stored * abs(average) + unit.stored_absolute
@@ -97,13 +107,13 @@ def plain_bound(q: Row, k: list[Row], v: list[Row], scale: float, unit: Any) -> 
 
 
 def arithmetic(numerics: Numerics, dtype: torch.dtype, **more: bool) -> Arithmetic:
-    flags = {"is_split": False, "partial_merge": False, "truncates_bfloat16": False} | more
+    flags = {"is_split": False, "partial_merge": False, "interpreted": False} | more
     return attention_arithmetic(numerics, in_dtype=dtype, out_dtype=dtype, **flags)
 
 
 ARITHMETICS = [
     arithmetic(Numerics(), F16),
-    arithmetic(Numerics(), BF16, is_split=True, truncates_bfloat16=True),
+    arithmetic(Numerics(), BF16, is_split=True, interpreted=True),
     arithmetic(Numerics(matmul="tf32"), F32, is_split=True),
     arithmetic(Numerics(), F16, partial_merge=True),
     arithmetic(Numerics(probabilities="float32", partials="float32", matmul="ieee"), F32),
@@ -170,8 +180,8 @@ def test_sums_without_information_are_refused() -> None:
 
 def test_a_merge_rounds_only_its_result() -> None:
     """Roundings that a merge does not make would hide mistakes in it."""
-    assert merge_arithmetic(F16, truncates_bfloat16=True) == Arithmetic(stored=2.0**-11, stored_absolute=2.0**-25)
-    assert merge_arithmetic(BF16, truncates_bfloat16=True).stored == 2.0**-7
+    assert merge_arithmetic(F16, interpreted=True) == Arithmetic(stored=2.0**-11, stored_absolute=2.0**-25)
+    assert merge_arithmetic(BF16, interpreted=True).stored == 2.0**-7
 
 
 def test_negative_scales_count_by_their_size() -> None:
