@@ -5,7 +5,8 @@ sequences, splits and states their defined result. They multiply and add in floa
 matrix units, so nothing is rounded but results, and partial outputs where those are kept in the input dtype.
 
 The Triton kernels write into the results they are given and compute each row alone; the eager ones allocate theirs, and
-those of attention pad rows to a common length, on which the order of additions depends.
+those of attention pad rows to a common length, on which the order of additions depends, and may wait for the device to
+take a number from the host. All others can be captured into a CUDA graph: the host knows nothing of the lengths.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ __all__ = [
 
 State = tuple[Tensor, Tensor]
 
-_EVERYTHING = attnfuzz.Supports(unused_table_entries="garbage", batch_invariant=True)
+_EVERYTHING = attnfuzz.Supports(unused_table_entries="garbage", batch_invariant=True, graph_replay=True)
 _PADDED = attnfuzz.Supports(unused_table_entries="garbage")
-_TOKENS_FIRST = attnfuzz.Supports(lse_layout="TH", batch_invariant=True)
+_TOKENS_FIRST = attnfuzz.Supports(lse_layout="TH", batch_invariant=True, graph_replay=True)
 _FLOAT32 = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul="ieee")
 _SHORT_PARTIALS = attnfuzz.Numerics(probabilities="float32", partials="input", matmul="ieee")
 

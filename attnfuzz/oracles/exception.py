@@ -46,8 +46,8 @@ def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
     if what is not None:
         return Verdict(failure=_crash(what, error) if "crash" in oracles else None, fatal=True)
     _raise_if_environment(error)
-    exhausted = isinstance(error, torch.OutOfMemoryError)
-    return Verdict(failure=_failure(error) if "exception" in oracles else None, fatal=exhausted)
+    fatal = raised.fatal or isinstance(error, torch.OutOfMemoryError)
+    return Verdict(failure=_failure(error) if "exception" in oracles else None, fatal=fatal)
 
 
 def _raise_if_environment(error: BaseException) -> None:

@@ -28,13 +28,17 @@ _ZONES_PER_TENSOR = 4 * 256
 
 
 class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught by the judge alone
-    """A run of the kernel ended in `error`. `poison` tells which one, `changed` what a relation did to the case."""
+    """A run of the kernel ended in `error`. `poison` tells which one, `changed` what a relation did to the case.
 
-    def __init__(self, error: BaseException, poison: Fill, changed: str = "") -> None:
+    `fatal`: the process must not be used again, whatever the error is.
+    """
+
+    def __init__(self, error: BaseException, poison: Fill, changed: str = "", *, fatal: bool = False) -> None:
         super().__init__(error)
         self.error = error
         self.poison = poison
         self.changed = changed
+        self.fatal = fatal
 
 
 @dataclass

@@ -47,6 +47,7 @@ RELATION_ORACLES: tuple[OracleName, ...] = (
     "split_count",
     "compose",
     "call_sequence",
+    "graph_replay",
     "guard_page",
 )
 """Those that need further runs, in the order of `attnfuzz.oracles.relations.catalogue.RELATIONS`."""

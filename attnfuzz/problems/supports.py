@@ -46,6 +46,9 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     * ``lse``: base of the log-sum-exp taken and returned; ``"none"``: the kernel returns no LSE.
     * ``lse_layout``: axes of the LSE of merge_states, ``"HT"`` (heads first, vLLM) or ``"TH"`` (tokens first, SGLang).
     * ``deterministic``: the same inputs give the same bits. ``batch_invariant``: a row does not depend on its batch.
+    * ``graph_replay``: a call can be captured into a CUDA graph, which then gives what an eager call gives for whatever
+      its tensors hold at the replay. Shapes, strides and what is passed by value (``max_seq_len`` of dense_decode,
+      ``num_splits``, options) stay as captured; lengths may be any from 0 to what these have room for.
     """
 
     dtypes: tuple[Dtype, ...] = DTYPES
@@ -62,6 +65,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     lse_layout: LseLayout = "HT"
     deterministic: bool = True
     batch_invariant: bool = False
+    graph_replay: bool = False
 
     def __post_init__(self) -> None:
         _check_choices("dtypes", self.dtypes, DTYPES)
@@ -74,7 +78,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 raise ValueError(f"Supports({name}={value!r}): must be an integer >= 1, or None for no limit")
         for name, kind in _CHOICE_FIELDS.items():
             _check_choices(name, (getattr(self, name),), get_args(kind))
-        for name in ("empty_sequences", "deterministic", "batch_invariant"):
+        for name in ("empty_sequences", "deterministic", "batch_invariant", "graph_replay"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"Supports({name}={getattr(self, name)!r}): must be True or False")
 

@@ -90,10 +90,11 @@ def test_everything_is_supported(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.declaration.name)
-def test_rows_are_computed_alone_unless_they_are_padded_together(kernel: Kernel) -> None:
+def test_rows_are_computed_alone_and_without_the_host_unless_they_are_padded_together(kernel: Kernel) -> None:
     """A promise would be tested that padded rows cannot keep, or not tested where it is kept."""
     is_padded = kernel.declaration.name.endswith("eager") and kernel.declaration.problem != "merge_states"
     assert kernel.declaration.supports.batch_invariant is not is_padded
+    assert kernel.declaration.supports.graph_replay is not is_padded
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.declaration.name)

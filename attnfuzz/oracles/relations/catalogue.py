@@ -10,6 +10,7 @@ from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
 from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE
 from attnfuzz.oracles.relations.compose import COMPOSE
 from attnfuzz.oracles.relations.gqa_expansion import GQA_EXPANSION
+from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY
 from attnfuzz.oracles.relations.guard_page import GUARD_PAGE
 from attnfuzz.oracles.relations.layout import LAYOUT
 from attnfuzz.oracles.relations.merge_laws import MERGE_LAWS
@@ -37,6 +38,7 @@ RELATIONS: tuple[Relation, ...] = (
     SPLIT_COUNT,
     COMPOSE,
     CALL_SEQUENCE,
+    GRAPH_REPLAY,
     GUARD_PAGE,
 )
 """In the order of `attnfuzz.oracles.verdict.RELATION_ORACLES`. What may end the process comes last: where all relations

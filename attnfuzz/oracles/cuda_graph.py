@@ -1,0 +1,92 @@
+"""A kernel's call captured into a CUDA graph, as servers do it: a call to warm up, the capture, replays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnfuzz.declaration import Kernel
+from attnfuzz.oracles.observation import KernelRaised, call_options
+from attnfuzz.oracles.results import named_results
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.registry import problem_of
+
+__all__ = ["CapturedCall", "captured_call"]
+
+_ABANDONED: list[torch.cuda.CUDAGraph] = []
+"""Graphs whose capture failed. They are never freed: torch's allocator still counts their captures as under way (up to
+2.12, pytorch#180395), and may end the process when it is told to forget them."""
+
+
+class CapturedCall:
+    """`results`, by name, are written anew by each replay."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, results: dict[str, Tensor]) -> None:
+        self.results = results
+        self._graph = graph
+
+    def replay(self, words: str) -> None:
+        """Run it again on what its tensors hold now, and wait. Raises `KernelRaised`, changed as `words` say."""
+        try:
+            self._graph.replay()
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            raise KernelRaised(error, "nan", words) from error
+
+
+@contextmanager
+def captured_call(kernel: Kernel, case: Case, inputs: Any) -> Iterator[CapturedCall]:
+    """The call of `kernel` on `inputs`, with the options of `case`. Its memory is given back at the end.
+
+    What the kernel allocates within comes from the graph's own pool and is not filled with anything: a fill would
+    become part of the graph. Raises `KernelRaised`; if that is `fatal`, the capture failed.
+    """
+    side = _side_stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        _warm_up(kernel, case, inputs)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    captured = CapturedCall(graph, _capture(graph, kernel, case, inputs))
+    try:
+        yield captured
+    finally:
+        captured.results.clear()  # tensors of the pool, which lives as long as they do
+        graph.reset()
+
+
+@cache
+def _side_stream() -> torch.cuda.Stream:
+    """Always the same one: libraries keep workspaces for each."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch does not annotate it
+
+
+def _warm_up(kernel: Kernel, case: Case, inputs: Any) -> None:
+    """Compile, tune, and allocate what is allocated once."""
+    try:
+        kernel(inputs, **call_options(kernel, case))
+        torch.cuda.synchronize()
+    except BaseException as error:  # whatever a kernel raises is its verdict
+        raise KernelRaised(error, "nan", "called to warm up, on a stream of its own") from error
+
+
+def _capture(graph: torch.cuda.CUDAGraph, kernel: Kernel, case: Case, inputs: Any) -> dict[str, Tensor]:
+    first: BaseException | None = None
+    side = _side_stream()
+    try:
+        # The outer context gives the stream back: the inner one does not if the capture cannot be ended.
+        with torch.cuda.stream(side), torch.cuda.graph(graph, stream=side):
+            try:
+                returned = kernel(inputs, **call_options(kernel, case))
+            except BaseException as error:
+                first = error  # ending a capture that is invalid raises another one
+                raise
+        return named_results(returned, inputs, problem_of(case).results, kernel.declaration.supports)
+    except BaseException as error:  # as above
+        _ABANDONED.append(graph)
+        raise KernelRaised(first or error, "nan", "cannot be captured", fatal=True) from error

@@ -1,0 +1,144 @@
+"""Calls captured into CUDA graphs: broken promises are found, kept ones are not, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnfuzz.execution.runner import Runner
+from attnfuzz.oracles.verdict import Verdict
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.recipes import Pages, Values
+from attnfuzz.problems.supported import adapt_options
+
+KERNELS = Path(__file__).with_name("graph_kernels.py")
+SIZES: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 16, "scale": 0.25}
+VALUES = Values(keys="normal", values="normal")
+PAGES = Pages(order="shuffled", spare_blocks=2, extra_columns=1, padding="wrong_page")
+LENGTHS = (5, 0, 37)
+CASES: dict[str, Case] = {
+    "dense_decode": DenseDecodeCase(**SIZES, seq_lens=LENGTHS, extra_rows=2, values=VALUES),
+    "paged_decode": PagedDecodeCase(**SIZES, seq_lens=LENGTHS, block_size=8, values=VALUES, pages=PAGES),
+    "split_decode": SplitDecodeCase(**SIZES, seq_lens=LENGTHS, block_size=8, values=VALUES, pages=PAGES, num_splits=3),
+    "merge_states": MergeStatesCase(
+        num_q_heads=4, head_size=16, num_tokens=3, lse_pairs=(("finite", "-inf"), ("high", "low"))
+    ),
+}
+CHECKS = 150
+GROWTH = f"""
+import gc, json, torch
+from attnfuzz.declaration import load_kernels
+from attnfuzz.oracles.judge import judge
+from attnfuzz.problems.cases import DenseDecodeCase
+(kernel,) = load_kernels("{KERNELS}:keeps_its_promise")
+case = DenseDecodeCase(num_q_heads=4, num_kv_heads=2, head_size=16, seq_lens=(5, 0, 37), scale=0.25)
+held = []
+for i in range({CHECKS}):
+    verdict = judge(kernel, case, device="cuda", relations=("graph_replay",))
+    assert verdict.failure is None, verdict
+    gc.collect()
+    held.append([torch.cuda.memory_allocated(), torch.cuda.memory_reserved()])
+print(json.dumps([held[9], held[-1]]))
+"""
+
+
+@pytest.fixture
+def fresh() -> Iterator[Runner]:
+    """An executor of its own: what kernels keep between calls is nobody else's."""
+    with Runner(device="cuda") as started:
+        yield started
+
+
+def judged(runner: Runner, target: str) -> Verdict:
+    (declaration,) = runner.declarations([target])
+    case = adapt_options(CASES[declaration.problem], declaration.options)
+    if isinstance(case, MergeStatesCase) and declaration.supports.lse_layout == "TH":
+        case = MergeStatesCase(num_q_heads=4, head_size=16, num_tokens=3, lse_layout="TH", options=case.options)
+    return runner.judge(declaration, case, relations=("graph_replay",))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind", "message"),
+    [
+        (
+            "grid_of_the_last_plan",
+            "bits",
+            r" in an eager call, but .* when the graph is replayed with seq_lens grown from \[5, 0, 37\] to \[74, 64, ",
+        ),
+        (
+            "grid_by_shape",
+            "out",
+            r" before any other call, but .* when the graph is replayed with seq_lens grown from ",
+        ),
+        (
+            "splits_of_the_last_plan",
+            "out",
+            r" in an eager call, but .* with seq_lens grown from .* times the error bound",
+        ),
+        (
+            "counter_cleared_by_the_host",
+            "bits",
+            r" when the graph is replayed with what it was captured with: the bits",
+        ),
+        ("table_copied_outside", "bits", r" in an eager call, but .* when the graph is replayed with "),
+    ],
+)
+def test_what_a_graph_freezes_is_found(kernel: str, kind: str, message: str, fresh: Runner) -> None:
+    """A kernel that is right in every eager call would give wrong answers in a server, which replays graphs."""
+    failure = judged(fresh, f"{KERNELS}:{kernel}").failure
+    assert failure is not None
+    assert (failure.oracle, failure.kind) == ("graph_replay", kind), failure
+    assert re.search(message, failure.message), failure.message
+    assert "frozen at capture" in failure.details[-1]
+
+
+def test_a_call_that_cannot_be_captured_is_told_and_spoils_nothing(fresh: Runner) -> None:
+    """A capture that failed leaves torch's allocator in a state in which the next one ends the process."""
+    for _ in range(2):
+        failure = judged(fresh, f"{KERNELS}:waits_for_the_lengths").failure
+        assert failure is not None
+        assert failure.oracle == "graph_replay"
+        assert failure.kind.startswith("raised ")
+        assert failure.message.startswith("cannot be captured: the kernel raised ")
+        assert "captur" in failure.message.partition("the kernel raised")[2]
+        assert judged(fresh, f"{KERNELS}:keeps_its_promise").failure is None
+
+
+@pytest.mark.parametrize("kernel", ["keeps_its_promise", "keeps_it_within_bounds"])
+def test_kept_promises_are_left_alone(kernel: str, runner: Runner) -> None:
+    """A right kernel would be accused."""
+    assert judged(runner, f"{KERNELS}:{kernel}").failure is None
+
+
+def test_bundled_kernels_keep_theirs(runner: Runner) -> None:
+    """The kernels that show how it is done would not be usable in a server."""
+    promising = [one for one in runner.declarations(["*"]) if one.supports.graph_replay]
+    assert {one.problem for one in promising} == set(CASES)
+    for declaration in promising:
+        assert judged(runner, declaration.target).failure is None, declaration.target
+
+
+def test_hundreds_of_captures_leave_no_memory_behind() -> None:
+    """Each graph has a pool of memory of its own, and a campaign makes thousands. CUDA in a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = os.pathsep.join(filter(None, (str(KERNELS.parents[2]), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-c", GROWTH],
+        env={**environment, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (allocated, reserved), (allocated_later, reserved_later) = json.loads(done.stdout.splitlines()[-1])
+    assert allocated_later <= allocated
+    assert reserved_later <= reserved + (4 << 20)

@@ -1,0 +1,152 @@
+"""Replays against eager calls, with a stand-in for CUDA graphs; real ones are in tests/gpu/test_graph_replay.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnfuzz
+from attnfuzz.declaration import Kernel, load_kernels
+from attnfuzz.oracles.cuda_graph import CapturedCall
+from attnfuzz.oracles.judge import judge_raised
+from attnfuzz.oracles.observation import KernelRaised
+from attnfuzz.oracles.relations import graph_replay
+from attnfuzz.oracles.relations.catalogue import chosen
+from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY
+from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.registry import problem_of
+
+KERNELS = Path(__file__).with_name("shape_keeping_kernels.py")
+Freeze = Callable[[Any], Any]
+
+KEPT = attnfuzz.Supports(graph_replay=True)
+KEPT_ROUGHLY = attnfuzz.Supports(graph_replay=True, deterministic=False)
+
+
+class StandIn(CapturedCall):
+    """Runs the kernel at each replay, on `inputs` of which something may be as it was at the capture."""
+
+    def __init__(self, kernel: Kernel, case: Case, inputs: Any) -> None:
+        self.kernel, self.inputs = kernel, inputs
+        self.results = dict(zip(problem_of(case).results, kernel(inputs), strict=True))
+
+    def replay(self, words: str) -> None:
+        del words
+        for result, found in zip(self.results.values(), self.kernel(self.inputs), strict=True):
+            result.copy_(found)
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Failure | None]:
+    """What the relation says of a kernel whose graph has frozen what `freeze` makes of its inputs."""
+
+    def check(kernel: Kernel, case: Case, freeze: Freeze = lambda inputs: inputs) -> Failure | None:
+        @contextmanager
+        def captured(kernel: Kernel, case: Case, inputs: Any) -> Iterator[StandIn]:
+            yield StandIn(kernel, case, freeze(inputs))
+
+        monkeypatch.setattr(graph_replay, "captured_call", captured)
+        return GRAPH_REPLAY.check(Trial(kernel, case, device="cpu", tolerance="bound"))
+
+    return check
+
+
+@pytest.mark.parametrize("problem", ["dense", "paged", "split", "states"])
+@pytest.mark.parametrize("supports", [KEPT, KEPT_ROUGHLY], ids=["bits", "bounds"])
+def test_a_graph_that_freezes_nothing_is_left_alone(
+    problem: str, supports: attnfuzz.Supports, checked: Any, plant: Any, request: pytest.FixtureRequest
+) -> None:
+    """A right kernel would be accused."""
+    case: DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | MergeStatesCase = request.getfixturevalue(problem)
+    assert checked(plant(case.problem, supports=supports), case) is None
+
+
+def test_frozen_lengths_are_told_in_words(checked: Any, plant: Any, paged: PagedDecodeCase) -> None:
+    """A grid worked out on the host would pass: it is right in each eager call."""
+    failure = checked(plant("paged_decode", supports=KEPT), paged, with_frozen("seq_lens"))
+    assert (failure.oracle, failure.kind) == ("graph_replay", "bits")
+    assert failure.message.startswith("out[seq 0, head 0, dim 0] is ")
+    assert " in an eager call, but " in failure.message
+    assert failure.message.endswith(
+        "when the graph is replayed with seq_lens shortened from [5, 0, 21] to [2, 0, 10]: the bits must be equal"
+    )
+    assert failure.details[-1].startswith("frozen at capture: a grid or a number of splits")
+
+
+def test_a_frozen_table_is_found(checked: Any, plant: Any, paged: PagedDecodeCase) -> None:
+    """Sequences that a server has moved to other pages would get the numbers of whoever has their old ones."""
+    assert checked(plant("paged_decode", supports=KEPT), paged, with_frozen("block_table")) is not None
+
+
+def test_a_kernel_that_promises_no_bits_is_held_to_its_bounds(checked: Any, plant: Any, dense: DenseDecodeCase) -> None:
+    """Any kernel with atomic additions would be accused, or none of them found."""
+    failure = checked(plant("dense_decode", supports=KEPT_ROUGHLY), dense, with_frozen("seq_lens"))
+    assert (failure.oracle, failure.kind) == ("graph_replay", "out")
+    assert failure.message.endswith("times the error bound")
+    assert failure.error_ratio > 1
+
+
+def test_what_eager_calls_leave_behind_is_seen(checked: Any, plant: Any, dense: DenseDecodeCase) -> None:
+    """A buffer that a longer call has allocated anew is no longer the one that the graph reads."""
+    replays = []
+
+    class SpoiledLater(StandIn):
+        def replay(self, words: str) -> None:
+            super().replay(words)
+            replays.append(words)
+            if len(replays) == 5:  # four contents, then the first one again
+                self.results["out"].zero_()
+
+    kernel = plant("dense_decode", supports=KEPT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "StandIn", SpoiledLater)
+        failure = checked(kernel, dense)
+    assert len(replays) == 5
+    assert "replayed with what it was captured with, after calls on other contents" in failure.message
+
+
+def test_only_promises_are_held_against_a_kernel(plant: Any, paged: PagedDecodeCase) -> None:
+    """Kernels that nobody captures would fail, and so would every kernel where there are no graphs."""
+    for supports, device, judges in ((KEPT, "cuda", True), (KEPT, "cpu", False), (None, "cuda", False)):
+        declaration = plant("paged_decode", supports=supports).declaration
+        for relations in ("all", ("graph_replay",)):
+            names = {one.name for one in chosen(declaration, paged, DEFAULT_ORACLES, relations, device=device)}
+            assert ("graph_replay" in names) is judges
+
+
+@pytest.mark.parametrize("fatal", [True, False])
+def test_a_process_in_which_a_capture_failed_is_given_up(fatal: bool) -> None:
+    """The next capture would end it, and another case would be blamed."""
+    raised = KernelRaised(RuntimeError("operation not permitted"), "nan", "cannot be captured", fatal=fatal)
+    verdict = judge_raised(raised, ("exception",), catch_interrupt=False)
+    assert verdict.failure is not None
+    assert verdict.fatal is fatal
+
+
+def with_frozen(name: str) -> Freeze:
+    """A copy at capture of what the graph should read at each replay."""
+    return lambda inputs: replace(inputs, **{name: getattr(inputs, name).clone()})
+
+
+def test_what_eager_calls_have_kept_as_well_is_seen_in_a_fresh_kernel(checked: Any, dense: DenseDecodeCase) -> None:
+    """A grid that the first call of a shape decides is as wrong in an eager call, and both would agree."""
+    (kernel,) = load_kernels(f"{KERNELS}:grid_by_shape")
+    failure = checked(kernel, dense)
+    assert (failure.oracle, failure.kind) == ("graph_replay", "out")
+    assert " before any other call, but " in failure.message
+    assert " when the graph is replayed with seq_lens grown from [5, 0, 21] to [" in failure.message
+    assert "and in an eager call after that: " in failure.message
+
+
+def test_a_kernel_that_is_wrong_by_itself_is_not_blamed_on_a_graph(
+    checked: Any, plant: Any, dense: DenseDecodeCase
+) -> None:
+    """Every bug of longer sequences would be found twice, the second time with a wrong cause."""
+    assert checked(plant("dense_decode", supports=KEPT, length=lambda n: min(n, 40)), dense) is None
