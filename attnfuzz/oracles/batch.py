@@ -265,7 +265,8 @@ class Batch:
                 tensors = {name: tensor[i] for name, tensor in both_runs.items()}
                 attempt.runs.append(self._run(entry.case, tensors, i))
         except KernelRaised as raised:
-            attempt.raised = KernelRaised(raised.error, raised.poison, entry.words) if entry.words else raised
+            raised.changed = entry.words
+            attempt.raised = raised
 
     def _run(self, case: Case, tensors: dict[str, Tensor], i: int) -> _Run:
         inputs = self._problem.inputs(case, tensors)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
 import msgspec
 import pytest
+import torch
 
-from attnfuzz.declaration import Declaration
+from attnfuzz.declaration import Declaration, load_kernels
 from attnfuzz.execution.runner import Runner
-from attnfuzz.oracles.verdict import Verdict
+from attnfuzz.oracles.quick import judge_many
+from attnfuzz.oracles.relations.catalogue import drawn
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.supports import DTYPES
@@ -101,3 +108,91 @@ def test_compilation_is_told_apart(runner: Runner) -> None:
     cases = [msgspec.structs.replace(DENSE, options={"tile": 16}), msgspec.structs.replace(DENSE, options={"tile": 32})]
     for verdict in runner.judge_many(declaration, cases, timeout_s=120.0):
         assert 0 <= verdict.timing.compile_s <= verdict.timing.total_s
+
+
+RELATED_KERNELS = Path(__file__).with_name("related_kernels.py")
+
+
+@pytest.fixture(scope="module")
+def related(runner: Runner) -> Broken:
+    """The kernels of ``related_kernels.py`` by name."""
+    return {declaration.name: declaration for declaration in runner.declarations([str(RELATED_KERNELS)])}
+
+
+def variations(problem: str) -> Iterator[Case]:
+    """The same case with other numbers, in float32."""
+    case = msgspec.structs.replace(CASES[problem], dtype="float32")
+    for seed in range(2000):
+        changed = (
+            {"seed": seed}
+            if problem == "merge_states"
+            else {"values": Values(keys="normal", values="normal", seed=seed)}
+        )
+        yield msgspec.structs.replace(case, **changed)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "relation"),
+    [
+        ("looks_at_page_ids", "page_permutation"),
+        ("looks_at_unused_entries", "block_table_slack"),
+        ("counts_its_rows", "batch_invariance"),
+        ("adds_an_epsilon", "value_affinity"),
+        ("counts_empty_states", "merge_laws"),
+        ("remembers_the_longest", "call_sequence"),
+    ],
+)
+def test_relations_find_in_a_batch_what_they_find_alone(
+    kernel: str, relation: str, runner: Runner, related: Broken
+) -> None:
+    """Campaigns on a GPU would draw relations that see nothing, or tell it in other words than replay."""
+    declaration = related[kernel]
+    draws = (
+        case
+        for case in variations(declaration.problem)
+        if (one := drawn(declaration, case, DEFAULT_ORACLES, device="cuda")) and one.name == relation
+    )
+    case = next(draws)
+    runner.restart()
+    alone = runner.judge(declaration, case).failure
+    assert alone is not None
+    assert alone.oracle == relation
+    runner.restart()
+    together = runner.judge_together(declaration, [case, next(draws)], timeout_s=120.0)
+    assert together is not None
+    assert together[0].failure == alone
+
+
+@pytest.mark.parametrize("target", ["dense_naive", "paged_split_k", "split_k_partials", "merge_states_triton"])
+def test_relations_leave_right_kernels_alone_in_a_batch(target: str, runner: Runner) -> None:
+    """A campaign on a GPU would report a correct kernel, once in so many cases."""
+    (declaration,) = runner.declarations([target])
+    draws = [
+        case
+        for case in variations(declaration.problem)
+        if (one := drawn(declaration, case, DEFAULT_ORACLES, device="cuda")) and one.further is not None
+    ]
+    verdicts = runner.judge_together(declaration, draws[:40], timeout_s=120.0)
+    assert verdicts is not None
+    assert [verdict.failure for verdict in verdicts] == [None] * 40
+
+
+def test_relations_cost_a_batch_no_waits() -> None:
+    """As many cases get through a GPU as there are waits. Uses CUDA in this process."""
+    (kernel,) = load_kernels(f"{RELATED_KERNELS}:without_triton")
+    cases = list(variations("dense_decode"))[:24]
+
+    def waits(relations: Relations) -> int:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                verdicts = judge_many(kernel, cases, device="cuda", relations=relations)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        assert [verdict.failure for verdict in verdicts] == [None] * len(cases)
+        return sum("called a synchronizing" in str(warning.message) for warning in seen)
+
+    asked: tuple[OracleName, ...] = ("value_affinity", "call_sequence")
+    waits(())  # CUDA's libraries are loaded
+    assert waits(asked) == waits(())

@@ -71,7 +71,8 @@ def run_on(trial: Trial, changed: Changed) -> Observation:
             compile_clock=trial.compile_clock,
         )
     except KernelRaised as raised:
-        raise KernelRaised(raised.error, raised.poison, changed.words) from raised.error
+        raised.changed = changed.words
+        raise
     trial.observations.append(seen)  # for the time that it took
     return seen
 
