@@ -14,46 +14,50 @@ from attnfuzz.memory.patterns import POISON_BYTES, Fill
 
 __all__ = ["WorkspacePool"]
 
-_POOL_BYTES = 4 << 20
+_STRETCH_BYTES = 4 << 20
 
 
 class WorkspacePool:
-    """Gives chunks to arenas (see `ChunkSource`). Filled when first asked; beyond its end, chunks are filled singly."""
+    """Gives chunks to arenas (see `ChunkSource`), from stretches that are filled when needed; large ones singly."""
 
     def __init__(self, device: torch.device | str, poison: Fill) -> None:
         self.device = torch.device(device)
         self.poison = poison
-        self._pool: UInt8[Tensor, " nbytes"] | None = None
+        self._full: list[UInt8[Tensor, " nbytes"]] = []
+        self._current: UInt8[Tensor, " nbytes"] | None = None
         self._used = 0
 
     def take(self, nbytes: int) -> UInt8[Tensor, " nbytes"]:
         """The next chunk."""
-        if self._pool is None:
-            self._pool = self._poisoned(_POOL_BYTES)
-        if self._used + nbytes > _POOL_BYTES:
+        if nbytes > _STRETCH_BYTES:
             return self._poisoned(nbytes)
+        if self._current is None or self._used + nbytes > _STRETCH_BYTES:
+            self._full = self._given_out()
+            self._current, self._used = self._poisoned(_STRETCH_BYTES), 0
         start, self._used = self._used, self._used + nbytes
-        return self._pool[start : self._used]
+        return self._current[start : self._used]
 
     def start(self, fetch: Fetch) -> None:
         """Have what was given out copied back."""
-        if self._pool is not None:
-            fetch.start_buffer(self._pool[: self._used])
+        for given in self._given_out():
+            fetch.start_buffer(given)
 
     def is_whole(self, arenas: Sequence[Arena], fetch: Fetch) -> bool:
         """Whether all that ``arenas`` took is undamaged, at home; False also if some of it lies elsewhere."""
-        if self._pool is None:
-            return True
-        found = fetch.at_home(self._pool[: self._used])
-        expected = torch.full_like(found, POISON_BYTES[self.poison])
+        found = {given.untyped_storage().data_ptr(): fetch.at_home(given) for given in self._given_out()}
+        expected = {start: torch.full_like(given, POISON_BYTES[self.poison]) for start, given in found.items()}
         for arena in arenas:
             for region in arena.regions:
                 tensor = region.tensor
-                if tensor.untyped_storage().data_ptr() != self._pool.untyped_storage().data_ptr():
+                stretch = expected.get(tensor.untyped_storage().data_ptr())
+                if stretch is None:
                     return False
-                place = expected.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+                place = stretch.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
                 place.copy_(fetch.at_home(tensor))
-        return torch.equal(found.view(torch.int64), expected.view(torch.int64))
+        return all(torch.equal(found[start].view(torch.int64), expected[start].view(torch.int64)) for start in found)
+
+    def _given_out(self) -> list[UInt8[Tensor, " nbytes"]]:
+        return self._full if self._current is None else [*self._full, self._current[: self._used]]
 
     def _poisoned(self, nbytes: int) -> UInt8[Tensor, " nbytes"]:
         return torch.full((nbytes,), POISON_BYTES[self.poison], dtype=torch.uint8, device=self.device)

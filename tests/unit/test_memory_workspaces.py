@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from attnfuzz.memory import workspaces
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.fetch import Fetch
+from attnfuzz.memory.patterns import bits
 from attnfuzz.memory.violations import violations
 from attnfuzz.memory.workspaces import WorkspacePool
 
@@ -49,7 +51,7 @@ def test_pool_that_is_used_up_is_no_limit() -> None:
     pool = WorkspacePool("cpu", "nan")
     with allocations(pool) as active:
         small = torch.empty(4)
-        large = torch.zeros(workspaces._POOL_BYTES // 4)
+        large = torch.zeros(workspaces._STRETCH_BYTES // 4)
         another = torch.empty(4)
     assert not active.arena.damage()
     assert not pool.is_whole([active.arena], Fetch())
@@ -58,9 +60,28 @@ def test_pool_that_is_used_up_is_no_limit() -> None:
     assert large.untyped_storage().data_ptr() != small.untyped_storage().data_ptr()
 
 
+def test_overrun_is_seen_in_any_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write past a workspace would go unseen once a batch has used up the first stretch."""
+    monkeypatch.setattr(workspaces, "_STRETCH_BYTES", 1 << 20)
+    pool = WorkspacePool("cpu", "nan")
+    runs = [allocations(pool) for _ in range(40)]
+    buffers = []
+    for run in runs:
+        with run:
+            buffers.append(torch.empty(1 << 14))
+    assert len({buffer.untyped_storage().data_ptr() for buffer in buffers}) > 2
+    assert pool.is_whole([run.arena for run in runs], Fetch())
+    for buffer in (buffers[0], buffers[-1]):
+        past = bits(buffer.as_strided((1,), (1,), buffer.storage_offset() + (1 << 14) + 1))
+        before = past.clone()
+        past.fill_(1)
+        assert not pool.is_whole([run.arena for run in runs], Fetch())
+        past.copy_(before)
+
+
 def test_nothing_is_filled_for_kernels_that_allocate_nothing() -> None:
     """Kernels without workspaces would pay for those of others."""
     pool = WorkspacePool("cpu", "nan")
     with allocations(pool):
         pass
-    assert pool._pool is None
+    assert pool._current is None
