@@ -12,6 +12,7 @@ import msgspec
 from attnfuzz.campaign.saved_run import judge_sequence, preceding_for, relations_for, run_saved
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration, Kernel
+from attnfuzz.execution.guard_naming import with_name
 from attnfuzz.execution.leaks import LEAK, find_leak
 from attnfuzz.kernel_failure import kernel_failure
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Verdict
@@ -86,7 +87,9 @@ def check_relations(
     if isolated:
         runner = shared_runner(device, oracles, tolerance)
         verdict = run_saved(saved, declaration, runner).verdict if saved else None
-        verdict = verdict or runner.judge(declaration, found, relations=relations)
+        verdict = verdict or with_name(
+            runner, declaration, found, runner.judge(declaration, found, relations=relations)
+        )
     else:
         preceding = preceding_for(declaration, saved) if saved else ()
         here = functools.partial(_judge_here, kernel, device=device, oracles=oracles, tolerance=tolerance)

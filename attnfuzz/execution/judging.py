@@ -14,6 +14,8 @@ from attnfuzz.execution.compile_times import CompileTimes
 from attnfuzz.execution.compiler_key import compute_compiler_key
 from attnfuzz.execution.explain_messages import ExplainReply, ExplainRequest
 from attnfuzz.execution.growth import GrowthTrial
+from attnfuzz.execution.guard_messages import GuardReply, GuardRequest
+from attnfuzz.execution.guard_probe import guarded_reply
 from attnfuzz.execution.interpreter import install_fast_patching
 from attnfuzz.execution.interpreter_repairs import install_repairs
 from attnfuzz.execution.judge_messages import (
@@ -64,6 +66,7 @@ class JudgingService:
             "device": self._describe_device,
             "explain": self._explain,
             "growth": self._growth_after,
+            "guarded": self._guarded,
             "judge": self._judge,
             "judge_many": self._judge_many,
         }
@@ -165,6 +168,12 @@ class JudgingService:
             last = self._growth = request, GrowthTrial(kernel, case, device=self.device)
         return last[1]
 
+    def _guarded(self, payload: bytes) -> GuardReply:
+        request = msgspec.json.decode(payload, type=GuardRequest)
+        kernel = self._kernel(request.target)
+        case = decode_case(kernel.declaration.problem, bytes(request.case))
+        return guarded_reply(kernel, case, request, device=self.device)
+
     def _gpu_share_held(self) -> float:
         """How much of the GPU memory that this process may use is taken by tensors."""
         if self.device != "cuda":
@@ -191,6 +200,8 @@ def _is_last(reply: msgspec.Struct) -> bool:
         return bool(reply.exhausted) or (reply.verdict is not None and reply.verdict.fatal)
     if isinstance(reply, ExplainReply):
         return reply.last
+    if isinstance(reply, GuardReply):
+        return reply.fault is not None
     return isinstance(reply, JudgeManyReply) and reply.lost is not None
 
 

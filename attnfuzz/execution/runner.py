@@ -1,11 +1,9 @@
 """The driver's way to a verdict: kernels run in an executor, whose death is a verdict too. Torch-free."""
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, cast
+from typing import Self, cast
 
 import msgspec
 
@@ -13,6 +11,7 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.executor import Executor
 from attnfuzz.execution.explain_messages import ExplainReply, ExplainRequest
 from attnfuzz.execution.faults import failure_of
+from attnfuzz.execution.guard_messages import GuardReply, GuardRequest
 from attnfuzz.execution.judge_messages import (
     DeclarationsReply,
     DeclarationsRequest,
@@ -26,6 +25,7 @@ from attnfuzz.execution.judge_messages import (
     from_wire,
 )
 from attnfuzz.execution.leaks import MemoryUse, find_leak
+from attnfuzz.execution.likely_device import Device, likely_device
 from attnfuzz.execution.outcomes import DeviceLost, Died, ExecutorUnavailable, Outcome, Reply, TimedOut
 from attnfuzz.execution.process import resident_bytes
 from attnfuzz.execution.zygote_client import Zygote
@@ -36,8 +36,6 @@ from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["DEFAULT_TIMEOUT_S", "SERVICE", "Device", "Runner"]
-
-Device = Literal["cpu", "cuda"]
 
 SERVICE = "attnfuzz.execution.judging:JudgingService"
 DEFAULT_TIMEOUT_S: dict[Device, float] = {"cpu": 10.0, "cuda": 60.0}
@@ -53,7 +51,6 @@ _MAX_ZYGOTE_RESTARTS = 20
 _PROBE_TIMEOUT_S = 30.0
 """For a fresh process to get an answer from the GPU, which takes half a second."""
 _PROBES = 2
-_DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
 
 
 class Runner:
@@ -88,7 +85,7 @@ class Runner:
         self._stuck: str | None = None
         self.gpu_share = 0.0
         """How much of the GPU memory that it may use the executor still held after its latest answer, from 0 to 1."""
-        self.zygote = zygote or _start_zygote(_device_to_try(device))
+        self.zygote = zygote or _start_zygote(likely_device(device))
         self._executor = self._new_executor()
         self.device: Device = self._settle_device(device)
         self.timeout_s = DEFAULT_TIMEOUT_S[self.device] if timeout_s is None else timeout_s
@@ -243,6 +240,15 @@ class Runner:
         self._look_at_device(declaration, outcome)
         return Explanation(lines=(f"no weights can be read: {failure_of(outcome).message}",))
 
+    def guarded(self, declaration: Declaration, request: GuardRequest) -> GuardReply | None:
+        """What a run tells that has chosen tensors guarded; None if it ended in any other way than by a lost GPU."""
+        self._ensure_loaded(declaration)
+        outcome = self._executor.call("guarded", msgspec.json.encode(request), timeout_s=self.timeout_s)
+        if isinstance(outcome, Reply):
+            return msgspec.json.decode(outcome.body, type=GuardReply)
+        self._look_at_device(declaration, outcome)
+        return None
+
     def restart(self) -> None:
         """Go on in a fresh executor."""
         self._executor.restart()
@@ -291,7 +297,7 @@ class Runner:
         """The device that executors have; starts over on the CPU where "auto" finds a driver but no usable GPU."""
         if wanted == "cpu" or (wanted == "cuda" and not self._owns_zygote):
             return cast(Device, wanted)
-        if not self._owns_zygote or _device_to_try(wanted) == "cuda":
+        if not self._owns_zygote or likely_device(wanted) == "cuda":
             if self.environment.device == "cuda":
                 return "cuda"
             if self._owns_zygote:
@@ -389,12 +395,3 @@ class Runner:
 
 def _start_zygote(device: Device) -> Zygote:
     return Zygote.start(device, service=SERVICE, max_restarts=_MAX_ZYGOTE_RESTARTS)
-
-
-def _device_to_try(wanted: str) -> Device:
-    """What a zygote is started for; "auto" looks for a driver without loading it into this process."""
-    if wanted == "cuda":
-        return "cuda"
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    has_driver = any(Path(file).exists() for file in _DRIVER_FILES)
-    return "cuda" if wanted == "auto" and has_driver and not hidden else "cpu"

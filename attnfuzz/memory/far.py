@@ -3,16 +3,20 @@
 Caches get so many pages before their first that it lies there; of other tensors, one stride is so wide that the last
 row does. Sparse memory makes that cheap: nothing but live elements and decoys takes any. Below a tensor, where there is
 no decoy, nothing is mapped.
+
+On a GPU memory comes in granules of megabytes. Decoys share one piece of it, which lies wherever 32 bits can reach; and
+rows are so many granules apart that they share theirs, side by side as in a contiguous tensor.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
 from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.cuda_sparse import CudaSparseMemory
 from attnfuzz.memory.fault_map import FaultMap, GuardedRegion
 from attnfuzz.memory.geometry import span
 from attnfuzz.memory.patterns import bits, prefill_
@@ -45,7 +49,7 @@ class FarAllocator:
     ``first_page``: of the caches, where the case's pages begin. ``stretched``: the dimension of a tensor that gets a
     wide stride; at most `MOST_ROWS` vectors lie apart then. All other tensors come from ``arena``. `caches` holds the
     whole caches, what `tensor` returns are the pages of the case. Only with a ``fault_map``, which will tell of it, is
-    a touch below a tensor deadly.
+    a touch below a tensor deadly; on a GPU, with ``on_gpu`` as the memory of such tensors, it always is.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class FarAllocator:
         first_page: int = 0,
         stretched: Mapping[str, int] | None = None,
         fault_map: FaultMap | None = None,
+        on_gpu: CudaSparseMemory | None = None,
     ) -> None:
         self.device = arena.device
         self.caches: dict[str, Tensor] = {}
@@ -62,6 +67,7 @@ class FarAllocator:
         self._first_page = first_page
         self._stretched = stretched or {}
         self._fault_map = fault_map
+        self._on_gpu = on_gpu
 
     def tensor(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, *, strides: StrideKind, role: Role
@@ -84,7 +90,14 @@ class FarAllocator:
         for start, length in strips:
             decoys |= landings(start + first * block, length, dtype.itemsize)
         below = max(_LARGEST_SIGNED, block << _ID_BITS - 1)
-        memory = self._laid_out(name, layout.storage_elements, dtype, decoys, below=below)
+        elements = layout.storage_elements
+        if self._on_gpu is None:
+            memory = self._laid_out(name, elements, dtype, decoys, below=below)
+        else:
+            # Entries of the table that nobody uses may be 0, and that page be read.
+            decoys |= {(start, count * block) for start, _ in strips}
+            live = _own_granules([(start + first * block, length) for start, length in strips], self._granule(dtype))
+            memory = self._mapped(elements, dtype, live, decoys, below=below)
         cache = memory.as_strided(whole, layout.strides, layout.offset)
         self.caches[name] = cache
         window = cache.narrow(0, first, count)
@@ -93,12 +106,17 @@ class FarAllocator:
 
     def _rows(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, role: Role) -> Tensor:
         axis = self._stretched[name]
-        strides, length = stretched_strides(shape, axis), math.prod(shape[axis + 1 :])
+        length = math.prod(shape[axis + 1 :])
+        strides = stretched_strides(shape, axis, self._granule(dtype))
         starts = _offsets(shape[: axis + 1], strides[: axis + 1])
         decoys = {(-_LARGEST_SIGNED, _LARGEST_SIGNED)}
-        if len(starts) <= _MOST_ROWS_WITH_DECOYS:
-            decoys = {decoy for start in starts for decoy in landings(start, length, dtype.itemsize)}
-        memory = self._laid_out(name, span(shape, strides), dtype, decoys, below=_LARGEST_SIGNED)
+        if self._on_gpu is not None:
+            live = _shared_granules(starts, length, self._granule(dtype))
+            memory = self._mapped(span(shape, strides), dtype, live, decoys, below=_LARGEST_SIGNED)
+        else:
+            if len(starts) <= _MOST_ROWS_WITH_DECOYS:
+                decoys = {decoy for start in starts for decoy in landings(start, length, dtype.itemsize)}
+            memory = self._laid_out(name, span(shape, strides), dtype, decoys, below=_LARGEST_SIGNED)
         rows = memory.as_strided(shape, strides)
         if role == "output":
             prefill_(rows, self._arena.prefill)
@@ -128,19 +146,56 @@ class FarAllocator:
                     part.view(dtype).copy_(numbers[: last - first])
         return buffer.upper[: elements * size].view(dtype)
 
+    def _mapped(
+        self, elements: int, dtype: torch.dtype, live: Mapping[int, int], decoys: set[tuple[int, int]], *, below: int
+    ) -> Shaped[Tensor, " elements"]:
+        """As `_laid_out`, with the granules ``live``, and decoys wherever 32 bits can reach above the tensor."""
+        if self._on_gpu is None:
+            raise TypeError("only a GPU's memory comes in granules")
+        size = dtype.itemsize
+        readable = {(start * size, (start + length) * size) for start, length in decoys} | {(0, FAR * size)}
+        try:
+            upper = self._on_gpu.buffer(
+                elements * size, below=below * size, live=live, readable=readable, numbers=dtype.is_floating_point
+            )
+        except torch.OutOfMemoryError as error:
+            raise SparseUnavailable(str(error)) from error
+        return upper.view(dtype)
 
-def stretched_strides(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    def _granule(self, dtype: torch.dtype) -> int:
+        """Elements that must be mapped together, or between which strides are aligned."""
+        return _ALIGNMENT if self._on_gpu is None else self._on_gpu.granule // dtype.itemsize
+
+
+def _own_granules(strips: Sequence[tuple[int, int]], granule: int) -> dict[int, int]:
+    """Those that ``strips`` (start and length in elements) lie in, each with memory of its own."""
+    found = {i for start, length in strips for i in range(start // granule, (start + length - 1) // granule + 1)}
+    return {i: number for number, i in enumerate(sorted(found))}
+
+
+def _shared_granules(starts: Sequence[int], length: int, granule: int) -> dict[int, int]:
+    """Those that rows lie in: a row's memory is that which it would have in a contiguous tensor."""
+    found = {}
+    for i, start in enumerate(starts):
+        moved = (start - i * length) // granule
+        for own in range(start // granule, (start + length - 1) // granule + 1):
+            found[own] = own - moved
+    return found
+
+
+def stretched_strides(shape: tuple[int, ...], axis: int, alignment: int = _ALIGNMENT) -> tuple[int, ...]:
     """Strides of a tensor that is contiguous but for one so wide that its last index passes 2^31 elements.
 
-    ``axis`` has at least two indices. Those of the dimensions around it follow.
+    ``axis`` has at least two indices. Those of the dimensions around it follow. ``alignment``: elements of which a row
+    lies a multiple further than in a contiguous tensor.
     """
     contiguous = strided_layout(shape, "contiguous", 1).strides
     strides = list(contiguous)
     # Three rows pass 2^31 only, so that the stride itself fits into 32 bits and nothing but its product does not.
     reach = FAR >> 1 if shape[axis] == 3 else FAR
-    strides[axis] = _aligned_alike(-(-reach // (shape[axis] - 1)), contiguous[axis])
+    strides[axis] = _aligned_alike(-(-reach // (shape[axis] - 1)), contiguous[axis], alignment)
     for outer in range(axis - 1, -1, -1):
-        strides[outer] = _aligned_alike(strides[outer + 1] * shape[outer + 1], contiguous[outer])
+        strides[outer] = _aligned_alike(strides[outer + 1] * shape[outer + 1], contiguous[outer], alignment)
     return tuple(strides)
 
 
@@ -149,9 +204,9 @@ def stretched_nbytes(shape: tuple[int, ...], axis: int, itemsize: int) -> int:
     return (span(shape, stretched_strides(shape, axis)) + _LARGEST_SIGNED) * itemsize
 
 
-def _aligned_alike(least: int, stride: int) -> int:
+def _aligned_alike(least: int, stride: int, alignment: int) -> int:
     """At least ``least``, and rows so far apart are aligned as those that are ``stride`` apart."""
-    return least + (stride - least) % _ALIGNMENT
+    return least + (stride - least) % alignment
 
 
 def _wrong_ids(first: int, count: int) -> Iterator[tuple[int, int]]:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.arena import Arena, Region
 from attnfuzz.memory.fault_map import FaultMap, GuardedRegion
 from attnfuzz.memory.geometry import Place, span
 from attnfuzz.memory.patterns import POISON_BYTES, Fill
@@ -29,13 +29,20 @@ Guard = Literal["end", "start"]
 
 GUARDS: tuple[Guard, Guard] = ("end", "start")
 
+_POISONED = 1 << 16
+"""Bytes beside a tensor, within its block, that do not keep what they held."""
+
 
 @runtime_checkable
 class GuardedMemory(Protocol):
-    """Gives blocks with at least ``gap_bytes`` of unmapped memory before and after each."""
+    """Gives blocks with at least ``gap_bytes`` of unmapped memory before and after each.
+
+    ``alignment``: of tensors in it, in bytes; 1 if nothing is promised.
+    """
 
     device: torch.device
     gap_bytes: int
+    alignment: int
 
     def take(self, nbytes: int) -> UInt8[Tensor, " block_nbytes"]:
         """A block of at least so many bytes, all of it mapped; its content is whatever it was.
@@ -49,18 +56,42 @@ class GuardedArena(Arena):
     """An arena in which each tensor has a block for itself and fills it from its end, or from its start.
 
     Alignment: one edge is at that of a page and the other wherever the size puts it, so of a tensor whose end is
-    guarded nothing more than the alignment of its elements is certain. No code on a CPU may count on more; a kernel
-    that does, as with vector loads on a GPU, must look at its pointers.
+    guarded nothing more than the alignment of its elements is certain, and the ``alignment`` of the memory. No code on
+    a CPU may count on more.
     """
 
     def __init__(
-        self, memory: GuardedMemory, fault_map: FaultMap, *, guard: Guard, poison: Fill, prefill: Fill
+        self,
+        memory: GuardedMemory,
+        fault_map: FaultMap,
+        *,
+        guard: Guard,
+        poison: Fill,
+        prefill: Fill,
+        room: int = 0,
+        aligned: bool = True,
     ) -> None:
-        """``fault_map`` is told of each tensor, before anybody can use it."""
+        """``fault_map`` is told of each tensor, before anybody can use it.
+
+        ``room``: bytes between the guarded edge and unmapped memory; unless ``aligned`` is False, as many more as the
+        alignment takes.
+        """
         super().__init__(memory.device, poison=poison, prefill=prefill)
         self._memory = memory
         self._fault_map = fault_map
         self._guard = guard
+        self._room = room
+        self._aligned = aligned
+
+    def room_beside(self, region: Region) -> UInt8[Tensor, " room"]:
+        """The bytes between the guarded edge of a tensor and unmapped memory; poison, if nobody wrote to them.
+
+        As far as 64 KiB from the tensor.
+        """
+        block = self._chunks[region.chunk]
+        if self._guard == "end":
+            return block[region.end : region.end + _POISONED]
+        return block[max(0, region.start - _POISONED) : region.start]
 
     def strided(
         self,
@@ -95,9 +126,15 @@ class GuardedArena(Arena):
     def _reserve(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, shift: int) -> Place:
         del shift
         nbytes = span(shape, strides) * itemsize
-        block = self._memory.take(nbytes).fill_(POISON_BYTES[self.poison])
+        block = self._memory.take(nbytes + self._room + self._memory.alignment - 1)
         self._chunks.append(block)
-        start = block.numel() - nbytes if self._guard == "end" else 0
+        step = self._memory.alignment if self._aligned else 1
+        start = (
+            (block.numel() - nbytes - self._room) // step * step
+            if self._guard == "end"
+            else -(-self._room // step) * step
+        )
+        block[max(0, start - _POISONED) : start + nbytes + _POISONED].fill_(POISON_BYTES[self.poison])
         return Place(start, start + nbytes, 0)
 
 
@@ -111,6 +148,7 @@ class HostGuardedMemory:
         """
         self.device = torch.device("cpu")
         self.gap_bytes = gap_bytes
+        self.alignment = 1
         self._spare_bytes = spare_bytes
         self._spare: defaultdict[int, list[int]] = defaultdict(list)
         self._libc = _libc()

@@ -12,9 +12,11 @@ from torch import Tensor
 from attnfuzz.memory.address_limit import at_most_more
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.cuda_sparse import sparse_memory
 from attnfuzz.memory.far import FarAllocator
 from attnfuzz.memory.fault_map import installed
 from attnfuzz.memory.reservation import SparseUnavailable
+from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.observation import KernelRaised, Observation, call
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.problems.block_table import num_blocks
@@ -42,13 +44,22 @@ class Far:
 def run_far(trial: Trial, far: Far) -> Observation | None:
     """The run; None if this machine has no such memory, or the kernel says that it does not take such inputs.
 
-    An offset that comes out negative may end the process. Raises `KernelRaised` for what else the kernel raises.
+    An offset that comes out negative may end the process, or cost it its CUDA context: on a GPU there is no run in a
+    process that is not made for that. Raises `KernelRaised` for what else the kernel raises.
     """
     fault_map = installed()
+    if fault_map is None and trial.device != "cpu":
+        return None
     with nullcontext() if fault_map is None else fault_map.recording():
         arena = Arena(trial.device, poison="nan", prefill="nan")
-        memory = FarAllocator(arena, first_page=far.first_page, stretched=far.stretched, fault_map=fault_map)
         try:
+            memory = FarAllocator(
+                arena,
+                first_page=far.first_page,
+                stretched=far.stretched,
+                fault_map=fault_map,
+                on_gpu=None if trial.device == "cpu" else sparse_memory(),
+            )
             inputs = _built(trial, far, memory)
         except SparseUnavailable:
             return None
@@ -70,10 +81,11 @@ def _run(trial: Trial, far: Far, inputs: Any) -> Observation | None:
     allocations = TrackedAllocations(trial.device, poison="nan", prefill="nan")
     started = time.perf_counter()
     try:
-        with at_most_more(_ROOM_BYTES):
+        # A GPU's memory has a limit of its own, and its driver takes more addresses than that.
+        with at_most_more(_ROOM_BYTES) if trial.device == "cpu" else nullcontext():
             results = call(trial.kernel, trial.case, inputs, allocations, wait=True)
     except KernelRaised as raised:
-        if _refuses(raised.error):
+        if context_lost(raised.error) is None and _refuses(raised.error):
             return None
         raised.changed = _words(trial.case, far)
         raise

@@ -1,63 +1,67 @@
 """Accesses outside: each tensor ends right before memory that is not mapped, and in a second run begins right after.
 
-The results are those of the usual runs and are not looked at again. An access outside ends the process; the driver
-tells from the fault which tensor it was (`attnfuzz.execution.guard_faults`).
+The results are those of the usual runs and are not looked at again. On a CPU, an access outside ends the process; the
+driver tells from the fault which tensor it was (`attnfuzz.execution.guard_faults`). On a GPU it costs the process its
+CUDA context, and CUDA tells no address. Which tensor it was is found out afterwards, for a finding that somebody is
+going to read: further runs, in fresh processes, guard some tensors and leave room beside them
+(`attnfuzz.execution.guard_naming`). Until then a failure says no more than at which edge. The search and the shrinking
+go by that: each such run costs a process and a second.
 """
 
-from functools import cache
+import torch
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.memory.allocations import TrackedAllocations
-from attnfuzz.memory.fault_map import FaultMap, installed
-from attnfuzz.memory.guarded import GUARDS, Guard, GuardedArena, HostGuardedMemory
-from attnfuzz.memory.patterns import Fill
-from attnfuzz.oracles.observation import KernelRaised, call
+from attnfuzz.memory.cuda_virtual import DriverError
+from attnfuzz.memory.fault_map import installed
+from attnfuzz.memory.guarded import GUARDS, Guard
+from attnfuzz.oracles.observation import KernelRaised
+from attnfuzz.oracles.relations.guarded_run import Guarding, guarded_memory, run_guarded
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.limits import tensor_nbytes
 
 __all__ = ["GUARD_PAGE"]
 
-_FILL: Fill = "nan"
+_MOST_NBYTES = 1 << 26
+"""Of a case: many processes share a GPU, and each tensor has at least one granule of its memory to itself."""
+
+_EDGES: dict[Guard, str] = {
+    "end": "with each tensor ending at unmapped memory",
+    "start": "with each tensor beginning at unmapped memory",
+}
 
 
 def _applies(declaration: Declaration, case: Case) -> bool:
-    del declaration, case
-    return True
+    del declaration
+    return tensor_nbytes(case) <= _MOST_NBYTES
 
 
 def _check(trial: Trial) -> Failure | None:
-    """None, if it returns at all. Does nothing in a process whose death nobody could explain, and on a GPU."""
+    """None, if it returns at all. Does nothing in a process whose death nobody could explain."""
     fault_map = installed()
-    if fault_map is None or trial.device != "cpu":
+    if fault_map is None or not _has_memory(trial.device):
         return None
     for guard in GUARDS:
         with fault_map.recording():
-            _run(trial, guard, fault_map)
+            try:
+                run_guarded(trial, Guarding(guard), fault_map)
+            except KernelRaised as raised:
+                raised.changed = _EDGES[guard]
+                raise
+            except torch.OutOfMemoryError:
+                return None
     return None
 
 
-def _run(trial: Trial, guard: Guard, fault_map: FaultMap) -> None:
-    """Run the kernel on tensors, and with workspaces, of which one edge is guarded."""
-    given, allocated = (
-        GuardedArena(_host_memory(), fault_map, guard=guard, poison=_FILL, prefill=_FILL) for _ in range(2)
-    )
-    values = trial.reference.values_on(trial.device)
-    inputs = problem_of(trial.case).build(trial.case, given, trial.kernel.declaration.supports, values)
-    allocations = TrackedAllocations(trial.device, poison=_FILL, prefill=_FILL, arena=allocated)
+def _has_memory(device: str) -> bool:
+    """Whether there is such memory: not on every virtual GPU."""
     try:
-        call(trial.kernel, trial.case, inputs, allocations)
-    except KernelRaised as raised:
-        if not isinstance(raised.error, Exception):  # an interrupt, say
-            raise
-        # It ran on ordinary memory: what it refuses is an alignment, and that is its right.
+        guarded_memory(device)
+    except DriverError:
+        return False
+    return True
 
 
-@cache
-def _host_memory() -> HostGuardedMemory:
-    return HostGuardedMemory()
-
-
-GUARD_PAGE = Relation("guard_page", _applies, _check, weight=2, devices=("cpu",))  # others do not see reads outside
+GUARD_PAGE = Relation("guard_page", _applies, _check, weight=2)  # others do not see reads outside

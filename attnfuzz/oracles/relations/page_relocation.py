@@ -1,7 +1,7 @@
 """The same tokens at offsets that do not fit into 32 bits: high page ids, wide strides. The same bits.
 
 No result can tell where pages lie if the addresses are right. That caches are large is what production has and tests
-do not; here they are sparse (`attnfuzz.memory.far`), on the CPU so far.
+do not; here they are sparse (`attnfuzz.memory.far`).
 
 Up to four runs. In the first, offsets start past 2^32 elements and page ids past 2^16: one that is cut short points to
 decoys. In the second they lie just past 2^31 elements, for what goes wrong only there, a switch to wide offsets at the
@@ -25,7 +25,7 @@ from attnfuzz.oracles.relations.page_limits import (
 )
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.relations.stretching import stretched_axes, stretched_cache_axes
-from attnfuzz.oracles.relations.transformed import as_it_is, unequal_bits, where_bits_differ
+from attnfuzz.oracles.relations.transformed import Results, as_it_is, unequal_bits, where_bits_differ
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.block_table import num_blocks, used_blocks
@@ -51,8 +51,6 @@ def _applies(declaration: Declaration, case: Case) -> bool:
 
 
 def _check(trial: Trial) -> Failure | None:
-    if trial.device != "cpu":
-        return None
     for far in _placements(trial.kernel.declaration, trial.case):
         seen = _wrong(trial, far)
         if seen is not None:
@@ -77,7 +75,8 @@ def _wrong(trial: Trial, far: Far) -> Observation | None:
     if seen is None:
         return None
     if trial.kernel.declaration.supports.deterministic:
-        differs = any(bool(mask.any()) for mask in where_bits_differ(as_it_is(trial), seen.results).values())
+        masks = where_bits_differ(as_it_is(trial), _on_host(seen.results))
+        differs = any(bool(mask.any()) for mask in masks.values())
     else:
         differs = any(bool((part.ratio > 1).any()) for part in trial.compare(seen))
     return seen if differs else None
@@ -132,10 +131,14 @@ def _begins(case: PagedDecodeCase, page: int) -> Iterator[str]:
         yield f"page {page} begins {offset} elements into {name}, {offset * ITEMSIZE[case.dtype]} bytes"
 
 
+def _on_host(results: Results) -> Results:
+    return {name: result.cpu() for name, result in results.items()}
+
+
 def _failure(trial: Trial, seen: Observation, kind: str, words: str, *details: str) -> Failure | None:
-    parts = as_it_is(trial), seen.results
+    parts = as_it_is(trial), _on_host(seen.results)
     found = unequal_bits("page_relocation", trial.case, *parts, words, details=details)
     return found and msgspec.structs.replace(found, kind=kind)
 
 
-PAGE_RELOCATION = Relation("page_relocation", _applies, _check, devices=("cpu",))
+PAGE_RELOCATION = Relation("page_relocation", _applies, _check)

@@ -1,0 +1,209 @@
+"""On a GPU: buffers far larger than its memory, of which only what lives takes any.
+
+The rest of what may be read is one piece of memory, put behind address after address: a *background* of numbers unlike
+a case's, or of zeros for integers, of which each would be a wrong page id. So an offset that is cut short reads numbers
+that show, wherever it points to. What lies outside of its reach, and below a buffer where nothing is expected to be
+looked for, has no memory: touching it is an illegal memory access.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from attnfuzz.memory.cuda_virtual import CudaVirtualMemory, DriverError, virtual_memory
+from attnfuzz.memory.reservation import SparseUnavailable
+
+__all__ = ["CudaSparseMemory", "sparse_memory"]
+
+Ranges = Iterable[tuple[int, int]]
+
+_LARGE_PIECE = 32
+"""Granules of the larger of the two pieces that a background is made of."""
+_MOST_MAPPINGS = 4096
+"""Of one buffer: each takes microseconds, here and once more when it is undone."""
+_MOST_LIVE = 32
+"""Granules of one buffer that hold something."""
+_MOST_SPARE = 64
+_MOST_BYTES = 1 << 40
+"""Of addresses, for one buffer."""
+
+
+class CudaSparseMemory:
+    """Makes buffers; keeps the memory of those that are gone for the next. One per process and GPU."""
+
+    def __init__(self, memory: CudaVirtualMemory) -> None:
+        self._memory = memory
+        self.granule = memory.granule
+        self._backgrounds: dict[bool, _Background] = {}
+        self._spare: list[int] = []
+        self._unused: list[_Mapped] = []
+
+    def buffer(
+        self, nbytes: int, *, below: int, live: Mapping[int, int], readable: Ranges, numbers: bool
+    ) -> UInt8[Tensor, " nbytes"]:
+        """``nbytes`` with ``below`` bytes of addresses before them, unmapped once no tensor refers to it.
+
+        ``live``: which granules have memory of their own, and which: granules with the same number share theirs.
+
+        It holds zeros at first. ``readable``: bytes from start to end, from ``-below`` on, that have the background
+        unless they live. ``numbers``: whether that is numbers or zeros. Raises `SparseUnavailable`.
+        """
+        below, size = self._whole(below), self._whole(nbytes)
+        if below + size > _MOST_BYTES:
+            raise SparseUnavailable(f"{below + size} bytes of addresses are more than {_MOST_BYTES}")
+        count = len(set(live.values()))
+        if count > _MOST_LIVE:
+            raise SparseUnavailable(f"{count} granules of GPU memory are more than {_MOST_LIVE}")
+        self.release_unused()
+        background = self._background(numbers)
+        handles = dict(zip(dict.fromkeys(live.values()), self._handles(count), strict=True))
+        pieces = [(granule, 1, handles[number]) for granule, number in live.items()]
+        pieces += background.pieces(_without(self._granules(readable, -below, size), live))
+        if len(pieces) > _MOST_MAPPINGS:
+            self._keep(handles.values())
+            raise SparseUnavailable(f"{len(pieces)} mappings are more than {_MOST_MAPPINGS}")
+        mapped = _Mapped(self._memory, below, size, pieces, list(handles.values()))
+        upper = self._memory.tensor(
+            mapped.address + below, size, once_unused=functools.partial(self._unused.append, mapped)
+        )
+        for granule in {number: granule for granule, number in live.items()}.values():
+            upper[granule * self.granule : (granule + 1) * self.granule].zero_()
+        return upper[:nbytes]
+
+    def release_unused(self) -> None:
+        """Take the memory from behind buffers that no tensor refers to any more; waits for the GPU if there are any."""
+        if not self._unused:
+            return
+        self._memory.synchronize()
+        while self._unused:
+            mapped = self._unused.pop()
+            mapped.undo()
+            self._keep(mapped.handles)
+
+    def _handles(self, count: int) -> list[int]:
+        while len(self._spare) < count:
+            self._spare.append(self._memory.create(self.granule))
+        return [self._spare.pop() for _ in range(count)]
+
+    def _keep(self, handles: Iterable[int]) -> None:
+        self._spare.extend(handles)
+        while len(self._spare) > _MOST_SPARE:
+            self._memory.release(self._spare.pop())
+
+    def _background(self, numbers: bool) -> _Background:
+        if numbers not in self._backgrounds:
+            self._backgrounds[numbers] = _Background(self._memory, numbers=numbers)
+        found = self._backgrounds[numbers]
+        found.fill()  # an earlier kernel may have written there
+        return found
+
+    def _granules(self, ranges: Ranges, first: int, end: int) -> list[tuple[int, int]]:
+        """Ranges of granules that hold these bytes, within bounds, in order and apart from each other."""
+        found: list[tuple[int, int]] = []
+        for start, stop in sorted((max(start, first), min(stop, end)) for start, stop in ranges):
+            if start >= stop:
+                continue
+            low, high = start // self.granule, -(-stop // self.granule)
+            if found and low <= found[-1][1]:
+                found[-1] = (found[-1][0], max(found[-1][1], high))
+            else:
+                found.append((low, high))
+        return found
+
+    def _whole(self, nbytes: int) -> int:
+        return -(-nbytes // self.granule) * self.granule
+
+
+class _Mapped:
+    """Addresses with memory behind some of them: pieces of (granule, granules, handle)."""
+
+    def __init__(
+        self,
+        memory: CudaVirtualMemory,
+        below: int,
+        size: int,
+        pieces: Sequence[tuple[int, int, int]],
+        handles: list[int],
+    ) -> None:
+        self.handles = handles
+        self._memory = memory
+        self._nbytes = below + size
+        self.address = memory.reserve(self._nbytes)
+        self._runs: list[tuple[int, int]] = []
+        for granule, count, handle in sorted(pieces):
+            start, nbytes = self.address + below + granule * memory.granule, count * memory.granule
+            memory.map(start, nbytes, handle)
+            if self._runs and sum(self._runs[-1]) == start:
+                self._runs[-1] = (self._runs[-1][0], self._runs[-1][1] + nbytes)
+            else:
+                self._runs.append((start, nbytes))
+        for run in self._runs:
+            memory.allow(*run)
+
+    def undo(self) -> None:
+        for run in self._runs:
+            self._memory.unmap(*run)
+        self._memory.give_back(self.address, self._nbytes)
+
+
+class _Background:
+    """Two pieces of memory, one of them a granule, with the same content in each granule."""
+
+    def __init__(self, memory: CudaVirtualMemory, *, numbers: bool) -> None:
+        self._sizes = (_LARGE_PIECE, 1)
+        self._handles = [memory.create(size * memory.granule) for size in self._sizes]
+        mapped = _Mapped(memory, 0, sum(self._sizes) * memory.granule, self._as_pieces(), self._handles)
+        self._all = memory.tensor(mapped.address, sum(self._sizes) * memory.granule).view(-1, memory.granule)
+        self._content = _numbers(memory.granule) if numbers else torch.zeros(memory.granule, dtype=torch.uint8)
+        self._content = self._content.to(self._all.device)
+
+    def fill(self) -> None:
+        self._all.copy_(self._content.expand_as(self._all))
+
+    def pieces(self, ranges: Ranges) -> Iterator[tuple[int, int, int]]:
+        """What to map in place of these granules."""
+        for low, high in ranges:
+            for size, handle in zip(self._sizes, self._handles, strict=True):
+                while high - low >= size:
+                    yield low, size, handle
+                    low += size
+
+    def _as_pieces(self) -> list[tuple[int, int, int]]:
+        return [(0, self._sizes[0], self._handles[0]), (self._sizes[0], self._sizes[1], self._handles[1])]
+
+
+def _without(ranges: Ranges, granules: Iterable[int]) -> Iterator[tuple[int, int]]:
+    left_out = sorted(granules)
+    for low, high in ranges:
+        for granule in left_out:
+            if low <= granule < high:
+                if low < granule:
+                    yield low, granule
+                low = granule + 1
+        if low < high:
+            yield low, high
+
+
+def _numbers(nbytes: int) -> UInt8[Tensor, " nbytes"]:
+    """Between 0.5 and 8, of either sign, in float16, bfloat16 and float32, and different from one to the next."""
+    index = torch.arange(nbytes // 2, dtype=torch.int64)
+    mixed = index * 40503 >> 3
+    return (0x3F00 + mixed % 0x200 + (mixed >> 9) % 2 * 0x8000).to(torch.int16).view(torch.uint8)
+
+
+@functools.cache
+def _sparse_memory(device: int) -> CudaSparseMemory:
+    return CudaSparseMemory(virtual_memory(device))
+
+
+def sparse_memory() -> CudaSparseMemory:
+    """That of torch's current GPU. Raises `SparseUnavailable`."""
+    try:
+        return _sparse_memory(torch.cuda.current_device())
+    except DriverError as error:
+        raise SparseUnavailable(str(error)) from error

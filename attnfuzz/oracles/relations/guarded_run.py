@@ -1,0 +1,101 @@
+"""A run of a trial's kernel on tensors, and with workspaces, of which one edge lies beside unmapped memory."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from attnfuzz.memory.allocations import TrackedAllocations
+from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.cuda_guarded import CudaGuardedMemory
+from attnfuzz.memory.fault_map import FaultMap
+from attnfuzz.memory.guarded import Guard, GuardedArena, GuardedMemory, HostGuardedMemory
+from attnfuzz.memory.patterns import Fill
+from attnfuzz.oracles.exception import context_lost
+from attnfuzz.oracles.observation import KernelRaised, call
+from attnfuzz.oracles.trial import Trial
+from attnfuzz.problems.recipes import StrideKind
+from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.shapes import Role
+
+__all__ = ["Guarding", "guarded_memory", "run_guarded"]
+
+_FILL: Fill = "nan"
+
+
+@dataclass(frozen=True, slots=True)
+class Guarding:
+    """Which edge of which tensors (None: all) lies at unmapped memory.
+
+    ``room`` and ``aligned`` are those of `GuardedArena`.
+    """
+
+    guard: Guard
+    names: Container[str] | None = None
+    room: int = 0
+    aligned: bool = True
+
+    def covers(self, name: str) -> bool:
+        return self.names is None or name in self.names
+
+
+class _Chosen:
+    """An `Allocator` that has tensors guarded by name; the others come from ordinary memory."""
+
+    def __init__(self, guarded: Arena, ordinary: Arena, guarding: Guarding) -> None:
+        self.device = guarded.device
+        self._arenas = {True: guarded, False: ordinary}
+        self._guarding = guarding
+
+    def tensor(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, *, strides: StrideKind, role: Role
+    ) -> Tensor:
+        """As the arena's."""
+        return self._arenas[self._guarding.covers(name)].tensor(name, shape, dtype, strides=strides, role=role)
+
+
+def run_guarded(trial: Trial, guarding: Guarding, fault_map: FaultMap) -> list[GuardedArena]:
+    """Run the kernel; the arenas of guarded tensors and of guarded workspaces, as the run left them.
+
+    A kernel that refuses its inputs ran on ordinary memory before: it is an alignment that it does not take, and that
+    is its right. Raises `KernelRaised` for what costs the process its CUDA context, and for what is no exception, and
+    `torch.OutOfMemoryError` where a GPU has no memory for such tensors.
+    """
+    memory = guarded_memory(trial.device)
+    given, allocated = (
+        GuardedArena(
+            memory,
+            fault_map,
+            guard=guarding.guard,
+            poison=_FILL,
+            prefill=_FILL,
+            room=guarding.room,
+            aligned=guarding.aligned,
+        )
+        for _ in range(2)
+    )
+    values = trial.reference.values_on(trial.device)
+    allocator = _Chosen(given, _ordinary(trial), guarding)
+    inputs = problem_of(trial.case).build(trial.case, allocator, trial.kernel.declaration.supports, values)
+    workspaces = allocated if guarding.covers("workspace") else _ordinary(trial)
+    allocations = TrackedAllocations(trial.device, poison=_FILL, prefill=_FILL, arena=workspaces)
+    try:
+        call(trial.kernel, trial.case, inputs, allocations, wait=True)
+    except KernelRaised as raised:
+        if not isinstance(raised.error, Exception) or context_lost(raised.error) is not None:
+            raise
+    return [given, allocated]
+
+
+def _ordinary(trial: Trial) -> Arena:
+    return Arena(trial.device, poison=_FILL, prefill=_FILL)
+
+
+@cache
+def guarded_memory(device: str) -> GuardedMemory:
+    """That of this process on "cpu" or "cuda". Raises `DriverError` where a GPU has none."""
+    return HostGuardedMemory() if device == "cpu" else CudaGuardedMemory()
