@@ -9,11 +9,12 @@ import msgspec
 from attnfuzz.campaign.judging import TimedJudge, Unjudged
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.declaration import Declaration
+from attnfuzz.execution.guard_naming import with_name
 from attnfuzz.execution.leaks import LEAK
 from attnfuzz.execution.runner import Runner
 from attnfuzz.explaining.ablation import ablate
 from attnfuzz.explaining.explanation import NO_TIME, Explanation
-from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
+from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure, Verdict
 from attnfuzz.problems.cases import Case
 
 __all__ = ["explain_failure", "explained_lines", "explanation_of"]
@@ -38,6 +39,10 @@ def explain_failure(
     found = Explanation()
     if not is_relation:
         found = runner.explain(declaration, case, seconds=weighing_s, oracle=failure.oracle)
+    else:
+        named = with_name(runner, declaration, case, Verdict(failure=failure), seconds=total_s / 2).failure
+        if named is not None and named is not failure:
+            found = Explanation(lines=(named.message,))
     if failure.oracle == "crash" and not found.runs:  # it has died again, which has been said
         found = Explanation()
     relations = (failure.oracle,) if is_relation else ()

@@ -12,6 +12,7 @@ import msgspec
 from attnfuzz.campaign.memory_limit import memory_limit
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.execution.guard_naming import with_name
 from attnfuzz.execution.leaks import LEAK
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Relations, Verdict, ends_process
@@ -48,7 +49,10 @@ def run_saved(regression: Regression, declaration: Declaration, runner: Runner) 
         once = _leak_first if regression.finding.kind == LEAK else _once
         verdicts = [once(case, preceding, declaration, limited, relations_for(regression)) for _ in range(runs)]
     failing = [verdict for verdict in verdicts if verdict.failure is not None]
-    return SavedRun((failing or verdicts[-1:])[0], len(failing), runs)
+    verdict = (failing or verdicts[-1:])[0]
+    if not preceding:
+        verdict = with_name(runner, declaration, case, verdict)
+    return SavedRun(verdict, len(failing), runs)
 
 
 def preceding_for(declaration: Declaration, regression: Regression) -> tuple[Case, ...]:
