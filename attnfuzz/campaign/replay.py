@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from attnfuzz.campaign.journal import is_in_journal, was_running
-from attnfuzz.campaign.saved_run import run_saved
+from attnfuzz.campaign.saved_run import SavedRun, run_saved
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.runner import Runner
@@ -18,6 +18,8 @@ from attnfuzz.problems.supported import adapt_options, why_unsupported
 __all__ = ["Replayed", "SavedCase", "cleared", "replay", "resolve_target"]
 
 _BUNDLED = "*"
+
+Run = Callable[[Regression, Declaration, Runner], SavedRun]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,13 @@ class Replayed:
         return self.verdict is not None and self.verdict.failure is not None
 
 
-def replay(cases: Sequence[SavedCase], runner: Runner, *, kernels: Sequence[str] = ()) -> Iterator[Replayed]:
+def replay(
+    cases: Sequence[SavedCase], runner: Runner, *, kernels: Sequence[str] = (), run: Run = run_saved
+) -> Iterator[Replayed]:
     """Run each case on its own kernel and all bundled ones of its problem, or only on ``kernels`` if given.
 
-    Every kernel is loaded before the first case runs. Raises KernelLoadError for one that cannot be.
+    ``run`` puts a regression to a kernel that supports its case. Every kernel is loaded before the first case runs.
+    Raises KernelLoadError for one that cannot be.
     """
     chosen = runner.declarations(list(kernels) if kernels else [_BUNDLED])
     own = [None if kernels else _own_kernel(saved, runner) for saved in cases]
@@ -60,7 +65,7 @@ def replay(cases: Sequence[SavedCase], runner: Runner, *, kernels: Sequence[str]
         for declaration in _distinct([first, *chosen] if first else chosen):
             if declaration.problem == saved.regression.problem:
                 named = declaration is first or bool(kernels)
-                yield from _replay_on(declaration, saved, runner, told_why_not=named)
+                yield from _replay_on(declaration, saved, runner, run, told_why_not=named)
 
 
 def cleared(results: Iterable[Replayed]) -> set[Path]:
@@ -105,11 +110,13 @@ def _distinct(declarations: Iterable[Declaration]) -> list[Declaration]:
     return list({declaration.target: declaration for declaration in declarations}.values())
 
 
-def _replay_on(declaration: Declaration, saved: SavedCase, runner: Runner, *, told_why_not: bool) -> Iterator[Replayed]:
+def _replay_on(
+    declaration: Declaration, saved: SavedCase, runner: Runner, run: Run, *, told_why_not: bool
+) -> Iterator[Replayed]:
     case = adapt_options(saved.regression.case, declaration.options)
     objection = why_unsupported(declaration.supports, declaration.options, case)
     if objection is None:
-        ran = run_saved(saved.regression, declaration, runner)
+        ran = run(saved.regression, declaration, runner)
         yield Replayed(saved, declaration, case, ran.verdict, runs=ran.runs, failed_runs=ran.failed)
     elif told_why_not:
         yield Replayed(saved, declaration, case, None, objection)

@@ -14,12 +14,14 @@ from attnfuzz.cli.configured import SHARED, TOLERANCE, profile_option
 from attnfuzz.cli.output import while_anyone_reads
 from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, ORACLE, duration, number_of_workers, writable_file
 from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.sanitizing import SANITIZER, explore_sanitized
 from attnfuzz.config_rules import RULES
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.result import CampaignResult
     from attnfuzz.campaign.startup import Request
     from attnfuzz.problems.tolerance import Tolerance
+    from attnfuzz.sanitizer.tool import Tool
 
 __all__ = ["command", "exit_status"]
 
@@ -43,6 +45,7 @@ _FIELDS = {"budget": "budget_s", "save_dir": "save_folder"}
 @click.option("--junit", "junit_file", type=FILE, callback=writable_file, help="Also write a report for CI systems.")
 @click.option("--html", "html_file", type=FILE, callback=writable_file, help="Also write a page to look at.")
 @click.option("--fail-fast/--no-fail-fast", help="Stop at the first finding, once it is shrunk.")
+@SANITIZER
 @TOLERANCE
 @SHARED
 @profile_option(*RULES)
@@ -60,6 +63,7 @@ def command(
     junit_file: Path | None,
     html_file: Path | None,
     fail_fast: bool,
+    sanitizer: Tool | None,
     tolerance: Tolerance,
     shared: str | None,
     quiet: bool,
@@ -83,6 +87,8 @@ def command(
             tolerance=tolerance,
             shared=shared,
         )
+        if sanitizer is not None:
+            return explore_sanitized(request, sanitizer, quiet=quiet)
         if resume:
             request = _resumed(request)
         result = _explore(request, quiet=quiet)

@@ -11,10 +11,12 @@ import click
 from attnfuzz.cli.configured import TOLERANCE, configured, profile_option
 from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, writable_file
 from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.sanitizing import SANITIZER, found_by_others, replay_sanitized
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.replay import SavedCase
     from attnfuzz.problems.tolerance import Tolerance
+    from attnfuzz.sanitizer.tool import Tool
 
 __all__ = ["command", "load_saved", "read_saved"]
 
@@ -24,10 +26,16 @@ __all__ = ["command", "load_saved", "read_saved"]
 @click.option("--kernel", "kernels", multiple=True, metavar="KERNEL", help="Run on this kernel instead; repeatable.")
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write the results as JSON.")
+@SANITIZER
 @TOLERANCE
 @profile_option("device", "tolerance")
 def command(
-    paths: tuple[Path, ...], kernels: tuple[str, ...], device: str, json_file: Path | None, tolerance: Tolerance
+    paths: tuple[Path, ...],
+    kernels: tuple[str, ...],
+    device: str,
+    json_file: Path | None,
+    sanitizer: Tool | None,
+    tolerance: Tolerance,
 ) -> int:
     """Run saved cases (files or folders; the regressions folder by default) again.
 
@@ -45,12 +53,20 @@ def command(
         console = make_console()
         results = []
         with Runner(device=device, tolerance=tolerance) as runner:
-            for result in replay(saved, runner, kernels=kernels):
+            replaying = (
+                replay(saved, runner, kernels=kernels)
+                if sanitizer is None
+                else replay_sanitized(saved, runner, sanitizer, kernels=kernels)
+            )
+            for result in replaying:
                 results.append(result)
                 print_replayed(console, result)
             device_name = runner.device_name
-    innocent = set() if kernels else cleared(results)  # other kernels say nothing of the one that was running
+    # other kernels, and a tool that looks at something else, say nothing of the one that was running
+    innocent = set() if kernels or sanitizer else cleared(results)
     print_total(console, saved, results, removed=innocent)
+    if sanitizer is None and (remark := found_by_others(saved)):
+        console.print(remark, soft_wrap=True)
     forget(innocent)
     if json_file is not None:
         try:

@@ -26,8 +26,10 @@ OracleName = Literal[
     "accuracy", "dead_memory", "unwritten", "red_zone", "determinism", "exception", "crash", "hang",
     "guard_page", "page_permutation", "page_relocation", "block_table_slack", "batch_invariance", "layout", "repaging",
     "gqa_expansion", "split_count", "compose", "merge_laws", "value_affinity", "call_sequence", "graph_replay",
+    "sanitizer",
 ]  # fmt: skip
-"""Every name that a regression file may hold; `ORACLES` are those that can be asked for."""
+"""Every name that a regression file may hold; `ORACLES` are those that can be asked for. "sanitizer" is NVIDIA's
+compute-sanitizer, which judges in processes of its own (`attnfuzz.sanitizer`)."""
 
 USUAL_ORACLES: tuple[OracleName, ...] = (
     "accuracy", "dead_memory", "unwritten", "red_zone", "determinism", "exception", "crash", "hang",

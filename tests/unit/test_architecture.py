@@ -50,6 +50,7 @@ RANKS = {
     "attnfuzz.testing": 5,
     "attnfuzz.xdist_leases": 5,
     "attnfuzz.report": 5,
+    "attnfuzz.sanitizer": 5,
     "attnfuzz.cli": 6,
     "attnfuzz.pytest_plugin": 6,
     "attnfuzz.__main__": 6,

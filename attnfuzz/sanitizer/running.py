@@ -1,0 +1,137 @@
+"""Batches of cases in a process under compute-sanitizer, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+import attnfuzz
+from attnfuzz.declaration import Declaration
+from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.sanitizer.messages import Note, Work, read_notes
+from attnfuzz.sanitizer.report import Report, is_complete, read_reports, unread_headers
+from attnfuzz.sanitizer.tool import ERROR_EXIT_CODE, SanitizerUnavailable, Tool, command_line, find_executable
+
+__all__ = ["CASE_S", "START_S", "Outcome", "Sanitizer"]
+
+START_S = 240.0
+CASE_S = 120.0
+"""What a process may take to start, and a case more: compiled kernels run about 65 times slower under memcheck."""
+
+_ENVIRONMENT = {
+    # The allocator of torch takes large blocks from CUDA and gives out parts of them: all of a block is memory that
+    # may be touched, as far as the sanitizer knows. Without it each tensor is an allocation of CUDA's.
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+    "TRITON_DISABLE_LINE_INFO": "0",  # reports name source lines
+}
+_NO_CUDA = "before first instrumented API call"
+_TAIL_BYTES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a process left. `status` is its exit code, None if it was ended for taking too long.
+
+    `unread`: first lines of reports of an unknown form, if the tool says that it has found something.
+    """
+
+    reports: list[Report]
+    notes: list[Note]
+    status: int | None
+    unread: list[str]
+    output: str = ""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is wrong with any case."""
+        return not self.reports and not self.unread and self.status == 0 and self.raised is None
+
+    @property
+    def raised(self) -> Note | None:
+        """The first exception that a kernel raised."""
+        return next((note for note in self.notes if note.raised is not None), None)
+
+    @property
+    def last_begun(self) -> int:
+        """The number of the case that ran when the context was lost or the process ended, or of the last one."""
+        finished = {note.case for note in self.notes if note.done}
+        return min((note.case for note in self.notes if note.case not in finished), default=self.notes[-1].case)
+
+
+class Sanitizer:
+    """Runs cases under `tool`. Raises SanitizerUnavailable where that is not installed."""
+
+    def __init__(self, tool: Tool, *, device: str) -> None:
+        self.tool = tool
+        self.processes = 0
+        self._device = device
+        self._executable = find_executable()
+
+    def run(self, declaration: Declaration, cases: Sequence[Case], *, limit_s: float | None = None) -> Outcome:
+        """All `cases`, one after the other, in one process. Raises SanitizerUnavailable if it cannot work here."""
+        self.processes += 1
+        limit_s = START_S + CASE_S * len(cases) if limit_s is None else limit_s
+        with tempfile.TemporaryDirectory(prefix="attnfuzz-sanitizer-") as folder:
+            log, notes, work_file, output = (Path(folder) / name for name in ("log", "notes", "work", "output"))
+            work = Work(
+                target=declaration.target,
+                problem=declaration.problem,
+                cases=tuple(msgspec.Raw(encode_case(case)) for case in cases),
+                device=self._device,
+                notes=str(notes),
+            )
+            work_file.write_bytes(msgspec.json.encode(work))
+            command = [sys.executable, "-m", "attnfuzz.sanitizer.target", str(work_file)]
+            command = command_line(self._executable, self.tool, log, command)
+            status = _wait(command, output, _environment(self._device), limit_s)
+            text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+            return self._outcome(text, read_notes(notes), status, _tail(output))
+
+    def _outcome(self, log: str, notes: list[Note], status: int | None, output: str) -> Outcome:
+        reports = read_reports(log)
+        unread = unread_headers(log) or [f"exit status {status}"] if status == ERROR_EXIT_CODE and not reports else []
+        if _NO_CUDA in log:
+            raise SanitizerUnavailable("compute-sanitizer saw no call of CUDA: its tools look at kernels on a GPU only")
+        if not notes or (status == 0 and not is_complete(log)):
+            said = " ".join((log.strip() or output).split()) or "nothing"
+            raise SanitizerUnavailable(
+                f"{self._executable} --tool {self.tool} could not run a case (exit status {status}); it said: "
+                f"{said[-_TAIL_BYTES:]}"
+            )
+        return Outcome(reports, notes, status, unread, output)
+
+
+def _wait(command: Sequence[str], output: Path, environment: Mapping[str, str], limit_s: float) -> int | None:
+    """The exit code of `command`; None if it took longer. It and what it starts are gone then."""
+    with output.open("wb") as stream:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment, start_new_session=True
+        )
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # all of them have ended
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _environment(device: str) -> dict[str, str]:
+    root = Path(attnfuzz.__file__).parent.parent
+    paths = os.pathsep.join(filter(None, (os.fspath(root), os.environ.get("PYTHONPATH", ""))))
+    interpret = {"TRITON_INTERPRET": "1" if device == "cpu" else "0"}
+    return {**os.environ, **_ENVIRONMENT, **interpret, "PYTHONPATH": paths}
+
+
+def _tail(file: Path) -> str:
+    return file.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")

@@ -1,0 +1,206 @@
+"""Cases in processes under a stand-in for compute-sanitizer: from its report to a finding, and to exit statuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from attnfuzz.cli import explore, replay
+from attnfuzz.cli.refusal import Refusal
+from attnfuzz.corpus import FindingRecord, Regression, load_regression, write_regression
+from attnfuzz.declaration import Declaration, load_kernels
+from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.sanitizer.judging import failure_of, first_failure, judge_sanitized
+from attnfuzz.sanitizer.messages import Note
+from attnfuzz.sanitizer.report import Report
+from attnfuzz.sanitizer.running import Outcome, Sanitizer
+from attnfuzz.sanitizer.tool import SanitizerUnavailable, find_executable
+from tests.unit.sanitizer_stand_in import BEHAVES, OBJECTS_TO, install
+
+KERNELS = Path(__file__).with_name("sanitized_kernels.py")
+CASE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(3,), scale=0.25)
+GUILTY = '"seq_lens":[7]'
+SEVEN = msgspec.structs.replace(CASE, seq_lens=(7,))
+
+
+@pytest.fixture(autouse=True)
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """On PATH, before a real one."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv(OBJECTS_TO, GUILTY)
+    return install(folder)
+
+
+def declared(name: str) -> Declaration:
+    (kernel,) = load_kernels(f"{KERNELS}:{name}")
+    return kernel.declaration
+
+
+def test_the_executable_is_looked_for_where_it_is_installed(
+    stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CUDA toolkit that is not on PATH would not be found, or one that is missing end in a traceback."""
+    assert find_executable() == stand_in
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert find_executable() == stand_in
+    monkeypatch.setenv("CUDA_HOME", "/nowhere")
+    monkeypatch.setattr("attnfuzz.sanitizer.tool._CUDA", tmp_path / "cuda")
+    with pytest.raises(SanitizerUnavailable, match=r"neither on PATH nor /nowhere/bin/compute-sanitizer, .*CUDA_HOME"):
+        find_executable()
+
+
+def test_a_report_becomes_a_finding_in_words() -> None:
+    """An engineer would be shown addresses and not which tensor they are of."""
+    failure = judge_sanitized(Sanitizer("memcheck", device="cpu"), declared("right"), SEVEN)
+    assert failure is not None
+    assert (failure.oracle, failure.kind) == ("sanitizer", "memcheck: Invalid __global__ read of size 2 bytes")
+    assert re.fullmatch(
+        r"Invalid __global__ read of size 2 bytes in sum_keys_kernel \(decode.py:12\) by thread \(3,0,0\) of block "
+        r"\(1,2,0\) at 0x[0-9a-f]+, which is out of bounds: 1 byte past the end of k",
+        failure.message,
+    )
+    assert not any("Host Frame" in line for line in failure.details)
+
+
+def test_a_kernel_that_raises_is_told() -> None:
+    """It would pass, or the tool be said to object."""
+    raised = judge_sanitized(Sanitizer("memcheck", device="cpu"), declared("raises"), CASE)
+    assert raised is not None
+    assert (raised.oracle, raised.message) == ("exception", "the kernel raised ValueError: not today")
+
+
+def test_the_case_is_found_in_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finding would name a case that has nothing to do with it, and a kernel without a report fail."""
+    monkeypatch.setenv(BEHAVES, "idle")
+    sanitizer = Sanitizer("initcheck", device="cpu")
+    culprit = first_failure(sanitizer, declared("right"), [CASE, CASE, SEVEN, CASE])
+    assert culprit is not None
+    assert (culprit.case, culprit.preceding) == (SEVEN, ())
+    assert first_failure(sanitizer, declared("right"), [CASE, CASE]) is None
+
+
+def test_what_shows_after_other_cases_only_is_saved_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The case alone would pass, and the finding be lost."""
+    sanitizer = Sanitizer("memcheck", device="cpu")
+    report = Report("Invalid __global__ read of size 2 bytes", ("Invalid",))
+
+    def run(declaration: Declaration, cases: Sequence[DenseDecodeCase]) -> Outcome:
+        notes = [Note(case=i, done=True) for i in range(len(cases))]
+        return Outcome([report] if len(cases) == 2 else [], notes, 86 if len(cases) == 2 else 0, [])
+
+    monkeypatch.setattr(sanitizer, "run", run)
+    culprit = first_failure(sanitizer, declared("right"), [CASE, SEVEN])
+    assert culprit is not None
+    assert (culprit.case, culprit.preceding) == (SEVEN, (CASE,))
+
+
+def test_other_ends_of_a_process_are_told() -> None:
+    """A kernel that ends its process or never comes back would pass, or be blamed by the tool."""
+    begun = [Note(case=0)]
+    ended = failure_of(Outcome([], begun, 3, [], output="so long"), "memcheck")
+    assert ended is not None
+    assert (ended.oracle, ended.kind, ended.details) == ("crash", "exit 3", ("so long",))
+    hung = failure_of(Outcome([], begun, None, []), "memcheck")
+    assert hung is not None
+    assert hung.message == "the kernel did not come back under memcheck"
+
+
+def test_what_takes_too_long_is_ended_with_all_that_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search would stand still, or leave processes that hold the GPU."""
+    monkeypatch.setenv(BEHAVES, "idle and stuck")
+    started = time.monotonic()
+    outcome = Sanitizer("memcheck", device="cpu").run(declared("right"), [CASE], limit_s=2.0)
+    assert outcome.status is None
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("broken", "could not run a case .exit status 1.; it said: this tool does not go with this driver"),
+        ("idle, no CUDA", "saw no call of CUDA: its tools look at kernels on a GPU only"),
+        ("idle, unfinished", "could not run a case .exit status 0."),
+    ],
+)
+def test_a_tool_that_does_not_work_is_no_pass(how: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All kernels would pass where nothing looks at them."""
+    monkeypatch.setenv(BEHAVES, how)
+    with pytest.raises(SanitizerUnavailable, match=said):
+        judge_sanitized(Sanitizer("memcheck", device="cpu"), declared("right"), CASE)
+
+
+def test_a_report_that_cannot_be_read_is_a_finding_all_the_same() -> None:
+    """The tool says that it has found something."""
+    failure = failure_of(Outcome([], [Note(case=0, done=True)], 86, ["Cluster barrier left early"]), "synccheck")
+    assert failure is not None
+    assert failure.message == "synccheck objects: Cluster barrier left early"
+
+
+def test_more_reports_are_counted() -> None:
+    """The rest would be lost without a word."""
+    reports = [Report("Invalid __global__ read of size 2 bytes", ("Invalid",), address=5)] * 3
+    failure = failure_of(Outcome(reports, [Note(case=0)], 86, []), "memcheck")
+    assert failure is not None
+    assert "and 2 more reports of this run" in failure.details
+    assert failure.message == "Invalid __global__ read of size 2 bytes at 0x5"
+
+
+def test_replay_under_a_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CI job could not tell a case that the tool objects to from one that it does not."""
+    monkeypatch.setenv(BEHAVES, "idle")
+    finding = FindingRecord(oracle="sanitizer", kind="memcheck: Invalid __global__ read of size 2 bytes", message="x")
+    target = f"{KERNELS}:right"
+    for case in (CASE, SEVEN):
+        write_regression(Regression(problem="dense_decode", kernel=target, case=case, finding=finding), tmp_path / "r")
+    arguments = [str(tmp_path / "r"), "--kernel", target, "--device", "cpu"]
+    status, output = ran(replay.command, *arguments, "--sanitizer", "memcheck")
+    assert status == 1, output
+    assert "sanitizer/memcheck: Invalid __global__ read of size 2 bytes" in output
+    assert "2 saved cases, 2 runs: 1 failed" in output
+    status, output = ran(replay.command, *arguments)
+    assert status == 0, output
+    assert "2 of these were found under compute-sanitizer" in output
+    assert "replay them with --sanitizer memcheck" in output
+
+
+def test_explore_under_a_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search would end with nothing saved, or go on with a kernel whose first bug hides all others."""
+    monkeypatch.setenv(BEHAVES, "idle")
+    monkeypatch.setenv(OBJECTS_TO, '"head_size"')  # the first case already
+    arguments = [f"{KERNELS}:right", "--device", "cpu", "--sanitizer", "memcheck", "--seed", "1"]
+    status, output = ran(explore.command, *arguments, "--budget", "60s", "--save-dir", str(tmp_path / "found"))
+    assert status == 1, output
+    (file,) = (tmp_path / "found").glob("*.json")
+    assert load_regression(file).finding.oracle == "sanitizer"
+    assert "16 cases under memcheck in 2 processes: 1 finding" in output
+
+
+def test_what_does_not_go_together_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option would be ignored without a word, or a missing tool end in a traceback."""
+    arguments = [f"{KERNELS}:right", "--device", "cpu", "--sanitizer", "memcheck"]
+    with pytest.raises(Refusal, match="--oracle does not go with --sanitizer"):
+        ran(explore.command, *arguments, "--oracle", "accuracy")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("attnfuzz.sanitizer.tool._CUDA", tmp_path / "cuda")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    with pytest.raises(Refusal, match="--sanitizer: compute-sanitizer is not installed"):
+        ran(explore.command, *arguments)
+
+
+def ran(command: click.Command, *arguments: str) -> tuple[int, str]:
+    """The exit status that a command returns, and what it prints, in one line."""
+    result = CliRunner().invoke(command, arguments, standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.return_value, " ".join(result.output.split())
