@@ -26,6 +26,8 @@ __all__ = ["GuardedRuns", "named_access", "with_name"]
 _SECONDS = 40.0
 """For all runs of one finding, if nobody asks for less."""
 _WORKSPACE = "workspace"
+_NAMED = "the kernel "
+"""How a message begins that names a tensor; others say first how memory was laid out."""
 _VECTOR = 16
 """Bytes of alignment that tensors keep; within them a read is looked for with unaligned tensors."""
 _MOST_ROOM = 1 << 16
@@ -43,6 +45,8 @@ def with_name(
     """
     failure = verdict.failure
     if failure is None or failure.oracle != "guard_page" or not failure.kind.startswith("raised cuda:"):
+        return verdict
+    if failure.message.startswith(_NAMED):
         return verdict
     words = named_access(GuardedRuns(runner, declaration, case, seconds), [*tensor_specs(case), _WORKSPACE])
     if words is None:
@@ -159,7 +163,7 @@ def _sentence(edge: Edge, name: str, found: _Distance) -> str:
     side = "past" if edge == "end" else "before"
     verb = "wrote" if found.written else "read" if found.tensor else "read or wrote"
     tensor = found.tensor
-    words = f"the kernel {verb} {side} {name}"
+    words = f"{_NAMED}{verb} {side} {name}"
     if tensor is None:
         return f"{words}, perhaps more than {_MOST_ROOM} bytes {side} its {edge}"
     words += f" ({shape_of(tensor.dtype, tensor.shape)})"
