@@ -9,7 +9,6 @@ from attnfuzz.oracles import accuracy
 from attnfuzz.oracles.batch import Batch
 from attnfuzz.oracles.entries import Asked
 from attnfuzz.oracles.judge import judge_relation, relation_raised
-from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.relations.relation import FurtherRuns
 from attnfuzz.oracles.verdict import Failure, Verdict
 
@@ -26,33 +25,28 @@ def judge_related(verdict: Verdict, batch: Batch, case: int, *, catch_interrupt:
 
 
 def _of_one(verdict: Verdict, batch: Batch, case: int, asked: Asked, *, catch_interrupt: bool) -> Verdict:
-    if asked.further is None or any(map(batch.is_damaged, asked.entries)):  # damaged perhaps by another case
+    """As `judge_related`, of a single relation: from the runs that were seen, or by runs of its own."""
+    if asked.further is None or any(_is_owed_to_others(batch, entry) for entry in asked.entries):
         return judge_relation(verdict, batch.trial(case), asked.relation, catch_interrupt=catch_interrupt)
-    blamable: dict[int, Failure | KernelRaised] = {}
-    for run, entry in enumerate(asked.entries):
+    for changed, entry in zip(asked.further.runs, asked.entries, strict=True):
         raised = batch.raised(entry)
-        if raised is not None and isinstance(raised.error, torch.OutOfMemoryError):  # for want of what others hold
-            return judge_relation(verdict, batch.trial(case), asked.relation, catch_interrupt=catch_interrupt)
-        is_drawn = asked.further.runs[run].values is None
-        if raised is not None and (not is_drawn or isinstance(raised.error, KeyboardInterrupt)):
+        if raised is not None and (changed.values is not None or isinstance(raised.error, KeyboardInterrupt)):
             found = relation_raised(asked.relation.name, raised, catch_interrupt=catch_interrupt)
             return msgspec.structs.replace(found, error_ratio=verdict.error_ratio)
-        what = raised or (accuracy.check(batch.trial(entry)) if batch.is_wrong(entry) else None)
-        if what is not None:
-            blamable[run] = what
-    failure = _objection(asked.further, batch, case, asked.entries, blamable)
+    failure = _objection(asked.further, batch, case, asked.entries)
     return verdict if failure is None else msgspec.structs.replace(verdict, failure=failure)
 
 
-def _objection(
-    further: FurtherRuns,
-    batch: Batch,
-    case: int,
-    entries: range,
-    blamable: dict[int, Failure | KernelRaised],
-) -> Failure | None:
-    for run, what in blamable.items():
-        failure = further.blame(batch.trial(case), run, what)
+def _is_owed_to_others(batch: Batch, entry: int) -> bool:
+    """Whether what became of a run may come from memory that others of the batch wrote to, or hold."""
+    raised = batch.raised(entry)
+    return batch.is_damaged(entry) or (raised is not None and isinstance(raised.error, torch.OutOfMemoryError))
+
+
+def _objection(further: FurtherRuns, batch: Batch, case: int, entries: range) -> Failure | None:
+    for run, entry in enumerate(entries):
+        wrong = batch.raised(entry) or (accuracy.check(batch.trial(entry)) if batch.is_wrong(entry) else None)
+        failure = None if wrong is None else further.blame(batch.trial(case), run, wrong)
         if failure is not None:
             return failure
     failure = further.compare(batch.results(case), [batch.results(entry) for entry in entries])

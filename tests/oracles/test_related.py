@@ -232,6 +232,14 @@ def test_a_kernel_that_is_wrong_by_itself_is_not_blamed_on_a_call() -> None:
     assert verdict.failure is None
 
 
+def test_what_is_wrong_by_itself_hides_no_other_leftover(plant: Any, dense: Case) -> None:
+    """A kernel with a bug in longer sequences could remember what it likes."""
+    kernel = plant(length=lambda n: n - 1 if n > 30 else n, after=at_call(3, nudge))
+    (verdict,) = judge_many(kernel, [dense], device="cpu", relations=("call_sequence",))
+    assert verdict.failure is not None
+    assert "after a call with seq_lens=[10, 0, 42]" in verdict.failure.message
+
+
 def test_large_cases_are_asked_one_by_one(plant: Any, dense: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large cases would go without relations, or take the memory of several."""
     monkeypatch.setattr(quick, "_SMALL_BYTES", 0)

@@ -46,7 +46,7 @@ judge a case, the others have had their say then."""
 
 _ONE_IN = {"cpu": 3, "cuda": 8}
 """Cases of which one draws a relation. Its runs cost as much as the case, or several times that, and most bugs show
-without. On a GPU they wait for the device by themselves, while the case's own runs share the wait with a batch."""
+without. On a GPU those that are not made along with a batch (see `Relation.further`) wait for the device as well."""
 
 
 def applicable(

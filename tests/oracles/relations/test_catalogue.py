@@ -77,7 +77,7 @@ def test_bounds_are_left_to_accuracy(counted: Counter[str], plant: Any, paged: P
 
 
 def test_on_a_gpu_few_cases_draw(counted: Counter[str], plant: Any, paged: PagedDecodeCase) -> None:
-    """Each relation's run waits for the GPU by itself; all of them would cost more than the cases."""
+    """Runs of relations would take more of a GPU than the cases, and some of them wait for it by themselves."""
     declaration = plant("paged_decode").declaration
     drawing = sum(drawn(declaration, case, ALL, device="cuda") is not None for case in many(paged, 400))
     assert 20 < drawing < 90
