@@ -84,6 +84,14 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     error_ratio: float | None = None
 
 
+_FAULTS: dict[str, tuple[str, ...]] = {
+    "guard_page": ("read ", "write ", "raised cuda:"),
+    "page_relocation": ("read ", "write ", "raised cuda:"),
+    "graph_replay": ("raised ",),
+}
+"""How the kinds of faults begin, by relation. On a GPU the context is lost; of a capture that failed, the allocator."""
+
+
 class Told(Protocol):
     """What tells failures apart."""
 
@@ -100,8 +108,8 @@ def ends_process(failure: Told | None) -> bool:
 
 
 def is_fault(oracle: str, kind: str) -> bool:
-    """Whether a kind of failure is a memory fault that only a relation's run provokes."""
-    return oracle in ("guard_page", "page_relocation") and kind.startswith(("read ", "write "))
+    """Whether a kind of failure ends the process, and only in a relation's run: a memory fault, a failed capture."""
+    return kind.startswith(_FAULTS.get(oracle, ()))
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
