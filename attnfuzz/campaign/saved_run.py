@@ -37,8 +37,9 @@ class SavedRun:
 def run_saved(regression: Regression, declaration: Declaration, runner: Runner) -> SavedRun:
     """Put the regression to a kernel that supports its case.
 
-    With preceding cases, each run is in a fresh process. A flaky case runs several times, and one of a kernel that
-    leaked so often that it shows. What passes otherwise is judged by relations: see ``relations_for``.
+    With preceding cases, each run is in a fresh process, and so it is where the finding is about other calls. A flaky
+    case runs several times, and one of a kernel that leaked so often that it shows. What passes otherwise is judged by
+    relations: see ``relations_for``.
     Where a process outgrew its memory, there is a limit to it again.
     Raises what ``Runner.judge`` raises.
     """
@@ -99,7 +100,7 @@ def judge_sequence(preceding: Sequence[Case], case: Case, judge: Callable[[Case]
 def _once(
     case: Case, preceding: Sequence[Case], declaration: Declaration, runner: Runner, relations: Relations
 ) -> Verdict:
-    if not preceding:
+    if not preceding and relations != ("call_sequence",):
         return runner.judge(declaration, case, relations=relations)
 
     def judge(one: Case) -> Verdict:

@@ -14,10 +14,15 @@ from attnfuzz.problems.cases import Case
 __all__ = ["Trials"]
 
 
+_OF_WHAT_IS_REMEMBERED: Relations = ("call_sequence",)
+
+
 class Trials:
     """What runs of a case alone show is told to ``deaths`` as well.
 
-    ``relations`` judge each case that passes otherwise; without any, the oracles that it takes two runs to ask.
+    ``relations`` judge each case that passes otherwise; without any, the oracles that it takes two runs to ask. About
+    what a kernel remembers of other calls, only a process that has run nothing before can tell: a plan that has grown
+    once is the same from then on.
     """
 
     def __init__(
@@ -30,6 +35,7 @@ class Trials:
 
     def alone(self, case: Case, *, patience: Patience = "learned", afresh: bool = False) -> Failure | None:
         """What an oracle objects to; ``afresh`` in a process that has run nothing before. Raises OutOfTime."""
+        afresh = afresh or self.relations == _OF_WHAT_IS_REMEMBERED
         failure = self._failure_of(case, patience, afresh=afresh)
         self._deaths.judged(self._declaration, case, failure)
         return failure

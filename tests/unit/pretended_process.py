@@ -61,8 +61,8 @@ class PretendedProcess:
     def timed(self, deadline: float = 1e12) -> TimedJudge:
         return TimedJudge(self.judge, deadline=deadline, longest_s=10.0, journal=Journal(None))
 
-    def trials(self, deaths: KnownDeaths | None = None) -> Trials:
-        return Trials(self.timed(), KERNEL, deaths=KnownDeaths() if deaths is None else deaths)
+    def trials(self, deaths: KnownDeaths | None = None, relations: Relations = ()) -> Trials:
+        return Trials(self.timed(), KERNEL, deaths=KnownDeaths() if deaths is None else deaths, relations=relations)
 
     def suspect(self, case: Case, *preceding: Case, failure: Failure = CRASH) -> Suspect:
         return Suspect(KERNEL, case, failure, preceding)

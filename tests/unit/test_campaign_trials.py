@@ -37,6 +37,15 @@ def test_the_first_that_shows_the_symptom_is_found() -> None:
     assert process.trials().first_alike([A, B, C], Symptom.of(KERNEL.target, CRASH)) is None
 
 
+def test_a_result_that_depends_on_other_calls_is_looked_for_in_fresh_processes() -> None:
+    """After its first run the kernel remembers: the bug would be called flaky, and no smaller case would show it."""
+    process = PretendedProcess(lambda case, earlier: None if earlier else WRONG)
+    trials = process.trials(relations=("call_sequence",))
+    assert [trials.alone(A), trials.alone(A), trials.alone(B)] == [WRONG] * 3
+    trials = process.trials(relations=("batch_invariance",))
+    assert [trials.alone(A, afresh=True), trials.alone(A)] == [WRONG, None]
+
+
 class Noted(KnownDeaths):
     def __init__(self) -> None:
         super().__init__()
