@@ -9,6 +9,7 @@ looked for, has no memory: touching it is an illegal memory access.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -22,8 +23,8 @@ __all__ = ["CudaSparseMemory", "sparse_memory"]
 
 Ranges = Iterable[tuple[int, int]]
 
-_LARGE_PIECE = 32
-"""Granules of the larger of the two pieces that a background is made of."""
+_PIECES = (32, 4, 1)
+"""Granules of the pieces of memory that a background is made of: few mappings for gigabytes, and no gap is left."""
 _MOST_MAPPINGS = 4096
 """Of one buffer: each takes microseconds, here and once more when it is undone."""
 _MOST_LIVE = 32
@@ -152,15 +153,17 @@ class _Mapped:
 
 
 class _Background:
-    """Two pieces of memory, one of them a granule, with the same content in each granule."""
+    """Pieces of memory, one of them a granule, with the same content in each granule."""
 
     def __init__(self, memory: CudaVirtualMemory, *, numbers: bool) -> None:
-        self._sizes = (_LARGE_PIECE, 1)
-        self._handles = [memory.create(size * memory.granule) for size in self._sizes]
-        mapped = _Mapped(memory, 0, sum(self._sizes) * memory.granule, self._as_pieces(), self._handles)
-        self._all = memory.tensor(mapped.address, sum(self._sizes) * memory.granule).view(-1, memory.granule)
-        self._content = _numbers(memory.granule) if numbers else torch.zeros(memory.granule, dtype=torch.uint8)
-        self._content = self._content.to(self._all.device)
+        self._handles = {size: memory.create(size * memory.granule) for size in _PIECES}
+        starts = itertools.accumulate(_PIECES, initial=0)
+        pieces = [(start, *piece) for start, piece in zip(starts, self._handles.items(), strict=False)]
+        nbytes = sum(_PIECES) * memory.granule
+        mapped = _Mapped(memory, 0, nbytes, pieces, list(self._handles.values()))
+        self._all = memory.tensor(mapped.address, nbytes).view(-1, memory.granule)
+        content = _numbers(memory.granule) if numbers else torch.zeros(memory.granule, dtype=torch.uint8)
+        self._content = content.to(self._all.device)
 
     def fill(self) -> None:
         self._all.copy_(self._content.expand_as(self._all))
@@ -168,13 +171,10 @@ class _Background:
     def pieces(self, ranges: Ranges) -> Iterator[tuple[int, int, int]]:
         """What to map in place of these granules."""
         for low, high in ranges:
-            for size, handle in zip(self._sizes, self._handles, strict=True):
+            for size, handle in self._handles.items():
                 while high - low >= size:
                     yield low, size, handle
                     low += size
-
-    def _as_pieces(self) -> list[tuple[int, int, int]]:
-        return [(0, self._sizes[0], self._handles[0]), (self._sizes[0], self._sizes[1], self._handles[1])]
 
 
 def _without(ranges: Ranges, granules: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 
 from attnfuzz.memory.cuda_sparse import CudaSparseMemory
 from attnfuzz.memory.reservation import SparseUnavailable
 from tests.unit.host_virtual_memory import GRANULE, HostVirtualMemory, permissions
+
+BACKGROUND = 37 * GRANULE
+"""What is mapped for good."""
 
 
 def test_live_granules_have_memory_of_their_own_and_the_rest_numbers() -> None:
@@ -57,14 +58,12 @@ def test_what_is_not_used_any_more_is_unmapped_and_used_again() -> None:
         upper = made.buffer(70 * GRANULE, below=0, live={0: 0, 1: 1}, readable={(0, 70 * GRANULE)}, numbers=True)
         view = upper[5:]
         del upper
-        gc.collect()
         made.release_unused()
-        assert memory.mapped == 33 * GRANULE + 70 * GRANULE  # a view is left
+        assert memory.mapped == BACKGROUND + 70 * GRANULE  # a view is left
         del view
-        gc.collect()
         made.release_unused()
-        assert memory.mapped == 33 * GRANULE
-    assert len(memory.created) == 2 + 2
+        assert memory.mapped == BACKGROUND
+    assert len(memory.created) == 3 + 2
 
 
 def test_stray_writes_do_not_stay() -> None:
@@ -82,7 +81,7 @@ def test_stray_writes_do_not_stay() -> None:
     ("nbytes", "live", "words"),
     [
         (1 << 41, {}, "bytes of addresses are more than"),
-        (GRANULE * 10000, {}, "mappings are more than 4096"),
+        (GRANULE * 18000, {}, "mappings are more than 4096"),
         (GRANULE * 64, {i: i for i in range(40)}, "granules of GPU memory are more than 32"),
     ],
 )
@@ -90,7 +89,7 @@ def test_too_much_is_refused_before_anything_is_taken(nbytes: int, live: dict[in
     """A case would take seconds to map, or the memory of other processes."""
     memory = HostVirtualMemory()
     made = CudaSparseMemory(memory)
-    readable = {(i * 2 * GRANULE, (i * 2 + 1) * GRANULE) for i in range(5000)}
+    readable = {(i * 2 * GRANULE, (i * 2 + 1) * GRANULE) for i in range(9000)}
     with pytest.raises(SparseUnavailable, match=words):
         made.buffer(nbytes, below=0, live=live, readable=readable, numbers=True)
-    assert memory.mapped <= 33 * GRANULE
+    assert memory.mapped <= BACKGROUND

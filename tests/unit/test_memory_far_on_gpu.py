@@ -1,0 +1,80 @@
+"""Live elements far away in a GPU's memory, which virtual memory of the host plays here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.cuda_sparse import CudaSparseMemory
+from attnfuzz.memory.far import FAR, FarAllocator
+from tests.unit.host_virtual_memory import HostVirtualMemory, permissions
+
+GRANULE = 1 << 21  # of an H100
+
+
+@pytest.fixture
+def memory() -> CudaSparseMemory:
+    return CudaSparseMemory(HostVirtualMemory(GRANULE))
+
+
+def allocator(memory: CudaSparseMemory, **changes: Any) -> FarAllocator:
+    return FarAllocator(Arena("cpu", poison="nan", prefill="nan"), on_gpu=memory, **changes)
+
+
+def test_pages_begin_where_they_are_told_to(memory: CudaSparseMemory) -> None:
+    """The case's tokens would lie at low ids after all, or short offsets read zeros."""
+    first = FAR // 64
+    made = allocator(memory, first_page=first)
+    window = made.tensor("k_cache", (3, 4, 1, 16), torch.float16, strides="contiguous", role="input")
+    cache = made.caches["k_cache"]
+    assert cache.shape == (first + 3, 4, 1, 16)
+    assert cache[first:].data_ptr() == window.data_ptr() == cache.data_ptr() + 2 * FAR
+    assert window.isnan().all()
+    assert len(set(cache[:3].flatten().tolist())) > 50
+    assert cache[first // 2].abs().ge(0.5).all()
+    assert permissions(cache.data_ptr() - 5 * GRANULE).startswith("---")
+
+
+def test_decoys_below_the_cache_can_be_read(memory: CudaSparseMemory) -> None:
+    """A negative offset of 32 bits would cost the context, and nobody could tell what it was."""
+    first = FAR // 64 - (1 << 22)
+    made = allocator(memory, first_page=first)
+    made.tensor("v_cache", (3, 4, 1, 16), torch.float16, strides="contiguous", role="input")
+    lands = (first * 64 + (1 << 31)) % (1 << 32) - (1 << 31)
+    assert lands < 0
+    assert permissions(made.caches["v_cache"].data_ptr() + 2 * lands).startswith("rw")
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 16), (2, 7, 3), (3, 60, 2)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_far_apart_do_not_overlap_and_take_no_more_than_together(
+    shape: tuple[int, ...], axis: int, memory: CudaSparseMemory
+) -> None:
+    """Rows would overwrite each other; or a tensor of a few kilobytes take gigabytes."""
+    made = allocator(memory, stretched={"out": axis})
+    numbers = torch.arange(float(torch.Size(shape).numel())).view(shape)
+    out = made.tensor("out", shape, torch.float32, strides="contiguous", role="output")
+    out.copy_(numbers)
+    assert torch.equal(out.clone(), numbers)
+    assert (shape[axis] - 1) * out.stride(axis) >= 1 << 31
+    assert len(memory._memory.created) == 3 + 1  # type: ignore[attr-defined]  # of the host's memory
+
+
+def test_strides_within_a_page_can_be_wide(memory: CudaSparseMemory) -> None:
+    """An offset within a page, in 32 bits, would be right on a GPU and wrong on a CPU."""
+    made = allocator(memory, stretched={"k_cache": 1})
+    cache = made.tensor("k_cache", (2, 4, 1, 16), torch.float16, strides="contiguous", role="input")
+    assert 3 * cache.stride(1) >= FAR
+    assert cache.stride(1) < FAR // 2
+    assert cache.isnan().all()
+
+
+def test_integers_have_zeros_around_them(memory: CudaSparseMemory) -> None:
+    """A wrong entry would be a page id far outside of the cache, and every bug a lost context."""
+    made = allocator(memory, stretched={"block_table": 0})
+    table = made.tensor("block_table", (2, 3), torch.int32, strides="contiguous", role="input")
+    assert table.eq(-1).all()
+    assert table.as_strided((100,), (1,), 100_000).eq(0).all()
