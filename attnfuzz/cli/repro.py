@@ -24,6 +24,11 @@ def command(case: Path, output: Path | None) -> int:
         from attnfuzz.corpus import load_regression
 
         regression = load_regression(case)
+        if regression.finding.oracle == "sanitizer":
+            raise Refusal(
+                f"{case} was found under compute-sanitizer, and a script that compares results may say nothing of it: "
+                "use attnfuzz replay --sanitizer"
+            )
         if regression.finding.oracle in RELATION_ORACLES:
             raise Refusal(
                 f"{case} is a finding of {regression.finding.oracle}, which takes runs on other inputs than the case's "

@@ -8,6 +8,7 @@ import msgspec
 
 __all__ = [
     "DEFAULT_ORACLES",
+    "NOT_EVERYWHERE",
     "ORACLES",
     "RELATION_ORACLES",
     "USUAL_ORACLES",
@@ -53,6 +54,9 @@ RELATION_ORACLES: tuple[OracleName, ...] = (
     "guard_page",
 )
 """Those that need further runs, in the order of `attnfuzz.oracles.relations.catalogue.RELATIONS`."""
+
+NOT_EVERYWHERE: frozenset[OracleName] = frozenset({"graph_replay", "sanitizer"})
+"""A case that passes may not have been judged by these: they need a GPU, or are asked for with `--sanitizer` only."""
 
 ORACLES = USUAL_ORACLES + RELATION_ORACLES
 DEFAULT_ORACLES = ORACLES

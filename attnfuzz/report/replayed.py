@@ -11,6 +11,7 @@ from rich.text import Text
 
 from attnfuzz.campaign.journal import was_running
 from attnfuzz.campaign.replay import Replayed, SavedCase
+from attnfuzz.oracles.verdict import NOT_EVERYWHERE
 from attnfuzz.report.headline import count
 
 __all__ = ["FORMAT", "print_replayed", "print_total", "write_replayed"]
@@ -62,7 +63,7 @@ def print_total(
     for status, meaning in _STATUSES.items():
         number = sum(value == status for value in failed.values())
         text += f"; {count(number, 'case')} {meaning}" if number else ""
-    repaired = {result.saved.path for result in ran if _status(result) == "open"} - set(failed)
+    repaired = {result.saved.path for result in ran if _status(result) == "open" and _was_judged(result)} - set(failed)
     passing = f'; {count(len(repaired), "open case")} now passing: set "status" to "fixed"'
     text += passing if repaired else ""
     text += f"; {count(len(removed), 'case')} of a killed campaign passing, removed" if removed else ""
@@ -85,6 +86,11 @@ def write_replayed(path: Path, results: Sequence[Replayed], *, device: str) -> N
 def _status(result: Replayed) -> str:
     regression = result.saved.regression
     return "running" if was_running(regression) else regression.status
+
+
+def _was_judged(result: Replayed) -> bool:
+    """Whether it is sure that the oracle which once objected has been asked."""
+    return result.saved.regression.finding.oracle not in NOT_EVERYWHERE
 
 
 def _remarks(result: Replayed) -> Iterator[str]:

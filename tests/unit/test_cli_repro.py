@@ -17,3 +17,13 @@ def test_a_finding_that_takes_other_inputs_is_refused(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "is a finding of value_affinity" in result.output
     assert "use attnfuzz replay" in result.output
+
+
+def test_a_finding_of_a_sanitizer_is_refused(tmp_path: Path) -> None:
+    """The script would compare numbers that are right, and say that nothing is wrong."""
+    path = save(
+        tmp_path, a_finding(3, oracle="sanitizer", kind="memcheck: Invalid __global__ read of size 2 bytes")
+    ).path
+    result = CliRunner().invoke(command, [str(path)])
+    assert result.exit_code == 2
+    assert "use attnfuzz replay --sanitizer" in result.output

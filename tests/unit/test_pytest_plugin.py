@@ -181,6 +181,13 @@ def test_plugin_loads_no_framework(project: pytest.Pytester) -> None:
     assert done.stdout.strip() == "['attnfuzz.pytest_plugin']"
 
 
+def test_an_open_case_whose_oracle_has_no_say_here_may_pass(project: pytest.Pytester) -> None:
+    """What a GPU or a sanitizer has found would fail each run on a machine without."""
+    found = FindingRecord(oracle="graph_replay", message="the bits must be equal")
+    save(project, "saved/open.json", regression(8, finding=found))
+    project.runpytest_subprocess().assert_outcomes(passed=2, xpassed=1)
+
+
 def test_a_tolerance_of_the_project_holds_for_its_regressions(project: pytest.Pytester) -> None:
     """Whoever must match another suite would see its regressions judged by bounds that are not meant."""
     loose = PROJECT + "\n[tool.attnfuzz.profiles.loose]\ntolerance = { atol = 1e9, rtol = 0 }\ndevice = 'cpu'\n"

@@ -172,6 +172,7 @@ def test_replay_under_a_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert status == 0, output
     assert "2 of these were found under compute-sanitizer" in output
     assert "replay them with --sanitizer memcheck" in output
+    assert "now passing" not in output
 
 
 def test_explore_under_a_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
