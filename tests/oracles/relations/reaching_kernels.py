@@ -26,7 +26,8 @@ def touch(pointer, offset, WRITE: tl.constexpr):
     if WRITE:
         tl.store(pointer + offset, 0)
     else:
-        tl.load(pointer + offset, volatile=True)  # a compiler leaves others out, whose value nobody needs
+        # A compiler leaves other loads out, whose value nobody needs.
+        tl.load(pointer + offset, volatile=True)
 
 
 def reach(inputs: Any, tensor: str, access: str, side: str) -> None:
