@@ -40,6 +40,8 @@ MOST_ROWS = 1 << 10
 _MOST_ROWS_WITH_DECOYS = 64
 _MOST_DECOYS = 1 << 24
 """Elements in a row: beyond, there are zeros."""
+_MOST_MAPPED = FAR << 2
+"""Elements of a cache in a GPU's memory that can all be read."""
 _ALIGNMENT = 64  # elements between strides
 
 
@@ -94,8 +96,9 @@ class FarAllocator:
         if self._on_gpu is None:
             memory = self._laid_out(name, elements, dtype, decoys, below=below)
         else:
-            # Entries of the table that nobody uses may be 0, and that page be read.
-            decoys |= {(start, count * block) for start, _ in strips}
+            # All of it is elements, and a kernel may copy them. Where that is too much to be copied, and to be mapped:
+            # entries of the table that nobody uses may be 0, and that page be read.
+            decoys |= {(0, elements)} if elements <= _MOST_MAPPED else {(start, count * block) for start, _ in strips}
             live = _own_granules([(start + first * block, length) for start, length in strips], self._granule(dtype))
             memory = self._mapped(elements, dtype, live, decoys, below=below)
         cache = memory.as_strided(whole, layout.strides, layout.offset)
