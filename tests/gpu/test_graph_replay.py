@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -13,11 +14,22 @@ from typing import Any
 
 import pytest
 
+from attnfuzz.campaign.generation import run_round
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import Verdict
-from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.cases import (
+    PROBLEMS,
+    Case,
+    DenseDecodeCase,
+    MergeStatesCase,
+    PagedDecodeCase,
+    Problem,
+    SplitDecodeCase,
+)
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.supported import adapt_options
+from attnfuzz.strategies.cases import case_lists
+from attnfuzz.strategies.sizes import CPU_SIZES
 
 KERNELS = Path(__file__).with_name("graph_kernels.py")
 SIZES: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 16, "scale": 0.25}
@@ -32,6 +44,7 @@ CASES: dict[str, Case] = {
         num_q_heads=4, head_size=16, num_tokens=3, lse_pairs=(("finite", "-inf"), ("high", "low"))
     ),
 }
+DRAWN = 12
 CHECKS = 150
 GROWTH = f"""
 import gc, json, torch
@@ -124,6 +137,26 @@ def test_bundled_kernels_keep_theirs(runner: Runner) -> None:
     assert {one.problem for one in promising} == set(CASES)
     for declaration in promising:
         assert judged(runner, declaration.target).failure is None, declaration.target
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_drawn_cases_raise_no_false_alarm(problem: Problem, runner: Runner) -> None:
+    """A campaign would report what is right in odd strides, layouts, dtypes or lengths."""
+    for declaration in runner.declarations(["*"]):
+        if declaration.problem != problem or not declaration.supports.graph_replay:
+            continue
+        drawn: list[Case] = []
+        domain = {"supports": declaration.supports, "options": declaration.options, "sizes": CPU_SIZES}
+        run_round(
+            case_lists(problem, length=DRAWN, **domain),  # type: ignore[arg-type]  # of several kinds
+            lambda cases, drawn=drawn: bool(drawn.extend(cases) or True),  # type: ignore[misc]  # bound at once
+            seed_value=7,
+            until=math.inf,
+            max_draws=2,
+        )
+        for case in drawn[-DRAWN:]:
+            failure = runner.judge(declaration, case, relations=("graph_replay",)).failure
+            assert failure is None, (declaration.target, case, failure)
 
 
 def test_hundreds_of_captures_leave_no_memory_behind() -> None:

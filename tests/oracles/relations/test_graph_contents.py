@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
+from hypothesis import given, settings
 
 import attnfuzz
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.graph_contents import MOST_BYTES, contents_of, with_room
 from attnfuzz.problems.block_table import num_blocks
 from attnfuzz.problems.cases import (
+    PROBLEMS,
     AttentionCase,
     Case,
     DenseDecodeCase,
     MergeStatesCase,
     PagedDecodeCase,
+    Problem,
     SplitDecodeCase,
 )
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.shapes import tensor_specs
+from attnfuzz.problems.supported import supports_case
+from attnfuzz.strategies import cases
 
 SIZES = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 8, "scale": 0.25}
 DENSE = DenseDecodeCase(**SIZES, seq_lens=(5, 0, 300), extra_rows=1)  # type: ignore[arg-type]  # ints and a float
@@ -47,6 +54,24 @@ def test_contents_have_the_shapes_that_were_captured(case: DenseDecodeCase | Pag
         assert tensor_specs(content.case) == tensor_specs(captured), content.words
         assert isinstance(content.case, AttentionCase)
         assert content.case.values.seed != case.values.seed
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("limits", [{}, {"empty_sequences": False, "max_seq_len": 100}], ids=["all", "limited"])
+def test_contents_of_drawn_cases_are_what_a_kernel_takes(problem: Problem, limits: dict[str, Any]) -> None:
+    """A case with an odd recipe would end in an error, or in contents that the kernel has not declared to support."""
+    supports = attnfuzz.Supports(graph_replay=True, unused_table_entries="garbage", **limits)
+    declaration = Declaration(name="kernel", problem=problem, supports=supports)
+
+    @settings(max_examples=40, deadline=None, database=None, derandomize=True)
+    @given(cases(problem, supports=supports))
+    def hold(case: Case) -> None:
+        captured = with_room(declaration, case)
+        for content in contents_of(declaration, captured):
+            assert tensor_specs(content.case) == tensor_specs(captured)
+            assert supports_case(supports, {}, content.case)
+
+    hold()
 
 
 def test_lengths_shrink_grow_and_become_empty() -> None:
