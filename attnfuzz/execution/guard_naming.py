@@ -91,17 +91,19 @@ def named_access(probe: Probe, names: Sequence[str]) -> str | None:
 
 
 def _culprit(probe: Probe, edge: Edge, names: Sequence[str]) -> str | None:
-    """The tensor whose edge is passed, if any; halves it is not in are not run."""
+    """The tensor whose edge is passed, if any: with it alone guarded, a run faults."""
     suspects = list(names)
-    if not _faults(probe(edge, suspects, 0, True)):
+    seen = _faults(probe(edge, suspects, 0, True))
+    if not seen:
         return None
     while len(suspects) > 1:
         half, rest = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
         reply = probe(edge, half, 0, True)
         if reply is None:
             return None
-        suspects = half if _faults(reply) else rest
-    return suspects[0]
+        seen = _faults(reply)
+        suspects = half if seen else rest
+    return suspects[0] if seen or _faults(probe(edge, suspects, 0, True)) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,12 @@ def test_far_away_is_told_without_a_shape() -> None:
     assert sentence == "the kernel read or wrote past v, perhaps more than 65536 bytes past its end"
 
 
+def test_what_faults_now_and_then_is_not_put_down_to_a_tensor() -> None:
+    """The last tensor of a list would be accused of what has nothing to do with it."""
+    replies = iter([FAULT])
+    assert named_access(lambda *_: next(replies, GuardReply()), NAMES) is None
+
+
 def test_silence_names_nothing() -> None:
     """A kernel that faults now and then would be accused of a certain tensor."""
     assert named_access(Gpu("v", "end", 0), NAMES) is None
