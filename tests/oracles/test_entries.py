@@ -1,0 +1,66 @@
+"""What relations want run for the cases of a batch, and in which order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+
+import attnfuzz
+from attnfuzz.oracles.entries import asked_of, entries_of
+from attnfuzz.oracles.relations.batch_invariance import BATCH_INVARIANCE
+from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
+from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE
+from attnfuzz.oracles.relations.guard_page import GUARD_PAGE
+from attnfuzz.oracles.relations.relatives import relatives_of
+from attnfuzz.problems.block_table import block_table_rows
+from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.recipes import Pages
+from attnfuzz.problems.registry import problem_of
+
+
+def test_runs_are_numbered_after_the_cases(plant: Any, paged: PagedDecodeCase) -> None:
+    """A relation would compare with the run of another one."""
+    declaration = plant("paged_decode", supports=attnfuzz.Supports(batch_invariant=True)).declaration
+    full = msgspec.structs.replace(paged, seq_lens=(8,), pages=Pages())
+    cases = [paged, full, paged]
+    contents = problem_of(paged).contents(cases, "cpu", declaration.supports)
+    relations = [[GUARD_PAGE, BATCH_INVARIANCE], [], [CALL_SEQUENCE, BLOCK_TABLE_SLACK]]
+    asked = asked_of(declaration, cases, contents, relations)
+    assert [[one.entries for one in of_case] for of_case in asked] == [
+        [range(0), range(3, 6)],
+        [],
+        [range(6, 10), range(10, 11)],
+    ]
+    assert asked[0][0].further is None
+    entries = entries_of(declaration, asked)
+    assert [entry.case.num_seqs for entry in entries[:3] if isinstance(entry.case, PagedDecodeCase)] == [1, 1, 1]
+    assert [entry.is_drawn for entry in entries] == [False] * 3 + [True, False, True, False] + [False]
+
+
+def test_what_is_in_the_tensors_of_a_run(plant: Any, paged: PagedDecodeCase) -> None:
+    """A relative would be called with another's numbers, or a table name pages on which no token lies."""
+    declaration = plant("paged_decode").declaration
+    (contents,) = problem_of(paged).contents([paged], "cpu", declaration.supports)
+    asked = asked_of(declaration, [paged], [contents], [[CALL_SEQUENCE, BLOCK_TABLE_SLACK]])
+    longer, same, _, _, other_table = entries_of(declaration, asked)
+    alone = problem_of(paged).contents([relatives_of(declaration, paged)[0].case], "cpu", declaration.supports)[0]
+    assert torch.equal(longer.contents.values.k, alone.values.k)
+    assert same.contents.values is contents.values
+    assert same.contents.placement is contents.placement
+    assert other_table.contents.values is contents.values
+    placement = other_table.contents.placement
+    assert placement is not None
+    assert placement.block_table is not None
+    assert isinstance(other_table.case, PagedDecodeCase)
+    assert placement.block_table.tolist() == [list(row) for row in block_table_rows(other_table.case)]
+    assert placement.block_table.tolist() != [list(row) for row in block_table_rows(paged)]
+
+
+def test_a_relation_that_changes_nothing_wants_no_run(plant: Any, paged: PagedDecodeCase) -> None:
+    """A case would be compared with itself, at the price of a run."""
+    declaration = plant("paged_decode").declaration
+    full = msgspec.structs.replace(paged, seq_lens=(8,), pages=Pages())
+    contents = problem_of(full).contents([full], "cpu", declaration.supports)
+    assert asked_of(declaration, [full], contents, [[BLOCK_TABLE_SLACK]]) == [[]]
