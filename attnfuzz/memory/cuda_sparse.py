@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import UInt8
@@ -30,24 +31,27 @@ _MOST_MAPPINGS = 4096
 _MOST_LIVE = 32
 """Granules of one buffer that hold something."""
 _MOST_SPARE = 64
+"""Granules that are kept, in idle buffers and outside of any."""
+_MOST_IDLE = 24
+"""Buffers: to map one takes far longer than a run."""
 _MOST_BYTES = 1 << 40
 """Of addresses, for one buffer."""
 
 
 class CudaSparseMemory:
-    """Makes buffers; keeps the memory of those that are gone for the next. One per process and GPU."""
+    """Makes buffers, and keeps those that nobody uses any more for the next. One per process and GPU."""
 
     def __init__(self, memory: CudaVirtualMemory) -> None:
         self._memory = memory
         self.granule = memory.granule
         self._backgrounds: dict[bool, _Background] = {}
         self._spare: list[int] = []
-        self._unused: list[_Mapped] = []
+        self._idle: list[_Mapped] = []
 
     def buffer(
         self, nbytes: int, *, below: int, live: Mapping[int, int], readable: Ranges, numbers: bool
     ) -> UInt8[Tensor, " nbytes"]:
-        """``nbytes`` with ``below`` bytes of addresses before them, unmapped once no tensor refers to it.
+        """``nbytes`` with ``below`` bytes of addresses before them, for others once no tensor refers to it.
 
         ``live``: which granules have memory of their own, and which: granules with the same number share theirs.
 
@@ -60,31 +64,46 @@ class CudaSparseMemory:
         count = len(set(live.values()))
         if count > _MOST_LIVE:
             raise SparseUnavailable(f"{count} granules of GPU memory are more than {_MOST_LIVE}")
-        self.release_unused()
         background = self._background(numbers)
-        handles = dict(zip(dict.fromkeys(live.values()), self._handles(count), strict=True))
-        pieces = [(granule, 1, handles[number]) for granule, number in live.items()]
-        pieces += background.pieces(_without(self._granules(readable, -below, size), live))
-        if len(pieces) > _MOST_MAPPINGS:
-            self._keep(handles.values())
-            raise SparseUnavailable(f"{len(pieces)} mappings are more than {_MOST_MAPPINGS}")
-        mapped = _Mapped(self._memory, below, size, pieces, list(handles.values()))
+        kind = _Kind(below, size, tuple(live.items()), tuple(self._granules(readable, -below, size)), numbers)
+        mapped = self._taken(kind) or self._mapped(kind, background)
         upper = self._memory.tensor(
-            mapped.address + below, size, once_unused=functools.partial(self._unused.append, mapped)
+            mapped.address + below, size, once_unused=functools.partial(self._idle.append, mapped)
         )
         for granule in {number: granule for granule, number in live.items()}.values():
             upper[granule * self.granule : (granule + 1) * self.granule].zero_()
         return upper[:nbytes]
 
-    def release_unused(self) -> None:
-        """Take the memory from behind buffers that no tensor refers to any more; waits for the GPU if there are any."""
-        if not self._unused:
-            return
-        self._memory.synchronize()
-        while self._unused:
-            mapped = self._unused.pop()
+    def release(self, *, but_for: int = 0) -> None:
+        """Undo buffers that no tensor refers to any more, but for the last few; waits for the GPU if there are any."""
+        kept = len(self._idle)
+        while kept and (kept > but_for or sum(len(one.handles) for one in self._idle[-kept:]) > _MOST_SPARE):
+            kept -= 1
+        undone = self._idle[: len(self._idle) - kept]
+        if undone:
+            self._memory.synchronize()
+        for mapped in undone:
+            self._idle.remove(mapped)
             mapped.undo()
             self._keep(mapped.handles)
+
+    def _taken(self, kind: _Kind) -> _Mapped | None:
+        """An idle buffer of a kind. Cases of one format have the same: what is rounded to granules hardly varies."""
+        found = next((one for one in reversed(self._idle) if one.kind == kind), None)
+        if found is not None:
+            self._idle.remove(found)
+        return found
+
+    def _mapped(self, kind: _Kind, background: _Background) -> _Mapped:
+        self.release(but_for=_MOST_IDLE)
+        live = dict(kind.live)
+        pieces = list(background.pieces(_without(kind.readable, live)))
+        if len(pieces) + len(live) > _MOST_MAPPINGS:
+            raise SparseUnavailable(f"{len(pieces) + len(live)} mappings are more than {_MOST_MAPPINGS}")
+        numbers = dict.fromkeys(live.values())
+        handles = dict(zip(numbers, self._handles(len(numbers)), strict=True))
+        pieces += [(granule, 1, handles[number]) for granule, number in live.items()]
+        return _Mapped(self._memory, kind, pieces, list(handles.values()))
 
     def _handles(self, count: int) -> list[int]:
         while len(self._spare) < count:
@@ -120,24 +139,30 @@ class CudaSparseMemory:
         return -(-nbytes // self.granule) * self.granule
 
 
+class _Kind(NamedTuple):
+    """What buffers have in common that can take each other's place; sizes in bytes, ``readable`` in granules."""
+
+    below: int
+    size: int
+    live: tuple[tuple[int, int], ...]
+    readable: tuple[tuple[int, int], ...]
+    numbers: bool
+
+
 class _Mapped:
     """Addresses with memory behind some of them: pieces of (granule, granules, handle)."""
 
     def __init__(
-        self,
-        memory: CudaVirtualMemory,
-        below: int,
-        size: int,
-        pieces: Sequence[tuple[int, int, int]],
-        handles: list[int],
+        self, memory: CudaVirtualMemory, kind: _Kind, pieces: Sequence[tuple[int, int, int]], handles: list[int]
     ) -> None:
+        self.kind = kind
         self.handles = handles
         self._memory = memory
-        self._nbytes = below + size
+        self._nbytes = kind.below + kind.size
         self.address = memory.reserve(self._nbytes)
         self._runs: list[tuple[int, int]] = []
         for granule, count, handle in sorted(pieces):
-            start, nbytes = self.address + below + granule * memory.granule, count * memory.granule
+            start, nbytes = self.address + kind.below + granule * memory.granule, count * memory.granule
             memory.map(start, nbytes, handle)
             if self._runs and sum(self._runs[-1]) == start:
                 self._runs[-1] = (self._runs[-1][0], self._runs[-1][1] + nbytes)
@@ -160,7 +185,7 @@ class _Background:
         starts = itertools.accumulate(_PIECES, initial=0)
         pieces = [(start, *piece) for start, piece in zip(starts, self._handles.items(), strict=False)]
         nbytes = sum(_PIECES) * memory.granule
-        mapped = _Mapped(memory, 0, nbytes, pieces, list(self._handles.values()))
+        mapped = _Mapped(memory, _Kind(0, nbytes, (), (), numbers), pieces, list(self._handles.values()))
         self._all = memory.tensor(mapped.address, nbytes).view(-1, memory.granule)
         content = _numbers(memory.granule) if numbers else torch.zeros(memory.granule, dtype=torch.uint8)
         self._content = content.to(self._all.device)

@@ -50,20 +50,38 @@ def test_only_decoys_below_can_be_read() -> None:
     assert seen == ["rw", "--", "--", "--", "rw", "rw", "rw"]
 
 
-def test_what_is_not_used_any_more_is_unmapped_and_used_again() -> None:
+def test_a_buffer_is_used_again_where_nothing_refers_to_it() -> None:
+    """Each case would map gigabytes anew; or write into what another tensor still holds."""
+    memory = HostVirtualMemory()
+    made = CudaSparseMemory(memory)
+    addresses = []
+    for nbytes in (70 * GRANULE, 69 * GRANULE + 5, 70 * GRANULE - 1):
+        upper = made.buffer(nbytes, below=0, live={0: 0, 1: 1}, readable={(0, 70 * GRANULE)}, numbers=True)
+        assert upper[: 2 * GRANULE].eq(0).all()
+        upper[: 2 * GRANULE] = 1
+        view = upper[5:]
+        del upper
+        other = made.buffer(nbytes, below=0, live={0: 0, 1: 1}, readable={(0, 70 * GRANULE)}, numbers=True)
+        assert other.data_ptr() != view.data_ptr() - 5
+        addresses.append({other.data_ptr(), view.data_ptr() - 5})
+        del view, other
+    assert addresses[0] == addresses[1] == addresses[2]
+    made.release()
+    assert memory.mapped == BACKGROUND
+    assert len(memory.created) == 3 + 4
+
+
+def test_few_idle_buffers_are_kept() -> None:
     """A campaign would run out of addresses, or of the GPU's memory."""
     memory = HostVirtualMemory()
     made = CudaSparseMemory(memory)
-    for _ in range(5):
-        upper = made.buffer(70 * GRANULE, below=0, live={0: 0, 1: 1}, readable={(0, 70 * GRANULE)}, numbers=True)
-        view = upper[5:]
-        del upper
-        made.release_unused()
-        assert memory.mapped == BACKGROUND + 70 * GRANULE  # a view is left
-        del view
-        made.release_unused()
-        assert memory.mapped == BACKGROUND
-    assert len(memory.created) == 3 + 2
+    for count in range(1, 60):
+        made.buffer(count * GRANULE, below=0, live={0: 0}, readable={(0, count * GRANULE)}, numbers=True)
+    assert len(made._idle) <= 25
+    for count in range(1, 60):
+        live = {i: i for i in range(count % 9 + 20)}
+        made.buffer(count * 40 * GRANULE, below=0, live=live, readable=(), numbers=True)
+    assert len(memory.created) <= 3 + 64 + 2 * 28
 
 
 def test_stray_writes_do_not_stay() -> None:
