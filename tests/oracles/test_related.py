@@ -18,7 +18,7 @@ from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles import quick, trial
 from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.quick import judge_many
+from attnfuzz.oracles.quick import BatchLost, judge_many
 from attnfuzz.oracles.relations import transformed
 from attnfuzz.oracles.relations.catalogue import RELATIONS, applicable
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
@@ -216,6 +216,21 @@ def test_memory_that_other_cases_hold_is_not_held_against_a_relation(plant: Any,
     kernel = plant(before=at_call(2, exhaust))
     (verdict,) = judge_many(kernel, [dense], device="cpu", relations=("value_affinity",))
     assert verdict.failure is None
+
+
+def test_a_gpu_lost_in_a_run_of_a_relation_loses_the_batch(
+    plant: Any, dense: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cases would go on being judged by a process whose CUDA context is gone."""
+    message = "CUDA error: an illegal memory access was encountered"
+
+    def lose(*inputs: Any) -> None:
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "synchronize", lose)
+        raise RuntimeError(message)
+
+    with pytest.raises(BatchLost, match="illegal memory access"):
+        judge_many(plant(before=at_call(2, lose)), [dense], device="cpu", relations=("value_affinity",))
 
 
 @pytest.mark.parametrize(("relation", "call"), [("value_affinity", 2), ("call_sequence", 2), ("call_sequence", 3)])
