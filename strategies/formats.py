@@ -28,7 +28,11 @@ from attnfuzz.strategies.strides import STRIDES_BYTES, decide_strides
 __all__ = ["FormatPlan", "decide_format", "draw_formats", "first_formats", "format_bytes"]
 
 _MERGE_HEADS = (1, 2, 3, 4, 5, 8, 12, 16, 17, 32)
-_WORK_PER_HEAD = (6, 6, 3, 3, 1)  # many heads leave little work for many or long sequences
+_HEADS = ((6, False),) * 4 + ((3, False),) * 3 + ((1, False), (1, True))
+"""Work for each head, as many of them leave little for many or long sequences, and whether groups are to be wide: one
+case in a hundred has several KV heads with more than 16 query heads each, and takes six times as long as others."""
+_ROOM_FOR_WIDE = 1.2
+"""Times the heads that there is work for: 2 groups of 24 in a case that may have 40."""
 _SHAPE_BYTES = 8
 _POOL = 6
 """Formats that are drawn for each of the first that is chosen."""
@@ -135,9 +139,11 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
         format_ = Format(dtype=dtype, num_q_heads=num_q_heads, head_size=head_size, strides=strides, options=options)
         return format_, work
     num_splits = _pick_splits(splits, plan)
-    most_heads = work // (shape.pick(_WORK_PER_HEAD) * (1 + (num_splits or split_count(options)) // 4))
+    per_head, wide = shape.pick(_HEADS)
+    most_heads = work // (per_head * (1 + (num_splits or split_count(options)) // 4))
+    most_heads = int(_ROOM_FOR_WIDE * most_heads) if wide else most_heads
     num_q_heads, num_kv_heads = decide_gqa_heads(
-        shape, gqa_ratios_of(plan.supports), min(plan.sizes.max_heads, max(1, most_heads))
+        shape, gqa_ratios_of(plan.supports), min(plan.sizes.max_heads, max(1, most_heads)), wide=wide
     )
     head_size = _pick_head_size(shape, plan, dtype, layout, num_q_heads)
     format_ = Format(

@@ -11,11 +11,22 @@ from attnfuzz.strategies.decisions import Decisions, decided
 
 __all__ = ["decide_gqa_heads", "gqa_heads", "head_sizes"]
 
+_WIDE = 16
+"""Query heads per KV head that fill the rows of a matrix instruction: kernels take larger groups in several parts."""
 
-def decide_gqa_heads(decisions: Decisions, ratios: tuple[int, ...], max_heads: int) -> tuple[int, int]:
-    """``ratios`` ascending; where all of them exceed ``max_heads``, the first is drawn."""
-    ratio = decisions.pick([ratio for ratio in ratios if ratio <= max_heads] or ratios[:1])
-    num_kv_heads = decisions.pick([count for count in KV_HEADS if count * ratio <= max_heads] or KV_HEADS[:1])
+
+def decide_gqa_heads(
+    decisions: Decisions, ratios: tuple[int, ...], max_heads: int, *, wide: bool = False
+) -> tuple[int, int]:
+    """``ratios`` ascending; where all of them exceed ``max_heads``, the first is drawn.
+
+    ``wide``: a ratio of at least 16 and two KV heads, where ``max_heads`` has room for them.
+    """
+    wide_ratios = [ratio for ratio in ratios if wide and ratio >= _WIDE and 2 * ratio <= max_heads]
+    ratio = decisions.pick(wide_ratios or [ratio for ratio in ratios if ratio <= max_heads] or ratios[:1])
+    least = 2 if wide_ratios else 1
+    counts = [count for count in KV_HEADS if least <= count and count * ratio <= max_heads]
+    num_kv_heads = decisions.pick(counts or KV_HEADS[:1])
     return ratio * num_kv_heads, num_kv_heads
 
 

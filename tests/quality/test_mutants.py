@@ -19,7 +19,7 @@ from tests.quality.planting import lay_over
 from tests.quality.searching import Search, searcher
 
 _SEED = 3
-"""One mutant needs several KV heads with more than 16 query heads each, as one of the first 500 cases then has."""
+"""With which none takes long: a bug that a single relation sees waits for a case that shows it and draws that relation."""
 
 
 @pytest.fixture(scope="module")
