@@ -19,7 +19,7 @@ from tests.quality.planting import lay_over
 from tests.quality.searching import Search, searcher
 
 _SEED = 3
-"""With which none takes long: a bug that a single relation sees waits for a case that shows it and draws that relation."""
+"""With which none takes long: a bug that one relation alone sees waits for a case that shows it and draws that one."""
 
 
 @pytest.fixture(scope="module")
