@@ -62,8 +62,8 @@ def asked_of(
 
 def entries_of(declaration: Declaration, asked: Sequence[Sequence[Asked]]) -> list[Entry]:
     """The entries that `asked` want, in the order of their numbers; on the host."""
-    wanted = [one for of_case in asked for one in of_case if one.further is not None]
-    runs = [changed for one in wanted if one.further is not None for changed in one.further.runs]
+    wanted = (one.further for of_case in asked for one in of_case)
+    runs = [changed for further in wanted if further is not None for changed in further.runs]
     drawn = [changed for changed in runs if changed.values is None]
     their_own = iter(_drawn_contents(declaration, drawn))
     placed = iter(_placed([changed for changed in runs if changed.values is not None]))
