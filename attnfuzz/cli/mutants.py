@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,12 @@ def _operators(ctx: click.Context, param: click.Parameter, value: tuple[str, ...
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write everything as JSON.")
 @click.option("-o", "--output", type=FILE, callback=writable_file, help="Also write tables and survivors as Markdown.")
+@click.option(
+    "--resume",
+    "earlier",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Go on from what --json wrote, also where that was interrupted.",
+)
 @click.option("--list", "only_list", is_flag=True, help="Print the mutants and run none.")
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 def command(
@@ -62,6 +69,7 @@ def command(
     device: str,
     json_file: Path | None,
     output: Path | None,
+    earlier: Path | None,
     only_list: bool,
     quiet: bool,
 ) -> int:
@@ -87,7 +95,9 @@ def command(
     )
     if only_list:
         return _list(request)
-    measured = _measure(request, quiet=quiet)
+    if earlier is not None:
+        request = _resumed(request, earlier)
+    measured = _measure(request, json_file=json_file, quiet=quiet)
     _write(measured, json_file=json_file, markdown_file=output)
     return exit_status(measured)
 
@@ -112,15 +122,36 @@ def _list(request: MutantsRequest) -> int:
     return 0
 
 
-def _measure(request: MutantsRequest, *, quiet: bool) -> Measured:
+def _resumed(request: MutantsRequest, earlier: Path) -> MutantsRequest:
+    """``request`` with what ``earlier`` tells. Raises Refusal if that was measured in another way."""
+    from attnfuzz.report.mutants_files import known_outcomes, read_mutants_json
+
+    try:
+        found = read_mutants_json(earlier)
+    except (OSError, ValueError) as error:
+        raise Refusal(f"--resume cannot be read: {error}") from error
+    before = {"budget": f"{found.budget_s:g}s", "seed": str(found.seed), "with": found.killer}
+    now = {"budget": f"{request.budget_s:g}s", "seed": str(request.seed), "with": request.command or "attnfuzz"}
+    for option, value in before.items():
+        if value != now[option]:
+            raise Refusal(
+                f"--resume {str(earlier)!r} was measured with --{option} {value}, not {now[option]}; use the same, or "
+                "leave out --resume"
+            )
+    return replace(request, known=known_outcomes(found), earlier_s=found.elapsed_s)
+
+
+def _measure(request: MutantsRequest, *, json_file: Path | None, quiet: bool) -> Measured:
     from attnfuzz.mutation.measurement import measure
     from attnfuzz.report.mutants import Progress, print_measured
+    from attnfuzz.report.mutants_files import Checkpoints
     from attnfuzz.report.terminal import make_console
 
     console = make_console()
     progress = Progress(console, quiet=quiet)
+    so_far = (lambda measured: None) if json_file is None else Checkpoints(json_file)
     with refusing():
-        measured = measure(request, note=progress.note, heard=progress.heard)
+        measured = measure(request, note=progress.note, heard=progress.heard, so_far=so_far)
     with while_anyone_reads():
         print_measured(console, measured)
     return measured

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +21,7 @@ from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.overlay import VARIABLE
 from attnfuzz.problems.cases import Case, decode_case
 
-__all__ = ["CommandKiller", "EquivalentsAside", "Killer", "SearchKiller"]
+__all__ = ["CommandKiller", "EquivalentsAside", "Killer", "KnownAside", "SearchKiller"]
 
 _SAMPLE = (0, 4, 20, 60, 110, 170)
 """Cases from the simplest on: code that raises in all of them never runs at all."""
@@ -92,6 +92,26 @@ class CommandKiller:
             case _:
                 by = "time limit" if run.ended == "late" else "command"
                 return Outcome(status="killed", seconds=run.seconds, kill=Kill(by=by, seconds=run.seconds))
+
+
+class KnownAside:
+    """Repeats what an earlier measurement came to, by ids of mutants; with ``alone`` only if it tried that too."""
+
+    def __init__(self, killer: Killer, known: Mapping[str, Outcome], *, alone: bool = False) -> None:
+        self._killer = killer
+        self._known = known
+        self._alone = alone
+
+    def __call__(self, mutant: Mutant, overlay: Path) -> Outcome:
+        """Put the mutant to the killer, unless it is known what comes of that."""
+        known = self._known.get(mutant.id)
+        if known is None or (self._alone and _is_untried_alone(known.kill)):
+            return self._killer(mutant, overlay)
+        return known
+
+
+def _is_untried_alone(kill: Kill | None) -> bool:
+    return kill is not None and len(kill.seen_by) == 1 and kill.alone is None
 
 
 class EquivalentsAside:

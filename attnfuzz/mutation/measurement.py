@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attnfuzz.campaign.calibration import cores
@@ -19,7 +19,7 @@ from attnfuzz.execution.runner import DEFAULT_TIMEOUT_S, Runner
 from attnfuzz.mutation.commands import Command
 from attnfuzz.mutation.equivalents import Entry, load_equivalents
 from attnfuzz.mutation.hunting import Hunt, Hunter
-from attnfuzz.mutation.killers import CommandKiller, EquivalentsAside, Killer, SearchKiller
+from attnfuzz.mutation.killers import CommandKiller, EquivalentsAside, Killer, KnownAside, SearchKiller
 from attnfuzz.mutation.mutants import Mutant, mutants_of
 from attnfuzz.mutation.outcomes import Outcome
 from attnfuzz.mutation.stream import CaseStream
@@ -40,7 +40,8 @@ class MutantsRequest:
 
     ``command`` takes the place of attnfuzz's search. ``alone``: also find out which mutants one oracle alone kills.
     ``check_equivalents``: also hunt the mutants that are listed as equivalent, to see that none is killed.
-    ``budget_s`` is for one mutant, and for the kernels without one unless ``first_s`` says otherwise.
+    ``budget_s`` is for one mutant, and for the kernels without one unless ``first_s`` says otherwise. ``known``: what
+    an earlier measurement, of ``earlier_s``, came to by id of the mutant; these are not put to the killer again.
     """
 
     kernels: tuple[str, ...]
@@ -56,12 +57,14 @@ class MutantsRequest:
     equivalents: Path | None = None
     alone: bool = False
     check_equivalents: bool = False
+    known: Mapping[str, Outcome] = field(default_factory=dict)
+    earlier_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What became of each mutant. Of all mutants, and only then, ``stale`` are the equivalents that match none, and
-    ``without_code`` the kernels none of whose code is Triton's."""
+    """What became of each mutant; of ``left`` nothing is known yet. Of all mutants, and only then, ``stale`` are the
+    equivalents that match none, and ``without_code`` the kernels none of whose code is Triton's."""
 
     request: MutantsRequest
     device: str
@@ -72,6 +75,7 @@ class Measured:
     stale: tuple[Entry, ...]
     without_code: tuple[Declaration, ...]
     seconds: float
+    left: int = 0
 
 
 Heard = Callable[[Mutant, Outcome], None]
@@ -99,8 +103,10 @@ def measure(
     *,
     note: Callable[[str], None] = lambda text: None,
     heard: Heard = lambda mutant, outcome: None,
+    so_far: Callable[[Measured], None] = lambda measured: None,
 ) -> Measured:
-    """Put every mutant to the search, or to the user's command. ``heard`` is told of each as soon as it is known.
+    """Put every mutant to the search, or to the user's command. ``heard`` is told of each as soon as it is known, and
+    ``so_far`` of all that are.
 
     Raises KernelLoadError, also where the kernels fail without a mutant, and ExecutorUnavailable.
     """
@@ -111,28 +117,38 @@ def measure(
         jobs = request.jobs or cores()
         hunter = _hunter(request, runner, declarations, jobs=jobs)
         hunter = _first_without_mutant(hunter, mutants, request.first_s or request.budget_s, note)
-        with _killer(request, hunter, mutants, folder, note) as killer:
-            killer = EquivalentsAside(killer, equivalents, check=request.check_equivalents)
-            outcomes = put_to(killer, mutants, folder=folder, jobs=jobs, heard=heard)
         are_all = not request.operators and not request.ids
         mutated = {declaration.target for mutant in mutants for declaration in mutant.kernels}
-        return Measured(
-            request=request,
-            device=runner.device,
-            device_name=runner.device_name,
-            jobs=jobs,
-            kernels=tuple(declarations),
-            outcomes=tuple(outcomes),
-            stale=tuple(equivalents.stale(mutants)) if are_all else (),
-            without_code=tuple(one for one in declarations if are_all and one.target not in mutated),
-            seconds=time.monotonic() - started,
-        )
+        found: dict[str, Outcome] = {}
+
+        def measured() -> Measured:
+            return Measured(
+                request=request,
+                device=runner.device,
+                device_name=runner.device_name,
+                jobs=jobs,
+                kernels=tuple(declarations),
+                outcomes=tuple((mutant, found[mutant.id]) for mutant in mutants if mutant.id in found),
+                stale=tuple(equivalents.stale(mutants)) if are_all else (),
+                without_code=tuple(one for one in declarations if are_all and one.target not in mutated),
+                seconds=request.earlier_s + time.monotonic() - started,
+                left=len(mutants) - len(found),
+            )
+
+        def hear(mutant: Mutant, outcome: Outcome) -> None:
+            found[mutant.id] = outcome
+            heard(mutant, outcome)
+            so_far(measured())
+
+        with _killer(request, hunter, mutants, folder, note) as killer:
+            killer = KnownAside(killer, request.known, alone=request.alone)
+            killer = EquivalentsAside(killer, equivalents, check=request.check_equivalents)
+            put_to(killer, mutants, folder=folder, jobs=jobs, heard=hear)
+        return measured()
 
 
-def put_to(
-    killer: Killer, mutants: Sequence[Mutant], *, folder: Path, jobs: int, heard: Heard
-) -> list[tuple[Mutant, Outcome]]:
-    """Each mutant with what became of it, ``jobs`` at a time; copies of the sources are written to ``folder``."""
+def put_to(killer: Killer, mutants: Sequence[Mutant], *, folder: Path, jobs: int, heard: Heard) -> None:
+    """Tell ``heard`` what becomes of each mutant, ``jobs`` at a time; sources are copied to ``folder``."""
 
     def work(number: int, mutant: Mutant) -> Outcome:
         try:
@@ -145,7 +161,6 @@ def put_to(
         numbers = {future: number for number, future in enumerate(futures)}
         for future in as_completed(futures):
             heard(mutants[numbers[future]], future.result())
-    return [(mutant, future.result()) for mutant, future in zip(mutants, futures, strict=True)]
 
 
 @contextmanager

@@ -90,6 +90,7 @@ def headline(measured: Measured) -> str:
     text = f"{killed} of {count(killed + survived, 'mutant')} killed ({score.share:.1%}), {survived} survived"
     text += f"; {counts['equivalent']} equivalent, {counts['stillborn']} stillborn"
     text += f", {counts['error']} could not be told" if counts["error"] else ""
+    text += f", {measured.left} not tried yet" if measured.left else ""
     times = f"time to kill: median {score.median_s:.2f} s, longest {score.longest_s:.1f} s"
     return f"{text}; {times}; {format_duration(measured.seconds)} in all"
 

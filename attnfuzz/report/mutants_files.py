@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -15,9 +18,19 @@ from attnfuzz.mutation.score import Score
 from attnfuzz.report.files import write_file
 from attnfuzz.report.mutants import headline, notes, oracle_rows
 
-__all__ = ["FORMAT", "MutantResult", "MutantsFile", "write_mutants_json", "write_mutants_markdown"]
+__all__ = [
+    "FORMAT",
+    "Checkpoints",
+    "MutantResult",
+    "MutantsFile",
+    "known_outcomes",
+    "read_mutants_json",
+    "write_mutants_json",
+    "write_mutants_markdown",
+]
 
 FORMAT = "attnfuzz.mutants/1"
+_CHECKPOINT_EVERY_S = 5.0
 
 
 class MutantResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -40,7 +53,10 @@ class MutantResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class MutantsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One measurement. ``score``: killed mutants among those that run and are not equivalent. Times are in seconds."""
+    """One measurement. ``score``: killed mutants among those that run and are not equivalent. Times are in seconds.
+
+    Of ``left`` mutants nothing is known yet.
+    """
 
     format: str
     kernels: tuple[str, ...]
@@ -56,6 +72,50 @@ class MutantsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     longest_s: float
     mutants: tuple[MutantResult, ...]
     stale: tuple[str, ...] = ()
+    left: int = 0
+
+
+class Checkpoints:
+    """Writes what is known so far to the JSON file at ``path`` every few seconds, unless that is a pipe or a device."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._next = time.monotonic()
+
+    def __call__(self, measured: Measured) -> None:
+        if time.monotonic() < self._next or (self._path.exists() and not self._path.is_file()):
+            return
+        with contextlib.suppress(OSError):  # what cannot be written is told at the end
+            write_mutants_json(measured, self._path)
+        self._next = time.monotonic() + _CHECKPOINT_EVERY_S
+
+
+def read_mutants_json(path: Path) -> MutantsFile:
+    """What ``write_mutants_json`` wrote. Raises OSError, and ValueError with one sentence for anything else."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=MutantsFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{os.fspath(path)!r} is not what attnfuzz mutants --json writes: {error}") from error
+    if found.format != FORMAT:
+        raise ValueError(f"{os.fspath(path)!r} has the format {found.format!r}; must be {FORMAT!r}")
+    return found
+
+
+def known_outcomes(earlier: MutantsFile) -> Mapping[str, Outcome]:
+    """What the killer came to, by id of the mutant: one that is listed as equivalent survived if it was hunted."""
+    found: dict[str, Outcome] = {}
+    for one in earlier.mutants:
+        if one.status == "error" or (one.status == "equivalent" and not one.cases):
+            continue
+        is_listed = one.status == "equivalent" or one.wrongly
+        found[one.id] = Outcome(
+            status="survived" if one.status == "equivalent" else one.status,
+            seconds=one.seconds,
+            cases=one.cases,
+            kill=one.kill,
+            detail="" if is_listed else one.detail,
+        )
+    return found
 
 
 def write_mutants_json(measured: Measured, path: Path) -> None:
@@ -81,6 +141,7 @@ def as_data(measured: Measured) -> MutantsFile:
         longest_s=score.longest_s,
         mutants=tuple(_result(mutant, outcome) for mutant, outcome in measured.outcomes),
         stale=tuple(f"{entry.file} {entry.function} {entry.operator}: {entry.becomes}" for entry in measured.stale),
+        left=measured.left,
     )
 
 

@@ -14,7 +14,7 @@ from attnfuzz.declaration import KernelLoadError
 from attnfuzz.execution.runner import Runner
 from attnfuzz.mutation.measurement import Measured, MutantsRequest, choose_mutants, measure
 from attnfuzz.mutation.outcomes import Status
-from attnfuzz.report.mutants_files import MutantsFile
+from attnfuzz.report.mutants_files import Checkpoints, MutantsFile, known_outcomes, read_mutants_json
 from tests.unit.mutable_kernels import write_project
 
 COMMAND = Path(sys.executable).with_name("attnfuzz")
@@ -78,6 +78,40 @@ def test_survivors_and_equivalents_on_the_command_line(tmp_path: Path) -> None:
     second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert second.returncode == 1
     assert "0 of 1 mutant killed (0.0%), 1 survived; 1 equivalent" in second.stdout
+
+
+def test_an_interrupted_measurement_goes_on_from_its_file(tmp_path: Path) -> None:
+    """An hour's work would be lost with the terminal, or numbers measured in different ways be added up."""
+    write_project(tmp_path)
+    command = [str(COMMAND), "mutants", "declaring.py", "--device", "cpu", "--operator", "other", "--budget", "2s"]
+    command += ["--json", "m.json"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    whole = msgspec.json.decode((tmp_path / "m.json").read_bytes(), type=MutantsFile)
+    marked = msgspec.structs.replace(whole.mutants[0], cases=7_654_321)
+    part = msgspec.structs.replace(whole, mutants=(marked,), left=1)
+    (tmp_path / "m.json").write_bytes(msgspec.json.encode(part))
+    resumed = [*command, "--resume", "m.json"]
+    done = subprocess.run(resumed, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "0 of 2 mutants killed (0.0%), 2 survived" in done.stdout, done.stderr
+    again = msgspec.json.decode((tmp_path / "m.json").read_bytes(), type=MutantsFile)
+    assert (again.left, len(again.mutants), again.mutants[0]) == (0, 2, marked)
+    other = subprocess.run([*resumed, "--seed", "5"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert other.returncode == 2
+    assert "--resume 'm.json' was measured with --seed 0, not 5; use the same" in other.stderr
+
+
+def test_what_is_known_is_there_while_the_rest_is_measured(tmp_path: Path) -> None:
+    """Whoever loses the machine would lose everything that was measured on it."""
+    told: list[Measured] = []
+    whole = measure(request(write_project(tmp_path), "normalisation", "axis"), so_far=told.append)
+    assert [(len(one.outcomes), one.left) for one in told] == [(1, 1), (2, 0)]
+    file = tmp_path / "m.json"
+    Checkpoints(file)(told[0])
+    known = known_outcomes(read_mutants_json(file))
+    assert list(known) == [mutant.id for mutant, _ in told[0].outcomes]
+    assert [known.get(mutant.id, outcome).status for mutant, outcome in whole.outcomes] == [
+        outcome.status for _, outcome in whole.outcomes
+    ]
 
 
 def test_a_test_suite_as_the_killer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
