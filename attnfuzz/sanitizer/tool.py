@@ -44,7 +44,7 @@ def find_executable() -> Path:
             return place
     looked = ", ".join(map(str, dict.fromkeys(places)))
     raise SanitizerUnavailable(
-        f"{_NAME} is not installed: it is neither on PATH nor {looked}; install the CUDA toolkit, or set CUDA_HOME"
+        f"{_NAME} is not installed: it is neither on PATH nor at {looked}; install the CUDA toolkit, or set CUDA_HOME"
     )
 
 
