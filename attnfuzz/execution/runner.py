@@ -42,14 +42,14 @@ DEFAULT_TIMEOUT_S: dict[Device, float] = {"cpu": 10.0, "cuda": 60.0}
 """For judging one case; on a GPU that includes compiling the kernel."""
 
 _TIMES_FOR_ALL = 4.0
-"""How much longer all relations may take: a case takes two runs without any, and up to thirty with all; a limit allows
-for far more than two."""
+"""How much longer all relations may take: up to thirty runs in place of two, for far more of which a limit allows."""
 
 _LOAD_TIMEOUT_S = 300.0
 _MAX_ZYGOTE_RESTARTS = 20
 """Of zygotes that died within seconds of their start: a minute's worth."""
 _PROBE_TIMEOUT_S = 30.0
 """For a fresh process to get an answer from the GPU, which takes half a second."""
+_START_TIMEOUT_S = 120.0  # where a hundred do so at once
 _PROBES = 2
 
 
@@ -98,11 +98,11 @@ class Runner:
             raise ExecutorUnavailable(f"the device could not be initialised: {failure_of(outcome).message}")
         return msgspec.json.decode(outcome.body, type=DeviceReply)
 
-    def _check_device(self, after: str) -> None:
+    def _check_device(self, after: str, *, patience_s: float = _PROBE_TIMEOUT_S) -> None:
         """Raise `DeviceLost` unless the GPU still answers a fresh process: else every case from now on would hang."""
         outcome: Outcome | None = None
         for _ in range(_PROBES):
-            outcome = self._executor.call("device", b"{}", timeout_s=_PROBE_TIMEOUT_S)
+            outcome = self._executor.call("device", b"{}", timeout_s=patience_s)
             if isinstance(outcome, Reply) and msgspec.json.decode(outcome.body, type=DeviceReply).device == self.device:
                 return
         why = failure_of(outcome).message if isinstance(outcome, Died | TimedOut) else "torch does not find it"
@@ -355,7 +355,7 @@ class Runner:
         return self._executor.pid is not None and self._executor.pid != self._loaded[0]
 
     def _ensure_loaded(self, declaration: Declaration) -> None:
-        """Have the present executor import the kernel, with more patience than for a case."""
+        """Have the present executor start CUDA and import the kernel, with more patience than for a case."""
         if not declaration.target:
             raise KernelLoadError(
                 f"kernel {declaration.name!r} is not at the top level of a file, so no other process can import it; "
@@ -364,7 +364,10 @@ class Runner:
         if self._stuck:
             raise self._stuck_error()
         pid, targets = self._loaded
-        if pid is None or pid != self._executor.pid or declaration.target not in targets:
+        is_new = pid is None or pid != self._executor.pid
+        if is_new and self.device == "cuda":  # processes that start at once initialise CUDA one after the other
+            self._check_device("the start of an executor", patience_s=_START_TIMEOUT_S)
+        if is_new or declaration.target not in targets:
             self.declarations([declaration.target])
 
     def _remember(self, targets: Iterable[str]) -> None:

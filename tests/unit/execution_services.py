@@ -203,6 +203,23 @@ class DeadGpu:
         return b"null"
 
 
+class ColdGpu:
+    """Takes a while to be initialised, which the first call does that needs a GPU."""
+
+    def __init__(self) -> None:
+        self._is_warm = False
+
+    def handle(self, method: str, payload: bytes) -> bytes:
+        if method == "declarations":
+            return b'{"kernels":[]}'
+        if not self._is_warm:
+            time.sleep(1.0)
+            self._is_warm = True
+        if method == "device":
+            return b'{"device":"cuda","name":"GPU","versions":{}}'
+        return b'{"environment":"the case was judged"}'
+
+
 class CannotBeMade:
     """A service whose constructor raises."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution import Zygote, runner
-from attnfuzz.execution.outcomes import DeviceLost
+from attnfuzz.execution.outcomes import DeviceLost, ExecutorUnavailable
 from attnfuzz.execution.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
 from tests.unit.execution_clients import SERVICES
@@ -31,6 +31,16 @@ def test_a_gpu_that_does_not_answer_after_a_hang_is_no_hang_of_the_kernel(hung: 
         with Runner(device="cuda", zygote=zygote) as dead, pytest.raises(DeviceLost, match=r"kernels\.py:k.*reset it"):
             dead.judge(KERNEL, CASE, timeout_s=0.3)
         assert hung.exists()
+
+
+def test_the_start_of_a_gpu_does_not_count_against_a_case() -> None:
+    """Many processes that start at once wait for each other: their first cases would hang, and they start again."""
+    with (
+        Zygote.start(service=f"{SERVICES}:ColdGpu", preload=()) as zygote,
+        Runner(device="cuda", zygote=zygote) as cold,
+        pytest.raises(ExecutorUnavailable, match="the case was judged"),
+    ):
+        cold.judge(KERNEL, CASE, timeout_s=0.5)
 
 
 def test_a_batch_with_which_the_gpu_stops_answering_is_not_judged_case_by_case(hung: Path) -> None:

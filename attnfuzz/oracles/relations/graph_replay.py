@@ -183,4 +183,4 @@ def _seen(trial: Trial, results: Tensors) -> Observation:
     return Observation("nan", "nan", None, given=nothing, allocated=nothing, results=results)
 
 
-GRAPH_REPLAY = Relation(_NAME, _applies, _check, devices=("cuda",))
+GRAPH_REPLAY = Relation(_NAME, _applies, _check, devices=("cuda",), costly_on=("cuda",))

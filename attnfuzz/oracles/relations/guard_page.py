@@ -64,4 +64,4 @@ def _has_memory(device: str) -> bool:
     return True
 
 
-GUARD_PAGE = Relation("guard_page", _applies, _check, weight=2)  # others do not see reads outside
+GUARD_PAGE = Relation("guard_page", _applies, _check, weight=2, costly_on=("cuda",))  # others do not see reads outside

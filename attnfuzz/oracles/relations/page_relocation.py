@@ -141,4 +141,4 @@ def _failure(trial: Trial, seen: Observation, kind: str, words: str, *details: s
     return found and msgspec.structs.replace(found, kind=kind)
 
 
-PAGE_RELOCATION = Relation("page_relocation", _applies, _check)
+PAGE_RELOCATION = Relation("page_relocation", _applies, _check, costly_on=("cuda",))

@@ -42,7 +42,8 @@ class Relation:
     `applies` says whether there is something to be made of a case under what the kernel declares. `check` may raise
     `KernelRaised`. `weight`: how often it is drawn, compared with others. `by_bounds`: it sees nothing that accuracy
     would not see in the run that it makes, and so is not drawn beside it. `devices`: those on which it can judge.
-    `further`: what `check` runs and compares, if that can be done along with other cases.
+    `further`: what `check` runs and compares, if that can be done along with other cases. `costly_on`: devices on which
+    it takes as long as hundreds of cases do.
     """
 
     name: OracleName
@@ -52,6 +53,7 @@ class Relation:
     by_bounds: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
     further: Further | None = None
+    costly_on: tuple[str, ...] = ()
 
 
 def one_by_one(further: Further) -> Callable[[Trial], Failure | None]:

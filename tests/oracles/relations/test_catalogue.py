@@ -83,10 +83,31 @@ def test_on_a_gpu_few_cases_draw(counted: Counter[str], plant: Any, paged: Paged
     assert 20 < drawing < 90
 
 
+def test_what_is_costly_on_a_device_is_drawn_rarely_there(
+    monkeypatch: pytest.MonkeyPatch, plant: Any, paged: PagedDecodeCase
+) -> None:
+    """Most of a GPU's time would go to runs that take as long as a hundred cases; or they would never be made."""
+
+    def relation(name: Any, costly_on: tuple[str, ...]) -> Relation:
+        return Relation(name, lambda *_: True, lambda trial: None, costly_on=costly_on)
+
+    monkeypatch.setattr(catalogue, "RELATIONS", (relation("merge_laws", ()), relation("compose", ("cuda",))))
+    declaration, cases = plant("paged_decode").declaration, many(paged, 6000)
+
+    def names(device: str, oracles: Any) -> Counter[str]:
+        found = (drawn(declaration, case, oracles, device=device) for case in cases)
+        return Counter(one.name for one in found if one)
+
+    on_gpu, on_cpu, alone = names("cuda", ALL), names("cpu", ALL), names("cuda", ("compose",))
+    assert 2 < on_gpu["compose"] < on_gpu["merge_laws"] / 30
+    assert 0.8 < on_cpu["compose"] / on_cpu["merge_laws"] < 1.25
+    assert alone["compose"] == on_gpu.total()  # whoever asks for it alone gets it
+
+
 def test_what_cannot_judge_on_a_device_is_not_drawn_there(plant: Any, paged: PagedDecodeCase) -> None:
     """Half of the cases that draw would draw a relation that says nothing."""
     declaration = plant("paged_decode").declaration
-    cases = many(paged, 400)
+    cases = many(paged, 6000)
     on_gpu, on_cpu = (
         {one.name for case in cases if (one := drawn(declaration, case, DEFAULT_ORACLES, device=device))}
         for device in ("cuda", "cpu")
