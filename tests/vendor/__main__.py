@@ -1,16 +1,22 @@
-"""`python -m tests.vendor [FILE]`: which re-created bugs each vendor-style suite finds, and attnfuzz, as Markdown."""
+"""`python -m tests.vendor [FILE]`: which re-created bugs each vendor-style suite finds, and attnfuzz, as Markdown.
+
+With `--resume RESULTS` what is found out is kept there after each bug, and what is there already is not tried again.
+"""
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -38,34 +44,86 @@ Found = float | None
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.vendor", description=__doc__)
     parser.add_argument("file", nargs="?", type=Path, help="also write the table there")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu: Triton's interpreter")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at once")
+    parser.add_argument("--resume", type=Path, metavar="RESULTS", help="go on from this file, if it is there")
     parser.add_argument("--only", nargs="+", metavar="MUTANT", help="these mutants")
     parser.add_argument("--finders", nargs="+", choices=[ATTNFUZZ, *SUITES], default=[ATTNFUZZ, *SUITES])
     arguments = parser.parse_args()
     historical = [mutant for mutant in MUTANTS if mutant.reference]
     mutants = [mutant_named(name) for name in arguments.only] if arguments.only else historical
+    os.environ["TRITON_INTERPRET"] = "1" if arguments.device == "cpu" else "0"  # the suites go by it
+    results = Results.read(arguments.resume, arguments.device)
+    earlier = dict(results.found)
     suites = {name: Command(_pytest(SUITES[name])) for name in arguments.finders if name != ATTNFUZZ}
-    baseline = {name: _check(command) for name, command in suites.items()}
 
-    def put(mutant: Mutant) -> dict[str, Found]:
-        found = {name: _by_suite(mutant, command) for name, command in suites.items()}
+    def put(mutant: Mutant) -> tuple[Mutant, dict[str, Found]]:
+        known = earlier.get(mutant.name, {})
+        found = {name: known[name] if name in known else _by_suite(mutant, suite) for name, suite in suites.items()}
         if ATTNFUZZ in arguments.finders:
-            found = {ATTNFUZZ: _by_attnfuzz(mutant)} | found
-        print(_row(mutant, found), flush=True)
-        return found
+            found[ATTNFUZZ] = known[ATTNFUZZ] if ATTNFUZZ in known else _by_attnfuzz(mutant, arguments.device)
+        return mutant, found
 
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        results = list(pool.map(put, mutants))
-    for command in suites.values():
-        command.close()
-    page = "\n".join([*_header(results, baseline, arguments.jobs), *map(_row, mutants, results), ""])
-    print(page)
-    if arguments.file is not None:
-        arguments.file.write_text(page)
+    def page() -> str:
+        done = [mutant for mutant in mutants if set(arguments.finders) <= results.found.get(mutant.name, {}).keys()]
+        rows = [_row(mutant, results.found[mutant.name], arguments.finders) for mutant in done]
+        header = _header([results.found[mutant.name] for mutant in done], results.baseline, arguments)
+        left = [f"\n**{len(mutants) - len(done)} bugs are still to be tried.**"] if len(done) < len(mutants) else []
+        return "\n".join([*header, *rows, *left, ""])
+
+    with closing_all(suites.values()), ThreadPoolExecutor(arguments.jobs) as pool:
+        try:
+            for name, suite in suites.items():
+                results.baseline[name] = _check(suite)
+                print(f"{name}: {results.baseline[name]:.0f} s on the correct kernels", flush=True)
+            for future in as_completed([pool.submit(put, mutant) for mutant in mutants]):
+                mutant, found = future.result()
+                results.keep(mutant.name, found, arguments.resume)
+                print(_row(mutant, found, arguments.finders), flush=True)
+                if arguments.file is not None:
+                    arguments.file.write_text(page())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    print(page())
+
+
+@dataclass
+class Results:
+    """Seconds by mutant and finder, and those of the suites on the correct kernels; of one device."""
+
+    device: str
+    found: dict[str, dict[str, Found]] = field(default_factory=dict)
+    baseline: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, file: Path | None, device: str) -> Results:
+        if file is None or not file.exists():
+            return cls(device)
+        kept = json.loads(file.read_text())
+        if kept["device"] != device:
+            sys.exit(f"{file} holds results of --device {kept['device']}; name another file")
+        return cls(device, kept["found"], kept["baseline"])
+
+    def keep(self, mutant: str, found: dict[str, Found], file: Path | None) -> None:
+        self.found[mutant] = self.found.get(mutant, {}) | found
+        if file is not None:
+            kept = {"device": self.device, "found": self.found, "baseline": self.baseline}
+            file.write_text(json.dumps(kept, indent=1))
+
+
+@contextmanager
+def closing_all(commands: Iterable[Command]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for command in commands:
+            command.close()
 
 
 def _pytest(suite: str) -> str:
-    return f"{sys.executable} -m pytest -x -q -p no:cacheprovider {HERE / suite}"
+    plugin = "-p no:attnfuzz -p attnfuzz.pytest_plugin"  # by its module's name, for checkouts that are not installed
+    return f"{sys.executable} -m pytest -x -q -p no:cacheprovider {plugin} {HERE / suite}"
 
 
 def _check(command: Command) -> float:
@@ -87,8 +145,7 @@ def _by_suite(mutant: Mutant, command: Command) -> Found:
     return None if run.ended == "passed" else run.seconds
 
 
-def _by_attnfuzz(mutant: Mutant) -> Found:
-    device = "cpu" if os.environ.get("TRITON_INTERPRET", "1") == "1" else "cuda"
+def _by_attnfuzz(mutant: Mutant, device: str) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         try:
             catch = hunt(mutant, Path(folder), seed=1, workers=1, device=device, budget_s=BUDGET_S[device])
@@ -97,16 +154,21 @@ def _by_attnfuzz(mutant: Mutant) -> Found:
     return catch.first_seen_s
 
 
-def _header(results: Sequence[Mapping[str, Found]], baseline: Mapping[str, float], jobs: int) -> list[str]:
-    names = list(results[0])
-    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU: suites scaled down"
-    taken = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in baseline.items())
+def _header(
+    results: Sequence[Mapping[str, Found]], baseline: Mapping[str, float], arguments: argparse.Namespace
+) -> list[str]:
+    names = arguments.finders
+    where = torch.cuda.get_device_name() if arguments.device == "cuda" else "no GPU: suites scaled down"
+    taken = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in baseline.items() if name in names)
+    budget = BUDGET_S[arguments.device]
     return [
         "# Re-created bugs: what finds them",
         "",
-        f"Measured {datetime.date.today().isoformat()} with `python -m tests.vendor` on {os.cpu_count()} cores, "
-        f"{where}, {jobs} at a time. Seconds count from the start of the command. Whole runs on the correct kernels: "
-        f"{taken or 'none'}.",
+        f"Measured {datetime.date.today().isoformat()} with `python -m tests.vendor --device {arguments.device} "
+        f"--jobs {arguments.jobs}` on {os.cpu_count()} cores, {where}. The suites are written in the style of those "
+        "projects (`tests/vendor`), and are not theirs; each runs whole, and what it never looks at cannot be found. "
+        f"attnfuzz searches with one worker for at most {budget} s. Seconds count from the start of the command; a "
+        f"dash means not found. Whole runs on the correct kernels: {taken or 'none'}.",
         "",
         "| | | " + " | ".join(names) + " |",
         "|---|---|" + "---:|" * len(names),
@@ -117,7 +179,7 @@ def _header(results: Sequence[Mapping[str, Found]], baseline: Mapping[str, float
 
 def _score(found: Sequence[Found]) -> str:
     count = sum(seconds is not None for seconds in found)
-    return f"**{count} of {len(found)}** ({100 * count / len(found):.0f}%)"
+    return f"**{count} of {len(found)}** ({100 * count / max(1, len(found)):.0f}%)"
 
 
 def _median(found: Sequence[Found]) -> str:
@@ -125,8 +187,8 @@ def _median(found: Sequence[Found]) -> str:
     return f"{statistics.median(seconds):.1f}" if seconds else "—"
 
 
-def _row(mutant: Mutant, found: Mapping[str, Found]) -> str:
-    cells = ["—" if seconds is None else f"{seconds:.1f}" for seconds in found.values()]
+def _row(mutant: Mutant, found: Mapping[str, Found], names: Sequence[str]) -> str:
+    cells = ["—" if found[name] is None else f"{found[name]:.1f}" for name in names]
     return f"| {mutant.name} | {mutant.classes} | {' | '.join(cells)} |"
 
 
