@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from attnfuzz.mutation.mutants import Mutant
 from attnfuzz.mutation.outcomes import Kill, Outcome, Status
 from attnfuzz.mutation.score import Score
 from attnfuzz.report.files import write_file
+from attnfuzz.report.headline import count
 from attnfuzz.report.mutants import headline, notes, oracle_rows
 
 __all__ = [
@@ -175,13 +177,15 @@ def _page(measured: Measured) -> Iterator[str]:
     yield ""
     killer = f"`{request.command}`" if request.command else f"attnfuzz's search, {request.budget_s:g} s for each mutant"
     yield (
-        f"Measured {datetime.date.today().isoformat()} on {measured.device_name}: {len(measured.kernels)} kernels, "
-        f"killed by {killer}, {measured.jobs} at once, seed {request.seed}."
+        f"Measured {datetime.date.today().isoformat()} with `{_command(measured)}` on {measured.device_name}: "
+        f"{count(len(measured.kernels), 'kernel')}, killed by {killer}, {measured.jobs} at once, seed {request.seed}. "
+        "Seconds count from the first case, or from the start of the command that kills; one run of each mutant."
     )
     yield ""
     yield f"{headline(measured)}."
     yield ""
-    yield from (f"* {note}" for note in notes(measured))
+    if beside := [f"* {note}" for note in notes(measured)]:
+        yield from (*beside, "")
     yield "| operator | killed | survived | equivalent | stillborn | score | median, s | longest, s |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|"
     for name, part in score.by_operator().items():
@@ -195,6 +199,15 @@ def _page(measured: Measured) -> Iterator[str]:
         yield from (f"| {' | '.join(row)} |" for row in oracle_rows(score))
     for title, status in (("Survivors", "survived"), ("Could not be told", "error")):
         yield from _diffs(title, [pair for pair in measured.outcomes if pair[1].status == status])
+
+
+def _command(measured: Measured) -> str:
+    """The command line, but for a command that kills and the files that are written."""
+    request = measured.request
+    words = ["attnfuzz mutants", *map(shlex.quote, request.kernels), f"--device {measured.device}"]
+    words += [f"--operator {name}" for name in request.operators] + [f"--mutant {one}" for one in request.ids]
+    words += ["--alone"] * request.alone + ["--check-equivalent"] * request.check_equivalents
+    return " ".join(words)
 
 
 def _diffs(title: str, pairs: list[tuple[Mutant, Outcome]]) -> Iterator[str]:
