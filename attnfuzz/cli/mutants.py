@@ -138,7 +138,7 @@ def _resumed(request: MutantsRequest, earlier: Path) -> MutantsRequest:
                 f"--resume {str(earlier)!r} was measured with --{option} {value}, not {now[option]}; use the same, or "
                 "leave out --resume"
             )
-    return replace(request, known=known_outcomes(found), earlier_s=found.elapsed_s)
+    return replace(request, known=known_outcomes(found), earlier_s=found.elapsed_s, earlier_device=found.device)
 
 
 def _measure(request: MutantsRequest, *, json_file: Path | None, quiet: bool) -> Measured:

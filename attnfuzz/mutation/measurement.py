@@ -41,7 +41,8 @@ class MutantsRequest:
     ``command`` takes the place of attnfuzz's search. ``alone``: also find out which mutants one oracle alone kills.
     ``check_equivalents``: also hunt the mutants that are listed as equivalent, to see that none is killed.
     ``budget_s`` is for one mutant, and for the kernels without one unless ``first_s`` says otherwise. ``known``: what
-    an earlier measurement, of ``earlier_s``, came to by id of the mutant; these are not put to the killer again.
+    an earlier measurement, of ``earlier_s`` on ``earlier_device``, came to by id of the mutant; these are not put to
+    the killer again.
     """
 
     kernels: tuple[str, ...]
@@ -59,6 +60,7 @@ class MutantsRequest:
     check_equivalents: bool = False
     known: Mapping[str, Outcome] = field(default_factory=dict)
     earlier_s: float = 0.0
+    earlier_device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,11 @@ def measure(
     """
     started = time.monotonic()
     with Runner(device=request.device) as runner, _scratch() as folder:
+        if request.earlier_device not in ("", runner.device_name):
+            raise KernelLoadError(
+                f"what is to be resumed was measured on {request.earlier_device}, not {runner.device_name}; leave out "
+                "--resume"
+            )
         declarations, mutants = choose_mutants(runner, request)
         equivalents = load_equivalents(mutants, request.equivalents)
         jobs = request.jobs or cores()

@@ -98,6 +98,10 @@ def test_an_interrupted_measurement_goes_on_from_its_file(tmp_path: Path) -> Non
     other = subprocess.run([*resumed, "--seed", "5"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert other.returncode == 2
     assert "--resume 'm.json' was measured with --seed 0, not 5; use the same" in other.stderr
+    (tmp_path / "m.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(part, device="another GPU")))
+    elsewhere = subprocess.run(resumed, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert elsewhere.returncode == 2
+    assert "what is to be resumed was measured on another GPU, not " in elsewhere.stderr
 
 
 def test_what_is_known_is_there_while_the_rest_is_measured(tmp_path: Path) -> None:
