@@ -18,6 +18,7 @@ from attnfuzz.memory.fault_map import installed
 from attnfuzz.memory.reservation import SparseUnavailable
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.observation import KernelRaised, Observation, call
+from attnfuzz.oracles.relations.through_host import build_through_host
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.problems.block_table import num_blocks
 from attnfuzz.problems.cases import Case, PagedDecodeCase
@@ -67,12 +68,21 @@ def run_far(trial: Trial, far: Far) -> Observation | None:
 
 
 def _built(trial: Trial, far: Far, memory: FarAllocator) -> Any:
-    case, values = trial.case, trial.reference.values_on(trial.device)
-    inputs = problem_of(case).build(case, memory, trial.kernel.declaration.supports, values)
+    case, supports = trial.case, trial.kernel.declaration.supports
+
+    def move_ids(table: Tensor) -> None:
+        if far.first_page and isinstance(case, PagedDecodeCase):
+            _move_ids(table, case, far.first_page)
+
+    if trial.device == "cpu":
+        inputs = problem_of(case).build(case, memory, supports, trial.reference.values_on("cpu"))
+        if far.first_page:
+            move_ids(inputs.block_table)
+    else:
+        inputs = build_through_host(case, memory, supports, edit={"block_table": move_ids})
     if memory.caches and isinstance(case, PagedDecodeCase):
         for name, cache in _caches(memory.caches).items():
             setattr(inputs, name, cache)
-        _move_ids(inputs.block_table, case, far.first_page)
     return inputs
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,10 @@ from attnfuzz.memory.guarded import Guard, GuardedArena, GuardedMemory, HostGuar
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.observation import KernelRaised, call
+from attnfuzz.oracles.relations.through_host import build_through_host
 from attnfuzz.oracles.trial import Trial
+from attnfuzz.problems.allocation import Allocator
+from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import Role
@@ -25,6 +29,9 @@ from attnfuzz.problems.shapes import Role
 __all__ = ["Guarding", "guarded_memory", "run_guarded"]
 
 _FILL: Fill = "nan"
+
+_SMALL_NBYTES = 4 << 20
+"""Of a case that is written faster on the host than on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +85,7 @@ def run_guarded(trial: Trial, guarding: Guarding, fault_map: FaultMap) -> list[G
         )
         for _ in range(2)
     )
-    values = trial.reference.values_on(trial.device)
-    allocator = _Chosen(given, _ordinary(trial), guarding)
-    inputs = problem_of(trial.case).build(trial.case, allocator, trial.kernel.declaration.supports, values)
+    inputs = _built(trial, _Chosen(given, _ordinary(trial), guarding))
     workspaces = allocated if guarding.covers("workspace") else _ordinary(trial)
     allocations = TrackedAllocations(trial.device, poison=_FILL, prefill=_FILL, arena=workspaces)
     try:
@@ -89,6 +94,13 @@ def run_guarded(trial: Trial, guarding: Guarding, fault_map: FaultMap) -> list[G
         if not isinstance(raised.error, Exception) or context_lost(raised.error) is not None:
             raise
     return [given, allocated]
+
+
+def _built(trial: Trial, allocator: Allocator) -> Any:
+    case, supports = trial.case, trial.kernel.declaration.supports
+    if trial.device != "cpu" and tensor_nbytes(case) <= _SMALL_NBYTES:
+        return build_through_host(case, allocator, supports)
+    return problem_of(case).build(case, allocator, supports, trial.reference.values_on(trial.device))
 
 
 def _ordinary(trial: Trial) -> Arena:
