@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from attnfuzz.bench.campaigns import Measured, measure_campaign
@@ -15,8 +15,8 @@ __all__ = ["Row", "ThroughputPlan", "measure_throughput"]
 class ThroughputPlan:
     """What to measure. ``workers``: one campaign for each, None for as many as a campaign would choose.
 
-    ``gpus``: identifiers of the devices for campaigns on the first one of them, two, four ... and all; with ``workers``
-    for each GPU as many as the campaign chose on one.
+    ``gpus``: identifiers of the devices for campaigns on the first one of them, two, four and all, each with as many
+    workers for a GPU as the campaign on all of them chose: one GPU alone would take the CPU cores of the others.
     """
 
     kernels: tuple[str, ...]
@@ -49,24 +49,26 @@ def measure_throughput(plan: ThroughputPlan, report: Callable[[Row], None]) -> l
     if plan.plain_loop:
         loop = run_plain_loop(plan.kernels, device=plan.device, seconds=plan.seconds, warmup_s=plan.warmup_s)
         add(Row("plain Hypothesis loop, 1 process", loop.rate))
-    one_gpu = {"CUDA_VISIBLE_DEVICES": plan.gpus[0]} if plan.gpus else {}
+    on_all = _campaign(plan, None, gpus=len(plan.gpus)) if len(plan.gpus) > 1 else None
+    per_gpu = None if on_all is None else max(1, _workers(on_all) // on_all.gpus)
     for workers in plan.workers:
-        add(_campaign(plan, workers, one_gpu))
-    per_gpu = _chosen_workers(rows)
-    for count in _gpu_counts(plan.gpus):
-        visible = {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus[:count])}
-        add(_campaign(plan, per_gpu * count if per_gpu else None, visible, gpus=count))
+        add(_campaign(plan, workers or per_gpu))
+    for count in (2, 4):
+        if per_gpu is not None and count < len(plan.gpus):
+            add(_campaign(plan, per_gpu * count, gpus=count))
+    if on_all is not None:
+        add(on_all)
     return rows
 
 
-def _campaign(plan: ThroughputPlan, workers: int | None, environment: dict[str, str], *, gpus: int = 1) -> Row:
+def _campaign(plan: ThroughputPlan, workers: int | None, *, gpus: int = 1) -> Row:
     measured = measure_campaign(
         plan.kernels,
         seconds=plan.seconds,
         warmup_s=plan.warmup_s,
         workers=workers,
         device=plan.device,
-        environment=environment,
+        environment={"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus[:gpus])} if plan.gpus else {},
     )
     count = measured.result.statistics.workers
     chosen = " (auto)" if workers is None else ""
@@ -74,11 +76,5 @@ def _campaign(plan: ThroughputPlan, workers: int | None, environment: dict[str, 
     return Row(f"campaign, {count} worker{'s' if count > 1 else ''}{chosen}{on_gpus}", measured.rate, measured, gpus)
 
 
-def _chosen_workers(rows: Sequence[Row]) -> int | None:
-    counts = [row.measured.result.statistics.workers for row in rows if row.measured is not None]
-    return counts[-1] if counts else None
-
-
-def _gpu_counts(gpus: Sequence[str]) -> list[int]:
-    counts = [count for count in (2, 4) if count < len(gpus)]
-    return [*counts, len(gpus)] if len(gpus) > 1 else []
+def _workers(row: Row) -> int:
+    return row.measured.result.statistics.workers if row.measured is not None else 1
