@@ -1,7 +1,7 @@
 """What compute-sanitizer writes, read: each report with the kernel, the source line, the thread and the address.
 
 The format is that of NVIDIA's "Compute Sanitizer User Manual", Understanding Memcheck Errors and the chapters on the
-other tools; the line that says where has had three forms since CUDA 11.
+other tools; the lines that say where, and at which address, have had three forms each since CUDA 11.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLACES = (
     re.compile(r"^at 0x[0-9a-f]+ in (?P<kernel>.+)$"),
 )
 _THREAD = re.compile(r"^by thread \((?P<thread>[\d,]+)\) in block \((?P<block>[\d,]+)\)")
-_ADDRESS = re.compile(r"^Address (?P<address>0x[0-9a-f]+)(?: is (?P<state>[a-z ]+))?")
+_ADDRESS = re.compile(r"^(?:Address|Access (?:at|to)) (?P<address>0x[0-9a-f]+)(?: is (?P<state>[a-z ]+))?")
 
 
 @dataclass(frozen=True, slots=True)

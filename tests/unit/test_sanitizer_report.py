@@ -71,6 +71,13 @@ def test_memory_accesses() -> None:
     assert (second.kernel, second.source) == ("load_tile", "/home/user/flash.cu:42")
 
 
+@pytest.mark.parametrize("words", ["Address", "Access at", "Access to"])
+def test_addresses_of_all_versions(words: str) -> None:
+    """Which tensor it is would not be told with CUDA 12.9 or 13."""
+    report = read_reports(MEMCHECK.replace("Address 0x7f6510c00401", f"{words} 0x7f6510c00401"))[0]
+    assert (report.address, report.state) == (0x7F6510C00401, "misaligned")
+
+
 def test_races() -> None:
     """Threads that write the same value would count as a bug, or those that do not would pass."""
     (report,) = read_reports(RACECHECK)
