@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxtyping import Bool
+import torch
+from jaxtyping import Bool, UInt8
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration, Kernel
@@ -31,10 +32,11 @@ from attnfuzz.oracles.relations.transformed import unequal_bits
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.oracles.words import element, number, ratio
-from attnfuzz.problems.allocation import PlainAllocator, allocate
+from attnfuzz.problems.allocation import allocate
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.shapes import tensor_specs
 
 __all__ = ["GRAPH_REPLAY"]
 
@@ -44,7 +46,11 @@ _REASONS = (
     "a workspace that only the host clears or that has been allocated anew since"
 )
 
+_ROOM_PER_TENSOR = 1 << 18
+"""Bytes: more than alignment and both red zones take, so that one chunk holds all tensors of a case."""
+
 Tensors = dict[str, Tensor]
+Memory = UInt8[Tensor, " nbytes"]
 
 
 def _applies(declaration: Declaration, case: Case) -> bool:
@@ -75,7 +81,7 @@ class _Rig:
 
     trial: Trial
     captured: Case
-    tensors: Tensors
+    memory: Memory
     inputs: Any
     contents: Sequence[Content]
 
@@ -83,24 +89,22 @@ class _Rig:
     def of(cls, trial: Trial) -> _Rig:
         declaration = trial.kernel.declaration
         captured = with_room(declaration, trial.case)
-        arena = Arena(trial.device, poison="nan", prefill="nan", capacity=2 * tensor_nbytes(captured))
-        tensors = allocate(captured, arena)
+        tensors, memory = _allocated(captured, trial.device)
         inputs = problem_of(captured).inputs(captured, tensors)
-        return cls(trial, captured, tensors, inputs, contents_of(declaration, captured))
+        return cls(trial, captured, memory, inputs, contents_of(declaration, captured))
 
-    def load(self, image: Tensors) -> None:
+    def load(self, image: Memory) -> None:
         """Overwrite everything: dead elements and outputs with NaN."""
-        for name, tensor in self.tensors.items():
-            tensor.copy_(image[name])
+        self.memory.copy_(image)
 
-    def replayed(self, graph: CapturedCall, content: Content, image: Tensors) -> Tensors:
+    def replayed(self, graph: CapturedCall, content: Content, image: Memory) -> Tensors:
         self.load(image)
         for result in graph.results.values():
             result.fill_(float("nan"))
         graph.replay(f"replayed {content.words}")
         return {name: result.clone() for name, result in graph.results.items()}
 
-    def eager(self, kernel: Kernel, content: Content, image: Tensors) -> Tensors:
+    def eager(self, kernel: Kernel, content: Content, image: Memory) -> Tensors:
         self.load(image)
         allocations = TrackedAllocations(self.trial.device, poison="nan", prefill="nan")
         try:
@@ -110,14 +114,23 @@ class _Rig:
         return {name: result.clone() for name, result in results.items()}
 
 
-def _image(trial: Trial, content: Content) -> Tensors:
-    """What all tensors of a case hold, in host memory: a copy each brings them to the device."""
+def _image(trial: Trial, content: Content) -> Memory:
+    """What the memory of a case holds, made on the host: one copy brings it to the device."""
     problem = problem_of(content.case)
     (contents,) = problem.contents([content.case], "cpu", trial.kernel.declaration.supports)
-    tensors = allocate(content.case, PlainAllocator("cpu"))
+    tensors, memory = _allocated(content.case, "cpu")
     one_run = {name: tensor[None] for name, tensor in tensors.items()}
     problem.write(content.case, one_run, contents.values, contents.placement)
-    return tensors
+    return memory
+
+
+def _allocated(case: Case, device: str) -> tuple[Tensors, Memory]:
+    """The tensors of `case`, and the stretch that all of them lie in: at the same places for cases of equal shapes."""
+    capacity = tensor_nbytes(case) + _ROOM_PER_TENSOR * len(tensor_specs(case))
+    arena = Arena(device, poison="nan", prefill="nan", capacity=capacity)
+    tensors = allocate(case, arena)
+    whole = torch.empty(0, dtype=torch.uint8, device=device).set_(next(iter(tensors.values())).untyped_storage())
+    return tensors, whole[: max(region.end for region in arena.regions)]
 
 
 def _objection(trial: Trial, content: Content, eager: Tensors, replayed: Tensors) -> Failure | None:
@@ -138,7 +151,7 @@ def _beyond_bounds(trial: Trial, case: Case, eager: Tensors, replayed: Tensors, 
     return None
 
 
-def _stale(rig: _Rig, content: Content, image: Tensors, eager: Tensors) -> Failure | None:
+def _stale(rig: _Rig, content: Content, image: Memory, eager: Tensors) -> Failure | None:
     """An objection to what replays and eager calls agree on, if it is right before any other call.
 
     Such a kernel has kept for the eager calls, too, what it worked out when it was first called with these shapes.
