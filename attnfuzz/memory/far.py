@@ -4,8 +4,8 @@ Caches get so many pages before their first that it lies there; of other tensors
 row does. Sparse memory makes that cheap: nothing but live elements and decoys takes any. Below a tensor, where there is
 no decoy, nothing is mapped.
 
-On a GPU memory comes in granules of megabytes. Decoys share one piece of it, which lies wherever 32 bits can reach; and
-rows are so many granules apart that they share theirs, side by side as in a contiguous tensor.
+On a GPU memory comes in granules of megabytes. Decoys share one piece of it, as does all of a cache that does not live;
+and rows are so many granules apart that they share theirs, side by side as in a contiguous tensor.
 """
 
 import math
@@ -38,6 +38,11 @@ _ID_BITS = 16
 MOST_ROWS = 1 << 10
 """Of a tensor with a wide stride: each takes a page of memory."""
 _MOST_ROWS_WITH_DECOYS = 64
+_APART = 4
+"""Granules on a GPU, more than a case has in one tensor: a power of two further, a short offset must not come out at
+memory that the right row shares with others."""
+_MOST_ROWS_WITH_GRANULES = 16
+"""On a GPU: of more rows, the decoys would take as many mappings as gigabytes in one piece."""
 _MOST_DECOYS = 1 << 24
 """Elements in a row: beyond, there are zeros."""
 _MOST_MAPPED = FAR << 2
@@ -98,7 +103,9 @@ class FarAllocator:
         else:
             # All of it is elements, and a kernel may copy them. Where that is too much to be copied, and to be mapped:
             # entries of the table that nobody uses may be 0, and that page be read.
-            decoys |= {(0, elements)} if elements <= _MOST_MAPPED else {(start, count * block) for start, _ in strips}
+            decoys |= {(0, elements if elements <= _MOST_MAPPED else FAR)} | {
+                (start, count * block) for start, _ in strips
+            }
             live = _own_granules([(start + first * block, length) for start, length in strips], self._granule(dtype))
             memory = self._mapped(elements, dtype, live, decoys, below=below)
         cache = memory.as_strided(whole, layout.strides, layout.offset)
@@ -110,15 +117,19 @@ class FarAllocator:
     def _rows(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, role: Role) -> Tensor:
         axis = self._stretched[name]
         length = math.prod(shape[axis + 1 :])
-        strides = stretched_strides(shape, axis, self._granule(dtype))
+        apart = 0 if self._on_gpu is None else _APART * self._granule(dtype)
+        strides = stretched_strides(shape, axis, self._granule(dtype), more=apart)
         starts = _offsets(shape[: axis + 1], strides[: axis + 1])
-        decoys = {(-_LARGEST_SIGNED, _LARGEST_SIGNED)}
+        most, everywhere = _MOST_ROWS_WITH_DECOYS, {(-_LARGEST_SIGNED, _LARGEST_SIGNED)}
+        if self._on_gpu is not None:
+            most, everywhere = _MOST_ROWS_WITH_GRANULES, {(-_LARGEST_SIGNED, _LARGEST_SIGNED + FAR)}
+        decoys = everywhere
+        if len(starts) <= most:
+            decoys = {decoy for start in starts for decoy in landings(start, length, dtype.itemsize)}
         if self._on_gpu is not None:
             live = _shared_granules(starts, length, self._granule(dtype))
             memory = self._mapped(span(shape, strides), dtype, live, decoys, below=_LARGEST_SIGNED)
         else:
-            if len(starts) <= _MOST_ROWS_WITH_DECOYS:
-                decoys = {decoy for start in starts for decoy in landings(start, length, dtype.itemsize)}
             memory = self._laid_out(name, span(shape, strides), dtype, decoys, below=_LARGEST_SIGNED)
         rows = memory.as_strided(shape, strides)
         if role == "output":
@@ -152,11 +163,11 @@ class FarAllocator:
     def _mapped(
         self, elements: int, dtype: torch.dtype, live: Mapping[int, int], decoys: set[tuple[int, int]], *, below: int
     ) -> Shaped[Tensor, " elements"]:
-        """As `_laid_out`, with the granules ``live``, and decoys wherever 32 bits can reach above the tensor."""
+        """As `_laid_out`, with the granules ``live``."""
         if self._on_gpu is None:
             raise TypeError("only a GPU's memory comes in granules")
         size = dtype.itemsize
-        readable = {(start * size, (start + length) * size) for start, length in decoys} | {(0, FAR * size)}
+        readable = {(start * size, (start + length) * size) for start, length in decoys}
         try:
             upper = self._on_gpu.buffer(
                 elements * size, below=below * size, live=live, readable=readable, numbers=dtype.is_floating_point
@@ -186,17 +197,19 @@ def _shared_granules(starts: Sequence[int], length: int, granule: int) -> dict[i
     return found
 
 
-def stretched_strides(shape: tuple[int, ...], axis: int, alignment: int = _ALIGNMENT) -> tuple[int, ...]:
+def stretched_strides(
+    shape: tuple[int, ...], axis: int, alignment: int = _ALIGNMENT, *, more: int = 0
+) -> tuple[int, ...]:
     """Strides of a tensor that is contiguous but for one so wide that its last index passes 2^31 elements.
 
     ``axis`` has at least two indices. Those of the dimensions around it follow. ``alignment``: elements of which a row
-    lies a multiple further than in a contiguous tensor.
+    lies a multiple further than in a contiguous tensor. ``more``: elements by which the stride is wider than it has to.
     """
     contiguous = strided_layout(shape, "contiguous", 1).strides
     strides = list(contiguous)
     # Three rows pass 2^31 only, so that the stride itself fits into 32 bits and nothing but its product does not.
     reach = FAR >> 1 if shape[axis] == 3 else FAR
-    strides[axis] = _aligned_alike(-(-reach // (shape[axis] - 1)), contiguous[axis], alignment)
+    strides[axis] = _aligned_alike(-(-reach // (shape[axis] - 1)) + more, contiguous[axis], alignment)
     for outer in range(axis - 1, -1, -1):
         strides[outer] = _aligned_alike(strides[outer + 1] * shape[outer + 1], contiguous[outer], alignment)
     return tuple(strides)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import pytest
@@ -77,4 +78,29 @@ def test_integers_have_zeros_around_them(memory: CudaSparseMemory) -> None:
     made = allocator(memory, stretched={"block_table": 0})
     table = made.tensor("block_table", (2, 3), torch.int32, strides="contiguous", role="input")
     assert table.eq(-1).all()
-    assert table.as_strided((100,), (1,), 100_000).eq(0).all()
+    assert table.as_strided((3,), (1,), table.stride(0) - (1 << 32)).eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("rows", [2, 3, 4, 5, 7, 9, 16, 33, 200])
+def test_short_offsets_of_rows_come_out_at_other_numbers(
+    rows: int, dtype: torch.dtype, memory: CudaSparseMemory
+) -> None:
+    """A wrong stride would be a lost context, of which nothing more can be told, or read the right numbers."""
+    made = allocator(memory, stretched={"q": 0})
+    q = made.tensor("q", (rows, 16), dtype, strides="contiguous", role="input")
+    q.fill_(100.0)
+    size = dtype.itemsize
+    first, count = q.data_ptr(), 0
+    for row in range(rows):
+        for unit in (1, size):
+            for low in (0, -(1 << 31)):
+                here = ((row * q.stride(0) * unit - low) % (1 << 32) + low) // unit
+                if here == row * q.stride(0):
+                    continue
+                count += 1
+                if row < 9:
+                    assert permissions(first + size * here).startswith("rw")
+                found = bytearray(ctypes.string_at(first + size * here, size))
+                assert torch.frombuffer(found, dtype=dtype).item() < 50
+    assert count >= rows // 2
