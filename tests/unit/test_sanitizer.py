@@ -56,7 +56,8 @@ def test_the_executable_is_looked_for_where_it_is_installed(
     assert find_executable() == stand_in
     monkeypatch.setenv("CUDA_HOME", "/nowhere")
     monkeypatch.setattr("attnfuzz.sanitizer.tool._CUDA", tmp_path / "cuda")
-    with pytest.raises(SanitizerUnavailable, match=r"neither on PATH nor at /nowhere/bin/compute-sanitizer, .*CUDA_HOME"):
+    where = r"neither on PATH nor at /nowhere/bin/compute-sanitizer, .*CUDA_HOME"
+    with pytest.raises(SanitizerUnavailable, match=where):
         find_executable()
 
 

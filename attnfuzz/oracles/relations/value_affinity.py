@@ -8,8 +8,8 @@ than the bound, and LSEs that depend on V.
 For a power of two, every number that a kernel may keep on the way has to be far from both ends of its range:
 
 * float16 holds nothing below 2**-24 and has fewer digits below 2**-14. That concerns V, which is scaled up and so keeps
-  its digits, the results, of which smaller ones are not compared, and partial results in the input dtype: a kernel that
-  may keep such is only asked about the sign.
+  its digits, the results, of which only larger ones are compared (2**-14 itself may have been rounded up), and partial
+  results in the input dtype: a kernel that may keep such is only asked about the sign.
 * V stays below 2**15, so that no weighted average of it leaves float16. In bfloat16 and float32 it stays below 2**40.
 * Products with weights below 2**-60 of the result may vanish in float32, where they do not count.
 
@@ -106,7 +106,7 @@ def _expected(results: Results, factor: float, case: Case) -> tuple[Results, dic
     scaled = (out.double() * factor).to(out.dtype)
     is_sure = torch.ones_like(out, dtype=torch.bool)
     if abs(factor) != 1:
-        is_sure = scaled.isfinite() & (out.abs().double() >= 2.0 ** _SMALLEST[case.dtype])
+        is_sure = scaled.isfinite() & (out.abs().double() > 2.0 ** _SMALLEST[case.dtype])
     return {**results, name: scaled}, {name: is_sure}
 
 

@@ -87,6 +87,25 @@ def test_partial_results_in_float16_are_asked_about_the_sign_alone(plant: Any, d
     assert scales[5] > 1000 * scales[3]
 
 
+def test_results_that_were_rounded_up_to_the_smallest_normal_number(plant: Any, dense: DenseDecodeCase) -> None:
+    """Just below 2**-14 float16 has a digit less than its scaled copy: a right kernel was accused of its last bit."""
+    case = msgspec.structs.replace(dense, dtype="float16", values=Values(keys="normal", values="integers", seed=3))
+    factors: list[Tensor] = []
+
+    def just_below(weights: Tensor, v: Tensor) -> Tensor:
+        average = weights @ v
+        if len(factors) < num_rows:  # those of the first run; linear in V from then on
+            factors.append(2**-14 * (1 - 0.75 * 2**-11) / average)
+        calls.append(1)
+        return average * factors[(len(calls) - 1) % num_rows]
+
+    calls: list[int] = []
+    num_rows = sum(length > 0 for length in case.seq_lens) * case.num_q_heads
+    kernel = plant(numerics=FLOAT_PARTIALS, average=just_below)
+    assert judge(kernel, case, device="cpu", oracles=NAMES, relations=NAMES).failure is None
+    assert len(calls) >= 2 * num_rows
+
+
 def test_values_that_are_all_zero(plant: Any, dense: DenseDecodeCase) -> None:
     """The power of two that zeros could be scaled by has no logarithm."""
     empty = msgspec.structs.replace(dense, seq_lens=(0, 1), values=Values(values="integers"))
