@@ -50,8 +50,8 @@ _ONE_IN = {"cpu": 3, "cuda": 8}
 without. On a GPU those that are not made along with a batch (see `Relation.further`) wait for the device as well."""
 
 _COSTLY_ONE_IN = 64
-"""Of these, those that draw one that is costly there. On an H100 shared by 16 executors the three that are took 0.4 to
-0.9 s, as long as 100 cases; drawn as often as others they left 287 of 2,780 cases a second."""
+"""Of these, those that draw one that is costly there. Drawn as often as others, when they took 0.4 to 0.9 s on an H100
+shared by eight executors, the three that are left 287 of 2,780 cases a second."""
 
 
 def applicable(
