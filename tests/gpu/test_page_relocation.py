@@ -15,7 +15,7 @@ from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supported import adapt_options
-from tests.oracles.relations.test_page_relocation import DENSE, MERGE, OTHER_LAYOUTS, PAGED, PLANTED, SPLIT
+from tests.oracles.relations.test_page_relocation import OTHER_LAYOUTS, PAGED, PLANTED, RIGHT
 from tests.quality.mutants import Edit, Mutant
 from tests.quality.planting import plant
 
@@ -81,16 +81,7 @@ def test_all_layouts_and_strides(changes: dict[str, Any], far: Runner, tmp_path:
         assert judged(far, kernel, case, "page_relocation") is None
 
 
-@pytest.mark.parametrize(
-    ("case", "kernels"),
-    [
-        (PAGED, ["paged_naive", "paged_split_k", "paged_eager", "paged_split_k_eager"]),
-        (DENSE, ["dense_naive", "dense_eager"]),
-        (SPLIT, ["split_k_partials", "split_k_partials_eager"]),
-        (MERGE, ["merge_states_triton", "merge_states_eager"]),
-    ],
-    ids=lambda value: value.problem if isinstance(value, Case) else "",
-)
+@pytest.mark.parametrize(("case", "kernels"), RIGHT, ids=lambda value: value.problem if isinstance(value, Case) else "")
 def test_right_kernels_are_left_alone(
     case: Case, kernels: list[str], far: Runner, record_property: Callable[[str, object], None]
 ) -> None:

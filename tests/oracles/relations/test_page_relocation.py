@@ -31,6 +31,12 @@ OTHER_LAYOUTS: list[dict[str, Any]] = [
     {"layout": "NHD", "strides": {"k_cache": "offset", "v_cache": "every_other"}},
     {"block_size": 1, "seq_lens": (1,)},
 ]
+RIGHT = [
+    (PAGED, ["paged_naive", "paged_split_k", "paged_eager", "paged_split_k_eager"]),
+    (DENSE, ["dense_naive", "dense_eager"]),
+    (SPLIT, ["split_k_partials", "split_k_partials_eager"]),
+    (MERGE, ["merge_states_triton", "merge_states_eager"]),
+]
 
 LOAD = ".to(tl.int64)  # [TILE]"
 K_OFFSET = "o_kt = i_block * stride_kb + i_off * stride_kt"
@@ -185,16 +191,7 @@ def test_all_layouts_and_strides(changes: dict[str, Any], runner: Runner, tmp_pa
         assert judged(runner, kernel, case, "page_relocation") is None
 
 
-@pytest.mark.parametrize(
-    ("case", "kernels"),
-    [
-        (PAGED, ["paged_naive", "paged_split_k", "paged_eager", "paged_split_k_eager"]),
-        (DENSE, ["dense_naive", "dense_eager"]),
-        (SPLIT, ["split_k_partials", "split_k_partials_eager"]),
-        (MERGE, ["merge_states_triton", "merge_states_eager"]),
-    ],
-    ids=lambda value: value.problem if isinstance(value, Case) else "",
-)
+@pytest.mark.parametrize(("case", "kernels"), RIGHT, ids=lambda value: value.problem if isinstance(value, Case) else "")
 def test_right_kernels_are_left_alone(case: Case, kernels: list[str], runner: Runner) -> None:
     """A false alarm on a kernel that can do it."""
     for kernel in kernels:
