@@ -72,6 +72,17 @@ def test_what_a_relation_objects_to_is_not_weighed(runner: Runner) -> None:
     assert found.changes[0].startswith("passes with one change: ")
 
 
+def test_changes_are_tried_on_a_kernel_that_remembers_nothing(runner: Runner) -> None:
+    """All of them would seem to make a case pass that depends on the calls before it."""
+    kernels = Path(__file__).parents[1] / "oracles" / "relations" / "remembering_kernels.py"
+    (declaration,) = runner.declarations([f"{kernels}:plan_that_only_grows"])
+    runner.restart()
+    failure = runner.judge(declaration, CASE, relations=("call_sequence",)).failure
+    assert failure is not None
+    found = explain_failure(runner, declaration, CASE, failure, weighing_s=9.0, total_s=20.0)
+    assert any(change.startswith("still fails with any of: ") for change in found.changes), found.changes
+
+
 def test_a_lack_of_time_is_no_detail() -> None:
     """Findings would be told what attnfuzz did not do."""
     assert explained_lines(Explanation(lines=("token 2 is dropped", NO_TIME))) == ("token 2 is dropped",)

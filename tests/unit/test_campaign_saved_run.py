@@ -63,6 +63,21 @@ def test_a_sequence_is_run_in_a_process_of_its_own(runner: Runner) -> None:
     assert run_saved(shorter, declaration, runner).failed == 0
 
 
+def test_what_is_remembered_of_one_run_does_not_hide_it_in_the_next(runner: Runner) -> None:
+    """A kernel whose plan only grows would be called repaired as soon as its case had been run once."""
+    kernels = Path(__file__).parents[1] / "oracles" / "relations" / "remembering_kernels.py"
+    finding = FindingRecord(oracle="call_sequence", message="other bits after another call")
+    with Runner(device="cpu") as asking:
+        (declaration,) = asking.declarations([f"{kernels}:plan_that_only_grows"])
+        case = DenseDecodeCase(
+            num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(5, 1), scale=0.25, dtype="float32"
+        )
+        again = Regression(problem="dense_decode", kernel=declaration.target, case=case, finding=finding)
+        first, second = (asking.judge(declaration, case, relations=("call_sequence",)).failure for _ in range(2))
+        assert (first is not None, second) == (True, None)  # it has grown
+        assert [run_saved(again, declaration, asking).failed for _ in range(2)] == [1, 1]
+
+
 def test_a_flaky_case_is_run_until_it_should_have_shown(runner: Runner) -> None:
     """One run of a kernel that is wrong one time in four passes more often than not."""
     flaky = saved("wrong_one_time_in_four", a_case(2), failed=4, runs=20)

@@ -77,6 +77,18 @@ def workspace_of_the_first_call(inputs: Any) -> tuple[Tensor, Tensor]:
     return rows(inputs, inputs.seq_lens.tolist())
 
 
+_longest_yet = [0]
+
+
+@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
+def plan_that_only_grows(inputs: Any) -> tuple[Tensor, Tensor]:
+    """Rounds otherwise once it has seen a sequence of more than eight tokens."""
+    lengths = inputs.seq_lens.tolist()
+    _longest_yet[0] = max(_longest_yet[0], *lengths)
+    out, lse = rows(inputs, lengths)
+    return out * (1 + 2**-23 * (_longest_yet[0] > 8)), lse
+
+
 @attnfuzz.kernel("dense_decode", supports=SUPPORTS)
 def forgets_tokens_from_the_eighth(inputs: Any) -> tuple[Tensor, Tensor]:
     """Wrong by itself: it remembers nothing."""
