@@ -24,6 +24,8 @@ __all__ = ["PROBE_KERNEL", "Choice", "ProbeLoad", "by_formula", "calibrate", "co
 _EXECUTOR_BYTES = 3 << 29
 """Of GPU memory for one executor: about 0.6 GB of context and, most of the time, less than 1 GB of tensors."""
 _MOST_PER_GPU = 32
+_USUAL_PER_GPU = 16
+"""Tried first where there are cores for many more: what processes that share a GPU get done in all is limited."""
 _WORTH_IT = 1.10
 """How much faster more workers must be, to be taken."""
 _LEAST_BUDGET_S = 100.0
@@ -64,7 +66,8 @@ def levels(num_cores: int, gpus: Sequence[Gpu]) -> list[int]:
     """Numbers of workers per GPU that are worth trying, ascending."""
     most = min(_MOST_PER_GPU, *map(_held_by_memory, gpus))
     share = num_cores / len(gpus)
-    return sorted({max(1, min(most, round(share * part))) for part in (0.5, 1.0, 1.5)})
+    wanted = (*(round(share * part) for part in (0.5, 1.0, 1.5)), min(round(share), _USUAL_PER_GPU))
+    return sorted({max(1, min(most, level)) for level in wanted})
 
 
 def calibrate(

@@ -45,6 +45,13 @@ def test_more_workers_are_tried_while_they_help() -> None:
     assert chosen(lambda level: 100.0).workers == 8
 
 
+def test_one_gpu_among_many_cores_is_not_crowded_without_a_try() -> None:
+    """Twice as many processes as a GPU serves would share it, since there are cores for them."""
+    assert levels(64, [LARGE]) == [16, 32]
+    assert levels(16, [LARGE]) == [8, 16, 24]
+    assert levels(2, [LARGE]) == [1, 2, 3]
+
+
 def test_the_choice_for_one_gpu_holds_for_each() -> None:
     """Three GPUs of four would get nothing to do."""
     assert chosen(lambda level: float(level), gpus=4).workers == 96
