@@ -30,10 +30,11 @@ def solve(inputs: Any) -> tuple[Tensor, Tensor]:
 
 @attnfuzz.kernel("dense_decode", supports=ONLY_16_AND_32)
 def crashes_after_wide_heads(inputs: Any) -> Any:
-    """Dies of three query heads once a case with head size 32 has run."""
-    if _state["wide"] and inputs.q.shape[1] == 3:
+    """Dies of three query heads once a case with head size 32 has run, which has another number of them."""
+    if inputs.q.shape[1] != 3:  # or a case would die of its own first run
+        _state["wide"] |= inputs.q.shape[2] == 32
+    elif _state["wide"]:
         ctypes.string_at(0)
-    _state["wide"] |= inputs.q.shape[2] == 32
     return solve(inputs)
 
 

@@ -167,9 +167,11 @@ def test_lease_of_a_crashed_worker_goes_to_its_replacement(suite: pytest.Pyteste
     """After crashes, all workers would end up on one GPU."""
     suite.makeconftest(LEASES)
     suite.makepyfile(
-        """
-        import os, signal
+        f"""
+        import os, pathlib, signal, time
         import pytest
+
+        LEASES = pathlib.Path({str(suite.path / "leases")!r})
 
         def test_that_kills_the_first_worker(worker_id):
             if worker_id == "gw0":
@@ -177,7 +179,9 @@ def test_lease_of_a_crashed_worker_goes_to_its_replacement(suite: pytest.Pyteste
 
         @pytest.mark.parametrize("number", range(6))
         def test_that_passes(number):
-            pass
+            give_up_at = time.monotonic() + 60.0
+            while "gw3" not in LEASES.read_text() and time.monotonic() < give_up_at:
+                time.sleep(0.01)  # a worker that ends before gives its own lease back
         """
     )
     result = suite.runpytest_subprocess("-n", "3", "--dist", "each")
