@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from attnfuzz.bench.campaigns import Measured, measure_campaign
+from attnfuzz.bench.core_share import confined_to, share_of_cores
 from attnfuzz.bench.plain_loop import run_plain_loop
 
 __all__ = ["Row", "ThroughputPlan", "measure_throughput"]
@@ -16,7 +18,8 @@ class ThroughputPlan:
     """What to measure. ``workers``: one campaign for each, None for as many as a campaign would choose.
 
     ``gpus``: identifiers of the devices for campaigns on the first one of them, two, four and all, each with as many
-    workers for a GPU as the campaign on all of them chose: one GPU alone would take the CPU cores of the others.
+    workers for a GPU as the campaign on all of them chose, and confined to its GPUs' share of the CPU cores: one GPU
+    alone would take those of the others.
     """
 
     kernels: tuple[str, ...]
@@ -62,18 +65,21 @@ def measure_throughput(plan: ThroughputPlan, report: Callable[[Row], None]) -> l
 
 
 def _campaign(plan: ThroughputPlan, workers: int | None, *, gpus: int = 1) -> Row:
-    measured = measure_campaign(
-        plan.kernels,
-        seconds=plan.seconds,
-        warmup_s=plan.warmup_s,
-        workers=workers,
-        device=plan.device,
-        environment={"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus[:gpus])} if plan.gpus else {},
-    )
+    share = share_of_cores(gpus, len(plan.gpus)) if len(plan.gpus) > 1 else None
+    with nullcontext() if share is None else confined_to(share):
+        measured = measure_campaign(
+            plan.kernels,
+            seconds=plan.seconds,
+            warmup_s=plan.warmup_s,
+            workers=workers,
+            device=plan.device,
+            environment={"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus[:gpus])} if plan.gpus else {},
+        )
     count = measured.result.statistics.workers
-    chosen = " (auto)" if workers is None else ""
-    on_gpus = f", {gpus} GPUs" if gpus > 1 else ""
-    return Row(f"campaign, {count} worker{'s' if count > 1 else ''}{chosen}{on_gpus}", measured.rate, measured, gpus)
+    name = f"campaign, {count} worker{'s' if count > 1 else ''}{' (auto)' if workers is None else ''}"
+    if share is not None:
+        name += f", {gpus} GPU{'s' if gpus > 1 else ''}, {len(share)} cores"
+    return Row(name, measured.rate, measured, gpus)
 
 
 def _workers(row: Row) -> int:

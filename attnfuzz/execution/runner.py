@@ -8,6 +8,7 @@ from typing import Self, cast
 import msgspec
 
 from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.execution.device_probe import why_no_answer
 from attnfuzz.execution.executor import Executor
 from attnfuzz.execution.explain_messages import ExplainReply, ExplainRequest
 from attnfuzz.execution.faults import failure_of
@@ -26,7 +27,7 @@ from attnfuzz.execution.judge_messages import (
 )
 from attnfuzz.execution.leaks import MemoryUse, find_leak
 from attnfuzz.execution.likely_device import Device, likely_device
-from attnfuzz.execution.outcomes import DeviceLost, Died, ExecutorUnavailable, Outcome, Reply, TimedOut
+from attnfuzz.execution.outcomes import DeviceLost, Died, ExecutorUnavailable, Reply, TimedOut
 from attnfuzz.execution.process import resident_bytes
 from attnfuzz.execution.zygote_client import Zygote
 from attnfuzz.explaining.explanation import Explanation
@@ -50,7 +51,6 @@ _MAX_ZYGOTE_RESTARTS = 20
 _PROBE_TIMEOUT_S = 30.0
 """For a fresh process to get an answer from the GPU, which takes half a second."""
 _START_TIMEOUT_S = 120.0  # where a hundred do so at once
-_PROBES = 2
 
 
 class Runner:
@@ -100,16 +100,11 @@ class Runner:
 
     def _check_device(self, after: str, *, patience_s: float = _PROBE_TIMEOUT_S) -> None:
         """Raise `DeviceLost` unless the GPU still answers a fresh process: else every case from now on would hang."""
-        outcome: Outcome | None = None
-        for _ in range(_PROBES):
-            outcome = self._executor.call("device", b"{}", timeout_s=patience_s)
-            if isinstance(outcome, Reply) and msgspec.json.decode(outcome.body, type=DeviceReply).device == self.device:
-                return
-        why = failure_of(outcome).message if isinstance(outcome, Died | TimedOut) else "torch does not find it"
-        raise DeviceLost(
-            f"the GPU does not answer any more after {after} ({why}); reset it, or leave it out with "
-            "CUDA_VISIBLE_DEVICES"
-        )
+        if why := why_no_answer(self._executor, self.device, patience_s=patience_s):
+            raise DeviceLost(
+                f"the GPU does not answer any more after {after} ({why}); reset it, or leave it out with "
+                "CUDA_VISIBLE_DEVICES"
+            )
 
     @property
     def device_name(self) -> str:

@@ -220,6 +220,21 @@ class ColdGpu:
         return b'{"environment":"the case was judged"}'
 
 
+class KilledAtTheStart:
+    """Is killed from outside by the first calls for its device: as many as the environment says, "0" for all."""
+
+    def handle(self, method: str, payload: bytes) -> bytes:
+        if method == "declarations":
+            return b'{"kernels":[]}'
+        if method != "device":
+            return b'{"environment":"the case was judged"}'
+        calls = Path(os.environ["ATTNFUZZ_TEST_CALLS"])
+        calls.write_text(calls.read_text() + "." if calls.exists() else ".")
+        if len(calls.read_text()) <= int(os.environ["ATTNFUZZ_TEST_KILLS"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return b'{"device":"cuda","name":"GPU","versions":{}}'
+
+
 class CannotBeMade:
     """A service whose constructor raises."""
 

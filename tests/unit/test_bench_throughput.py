@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +44,21 @@ def test_one_gpu_has_no_more_workers_than_each_of_several(campaigns: list[tuple[
     found = rows(("0", "1", "2", "3"), workers=(None,))
     assert sorted(campaigns, key=lambda one: len(one[1])) == [(16, "0"), (32, "0,1"), (None, "0,1,2,3")]
     assert [row.gpus for row in found] == [1, 2, 4]
+
+
+def test_a_gpu_has_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hardware threads of the other GPUs' cores would make one GPU alone faster than it is among several."""
+    seen: list[tuple[str, set[int]]] = []
+
+    def measure(_: Any, *, environment: dict[str, str], **__: Any) -> Any:
+        seen.append((environment["CUDA_VISIBLE_DEVICES"], os.sched_getaffinity(0)))
+        return SimpleNamespace(rate=1.0, result=SimpleNamespace(statistics=SimpleNamespace(workers=2)))
+
+    monkeypatch.setattr(throughput, "measure_campaign", measure)
+    before = os.sched_getaffinity(0)
+    rows(("0", "1"), workers=(None,))
+    assert {gpus: len(cores) for gpus, cores in seen} == {"0": max(1, len(before) // 2), "0,1": len(before)}
+    assert os.sched_getaffinity(0) == before
 
 
 def test_without_several_gpus_each_campaign_is_measured_once(campaigns: list[tuple[int | None, str]]) -> None:

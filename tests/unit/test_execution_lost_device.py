@@ -43,6 +43,22 @@ def test_the_start_of_a_gpu_does_not_count_against_a_case() -> None:
         cold.judge(KERNEL, CASE, timeout_s=0.5)
 
 
+@pytest.mark.parametrize(("kills", "said"), [(8, "the case was judged"), (1000, "something kills every process")])
+def test_processes_that_something_kills_say_nothing_about_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int, said: str
+) -> None:
+    """A campaign whose processes are killed while CUDA starts would give up a GPU that works."""
+    monkeypatch.setenv("ATTNFUZZ_TEST_CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("ATTNFUZZ_TEST_KILLS", str(kills))
+    with (
+        Zygote.start(service=f"{SERVICES}:KilledAtTheStart", preload=()) as zygote,
+        Runner(device="cuda", zygote=zygote) as runner,
+        pytest.raises(ExecutorUnavailable, match=said) as error,
+    ):
+        runner.judge(KERNEL, CASE)
+    assert not isinstance(error.value, DeviceLost)
+
+
 def test_a_batch_with_which_the_gpu_stops_answering_is_not_judged_case_by_case(hung: Path) -> None:
     """It would take a minute for each case to find out what is known already."""
     with (

@@ -49,7 +49,7 @@ _ONE_IN = {"cpu": 3, "cuda": 8}
 """Cases of which one draws a relation. Its runs cost as much as the case, or several times that, and most bugs show
 without. On a GPU those that are not made along with a batch (see `Relation.further`) wait for the device as well."""
 
-_COSTLY_ONE_IN = 64
+_COSTLY_ONE_IN = 32
 """Of these, those that draw one that is costly there. Drawn as often as others, when they took 0.4 to 0.9 s on an H100
 shared by eight executors, the three that are left 287 of 2,780 cases a second."""
 
