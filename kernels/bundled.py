@@ -13,17 +13,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.kernels import eager, launch, launch_paged
+from attnfuzz.kernels import eager, launch, launch_merge, launch_paged
 
 __all__ = [
     "dense_eager",
     "dense_naive",
+    "merge_many_th",
     "merge_states_eager",
+    "merge_states_in_place",
     "merge_states_triton",
     "merge_states_triton_th",
+    "merge_states_wide",
+    "merge_states_wide_th",
     "paged_eager",
     "paged_naive",
     "paged_split_k",
@@ -43,6 +48,7 @@ _SHORT_PARTIALS = attnfuzz.Numerics(probabilities="float32", partials="input", m
 _SPLITS = {"num_splits": (1, 2, 3, 8), "partials": ("float32", "input")}
 # What a launch takes by default comes first. One warp is left out: with a large tile it compiles for seconds.
 _NUM_WARPS = {"num_warps": (4, 2, 8)}
+_BLOCKS = {"block_elements": (4096, 16, 256), "block_tokens": (8, 1, 2), **_NUM_WARPS}
 _TILED = {"tile": (16, 32, 64), **_NUM_WARPS, "num_stages": (3, 1)}
 
 
@@ -115,6 +121,46 @@ def merge_states_triton_th(inputs: Any, **options: Any) -> State:
     """The same with tokens first."""
     return launch.merge_states(
         **_states(inputs), lse_layout="TH", output=inputs.output, output_lse=inputs.output_lse, **options
+    )
+
+
+@attnfuzz.kernel(
+    "merge_states", supports=_EVERYTHING, options={**_BLOCKS, "programs_per_sm": (0, 1)}, numerics=_FLOAT32
+)
+def merge_states_wide(inputs: Any, **options: Any) -> State:
+    """A program for a block of tokens and heads, or a few programs for all blocks; LSEs with heads first."""
+    return launch_merge.merge_states_wide(
+        **_states(inputs), output=inputs.output, output_lse=inputs.output_lse, **options
+    )
+
+
+@attnfuzz.kernel("merge_states", supports=_TOKENS_FIRST, options=_BLOCKS, numerics=_FLOAT32)
+def merge_states_wide_th(inputs: Any, **options: Any) -> State:
+    """The same with tokens first."""
+    return launch_merge.merge_states_wide(
+        **_states(inputs), lse_layout="TH", output=inputs.output, output_lse=inputs.output_lse, **options
+    )
+
+
+@attnfuzz.kernel("merge_states", supports=_EVERYTHING, options=_BLOCKS, numerics=_FLOAT32)
+def merge_states_in_place(inputs: Any, **options: Any) -> State:
+    """The suffix merged into a copy of the prefix: inputs must not change, and in place they would."""
+    output, lse = inputs.output.copy_(inputs.prefix_output), inputs.output_lse.copy_(inputs.prefix_lse)
+    return launch_merge.merge_states_in_place(output, lse, inputs.suffix_output, inputs.suffix_lse, **options)
+
+
+@attnfuzz.kernel(
+    "merge_states", supports=_TOKENS_FIRST, options={"num_states": (2, 3, 5), **_BLOCKS}, numerics=_FLOAT32
+)
+def merge_many_th(inputs: Any, *, num_states: int, **options: Any) -> State:
+    """The merge of any number of states, of the prefix, empty ones that nothing was written to, and the suffix."""
+    shape = num_states, *inputs.prefix_output.shape
+    outputs = torch.empty(shape, dtype=inputs.prefix_output.dtype, device=inputs.prefix_output.device)
+    lses = torch.full(shape[:-1], -torch.inf, device=inputs.prefix_lse.device)
+    outputs[0], lses[0] = inputs.prefix_output, inputs.prefix_lse
+    outputs[-1], lses[-1] = inputs.suffix_output, inputs.suffix_lse
+    return launch_merge.merge_many(
+        outputs, lses, lse_layout="TH", output=inputs.output, output_lse=inputs.output_lse, **options
     )
 
 

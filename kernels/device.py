@@ -1,4 +1,4 @@
-"""The device a launch goes to."""
+"""The device a launch goes to, and how many programs it runs at once."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-__all__ = ["on_device_of"]
+__all__ = ["count_sms", "on_device_of"]
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
     """Context in which Triton launches on ``tensor``'s GPU: it takes the current one, not the arguments'."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
+def count_sms(tensor: Tensor) -> int:
+    """Streaming multiprocessors of ``tensor``'s GPU, without waiting for it; 1 on a CPU, which runs one at a time."""
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 1

@@ -1,4 +1,6 @@
-"""Checked wrappers of the dense decode and merge kernels; those on a paged cache are in ``launch_paged``.
+"""Checked wrappers of the dense decode kernel and of the plain merge.
+
+Those on a paged cache are in ``launch_paged``, other ways to merge in ``launch_merge``.
 
 Results are allocated unless given. Strides are honoured, those of results included. No call waits for the device, so
 values that live there are not checked: a length beyond the cache reads out of bounds.
@@ -12,6 +14,7 @@ from torch import Tensor
 from attnfuzz.kernels.checks import check_launch, check_power_of_two
 from attnfuzz.kernels.dense_decode import dense_decode_kernel
 from attnfuzz.kernels.device import on_device_of
+from attnfuzz.kernels.merge_blocks import takes_place_of
 from attnfuzz.kernels.merge_states import merge_states_kernel
 from attnfuzz.kernels.prepare import prepare_dense, prepare_merge
 
@@ -70,12 +73,14 @@ def merge_states(
     ``[num_q_heads, num_tokens]`` for ``lse_layout="HT"``, ``[num_tokens, num_q_heads]`` for ``"TH"``. An LSE of -inf or
     +inf marks an empty side, whose output is not used. ``num_warps`` as for ``dense_decode``.
 
-    Returns ``(output, output_lse)`` in the same shapes: 0 and -inf where both sides are empty. Raises ValueError.
+    Returns ``(output, output_lse)`` in the same shapes: 0 and -inf where both sides are empty. They may be given as
+    tensors of either side, which are then replaced; otherwise they must not overlap with any. Raises ValueError.
     """
     inputs = {"prefix_output": prefix_output, "prefix_lse": prefix_lse}
     inputs |= {"suffix_output": suffix_output, "suffix_lse": suffix_lse}
     output, output_lse, sizes = prepare_merge(inputs, lse_layout, output, output_lse)
     launch = check_launch(num_warps, 1)
+    in_place = takes_place_of({"output": output, "output_lse": output_lse}, inputs)
     tokens_first = [lse.t() if lse_layout == "HT" else lse for lse in (prefix_lse, suffix_lse, output_lse)]
     with on_device_of(output):
         merge_states_kernel[(sizes["num_tokens"], sizes["num_q_heads"])](
@@ -83,6 +88,6 @@ def merge_states(
             sizes["head_size"],
             *prefix_output.stride(), *suffix_output.stride(), *tokens_first[0].stride(), *tokens_first[1].stride(),
             *output.stride(), *tokens_first[2].stride(),
-            BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
+            BLOCK_D=triton.next_power_of_2(sizes["head_size"]), IN_PLACE=in_place, **launch,
         )  # fmt: skip
     return output, output_lse

@@ -10,9 +10,17 @@ from torch import Tensor
 
 from attnfuzz.kernels.checks import check_choice, check_positive, check_tensors, group_size_of
 from attnfuzz.kernels.layouts import check_paged
-from attnfuzz.kernels.specs import DENSE, MERGE, REDUCE
+from attnfuzz.kernels.specs import DENSE, MERGE, MERGE_MANY, REDUCE
 
-__all__ = ["empty_partials", "prepare_dense", "prepare_merge", "prepare_paged", "prepare_reduce", "prepare_split"]
+__all__ = [
+    "empty_partials",
+    "prepare_dense",
+    "prepare_merge",
+    "prepare_merge_many",
+    "prepare_paged",
+    "prepare_reduce",
+    "prepare_split",
+]
 
 _PARTIAL_DTYPES = {"float32": "one rounding less", "input": "half the traffic"}
 
@@ -84,6 +92,17 @@ def prepare_merge(
     output_lse = _empty_unless_given(output_lse, lse.shape, torch.float32, lse)
     sizes = check_tensors({**inputs, "output": output, "output_lse": output_lse}, MERGE[lse_layout])
     return output, output_lse, sizes
+
+
+def prepare_merge_many(
+    outputs: Tensor, lses: Tensor, lse_layout: str, output: Tensor | None, output_lse: Tensor | None
+) -> Prepared:
+    """Of ``merge_many``."""
+    check_choice("lse_layout", lse_layout, MERGE_MANY)
+    output = _empty_unless_given(output, outputs.shape[1:], outputs.dtype, outputs)
+    output_lse = _empty_unless_given(output_lse, lses.shape[1:], torch.float32, lses)
+    tensors = {"outputs": outputs, "lses": lses, "output": output, "output_lse": output_lse}
+    return output, output_lse, check_tensors(tensors, MERGE_MANY[lse_layout])
 
 
 def _empty_unless_given(given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> Tensor:

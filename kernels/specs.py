@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnfuzz.kernels.checks import Specs
 
-__all__ = ["DENSE", "MERGE", "PAGED", "REDUCE"]
+__all__ = ["DENSE", "MERGE", "MERGE_MANY", "PAGED", "REDUCE"]
 
 DENSE: Specs = {
     "q": ("value", "num_seqs num_q_heads head_size"),
@@ -52,5 +52,24 @@ _LSES = ("prefix_lse", "suffix_lse", "output_lse")
 MERGE: dict[str, Specs] = {
     "HT": {**_STATES, **dict.fromkeys(_LSES, ("lse", "num_q_heads num_tokens"))},
     "TH": {**_STATES, **dict.fromkeys(_LSES, ("lse", "num_tokens num_q_heads"))},
+}
+"""By the axis order of the LSEs."""
+
+_MANY: Specs = {
+    "outputs": ("value", "num_states num_tokens num_q_heads head_size"),
+    "output": ("value", "num_tokens num_q_heads head_size"),
+}
+
+MERGE_MANY: dict[str, Specs] = {
+    "HT": {
+        **_MANY,
+        "lses": ("lse", "num_states num_q_heads num_tokens"),
+        "output_lse": ("lse", "num_q_heads num_tokens"),
+    },
+    "TH": {
+        **_MANY,
+        "lses": ("lse", "num_states num_tokens num_q_heads"),
+        "output_lse": ("lse", "num_tokens num_q_heads"),
+    },
 }
 """By the axis order of the LSEs."""

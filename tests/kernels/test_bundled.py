@@ -28,6 +28,10 @@ NAMES = {
     "split_k_partials_eager": "split_decode",
     "merge_states_triton": "merge_states",
     "merge_states_triton_th": "merge_states",
+    "merge_states_wide": "merge_states",
+    "merge_states_wide_th": "merge_states",
+    "merge_states_in_place": "merge_states",
+    "merge_many_th": "merge_states",
     "merge_states_eager": "merge_states",
 }
 ATTENTION = {"num_q_heads": 3, "num_kv_heads": 1, "head_size": 16, "seq_lens": [0, 5], "scale": 0.25}

@@ -1,10 +1,9 @@
-"""Merging two attention states, Triton and eager."""
+"""Merging two attention states: a program for each head, wide programs, eager."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,23 +11,28 @@ import torch
 from torch import Tensor
 
 from attnfuzz.kernels import eager, launch
+from attnfuzz.kernels.launch_merge import merge_states_in_place, merge_states_wide
 
 Make = Callable[..., Any]
 INF = math.inf
 LSES = [0.0, 3.0, -40.0, -INF, INF]
 """Every pair of these is one token."""
 
-both = pytest.mark.parametrize("kernels", [launch, eager], ids=["triton", "eager"])
+KERNELS = {"triton": launch.merge_states, "wide": merge_states_wide, "eager": eager.merge_states}
+
+each = pytest.mark.parametrize("merge_states", KERNELS.values(), ids=KERNELS)
 layouts = pytest.mark.parametrize("lse_layout", ["HT", "TH"])
 
 
-def states(lse_layout: str, head_size: int = 8, dtype: torch.dtype = torch.float16) -> tuple[Tensor, ...]:
-    """``prefix_output, prefix_lse, suffix_output, suffix_lse`` of 25 tokens and 2 heads; NaN where a side is empty."""
+def states(
+    lse_layout: str, head_size: int = 8, dtype: torch.dtype = torch.float16, num_heads: int = 2
+) -> tuple[Tensor, ...]:
+    """``prefix_output, prefix_lse, suffix_output, suffix_lse`` of 25 tokens; NaN where a side is empty."""
     pairs = torch.cartesian_prod(torch.tensor(LSES), torch.tensor(LSES))
     generator = torch.Generator(torch.get_default_device()).manual_seed(5)
     sides: list[Tensor] = []
     for side in (0, 1):
-        lse = pairs[:, side, None] + torch.tensor([0.0, 0.5])
+        lse = pairs[:, side, None] + torch.arange(num_heads) / 2
         out = torch.randn(*lse.shape, head_size, generator=generator).to(dtype)
         out[lse.isinf()] = math.nan
         sides += [out, lse.t().contiguous() if lse_layout == "HT" else lse]
@@ -42,55 +46,103 @@ def expected(inputs: tuple[Tensor, ...], lse_layout: str, merge: Make) -> Any:
     return merge([(prefix, prefix_lse), (suffix, suffix_lse)])
 
 
-@both
+@each
 @layouts
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_every_pair_of_lses(kernels: ModuleType, lse_layout: str, dtype: torch.dtype, merge: Make, check: Make) -> None:
+def test_every_pair_of_lses(merge_states: Make, lse_layout: str, dtype: torch.dtype, merge: Make, check: Make) -> None:
     """Sides that are empty (-inf or +inf), equal or far apart would give NaN, leak a NaN, or be weighed wrongly."""
     inputs = states(lse_layout, dtype=dtype)
-    output, lse = kernels.merge_states(*inputs, lse_layout=lse_layout)
+    output, lse = merge_states(*inputs, lse_layout=lse_layout)
     assert lse.shape == inputs[1].shape
     check((output, lse.t() if lse_layout == "HT" else lse), expected(inputs, lse_layout, merge))
 
 
-@both
-def test_an_empty_side_changes_nothing(kernels: ModuleType) -> None:
+@each
+def test_an_empty_side_changes_nothing(merge_states: Make) -> None:
     """Merging with nothing would round the other side."""
     prefix, prefix_lse, suffix, _ = states("TH")
     live = prefix_lse.isfinite()
-    output, lse = kernels.merge_states(prefix, prefix_lse, suffix, torch.full_like(prefix_lse, -INF), lse_layout="TH")
+    output, lse = merge_states(prefix, prefix_lse, suffix, torch.full_like(prefix_lse, -INF), lse_layout="TH")
     assert torch.equal(output[live], prefix[live])
     assert torch.equal(lse[live], prefix_lse[live])
 
 
-@both
-def test_two_empty_sides_are_empty(kernels: ModuleType) -> None:
+@each
+def test_two_empty_sides_are_empty(merge_states: Make) -> None:
     """A token that attends to nothing would come out as NaN and poison the layers above."""
     nothing = torch.full((3, 2, 8), math.nan, dtype=torch.float16)
-    output, lse = kernels.merge_states(nothing, torch.full((2, 3), -INF), nothing, torch.full((2, 3), INF))
+    output, lse = merge_states(nothing, torch.full((2, 3), -INF), nothing, torch.full((2, 3), INF))
     assert torch.equal(output, torch.zeros_like(output))
     assert torch.equal(lse, torch.full((2, 3), -INF))
 
 
-@both
+@each
 @layouts
 @pytest.mark.parametrize("head_size", [1, 13])
 def test_every_stride_is_honoured(
-    kernels: ModuleType, lse_layout: str, head_size: int, merge: Make, check: Make, spread: Make
+    merge_states: Make, lse_layout: str, head_size: int, merge: Make, check: Make, spread: Make
 ) -> None:
     """Views would be read, or results written, as if they were contiguous, or padding columns touched."""
     inputs = tuple(spread(t) for t in states(lse_layout, head_size))
     output, lse = spread(torch.zeros_like(inputs[0])), spread(torch.zeros_like(inputs[1]))
-    kernels.merge_states(*inputs, lse_layout=lse_layout, output=output, output_lse=lse)
+    merge_states(*inputs, lse_layout=lse_layout, output=output, output_lse=lse)
     check((output, lse.t() if lse_layout == "HT" else lse), expected(inputs, lse_layout, merge))
     assert output._base is not None
     assert int(output._base.isfinite().sum()) == output.numel()
 
 
-@both
-def test_result_may_replace_an_input(kernels: ModuleType, merge: Make, check: Make) -> None:
+@each
+def test_result_may_replace_an_input(merge_states: Make, merge: Make, check: Make) -> None:
     """Merging in place, as engines do to save memory, would read what it has already overwritten."""
     inputs = states("HT")
     answer = expected(tuple(t.clone() for t in inputs), "HT", merge)
-    output, lse = kernels.merge_states(*inputs, output=inputs[0], output_lse=inputs[3])
+    output, lse = merge_states(*inputs, output=inputs[0], output_lse=inputs[3])
     check((output, lse.t()), answer)
+
+
+@layouts
+@pytest.mark.parametrize(("block_elements", "block_tokens"), [(8, 1), (32, 4), (128, 2), (1024, 8)])
+@pytest.mark.parametrize("programs_per_sm", [0, 1])
+def test_blocks_cover_every_row_once(
+    lse_layout: str, block_elements: int, block_tokens: int, programs_per_sm: int, merge: Make, check: Make
+) -> None:
+    """Rows at the end of a block, of the tokens or of the heads would be left out, or taken from another row."""
+    inputs = states(lse_layout, num_heads=5)
+    options: dict[str, Any] = {
+        "block_elements": block_elements,
+        "block_tokens": block_tokens,
+        "programs_per_sm": programs_per_sm,
+    }
+    output, lse = merge_states_wide(*inputs, lse_layout=lse_layout, **options)
+    check((output, lse.t() if lse_layout == "HT" else lse), expected(inputs, lse_layout, merge))
+
+
+@layouts
+def test_merging_in_place_returns_the_prefix(lse_layout: str, merge: Make, check: Make) -> None:
+    """The state of a long prefix would be copied, or the suffix changed."""
+    prefix, prefix_lse, suffix, suffix_lse = states(lse_layout)
+    answer = expected((prefix.clone(), prefix_lse.clone(), suffix, suffix_lse), lse_layout, merge)
+    kept = suffix.clone(), suffix_lse.clone()
+    output, lse = merge_states_in_place(prefix, prefix_lse, suffix, suffix_lse, lse_layout=lse_layout)
+    assert output is prefix
+    assert lse is prefix_lse
+    check((output, lse.t() if lse_layout == "HT" else lse), answer)
+    assert torch.equal(suffix.nan_to_num(), kept[0].nan_to_num())
+    assert torch.equal(suffix_lse, kept[1])
+
+
+@pytest.mark.parametrize("merge_states", [launch.merge_states, merge_states_wide], ids=["triton", "wide"])
+def test_an_input_is_replaced_element_for_element_or_not_at_all(merge_states: Make) -> None:
+    """A result in another order than the input whose memory it takes would overwrite what is yet to be read."""
+    out, lse = torch.zeros(2, 2, 8), torch.zeros(2, 2)
+    with pytest.raises(ValueError, match=r"output.stride\(\)=\(8, 16, 1\) must be \(16, 8, 1\), as prefix_output has"):
+        merge_states(out, lse, out.clone(), lse.clone(), output=out.transpose(0, 1))
+    with pytest.raises(ValueError, match=r"output_lse.stride\(\)=\(1, 2\) must be \(2, 1\), as suffix_lse has them"):
+        merge_states(out, lse.clone(), out.clone(), lse, output_lse=lse.t())
+
+
+@pytest.mark.parametrize("wrong", [{"block_elements": 48}, {"block_tokens": 0}, {"programs_per_sm": -1}])
+def test_wrong_blocks_are_refused(wrong: dict[str, Any]) -> None:
+    """Triton's own error would not say which argument to change."""
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.* must be"):
+        merge_states_wide(*states("TH"), lse_layout="TH", **wrong)
