@@ -14,6 +14,7 @@ import msgspec
 
 from attnfuzz.problems.recipes import LseKind, Needle, Pages, StateRecipe, StrideKind, Values, check_range
 from attnfuzz.problems.supports import MAX_HEAD_SIZE, MAX_HEADS, Dtype, Layout, LseLayout, OptionValue
+from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
 
 __all__ = [
     "CASE_TYPES",
@@ -132,11 +133,14 @@ class PagedDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw
     """K and V in pages of ``block_size`` tokens, found through a block table."""
 
     problem: ClassVar[Problem] = "paged_decode"
-    tensor_names: ClassVar[tuple[str, ...]] = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "out", "lse")
+    tensor_names: ClassVar[tuple[str, ...]] = (
+        "q", "k_cache", "v_cache", "block_table", "seq_lens", "alibi_slopes", "sinks", "out", "lse",
+    )  # fmt: skip
 
     block_size: int
     layout: Layout = "NHD"
     pages: Pages = _PLAIN_PAGES
+    variant: Variant = PLAIN_VARIANT
 
     def __post_init__(self) -> None:
         AttentionCase.__post_init__(self)
@@ -153,6 +157,7 @@ class PagedDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw
                 "strides['k_cache'] shapes both"
             )
         _share_default(self, "pages", _PLAIN_PAGES)
+        _share_default(self, "variant", PLAIN_VARIANT)
 
     def blocks_of(self, seq: int) -> int:
         """Pages that sequence ``seq`` owns."""
@@ -168,7 +173,7 @@ class SplitDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, 
 
     problem: ClassVar[Problem] = "split_decode"
     tensor_names: ClassVar[tuple[str, ...]] = (
-        "q", "k_cache", "v_cache", "block_table", "seq_lens", "partial_out", "partial_lse",
+        "q", "k_cache", "v_cache", "block_table", "seq_lens", "alibi_slopes", "partial_out", "partial_lse",
     )  # fmt: skip
 
     num_splits: int
@@ -176,6 +181,11 @@ class SplitDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, 
     def __post_init__(self) -> None:
         PagedDecodeCase.__post_init__(self)
         check_range("num_splits", self.num_splits, 1, 4096)
+        if self.variant.sinks is not None:
+            raise ValueError(
+                f"variant.sinks={self.variant.sinks!r} must be left out in split_decode: a sink belongs to a row, "
+                "and which of the partial states holds it is a kernel's own business; use paged_decode"
+            )
 
 
 class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

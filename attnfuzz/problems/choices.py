@@ -13,6 +13,7 @@ from attnfuzz.problems.cases import CASE_TYPES, Problem, packed_width
 from attnfuzz.problems.recipes import STRIDE_KINDS, LseKind, Padding, StrideKind
 from attnfuzz.problems.strides import last_dim_contiguous
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Dtype, Layout, Strides, Supports
+from attnfuzz.problems.variants import VariantName
 
 __all__ = [
     "BLOCK_SIZES",
@@ -35,6 +36,7 @@ __all__ = [
     "split_counts_of",
     "stride_kinds_of",
     "strided_tensors_of",
+    "variants_of",
 ]
 
 HEAD_SIZES = (16, 13, 40, 64, 72, 80, 96, 128, 192, 256)
@@ -43,7 +45,7 @@ GQA_RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 24)
 KV_HEADS = (1, 2, 3, 4, 5, 7, 8, 16)
 NUM_SPLITS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 32)
 
-_VECTORS = frozenset({"seq_lens"})
+_VECTORS = frozenset({"seq_lens", "alibi_slopes", "sinks"})
 _MATRICES = frozenset({"block_table", "lse", "prefix_lse", "suffix_lse", "output_lse"})
 _PADDINGS: dict[str, tuple[Padding, ...]] = {
     "zero": ("zero",),
@@ -51,6 +53,7 @@ _PADDINGS: dict[str, tuple[Padding, ...]] = {
     "garbage": ("zero", "wrong_page", "garbage"),
 }
 _RETURNED_LSE = frozenset({"lse", "partial_lse", "output_lse"})
+_VARIANT_TENSORS: dict[str, VariantName] = {"alibi_slopes": "alibi", "sinks": "sinks"}
 _EMPTY_KINDS = ("-inf", "+inf")
 
 
@@ -110,14 +113,25 @@ def paddings_of(supports: Supports) -> tuple[Padding, ...]:
     return _PADDINGS[supports.unused_table_entries]
 
 
+def variants_of(problem: Problem, supports: Supports) -> tuple[VariantName, ...]:
+    """Variants that a case of ``problem`` may ask for: none without a cache; a partial state has no sinks."""
+    if problem == "split_decode":
+        return tuple(name for name in supports.variants if name != "sinks")
+    return supports.variants if "block_table" in CASE_TYPES[problem].tensor_names else ()
+
+
 def lse_kinds_of(supports: Supports) -> tuple[LseKind, ...]:
     """Kinds of input LSE; an infinite one stands for a state without keys."""
     return tuple(kind for kind in get_args(LseKind) if supports.empty_sequences or kind not in _EMPTY_KINDS)
 
 
 def strided_tensors_of(problem: Problem, supports: Supports, layout: Layout | None = None) -> tuple[str, ...]:
-    """Tensors whose strides matter to the kernel: an LSE that it never writes is left out, as is one of two views."""
-    unused = _RETURNED_LSE if supports.lse == "none" else frozenset()
+    """Tensors whose strides matter to the kernel: an LSE that it never writes is left out, as is one of two views.
+
+    Of a variant that it supports the tensors are named, although only some cases have them.
+    """
+    unused = set(_RETURNED_LSE if supports.lse == "none" else ())
+    unused |= {name for name, variant in _VARIANT_TENSORS.items() if variant not in variants_of(problem, supports)}
     names = CASE_TYPES[problem].tensor_names
     return tuple(name for name in names if name not in unused and not (layout == "interleaved" and name == "v_cache"))
 

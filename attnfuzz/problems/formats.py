@@ -14,12 +14,13 @@ import msgspec
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.supports import Dtype, Layout, OptionValue
+from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
 
 __all__ = ["Format", "format_key", "format_of"]
 
 
 class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """Fields of a case by their names there; None for one that the problem does not have."""
+    """Fields of a case by their names there; None for one that the problem does not have, and for no variant."""
 
     dtype: Dtype
     head_size: int
@@ -28,6 +29,7 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     layout: Layout | None = None
     block_size: int | None = None
     num_splits: int | None = None
+    variant: Variant | None = None
     strides: Mapping[str, StrideKind] = {}
     options: Mapping[str, OptionValue] = {}
 
@@ -39,6 +41,8 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 def format_of(case: Case) -> Format:
     """The format of ``case``."""
     fields: dict[str, Any] = {name: getattr(case, name, None) for name in Format.__struct_fields__}
+    if fields["variant"] == PLAIN_VARIANT:
+        fields["variant"] = None
     return Format(**fields)
 
 

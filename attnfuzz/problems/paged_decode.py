@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Float32, Int32
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from attnfuzz.problems.layouts import split_interleaved, token_views
 from attnfuzz.problems.placement import Placement, placements
 from attnfuzz.problems.reference import Expected, attention_reference
 from attnfuzz.problems.supports import Layout, Supports
+from attnfuzz.problems.variants import alibi_slopes, sink_logits
 from attnfuzz.values.attention import LogicalAttention, attention_values
 from attnfuzz.values.token_table import token_table
 
@@ -23,7 +25,8 @@ __all__ = ["PagedDecodeInputs", "build", "inputs_of", "reference", "with_both_ca
 class PagedDecodeInputs:
     """What a paged_decode kernel gets. The caches have the shapes of ``layout``.
 
-    Dead memory: slots past a sequence's last token, pages that no sequence owns.
+    Dead memory: slots past a sequence's last token, pages that no sequence owns. The last four are None unless the case
+    asks for that variant (`attnfuzz.problems.variants`).
     """
 
     q: Float[Tensor, "num_seqs num_q_heads head_size"]
@@ -36,6 +39,10 @@ class PagedDecodeInputs:
     layout: Layout
     out: Float[Tensor, "num_seqs num_q_heads head_size"]
     lse: Float32[Tensor, "num_seqs num_q_heads"]
+    window: int | None = None
+    soft_cap: float | None = None
+    alibi_slopes: Float32[Tensor, " num_q_heads"] | None = None
+    sinks: Float32[Tensor, " num_q_heads"] | None = None
 
 
 def build(
@@ -49,7 +56,14 @@ def build(
 def inputs_of(case: PagedDecodeCase, tensors: dict[str, Tensor]) -> PagedDecodeInputs:
     """What the kernel gets, of ``tensors`` by the names that ``tensor_specs`` gives them."""
     tensors = with_both_caches(case, tensors)
-    return PagedDecodeInputs(scale=case.scale, block_size=case.block_size, layout=case.layout, **tensors)
+    return PagedDecodeInputs(
+        scale=case.scale,
+        block_size=case.block_size,
+        layout=case.layout,
+        window=case.variant.window,
+        soft_cap=case.variant.soft_cap,
+        **tensors,
+    )
 
 
 def written(case: PagedDecodeCase, allocator: Allocator, values: LogicalAttention | None) -> dict[str, Tensor]:
@@ -67,6 +81,8 @@ def write(case: PagedDecodeCase, tensors: dict[str, Tensor], values: LogicalAtte
     if placement.block_table is not None:
         tensors["block_table"].copy_(placement.block_table)
     tensors["seq_lens"].copy_(placement.seq_lens)
+    for name, numbers in per_head_numbers(case).items():
+        tensors[name].copy_(torch.tensor(numbers))
     tensors["q"].copy_(values.q)
     k_slots, v_slots = token_views(tensors["k_cache"], tensors["v_cache"], case.layout)
     pages, offsets = placement.slots
@@ -81,6 +97,14 @@ def with_both_caches(case: PagedDecodeCase, tensors: dict[str, Tensor]) -> dict[
     k_cache, v_cache = split_interleaved(tensors["kv_cache"])
     others = {name: tensor for name, tensor in tensors.items() if name != "kv_cache"}
     return others | {"k_cache": k_cache, "v_cache": v_cache}
+
+
+def per_head_numbers(case: PagedDecodeCase) -> dict[str, tuple[float, ...]]:
+    """What a case's variants take for each query head, by the names of the tensors that hold it."""
+    variant, heads, seed = case.variant, case.num_q_heads, case.values.seed
+    slopes = {"alibi_slopes": alibi_slopes(variant.alibi, heads, seed)} if variant.alibi is not None else {}
+    sinks = {"sinks": sink_logits(variant.sinks, heads, seed)} if variant.sinks is not None else {}
+    return slopes | sinks
 
 
 def reference(case: PagedDecodeCase, values: LogicalAttention) -> Expected:

@@ -44,7 +44,7 @@ def tensor_specs(case: Case) -> Specs:
     if isinstance(case, DenseDecodeCase):
         return _query(case) | _dense_kv(case) | _result(case)
     results = _partials(case) if isinstance(case, SplitDecodeCase) else _result(case)
-    return _query(case) | _cache(case) | _table(case) | results
+    return _query(case) | _cache(case) | _table(case) | _per_head(case) | results
 
 
 def strides_of(case: Case, name: str) -> StrideKind:
@@ -77,6 +77,13 @@ def _dense_kv(case: DenseDecodeCase) -> Specs:
 
 def _table(case: PagedDecodeCase) -> Specs:
     return {"block_table": TensorSpec((case.num_seqs, case.max_blocks_per_seq), "int32", "input")}
+
+
+def _per_head(case: PagedDecodeCase) -> Specs:
+    """What variants take for each query head."""
+    spec = TensorSpec((case.num_q_heads,), "float32", "input")
+    wanted = {"alibi_slopes": case.variant.alibi, "sinks": case.variant.sinks}
+    return {name: spec for name, recipe in wanted.items() if recipe is not None}
 
 
 def _cache(case: PagedDecodeCase) -> Specs:

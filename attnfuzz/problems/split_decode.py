@@ -32,6 +32,9 @@ class SplitDecodeInputs:
     num_splits: int
     partial_out: Float[Tensor, "num_seqs num_q_heads num_splits head_size"]
     partial_lse: Float32[Tensor, "num_seqs num_q_heads num_splits"]
+    window: int | None = None
+    soft_cap: float | None = None
+    alibi_slopes: Float32[Tensor, " num_q_heads"] | None = None
 
 
 def build(
@@ -46,7 +49,13 @@ def inputs_of(case: SplitDecodeCase, tensors: dict[str, Tensor]) -> SplitDecodeI
     """What the kernel gets, of ``tensors`` by the names that ``tensor_specs`` gives them."""
     tensors = with_both_caches(case, tensors)
     return SplitDecodeInputs(
-        scale=case.scale, block_size=case.block_size, layout=case.layout, num_splits=case.num_splits, **tensors
+        scale=case.scale,
+        block_size=case.block_size,
+        layout=case.layout,
+        num_splits=case.num_splits,
+        window=case.variant.window,
+        soft_cap=case.variant.soft_cap,
+        **tensors,
     )
 
 

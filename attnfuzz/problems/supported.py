@@ -69,6 +69,9 @@ def _attention(supports: Supports, case: AttentionCase) -> Iterator[str]:
         yield from _not_among("block_size", case.block_size, supports.block_sizes)
         yield from _not_among("layout", case.layout, supports.layouts)
         yield from _not_among("pages.padding", case.pages.padding, paddings_of(supports))
+        for name in case.variant.names:
+            if name not in supports.variants:
+                yield f"variant.{name}={getattr(case.variant, name)!r}, but the kernel declares {supports.variants}"
 
 
 def _merge(supports: Supports, case: MergeStatesCase) -> Iterator[str]:

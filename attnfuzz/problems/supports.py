@@ -6,6 +6,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from attnfuzz.problems.variants import VARIANTS, VariantName
+
 __all__ = [
     "DTYPES",
     "LAYOUTS",
@@ -45,6 +47,9 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     * ``empty_sequences``: sequences of length 0 (``out = 0``, ``lse = -inf``) and, when merging, empty states.
     * ``lse``: base of the log-sum-exp taken and returned; ``"none"``: the kernel returns no LSE.
     * ``lse_layout``: axes of the LSE of merge_states, ``"HT"`` (heads first, vLLM) or ``"TH"`` (tokens first, SGLang).
+    * ``variants``: those of ``attnfuzz.problems.variants`` that the kernel can do, each by itself and together:
+      ``"window"``, ``"soft_cap"``, ``"alibi"``, ``"sinks"``. None unless declared. A kernel for the paged problems
+      finds what a case asks for in ``inputs.window``, ``soft_cap``, ``alibi_slopes`` and ``sinks``.
     * ``deterministic``: the same inputs give the same bits. ``batch_invariant``: a row does not depend on its batch.
     * ``graph_replay``: a call can be captured into a CUDA graph, which then gives what an eager call gives for whatever
       its tensors hold at the replay. Shapes, strides and what is passed by value (``max_seq_len`` of dense_decode,
@@ -63,6 +68,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     empty_sequences: bool = True
     lse: LseKind = "natural"
     lse_layout: LseLayout = "HT"
+    variants: tuple[VariantName, ...] = ()
     deterministic: bool = True
     batch_invariant: bool = False
     graph_replay: bool = False
@@ -78,6 +84,8 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 raise ValueError(f"Supports({name}={value!r}): must be an integer >= 1, or None for no limit")
         for name, kind in _CHOICE_FIELDS.items():
             _check_choices(name, (getattr(self, name),), get_args(kind))
+        if self.variants != ():
+            _check_choices("variants", self.variants, VARIANTS)
         for name in ("empty_sequences", "deterministic", "batch_invariant", "graph_replay"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"Supports({name}={getattr(self, name)!r}): must be True or False")
