@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from attnfuzz.numerics.units import (
+    APPROXIMATE_TANH_ERROR,
     FLOAT32_ROUNDOFF,
     TF32_ROUNDOFF,
     Number,
@@ -25,7 +26,7 @@ class Arithmetic(NamedTuple):
     if threads may hold copies of a score that were rounded differently, else 0.0 (`score_copies_error`). `weight`,
     `weight_absolute`: of the softmax weights before they multiply V. `value`: of V itself. `partial`,
     `partial_absolute`: of stored partial results, where the average `is_split` (1.0, else 0.0). `stored`,
-    `stored_absolute`: of the result.
+    `stored_absolute`: of the result. `tanh`: of that of a soft cap, beyond `TANH_ERROR`.
     """
 
     addition: Number = FLOAT32_ROUNDOFF
@@ -39,6 +40,7 @@ class Arithmetic(NamedTuple):
     partial_absolute: Number = 0.0
     stored: Number = 0.0
     stored_absolute: Number = 0.0
+    tanh: Number = 0.0
 
 
 def side_by_side(rows: list[Arithmetic]) -> Arithmetic:
@@ -72,6 +74,7 @@ def attention_arithmetic(
         weight=max(weight, TF32_ROUNDOFF) if is_tf32 else weight,
         weight_absolute=weight_absolute,
         value=TF32_ROUNDOFF if is_tf32 and in_dtype == torch.float32 else 0.0,
+        tanh=APPROXIMATE_TANH_ERROR if numerics.tanh == "approximate" else 0.0,
     )
     stored, stored_absolute = _rounding_to(out_dtype, interpreted)
     if partial_merge:

@@ -7,7 +7,8 @@ from torch import Tensor
 from attnfuzz.numerics.arithmetic import Arithmetic, attention_arithmetic, side_by_side
 from attnfuzz.numerics.bound import Bound
 from attnfuzz.numerics.row_units import RowUnits, attention_units
-from attnfuzz.numerics.rows import RowResult, bound_rows
+from attnfuzz.numerics.rows import RowResult, bound_rows, bound_scored_rows
+from attnfuzz.numerics.variant_scores import VariantRows, variant_scores
 from attnfuzz.problems.declared_numerics import Numerics
 
 __all__ = ["attention_bound", "attention_rows", "largest_chunk"]
@@ -76,10 +77,11 @@ def attention_rows(
     v: Float64[Tensor, "rows num_tokens head_size"],
     present: Float64[Tensor, "rows 1 num_tokens"],
     units: RowUnits,
+    variant: VariantRows | None = None,
 ) -> RowResult:
     """Result and bound of each row; see `attnfuzz.numerics.rows` for how they are padded.
 
-    At most `largest_chunk` numbers at a time, but at least one query head.
+    At most `largest_chunk` numbers at a time, but at least one query head. `variant`: where `units` has one.
     """
     num_rows, group, head_size = q.shape
     num_tokens = k.shape[1]
@@ -87,15 +89,16 @@ def attention_rows(
     rows_at_once = max(1, most // (group * num_tokens * head_size))
     heads_at_once = max(1, most // (rows_at_once * num_tokens * head_size))
     if rows_at_once >= num_rows and heads_at_once >= group:
-        return _attention_rows(q, k, v, present, units)
+        return _attention_rows(q, k, v, present, units, variant)
     parts = []
     for first in range(0, num_rows, rows_at_once):
         rows = slice(first, first + rows_at_once)
-        some = (
-            _attention_rows(heads, k[rows], v[rows], present[rows], units[rows])
-            for heads in torch.split(q[rows], heads_at_once, dim=1)
-        )
-        parts.append(_joined(list(some), dim=1))
+        some = []
+        for start in range(0, group, heads_at_once):
+            heads = slice(start, start + heads_at_once)
+            of_variant = variant.part(rows, heads) if variant is not None else None
+            some.append(_attention_rows(q[rows, heads], k[rows], v[rows], present[rows], units[rows], of_variant))
+        parts.append(_joined(some, dim=1))
     return _joined(parts, dim=0)
 
 
@@ -104,10 +107,16 @@ def largest_chunk(device: torch.device) -> int:
     return _LARGEST_CHUNK * (_LARGER_ON_A_GPU if device.type == "cuda" else 1)
 
 
-def _attention_rows(q: Tensor, k: Tensor, v: Tensor, present: Tensor, units: RowUnits) -> RowResult:
+def _attention_rows(
+    q: Tensor, k: Tensor, v: Tensor, present: Tensor, units: RowUnits, variant: VariantRows | None
+) -> RowResult:
     scores = units.scale * (q @ k.mT)
     products = q.abs() @ k.abs().mT
-    return bound_rows(scores, products, v, present, units, rescales=True)
+    if variant is None or units.variant is None:
+        return bound_rows(scores, products, v, present, units, rescales=True)
+    dot_errors = units.score_product * products
+    found = variant_scores(scores, dot_errors, variant, units.variant, units.per_score, units.score_constant)
+    return bound_scored_rows(found.scores, found.errors, v, present, units, rescales=True, shift=found.shift)
 
 
 def _joined(parts: list[RowResult], dim: int) -> RowResult:

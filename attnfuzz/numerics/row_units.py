@@ -6,7 +6,7 @@ each has units of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import torch
 from jaxtyping import Float64
@@ -21,8 +21,9 @@ from attnfuzz.numerics.score_error import (
     split_exponent_error,
 )
 from attnfuzz.numerics.units import FLOAT32_ROUNDOFF, LOG_ERROR, SMALLEST_NORMAL_FLOAT32, Number, gamma
+from attnfuzz.numerics.variant_scores import VariantUnits, variant_score_errors
 
-__all__ = ["RowUnits", "attention_units", "merge_units"]
+__all__ = ["RowUnits", "attention_units", "merge_units", "variant_units"]
 
 # On every |w_i v_i|: the product (1), weights normalised before use (a division by `div.full.f32` or through the
 # reciprocal, 2 ulp = 4), the weight of a split (4) and its product (1).
@@ -61,6 +62,8 @@ class RowUnits:
     - `denominator_sum`: relative error of sum_i p_i by its additions.
     - `stored`, `stored_absolute`: as in `Arithmetic`.
     - Of the LSE: `lse` times |lse|, and `logarithm`.
+    - `variant`: None where no row has a soft cap, ALiBi or a sink. Else `score_product` and `per_score` mean what
+      `attnfuzz.numerics.variant_scores` says.
     """
 
     score_product: Float64[Tensor, "3 rows 1 1"]
@@ -79,16 +82,25 @@ class RowUnits:
     stored_absolute: Tensor
     lse: Tensor
     logarithm: Tensor
+    variant: VariantUnits | None = field(default=None, kw_only=True)
 
     @classmethod
     def of_columns(cls, columns: Float64[Tensor, "units rows"]) -> RowUnits:
         """What `attention_units` and `merge_units` give, on any device, one column for each row."""
         columns = columns[:, :, None, None]
         of_scores, others = columns.tensor_split([len(fields(ScoreError)) * _SCORE_ERRORS])
-        return cls(*of_scores.chunk(len(fields(ScoreError))), *others.unbind())
+        variant = None
+        if len(others) > _NUM_OTHERS:
+            others, of_variant = others.tensor_split([_NUM_OTHERS])
+            variant = VariantUnits.of_columns(of_variant)
+        return cls(*of_scores.chunk(len(fields(ScoreError))), *others.unbind(), variant=variant)
 
     def __getitem__(self, rows: slice) -> RowUnits:
-        return RowUnits(*(getattr(self, field.name)[..., rows, :, :] for field in fields(self)))
+        parts = (getattr(self, each.name)[..., rows, :, :] for each in fields(self)[:-1])
+        return RowUnits(*parts, variant=self.variant and self.variant[rows])
+
+
+_NUM_OTHERS = len(fields(RowUnits)) - len(fields(ScoreError)) - 1
 
 
 def attention_units(
@@ -111,6 +123,27 @@ def attention_units(
         num_tokens=num_tokens,
         num_stages=1 + arithmetic.is_split,
     )
+
+
+def variant_units(
+    arithmetic: Arithmetic,
+    *,
+    scale: Float64[Tensor, " rows"],
+    head_size: Float64[Tensor, " rows"],
+    num_tokens: Float64[Tensor, " rows"],
+    soft_cap: Float64[Tensor, " rows"],
+    is_biased: Float64[Tensor, " rows"],
+    reach: Float64[Tensor, " rows"],
+    has_sink: Float64[Tensor, " rows"],
+) -> Float64[Tensor, "units rows"]:
+    """`RowUnits` of rows with variants. `num_tokens` counts a sink; for the others see `VariantUnits`."""
+    of_scores, per_dot = variant_score_errors(
+        arithmetic, head_size=head_size, num_tokens=num_tokens, soft_cap=soft_cap, is_biased=is_biased
+    )
+    columns = _columns(
+        arithmetic, scale=scale, of_scores=of_scores, num_tokens=num_tokens, num_stages=1 + arithmetic.is_split
+    )
+    return torch.cat([columns, per_dot, torch.stack([soft_cap, reach, has_sink])])
 
 
 def merge_units(arithmetic: Arithmetic, *, lse_unit: Float64[Tensor, " rows"]) -> Float64[Tensor, "units rows"]:

@@ -22,7 +22,7 @@ from attnfuzz.numerics.score_error import count_rescales
 from attnfuzz.numerics.units import EXP_ERROR
 from attnfuzz.numerics.weighted_average import WeightedAverage, denominator_error, weighted_average_error
 
-__all__ = ["RowResult", "bound_rows"]
+__all__ = ["RowResult", "bound_rows", "bound_scored_rows"]
 
 _LARGEST_EXPONENT = 88.0
 """float32 has no number beyond exp of this."""
@@ -52,6 +52,25 @@ def bound_rows(
     Scores are finite, and of tokens that are not present no larger than the largest of the others. `products`:
     sum_d |q_d k_d|. `rescales`: whether a kernel may keep a running maximum.
     """
+    common = torch.addcmul(units.score_constant, units.score_product, products)
+    errors = torch.addcmul(common, units.per_score, scores.abs())
+    return bound_scored_rows(scores, errors, values, present, units, rescales=rescales)
+
+
+def bound_scored_rows(
+    scores: Float64[Tensor, "rows group num_tokens"],
+    errors_of_each: Float64[Tensor, "3 rows group num_tokens"],
+    values: Float64[Tensor, "rows num_tokens head_size"],
+    present: Float64[Tensor, "rows 1 num_tokens"],
+    units: RowUnits,
+    *,
+    rescales: bool,
+    shift: Float64[Tensor, "rows group 1"] | None = None,
+) -> RowResult:
+    """As `bound_rows`, given the scores' errors less what is in proportion to the distance from the largest score.
+
+    `shift`: by how much, at most, a kernel may have all scores of a head shifted until it stores its LSE.
+    """
     largest = scores.amax(-1, keepdim=True)
     distance = largest - scores
     exponent = present.log() - distance
@@ -61,7 +80,7 @@ def bound_rows(
     p, log_p, lse = numerator / total, exponent - log_total, largest + log_total
     out = p @ values
 
-    score_errors = _score_errors(scores, products, distance, units)
+    score_errors = torch.addcmul(errors_of_each, units.per_distance, distance)
     errors, of_copies = score_errors[:2], score_errors[2]  # for out and for the LSE, and of copies
     if rescales:
         num_rescales = count_rescales(log_p, errors[0], present)
@@ -74,20 +93,11 @@ def bound_rows(
     copies_apart = of_copies.clamp(max=_LARGEST_EXPONENT).expm1()
     given = WeightedAverage(values, out, present, num_rescales, copies_apart)
     out_error = weighted_average_error(softmax, given, sum_error, units)
-    lse_error = log_sum_exp_error(lse, logsumexp_shift(totals[1]), sum_error, units)
+    stored = lse if shift is None else lse.abs() + shift
+    lse_error = log_sum_exp_error(stored, logsumexp_shift(totals[1]), sum_error, units)
     return RowResult(
         out=out,
         lse=lse.squeeze(-1),
         out_error=after_rounding(out_error, out, units),
         lse_error=lse_error.squeeze(-1),
     )
-
-
-def _score_errors(
-    scores: Float64[Tensor, "rows group num_tokens"],
-    products: Float64[Tensor, "rows group num_tokens"],
-    distance: Float64[Tensor, "rows group num_tokens"],
-    units: RowUnits,
-) -> Float64[Tensor, "3 rows group num_tokens"]:
-    common = torch.addcmul(units.score_constant, units.score_product, products)
-    return torch.addcmul(torch.addcmul(common, units.per_score, scores.abs()), units.per_distance, distance)

@@ -19,6 +19,7 @@ from attnfuzz.numerics.units import EXP_ERROR, FLOAT32_ROUNDOFF, LOG_ERROR, Numb
 __all__ = [
     "ScoreError",
     "count_rescales",
+    "dot_copy_error",
     "dot_product_error",
     "exponent_error",
     "score_copies_error",
@@ -97,12 +98,15 @@ def score_copies_error(head_size: Number, arithmetic: Arithmetic) -> ScoreError:
     comes after: the score's product with scale and with log2(e), its difference from the maximum, which may be scaled
     separately, and exp. The constants' own roundings are common to both.
     """
+    one = dot_copy_error(head_size, arithmetic) + exponent_error(of_score=2, of_difference=3)
+    return one * (2 * arithmetic.copies)
+
+
+def dot_copy_error(head_size: Number, arithmetic: Arithmetic) -> ScoreError:
+    """The part of `score_copies_error` that one copy has from products and their sum."""
     head_size = torch.as_tensor(head_size, dtype=torch.float64)
     half = gamma(head_size.log2().ceil(), arithmetic.addition) / 2
-    one = ScoreError(per_product=half + arithmetic.addition, per_score=half) + exponent_error(
-        of_score=2, of_difference=3
-    )
-    return one * (2 * arithmetic.copies)
+    return ScoreError(per_product=half + arithmetic.addition, per_score=half)
 
 
 def split_exponent_error(log_num_tokens: Number) -> ScoreError:

@@ -14,10 +14,12 @@ Number = float | int | Float64[Tensor, " rows"]
 """A number, or one for each row of many."""
 
 __all__ = [
+    "APPROXIMATE_TANH_ERROR",
     "EXP_ERROR",
     "FLOAT32_ROUNDOFF",
     "LOG_ERROR",
     "SMALLEST_NORMAL_FLOAT32",
+    "TANH_ERROR",
     "TF32_ROUNDOFF",
     "Number",
     "accumulation_roundoff",
@@ -42,6 +44,17 @@ ulp is at most 2u; the slowest of these is 5.04u."""
 LOG_ERROR = 8 * FLOAT32_ROUNDOFF
 """Error of log or log2 relative to 1 + |log x|: 1 ulp for CUDA's logf, 2^-21.41 absolute near 1 and 3 ulp elsewhere for
 `__logf`, 3.83 ulp for NumPy's AVX-512 log."""
+
+TANH_ERROR = 12 * FLOAT32_ROUNDOFF
+"""Absolute error of t = tanh y beyond that of y, in whichever of these ways it is written, with `EXP_ERROR` for exp, 4u
+for a division (2 ulp), u for an addition, and 2u for the product of the exponent with log2(e) and that constant:
+a library's, 2 ulp = 4u |t|; (E - 1) / (E + 1) and 1 - 2 / (E + 1) with E = exp(2y), 2 / (1 + 1 / E) - 1, and
+(exp(y) - exp(-y)) / (exp(y) + exp(-y)). An error of E is felt times (1 - t^2) / 2, as d/dE (1 - 2 / (E + 1)) = 2 /
+(E + 1)^2 says; the exponent's likewise, on |y| (1 - t^2) < 1/2. The worst is 1 - 2 / (E + 1) near t = -0.9:
+3u (1 - t^2) + u + 5u (1 - t) + u |t| < 12u."""
+
+APPROXIMATE_TANH_ERROR = 2.0**-11
+"""Of the instruction `tanh.approx.f32`, relative, as the PTX manual has it (what is measured is 2^-16.5)."""
 
 TF32_ROUNDOFF = 2.0**-10
 """TF32 keeps 10 fraction bits. `cvt.rna.tf32` rounds (2^-11), but operands that reach the tensor core unconverted, as

@@ -10,7 +10,10 @@ __all__ = ["arithmetic_of"]
 
 
 def arithmetic_of(declaration: Declaration, case: AttentionCase | MergeStatesCase, *, interpreted: bool) -> Arithmetic:
-    """Units of what the kernel may round. `interpreted`: see `attention_bound`."""
+    """Units of what the kernel may round. `interpreted`: see `attention_bound`.
+
+    A kernel may add sinks in a stage of its own, as it combines splits.
+    """
     dtype = getattr(torch, case.dtype)
     if not isinstance(case, AttentionCase):
         return merge_arithmetic(dtype, interpreted=interpreted)
@@ -18,7 +21,7 @@ def arithmetic_of(declaration: Declaration, case: AttentionCase | MergeStatesCas
         declaration.numerics,
         in_dtype=dtype,
         out_dtype=dtype,
-        is_split=_num_partials(declaration, case) > 1,
+        is_split=_num_partials(declaration, case) > 1 or case.variant.sinks is not None,
         partial_merge=isinstance(case, SplitDecodeCase),
         interpreted=interpreted,
     )

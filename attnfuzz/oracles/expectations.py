@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.numerics import Bound
-from attnfuzz.oracles.expected_attention import expect_attention
+from attnfuzz.oracles.expected_attention import changes_scores, expect_attention
 from attnfuzz.oracles.expected_merges import expect_merges
 from attnfuzz.oracles.host_memory import keep_freed_memory
 from attnfuzz.oracles.row_batches import Place, Results
@@ -47,9 +47,14 @@ def expectations(
     """
     keep_freed_memory()
     found: dict[int, Expectation] = {}
-    problems: tuple[tuple[Expect, bool], ...] = ((expect_attention, True), (expect_merges, False))
-    for expect, is_attention in problems:
-        chosen = [i for i, (_, case, _) in enumerate(requests) if isinstance(case, AttentionCase) is is_attention]
+    kinds: tuple[tuple[Expect, str], ...] = (
+        (expect_attention, "plain"),
+        (expect_attention, "variant"),
+        (expect_merges, "merge"),
+    )
+    kind_of = [_kind(case) for _, case, _ in requests]
+    for expect, kind in kinds:
+        chosen = [i for i, own in enumerate(kind_of) if own == kind]
         chosen.sort(key=lambda i: requests[i][1].dtype)  # numbers of one dtype are joined in one operation
         if chosen:
             results, places = expect([requests[i] for i in chosen], interpreted=interpreted)
@@ -57,6 +62,12 @@ def expectations(
                 results.bound_all(tolerance.bound)
             found |= {i: _expectation(results, place) for i, place in zip(chosen, places, strict=True)}
     return [found[i] for i in range(len(requests))]
+
+
+def _kind(case: Case) -> str:
+    if not isinstance(case, AttentionCase):
+        return "merge"
+    return "variant" if changes_scores(case) else "plain"
 
 
 def _expectation(results: Results, place: Place) -> Expectation:

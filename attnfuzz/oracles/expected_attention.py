@@ -1,8 +1,13 @@
-"""Expected results and bounds of the attention problems: every KV head of every sequence is a row."""
+"""Expected results and bounds of the attention problems: every KV head of every sequence is a row.
+
+A row has the keys that its query sees, so a window costs nothing. Cases with a soft cap, ALiBi or sinks take more
+operations and go by themselves: there, a sink is one more token of its row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,19 +15,31 @@ from torch import Tensor
 from attnfuzz.declaration import Declaration
 from attnfuzz.numerics.arithmetic import side_by_side
 from attnfuzz.numerics.attention import attention_rows
-from attnfuzz.numerics.row_units import attention_units
+from attnfuzz.numerics.row_units import attention_units, variant_units
+from attnfuzz.numerics.rows import RowResult
+from attnfuzz.numerics.variant_scores import VariantRows
 from attnfuzz.oracles.arithmetic import arithmetic_of
-from attnfuzz.oracles.row_batches import Block, Place, Results, RowBatch, joined, row_batches, windows
+from attnfuzz.oracles.row_batches import Block, Place, Results, RowBatch, joined, row_batches, to_device, windows
 from attnfuzz.problems.cases import AttentionCase
+from attnfuzz.problems.variants import per_head_numbers
 from attnfuzz.values import LogicalAttention
 
-__all__ = ["expect_attention"]
+__all__ = ["changes_scores", "expect_attention"]
 
 Request = tuple[Declaration, AttentionCase, LogicalAttention]
 
 
+def changes_scores(case: AttentionCase) -> bool:
+    """Whether `case` has a variant other than a window."""
+    variant = case.variant
+    return variant.soft_cap is not None or variant.alibi is not None or variant.sinks is not None
+
+
 def expect_attention(requests: Sequence[Request], *, interpreted: bool) -> tuple[Results, list[Place]]:
-    """Results of at least one case, and where each case's are. `interpreted` as for `expectations`."""
+    """Results of at least one case, and where each case's are. `interpreted` as for `expectations`.
+
+    Either all or none of the cases are such that their variant `changes_scores`.
+    """
     blocks: list[Block] = []
     case_of_block: list[int] = []
     places: list[Place] = []
@@ -42,33 +59,48 @@ def expect_attention(requests: Sequence[Request], *, interpreted: bool) -> tuple
         queries = joined([values.q for _, _, values in requests], widest)
         tokens = joined([part for _, _, values in requests for part in (values.k, values.v)], widest)
         units = _units(requests, blocks, case_of_block, interpreted=interpreted)
+        per_head = to_device(_per_head(requests), device) if changes_scores(requests[0][1]) else None
         for batch in row_batches(blocks, units, device):
-            q, k, v, present = _fetch(batch, queries, tokens)
-            results.put(batch, attention_rows(q, k, v, present, batch.units))
+            if per_head is None:
+                results.put(batch, attention_rows(*_fetch(batch, queries, tokens), batch.units))
+            else:
+                results.put(batch, _attention_with_variants(batch, queries, tokens, per_head))
     return results, places
 
 
 def _blocks(case: AttentionCase, starts: tuple[int, ...], out: int, lse: int, key: int) -> list[Block]:
-    """The sequences that have tokens. K, then V, of all the case's tokens begins at `key`, token after token."""
+    """The sequences that have tokens. K, then V, of all the case's tokens begins at `key`, token after token.
+
+    With sinks all sequences, with one token more, which has no key.
+    """
     token = case.num_kv_heads * case.head_size
     value = key + starts[-1] * token
+    num_sinks = int(case.variant.sinks is not None)
     return [
         Block(
-            num_tokens=seq_len,
+            num_tokens=num_keys + num_sinks,
             head_size=case.head_size,
             group=case.gqa_ratio,
             num_rows=case.num_kv_heads,
             out=out + seq * case.num_q_heads * case.head_size,
             lse=lse + seq * case.num_q_heads,
-            key=key + starts[seq] * token,
-            key_row=case.head_size,
+            key=key + first * token if num_keys else 0,  # without keys, anywhere
+            key_row=case.head_size if num_keys else 0,
             key_token=token,
-            value=value + starts[seq] * token,
+            value=value + first * token if num_keys else 0,
             value_token=token,
         )
-        for seq, seq_len in enumerate(case.seq_lens)
-        if seq_len
+        for seq, num_keys, first in _visible(case, starts)
+        if num_keys or num_sinks
     ]
+
+
+def _visible(case: AttentionCase, starts: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    """Each sequence, how many keys its query sees, and the first of them among the tokens of the case."""
+    window = case.variant.window
+    for seq, seq_len in enumerate(case.seq_lens):
+        num_keys = seq_len if window is None else min(seq_len, window)
+        yield seq, num_keys, starts[seq] + seq_len - num_keys
 
 
 def _units(
@@ -81,9 +113,60 @@ def _units(
         dtype=torch.float64,
     )
     scale, head_size, num_tokens = sizes.unbind(1)
-    return attention_units(
-        side_by_side([arithmetic[i] for i in case_of_block]), scale=scale, head_size=head_size, num_tokens=num_tokens
+    of_block = side_by_side([arithmetic[i] for i in case_of_block])
+    if not changes_scores(requests[0][1]):
+        return attention_units(of_block, scale=scale, head_size=head_size, num_tokens=num_tokens)
+    soft_cap, is_biased, reach, has_sink = _variant_columns([requests[i][1] for i in case_of_block])
+    return variant_units(
+        of_block,
+        scale=scale,
+        head_size=head_size,
+        num_tokens=num_tokens,
+        soft_cap=soft_cap,
+        is_biased=is_biased,
+        reach=reach,
+        has_sink=has_sink,
     )
+
+
+def _variant_columns(cases: Sequence[AttentionCase]) -> Sequence[Tensor]:
+    """Of the case of each block: soft cap, whether it has ALiBi, its longest reach, whether it has sinks."""
+    variants = [case.variant for case in cases]
+    rows = [
+        (variant.soft_cap or 0.0, variant.alibi is not None, max(case.seq_lens) - 1, variant.sinks is not None)
+        for case, variant in zip(cases, variants, strict=True)
+    ]
+    return torch.tensor(rows, dtype=torch.float64).unbind(1)
+
+
+def _per_head(requests: Sequence[Request]) -> Tensor:
+    """ALiBi slopes and sinks `[2, num_lse]` of every query head of every sequence, 0 where a case has none."""
+    of_cases = []
+    for _, case, _ in requests:
+        numbers = per_head_numbers(case.variant, case.num_q_heads, case.values.seed)
+        none = (0.0,) * case.num_q_heads
+        rows = [numbers.get("alibi_slopes", none), numbers.get("sinks", none)]
+        of_cases.append(torch.tensor(rows, dtype=torch.float64).repeat(1, case.num_seqs))
+    return torch.cat(of_cases, dim=1)
+
+
+def _attention_with_variants(batch: RowBatch, queries: Tensor, tokens: Tensor, per_head: Tensor) -> RowResult:
+    has_sink = batch.units.variant.has_sink.view(-1, 1).long() if batch.units.variant is not None else 0
+    position = torch.arange(batch.num_tokens, device=tokens.device)
+    last_key = batch.last_token - has_sink
+    is_sink = (position > last_key) & (has_sink > 0)
+    keys = replace(batch, last_token=last_key.clamp(min=0))
+    q, k, v, _ = _fetch(keys, queries, tokens)
+    slope, sink = per_head[:, batch.lse].unsqueeze(-1).unbind()
+    variant = VariantRows(
+        slope=slope,
+        sink=sink,
+        distance=torch.minimum(position - last_key, position.new_zeros(())).to(torch.float64).unsqueeze(1),
+        is_sink=is_sink.unsqueeze(1),
+    )
+    present = (position <= batch.last_token).to(torch.float64).unsqueeze(1)
+    v = v.masked_fill(is_sink.unsqueeze(-1), 0.0)
+    return attention_rows(q, k, v, present, batch.units, variant)
 
 
 def _fetch(batch: RowBatch, queries: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -82,6 +82,7 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
     seq_lens: tuple[int, ...]
     scale: float
     values: Values = _PLAIN_VALUES
+    variant: Variant = PLAIN_VARIANT
 
     def __post_init__(self) -> None:
         _CaseBase.__post_init__(self)
@@ -96,6 +97,7 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
         for i, needle in enumerate(self.values.needles):
             self._check_needle(i, needle)
         _share_default(self, "values", _PLAIN_VALUES)
+        _share_default(self, "variant", PLAIN_VARIANT)
 
     def _check_needle(self, i: int, needle: Needle) -> None:
         check_range(f"needles[{i}].seq", needle.seq, 0, self.num_seqs - 1)
@@ -123,6 +125,8 @@ class DenseDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw
     def __post_init__(self) -> None:
         AttentionCase.__post_init__(self)
         check_range("extra_rows", self.extra_rows, 0, MAX_SEQ_LEN)
+        if self.variant != PLAIN_VARIANT:
+            raise ValueError(f"variant.{self.variant.names[0]} must be left out in dense_decode; use paged_decode")
 
     @property
     def max_seq_len(self) -> int:
@@ -140,7 +144,6 @@ class PagedDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw
     block_size: int
     layout: Layout = "NHD"
     pages: Pages = _PLAIN_PAGES
-    variant: Variant = PLAIN_VARIANT
 
     def __post_init__(self) -> None:
         AttentionCase.__post_init__(self)
@@ -157,7 +160,6 @@ class PagedDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw
                 "strides['k_cache'] shapes both"
             )
         _share_default(self, "pages", _PLAIN_PAGES)
-        _share_default(self, "variant", PLAIN_VARIANT)
 
     def blocks_of(self, seq: int) -> int:
         """Pages that sequence ``seq`` owns."""

@@ -4,23 +4,26 @@ from typing import Literal, get_args
 
 import msgspec
 
-__all__ = ["Matmul", "Numerics", "Precision"]
+__all__ = ["Matmul", "Numerics", "Precision", "Tanh"]
 
 Precision = Literal["float32", "input"]
 Matmul = Literal["ieee", "tensor_core", "tf32"]
+Tanh = Literal["float32", "approximate"]
 
 
 class Numerics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Roundings a kernel makes on purpose; the error bounds of `attnfuzz.numerics` allow these and no others.
 
-    The defaults are the loosest arithmetic for the dtype at hand, except that multiplying float32 inputs in TF32
-    costs three decimal digits and must be declared.
+    The defaults are the loosest arithmetic for the dtype at hand, except for what costs three decimal digits and must
+    be declared: multiplying float32 inputs in TF32, and an approximate `tanh`.
 
     - `probabilities`: what the softmax weights are rounded to before they multiply V: `"input"` (the dtype of q, k
       and v, as `p.to(v.dtype)` before `tl.dot`) or `"float32"`.
     - `partials`: what split results are stored as before they are combined: `"input"` or `"float32"`.
     - `matmul`: `"ieee"` (float32 additions rounded to nearest), `"tensor_core"` (float32 accumulation that
       truncates) or `"tf32"` (float32 operands also lose their low 13 bits; implies truncating accumulation).
+    - `tanh`, where scores have a soft cap: `"float32"` (a library's, or written with exponentials) or `"approximate"`
+      (the instruction `tanh.approx.f32`, as in FlashAttention and FlashInfer).
 
     Raises `ValueError` for any other value.
     """
@@ -28,11 +31,13 @@ class Numerics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     probabilities: Precision = "input"
     partials: Precision = "input"
     matmul: Matmul = "tensor_core"
+    tanh: Tanh = "float32"
 
     def __post_init__(self) -> None:
         _require_one_of("probabilities", self.probabilities, get_args(Precision))
         _require_one_of("partials", self.partials, get_args(Precision))
         _require_one_of("matmul", self.matmul, get_args(Matmul))
+        _require_one_of("tanh", self.tanh, get_args(Tanh))
 
 
 def _require_one_of(field: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from attnfuzz.problems.layouts import split_interleaved, token_views
 from attnfuzz.problems.placement import Placement, placements
 from attnfuzz.problems.reference import Expected, attention_reference
 from attnfuzz.problems.supports import Layout, Supports
-from attnfuzz.problems.variants import alibi_slopes, sink_logits
+from attnfuzz.problems.variants import per_head_numbers
 from attnfuzz.values.attention import LogicalAttention, attention_values
 from attnfuzz.values.token_table import token_table
 
@@ -81,7 +81,7 @@ def write(case: PagedDecodeCase, tensors: dict[str, Tensor], values: LogicalAtte
     if placement.block_table is not None:
         tensors["block_table"].copy_(placement.block_table)
     tensors["seq_lens"].copy_(placement.seq_lens)
-    for name, numbers in per_head_numbers(case).items():
+    for name, numbers in per_head_numbers(case.variant, case.num_q_heads, case.values.seed).items():
         tensors[name].copy_(torch.tensor(numbers))
     tensors["q"].copy_(values.q)
     k_slots, v_slots = token_views(tensors["k_cache"], tensors["v_cache"], case.layout)
@@ -97,14 +97,6 @@ def with_both_caches(case: PagedDecodeCase, tensors: dict[str, Tensor]) -> dict[
     k_cache, v_cache = split_interleaved(tensors["kv_cache"])
     others = {name: tensor for name, tensor in tensors.items() if name != "kv_cache"}
     return others | {"k_cache": k_cache, "v_cache": v_cache}
-
-
-def per_head_numbers(case: PagedDecodeCase) -> dict[str, tuple[float, ...]]:
-    """What a case's variants take for each query head, by the names of the tensors that hold it."""
-    variant, heads, seed = case.variant, case.num_q_heads, case.values.seed
-    slopes = {"alibi_slopes": alibi_slopes(variant.alibi, heads, seed)} if variant.alibi is not None else {}
-    sinks = {"sinks": sink_logits(variant.sinks, heads, seed)} if variant.sinks is not None else {}
-    return slopes | sinks
 
 
 def reference(case: PagedDecodeCase, values: LogicalAttention) -> Expected:

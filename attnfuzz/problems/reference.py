@@ -13,6 +13,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from attnfuzz.problems.cases import AttentionCase
+from attnfuzz.problems.variants import per_head_numbers
 from attnfuzz.values.attention import LogicalAttention
 
 __all__ = ["Expected", "attention_reference", "merge_all"]
@@ -29,16 +30,29 @@ class Expected:
 def attention_reference(case: AttentionCase, values: LogicalAttention) -> Expected:
     """``out = softmax(scale · q Kᵀ) V`` and ``lse`` per sequence; without keys ``out = 0`` and ``lse = -inf``.
 
-    Query head ``h`` reads KV head ``h // gqa_ratio``: the heads are grouped as ``[num_kv_heads, gqa_ratio]``.
+    Query head ``h`` reads KV head ``h // gqa_ratio``: the heads are grouped as ``[num_kv_heads, gqa_ratio]``. For what
+    a case's variant changes see `attnfuzz.problems.variants`: a sink is one more key, with a value of 0.
     """
     out = torch.zeros(values.q.shape, dtype=torch.float64, device=values.q.device)
     lse = torch.full(values.q.shape[:2], float("-inf"), dtype=torch.float64, device=values.q.device)
     q = values.q.double().view(case.num_seqs, case.num_kv_heads, case.gqa_ratio, case.head_size)
+    per_head = {
+        name: torch.tensor(numbers, dtype=torch.float64, device=q.device).view(case.num_kv_heads, case.gqa_ratio, 1)
+        for name, numbers in per_head_numbers(case.variant, case.num_q_heads, case.values.seed).items()
+    }
     for seq, seq_len in enumerate(case.seq_lens):
-        if seq_len == 0:
+        if seq_len == 0 and "sinks" not in per_head:
             continue
-        k, v = (tokens.double().transpose(0, 1) for tokens in values.sequence(seq))  # heads first
-        scores = case.scale * (q[seq] @ k.mT)  # [num_kv_heads, gqa_ratio, seq_len]
+        visible = slice(max(0, seq_len - (case.variant.window or seq_len)), None)
+        k, v = (tokens[visible].double().transpose(0, 1) for tokens in values.sequence(seq))  # heads first
+        scores = case.scale * (q[seq] @ k.mT)  # [num_kv_heads, gqa_ratio, keys]
+        if case.variant.soft_cap is not None:
+            scores = case.variant.soft_cap * torch.tanh(scores / case.variant.soft_cap)
+        if "alibi_slopes" in per_head:
+            scores = scores + per_head["alibi_slopes"] * torch.arange(1 - k.shape[1], 1, device=q.device)
+        if "sinks" in per_head:
+            scores = torch.cat((scores, per_head["sinks"]), dim=-1)
+            v = torch.cat((v, v.new_zeros(len(v), 1, case.head_size)), dim=1)
         out[seq] = (torch.softmax(scores, dim=-1) @ v).flatten(0, 1)
         lse[seq] = torch.logsumexp(scores, dim=-1).flatten()
     return Expected(out, lse)

@@ -39,6 +39,7 @@ __all__ = [
     "Variant",
     "VariantName",
     "alibi_slopes",
+    "per_head_numbers",
     "sink_logits",
 ]
 
@@ -86,6 +87,16 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 PLAIN_VARIANT = Variant()
+
+
+def per_head_numbers(variant: Variant, num_q_heads: int, seed: int) -> dict[str, tuple[float, ...]]:
+    """What ``variant`` takes for each query head, by the names of the tensors that hold it: float32 numbers."""
+    found: dict[str, tuple[float, ...]] = {}
+    if variant.alibi is not None:
+        found["alibi_slopes"] = alibi_slopes(variant.alibi, num_q_heads, seed)
+    if variant.sinks is not None:
+        found["sinks"] = sink_logits(variant.sinks, num_q_heads, seed)
+    return found
 
 
 @lru_cache(maxsize=1024)
