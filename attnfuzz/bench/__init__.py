@@ -1,1 +1,1 @@
-"""Measures attnfuzz itself: cases per second, what the harness costs, what hostile kernels cost the others."""
+"""Measures attnfuzz itself (cases per second, what the harness and hostile kernels cost), and the times of kernels."""

@@ -1,9 +1,10 @@
-"""``attnfuzz bench``: figures about attnfuzz itself."""
+"""``attnfuzz bench``: figures about attnfuzz itself, and times of kernels."""
 
 from __future__ import annotations
 
 import click
 
+from attnfuzz.cli import bench_kernels
 from attnfuzz.cli.parameters import DEVICE, KERNEL_HELP, duration, number_of_workers
 from attnfuzz.cli.refusal import refusing
 
@@ -19,7 +20,10 @@ def _several_workers(ctx: click.Context, param: click.Parameter, value: str) -> 
 
 @click.group()
 def command() -> None:
-    """Measure attnfuzz itself, on a machine that does nothing else."""
+    """Measure attnfuzz itself, or kernels, on a machine that does nothing else."""
+
+
+command.add_command(bench_kernels.command)
 
 
 @command.command(epilog=KERNEL_HELP)

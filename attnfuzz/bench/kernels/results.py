@@ -1,0 +1,78 @@
+"""What ``attnfuzz bench kernels`` found, as it is written to JSON. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from attnfuzz.bench.kernels.messages import L2State, MachineReply, Mode, ProviderReply, Status, Timed
+from attnfuzz.bench.kernels.shapes import Shape
+from attnfuzz.problems.supports import OptionValue
+
+__all__ = ["STATES", "Report", "Result", "State", "decode_report", "encode_report"]
+
+State = tuple[Mode, L2State]
+STATES: tuple[State, ...] = (("graph", "cold"), ("graph", "warm"), ("eager", "cold"), ("eager", "warm"))
+"""Launch and cache, what matters most to a server first."""
+
+RowStatus = Status | Literal["crashed"]
+
+
+class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One contender on one shape, with one choice of its options.
+
+    ``nbytes``: what any kernel must move; ``copy_us``: a copy that moves as many. ``chosen``: of the contender's
+    choices of options, the fastest.
+    """
+
+    suite: str
+    shape: Shape
+    contender: str
+    is_provider: bool
+    status: RowStatus
+    nbytes: int
+    options: dict[str, OptionValue] = {}
+    times: tuple[Timed, ...] = ()
+    copy_us: float | None = None
+    error_ratio: float | None = None
+    note: str = ""
+    chosen: bool = False
+
+    def time(self, mode: Mode, l2: L2State) -> Timed | None:
+        """Of one of the measurements; None if it was not made."""
+        return next((one for one in self.times if one.mode == mode and one.l2 == l2), None)
+
+    def gigabytes_per_s(self, mode: Mode, l2: L2State) -> float | None:
+        """Bytes that must move, over the median."""
+        timed = self.time(mode, l2)
+        return self.nbytes / timed.median_us * 1e-3 if timed is not None and timed.median_us > 0 else None
+
+
+class Report(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """All of them. ``peak_gb_s``: bytes that a large copy reads and writes, per nanosecond. ``unreached``: left out
+    since the budget was spent."""
+
+    format: Literal["attnfuzz.bench-kernels/1"] = "attnfuzz.bench-kernels/1"
+    started: str
+    machine: MachineReply
+    peak_gb_s: float
+    suites: tuple[str, ...]
+    providers: list[ProviderReply]
+    results: list[Result]
+    unreached: int = 0
+    elapsed_s: float = 0.0
+
+    def chosen(self, suite: str) -> list[Result]:
+        """The results of a suite, the fastest choice of options for each contender and shape, in order."""
+        return [result for result in self.results if result.suite == suite and result.chosen]
+
+
+def encode_report(report: Report) -> bytes:
+    """As JSON for people and programs."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+
+
+def decode_report(data: bytes) -> Report:
+    """Strictly; raises msgspec.ValidationError or msgspec.DecodeError (both ValueError)."""
+    return msgspec.json.decode(data, type=Report)

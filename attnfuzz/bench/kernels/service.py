@@ -1,0 +1,159 @@
+"""The service of the process that runs what is timed: it may die of it, and then only that contender has no times."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+import torch
+
+from attnfuzz.bench.kernels.calls import prepare_kernel
+from attnfuzz.bench.kernels.copying import time_copy
+from attnfuzz.bench.kernels.graphs import CaptureFailed
+from attnfuzz.bench.kernels.measuring import Contender, measure
+from attnfuzz.bench.kernels.messages import (
+    CopyReply,
+    CopyRequest,
+    MachineReply,
+    MeasureReply,
+    MeasureRequest,
+    ProvidersReply,
+)
+from attnfuzz.bench.kernels.providers.catalogue import PROVIDERS, described
+from attnfuzz.bench.kernels.shapes import Shape
+from attnfuzz.bench.kernels.tensors import AttentionTensors, MergeTensors, draw_tensors, sets_for_cold_l2
+from attnfuzz.bench.kernels.timing import CudaStopwatch, HostStopwatch, Stopwatch
+from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
+from attnfuzz.environment import installed
+from attnfuzz.execution.interpreter import install_fast_patching
+from attnfuzz.execution.interpreter_repairs import install_repairs
+from attnfuzz.execution.judge_messages import DeclarationsReply, DeclarationsRequest
+from attnfuzz.execution.service import ExitAfterReply
+from attnfuzz.problems.declared_numerics import Numerics
+
+__all__ = ["TimingService"]
+
+_UNKNOWN_SPLITS = 2
+"""For the looser bound, of those who do not say whether they split a sequence."""
+
+
+class TimingService:
+    """Methods: see ``messages``, and "declarations" of ``attnfuzz.execution.judge_messages``."""
+
+    def __init__(self) -> None:
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            install_fast_patching()
+            install_repairs()
+        self._kernels: dict[str, Kernel] = {}
+        self._is_spoiled = False
+        self._drawn: tuple[Shape, list[AttentionTensors | MergeTensors]] | None = None
+        self._methods: dict[str, Callable[[bytes], msgspec.Struct]] = {
+            "copy": self._copy,
+            "declarations": self._declarations,
+            "machine": self._machine,
+            "measure": self._measure,
+            "providers": lambda _: ProvidersReply([described(one) for one in PROVIDERS]),
+        }
+
+    def handle(self, method: str, payload: bytes) -> bytes:
+        """Answer one call; raises `ExitAfterReply` if a contender has spoiled the process."""
+        reply = self._methods[method](payload)
+        body = msgspec.json.encode(reply)
+        if self._is_spoiled:
+            raise ExitAfterReply(body)
+        return body
+
+    @property
+    def _on_gpu(self) -> bool:
+        return os.environ.get("TRITON_INTERPRET") != "1" and torch.cuda.is_available()
+
+    @property
+    def _device(self) -> str:
+        return "cuda" if self._on_gpu else "cpu"
+
+    @property
+    def _l2_bytes(self) -> int:
+        return int(torch.cuda.get_device_properties(0).L2_cache_size) if self._on_gpu else 0
+
+    @property
+    def _stopwatch(self) -> Stopwatch:
+        return CudaStopwatch() if self._on_gpu else HostStopwatch()
+
+    def _machine(self, payload: bytes) -> MachineReply:
+        del payload
+        packages = {name: version for name in ("torch", "triton") if (version := installed(name))}
+        if not self._on_gpu:
+            return MachineReply(device="cpu", name=platform.processor() or platform.machine(), versions=packages)
+        properties = torch.cuda.get_device_properties(0)
+        return MachineReply(
+            device="cuda",
+            name=properties.name,
+            l2_bytes=self._l2_bytes,
+            processors=properties.multi_processor_count,
+            versions=packages | {"CUDA": str(torch.version.cuda)},
+        )
+
+    def _declarations(self, payload: bytes) -> DeclarationsReply:
+        request = msgspec.json.decode(payload, type=DeclarationsRequest)
+        try:
+            found = [kernel for target in request.targets for kernel in self._load(target)]
+        except KernelLoadError as error:
+            return DeclarationsReply([], error=str(error))
+        return DeclarationsReply([kernel.declaration for kernel in found])
+
+    def _load(self, target: str) -> list[Kernel]:
+        kernels = load_kernels(target)
+        self._kernels.update((kernel.declaration.target, kernel) for kernel in kernels)
+        return kernels
+
+    def _copy(self, payload: bytes) -> CopyReply:
+        request = msgspec.json.decode(payload, type=CopyRequest)
+        self._drawn = None
+        stopwatch, l2_bytes = self._stopwatch, self._l2_bytes
+        return CopyReply(time_copy(request.nbytes, self._device, stopwatch, l2_bytes=l2_bytes, seconds=request.seconds))
+
+    def _measure(self, payload: bytes) -> MeasureReply:
+        request = msgspec.json.decode(payload, type=MeasureRequest)
+        sets = sets_for_cold_l2(request.shape, self._l2_bytes) if "cold" in request.l2 else 1
+        if sets is None:
+            request = msgspec.structs.replace(request, l2=tuple(one for one in request.l2 if one != "cold"))
+        try:
+            contender = self._contender(request)
+            drawn = self._sets(request.shape, sets or 1)
+            return measure(contender, drawn, request, self._stopwatch, on_gpu=self._on_gpu)
+        except Exception as error:  # noqa: BLE001 - whatever a kernel or a package raises is its result
+            self._is_spoiled = isinstance(error, CaptureFailed) or not self._device_answers()
+            first_line = str(error).strip().partition("\n")[0]
+            return MeasureReply(status="failed", note=f"{type(error).__name__}: {first_line}"[:300])
+
+    def _device_answers(self) -> bool:
+        try:
+            torch.zeros(1, device=self._device).item()
+        except RuntimeError:  # CUDA reports the same error to whatever comes after
+            return False
+        return True
+
+    def _contender(self, request: MeasureRequest) -> Contender:
+        num_splits = request.options.get("num_splits", _UNKNOWN_SPLITS)
+        partials = num_splits if isinstance(num_splits, int) and num_splits >= 1 else _UNKNOWN_SPLITS
+        if request.is_provider:
+            provider = next(one for one in PROVIDERS if one.name == request.contender)
+            call = provider.prepare
+            options = dict(request.options)
+            return Contender(lambda tensors: call(tensors, options), Numerics(), _UNKNOWN_SPLITS, provider.in_graph)
+        kernel = self._kernels.get(request.contender) or self._load(request.contender)[0]
+        declaration = kernel.declaration
+        prepare = partial(prepare_kernel, kernel, options=dict(request.options))
+        return Contender(prepare, declaration.numerics, partials, declaration.supports.graph_replay)
+
+    def _sets(self, shape: Shape, count: int) -> list[AttentionTensors | MergeTensors]:
+        """Those of the request before, if it was for the same shape."""
+        if self._drawn is None or self._drawn[0] != shape or len(self._drawn[1]) != count:
+            self._drawn = None
+            if self._on_gpu:
+                torch.cuda.empty_cache()
+            self._drawn = (shape, [draw_tensors(shape, self._device, seed) for seed in range(count)])
+        return self._drawn[1]

@@ -1,0 +1,95 @@
+"""Times of kernels as one HTML page that needs nothing else, light or dark as the reader's screen is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from attnfuzz.bench.kernels.results import Report, Result, State
+from attnfuzz.report.bench_charts import charts_of
+from attnfuzz.report.bench_kernels import REFERENCES, options_text, ratio_to, states_of
+from attnfuzz.report.bench_summary import summary_of
+from attnfuzz.report.chart import chart_svg
+
+__all__ = ["bench_page"]
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+Cell = tuple[str, str]
+"""A number and what is said when the pointer rests on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One suite as the template shows it. ``keys``: contenders with the number of their colour."""
+
+    suite: str
+    charts: list[Markup]
+    keys: list[tuple[str, int]]
+    lines: list[str]
+    columns: list[str]
+    rows: list[tuple[str, list[Cell], str, str]]
+    """Label and contender, numbers, remark, and a class: "bad", "other" for a provider, or ""."""
+
+
+def bench_page(report: Report) -> str:
+    """The page."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    parts = [part for suite in report.suites if (part := _part(report, suite)).rows]
+    return environment.get_template("bench.html.jinja").render(report=report, parts=parts)
+
+
+def _part(report: Report, suite: str) -> Part:
+    results = [one for one in report.chosen(suite) if one.status != "unsupported"]
+    states = states_of(results)
+    references = [name for name in REFERENCES if any(one.contender == name and one.times for one in results)]
+    charts = charts_of(report, suite)
+    keys = {line.name: line.colour for chart in charts for line in chart.lines if not line.dashed}
+    return Part(
+        suite=suite,
+        charts=[chart_svg(chart) for chart in charts],
+        keys=sorted(keys.items(), key=lambda one: one[1]),
+        lines=summary_of(report, suite),
+        columns=[
+            *(f"{mode}, {l2} (µs)" for mode, l2 in states),
+            *("copy (µs)", "% of copy"),
+            *(f"× {REFERENCES[name]}" for name in references),
+        ],
+        rows=[
+            (f"{one.shape.label}|{one.contender}", _numbers(report, one, states, references), _remark(one), _mood(one))
+            for one in results
+        ],
+    )
+
+
+def _numbers(report: Report, result: Result, states: list[State], references: list[str]) -> list[Cell]:
+    numbers: list[Cell] = []
+    for state in states:
+        timed = result.time(*state)
+        spread = "" if timed is None else f"10th to 90th percentile: {timed.p10_us:.1f} to {timed.p90_us:.1f}"
+        numbers.append(("-" if timed is None else f"{timed.median_us:.1f}", spread))
+    state = next((one for one in states if result.time(*one) is not None), ("graph", "cold"))
+    speed = result.gigabytes_per_s(*state)
+    numbers.append(("-" if result.copy_us is None else f"{result.copy_us:.1f}", ""))
+    numbers.append(("-" if speed is None else f"{100 * speed / report.peak_gb_s:.0f}", ""))
+    ratios = [ratio_to(report, result, name, state) for name in references]
+    return numbers + [("-" if ratio is None else f"{ratio:.2f}", "") for ratio in ratios]
+
+
+def _remark(result: Result) -> str:
+    said = result.note if result.status == "ok" else f"{result.status}: {result.note}"
+    return ", ".join(filter(None, (options_text(result.options), said)))
+
+
+def _mood(result: Result) -> str:
+    return "bad" if result.status != "ok" else "other" if result.is_provider else ""

@@ -1,0 +1,137 @@
+"""What ``attnfuzz bench kernels`` prints: a line for each result as it is known, and a table for each suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from attnfuzz.bench.kernels.messages import MachineReply, ProviderReply
+from attnfuzz.bench.kernels.results import STATES, Report, Result, State
+from attnfuzz.problems.supports import OptionValue
+
+__all__ = ["REFERENCES", "Progress", "options_text", "print_machine", "print_report", "ratio_to", "states_of"]
+
+REFERENCES = {
+    "torch_sdpa": "SDPA",
+    "flashinfer": "FlashInfer",
+    "torch_flex": "Flex",
+    "torch_varlen": "varlen",
+    "flashinfer_merge": "FlashInfer",
+    "torch_merge": "PyTorch",
+}
+"""What the others are set against, with a short name."""
+
+
+def print_machine(
+    console: Console, machine: MachineReply, known: Sequence[ProviderReply], chosen: Sequence[ProviderReply]
+) -> None:
+    """Where it runs, and what there is to compare with."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    console.print(
+        Text(f"{machine.name}, {machine.processors} processors, L2 {machine.l2_bytes / 2**20:.0f} MiB; {versions}")
+    )
+    names = {one.name for one in chosen}
+    for one in known:
+        state = "not installed" if one.version is None else one.version if one.name in names else "left out"
+        console.print(Text(f"  {one.name:<18}{state:<16}{one.about}"))
+    if machine.device == "cpu":
+        console.print(Text("Triton's interpreter: this shows that everything runs; the times say nothing", "yellow"))
+    console.file.flush()
+
+
+class Progress:
+    """A line for each contender and shape."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def __call__(self, result: Result) -> None:
+        """Print it."""
+        shown = ", ".join(
+            f"{mode} {l2} {timed.median_us:.1f}" for mode, l2 in STATES if (timed := result.time(mode, l2)) is not None
+        )
+        said = f"{shown} us" if shown else ""
+        note = f"{result.status.upper()} {result.note}" if result.status != "ok" else result.note
+        if result.status == "unsupported":
+            return
+        parts = (result.suite, result.shape.label, result.contender, options_text(result.options), said, note)
+        self._console.print(Text("  ".join(filter(None, parts))))
+        self._console.file.flush()
+
+
+def print_report(console: Console, report: Report, summaries: Mapping[str, Sequence[str]]) -> None:
+    """A table for each suite, with the lines of ``summaries`` below it.
+
+    Ratios and the share of a copy are those of the first state of launch and cache.
+    """
+    console.print(Text(f"copy: {report.peak_gb_s:,.0f} GB/s, read and written"))
+    for suite in report.suites:
+        results = [one for one in report.chosen(suite) if one.status != "unsupported"]
+        if results:
+            console.print()
+            console.print(_table(report, suite, results))
+            for line in summaries.get(suite, ()):
+                console.print(Text(line))
+    if report.unreached:
+        console.print(Text(f"{report.unreached} not begun: the budget was spent; raise --budget", "yellow"))
+
+
+def states_of(results: Sequence[Result]) -> list[State]:
+    """Launch and cache, as far as anything was timed with them."""
+    return [(mode, l2) for mode, l2 in STATES if any(one.time(mode, l2) is not None for one in results)]
+
+
+def ratio_to(report: Report, result: Result, reference: str, state: State) -> float | None:
+    """The median over that of ``reference`` on the same shape; None if one of them has none."""
+    mine = result.time(*state)
+    other = next(
+        (one for one in report.chosen(result.suite) if one.contender == reference and one.shape == result.shape), None
+    )
+    timed = other.time(*state) if other is not None else None
+    return mine.median_us / timed.median_us if mine is not None and timed is not None and timed.median_us else None
+
+
+def options_text(options: dict[str, OptionValue]) -> str:
+    """``num_splits=8 tile=32``."""
+    return " ".join(f"{name}={value}" for name, value in options.items())
+
+
+def _table(report: Report, suite: str, results: Sequence[Result]) -> Table:
+    states = states_of(results)
+    references = [name for name in REFERENCES if any(one.contender == name and one.times for one in results)]
+    table = Table(title=f"{suite}: microseconds of one call", box=None, pad_edge=False, header_style="bold")
+    table.title_justify = "left"
+    table.add_column("shape", no_wrap=True)
+    table.add_column("kernel", no_wrap=True)
+    columns = [f"{mode} {l2}" for mode, l2 in states] + ["p10-p90", "% of copy"]
+    for name in (*columns, *(f"x {REFERENCES[name]}" for name in references)):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("options or what is wrong", overflow="fold")
+    before = ""
+    for result in results:
+        label = result.shape.label if result.shape.label != before else ""
+        before = result.shape.label
+        table.add_row(label, result.contender, *_numbers(report, result, states, references), _remark(result))
+    return table
+
+
+def _numbers(report: Report, result: Result, states: Sequence[State], references: Sequence[str]) -> Iterator[str]:
+    for state in states:
+        timed = result.time(*state)
+        yield "-" if timed is None else f"{timed.median_us:.1f}"
+    state = next((one for one in states if result.time(*one) is not None), ("graph", "cold"))
+    timed, speed = result.time(*state), result.gigabytes_per_s(*state)
+    yield "-" if timed is None else f"{timed.p10_us:.1f}-{timed.p90_us:.1f}"
+    yield "-" if speed is None else f"{100 * speed / report.peak_gb_s:.0f}"
+    for name in references:
+        ratio = ratio_to(report, result, name, state)
+        yield "-" if ratio is None else f"{ratio:.2f}"
+
+
+def _remark(result: Result) -> Text:
+    if result.status != "ok":
+        return Text(f"{result.status.upper()}: {result.note}", "bold red")
+    return Text(" ".join(filter(None, (options_text(result.options), result.note))), "dim")

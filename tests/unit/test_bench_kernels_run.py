@@ -1,0 +1,109 @@
+"""What is measured, what is chosen of it, and when it ends."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from attnfuzz.bench.kernels.laboratory import Crashed
+from attnfuzz.bench.kernels.messages import MeasureReply, MeasureRequest
+from attnfuzz.bench.kernels.plan import KernelBench
+from attnfuzz.bench.kernels.results import Report, decode_report, encode_report
+from attnfuzz.bench.kernels.run import measure_kernels
+from attnfuzz.bench.kernels.selection import choose_kernels, choose_providers, choose_shapes
+from attnfuzz.bench.kernels.shapes import Shape
+from attnfuzz.declaration import KernelLoadError
+from tests.unit.bench_laboratory import SDPA, Pretended, declared, times
+
+SHAPES = [
+    Shape(label=f"page {page}", num_q_heads=4, num_kv_heads=2, head_size=16, seq_lens=(4000,), block_size=page)
+    for page in (16, 24)
+]
+SPLIT = declared("split", num_splits=(1, 2, 4))
+
+
+def answer(request: MeasureRequest) -> MeasureReply:
+    if request.contender == "wrong":
+        return MeasureReply(status="wrong", error_ratio=3.0, note="3 times the error bound")
+    if request.contender == "deadly":
+        raise Crashed("the kernel's process ended by signal SIGSEGV")
+    return times(request, 8 / int(request.options.get("num_splits", 4)))
+
+
+def run(laboratory: Pretended, *kernels: str, budget_s: float = float("inf"), **options: tuple[int, ...]) -> Report:
+    declarations = [SPLIT if name == "split" else declared(name) for name in kernels]
+    plan = KernelBench(suites={"decode": SHAPES}, options=dict(options), budget_s=budget_s)
+    clock = itertools.count().__next__
+    return measure_kernels(plan, laboratory, declarations, [SDPA], clock=lambda: float(clock()))
+
+
+def test_the_fastest_choice_is_chosen_and_all_are_kept() -> None:
+    """The table would show a kernel with options that nobody would use."""
+    report = run(Pretended(answer), "split", num_splits=(2, 8, 4))
+    of_split = [one for one in report.results if one.contender == "split" and one.shape == SHAPES[0]]
+    assert [one.options["num_splits"] for one in of_split] == [2, 8, 4]
+    assert [one.chosen for one in of_split] == [False, True, False]
+
+
+def test_without_a_choice_the_first_declared_is_taken() -> None:
+    """A run over all options of all kernels would take hours."""
+    report = run(Pretended(answer), "split")
+    assert {one.options["num_splits"] for one in report.results if one.contender == "split"} == {1}
+
+
+def test_what_sees_no_pages_is_timed_once_and_shown_for_each_size() -> None:
+    """A comparison with dense tensors would be missing for other page sizes, or take as many times as long."""
+    laboratory = Pretended(answer)
+    report = run(laboratory, "split")
+    assert len([one for one in laboratory.asked if one.contender == "torch_sdpa"]) == 2  # its two backends
+    assert [one.shape for one in report.chosen("decode") if one.contender == "torch_sdpa"] == SHAPES
+
+
+def test_wrong_and_deadly_kernels_have_a_mark_and_no_time() -> None:
+    """The fastest kernel would be one that computes nothing."""
+    report = run(Pretended(answer), "wrong", "deadly")
+    found = {one.contender: one for one in report.chosen("decode")}
+    assert (found["wrong"].status, found["wrong"].times) == ("wrong", ())
+    assert (found["deadly"].status, found["deadly"].times) == ("crashed", ())
+    assert "SIGSEGV" in found["deadly"].note
+
+
+def test_no_measurement_begins_after_the_budget() -> None:
+    """A run would take as long as it likes, or leave out without a word."""
+    laboratory = Pretended(answer)
+    report = run(laboratory, "split", "other", budget_s=2.5)
+    assert [one.contender for one in report.results] == ["split", "other"]
+    assert report.unreached == 4
+
+
+def test_a_report_is_the_same_after_json() -> None:
+    """What was measured could not be looked at again."""
+    report = run(Pretended(answer), "split", "wrong")
+    again = decode_report(encode_report(report))
+    assert again == report
+    assert again.chosen("decode")[0].gigabytes_per_s("graph", "cold") == pytest.approx(1000 / 8)
+
+
+def test_eager_kernels_are_timed_only_if_they_are_named() -> None:
+    """Loops over sequences in Python would take most of the time of every run."""
+    eager = declared("eager")
+    eager = type(eager)(name="eager", target="eager", problem="paged_decode")
+    assert [one.name for one in choose_kernels([SPLIT, eager], named=False)] == ["split"]
+    assert [one.name for one in choose_kernels([SPLIT, eager], named=True)] == ["split", "eager"]
+    with pytest.raises(KernelLoadError, match="partials none can be timed"):
+        choose_kernels([declared("partials", "split_decode")], named=True)
+
+
+def test_wrong_names_are_told_with_the_right_ones() -> None:
+    """A typo would look as if nothing were installed, or as if all shapes had been measured."""
+    absent = type(SDPA)(name="vllm", about="vLLM's", version=None, kinds=("decode",), takes_pages=True)
+    assert choose_providers([SDPA, absent], ()) == [SDPA]
+    assert choose_providers([SDPA, absent], ("none",)) == []
+    with pytest.raises(KernelLoadError, match="is not installed"):
+        choose_providers([SDPA, absent], ("vllm",))
+    with pytest.raises(KernelLoadError, match="there are torch_sdpa, vllm"):
+        choose_providers([SDPA, absent], ("torch",))
+    with pytest.raises(KernelLoadError, match="no shape has such a label"):
+        choose_shapes(("merge",), ("8x*",))
+    assert [shape.label for shape in choose_shapes(("decode",), ("8x4096 page *6",))["decode"]] == ["8x4096 page 16"]

@@ -1,0 +1,103 @@
+"""The service in this process, on the CPU: what is right gets a time, what is wrong a mark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnfuzz.bench.kernels.messages import MachineReply, MeasureReply, MeasureRequest, ProvidersReply
+from attnfuzz.bench.kernels.service import TimingService
+from attnfuzz.bench.kernels.shapes import Shape
+from attnfuzz.execution.judge_messages import DeclarationsReply, DeclarationsRequest
+
+KERNELS = str(Path(__file__).parent / "timed_kernels.py")
+SHAPE = Shape(label="", num_q_heads=4, num_kv_heads=2, head_size=16, seq_lens=(40, 40), block_size=8)
+MERGE = Shape(label="", num_q_heads=2, head_size=16, num_tokens=5)
+
+
+@pytest.fixture(scope="module")
+def service() -> TimingService:
+    return TimingService()
+
+
+def measured(service: TimingService, contender: str, shape: Shape, **options: int | str) -> MeasureReply:
+    is_provider = "torch_" in contender
+    request = MeasureRequest(
+        contender=contender, is_provider=is_provider, shape=shape, options=dict(options), l2=("warm",), seconds=1e-3
+    )
+    return msgspec.json.decode(service.handle("measure", msgspec.json.encode(request)), type=MeasureReply)
+
+
+@pytest.mark.parametrize(
+    ("contender", "shape", "options"),
+    [
+        (f"{KERNELS}:right", SHAPE, {"num_splits": 2}),
+        ("dense_eager", SHAPE, {}),
+        ("merge_states_eager", MERGE, {}),
+        ("merge_states_triton_th", MERGE, {"num_warps": 4}),
+        ("torch_sdpa", SHAPE, {"backend": "default"}),
+        ("torch_merge", MERGE, {}),
+    ],
+)
+def test_what_is_right_gets_a_time(
+    service: TimingService, contender: str, shape: Shape, options: dict[str, int | str]
+) -> None:
+    """Right kernels would be called wrong, or those on another layout of tensors or LSEs could not be timed."""
+    reply = measured(service, contender, shape, **options)
+    assert (reply.status, reply.note) == ("ok", "")
+    (timed,) = reply.times
+    assert timed.mode == "eager"
+    assert timed.median_us > 0
+    assert reply.error_ratio is not None
+    assert reply.error_ratio <= 1
+
+
+def test_what_is_wrong_gets_no_time(service: TimingService) -> None:
+    """A kernel would be fast by leaving work out."""
+    reply = measured(service, f"{KERNELS}:drops_the_last_key", SHAPE)
+    assert reply.status == "wrong"
+    assert reply.times == ()
+    assert reply.error_ratio is not None
+    assert reply.error_ratio > 1
+
+
+def test_what_raises_says_why(service: TimingService) -> None:
+    """One kernel that cannot run would end the run of all others, or leave no trace."""
+    reply = measured(service, f"{KERNELS}:raises", SHAPE)
+    assert (reply.status, reply.note) == ("failed", "RuntimeError: no room for 8")
+
+
+@pytest.mark.parametrize(
+    ("contender", "shape", "why"),
+    [
+        (f"{KERNELS}:right", MERGE, "computes paged_decode"),
+        ("torch_sdpa", msgspec.structs.replace(SHAPE, seq_lens=(40, 39)), "takes no mask without a copy of it"),
+        ("torch_sdpa", MERGE, "computes attention"),
+    ],
+)
+def test_what_does_not_fit_is_no_failure(service: TimingService, contender: str, shape: Shape, why: str) -> None:
+    """A table would be full of failures that are none."""
+    reply = measured(service, contender, shape, **({"backend": "default"} if contender == "torch_sdpa" else {}))
+    assert (reply.status, reply.note) == ("unsupported", why)
+
+
+def test_it_tells_what_it_can_load(service: TimingService) -> None:
+    """The driver would not know the kernels' options and problems."""
+    payload = msgspec.json.encode(DeclarationsRequest([f"{KERNELS}:right", "paged_naive"]))
+    reply = msgspec.json.decode(service.handle("declarations", payload), type=DeclarationsReply)
+    assert [one.name for one in reply.kernels] == ["right", "paged_naive"]
+    payload = msgspec.json.encode(DeclarationsRequest(["no_such_kernel"]))
+    reply = msgspec.json.decode(service.handle("declarations", payload), type=DeclarationsReply)
+    assert reply.error is not None
+
+
+def test_it_tells_where_it_runs_and_what_is_installed(service: TimingService) -> None:
+    """Absent packages would be missing from the report instead of being listed as not installed."""
+    machine = msgspec.json.decode(service.handle("machine", b"{}"), type=MachineReply)
+    assert machine.device == "cpu"
+    providers = msgspec.json.decode(service.handle("providers", b"{}"), type=ProvidersReply).providers
+    versions = {one.name: one.version for one in providers}
+    assert versions["torch_sdpa"]
+    assert versions["vllm_triton"] is None

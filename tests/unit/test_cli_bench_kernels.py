@@ -1,0 +1,67 @@
+"""``attnfuzz bench kernels`` as it is typed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from attnfuzz.bench.kernels.results import decode_report
+from attnfuzz.cli.bench_kernels import command, option_values
+
+KERNELS = Path(__file__).parent / "timed_kernels.py"
+
+
+def bench(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    call = [sys.executable, "-m", "attnfuzz", "bench", "kernels", *map(str, arguments)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(call, cwd=cwd, env=environment, capture_output=True, text=True, timeout=180, check=False)
+
+
+def test_without_a_gpu_it_refuses(tmp_path: Path) -> None:
+    """Somebody would take the interpreter's times for those of a kernel."""
+    run = bench("paged_naive", cwd=tmp_path)
+    assert run.returncode == 2
+    assert "say nothing about a kernel" in run.stderr
+    assert "--device cpu" in run.stderr
+
+
+def test_the_smoke_suite_writes_everything(tmp_path: Path) -> None:
+    """Nobody could try the command, or a kernel file for it, on a machine without a GPU."""
+    run = bench(
+        f"{KERNELS}:right", f"{KERNELS}:drops_the_last_key", "--device", "cpu", "--provider", "torch_sdpa",
+        "--option", "num_splits=1,2", "--seconds", "0.001s", "--json", "times.json", "--html", "times.html",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert run.returncode == 1, run.stdout + run.stderr  # for one that is wrong
+    assert "the times say nothing" in run.stdout
+    assert "WRONG" in run.stdout
+    assert "not installed" in run.stdout
+    report = decode_report((tmp_path / "times.json").read_bytes())
+    assert {one.contender.rpartition(":")[2]: one.status for one in report.chosen("smoke")} == {
+        "right": "ok", "drops_the_last_key": "wrong", "torch_sdpa": "ok",
+    }  # fmt: skip
+    assert "<svg" not in (tmp_path / "times.html").read_text()  # one length: nothing to draw
+    assert "drops_the_last_key" in (tmp_path / "times.html").read_text()
+
+
+def test_an_option_that_no_kernel_has_is_refused(tmp_path: Path) -> None:
+    """A misspelt option would be ignored, and a kernel timed with another one."""
+    run = bench(f"{KERNELS}:right", "--device", "cpu", "--option", "splits=2", cwd=tmp_path)
+    assert run.returncode == 2
+    assert "they have num_splits" in run.stderr
+
+
+def test_values_of_options_are_what_python_would_make_of_them() -> None:
+    """A kernel would get the word "8" for a number of splits."""
+    context = click.Context(command)
+    parameter = next(one for one in command.params if one.name == "options")
+    found = option_values(context, parameter, ("num_splits=1, 8", "partials=input", "fast=true", "share=0.5"))
+    assert found == {"num_splits": (1, 8), "partials": ("input",), "fast": (True,), "share": (0.5,)}
+    for wrong in ("num_splits", "=3", "a-b=3", "a=1,,2"):
+        with pytest.raises(click.BadParameter, match="NAME=VALUE"):
+            option_values(context, parameter, (wrong,))

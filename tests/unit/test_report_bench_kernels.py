@@ -1,0 +1,113 @@
+"""Tables, sentences, charts and the page of kernel times."""
+
+from __future__ import annotations
+
+import io
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+from rich.console import Console
+
+from attnfuzz.bench.kernels.messages import MeasureReply, MeasureRequest
+from attnfuzz.bench.kernels.plan import KernelBench
+from attnfuzz.bench.kernels.results import Report
+from attnfuzz.bench.kernels.run import measure_kernels
+from attnfuzz.bench.kernels.suites import SUITES
+from attnfuzz.report.bench_charts import charts_of
+from attnfuzz.report.bench_html import bench_page
+from attnfuzz.report.bench_kernels import print_report
+from attnfuzz.report.bench_png import bench_png, bench_svg
+from attnfuzz.report.bench_summary import summary_of
+from attnfuzz.report.chart import Chart, Line, chart_svg
+from tests.unit.bench_laboratory import SDPA, Pretended, declared, times
+
+FACTORS = {"paged_split_k": 1.05, "torch_sdpa": 1.0, "merge_states": 1.1, "<b>naive": 3.0}
+
+
+def answer(request: MeasureRequest) -> MeasureReply:
+    if request.contender == "<b>naive" and request.shape.block_size == 24:
+        return MeasureReply(status="wrong", error_ratio=9.0, note="9 times the error bound")
+    factor = FACTORS[request.contender] * (1.2 if request.shape.room else 1.0)
+    return times(request, factor)
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    kernels = [declared("paged_split_k"), declared("<b>naive"), declared("merge_states", "merge_states")]
+    plan = KernelBench(suites={name: SUITES[name]() for name in ("decode", "seeds", "merge", "graph")}, options={})
+    return measure_kernels(plan, Pretended(answer), kernels, [SDPA])
+
+
+def test_the_sentences_say_what_a_suite_was_run_for(report: Report) -> None:
+    """Readers would have to work the ratios out from a table of numbers."""
+    assert "paged_split_k: 1.05 times SDPA" in summary_of(report, "decode")
+    assert "merge_states: 91% of a copy's bandwidth or more from 4096 tokens on" in summary_of(report, "merge")
+    (split, *_) = summary_of(report, "seeds")
+    assert re.search(r"\+6\d\d% from 512 to 4096 tokens with 12/2 heads", split)
+    (split, *_) = summary_of(report, "graph")
+    assert "one graph for all lengths takes 1.20 times one made for the length" in split
+
+
+def test_a_table_has_ratios_and_marks(report: Report) -> None:
+    """A wrong kernel would be a row like any other."""
+    console = Console(file=io.StringIO(), width=200)
+    print_report(console, report, {"decode": ["a sentence"]})
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
+    (split,) = (line for line in lines if line.startswith("1x4096 page 16"))
+    assert re.search(r"paged_split_k .* 95 +1\.05", split)
+    assert any("WRONG: 9 times the error bound" in line for line in lines)
+    assert "a sentence" in [line.strip() for line in lines]
+
+
+def test_charts_draw_each_contender_in_one_colour(report: Report) -> None:
+    """Lines of two charts could not be compared."""
+    charts = charts_of(report, "decode")
+    assert [chart.title for chart in charts] == [*(f"32/8 heads, batch {n}" for n in (1, 8, 64)), "bandwidth"]
+    assert {(line.name, line.colour) for chart in charts for line in chart.lines} == {
+        ("paged_split_k", 0), ("<b>naive", 1), ("torch_sdpa", 2),
+    }  # fmt: skip
+    assert charts[-1].ceiling is not None
+    assert charts[-1].ceiling[0] == pytest.approx(1000)
+    dashed = [line for chart in charts_of(report, "graph")[:-1] for line in chart.lines if line.dashed]
+    assert {line.name for line in dashed} == {
+        f"{name} with room" for name in ("paged_split_k", "<b>naive", "torch_sdpa")
+    }
+
+
+def test_a_chart_is_whole_and_inside_of_its_frame() -> None:
+    """A line would leave the picture, or a name break the page."""
+    svg = chart_svg(Chart("a < b", "x", "y", [Line("<i>", [(1, 0.001), (32768, 900.0)], 0)], ceiling=(1000.0, "copy")))
+    tree = ET.fromstring(svg)
+    _, _, width, height = map(float, tree.attrib["viewBox"].split())
+    for circle in tree.iter("circle"):
+        assert 0 < float(circle.attrib["cx"]) < width
+        assert 0 < float(circle.attrib["cy"]) < height
+    assert next(tree.iter("title")).text == "<i>: 0.001 at 1"
+    with pytest.raises(ValueError, match="no points"):
+        chart_svg(Chart("t", "x", "y", []))
+
+
+def test_the_page_needs_nothing_else_and_escapes_names(report: Report) -> None:
+    """It would be empty without a network, or run what somebody called a kernel."""
+    page = bench_page(report)
+    assert "<b>naive" not in page
+    assert "&lt;b&gt;naive" in page
+    assert "GPU &lt;1&gt;" in page
+    assert not re.search(r"(src|href)=\"(?!#)", page)
+    assert page.count("<svg") == sum(len(charts_of(report, suite)) for suite in report.suites)
+    assert 'class="bad"' in page
+
+
+def test_the_picture_is_drawn(report: Report) -> None:
+    """--png would write something that nothing can open, or fail where there is nothing to draw."""
+    drawn = bench_svg(report)
+    assert drawn is not None
+    assert len(list(ET.fromstring(drawn))) > 2
+    pytest.importorskip("resvg_py")
+    png = bench_png(report)
+    assert png is not None
+    assert png.startswith(b"\x89PNG")
+    assert (
+        bench_svg(Report(started="", machine=report.machine, peak_gb_s=1, suites=(), providers=[], results=[])) is None
+    )

@@ -1,0 +1,56 @@
+"""Kernels that ``attnfuzz bench kernels`` times, or finds wrong, failing or deadly; executors load them by path."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import attnfuzz
+from attnfuzz.problems.layouts import token_views
+
+_GRAPH = attnfuzz.Supports(graph_replay=True)
+
+
+def attend(inputs: Any, *, drop: int = 0, query_of: Any = None) -> tuple[Tensor, Tensor]:
+    """Attention over all but the last ``drop`` keys; ``query_of``: the sequence of each query and the keys it sees."""
+    k_slots, v_slots = token_views(inputs.k_cache[None], inputs.v_cache[None], inputs.layout)
+    out, lse = torch.zeros_like(inputs.q), torch.zeros(inputs.q.shape[:2])
+    lens = inputs.seq_lens.tolist()
+    for row, (seq, visible) in enumerate(query_of or list(enumerate(lens))):
+        pages = inputs.block_table[seq, : -(-lens[seq] // inputs.block_size)].long()
+        k = k_slots[0][pages].reshape(-1, *inputs.k_cache.shape[-2:])[: visible - drop].float()
+        v = v_slots[0][pages].reshape(-1, *inputs.v_cache.shape[-2:])[: visible - drop].float()
+        q = inputs.q[row].float().view(k.shape[1], -1, k.shape[2])
+        scores = inputs.scale * (q @ k.permute(1, 2, 0))
+        out[row] = (scores.softmax(-1) @ v.transpose(0, 1)).flatten(0, 1)
+        lse[row] = scores.logsumexp(-1).flatten()
+    return out, lse
+
+
+@attnfuzz.kernel("paged_decode", supports=attnfuzz.Supports(layouts=("NHD",)), options={"num_splits": (1, 2)})
+def right(inputs: Any, *, num_splits: int) -> tuple[Tensor, Tensor]:
+    """Right, and only on an NHD cache."""
+    del num_splits
+    return attend(inputs)
+
+
+@attnfuzz.kernel("paged_decode", supports=attnfuzz.Supports(layouts=("NHD",)))
+def drops_the_last_key(inputs: Any) -> tuple[Tensor, Tensor]:
+    """Wrong by one token of forty, which is little."""
+    return attend(inputs, drop=1)
+
+
+@attnfuzz.kernel("paged_decode", supports=_GRAPH)
+def raises(inputs: Any) -> Tensor:
+    """Cannot be called."""
+    raise RuntimeError(f"no room for {inputs.block_size}\nand more")
+
+
+@attnfuzz.kernel("paged_decode", supports=_GRAPH)
+def dies(inputs: Any) -> Tensor:
+    """Takes its process down."""
+    del inputs
+    os._exit(7)
