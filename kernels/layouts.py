@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from attnfuzz.kernels.checks import check_choice, check_tensors, group_size_of
+from attnfuzz.kernels.checks import Specs, check_choice, check_tensors, group_size_of
 from attnfuzz.kernels.specs import PAGED
 
 __all__ = ["CacheStrides", "cache_strides", "check_paged", "gather_pages"]
@@ -30,10 +30,15 @@ class CacheStrides(NamedTuple):
     x: int
 
 
-def check_paged(tensors: Mapping[str, Tensor], layout: str, block_size: int) -> dict[str, int]:
-    """Check the tensors of a paged problem; returns the size of each axis, and ``group_size``. Raises ValueError."""
-    check_choice("layout", layout, PAGED)
-    sizes = check_tensors(tensors, PAGED[layout])
+def check_paged(
+    tensors: Mapping[str, Tensor], layout: str, block_size: int, specs: Mapping[str, Specs] = PAGED
+) -> dict[str, int]:
+    """Check the tensors of a paged problem, of which ``specs`` has those of each layout.
+
+    Returns the size of each axis, and ``group_size``. Raises ValueError.
+    """
+    check_choice("layout", layout, specs)
+    sizes = check_tensors(tensors, specs[layout])
     if sizes["block_size"] != block_size:
         held = sizes["block_size"]
         raise ValueError(f"block_size={block_size!r} must be {held}, that of k_cache; check layout={layout!r}")

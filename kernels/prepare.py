@@ -10,10 +10,11 @@ from torch import Tensor
 
 from attnfuzz.kernels.checks import check_choice, check_positive, check_tensors, group_size_of
 from attnfuzz.kernels.layouts import check_paged
-from attnfuzz.kernels.specs import DENSE, MERGE, MERGE_MANY, REDUCE
+from attnfuzz.kernels.specs import ATTENTION, DENSE, MERGE, MERGE_MANY, REDUCE
 
 __all__ = [
     "empty_partials",
+    "prepare_attention",
     "prepare_dense",
     "prepare_merge",
     "prepare_merge_many",
@@ -43,6 +44,21 @@ def prepare_paged(
     q = inputs["q"]
     out, lse = _empty_unless_given(out, q.shape, q.dtype, q), _empty_unless_given(lse, q.shape[:-1], torch.float32, q)
     return out, lse, check_paged({**inputs, "out": out, "lse": lse}, layout, block_size)
+
+
+def prepare_attention(
+    inputs: dict[str, Tensor], layout: str, block_size: int, out: Tensor | None, lse: Tensor | None
+) -> Prepared:
+    """Of ``paged_attention``; ``inputs`` are q, k_cache, v_cache, block_table, seq_lens and cu_seqlens_q."""
+    q = inputs["q"]
+    out, lse = _empty_unless_given(out, q.shape, q.dtype, q), _empty_unless_given(lse, q.shape[:-1], torch.float32, q)
+    sizes = check_paged({**inputs, "out": out, "lse": lse}, layout, block_size, ATTENTION)
+    if sizes["num_seqs_plus_1"] != sizes["num_seqs"] + 1:
+        raise ValueError(
+            f"cu_seqlens_q.shape=[{sizes['num_seqs_plus_1']}] must be [num_seqs + 1] with num_seqs={sizes['num_seqs']} "
+            "as block_table has it; pass the running total that begins with 0"
+        )
+    return out, lse, sizes
 
 
 def prepare_split(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnfuzz.kernels.checks import Specs
 
-__all__ = ["DENSE", "MERGE", "MERGE_MANY", "PAGED", "REDUCE"]
+__all__ = ["ATTENTION", "DENSE", "MERGE", "MERGE_MANY", "PAGED", "REDUCE"]
 
 DENSE: Specs = {
     "q": ("value", "num_seqs num_q_heads head_size"),
@@ -36,6 +36,16 @@ PAGED: dict[str, Specs] = {
     "interleaved": {**_PAGED_COMMON, "k_cache": _NHD, "v_cache": _NHD},
 }
 """By layout."""
+
+_QUERIES: Specs = {
+    "q": ("value", "num_tokens num_q_heads head_size"),
+    "cu_seqlens_q": ("index", "num_seqs_plus_1"),
+    "out": ("value", "num_tokens num_q_heads head_size"),
+    "lse": ("lse", "num_tokens num_q_heads"),
+}
+
+ATTENTION: dict[str, Specs] = {layout: {**specs, **_QUERIES} for layout, specs in PAGED.items()}
+"""Several query tokens per sequence, by layout."""
 
 REDUCE: Specs = {
     "partial_out": ("partial", "num_seqs num_q_heads num_splits head_size"),

@@ -1,0 +1,101 @@
+"""Block sizes of the Q-Block kernels for an H100-class GPU: a small decision tree over what the host knows.
+
+Tuning at run time costs more than it gains and cannot happen while a CUDA graph is replayed, so what micro-benchmarks
+of realistic, ragged batches say is written down as a few branches (arXiv 2511.11581, §5). Only shapes decide, never
+lengths: those are on the device. The reasons that stand beside the branches hold for any GPU with matrix units; the
+numbers are those of 132 multiprocessors with 227 KiB of shared memory each.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["MAX_SEGMENTS", "Launch", "choose", "fitting"]
+
+MAX_SEGMENTS = 64
+_SHARED_BYTES = 220 * 1024
+_ROW_REGISTERS = 64
+"""Of 255 that a thread has, for the output; with twice as many it spills."""
+_FEWEST_TILES = 4
+
+
+class Launch(NamedTuple):
+    """How to launch a Q-Block kernel.
+
+    ``block_m``: rows (query tokens times heads) of a block; ``tile``: keys per step; both powers of two of at least 16.
+    ``num_warps``, ``num_stages`` as in ``triton.Config``. ``num_segments``: parts of a sequence that run in parallel.
+    """
+
+    block_m: int
+    tile: int
+    num_warps: int
+    num_stages: int
+    num_segments: int = 1
+
+
+def choose(
+    *,
+    num_seqs: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    itemsize: int,
+    max_query_len: int,
+    max_seq_len: int,
+    num_sms: int,
+) -> Launch:
+    """The launch for a batch; ``itemsize``: bytes of an element of K and V."""
+    group = num_q_heads // num_kv_heads
+    rows = max_query_len * group
+    if rows <= 64:
+        # Decode: all rows of a block wait for the same tiles, and bandwidth decides. Few rows take little room, which
+        # leaves it to more programs with tiles of their own on the way.
+        launch = Launch(block_m=_power_of_two(rows), tile=64, num_warps=4, num_stages=3)
+    elif rows < 512:
+        # Two programs of this size share a multiprocessor: while one takes exponentials, the other multiplies.
+        launch = Launch(block_m=64, tile=64, num_warps=4, num_stages=2)
+    else:
+        # Prefill: arithmetic decides. Two warp groups of 64 rows each use every tile.
+        launch = Launch(block_m=128, tile=64, num_warps=8, num_stages=3)
+    if head_size > 128 and itemsize < 4:
+        launch = launch._replace(tile=32, num_warps=8 if rows > 64 else 4)
+    launch = fitting(launch, head_size=head_size, itemsize=itemsize)
+    segments = _segments(launch, num_seqs, num_kv_heads, group, max_query_len, max_seq_len, num_sms)
+    return launch._replace(num_segments=segments)
+
+
+def fitting(launch: Launch, *, head_size: int, itemsize: int) -> Launch:
+    """``launch`` with fewer rows, stages and keys per step, until it fits into registers and shared memory."""
+    columns = _power_of_two(head_size)
+    block_m, tile, num_stages = launch.block_m, launch.tile, launch.num_stages
+    if itemsize == 4:
+        # Without matrix units every product is an instruction of its own: more of them take a minute to compile.
+        block_m, tile = 16, max(16, min(tile, 2048 // columns))
+    while block_m > 16 and block_m * columns > _ROW_REGISTERS * 32 * launch.num_warps:
+        block_m //= 2
+    # The queries, and a tile of K and one of V for each stage.
+    while (block_m + 2 * num_stages * tile) * columns * itemsize > _SHARED_BYTES:
+        if num_stages > 2:
+            num_stages -= 1
+        elif tile > 16:
+            tile //= 2
+        else:
+            block_m, num_stages = 16, 1
+            break
+    return launch._replace(block_m=block_m, tile=tile, num_stages=num_stages)
+
+
+def _segments(
+    launch: Launch, num_seqs: int, num_kv_heads: int, group: int, max_query_len: int, max_seq_len: int, num_sms: int
+) -> int:
+    """As many as fill the GPU twice, if they are long enough for the reduction to pay."""
+    heads_at_once = min(group, launch.block_m)
+    blocks = -(-max_query_len // (launch.block_m // heads_at_once)) * -(-group // heads_at_once)
+    programs = max(1, num_seqs * blocks * num_kv_heads)
+    most = max_seq_len // (_FEWEST_TILES * launch.tile)
+    return max(1, min(2 * num_sms // programs, most, MAX_SEGMENTS))
+
+
+def _power_of_two(least: int) -> int:
+    """Of at least ``least``, and of at least 16, as tl.dot wants it."""
+    return max(16, 1 << (least - 1).bit_length())

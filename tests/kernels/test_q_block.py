@@ -1,0 +1,247 @@
+"""Q-Block paged attention: one program per block, with segments, on a static grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnfuzz.kernels.launch_q_block import q_block_attention
+
+Make = Callable[..., Any]
+Lengths = Sequence[tuple[int, int]]
+MIXED = [(1, 21), (0, 3), (7, 7), (0, 0), (1, 1), (13, 40)]
+"""Query tokens and length of each sequence: decode, nothing to do, prefill, empty, first token, chunked prefill."""
+KERNELS = {
+    "q_block": partial(q_block_attention, tile=16),
+    "segments": partial(q_block_attention, tile=16, num_segments=2),
+    "static": partial(q_block_attention, tile=16, static_grid=True, num_programs=3),
+}
+
+every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+
+
+def causal(
+    q: Tensor, lengths: Lengths, keys: list[Tensor], values: list[Tensor], scale: float
+) -> tuple[Tensor, Tensor]:
+    """``out`` and ``lse`` in float64, one query token and head at a time."""
+    out, lse = torch.zeros(q.shape, dtype=torch.float64), torch.full(q.shape[:2], -math.inf, dtype=torch.float64)
+    token = 0
+    for (query_len, seq_len), k, v in zip(lengths, keys, values, strict=True):
+        for j in range(query_len):
+            seen = max(0, seq_len - query_len + j + 1)
+            for head in range(q.shape[1]) if seen else ():
+                kv_head = head * k.shape[1] // q.shape[1]
+                scores = k[:seen, kv_head].double() @ q[token, head].double() * scale
+                out[token, head] = torch.softmax(scores, 0) @ v[:seen, kv_head].double()
+                lse[token, head] = torch.logsumexp(scores, 0)
+            token += 1
+    return out, lse
+
+
+@pytest.fixture(name="make")
+def _make(paged_problem: Make) -> Make:
+    def make(lengths: Lengths, *, heads: tuple[int, int] = (2, 1), **kinds: Any) -> Any:
+        """Arguments, keywords and the float64 answer; dead memory as in ``paged_problem``."""
+        paged = paged_problem([seq_len for _, seq_len in lengths], heads=heads, **kinds)
+        _, *cache, scale, block_size, layout = paged.args
+        total = sum(query_len for query_len, _ in lengths)
+        generator = torch.Generator(torch.get_default_device()).manual_seed(5)
+        q = torch.randn(total, heads[0], paged.q.shape[2], generator=generator).to(paged.q.dtype)
+        ends = torch.tensor([0, *(query_len for query_len, _ in lengths)]).cumsum(0).to(torch.int32)
+        longest = {"max_query_len": max(n for n, _ in lengths), "max_seq_len": max(n for _, n in lengths)}
+        args = (q, *cache, ends, scale, block_size, layout)
+        return args, longest, causal(q, lengths, paged.keys, paged.values, scale)
+
+    return make
+
+
+@pytest.fixture(name="check")
+def _check() -> Make:
+    def check(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+        # P is rounded to the input dtype, and each V in the sum is as large as the largest
+        loose = {torch.float16: 2e-3, torch.float32: 2e-6}[got[0].dtype]
+        torch.testing.assert_close(got[0].double(), expected[0], rtol=loose, atol=loose)
+        torch.testing.assert_close(got[1].double(), expected[1], rtol=2e-6, atol=2e-6)
+
+    return check
+
+
+@every_kernel
+@pytest.mark.parametrize(("layout", "block_size"), [("NHD", 3), ("HND", 16), ("packed", 16), ("interleaved", 3)])
+def test_a_mixed_batch(kernel: Make, layout: str, block_size: int, make: Make, check: Make) -> None:
+    """Prefill, decode and sequences without queries in one launch would get each other's tokens or masks."""
+    args, longest, expected = make(MIXED, block_size=block_size, layout=layout, heads=(4, 2))
+    check(kernel(*args, **longest), expected)
+
+
+@every_kernel
+@pytest.mark.parametrize("query_lens", [(0, 0, 8), (8, 0, 0), (7, 9, 1, 16), (0, 17, 0, 1, 0), (1,) * 5, (24,)])
+def test_the_sequence_of_a_block(kernel: Make, query_lens: tuple[int, ...], make: Make, check: Make) -> None:
+    """A block of 8 query tokens would be taken for one of the sequence before or behind it."""
+    args, longest, expected = make([(n, n + i) for i, n in enumerate(query_lens)])
+    check(kernel(*args, **longest, block_m=16), expected)
+
+
+@every_kernel
+@pytest.mark.parametrize(
+    ("heads", "block_m"), [((3, 1), 16), ((10, 2), 16), ((17, 1), 16), ((24, 1), 64), ((3, 3), 32)]
+)
+def test_groups_that_do_not_divide_a_block(
+    kernel: Make, heads: tuple[int, int], block_m: int, make: Make, check: Make
+) -> None:
+    """Rows without a head would be written to a neighbour's, or heads beyond the first block be left out."""
+    args, longest, expected = make([(5, 9), (1, 4)], heads=heads)
+    check(kernel(*args, **longest, block_m=block_m), expected)
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 24, 32, 48, 128, 272])
+@pytest.mark.parametrize("tile", [16, 32])
+def test_tiles_and_pages_are_independent(block_size: int, tile: int, make: Make, check: Make) -> None:
+    """A tile that is smaller or larger than a page, or lies across two, would read the wrong one."""
+    args, longest, expected = make([(2, 70), (20, 300)], block_size=block_size, heads=(1, 1))
+    check(q_block_attention(*args, **longest, tile=tile), expected)
+    check(q_block_attention(*args, **longest, tile=tile, num_segments=4), expected)
+
+
+@every_kernel
+@pytest.mark.parametrize(("layout", "head_size"), [("NHD", 13), ("HND", 1), ("packed", 24), ("packed", 80)])
+def test_head_sizes_that_are_not_powers_of_two(
+    kernel: Make, layout: str, head_size: int, make: Make, check: Make
+) -> None:
+    """The columns that pad a head to a power of two would be read or written."""
+    args, longest, expected = make([(3, 5)], head_size=head_size, layout=layout)
+    check(kernel(*args, **longest), expected)
+
+
+@every_kernel
+def test_float32(kernel: Make, make: Make, check: Make) -> None:
+    """float32 inputs would be multiplied in TF32 or their weights rounded."""
+    args, longest, expected = make(MIXED, dtype=torch.float32)
+    check(kernel(*args, **longest), expected)
+
+
+@every_kernel
+@pytest.mark.parametrize("layout", ["NHD", "packed"])
+def test_every_stride_is_honoured(kernel: Make, layout: str, make: Make, spread: Make, check: Make) -> None:
+    """A tensor that is a view would be read, or a result written, as if it were contiguous."""
+    args, longest, expected = make(MIXED, heads=(4, 2), layout=layout)
+    args = tuple(spread(arg) if isinstance(arg, Tensor) else arg for arg in args)
+    out, lse = spread(torch.zeros(22, 4, 8, dtype=torch.float16)), spread(torch.zeros(22, 4))
+    check(kernel(*args, **longest, out=out, lse=lse), expected)
+    check((out, lse), expected)
+    for result in (out, lse):
+        assert result._base is not None
+        assert int(result._base.isnan().sum()) == result._base.numel() - result.numel()
+
+
+@every_kernel
+def test_queries_that_see_nothing(kernel: Make, make: Make, check: Make) -> None:
+    """Queries before the first token, as a stale length makes them, would become NaN and not 0 and -inf."""
+    args, longest, expected = make([(5, 2), (1, 0), (3, 3)])
+    assert int(expected[1].isneginf().all(1).sum()) == 4
+    check(kernel(*args, **longest), expected)
+
+
+@every_kernel
+def test_room_for_more_tokens_and_longer_ones(kernel: Make, make: Make, check: Make) -> None:
+    """A captured graph, with room for a larger batch, would write rows that belong to nobody or lose some that do."""
+    (q, *rest), _, expected = make(MIXED)
+    roomy = torch.full((100, *q.shape[1:]), math.nan, dtype=q.dtype)
+    roomy[: len(q)] = q
+    out, lse = torch.full_like(roomy, 7.0), torch.full(roomy.shape[:2], 7.0)
+    kernel(roomy, *rest, max_query_len=100, max_seq_len=5000, out=out, lse=lse)
+    check((out[: len(q)], lse[: len(q)]), expected)
+    assert bool((out[len(q) :] == 7).all())
+    assert bool((lse[len(q) :] == 7).all())
+
+
+@every_kernel
+def test_integer_dtypes(kernel: Make, make: Make, check: Make) -> None:
+    """int64 lengths and tables, which some engines keep, would be read as pairs of int32."""
+    args, longest, expected = make(MIXED)
+    args = tuple(arg.long() if isinstance(arg, Tensor) and arg.dtype == torch.int32 else arg for arg in args)
+    check(kernel(*args, **longest), expected)
+
+
+@every_kernel
+def test_pages_beyond_two_to_the_31_elements(kernel: Make, make: Make, check: Make) -> None:
+    """An address would wrap at 32 bits and read from outside the cache."""
+    (q, k_cache, v_cache, table, *rest), longest, expected = make([(2, 5)], layout="interleaved")
+    num_blocks = 2**31 // (2 * 4 * 8) + 4
+    far = torch.empty(num_blocks, 2, 4, 1, 8, dtype=torch.float16)  # only touched where pages are in use
+    shift = num_blocks - len(k_cache)
+    far[shift:, 0], far[shift:, 1] = k_cache, v_cache
+    table[0, :2] += shift
+    check(kernel(q, far[:, 0], far[:, 1], table, *rest, **longest), expected)
+
+
+@pytest.mark.parametrize("num_programs", [1, 2, 1000])
+@pytest.mark.parametrize("num_segments", [1, 2])
+def test_any_number_of_programs(num_programs: int, num_segments: int, make: Make, check: Make) -> None:
+    """Programs that share out the work would leave some of it undone."""
+    args, longest, expected = make(MIXED, heads=(4, 2))
+    got = q_block_attention(
+        *args, **longest, static_grid=True, num_programs=num_programs, num_segments=num_segments, tile=16
+    )
+    check(got, expected)
+
+
+@pytest.mark.parametrize("num_segments", [2, 5, 33])
+def test_any_number_of_segments(num_segments: int, make: Make, check: Make) -> None:
+    """The reduction would lose a segment, or weigh one without tokens."""
+    args, longest, expected = make([(1, 1), (1, 80), (0, 7)], heads=(1, 1))
+    check(q_block_attention(*args, **longest, tile=16, num_segments=num_segments), expected)
+
+
+def test_scores_of_any_size_and_sign(make: Make) -> None:
+    """A row whose real scores lie below a finite stand-in for -inf would come out empty."""
+    (q, k_cache, v_cache, table, lens, ends, scale, *rest), longest, _ = make([(2, 40)], dtype=torch.float32)
+    for kernel in KERNELS.values():
+        _, small = kernel(q, k_cache, v_cache, table, lens, ends, scale, *rest, **longest)
+        q_far = torch.full_like(q, 1e5)
+        k_far = torch.where(k_cache.isnan(), k_cache, -1e5)
+        out, lse = kernel(q_far, k_far, v_cache, table, lens, ends, scale, *rest, **longest)
+        assert bool(out.isfinite().all())
+        assert bool((lse < -1e10).all())
+        assert bool(lse.isfinite().all())
+        assert bool(small.isfinite().all())
+
+
+def test_nothing_to_do(make: Make) -> None:
+    """A launch without programs would be an error."""
+    args, _, _ = make([(0, 4), (0, 0)])
+    out, lse = q_block_attention(*args, max_query_len=0, max_seq_len=4)
+    assert out.shape == (0, 2, 8)
+    assert lse.shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"block_m": 24}, "block_m=24 must be a power of two of at least 16"),
+        ({"tile": 8}, "tile=8 must be a power of two of at least 16"),
+        ({"num_segments": 65}, "num_segments=65 must be at most 64"),
+        ({"num_segments": 0}, "num_segments=0 must be an integer of at least 1"),
+        ({"num_warps": 3}, "num_warps=3 must be one of"),
+        ({"num_programs": 0}, "num_programs=0 must be an integer of at least 1"),
+    ],
+)
+def test_what_cannot_be_launched(options: dict[str, Any], told: str, make: Make) -> None:
+    """A wrong option would fail in the compiler, far from where it was given."""
+    args, longest, _ = make([(1, 4)])
+    with pytest.raises(ValueError, match=told):
+        q_block_attention(*args, **(longest | options))
+
+
+def test_starts_of_another_batch(make: Make) -> None:
+    """Starts without the end of the last sequence would be read past their end."""
+    args, longest, _ = make([(1, 4), (2, 2)])
+    others: Any = (*args[:5], args[5][:-1], *args[6:])
+    with pytest.raises(ValueError, match=r"cu_seqlens_q.shape=\[2\] must be \[num_seqs \+ 1\] with num_seqs=2"):
+        q_block_attention(*others, **longest)
