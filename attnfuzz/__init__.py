@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from attnfuzz.declaration import kernel as kernel
     from attnfuzz.problems.cases import DenseDecodeCase as DenseDecodeCase
     from attnfuzz.problems.cases import MergeStatesCase as MergeStatesCase
+    from attnfuzz.problems.cases import PagedAttentionCase as PagedAttentionCase
     from attnfuzz.problems.cases import PagedDecodeCase as PagedDecodeCase
     from attnfuzz.problems.cases import SplitDecodeCase as SplitDecodeCase
     from attnfuzz.problems.declared_numerics import Numerics as Numerics
@@ -31,6 +32,7 @@ _HOMES = {
     "KernelFailure": "attnfuzz.testing",
     "MergeStatesCase": "attnfuzz.problems.cases",
     "Numerics": "attnfuzz.problems.declared_numerics",
+    "PagedAttentionCase": "attnfuzz.problems.cases",
     "PagedDecodeCase": "attnfuzz.problems.cases",
     "SplitDecodeCase": "attnfuzz.problems.cases",
     "Supports": "attnfuzz.problems.supports",

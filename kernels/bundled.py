@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.kernels import eager, launch, launch_merge, launch_paged
+from attnfuzz.kernels import eager, eager_attention, launch, launch_attention, launch_merge, launch_paged
 
 __all__ = [
     "dense_eager",
@@ -29,6 +29,8 @@ __all__ = [
     "merge_states_triton_th",
     "merge_states_wide",
     "merge_states_wide_th",
+    "paged_attention_eager",
+    "paged_attention_naive",
     "paged_eager",
     "paged_naive",
     "paged_split_k",
@@ -168,6 +170,23 @@ def merge_many_th(inputs: Any, *, num_states: int, **options: Any) -> State:
 def merge_states_eager(inputs: Any) -> State:
     """All tokens and heads at once."""
     return eager.merge_states(**_states(inputs))
+
+
+@attnfuzz.kernel("paged_attention", supports=_EVERYTHING, options=_TILED, numerics=_FLOAT32)
+def paged_attention_naive(inputs: Any, **options: Any) -> State:
+    """One program per query token and query head."""
+    return launch_attention.paged_attention(**_queries(inputs), out=inputs.out, lse=inputs.lse, **options)
+
+
+@attnfuzz.kernel("paged_attention", supports=_PADDED, numerics=_FLOAT32)
+def paged_attention_eager(inputs: Any) -> State:
+    """Each query token as a row of a decode batch."""
+    return eager_attention.paged_attention(**_queries(inputs))
+
+
+def _queries(inputs: Any) -> dict[str, Any]:
+    names = ("cu_seqlens_q", "max_query_len", "max_seq_len")
+    return _paged(inputs) | {name: getattr(inputs, name) for name in names}
 
 
 def _paged(inputs: Any) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from attnfuzz.problems.boundaries import split_count, tile_sizes
+from attnfuzz.problems.boundaries import query_steps, split_count, tile_sizes
 from attnfuzz.problems.cases import (
     PROBLEMS,
     Case,
     DenseDecodeCase,
     MergeStatesCase,
+    PagedAttentionCase,
     PagedDecodeCase,
     Problem,
     SplitDecodeCase,
@@ -28,7 +29,9 @@ from attnfuzz.strategies.decisions import Decisions, decided, decided_together
 from attnfuzz.strategies.formats import FormatPlan, decide_format, format_bytes
 from attnfuzz.strategies.lengths import LengthLimits, decide_seq_lens
 from attnfuzz.strategies.lse import LSE_PAIRS_BYTES, decide_lse_pairs
+from attnfuzz.strategies.needles import Causal
 from attnfuzz.strategies.pages import PAGES_BYTES, decide_pages
+from attnfuzz.strategies.queries import QueryLimits, decide_query_lens, decide_slack
 from attnfuzz.strategies.sizes import CPU_SIZES, Sizes
 from attnfuzz.strategies.values import VALUES_BYTES, decide_scale, decide_values
 
@@ -38,6 +41,8 @@ _TOKEN_COUNTS = (1, 2, 3, 4, 5, 8, 16, 17, 64, 257, 1024)
 _EXTRA_ROWS = (0, 0, 1, 3, 17, 64)
 _MERGE_SEEDS = range(64)
 _MOST_FORMATS = 256
+_WORK_OF_QUERIES = 3
+"""Times the work of one query token per sequence: for a whole tile of queries in a case of medium size."""
 _PARTS_BYTES = 2 + PAGES_BYTES + VALUES_BYTES  # of an attention case, lengths left out; merging takes less
 
 
@@ -105,6 +110,8 @@ def _builder(
     plan = _Plan(FormatPlan.of(problem, supports, options, sizes), tuple(formats))
     build = _BUILDERS[problem]
     size = format_bytes(options) + 1 + _PARTS_BYTES + sizes.max_seqs
+    if problem == "paged_attention":
+        size += _queries_bytes(sizes.max_seqs)
     return lambda decisions: build(decisions, plan), size
 
 
@@ -130,6 +137,10 @@ def _paged_decode(decisions: Decisions, plan: _Plan) -> PagedDecodeCase:
 
 def _split_decode(decisions: Decisions, plan: _Plan) -> SplitDecodeCase:
     return SplitDecodeCase(**_attention(decisions, plan))
+
+
+def _paged_attention(decisions: Decisions, plan: _Plan) -> PagedAttentionCase:
+    return PagedAttentionCase(**_attention(decisions, plan))
 
 
 def _merge_states(decisions: Decisions, plan: _Plan) -> MergeStatesCase:
@@ -161,6 +172,7 @@ _BUILDERS: dict[Problem, Callable[[Decisions, _Plan], Case]] = {
     "paged_decode": _paged_decode,
     "split_decode": _split_decode,
     "merge_states": _merge_states,
+    "paged_attention": _paged_attention,
 }
 
 
@@ -172,6 +184,14 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
     limits = _length_limits(plan, format_, num_splits, work)
     seq_lens = decide_seq_lens(decisions.part(1 + limits.max_seqs), limits)
     fields = {name: value for name in Format.__struct_fields__ if (value := getattr(format_, name)) is not None}
+    query_lens: tuple[int, ...] = ()
+    if plan.free.problem == "paged_attention":
+        seq_lens = seq_lens if any(seq_lens) else (1, *seq_lens[1:])  # for one query token at least
+        part = decisions.part(_queries_bytes(limits.max_seqs))
+        query_lens = decide_query_lens(part, seq_lens, _query_limits(plan, format_, limits))
+        fields["query_lens"] = query_lens
+        fields["seq_slack"] = decide_slack(part, max(seq_lens), plan.supports.max_seq_len)
+        fields["query_slack"] = decide_slack(part, max(query_lens), _most_queries(plan.supports))
     if format_.layout is not None:
         shared = 3 if len(seq_lens) > 1 else 0
         paddings = paddings_of(plan.supports)
@@ -182,8 +202,32 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
         num_kv_heads=format_.num_kv_heads or 1,
         steps=limits.steps,
         num_splits=num_splits,
+        causal=Causal(query_lens, query_steps(tile_sizes(format_.options), _gqa_ratio(format_))),
     )
     return fields | {"scale": scale, "seq_lens": seq_lens, "values": values}
+
+
+def _queries_bytes(max_seqs: int) -> int:
+    return 3 + max_seqs
+
+
+def _most_queries(supports: Supports) -> int | None:
+    """Of one sequence, which has at least as many tokens."""
+    return min((most for most in (supports.max_query_len, supports.max_seq_len) if most is not None), default=None)
+
+
+def _gqa_ratio(format_: Format) -> int:
+    return format_.num_q_heads // (format_.num_kv_heads or 1)
+
+
+def _query_limits(plan: _Plan, format_: Format, lengths: LengthLimits) -> QueryLimits:
+    return QueryLimits(
+        steps=query_steps(tile_sizes(format_.options), _gqa_ratio(format_)),
+        least=min_seq_len(plan.supports),
+        most=_most_queries(plan.supports) or lengths.max_len,
+        work=_WORK_OF_QUERIES * lengths.work,
+        tile=lengths.tile,
+    )
 
 
 def _length_limits(plan: _Plan, format_: Format, num_splits: int, work: int) -> LengthLimits:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from hypothesis import strategies as st
 
-from attnfuzz.problems.boundaries import DEFAULT_TILES, boundary_positions
+from attnfuzz.problems.boundaries import DEFAULT_TILES, boundary_positions, causal_positions
 from attnfuzz.problems.recipes import Needle
 from attnfuzz.strategies.arguments import check_int, check_sizes
 from attnfuzz.strategies.decisions import Decisions, decided
 
-__all__ = ["NEEDLES_BYTES", "check_sequences", "decide_needles", "needles"]
+__all__ = ["NEEDLES_BYTES", "NOT_CAUSAL", "Causal", "check_sequences", "decide_needles", "needles"]
 
 _MOST_NEEDLES = 3
 _PRESENT = (False, False, True)
 _NEEDLE_BYTES = 4
 NEEDLES_BYTES = _MOST_NEEDLES * _NEEDLE_BYTES
+
+
+class Causal(NamedTuple):
+    """Query tokens of each sequence, none where the problem has no causal limit, and ``query_steps``."""
+
+    query_lens: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
+
+    def positions(self, seq: int, seq_len: int) -> tuple[int, ...]:
+        """Where the limit of a query token lies, and just past it."""
+        return causal_positions(seq_len, self.query_lens[seq], self.steps) if self.query_lens else ()
+
+
+NOT_CAUSAL = Causal()
 
 
 def decide_needles(
@@ -24,6 +40,7 @@ def decide_needles(
     num_kv_heads: int,
     steps: tuple[int, ...],
     num_splits: int,
+    causal: Causal = NOT_CAUSAL,
     max_needles: int = _MOST_NEEDLES,
 ) -> tuple[Needle, ...]:
     """Each of the needles is there or not by itself, so that the shrinker can remove any of them."""
@@ -33,7 +50,8 @@ def decide_needles(
         needle = decisions.part(_NEEDLE_BYTES)
         if needle.pick(_PRESENT):
             seq = needle.pick(rows)
-            position = needle.pick(boundary_positions(seq_lens[seq], steps or DEFAULT_TILES, num_splits))
+            ends = boundary_positions(seq_lens[seq], steps or DEFAULT_TILES, num_splits)
+            position = needle.pick((*ends, *causal.positions(seq, seq_lens[seq])))
             drawn.add(Needle(seq=seq, position=position, kv_head=needle.pick(range(num_kv_heads))))
     return tuple(sorted(drawn))
 

@@ -12,7 +12,7 @@ from attnfuzz.problems.recipes import KeyRecipe, ValueRecipe, Values
 from attnfuzz.problems.supports import MAX_HEAD_SIZE
 from attnfuzz.strategies.arguments import check_int
 from attnfuzz.strategies.decisions import Decisions, decided
-from attnfuzz.strategies.needles import NEEDLES_BYTES, check_sequences, decide_needles
+from attnfuzz.strategies.needles import NEEDLES_BYTES, NOT_CAUSAL, Causal, check_sequences, decide_needles
 
 __all__ = ["VALUES_BYTES", "decide_scale", "decide_values", "scales", "values"]
 
@@ -40,6 +40,7 @@ def decide_values(
     num_kv_heads: int,
     steps: tuple[int, ...],
     num_splits: int,
+    causal: Causal = NOT_CAUSAL,
 ) -> Values:
     keys = decisions.pick(_KEYS)
     return Values(
@@ -47,7 +48,9 @@ def decide_values(
         values=decisions.pick(_VALUES),
         logit_exponent=decisions.pick(_NEGATIVE_EXPONENTS if keys == "negative" else _EXPONENTS),
         seed=decisions.pick(_SEEDS),
-        needles=decide_needles(decisions, seq_lens, num_kv_heads=num_kv_heads, steps=steps, num_splits=num_splits),
+        needles=decide_needles(
+            decisions, seq_lens, num_kv_heads=num_kv_heads, steps=steps, num_splits=num_splits, causal=causal
+        ),
     )
 
 

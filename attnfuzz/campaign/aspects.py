@@ -31,7 +31,9 @@ _SIZES = frozenset(
         "pages=reversed",
         "pages=shuffled",
         "partial last page",
+        "query_len>1",
         "ragged",
+        "ragged queries",
         "scale",  # goes with the head size
         "seq_len>1",
         "seq_len>block_size",

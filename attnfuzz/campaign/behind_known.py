@@ -16,6 +16,7 @@ from attnfuzz.campaign.pursuit import Suspect
 from attnfuzz.campaign.siblings import without
 from attnfuzz.campaign.signature import KnownFindings, case_features
 from attnfuzz.problems.cases import AttentionCase, Case
+from attnfuzz.problems.lengths import with_seq_lens
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
 
@@ -24,6 +25,7 @@ __all__ = ["relatives_beyond"]
 # fields that mean something together; each group in turn is taken from the simplest case
 _GROUPS = (
     ("seq_lens",),
+    ("query_lens",),
     ("num_q_heads", "num_kv_heads"),
     ("block_size",),
     ("num_splits",),
@@ -37,6 +39,7 @@ _GROUPS = (
     ("num_tokens",),
     ("lse_pairs",),
     ("extra_rows",),
+    ("query_slack", "seq_slack"),
 )
 
 
@@ -66,7 +69,9 @@ def _relatives(suspect: Suspect) -> Iterator[Case]:
     for group in _GROUPS:
         changes = {name: getattr(simplest, name) for name in group if hasattr(case, name)}
         if "seq_lens" in changes and isinstance(case, AttentionCase):
-            changes["seq_lens"] *= case.num_seqs
+            changes = with_seq_lens(case, changes["seq_lens"] * case.num_seqs)
+        if "query_lens" in changes and "seq_lens" not in changes:
+            changes["query_lens"] = tuple(min(1, query_len) for query_len in getattr(case, "query_lens", ()))
         if any(getattr(case, name) != value for name, value in changes.items()):
             yield from _changed(case, changes)
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase, Case, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.features import CACHE_STRIDES, CACHE_TENSORS, KV_STRIDES_DIFFER
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.simplest import simplest_case
@@ -60,13 +60,31 @@ def _no_empty_sequence(case: AttentionCase) -> Changes:
     return {"seq_lens": tuple(max(1, seq_len) for seq_len in case.seq_lens)}
 
 
+def _a_query_each(case: AttentionCase) -> Changes:
+    if not isinstance(case, PagedAttentionCase):
+        return {}
+    lens = zip(case.query_lens, case.seq_lens, strict=True)
+    return {"query_lens": tuple(max(query_len, min(1, seq_len)) for query_len, seq_len in lens)}
+
+
+def _no_context(case: AttentionCase) -> Changes:
+    """Prefill in place of what goes on behind a context; needles stay on the tokens that are left."""
+    if not isinstance(case, PagedAttentionCase):
+        return {}
+    kept = tuple(needle for needle in case.values.needles if needle.position < case.query_lens[needle.seq])
+    values = msgspec.structs.replace(case.values, needles=kept)
+    return {"seq_lens": case.query_lens, "values": values}
+
+
 def _pow2_gqa_ratio(case: AttentionCase) -> Changes:
     return {"num_q_heads": case.num_kv_heads << (case.gqa_ratio.bit_length() - 1)}
 
 
 _CHANGES: dict[str, Callable[[AttentionCase], Changes]] = {
+    "context": _no_context,
     "empty sequence": _no_empty_sequence,
     "gqa_ratio not pow2": _pow2_gqa_ratio,
+    "no query": _a_query_each,
 }
 
 

@@ -10,7 +10,14 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from attnfuzz.problems.boundaries import DEFAULT_TILES, num_splits_of, steps_of
-from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.cases import (
+    AttentionCase,
+    Case,
+    DenseDecodeCase,
+    MergeStatesCase,
+    PagedAttentionCase,
+    PagedDecodeCase,
+)
 from attnfuzz.problems.features import features
 from attnfuzz.problems.recipes import StrideKind
 
@@ -48,6 +55,11 @@ def _numbers(case: Case) -> Iterator[tuple[str, int]]:
     yield "sum of lengths", sum(case.seq_lens)
     if isinstance(case, DenseDecodeCase):
         yield "extra_rows", case.extra_rows
+    if isinstance(case, PagedAttentionCase):
+        yield "num_tokens", case.num_rows
+        yield "max_query_len", max(case.query_lens)
+        yield "query_slack", case.query_slack
+        yield "seq_slack", case.seq_slack
     if isinstance(case, PagedDecodeCase):
         yield "block_size", case.block_size
         yield "columns", case.max_blocks_per_seq

@@ -87,7 +87,7 @@ class _Explaining:
     @property
     def _num_rows(self) -> int:
         case = self.rig.case
-        return (case.num_tokens if isinstance(case, MergeStatesCase) else case.num_seqs) * case.num_q_heads
+        return (case.num_tokens if isinstance(case, MergeStatesCase) else case.num_rows) * case.num_q_heads
 
     def _is_unstable(self) -> bool:
         """Whether runs of the same input disagree."""
@@ -126,7 +126,7 @@ class _Explaining:
         case = self.rig.case
         rows = set(weights.wrong_rows)
         if isinstance(case, AttentionCase):
-            rows |= {row for row in range(self._num_rows) if not case.seq_lens[row // case.num_q_heads]}
+            rows |= {row for row in range(self._num_rows) if not case.row_lens[row // case.num_q_heads]}
         if weights.by_split is not None:
             rows |= set(range(self._num_rows))
         if len(rows) > _MOST_ROWS:
@@ -179,7 +179,7 @@ class _Explaining:
         finite = weights.constant.isfinite().all(-1)
         rows = [row for row in (weights.has_constant & finite).nonzero()[:, 0].tolist() if row not in unwritten]
         if isinstance(self.rig.case, AttentionCase):
-            rows = [row for row in rows if self.rig.case.seq_lens[row // self.rig.case.num_q_heads]]
+            rows = [row for row in rows if self.rig.case.row_lens[row // self.rig.case.num_q_heads]]
         if rows:
             part = weights.constant[rows[0]]
             dim = int(part.abs().argmax())

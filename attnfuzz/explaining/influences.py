@@ -12,6 +12,7 @@ from torch import Tensor
 from attnfuzz.explaining.addresses import name_of
 from attnfuzz.explaining.places import Places, key_slots, value_tensors
 from attnfuzz.explaining.rig import Results, Rig
+from attnfuzz.explaining.words import row_name
 from attnfuzz.memory.patterns import bits
 from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
 
@@ -147,8 +148,9 @@ def _foreign(
     case = rig.case
     if not isinstance(case, AttentionCase):
         return
-    seq, head = divmod(row, case.num_q_heads)
-    own = set(places.own(seq, head // case.gqa_ratio).tolist())
+    row_of_q, head = divmod(row, case.num_q_heads)
+    seq = case.row_seqs[row_of_q]
+    own = set(places.own(seq, head // case.gqa_ratio)[: case.row_lens[row_of_q]].tolist())
     for tensor_name, slots in (("K", key_slots(rig.inputs)), ("V", value_tensors(rig.inputs)[0])):
         others = [place for place in range(places.count) if place not in own]
 
@@ -158,19 +160,19 @@ def _foreign(
             slots[a, b, c] = -2 * slots[a, b, c] + 1
 
         yield _place_name(places, tensor_name, seq), others, negate
-    queries = [other for other in range(case.num_seqs * case.num_q_heads) if other != row]
+    queries = [other for other in range(case.num_rows * case.num_q_heads) if other != row]
 
     def turn(chosen: Int64[Tensor, " n"]) -> None:
         for i in chosen.tolist():
-            seq, head = divmod(queries[i], case.num_q_heads)
-            rig.inputs.q[seq, head] = 1 - 2 * rig.inputs.q[seq, head]
+            other, head = divmod(queries[i], case.num_q_heads)
+            rig.inputs.q[other, head] = 1 - 2 * rig.inputs.q[other, head]
 
-    yield _query_name(case.num_q_heads), queries, turn
+    yield _query_name(case), queries, turn
 
 
 def _place_name(places: Places, what: str, reader: int) -> Callable[[int], str]:
     return lambda place: f"{what} of {places.name(place, reader=reader)}"
 
 
-def _query_name(num_heads: int) -> Callable[[int], str]:
-    return lambda other: f"the query of sequence {other // num_heads}, query head {other % num_heads}"
+def _query_name(case: AttentionCase) -> Callable[[int], str]:
+    return lambda other: f"the query of {row_name(case, other)}"

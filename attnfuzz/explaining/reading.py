@@ -12,7 +12,7 @@ from attnfuzz.explaining.redirected import another_page, read_elsewhere
 from attnfuzz.explaining.row import MeasuredRow, Reading
 from attnfuzz.explaining.sets import descriptions
 from attnfuzz.explaining.tables import read_through_table
-from attnfuzz.explaining.words import weight
+from attnfuzz.explaining.words import row_name, weight
 from attnfuzz.oracles.diagnosis import explain_lse, explain_row
 from attnfuzz.oracles.words import number
 
@@ -75,12 +75,19 @@ def _result_of_another_row(row: MeasuredRow, counts: Counts | None) -> Reading |
     for other in range(len(row.weights.expected)):
         expected = row.weights.expected[other]
         if other != row.number and not torch.equal(expected, row.expected) and _same(row, other):
-            seq, head = divmod(other, row.case.num_q_heads)
-            if head // row.case.gqa_ratio != row.kv_head and seq == row.seq:
+            number, head = divmod(other, row.case.num_q_heads)
+            seq = row.case.row_seqs[number]
+            if head // row.case.gqa_ratio != row.kv_head and number == row.row:
                 continue  # another KV head says more
-            if seq != row.seq and head == row.head and row.length == row.case.seq_lens[seq]:
+            if seq != row.seq and head == row.head and row.length == row.case.row_lens[number]:
                 continue  # as does another sequence's page
-            text = f"the result is that of sequence {seq}, query head {head}"
+            if (
+                seq == row.seq
+                and number != row.row
+                and torch.equal(row.values.q[number, head], row.values.q[row.row, row.head])
+            ):
+                continue  # the same query with another causal limit: which tokens it reads says more
+            text = f"the result is that of {row_name(row.case, other)}"
             return Reading(text, ("rows are exchanged or written to another row's place",))
     return None
 
@@ -188,16 +195,18 @@ def _query_of_another_row(row: MeasuredRow, counts: Counts | None) -> Reading | 
     """The right keys and values with another query."""
     del counts
     num_heads = row.case.num_q_heads
-    for other in range(row.case.num_seqs * num_heads):
-        seq, head = divmod(other, num_heads)
-        q = row.values.q[seq, head].double()
+    for other in range(row.case.num_rows * num_heads):
+        number, head = divmod(other, num_heads)
+        seq, q = row.case.row_seqs[number], row.values.q[number, head].double()
         if other == row.number or torch.equal(q, row.q):
             continue
         predicted = torch.zeros_like(row.got)
         predicted[row.own] = row.scores(row.own, q).softmax(0)
         if row.length > 1 and row.fits(predicted):
-            general = "the query of another head is read" if seq == row.seq else "the query of another sequence is read"
-            return Reading(f"the query of sequence {seq}, query head {head} is read", (general,))
+            other_than = "head" if number == row.row else "token" if seq == row.seq else "sequence"
+            return Reading(
+                f"the query of {row_name(row.case, other)} is read", (f"the query of another {other_than} is read",)
+            )
     return None
 
 

@@ -19,7 +19,7 @@ _SHOWN = 3
 
 def read_elsewhere(row: MeasuredRow, gained: list[int], lost: list[int]) -> Reading:
     """A row with weight in places `gained`, none of which it owns, and none at its positions `lost`."""
-    for explain in (_another_head, _past_the_end, _another_sequence, another_page, _other_slots):
+    for explain in (_another_head, _behind_the_query, _past_the_end, _another_sequence, another_page, _other_slots):
         found = explain(row, gained, lost)
         if found is not None:
             return found
@@ -80,12 +80,13 @@ def _head_formulas(row: MeasuredRow, head: int) -> Iterator[str]:
 def _past_the_end(row: MeasuredRow, gained: list[int], lost: list[int]) -> Reading | None:
     if lost or not row.length:
         return None
-    last, first = row.places.slot(row.seq, row.length - 1)
+    length = row.case.seq_lens[row.seq]
+    last, first = row.places.slot(row.seq, length - 1)
     found = [row.places.coordinates(place) for place in gained]
     if any(a != last or b <= first or head != row.kv_head for a, b, head in found):
         return None
     offsets = [b for _, b, _ in found]
-    positions = [row.length + offset - first - 1 for offset in offsets]
+    positions = [length + offset - first - 1 for offset in offsets]
     total = weight(row.got[gained].sum())
     several = "s" if len(offsets) > 1 else ""
     ends = f"{positions[0]}" if not several else f"{positions[0]}-{positions[-1]}"
@@ -95,6 +96,26 @@ def _past_the_end(row: MeasuredRow, gained: list[int], lost: list[int]) -> Readi
         f"slot{several} {ends}{where} past the end of the sequence {'have' if several else 'has'} weight {total}, "
         "expected 0",
         ("slots past the end of a sequence are read",),
+    )
+
+
+def _behind_the_query(row: MeasuredRow, gained: list[int], lost: list[int]) -> Reading | None:
+    """Tokens of the same sequence that the query must not see yet."""
+    if lost:
+        return None
+    behind = row.places.own(row.seq, row.kv_head)[row.length :].tolist()
+    if not set(gained) <= set(behind):
+        return None
+    positions = sorted(row.length + behind.index(place) for place in gained)
+    total = weight(row.got[gained].sum())
+    has, last = ("has" if len(positions) == 1 else "have"), row.tokens([row.length - 1])
+    return Reading(
+        f"{row.tokens(positions)}, behind the query at {last}, {has} weight {total}, expected 0",
+        (
+            f"{'the next token' if len(positions) == 1 else f'{len(positions)} tokens'} behind the query "
+            f"{'is' if len(positions) == 1 else 'are'} read",
+            "tokens behind the query are read",
+        ),
     )
 
 

@@ -50,8 +50,13 @@ class MeasuredRow:
     number: int
 
     @property
-    def seq(self) -> int:
+    def row(self) -> int:
+        """Of q and of the result."""
         return self.number // self.case.num_q_heads
+
+    @property
+    def seq(self) -> int:
+        return self.case.row_seqs[self.row]
 
     @property
     def head(self) -> int:
@@ -63,12 +68,13 @@ class MeasuredRow:
 
     @property
     def length(self) -> int:
-        return self.case.seq_lens[self.seq]
+        """How many keys it attends to."""
+        return self.case.row_lens[self.row]
 
     @functools.cached_property
     def own(self) -> Int64[Tensor, " seq_len"]:
         """The places that it must read."""
-        return self.places.own(self.seq, self.kv_head)
+        return self.places.own(self.seq, self.kv_head)[: self.length]
 
     @property
     def got(self) -> Float64[Tensor, " places"]:
@@ -84,7 +90,7 @@ class MeasuredRow:
 
     @functools.cached_property
     def q(self) -> Float64[Tensor, " head_size"]:
-        return self.values.q[self.seq, self.head].double()
+        return self.values.q[self.row, self.head].double()
 
     @property
     def reads_outside(self) -> bool:
@@ -158,7 +164,7 @@ class MeasuredRow:
         return AttentionRow(
             case=case,
             values=LogicalAttention(q, k, v, self.values.starts),
-            seq=self.seq,
+            row=self.row,
             head=self.head,
             got=got,
             got_lse=None if lse is None else float(lse[self.number]),

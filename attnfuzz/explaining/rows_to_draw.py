@@ -37,8 +37,8 @@ def to_blame(case: Case, places: Places, weights: Weights, row: int) -> Bool[Ten
     """Weights that are wrong by themselves, where that can be told from those that are the others' complement."""
     wrong = weights.wrong[row].clone()
     if isinstance(case, AttentionCase):
-        seq, head = divmod(row, case.num_q_heads)
-        own = places.own(seq, head // case.gqa_ratio)
+        number, head = divmod(row, case.num_q_heads)
+        own = places.own(case.row_seqs[number], head // case.gqa_ratio)[: case.row_lens[number]]
         counts = count_tokens(
             weights.got[row][own], weights.expected[row][own], weights.bound[row][own], weights.lse_error(row)
         )
@@ -79,7 +79,8 @@ def _boxes(row: _Row) -> Iterator[WeightBox]:
             yield row.box(side, [place])
         yield from _others(row, set(own))
         return
-    seq, head = divmod(row.number, case.num_q_heads)
+    number, head = divmod(row.number, case.num_q_heads)
+    seq = case.row_seqs[number]
     drawn: set[int] = set()
     boxes = []
     for title, slots in _pages(case, seq):

@@ -28,9 +28,10 @@ def read_through_table(row: MeasuredRow) -> Reading | None:
     case = row.case
     if not isinstance(case, PagedDecodeCase) or not row.length:
         return None
-    own = block_table_rows(case)[row.seq][: case.blocks_of(row.seq)]
+    count = -(-row.length // case.block_size)
+    own = block_table_rows(case)[row.seq][:count]
     fitting: dict[str, list[int]] = {}
-    for words, pages in _rules(case, row.seq):
+    for words, pages in _rules(case, row.seq, count):
         if pages != list(own) and all(0 <= page < num_blocks(case) for page in pages) and _fits(row, case, pages):
             fitting.setdefault(words, pages)
     if not fitting:
@@ -38,10 +39,10 @@ def read_through_table(row: MeasuredRow) -> Reading | None:
     return Reading(_where(row, case, own, next(iter(fitting.values()))), tuple(fitting))
 
 
-def _rules(case: PagedDecodeCase, seq: int) -> Iterator[tuple[str, list[int]]]:
-    """For each rule the physical pages that it finds."""
+def _rules(case: PagedDecodeCase, seq: int, count: int) -> Iterator[tuple[str, list[int]]]:
+    """For each rule the first `count` physical pages that it finds."""
     table = block_table_rows(case)
-    own, count = table[seq], case.blocks_of(seq)
+    own = table[seq]
     last = len(own) - 1
     yield _NEXT, [own[min(i + 1, last)] for i in range(count)]
     before = [own[max(i - 1, 0)] for i in range(count)]

@@ -41,7 +41,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Weights:
-    """Rows are (sequence, query head) or (token, head), one sequence after another. Everything in float64.
+    """Rows are (sequence, query head) or (token, head), one sequence or token after another. Everything in float64.
 
     `constant` is the output where all values are 0. `lse` is natural, None for a kernel that returns none.
     `dims_differ`: dimensions in which the output is made otherwise than in the rest, or all of them if the output is
@@ -158,13 +158,13 @@ def expected_weights(rig: Rig, places: Places) -> Float64[Tensor, "rows places"]
         parts = torch.where(parts.isinf(), -torch.inf, parts * (math.log(2) if values.lse_base2 else 1.0))
         sides = parts.softmax(0).nan_to_num(0.0)
         return (torch.eye(sides.shape[1], dtype=torch.float64)[:, None] * sides).flatten(1)
-    found = torch.zeros((case.num_seqs * case.num_q_heads, places.count), dtype=torch.float64)
-    for row in range(len(found)):
-        seq, head = divmod(row, case.num_q_heads)
-        kv_head = head // case.gqa_ratio
-        keys = values.sequence(seq)[0][:, kv_head].cpu().double()
-        scores = case.scale * (keys @ values.q[seq, head].cpu().double())
-        found[row].index_add_(0, places.own(seq, kv_head), scores.softmax(0))
+    found = torch.zeros((case.num_rows * case.num_q_heads, places.count), dtype=torch.float64)
+    for number in range(len(found)):
+        row, head = divmod(number, case.num_q_heads)
+        seq, length, kv_head = case.row_seqs[row], case.row_lens[row], head // case.gqa_ratio
+        keys = values.sequence(seq)[0][:length, kv_head].cpu().double()
+        scores = case.scale * (keys @ values.q[row, head].cpu().double())
+        found[number].index_add_(0, places.own(seq, kv_head)[:length], scores.softmax(0))
     return found
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from attnfuzz.oracles.words import number, ranges
-from attnfuzz.problems.cases import Case, MergeStatesCase
+from attnfuzz.oracles.words import number, ranges, row_words
+from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedAttentionCase
 
 __all__ = ["joined", "row_name", "scope", "weight"]
 
@@ -22,10 +22,11 @@ def joined(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def row_name(case: Case, row: int) -> str:
+def row_name(case: Case | AttentionCase, row: int) -> str:
     """`sequence 0, query head 3`."""
     first, head = divmod(row, case.num_q_heads)
-    return f"{'token' if isinstance(case, MergeStatesCase) else 'sequence'} {first}, query head {head}"
+    name = f"token {first}" if isinstance(case, MergeStatesCase) else row_words(case, first)
+    return f"{name}, query head {head}"
 
 
 def scope(case: Case, rows: Iterable[int], *, count: int) -> str:
@@ -33,7 +34,7 @@ def scope(case: Case, rows: Iterable[int], *, count: int) -> str:
     chosen = set(rows)
     if len(chosen) == count:
         return "every row" if count > 1 else row_name(case, 0)
-    noun = "token" if isinstance(case, MergeStatesCase) else "sequence"
+    noun = "token" if isinstance(case, MergeStatesCase | PagedAttentionCase) else "sequence"
     firsts = {row // case.num_q_heads for row in chosen}
     heads = {row % case.num_q_heads for row in chosen}
     if len(chosen) == 1:

@@ -9,6 +9,7 @@ import msgspec
 
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.choices import default_scale
+from attnfuzz.problems.lengths import of_sequences, with_seq_lens
 from attnfuzz.problems.recipes import Needle, Values
 
 __all__ = [
@@ -40,12 +41,13 @@ def keep_sequences(case: A, kept: Sequence[int]) -> A | None:
     moved = [
         msgspec.structs.replace(needle, seq=place[needle.seq]) for needle in case.values.needles if needle.seq in place
     ]
-    return _with_needles(case, moved, seq_lens=tuple(case.seq_lens[seq] for seq in kept))
+    return _with_needles(case, moved, **of_sequences(case, kept))
 
 
 def with_lengths(case: A, lengths: Sequence[int], move: MoveToken | None = None) -> A | None:
-    """Other lengths for the same sequences. A needle stays at its position or, if that is gone, on the last token.
+    """Other lengths for the same sequences, with the query tokens that ``with_seq_lens`` gives them.
 
+    A needle stays at its position or, if that is gone, on the last token.
     ``move(position, old_length, new_length)`` places it otherwise.
     """
     place = move or _keep_position
@@ -54,7 +56,7 @@ def with_lengths(case: A, lengths: Sequence[int], move: MoveToken | None = None)
         for needle in case.values.needles
         if lengths[needle.seq]
     ]
-    return _with_needles(case, moved, seq_lens=tuple(lengths))
+    return _with_needles(case, moved, **with_seq_lens(case, lengths))
 
 
 def with_heads(case: A, num_kv_heads: int, gqa_ratio: int) -> A | None:

@@ -12,6 +12,7 @@ from attnfuzz.minimise.contents import lower_needles, lower_pages, lower_values
 from attnfuzz.minimise.domain import Domain
 from attnfuzz.minimise.jumps import jump
 from attnfuzz.minimise.numbers import renumber
+from attnfuzz.minimise.queries import lower_queries
 from attnfuzz.minimise.search import Proposal
 from attnfuzz.minimise.shape import (
     drop_sequences,
@@ -42,6 +43,7 @@ _ATTENTION: tuple[Propose, ...] = (
     jump,
     drop_sequences,
     lower_lengths,
+    lower_queries,
     lower_heads,
     lower_num_splits,
     _lower_step_options,

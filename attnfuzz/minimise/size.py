@@ -11,6 +11,7 @@ from attnfuzz.problems.cases import (
     Case,
     DenseDecodeCase,
     MergeStatesCase,
+    PagedAttentionCase,
     PagedDecodeCase,
     SplitDecodeCase,
 )
@@ -49,6 +50,8 @@ def size_key(case: Case, *, options: Options | None = None) -> tuple[Any, ...]:
 def _attention(case: AttentionCase) -> Iterable[Any]:
     yield from (case.num_seqs, case.num_q_heads, case.num_kv_heads)
     yield from (sum(map(length_rank, case.seq_lens)), head_size_rank(case.head_size))
+    if isinstance(case, PagedAttentionCase):
+        yield from (sum(map(length_rank, case.query_lens)), case.seq_slack, case.query_slack)
     if isinstance(case, DenseDecodeCase):
         yield case.extra_rows
     if isinstance(case, PagedDecodeCase):
@@ -72,6 +75,8 @@ def _details(case: AttentionCase) -> Iterable[Any]:
     yield values.seed
     yield tuple((needle.kv_head, needle.seq, needle.position) for needle in values.needles)
     yield tuple(map(length_rank, case.seq_lens))
+    if isinstance(case, PagedAttentionCase):
+        yield tuple(map(length_rank, case.query_lens))
 
 
 def _states(case: MergeStatesCase) -> Iterable[Any]:

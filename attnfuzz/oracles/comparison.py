@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.numerics import Bound, error_ratio
+from attnfuzz.oracles.elements import axes_of
 from attnfuzz.oracles.expectations import Expectation, expectations, on_device
 from attnfuzz.oracles.observation import Observation
 from attnfuzz.problems.cases import Case, MergeStatesCase, SplitDecodeCase
@@ -109,7 +110,7 @@ def compare(reference: Reference, seen: Observation) -> list[Comparison]:
     case, expected, bound = reference.case, reference.expected, reference.bound
     out, lse = _out_and_lse(reference.declaration, seen)
     got_out, got_lse = problem_of(case).logical_result(case, out, expected.lse if lse is None else lse)
-    rows = "token" if case.problem == "merge_states" else "seq"
+    rows = axes_of("out", case)[0]
     found = [Comparison("out", (rows, "head", "dim"), got_out, expected.out, bound.out)]
     if lse is not None:
         found.append(Comparison("lse", (rows, "head"), got_lse, expected.lse, bound.lse))
@@ -122,7 +123,7 @@ def _is_large(case: Case) -> bool:
     """Whether a GPU gains more from its speed than it loses by launching each operation."""
     if isinstance(case, MergeStatesCase):
         return case.num_tokens * case.num_q_heads * case.head_size > _LAUNCH_IN_ELEMENTS
-    return sum(case.seq_lens) * case.num_q_heads * case.head_size > _LAUNCH_IN_ELEMENTS
+    return sum(case.row_lens) * case.num_q_heads * case.head_size > _LAUNCH_IN_ELEMENTS
 
 
 def natural_lse(declaration: Declaration, lse: Float[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:

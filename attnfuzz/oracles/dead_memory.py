@@ -45,7 +45,7 @@ def _reason(trial: Trial, second: Observation) -> str | None:
 def _what_is_dead(case: Case, mask: Tensor) -> list[str]:
     if not isinstance(case, AttentionCase):
         return ["dead here: outputs of states whose LSE is -inf or +inf, and whatever lies around the tensors"]
-    seq = first_index(mask)[0]
+    seq = case.row_seqs[first_index(mask)[0]]
     seq_len = case.seq_lens[seq]
     if isinstance(case, DenseDecodeCase):
         return [f"dead for sequence {seq}: rows {seq_len} and up of k and v (its length is {seq_len})"]

@@ -63,7 +63,7 @@ class DistantExpectations:
 
 
 def _work(case: Case) -> int:
-    tokens = sum(case.seq_lens) if isinstance(case, AttentionCase) else case.num_tokens
+    tokens = sum(case.row_lens) if isinstance(case, AttentionCase) else case.num_tokens
     return case.num_q_heads * tokens * case.head_size
 
 

@@ -18,7 +18,8 @@ def axes_of(name: str, case: Case) -> tuple[str, ...]:
     if name.startswith("partial"):
         axes: tuple[str, ...] = ("seq", "head", "split")
     else:
-        axes = ("token" if name == "output" else "seq", "head")
+        rows = "token" if case.problem in ("merge_states", "paged_attention") else "seq"
+        axes = (rows, "head")
     return axes if name.endswith("lse") else (*axes, "dim")
 
 

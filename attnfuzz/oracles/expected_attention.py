@@ -1,4 +1,4 @@
-"""Expected results and bounds of the attention problems: every KV head of every sequence is a row.
+"""Expected results and bounds of the attention problems: every KV head of every query token is a row.
 
 A row has the keys that its query sees, so a window costs nothing. Cases with a soft cap, ALiBi or sinks take more
 operations and go by themselves: there, a sink is one more token of its row.
@@ -48,9 +48,9 @@ def expect_attention(requests: Sequence[Request], *, interpreted: bool) -> tuple
         of_case = _blocks(case, values.starts, out, lse, key)
         blocks += of_case
         case_of_block += [i] * len(of_case)
-        places.append((out, lse, (case.num_seqs, case.num_q_heads, case.head_size)))
+        places.append((out, lse, (case.num_rows, case.num_q_heads, case.head_size)))
         out += values.q.numel()
-        lse += case.num_seqs * case.num_q_heads
+        lse += case.num_rows * case.num_q_heads
         key += 2 * values.k.numel()
     device = requests[0][2].q.device
     results = Results(out, lse, device)
@@ -69,9 +69,9 @@ def expect_attention(requests: Sequence[Request], *, interpreted: bool) -> tuple
 
 
 def _blocks(case: AttentionCase, starts: tuple[int, ...], out: int, lse: int, key: int) -> list[Block]:
-    """The sequences that have tokens. K, then V, of all the case's tokens begins at `key`, token after token.
+    """The rows that have keys. K, then V, of all the case's tokens begins at `key`, token after token.
 
-    With sinks all sequences, with one token more, which has no key.
+    With sinks all rows, with one token more, which has no key.
     """
     token = case.num_kv_heads * case.head_size
     value = key + starts[-1] * token
@@ -82,25 +82,25 @@ def _blocks(case: AttentionCase, starts: tuple[int, ...], out: int, lse: int, ke
             head_size=case.head_size,
             group=case.gqa_ratio,
             num_rows=case.num_kv_heads,
-            out=out + seq * case.num_q_heads * case.head_size,
-            lse=lse + seq * case.num_q_heads,
+            out=out + row * case.num_q_heads * case.head_size,
+            lse=lse + row * case.num_q_heads,
             key=key + first * token if num_keys else 0,  # without keys, anywhere
             key_row=case.head_size if num_keys else 0,
             key_token=token,
             value=value + first * token if num_keys else 0,
             value_token=token,
         )
-        for seq, num_keys, first in _visible(case, starts)
+        for row, num_keys, first in _visible(case, starts)
         if num_keys or num_sinks
     ]
 
 
 def _visible(case: AttentionCase, starts: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    """Each sequence, how many keys its query sees, and the first of them among the tokens of the case."""
+    """Each query token, how many keys it sees, and the first of them among the tokens of the case."""
     window = case.variant.window
-    for seq, seq_len in enumerate(case.seq_lens):
-        num_keys = seq_len if window is None else min(seq_len, window)
-        yield seq, num_keys, starts[seq] + seq_len - num_keys
+    for row, (seq, length) in enumerate(zip(case.row_seqs, case.row_lens, strict=True)):
+        num_keys = length if window is None else min(length, window)
+        yield row, num_keys, starts[seq] + length - num_keys
 
 
 def _units(
@@ -140,13 +140,13 @@ def _variant_columns(cases: Sequence[AttentionCase]) -> Sequence[Tensor]:
 
 
 def _per_head(requests: Sequence[Request]) -> Tensor:
-    """ALiBi slopes and sinks `[2, num_lse]` of every query head of every sequence, 0 where a case has none."""
+    """ALiBi slopes and sinks `[2, num_lse]` of every query head of every row, 0 where a case has none."""
     of_cases = []
     for _, case, _ in requests:
         numbers = per_head_numbers(case.variant, case.num_q_heads, case.values.seed)
         none = (0.0,) * case.num_q_heads
         rows = [numbers.get("alibi_slopes", none), numbers.get("sinks", none)]
-        of_cases.append(torch.tensor(rows, dtype=torch.float64).repeat(1, case.num_seqs))
+        of_cases.append(torch.tensor(rows, dtype=torch.float64).repeat(1, case.num_rows))
     return torch.cat(of_cases, dim=1)
 
 

@@ -32,7 +32,7 @@ Place = tuple[int, int, tuple[int, int, int]]
 
 
 class Block(NamedTuple):
-    """The rows of one sequence, or of one merge; places are offsets in flat tensors.
+    """The rows of one query token, or of one merge; places are offsets in flat tensors.
 
     Row r, query head g and token t have their key at `key + r key_row + t key_token`, their value at
     `value + r head_size + t value_token`, their result (and query) at `out + (r group + g) head_size` and their LSE at

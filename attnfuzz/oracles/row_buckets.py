@@ -1,6 +1,6 @@
 """Blocks of rows of similar size, to be padded to one size and computed together. Torch-free.
 
-A block is one sequence, whose rows are its KV heads, or one merge, whose rows are its (token, head) pairs.
+A block is one query token, whose rows are KV heads, or one merge, whose rows are its (token, head) pairs.
 """
 
 from __future__ import annotations

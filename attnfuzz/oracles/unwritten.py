@@ -11,7 +11,7 @@ from attnfuzz.oracles.elements import axes_of, differing, extent, first_index
 from attnfuzz.oracles.interference import cause_of_difference
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.oracles.words import element, shape_of
+from attnfuzz.oracles.words import element, plural, row_words, shape_of
 from attnfuzz.problems.cases import AttentionCase
 
 __all__ = ["check"]
@@ -39,11 +39,17 @@ def _never_written(trial: Trial, name: str, mask: Tensor) -> Failure:
     index = first_index(mask)
     details = [f"never written: {extent(name, axes, mask)}"]
     if isinstance(trial.case, AttentionCase):
-        details.append(f"sequence {index[0]} has length {trial.case.seq_lens[index[0]]}")
+        details.append(_length_of(trial.case, index[0]))
     if name.endswith("lse") and mask.all():
         details.append("a kernel that returns no LSE declares Supports(lse='none')")
     message = f"{element(name, axes, index)} was never written"
     return Failure(oracle="unwritten", kind=name, message=message, details=tuple(details))
+
+
+def _length_of(case: AttentionCase, row: int) -> str:
+    if case.problem == "paged_attention":
+        return f"token {row} of the batch is {row_words(case, row)} and attends to {plural(case.row_lens[row], 'key')}"
+    return f"sequence {row} has length {case.seq_lens[row]}"
 
 
 def _read_before_written(trial: Trial) -> Failure:

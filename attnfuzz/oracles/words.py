@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["element", "number", "plural", "ranges", "ratio", "shape_of"]
+from attnfuzz.problems.cases import AttentionCase
+
+__all__ = ["element", "number", "plural", "ranges", "ratio", "row_words", "shape_of"]
 
 
 def number(value: float) -> str:
@@ -24,6 +26,14 @@ def plural(count: int, noun: str) -> str:
 def element(name: str, axes: Sequence[str], index: Sequence[int]) -> str:
     """`out[seq 0, head 3, dim 5]`."""
     return f"{name}[{', '.join(f'{axis} {i}' for axis, i in zip(axes, index, strict=True))}]"
+
+
+def row_words(case: AttentionCase, row: int) -> str:
+    """`sequence 1`, or `query 0 of sequence 1` where a sequence may have several."""
+    seq = case.row_seqs[row]
+    if case.problem != "paged_attention":
+        return f"sequence {seq}"
+    return f"query {row - case.rows_of(seq).start} of sequence {seq}"
 
 
 def shape_of(dtype: str, shape: Sequence[int]) -> str:

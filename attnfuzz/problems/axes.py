@@ -11,12 +11,20 @@ from functools import lru_cache, partial
 from typing import Any
 
 from attnfuzz.problems.boundaries import num_splits_of
-from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase, Problem
+from attnfuzz.problems.cases import (
+    AttentionCase,
+    Case,
+    MergeStatesCase,
+    PagedAttentionCase,
+    PagedDecodeCase,
+    Problem,
+)
 from attnfuzz.problems.choices import default_scale, is_power_of_two
 from attnfuzz.problems.recipes import KEY_RECIPES, STRIDE_KINDS, VALUE_RECIPES
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue
 
 __all__ = [
+    "BATCHES",
     "GQA_CLASSES",
     "HEAD_SIZE_CLASSES",
     "PAGE_CLASSES",
@@ -26,6 +34,7 @@ __all__ = [
     "case_axes",
     "classes",
     "option_axes",
+    "query_phase",
     "size_class",
     "split_class",
 ]
@@ -36,6 +45,7 @@ HEAD_SIZE_CLASSES = (16, 64, 128)
 GQA_CLASSES = (8,)
 PAGE_CLASSES = (16,)
 SPLIT_CLASSES = ("1", "2 to 4", "5 to 8", "over 8")
+BATCHES = ("decode", "prefill", "chunk", "mixed")
 _MANY_CHOICES = 8
 
 
@@ -54,7 +64,8 @@ def case_axes(problem: Problem) -> tuple[Axis, ...]:
     if problem == "merge_states":
         return (*shape, *_MERGE)
     cache = _DENSE if problem == "dense_decode" else _PAGED
-    return (*shape, *_HEADS, *cache, *_VALUES)
+    queries = _QUERIES if problem == "paged_attention" else ()
+    return (*shape, *_HEADS, *queries, *cache, *_VALUES)
 
 
 def option_axes(options: Mapping[str, tuple[OptionValue, ...]]) -> tuple[Axis, ...]:
@@ -127,6 +138,24 @@ def _padding(case: PagedDecodeCase) -> Levels:
     return (case.pages.padding,) if unused else ("none",)
 
 
+def query_phase(query_len: int, seq_len: int) -> str:
+    """What a sequence's query tokens are: all of it, the last one, a piece of a prompt, or none this step."""
+    if not query_len:
+        return "no query"
+    if query_len == seq_len:
+        return "prefill"
+    return "decode" if query_len == 1 else "chunk"
+
+
+def _batch(case: PagedAttentionCase) -> Levels:
+    phases = {query_phase(*lens) for lens in zip(case.query_lens, case.seq_lens, strict=True)} - {"no query"}
+    return (phases.pop() if len(phases) == 1 else "mixed",)
+
+
+def _bounds(case: PagedAttentionCase) -> Levels:
+    return ("loose" if case.query_slack or case.seq_slack else "tight",)
+
+
 def _logit_scale(case: AttentionCase) -> Levels:
     exponent = case.values.logit_exponent
     return ("small" if exponent < 0 else "plain" if exponent == 0 else "large" if exponent < 5 else "huge",)
@@ -151,13 +180,19 @@ _HEADS = (
     Axis("sequences", ("1", "several, equal", "several, ragged"), _sequences),
     Axis("splits", SPLIT_CLASSES, lambda case: (split_class(num_splits_of(case)),)),
 )
+_QUERIES = (
+    Axis("batch", BATCHES, _batch),
+    Axis("bounds", ("tight", "loose"), _bounds),
+)
 _PAGED = (
     Axis("layout", LAYOUTS, lambda case: (case.layout,)),
     Axis("page size", classes(PAGE_CLASSES), lambda case: (size_class(case.block_size, PAGE_CLASSES),)),
     Axis("page order", ("identity", "reversed", "shuffled", "shared"), _pages),
     Axis("table padding", ("none", "zero", "wrong_page", "garbage"), _padding),
     _strides("cache strides", "k_cache", "v_cache"),
-    _strides("other strides", "q", "block_table", "seq_lens", "out", "lse", "partial_out", "partial_lse"),
+    _strides(
+        "other strides", "q", "block_table", "seq_lens", "cu_seqlens_q", "out", "lse", "partial_out", "partial_lse"
+    ),
 )
 _DENSE = (
     Axis("dead rows", ("none", "some"), lambda case: ("some" if case.extra_rows else "none",)),

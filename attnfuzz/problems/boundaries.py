@@ -13,10 +13,13 @@ from attnfuzz.problems.supports import OptionValue
 
 __all__ = [
     "DEFAULT_TILES",
+    "QUERY_TILE",
     "boundary_lengths",
     "boundary_positions",
+    "causal_positions",
     "has_empty_split",
     "num_splits_of",
+    "query_steps",
     "split_count",
     "steps_of",
     "tile_sizes",
@@ -24,6 +27,9 @@ __all__ = [
 
 DEFAULT_TILES = (16, 32, 64)
 """Tile sizes to expect of a kernel that does not name its own as an option."""
+
+QUERY_TILE = 16
+"""Rows of a matrix instruction, which kernels fill with query tokens, or with those of a group of query heads."""
 
 _LAUNCH_OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg"})
 _NEAR = (-1, 0, 1)
@@ -79,6 +85,25 @@ def boundary_positions(seq_len: int, steps: tuple[int, ...], num_splits: int) ->
         last_start = (seq_len - 1) // width * width
         positions.update({width - 1, width, last_start - 1, last_start})
     return tuple(sorted(position for position in positions if 0 <= position < seq_len))
+
+
+def query_steps(tiles: tuple[int, ...], gqa_ratio: int) -> tuple[int, ...]:
+    """By how many query tokens a kernel may advance: tiles that hold one query head, or all heads of a group."""
+    sizes = (QUERY_TILE, *(tile for tile in tiles if tile > QUERY_TILE))
+    return tuple(sorted({step for size in sizes for step in (size, size // gqa_ratio) if step > 1}))
+
+
+@lru_cache(maxsize=4096)
+def causal_positions(seq_len: int, query_len: int, steps: tuple[int, ...]) -> tuple[int, ...]:
+    """The last key of the first query token, and of the first token of each tile of queries, with their neighbours.
+
+    ``steps``: see ``query_steps``. A key just past a query's limit is live, and must get no weight all the same.
+    """
+    if not query_len:
+        return ()
+    first = seq_len - query_len
+    positions = _near(*(first + k * step for step in (0, *steps) for k in (1, 2)))
+    return tuple(sorted({position for position in (first - 1, first, *positions) if 0 <= position < seq_len}))
 
 
 def _split_length(seq_len: int, num_splits: int) -> int:

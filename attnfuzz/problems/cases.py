@@ -1,4 +1,4 @@
-"""The four Case types: one input of one problem, fully described by small JSON. Torch-free.
+"""The five Case types: one input of one problem, fully described by small JSON. Torch-free.
 
 A case is everything needed to rebuild its tensors bit for bit. ``encode_case`` and ``decode_case`` are the only way in
 and out of JSON; decoding is strict and executes nothing.
@@ -7,7 +7,9 @@ and out of JSON; decoding is strict and executes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
 from typing import ClassVar, Literal
 
 import msgspec
@@ -24,6 +26,7 @@ __all__ = [
     "DenseDecodeCase",
     "LsePair",
     "MergeStatesCase",
+    "PagedAttentionCase",
     "PagedDecodeCase",
     "Problem",
     "SplitDecodeCase",
@@ -33,11 +36,12 @@ __all__ = [
     "packed_width",
 ]
 
-Problem = Literal["dense_decode", "paged_decode", "split_decode", "merge_states"]
+Problem = Literal["dense_decode", "paged_decode", "split_decode", "merge_states", "paged_attention"]
 LsePair = tuple[LseKind, LseKind]
 
 MAX_SEQS = 1 << 16
 MAX_SEQ_LEN = 1 << 24
+MAX_QUERY_TOKENS = 1 << 20
 
 
 _PLAIN_VALUES = Values()
@@ -76,7 +80,11 @@ class _CaseBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What dense, paged and split decode share: one query token per sequence over ``seq_lens`` keys."""
+    """What the attention problems share: query tokens over the ``seq_lens`` keys of their sequences.
+
+    A *row* is one query token: row ``i`` of q and of the result belongs to sequence ``row_seqs[i]`` and attends to its
+    first ``row_lens[i]`` keys. In the decode problems each sequence has one row, over all of its keys.
+    """
 
     num_kv_heads: int
     seq_lens: tuple[int, ...]
@@ -111,6 +119,21 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def gqa_ratio(self) -> int:
         return self.num_q_heads // self.num_kv_heads
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_seqs
+
+    @property
+    def row_seqs(self) -> Sequence[int]:
+        return range(self.num_seqs)
+
+    @property
+    def row_lens(self) -> tuple[int, ...]:
+        return self.seq_lens
+
+    def rows_of(self, seq: int) -> range:
+        return range(seq, seq + 1)
 
 
 class DenseDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -190,6 +213,81 @@ class SplitDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, 
             )
 
 
+class PagedAttentionCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Causal attention of the last ``query_lens`` tokens of each sequence over its paged cache, which holds them too.
+
+    ``seq_lens`` counts context and new tokens. Query token j of a sequence with n query tokens and length L attends to
+    positions 0 to L - n + j: prefill is n = L, decode n = 1, and a sequence with n = 0 gets no token this step. A batch
+    has at least one query token, since no kernel is launched for none.
+    """
+
+    problem: ClassVar[Problem] = "paged_attention"
+    tensor_names: ClassVar[tuple[str, ...]] = (
+        "q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q", "alibi_slopes", "sinks", "out", "lse",
+    )  # fmt: skip
+
+    query_lens: tuple[int, ...]
+    query_slack: int = 0
+    seq_slack: int = 0
+    """By how much ``max_query_len`` and ``max_seq_len``, the bounds that a kernel is told, exceed the longest."""
+
+    def __post_init__(self) -> None:
+        PagedDecodeCase.__post_init__(self)
+        check_range("query_slack", self.query_slack, 0, MAX_SEQ_LEN)
+        check_range("seq_slack", self.seq_slack, 0, MAX_SEQ_LEN)
+        if len(self.query_lens) != self.num_seqs:
+            raise ValueError(
+                f"len(query_lens)={len(self.query_lens)} must be len(seq_lens)={self.num_seqs}; "
+                "give every sequence a query length, 0 for none"
+            )
+        for i, (query_len, seq_len) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
+            check_range(f"query_lens[{i}]", query_len, 0, seq_len)
+        check_range("sum(query_lens)", sum(self.query_lens), 1, MAX_QUERY_TOKENS)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.query_lens)
+
+    @property
+    def row_seqs(self) -> Sequence[int]:
+        return _row_seqs(self.query_lens)
+
+    @property
+    def row_lens(self) -> tuple[int, ...]:
+        return _row_lens(self.query_lens, self.seq_lens)
+
+    def rows_of(self, seq: int) -> range:
+        first = sum(self.query_lens[:seq])
+        return range(first, first + self.query_lens[seq])
+
+    @property
+    def cu_seqlens_q(self) -> tuple[int, ...]:
+        """Where each sequence's query tokens begin, and their number at the end."""
+        return (0, *accumulate(self.query_lens))
+
+    @property
+    def max_query_len(self) -> int:
+        return max(self.query_lens) + self.query_slack
+
+    @property
+    def max_seq_len(self) -> int:
+        return max(self.seq_lens) + self.seq_slack
+
+
+@lru_cache(maxsize=64)
+def _row_seqs(query_lens: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(seq for seq, query_len in enumerate(query_lens) for _ in range(query_len))
+
+
+@lru_cache(maxsize=64)
+def _row_lens(query_lens: tuple[int, ...], seq_lens: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(
+        length
+        for query_len, seq_len in zip(query_lens, seq_lens, strict=True)
+        for length in range(seq_len - query_len + 1, seq_len + 1)
+    )
+
+
 class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Two states of the same queries over disjoint keys, to be merged into one.
 
@@ -216,13 +314,14 @@ class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_onl
         _share_default(self, "lse_pairs", _PLAIN_PAIRS)
 
 
-Case = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | MergeStatesCase
+Case = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | MergeStatesCase | PagedAttentionCase
 
 CASE_TYPES: dict[Problem, type[Case]] = {
     "dense_decode": DenseDecodeCase,
     "paged_decode": PagedDecodeCase,
     "split_decode": SplitDecodeCase,
     "merge_states": MergeStatesCase,
+    "paged_attention": PagedAttentionCase,
 }
 PROBLEMS: tuple[Problem, ...] = tuple(CASE_TYPES)
 

@@ -45,7 +45,7 @@ GQA_RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 24)
 KV_HEADS = (1, 2, 3, 4, 5, 7, 8, 16)
 NUM_SPLITS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 32)
 
-_VECTORS = frozenset({"seq_lens", "alibi_slopes", "sinks"})
+_VECTORS = frozenset({"seq_lens", "cu_seqlens_q", "alibi_slopes", "sinks"})
 _MATRICES = frozenset({"block_table", "lse", "prefix_lse", "suffix_lse", "output_lse"})
 _PADDINGS: dict[str, tuple[Padding, ...]] = {
     "zero": ("zero",),

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from attnfuzz.problems.boundaries import has_empty_split, num_splits_of
-from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.cases import (
+    AttentionCase,
+    Case,
+    DenseDecodeCase,
+    MergeStatesCase,
+    PagedAttentionCase,
+    PagedDecodeCase,
+)
 from attnfuzz.problems.choices import default_scale, is_power_of_two
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
@@ -80,6 +87,8 @@ def _features(case: Case) -> Iterator[str]:
     yield from _values(case.values)
     if case.scale != default_scale(case.head_size):
         yield "scale"
+    if isinstance(case, PagedAttentionCase):
+        yield from _queries(case)
     if isinstance(case, DenseDecodeCase):
         if case.extra_rows:
             yield "extra rows"
@@ -126,6 +135,19 @@ def _lengths(case: AttentionCase) -> Iterator[str]:
         yield "num_splits>1"
         if any(has_empty_split(seq_len, num_splits) for seq_len in case.seq_lens):
             yield "empty split"
+
+
+def _queries(case: PagedAttentionCase) -> Iterator[str]:
+    if max(case.query_lens) > 1:
+        yield "query_len>1"
+    if 0 in case.query_lens:
+        yield "no query"
+    if len(set(case.query_lens)) > 1:
+        yield "ragged queries"
+    if any(0 < query_len < seq_len for query_len, seq_len in zip(case.query_lens, case.seq_lens, strict=True)):
+        yield "context"
+    if case.query_slack or case.seq_slack:
+        yield "slack"
 
 
 def _values(values: Values) -> Iterator[str]:

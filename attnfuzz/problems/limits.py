@@ -52,7 +52,7 @@ def check_size(case: Case, limit: int = DEFAULT_LIMIT_BYTES) -> None:
 
 
 def _logical_values(case: AttentionCase) -> int:
-    queries = case.num_seqs * case.num_q_heads * case.head_size
+    queries = case.num_rows * case.num_q_heads * case.head_size
     token = case.num_kv_heads * case.head_size
     tokens = sum(case.seq_lens)
     hash_words = 3 * 8 * max(token, min(tokens * token, HASH_CHUNK_ELEMENTS))
@@ -61,7 +61,7 @@ def _logical_values(case: AttentionCase) -> int:
 
 def _attention_work(case: AttentionCase) -> int:
     """Expected result; K, V and scores of the longest sequence in float64; a few intermediates of the error bound."""
-    expected = 2 * case.num_seqs * case.num_q_heads * (case.head_size + 1)
+    expected = 2 * case.num_rows * case.num_q_heads * (case.head_size + 1)
     longest = max(case.seq_lens)
     head = longest * case.head_size
     reference = 2 * case.num_kv_heads * head + 6 * case.num_q_heads * longest

@@ -67,7 +67,7 @@ def inputs_of(case: PagedDecodeCase, tensors: dict[str, Tensor]) -> PagedDecodeI
 
 
 def written(case: PagedDecodeCase, allocator: Allocator, values: LogicalAttention | None) -> dict[str, Tensor]:
-    """All tensors of ``case``, live elements written; split_decode shares them."""
+    """All tensors of ``case``, live elements written; split_decode and paged_attention share them."""
     tensors = allocate(case, allocator)
     (placement,) = placements([case], token_table([case], allocator.device))
     one_run = {name: tensor[None] for name, tensor in tensors.items()}
@@ -80,6 +80,8 @@ def write(case: PagedDecodeCase, tensors: dict[str, Tensor], values: LogicalAtte
     tensors = with_both_caches(case, tensors)
     if placement.block_table is not None:
         tensors["block_table"].copy_(placement.block_table)
+    if placement.cu_seqlens_q is not None:
+        tensors["cu_seqlens_q"].copy_(placement.cu_seqlens_q)
     tensors["seq_lens"].copy_(placement.seq_lens)
     for name, numbers in per_head_numbers(case.variant, case.num_q_heads, case.values.seed).items():
         tensors[name].copy_(torch.tensor(numbers))

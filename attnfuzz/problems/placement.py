@@ -12,7 +12,7 @@ from jaxtyping import Int32, Int64
 from torch import Tensor
 
 from attnfuzz.problems.block_table import block_table_rows
-from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.values.token_table import TokenTable
 from attnfuzz.values.transfer import on_device
 
@@ -29,6 +29,7 @@ class Placement:
     seq_lens: Int64[Tensor, " num_seqs"]
     slots: tuple[Int64[Tensor, " total_tokens"], Int64[Tensor, " total_tokens"]]
     block_table: Int32[Tensor, "num_seqs max_blocks_per_seq"] | None = None
+    cu_seqlens_q: Int32[Tensor, " num_seqs_plus_1"] | None = None
 
 
 def placements(cases: Sequence[AttentionCase], tokens: TokenTable) -> list[Placement]:
@@ -39,11 +40,24 @@ def placements(cases: Sequence[AttentionCase], tokens: TokenTable) -> list[Place
         tables, slots = _paged(paged, tokens)
     else:
         slots = (tokens.local_seq[tokens.seq], tokens.position)
+    starts = _query_starts(cases, tokens.seq.device) if isinstance(cases[0], PagedAttentionCase) else None
     parts = (tokens.tokens_of(i) for i in range(len(cases)))
     return [
-        Placement(tokens.seq_len[tokens.seqs_of(i)], (slots[0][part], slots[1][part]), tables[i] if tables else None)
+        Placement(
+            tokens.seq_len[tokens.seqs_of(i)],
+            (slots[0][part], slots[1][part]),
+            tables[i] if tables else None,
+            starts[i] if starts else None,
+        )
         for i, part in enumerate(parts)
     ]
+
+
+def _query_starts(cases: Sequence[AttentionCase], device: torch.device) -> list[Tensor]:
+    """``cu_seqlens_q`` of each case, in one copy to the device."""
+    starts = [case.cu_seqlens_q for case in cases if isinstance(case, PagedAttentionCase)]
+    flat = on_device(torch.tensor([start for of_case in starts for start in of_case], dtype=torch.int32), device)
+    return list(torch.split(flat, [len(of_case) for of_case in starts]))
 
 
 def _paged(cases: Sequence[PagedDecodeCase], tokens: TokenTable) -> tuple[list[Tensor], tuple[Tensor, Tensor]]:

@@ -1,6 +1,6 @@
-"""The float64 reference of attention: the definition, sequence by sequence, on logical positions.
+"""The float64 reference of attention: the definition, row by row, on logical positions.
 
-It knows no cache, no block table, no mask and no tile: a sequence's keys are simply all there is to attend to. Oracles
+It knows no cache, no block table, no mask and no tile: a row's keys are simply all there is to attend to. Oracles
 take their references from `attnfuzz.oracles.expectations`, many cases at once, which is tested against this one.
 """
 
@@ -28,24 +28,24 @@ class Expected:
 
 
 def attention_reference(case: AttentionCase, values: LogicalAttention) -> Expected:
-    """``out = softmax(scale · q Kᵀ) V`` and ``lse`` per sequence; without keys ``out = 0`` and ``lse = -inf``.
+    """``out = softmax(scale · q Kᵀ) V`` and ``lse`` per row; without keys ``out = 0`` and ``lse = -inf``.
 
     Query head ``h`` reads KV head ``h // gqa_ratio``: the heads are grouped as ``[num_kv_heads, gqa_ratio]``. For what
     a case's variant changes see `attnfuzz.problems.variants`: a sink is one more key, with a value of 0.
     """
     out = torch.zeros(values.q.shape, dtype=torch.float64, device=values.q.device)
     lse = torch.full(values.q.shape[:2], float("-inf"), dtype=torch.float64, device=values.q.device)
-    q = values.q.double().view(case.num_seqs, case.num_kv_heads, case.gqa_ratio, case.head_size)
+    q = values.q.double().view(case.num_rows, case.num_kv_heads, case.gqa_ratio, case.head_size)
     per_head = {
         name: torch.tensor(numbers, dtype=torch.float64, device=q.device).view(case.num_kv_heads, case.gqa_ratio, 1)
         for name, numbers in per_head_numbers(case.variant, case.num_q_heads, case.values.seed).items()
     }
-    for seq, seq_len in enumerate(case.seq_lens):
-        if seq_len == 0 and "sinks" not in per_head:
+    for row, (seq, length) in enumerate(zip(case.row_seqs, case.row_lens, strict=True)):
+        if length == 0 and "sinks" not in per_head:
             continue
-        visible = slice(max(0, seq_len - (case.variant.window or seq_len)), None)
+        visible = slice(max(0, length - (case.variant.window or length)), length)
         k, v = (tokens[visible].double().transpose(0, 1) for tokens in values.sequence(seq))  # heads first
-        scores = case.scale * (q[seq] @ k.mT)  # [num_kv_heads, gqa_ratio, keys]
+        scores = case.scale * (q[row] @ k.mT)  # [num_kv_heads, gqa_ratio, keys]
         if case.variant.soft_cap is not None:
             scores = case.variant.soft_cap * torch.tanh(scores / case.variant.soft_cap)
         if "alibi_slopes" in per_head:
@@ -53,8 +53,8 @@ def attention_reference(case: AttentionCase, values: LogicalAttention) -> Expect
         if "sinks" in per_head:
             scores = torch.cat((scores, per_head["sinks"]), dim=-1)
             v = torch.cat((v, v.new_zeros(len(v), 1, case.head_size)), dim=1)
-        out[seq] = (torch.softmax(scores, dim=-1) @ v).flatten(0, 1)
-        lse[seq] = torch.logsumexp(scores, dim=-1).flatten()
+        out[row] = (torch.softmax(scores, dim=-1) @ v).flatten(0, 1)
+        lse[row] = torch.logsumexp(scores, dim=-1).flatten()
     return Expected(out, lse)
 
 

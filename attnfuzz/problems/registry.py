@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnfuzz.problems import dense_decode, merge_states, paged_decode, split_decode
+from attnfuzz.problems import dense_decode, merge_states, paged_attention, paged_decode, split_decode
 from attnfuzz.problems.cases import Case, MergeStatesCase, Problem
 from attnfuzz.problems.placement import Placement, placements
 from attnfuzz.problems.reference import Expected
@@ -132,5 +132,15 @@ _PROBLEMS: dict[Problem, ProblemModule] = {
         contents=_merge_contents,
         write=merge_states.write,
         inputs=merge_states.inputs_of,
+    ),
+    "paged_attention": ProblemModule(
+        results=("out", "lse"),
+        values=_attention_values,
+        build=paged_attention.build,
+        reference=paged_attention.reference,
+        logical_result=_as_is,
+        contents=_attention_contents,
+        write=paged_decode.write,
+        inputs=paged_attention.inputs_of,
     ),
 }

@@ -10,26 +10,28 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from attnfuzz.problems.axes import Axis, Levels
+from attnfuzz.problems.axes import Axis, Levels, query_phase
 from attnfuzz.problems.boundaries import has_empty_split, num_splits_of, split_count, tile_sizes
-from attnfuzz.problems.cases import Case, MergeStatesCase, PagedDecodeCase, Problem
+from attnfuzz.problems.cases import Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase, Problem
 from attnfuzz.problems.recipes import LSE_KINDS
 from attnfuzz.problems.supports import OptionValue
 
-__all__ = ["LENGTHS", "Row", "row_axes", "rows_of"]
+__all__ = ["LENGTHS", "QUERY_LENGTHS", "Row", "row_axes", "rows_of"]
 
 LENGTHS = {"0": 0, "1": 1, "2 to 15": 15, "16 to 127": 127, "128 to 1023": 1023, "1024 on": 1 << 62}
+QUERY_LENGTHS = {"0": 0, "1": 1, "2 to 15": 15, "16": 16, "17 on": 1 << 62}
 _FILLINGS = ("full", "1 token", "1 short", "between")
 
 
 class Row(NamedTuple):
-    """A sequence: its length, what it is cut into (0: no pages), and where its needles are."""
+    """A sequence: its length, what it is cut into (0: no pages), where its needles are, and its query tokens."""
 
     length: int
     page: int
     tiles: tuple[int, ...]
     num_splits: int
     needles: tuple[int, ...] = ()
+    query_len: int = 1
 
 
 def rows_of(case: Case) -> Iterable[Row | tuple[str, str]]:
@@ -38,11 +40,14 @@ def rows_of(case: Case) -> Iterable[Row | tuple[str, str]]:
         return set(case.lse_pairs)
     page = case.block_size if isinstance(case, PagedDecodeCase) else 0
     cut = (page, tile_sizes(case.options), num_splits_of(case))
-    rows = {Row(length, *cut) for length in set(case.seq_lens)}
+    query_lens = case.query_lens if isinstance(case, PagedAttentionCase) else (1,) * case.num_seqs
+    rows = {Row(length, *cut, (), query_len) for length, query_len in set(zip(case.seq_lens, query_lens, strict=True))}
     needles: dict[int, list[int]] = {}
     for needle in case.values.needles:
         needles.setdefault(needle.seq, []).append(needle.position)
-    return rows | {Row(case.seq_lens[seq], *cut, tuple(positions)) for seq, positions in needles.items()}
+    return rows | {
+        Row(case.seq_lens[seq], *cut, tuple(positions), query_lens[seq]) for seq, positions in needles.items()
+    }
 
 
 def row_axes(problem: Problem, options: Mapping[str, tuple[OptionValue, ...]]) -> tuple[Axis, ...]:
@@ -56,6 +61,7 @@ def row_axes(problem: Problem, options: Mapping[str, tuple[OptionValue, ...]]) -
     )
     split = problem == "split_decode" or most_splits > 1
     wanted = {"last page": paged, "last tile": tiled, "split filling": split}
+    wanted |= dict.fromkeys(("query length", "phase", "causal needle"), problem == "paged_attention")
     return tuple(axis for axis in _ATTENTION if wanted.get(axis.name, True))
 
 
@@ -106,6 +112,21 @@ def _needle(row: Row, position: int) -> Levels:
     return tuple(name for name, is_there in edges.items() if is_there)
 
 
+def _query_length(row: Row) -> Levels:
+    return (next(name for name, most in QUERY_LENGTHS.items() if row.query_len <= most),)
+
+
+def _phase(row: Row) -> Levels:
+    return (query_phase(row.query_len, row.length),)
+
+
+def _causal_needles(row: Row) -> Levels:
+    """Needles beside the limit of the first query token: the last key that it sees, and the first that it must not."""
+    first = row.length - row.query_len
+    levels = {"at the limit": first in row.needles, "past it": row.query_len > 1 and first + 1 in row.needles}
+    return tuple(name for name, is_there in levels.items() if is_there and row.query_len) or ("none",)
+
+
 def _is_edge(position: int, step: int) -> bool:
     return step > 0 and position % step in (0, step - 1)
 
@@ -119,6 +140,9 @@ _ATTENTION = (
     Axis("last page", _FILLINGS, _last_page),
     Axis("last tile", _FILLINGS, _last_tile),
     Axis("split filling", ("one split", "even", "uneven", "empty split"), _split_filling),
+    Axis("query length", tuple(QUERY_LENGTHS), _query_length),
+    Axis("phase", ("no query", "decode", "chunk", "prefill"), _phase),
+    Axis("causal needle", ("none", "at the limit", "past it"), _causal_needles),
     Axis("needle", ("none", "first token", "last token", "page edge", "tile edge", "split edge"), _needles),
 )
 _MERGE = (

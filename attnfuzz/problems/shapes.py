@@ -10,6 +10,7 @@ from attnfuzz.problems.cases import (
     Case,
     DenseDecodeCase,
     MergeStatesCase,
+    PagedAttentionCase,
     PagedDecodeCase,
     SplitDecodeCase,
     packed_width,
@@ -44,7 +45,8 @@ def tensor_specs(case: Case) -> Specs:
     if isinstance(case, DenseDecodeCase):
         return _query(case) | _dense_kv(case) | _result(case)
     results = _partials(case) if isinstance(case, SplitDecodeCase) else _result(case)
-    return _query(case) | _cache(case) | _table(case) | _per_head(case) | results
+    starts = _query_starts(case) if isinstance(case, PagedAttentionCase) else {}
+    return _query(case) | starts | _cache(case) | _table(case) | _per_head(case) | results
 
 
 def strides_of(case: Case, name: str) -> StrideKind:
@@ -53,12 +55,16 @@ def strides_of(case: Case, name: str) -> StrideKind:
 
 
 def _query(case: AttentionCase) -> Specs:
-    shape = (case.num_seqs, case.num_q_heads, case.head_size)
+    shape = (case.num_rows, case.num_q_heads, case.head_size)
     return {"q": TensorSpec(shape, case.dtype, "input"), "seq_lens": TensorSpec((case.num_seqs,), "int32", "input")}
 
 
+def _query_starts(case: PagedAttentionCase) -> Specs:
+    return {"cu_seqlens_q": TensorSpec((case.num_seqs + 1,), "int32", "input")}
+
+
 def _result(case: AttentionCase) -> Specs:
-    shape = (case.num_seqs, case.num_q_heads, case.head_size)
+    shape = (case.num_rows, case.num_q_heads, case.head_size)
     return {"out": TensorSpec(shape, case.dtype, "output"), "lse": TensorSpec(shape[:2], "float32", "output")}
 
 

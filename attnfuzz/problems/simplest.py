@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnfuzz.problems.cases import (
+    CASE_TYPES,
     Case,
     DenseDecodeCase,
     MergeStatesCase,
+    PagedAttentionCase,
     PagedDecodeCase,
     Problem,
     SplitDecodeCase,
@@ -49,11 +51,13 @@ def simplest_case(problem: Problem, supports: Supports, options: Mapping[str, tu
     cache: dict[str, Any] = {"block_size": block_sizes_of(supports)[0], "layout": layout}
     if problem == "paged_decode":
         return PagedDecodeCase(**rows, **cache)
+    if problem == "paged_attention":
+        return PagedAttentionCase(**rows, **cache, query_lens=(1,))
     return SplitDecodeCase(**rows, **cache, num_splits=1)
 
 
 def _simplest_format(problem: Problem, supports: Supports) -> tuple[Dtype, Layout | None]:
-    layouts = layouts_of(supports) if problem in ("paged_decode", "split_decode") else (None,)
+    layouts = layouts_of(supports) if issubclass(CASE_TYPES[problem], PagedDecodeCase) else (None,)
     for dtype in dtypes_of(supports):
         for layout in layouts:
             if head_sizes_of(supports, dtype, layout):

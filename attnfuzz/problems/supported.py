@@ -11,6 +11,7 @@ from attnfuzz.problems.cases import (
     Case,
     DenseDecodeCase,
     MergeStatesCase,
+    PagedAttentionCase,
     PagedDecodeCase,
     SplitDecodeCase,
 )
@@ -58,13 +59,15 @@ def _objections(supports: Supports, options: Options, case: Case) -> Iterator[st
 
 def _attention(supports: Supports, case: AttentionCase) -> Iterator[str]:
     yield from _not_among("gqa_ratio", case.gqa_ratio, supports.gqa_ratios)
-    longest = case.max_seq_len if isinstance(case, DenseDecodeCase) else max(case.seq_lens)
+    longest = case.max_seq_len if isinstance(case, DenseDecodeCase | PagedAttentionCase) else max(case.seq_lens)
     if supports.max_seq_len is not None and longest > supports.max_seq_len:
         yield f"the case has max_seq_len={longest}, but the kernel declares at most {supports.max_seq_len}"
     if not supports.empty_sequences and 0 in case.seq_lens:
         yield f"seq_lens[{case.seq_lens.index(0)}]=0, but the kernel declares empty_sequences=False"
     if isinstance(case, SplitDecodeCase) and case.num_splits > (supports.max_num_splits or case.num_splits):
         yield f"num_splits={case.num_splits}, but the kernel declares at most {supports.max_num_splits}"
+    if isinstance(case, PagedAttentionCase):
+        yield from _queries(supports, case)
     if isinstance(case, PagedDecodeCase):
         yield from _not_among("block_size", case.block_size, supports.block_sizes)
         yield from _not_among("layout", case.layout, supports.layouts)
@@ -72,6 +75,14 @@ def _attention(supports: Supports, case: AttentionCase) -> Iterator[str]:
         for name in case.variant.names:
             if name not in supports.variants:
                 yield f"variant.{name}={getattr(case.variant, name)!r}, but the kernel declares {supports.variants}"
+
+
+def _queries(supports: Supports, case: PagedAttentionCase) -> Iterator[str]:
+    if supports.max_query_len is not None and case.max_query_len > supports.max_query_len:
+        most = supports.max_query_len
+        yield f"the case has max_query_len={case.max_query_len}, but the kernel declares at most {most}"
+    if not supports.empty_sequences and 0 in case.query_lens:
+        yield f"query_lens[{case.query_lens.index(0)}]=0, but the kernel declares empty_sequences=False"
 
 
 def _merge(supports: Supports, case: MergeStatesCase) -> Iterator[str]:

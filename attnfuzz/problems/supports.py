@@ -40,11 +40,12 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     The defaults are "everything this problem can be". ``None`` means any value.
 
     * ``dtypes``, ``head_sizes``, ``block_sizes``, ``layouts``, ``gqa_ratios`` (query heads per KV head),
-      ``max_seq_len``, ``max_num_splits``: the values that may occur.
+      ``max_seq_len``, ``max_query_len``, ``max_num_splits``: the values that may occur.
     * ``strides``: ``"any"``, ``"last_contiguous"`` (the last dimension has stride 1) or ``"contiguous"``.
     * ``unused_table_entries``: what block-table entries past a sequence's last page may hold: ``"zero"``, ``"valid"``
       (any page of the cache, a wrong one included) or ``"garbage"`` (also ids that do not exist; never followed).
-    * ``empty_sequences``: sequences of length 0 (``out = 0``, ``lse = -inf``) and, when merging, empty states.
+    * ``empty_sequences``: sequences of length 0 (``out = 0``, ``lse = -inf``), sequences without query tokens in
+      paged_attention and, when merging, empty states.
     * ``lse``: base of the log-sum-exp taken and returned; ``"none"``: the kernel returns no LSE.
     * ``lse_layout``: axes of the LSE of merge_states, ``"HT"`` (heads first, vLLM) or ``"TH"`` (tokens first, SGLang).
     * ``variants``: those of ``attnfuzz.problems.variants`` that the kernel can do, each by itself and together:
@@ -52,7 +53,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
       finds what a case asks for in ``inputs.window``, ``soft_cap``, ``alibi_slopes`` and ``sinks``.
     * ``deterministic``: the same inputs give the same bits. ``batch_invariant``: a row does not depend on its batch.
     * ``graph_replay``: a call can be captured into a CUDA graph, which then gives what an eager call gives for whatever
-      its tensors hold at the replay. Shapes, strides and what is passed by value (``max_seq_len`` of dense_decode,
+      its tensors hold at the replay. Shapes, strides and what is passed by value (``max_seq_len``, ``max_query_len``,
       ``num_splits``, options) stay as captured; lengths may be any from 0 to what these have room for.
     """
 
@@ -62,6 +63,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     layouts: tuple[Layout, ...] = LAYOUTS
     gqa_ratios: tuple[int, ...] | None = None
     max_seq_len: int | None = None
+    max_query_len: int | None = None
     max_num_splits: int | None = None
     strides: Strides = "any"
     unused_table_entries: UnusedTableEntries = "valid"
@@ -79,7 +81,8 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         _check_sizes("head_sizes", self.head_sizes, MAX_HEAD_SIZE)
         _check_sizes("block_sizes", self.block_sizes, 1 << 20)
         _check_sizes("gqa_ratios", self.gqa_ratios, MAX_HEADS)
-        for name, value in (("max_seq_len", self.max_seq_len), ("max_num_splits", self.max_num_splits)):
+        for name in ("max_seq_len", "max_query_len", "max_num_splits"):
+            value = getattr(self, name)
             if value is not None and (not _is_int(value) or value < 1):
                 raise ValueError(f"Supports({name}={value!r}): must be an integer >= 1, or None for no limit")
         for name, kind in _CHOICE_FIELDS.items():

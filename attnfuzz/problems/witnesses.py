@@ -8,19 +8,29 @@ that a pair of levels without a witness cannot occur. What strategies happen to 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice, product
 
 from attnfuzz.problems.axes import (
+    BATCHES,
     GQA_CLASSES,
     HEAD_SIZE_CLASSES,
     PAGE_CLASSES,
     Axis,
     Levels,
     option_axes,
+    query_phase,
     size_class,
     split_class,
 )
-from attnfuzz.problems.boundaries import boundary_lengths, boundary_positions, split_count, tile_sizes
+from attnfuzz.problems.boundaries import (
+    boundary_lengths,
+    boundary_positions,
+    causal_positions,
+    query_steps,
+    split_count,
+    tile_sizes,
+)
 from attnfuzz.problems.cases import CASE_TYPES, PagedDecodeCase, Problem
 from attnfuzz.problems.choices import (
     block_sizes_of,
@@ -66,6 +76,8 @@ def witnesses(problem: Problem, supports: Supports, options: Options, *, longest
         groups += [_gqa_ratios(supports), _cuts(problem, supports, options, longest)]
     if _is_paged(problem):
         groups += [_batches(), _paddings(supports)]
+    if problem == "paged_attention":
+        groups += [_queries(supports, longest), _mixtures(), _bounds(supports)]
     return [set(group) for group in groups]
 
 
@@ -117,19 +129,50 @@ def _batches() -> Iterator[Witness]:
         yield ("sequences", (sequences,)), ("page order", ("identity", "reversed", "shuffled", "shared"))
 
 
+def _queries(supports: Supports, longest: int) -> Iterator[Witness]:
+    """What a sequence can be in a batch of each kind; one without query tokens needs another one beside it."""
+    least, most = min_seq_len(supports), min(longest, supports.max_seq_len or longest)
+    axes = [axis for axis in row_axes("paged_attention", {}) if axis.name in ("length", "query length", "phase")]
+    for length in (0, 1, 2, 3, 15, 16, 17, 18, 127, 128, 1024, most):
+        for query_len in _query_lens(supports, length) if least <= length <= most else ():
+            row = Row(length, 0, (), 1, (), query_len)
+            phase = query_phase(query_len, length)
+            batches = BATCHES if phase == "no query" else ("mixed", phase)
+            yield ("batch", batches), *((axis.name, axis.of(row)) for axis in axes)
+
+
+def _mixtures() -> Iterator[Witness]:
+    yield ("sequences", ("1",)), ("batch", BATCHES[:-1])
+    yield ("sequences", ("several, ragged",)), ("batch", BATCHES)
+    yield ("sequences", ("several, equal",)), ("batch", BATCHES)
+
+
+def _bounds(supports: Supports) -> Iterator[Witness]:
+    """Bounds that are loose have to be below what a kernel declares."""
+    return _one("bounds", ("tight", "loose") if supports.max_seq_len != 1 else ("tight",))
+
+
+def _query_lens(supports: Supports, length: int) -> list[int]:
+    """Of a sequence of ``length`` tokens, on every level that it can be on."""
+    least, most = min_seq_len(supports), min(length, supports.max_query_len or length)
+    return sorted({n for n in (0, 1, 2, 15, 16, 17, length - 1, length) if least <= n <= most})
+
+
 def _cuts(problem: Problem, supports: Supports, options: Options, longest: int) -> Iterator[Witness]:
     """A sequence with its pages, tiles, splits and every needle that it may have or not."""
     shown = {axis.name for axis in option_axes(options)}
     least, most = min_seq_len(supports), min(longest, supports.max_seq_len or longest)
     axes = row_axes(problem, options)
+    optional = {axis.name for axis in axes} & {"needle", "causal needle"}
+    queries = partial(_query_lens, supports) if problem == "paged_attention" else _one_query
     for page, launch, num_splits in _ways_to_cut(problem, supports, options):
         fixed: list[tuple[str, Levels]] = [("splits", (split_class(num_splits),))]
         fixed += [("page size", (size_class(page, PAGE_CLASSES),))] if page else []
         named = ((f"option {name}", (str(value),)) for name, value in launch.items())
         fixed += [level for level in named if level[0] in shown]
-        for row in _rows(Row(0, page, tile_sizes(launch), num_splits), axes, least, most):
+        for row in _rows(Row(0, page, tile_sizes(launch), num_splits), axes, least, most, queries):
             levels = {axis.name: axis.of(row) for axis in axes}
-            yield (*fixed, *(levels | {"needle": ("none", *levels["needle"])}).items())
+            yield (*fixed, *(levels | {name: ("none", *levels[name]) for name in optional}).items())
 
 
 def _ways_to_cut(
@@ -154,13 +197,27 @@ def _launches(options: Options) -> Iterator[dict[str, OptionValue]]:
     return (dict(zip(cutting, choice, strict=True)) for choice in islice(product(*cutting.values()), _MOST_LAUNCHES))
 
 
-def _rows(cut: Row, axes: Iterable[Axis], least: int, most: int) -> Iterator[Row]:
+def _one_query(length: int) -> list[int]:
+    del length  # in the decode problems every sequence has one query token
+    return [1]
+
+
+def _rows(
+    cut: Row, axes: Iterable[Axis], least: int, most: int, query_lens: Callable[[int], list[int]]
+) -> Iterator[Row]:
     """Sequences cut like ``cut``, with needles wherever one can be; of those on the same levels, one."""
     steps = (*((cut.page,) if cut.page else ()), *cut.tiles)
     lengths = {*boundary_lengths(steps, cut.num_splits, most), *_long_lengths(steps, cut.num_splits), *_ANY_LENGTHS}
-    rows = (cut._replace(length=length) for length in sorted(lengths) if least <= length <= most)
+    rows = (
+        cut._replace(length=length, query_len=query_len)
+        for length in sorted(lengths)
+        if least <= length <= most
+        for query_len in query_lens(length)
+    )
     for row in _distinct(rows, axes):
-        yield row._replace(needles=boundary_positions(row.length, steps, row.num_splits))
+        ends = boundary_positions(row.length, steps, row.num_splits)
+        limits = causal_positions(row.length, row.query_len, query_steps(row.tiles, 1))
+        yield row._replace(needles=tuple(sorted({*ends, *limits})) if query_lens is not _one_query else ends)
 
 
 def _distinct(rows: Iterable[Row], axes: Iterable[Axis]) -> Iterable[Row]:

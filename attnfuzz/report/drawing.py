@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages
 from attnfuzz.problems.boundaries import num_splits_of
-from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.cases import (
+    AttentionCase,
+    Case,
+    DenseDecodeCase,
+    MergeStatesCase,
+    PagedAttentionCase,
+    PagedDecodeCase,
+)
 from attnfuzz.report.headline import count
 
 __all__ = ["MARKS", "Blame", "Box", "Drawing", "Mark", "Sequence", "State", "draw", "squeeze"]
@@ -33,8 +40,8 @@ _TOKEN = r"\btoken (\d+)(?: \([^()]*\))? of sequence (\d+)"
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """What a failure's lines point to: ``tokens`` are (sequence, position), ``rows`` sequences, ``states`` of a merge
-    (token, head)."""
+    """What a failure's lines point to: ``tokens`` are (sequence, position), ``rows`` sequences, ``states`` of a merge,
+    or query tokens of a batch, (token, head)."""
 
     tokens: frozenset[tuple[int, int]] = frozenset()
     rows: frozenset[int] = frozenset()
@@ -94,6 +101,8 @@ def draw(case: Case, blame: Blame) -> Drawing:
     """The picture of ``case``. Long cases are cut, but what is to blame is kept."""
     if isinstance(case, MergeStatesCase):
         return _merge(case, blame)
+    if isinstance(case, PagedAttentionCase):
+        blame = replace(blame, rows=blame.rows | {case.row_seqs[token] for token, _ in blame.states})
     shown = [i for i in range(case.num_seqs) if i < _MAX_SEQS or i in blame.rows]
     left_out = case.num_seqs - len(shown)
     notes = [f"... and {count(left_out, 'more sequence')}"] if left_out else []
@@ -149,12 +158,24 @@ def _pages(case: PagedDecodeCase, seq: int, blame: Blame) -> Iterator[Box]:
 
 
 def _notes(case: AttentionCase, seq: int) -> Iterator[str]:
+    if isinstance(case, PagedAttentionCase):
+        yield _queries(case, seq)
     if isinstance(case, PagedDecodeCase):
         unused = block_table_rows(case)[seq][case.blocks_of(seq) :]
         if unused:
             yield f"unused block-table entries: {_listed(unused)}"
     if (num_splits := num_splits_of(case)) > 1:
         yield f"in {count(num_splits, 'split')}, if even: {_splits(case.seq_lens[seq], num_splits)}"
+
+
+def _queries(case: PagedAttentionCase, seq: int) -> str:
+    """Which of the tokens are the queries, and where those are in q."""
+    rows, length = case.rows_of(seq), case.seq_lens[seq]
+    if not rows:
+        return "no query token"
+    if len(rows) == 1:
+        return f"query: token {length - 1} (q[{rows.start}])"
+    return f"queries: tokens {length - len(rows)}-{length - 1} (q[{rows.start}:{rows.stop}])"
 
 
 def _splits(length: int, num_splits: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnfuzz.problems.cases import Case, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.cases import Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
 
 __all__ = ["count", "headline", "one_line"]
 
@@ -26,9 +26,13 @@ def one_line(case: Case) -> str:
     line = headline(case).replace(" · ", ", ")
     if isinstance(case, MergeStatesCase):
         return line
-    more = ", ..." if case.num_seqs > _MAX_LENGTHS else ""
-    lengths = ", ".join(map(str, case.seq_lens[:_MAX_LENGTHS])) + more
-    return f"{line}, seq_lens {lengths}"
+    if isinstance(case, PagedAttentionCase):
+        line = f"{line}, query_lens {_listed(case.query_lens)}"
+    return f"{line}, seq_lens {_listed(case.seq_lens)}"
+
+
+def _listed(lengths: tuple[int, ...]) -> str:
+    return ", ".join(map(str, lengths[:_MAX_LENGTHS])) + (", ..." if len(lengths) > _MAX_LENGTHS else "")
 
 
 def count(number: int, noun: str) -> str:

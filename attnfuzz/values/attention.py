@@ -37,10 +37,11 @@ NEEDLE_LEVEL = 16
 class LogicalAttention:
     """What attention is computed from, without any cache: the tokens of all sequences, one sequence after another.
 
+    q has a row for each query token: in the decode problems, one for each sequence.
     ``starts[i]`` is the first token of sequence ``i``; ``starts[num_seqs]`` is ``total_tokens``.
     """
 
-    q: Float[Tensor, "num_seqs num_q_heads head_size"]
+    q: Float[Tensor, "num_rows num_q_heads head_size"]
     k: Float[Tensor, "total_tokens num_kv_heads head_size"]
     v: Float[Tensor, "total_tokens num_kv_heads head_size"]
     starts: tuple[int, ...]
@@ -131,8 +132,8 @@ def _sign_pattern(case: AttentionCase, device: torch.device | str) -> Int64[Tens
 
 def _queries(
     case: AttentionCase, sign: Int64[Tensor, " head_size"], dtype: torch.dtype
-) -> Float[Tensor, "num_seqs num_q_heads head_size"]:
-    states: Tensor = fold(stream_key(case.values.seed, Stream.Q), torch.arange(case.num_seqs, device=sign.device))
+) -> Float[Tensor, "num_rows num_q_heads head_size"]:
+    states: Tensor = fold(stream_key(case.values.seed, Stream.Q), torch.arange(case.num_rows, device=sign.device))
     words = element_words(states, case.num_q_heads, case.head_size)
     keys = case.values.keys
     if keys in DRAWN_KEYS and not case.values.needles:

@@ -26,16 +26,20 @@ __all__ = ["attention_values_of_many", "merge_values_of_many"]
 def attention_values_of_many(cases: Sequence[AttentionCase], tokens: TokenTable) -> list[LogicalAttention]:
     """The numbers of each of ``cases``, on the device of ``tokens``, their table."""
     device = tokens.seq.device
-    q_states = _hash_each_seq(cases, Stream.Q)
-    states = on_device(torch.stack([q_states, *(_hash_each_seq(cases, of) for of in (Stream.K, Stream.V))]), device)
-    k_states, v_states = fold(states[1:, tokens.owner], tokens.position).unbind()
-    rows = {"signed": states[0], "k": k_states, "v": v_states}
+    num_rows, num_seqs = [case.num_rows for case in cases], [case.num_seqs for case in cases]
+    counts = {Stream.Q: num_rows, Stream.K: num_seqs, Stream.V: num_seqs}
+    hashed = torch.cat([_hash_each(cases, stream, of_case) for stream, of_case in counts.items()])
+    q_states, *states = torch.split(on_device(hashed, device), [sum(of_case) for of_case in counts.values()])
+    k_states, v_states = fold(torch.stack(states)[:, tokens.owner], tokens.position).unbind()
+    rows = {"signed": q_states, "k": k_states, "v": v_states}
+    first_row = list(itertools.accumulate(num_rows, initial=0))
     signs = _sign_patterns(cases, device)
     rows |= _levels(cases, tokens, k_states)
     rows["code"] = _codes(tokens) if any(case.values.values == "positions" for case in cases) else v_states
     blocks: list[Block] = []
     for i, case in enumerate(cases):
-        blocks += _attention_blocks(case, rows, tokens.seqs_of(i), tokens.tokens_of(i), signs[i])
+        queries = slice(first_row[i], first_row[i + 1])
+        blocks += _attention_blocks(case, rows, queries, tokens.tokens_of(i), signs[i])
     drawn = fill_blocks(blocks)
     values = [
         LogicalAttention(q, k, v, tuple(itertools.accumulate(case.seq_lens, initial=0)))
@@ -82,11 +86,12 @@ def merge_values_of_many(
     ]
 
 
-def _hash_each_seq(cases: Sequence[AttentionCase], stream: Stream) -> Int64[Tensor, " all_seqs"]:
-    """The hash state of each sequence, on the host."""
-    keys = [key for case in cases for key in [stream_key(case.values.seed, stream)] * case.num_seqs]
-    seqs = [seq for case in cases for seq in range(case.num_seqs)]
-    return cast(Tensor, fold(torch.tensor(keys), torch.tensor(seqs)))
+def _hash_each(cases: Sequence[AttentionCase], stream: Stream, counts: Sequence[int]) -> Int64[Tensor, " all"]:
+    """The hash state of each of ``counts[i]`` things of each case, on the host."""
+    keys = [stream_key(case.values.seed, stream) for case in cases]
+    numbered = [(key, number) for key, count in zip(keys, counts, strict=True) for number in range(count)]
+    key, number = torch.tensor(numbered).unbind(1)
+    return cast(Tensor, fold(key, number))
 
 
 def _sign_patterns(cases: Sequence[AttentionCase], device: torch.device) -> tuple[Int32[Tensor, " _head_size"], ...]:
@@ -99,7 +104,7 @@ def _sign_patterns(cases: Sequence[AttentionCase], device: torch.device) -> tupl
 
 
 def _attention_blocks(
-    case: AttentionCase, rows: dict[str, Tensor], seqs: slice, tokens: slice, signs: Int32[Tensor, " head_size"]
+    case: AttentionCase, rows: dict[str, Tensor], queries: slice, tokens: slice, signs: Int32[Tensor, " head_size"]
 ) -> list[Block]:
     """q, k and v of one case."""
     keys, values = case.values.keys, case.values.values
@@ -123,9 +128,9 @@ def _attention_blocks(
 
     exponent = case.values.logit_exponent - (4 if keys in ("rising", "falling") else 0)
     return [
-        block(rows["signed"][seqs], "signed", case.num_q_heads, -2)
+        block(rows["signed"][queries], "signed", case.num_q_heads, -2)
         if not drawn or case.values.needles
-        else drawn_block(rows["signed"][seqs], keys, case.num_q_heads),
+        else drawn_block(rows["signed"][queries], keys, case.num_q_heads),
         drawn_block(rows["k"][tokens], keys, case.num_kv_heads, exponent)
         if drawn
         else block(rows[keys][tokens], "level", case.num_kv_heads, exponent),

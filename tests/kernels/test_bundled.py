@@ -26,6 +26,8 @@ NAMES = {
     "paged_split_k_eager": "paged_decode",
     "split_k_partials": "split_decode",
     "split_k_partials_eager": "split_decode",
+    "paged_attention_naive": "paged_attention",
+    "paged_attention_eager": "paged_attention",
     "merge_states_triton": "merge_states",
     "merge_states_triton_th": "merge_states",
     "merge_states_wide": "merge_states",
@@ -40,6 +42,7 @@ CASES: dict[Problem, dict[str, object]] = {
     "dense_decode": ATTENTION,
     "paged_decode": PAGED,
     "split_decode": {**PAGED, "num_splits": 4},
+    "paged_attention": {**PAGED, "seq_lens": [0, 5, 4, 3], "query_lens": [0, 2, 0, 3]},
     "merge_states": {
         "num_q_heads": 2,
         "head_size": 13,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from attnfuzz.overlay import write_overlay
@@ -10,6 +11,8 @@ from tests.quality.mutants import Mutant
 __all__ = ["KERNELS", "lay_over", "plant"]
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
+
+_IMPORT_OF_MODULES = re.compile(r"^from attnfuzz\.kernels import (\([^)]*\)|.*)$", re.MULTILINE)
 
 
 def plant(mutant: Mutant, folder: Path) -> str:
@@ -20,7 +23,7 @@ def plant(mutant: Mutant, folder: Path) -> str:
     prefix = f"mutant_{mutant.name}_"
     for name, source in _sources(mutant).items():
         # Flat modules with names of their own: no copy can be mistaken for the real kernels, or for another mutant.
-        source = source.replace("from attnfuzz.kernels import eager, launch, launch_paged", _aliases(prefix))
+        source = _IMPORT_OF_MODULES.sub(lambda found: _aliases(found[1], prefix), source)
         (folder / f"{prefix}{name}").write_text(source.replace("from attnfuzz.kernels.", f"from {prefix}"))
     return f"{folder / (prefix + 'bundled.py')}:{mutant.kernel}"
 
@@ -49,5 +52,5 @@ def _sources(mutant: Mutant) -> dict[str, str]:
     return sources
 
 
-def _aliases(prefix: str) -> str:
-    return "\n".join(f"import {prefix}{name} as {name}" for name in ("eager", "launch", "launch_paged"))
+def _aliases(names: str, prefix: str) -> str:
+    return "\n".join(f"import {prefix}{name} as {name}" for name in re.findall(r"\w+", names))

@@ -12,7 +12,8 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
 
 AT_RUN_TIME = {
-    "seq_lens", "scale", "values", "pages", "extra_rows", "num_tokens", "lse_pairs", "outputs", "seed", "lse_layout"
+    "seq_lens", "scale", "values", "pages", "extra_rows", "num_tokens", "lse_pairs", "outputs", "seed", "lse_layout",
+    "query_lens", "query_slack", "seq_slack",
 }  # fmt: skip
 
 

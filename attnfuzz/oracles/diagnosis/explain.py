@@ -19,6 +19,7 @@ __all__ = ["explain", "explain_lse", "explain_row"]
 _FAMILIES = (
     sources.another_head,
     tokens.dropped,
+    tokens.behind_the_query,
     tokens.counted_twice,
     arithmetic.rescaled_output,
     arithmetic.rescaled_scores,
@@ -33,7 +34,7 @@ _FAMILIES = (
     sources.single_token,
 )
 
-_LSE_FAMILIES = (tokens.dropped, tokens.counted_twice, arithmetic.round_scale)
+_LSE_FAMILIES = (tokens.dropped, tokens.behind_the_query, tokens.counted_twice, arithmetic.round_scale)
 """Tried on a wrong LSE beside an output that is right, as it is where all values are equal."""
 
 _FLOAT32_EXP_LIMIT = 88.7
@@ -58,10 +59,10 @@ def _explain(
     case = reference.case
     if isinstance(case, MergeStatesCase):
         return explain_merge(reference, failed, index)
-    seq, head = index[:2]
-    if case.seq_lens[seq] == 0:
-        return f"sequence {seq} is empty: expected out = 0 and lse = -inf"
-    row = _row(reference, case, comparisons, seq, head, poison_value(getattr(torch, case.dtype), seen.poison))
+    number, head = index[:2]
+    if case.row_lens[number] == 0:
+        return f"sequence {number} is empty: expected out = 0 and lse = -inf"
+    row = _row(reference, case, comparisons, number, head, poison_value(getattr(torch, case.dtype), seen.poison))
     if failed.name not in ("out", "lse"):
         return "a split without tokens has lse = -inf and an output that is written and finite"
     if not row.got.isfinite().all():
@@ -77,19 +78,19 @@ def explain_row(row: AttentionRow) -> str | None:
 
 
 def _row(
-    reference: Reference, case: AttentionCase, comparisons: list[Comparison], seq: int, head: int, poison: float
+    reference: Reference, case: AttentionCase, comparisons: list[Comparison], number: int, head: int, poison: float
 ) -> AttentionRow:
     out, *rest = comparisons
     has_lse = bool(rest) and rest[0].name == "lse"
     return AttentionRow(
         case=case,
         values=reference.values_on_cpu,
-        seq=seq,
+        row=number,
         head=head,
-        got=_here(out.got[seq, head]),
-        got_lse=float(rest[0].got[seq, head]) if has_lse else None,
-        bound=_here(out.bound[seq, head]),
-        lse_bound=float(rest[0].bound[seq, head]) if has_lse else 0.0,
+        got=_here(out.got[number, head]),
+        got_lse=float(rest[0].got[number, head]) if has_lse else None,
+        bound=_here(out.bound[number, head]),
+        lse_bound=float(rest[0].bound[number, head]) if has_lse else 0.0,
         poison=poison,
     )
 

@@ -1,4 +1,4 @@
-"""One sequence and query head of a failing case: what went in, what should have come out, what did."""
+"""One query token and head of a failing case: what went in, what should have come out, what did."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,20 +15,26 @@ __all__ = ["AttentionRow", "softmax_average"]
 
 @dataclass(frozen=True)
 class AttentionRow:
-    """Everything in float64 on the CPU. `got_lse` is None for a kernel that returns none.
+    """Everything in float64 on the CPU. `row` is that of q: the number of the sequence in decode problems.
 
-    `bound [head_size]` and `lse_bound` are error bounds; `poison` is the number that dead memory held in this run.
+    `got_lse` is None for a kernel that returns none. `bound [head_size]` and `lse_bound` are error bounds; `poison` is
+    the number that dead memory held in this run.
     """
 
     case: AttentionCase
     values: LogicalAttention
-    seq: int
+    row: int
     head: int
     got: Float64[Tensor, " head_size"]
     got_lse: float | None
     bound: Float64[Tensor, " head_size"]
     lse_bound: float
     poison: float
+
+    @property
+    def seq(self) -> int:
+        """The sequence that it belongs to."""
+        return self.case.row_seqs[self.row]
 
     @property
     def kv_head(self) -> int:
@@ -38,7 +44,7 @@ class AttentionRow:
     @cached_property
     def q(self) -> Float64[Tensor, " head_size"]:
         """The query."""
-        return self.values.q[self.seq, self.head].double()
+        return self.values.q[self.row, self.head].double()
 
     def keys_of(self, seq: int, kv_head: int) -> Float64[Tensor, "seq_len head_size"]:
         """All keys of a sequence."""
@@ -51,12 +57,12 @@ class AttentionRow:
     @cached_property
     def k(self) -> Float64[Tensor, "seq_len head_size"]:
         """The keys that this row must read."""
-        return self.keys_of(self.seq, self.kv_head)
+        return self.keys_of(self.seq, self.kv_head)[: self.num_tokens]
 
     @cached_property
     def v(self) -> Float64[Tensor, "seq_len head_size"]:
         """The values that this row must read."""
-        return self.values_of(self.seq, self.kv_head)
+        return self.values_of(self.seq, self.kv_head)[: self.num_tokens]
 
     @cached_property
     def scores(self) -> Float64[Tensor, " seq_len"]:
@@ -85,8 +91,8 @@ class AttentionRow:
 
     @property
     def num_tokens(self) -> int:
-        """Length of the sequence."""
-        return len(self.k)
+        """How many keys it attends to: all of the sequence's, or those up to the query token."""
+        return self.case.row_lens[self.row]
 
     def token(self, position: int) -> str:
         """`token 16 (page 1, offset 0)`."""

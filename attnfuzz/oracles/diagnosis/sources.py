@@ -8,11 +8,14 @@ from torch import Tensor
 
 from attnfuzz.oracles.diagnosis.row import AttentionRow, softmax_average
 from attnfuzz.oracles.diagnosis.suspect import Suspect
+from attnfuzz.oracles.words import row_words
 from attnfuzz.problems.cases import PagedDecodeCase
 
 __all__ = ["another_head", "another_page", "another_row", "another_sequence", "another_tensor", "single_token"]
 
 _MAX_PAGE_PAIRS = 4096
+_MAX_ROWS = 64
+"""On either side of the row, of which a long prompt has thousands."""
 
 Keys = Float64[Tensor, "seq_len head_size"]
 
@@ -22,8 +25,8 @@ def another_head(row: AttentionRow) -> Iterator[Suspect]:
     heads = [head for head in range(row.case.num_kv_heads) if head != row.kv_head]
     if not heads:
         return
-    keys = [row.keys_of(row.seq, head) for head in heads]
-    values = [row.values_of(row.seq, head) for head in heads]
+    keys = [row.keys_of(row.seq, head)[: row.num_tokens] for head in heads]
+    values = [row.values_of(row.seq, head)[: row.num_tokens] for head in heads]
     right = f", expected {row.kv_head}"
     yield _attend(row, keys, values, lambda i: f"query head {row.head} reads KV head {heads[i]}{right}")
     yield _attend(
@@ -47,7 +50,7 @@ def another_page(row: AttentionRow) -> Iterator[Suspect]:
     case = row.case
     if not isinstance(case, PagedDecodeCase) or not row.num_tokens:
         return
-    own = range(case.blocks_of(row.seq))
+    own = range(-(-row.num_tokens // case.block_size))
     sources = [(seq, page) for seq in range(case.num_seqs) for page in range(case.blocks_of(seq))]
     pairs = [(page, source) for page in own for source in sources if _fits(row, page, source)]
     if pairs and len(pairs) <= _MAX_PAGE_PAIRS:
@@ -80,18 +83,20 @@ def single_token(row: AttentionRow) -> Iterator[Suspect]:
 
 def another_row(row: AttentionRow) -> Iterator[Suspect]:
     """The result of another query."""
-    places = [(seq, head) for seq, n in enumerate(row.case.seq_lens) for head in range(row.case.num_q_heads) if n]
-    results = [_result(row, seq, head) for seq, head in places]
+    case = row.case
+    near = range(max(0, row.row - _MAX_ROWS), min(case.num_rows, row.row + _MAX_ROWS))
+    places = [(number, head) for number in near for head in range(case.num_q_heads) if case.row_lens[number]]
+    results = [_result(row, number, head) for number, head in places]
     out, lse = (torch.stack(parts) for parts in zip(*results, strict=True))
-    yield Suspect(out, lse, lambda i: f"this is the result of sequence {places[i][0]}, head {places[i][1]}")
+    yield Suspect(out, lse, lambda i: f"this is the result of {row_words(case, places[i][0])}, head {places[i][1]}")
     zero = torch.zeros_like(out[:1])
     yield Suspect(zero, torch.tensor([-torch.inf], dtype=torch.float64), lambda _: "the sequence is treated as empty")
 
 
-def _result(row: AttentionRow, seq: int, head: int) -> tuple[Float64[Tensor, " head_size"], Float64[Tensor, ""]]:
-    kv_head = head // row.case.gqa_ratio
-    scores = row.case.scale * (row.keys_of(seq, kv_head) @ row.values.q[seq, head].double())
-    return softmax_average(scores, row.values_of(seq, kv_head))
+def _result(row: AttentionRow, number: int, head: int) -> tuple[Float64[Tensor, " head_size"], Float64[Tensor, ""]]:
+    seq, length, kv_head = row.case.row_seqs[number], row.case.row_lens[number], head // row.case.gqa_ratio
+    scores = row.case.scale * (row.keys_of(seq, kv_head)[:length] @ row.values.q[number, head].double())
+    return softmax_average(scores, row.values_of(seq, kv_head)[:length])
 
 
 def _attend_sequences(row: AttentionRow, others: list[int], count: int | None, what: str) -> Suspect:
@@ -108,7 +113,13 @@ def _attend(row: AttentionRow, keys: list[Keys], values: list[Keys], words: Call
 
 def _fits(row: AttentionRow, page: int, source: tuple[int, int]) -> bool:
     """Whether the source page is another one that has a live token for each of this page's."""
-    return source != (row.seq, page) and _live(row, *source) >= _live(row, row.seq, page)
+    return source != (row.seq, page) and _live(row, *source) >= _read(row, page)
+
+
+def _read(row: AttentionRow, page: int) -> int:
+    """Tokens of one of its pages that the row attends to."""
+    size = row.case.block_size if isinstance(row.case, PagedDecodeCase) else 0
+    return min(size, row.num_tokens - page * size)
 
 
 def _live(row: AttentionRow, seq: int, page: int) -> int:
@@ -119,7 +130,7 @@ def _live(row: AttentionRow, seq: int, page: int) -> int:
 def _with_page(
     row: AttentionRow, page: int, source: tuple[int, int], own: Keys, read: Callable[[int, int], Keys]
 ) -> Keys:
-    count = _live(row, row.seq, page)
+    count = _read(row, page)
     size = row.case.block_size if isinstance(row.case, PagedDecodeCase) else 0
     replaced = own.clone()
     start = source[1] * size

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from attnfuzz.oracles.diagnosis.row import AttentionRow
+from attnfuzz.oracles.diagnosis.row import AttentionRow, softmax_average
 from attnfuzz.oracles.diagnosis.suspect import Suspect
 from attnfuzz.problems.cases import PagedDecodeCase
 
-__all__ = ["counted_twice", "dropped", "dropped_from_v", "past_the_end", "periodic"]
+__all__ = ["behind_the_query", "counted_twice", "dropped", "dropped_from_v", "past_the_end", "periodic"]
 
 _MAX_NUMBERS = 1 << 18
 """Predicted numbers of one family: bounds the time of a diagnosis."""
@@ -25,6 +25,24 @@ def dropped(row: AttentionRow) -> Iterator[Suspect]:
     """A range of tokens left out of weights and sum."""
     for ranges in _families(row):
         yield _reweighted(row, ranges, -1.0, "is dropped", "are dropped")
+
+
+def behind_the_query(row: AttentionRow) -> Iterator[Suspect]:
+    """Tokens of the sequence that come after the query token, from the next one on."""
+    k, v = row.keys_of(row.seq, row.kv_head), row.values_of(row.seq, row.kv_head)
+    last = min(len(k), row.num_tokens + _MAX_EXTRA)
+    if last == row.num_tokens:
+        return
+    scores = row.case.scale * (k[:last] @ row.q)
+    ends = torch.arange(row.num_tokens + 1, last + 1)
+    seen = scores.masked_fill(torch.arange(last) >= ends[:, None], -torch.inf)
+    out, lse = softmax_average(seen, v[:last].expand(len(ends), -1, -1))
+    yield Suspect(out, lse, lambda i: _behind(row, int(ends[i])))
+
+
+def _behind(row: AttentionRow, end: int) -> str:
+    verb = "takes" if end - row.num_tokens == 1 else "take"
+    return f"{row.tokens(row.num_tokens, end)} of sequence {row.seq}, behind the query, {verb} weight"
 
 
 def counted_twice(row: AttentionRow) -> Iterator[Suspect]:

@@ -18,6 +18,7 @@ from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, one_by_on
 from attnfuzz.oracles.relations.transformed import Changed, Results, unequal_bits
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, MergeStatesCase
+from attnfuzz.problems.lengths import of_sequences
 from attnfuzz.problems.registry import Contents
 from attnfuzz.values import LogicalAttention, LogicalStates
 
@@ -45,7 +46,7 @@ def _further(declaration: Declaration, case: Case, contents: Contents) -> Furthe
         details = ("the kernel declares Supports(batch_invariant=True): a row does not depend on its batch",)
         return unequal_bits("batch_invariance", case, together, alone, words, details=details)
 
-    runs = [Changed(words, _case_of_row(case, row), _values_of_row(contents.values, row)) for row in rows]
+    runs = [Changed(words, _case_of_row(case, row), _values_of_row(case, contents.values, row)) for row in rows]
     return FurtherRuns(runs, compare)
 
 
@@ -53,16 +54,25 @@ def _num_rows(case: Case) -> int:
     return case.num_tokens if isinstance(case, MergeStatesCase) else case.num_seqs
 
 
+def _results_of(case: Case, row: int) -> range:
+    """Where those of a row are: several for a sequence with several query tokens."""
+    return range(row, row + 1) if isinstance(case, MergeStatesCase) else case.rows_of(row)
+
+
 def _rows(case: Case) -> list[int]:
-    """Rows to run alone: the first and the last, the shortest and the longest that is not empty, or all."""
-    count = _num_rows(case)
+    """Rows to run alone: the first and the last, the shortest and the longest that is not empty, or all.
+
+    Of those that have results: a sequence without query tokens is no call.
+    """
+    rows = [row for row in range(_num_rows(case)) if _results_of(case, row)]
+    count = len(rows)
     if count <= _MOST_ROWS:
-        return list(range(count))
+        return rows
     if isinstance(case, MergeStatesCase):
         return [0, count // 3, 2 * count // 3, count - 1]
-    by_length = sorted(range(count), key=lambda row: case.seq_lens[row])
-    shortest = next((row for row in by_length if case.seq_lens[row]), 0)
-    return sorted({0, shortest, by_length[-1], count - 1})
+    by_length = sorted(rows, key=lambda row: case.seq_lens[row])
+    shortest = next((row for row in by_length if case.seq_lens[row]), rows[0])
+    return sorted({rows[0], shortest, by_length[-1], rows[-1]})
 
 
 def _case_of_row(case: Case, row: int) -> Case:
@@ -73,12 +83,13 @@ def _case_of_row(case: Case, row: int) -> Case:
 
 def _sequence(case: Any, row: int) -> Case:
     values = msgspec.structs.replace(case.values, needles=())
-    alone: Case = msgspec.structs.replace(case, seq_lens=(case.seq_lens[row],), values=values)
+    alone: Case = msgspec.structs.replace(case, **of_sequences(case, [row]), values=values)
     return alone
 
 
-def _values_of_row(values: LogicalAttention | LogicalStates, row: int) -> LogicalAttention | LogicalStates:
-    one = slice(row, row + 1)
+def _values_of_row(case: Case, values: LogicalAttention | LogicalStates, row: int) -> LogicalAttention | LogicalStates:
+    results = _results_of(case, row)
+    one = slice(results.start, results.stop)
     if isinstance(values, LogicalStates):
         return LogicalStates(
             values.prefix_output[one],
@@ -94,7 +105,8 @@ def _values_of_row(values: LogicalAttention | LogicalStates, row: int) -> Logica
 def _row(results: Results, name: str, row: int, case: Case) -> Any:
     """The part of a result that belongs to `row`, as a view."""
     heads_first = name == "output_lse" and isinstance(case, MergeStatesCase) and case.lse_layout == "HT"
-    return results[name].narrow(1 if heads_first else 0, row, 1)
+    rows = _results_of(case, row)
+    return results[name].narrow(1 if heads_first else 0, rows.start, len(rows))
 
 
 BATCH_INVARIANCE = Relation(

@@ -25,7 +25,7 @@ from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.relations.transformed import Changed, run_on
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase, Case, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.values import LogicalAttention
 
 __all__ = ["COMPOSE"]
@@ -33,6 +33,8 @@ __all__ = ["COMPOSE"]
 
 def _applies(declaration: Declaration, case: Case) -> bool:
     if not isinstance(case, AttentionCase) or declaration.supports.lse == "none":
+        return False
+    if isinstance(case, PagedAttentionCase):  # the query tokens of one sequence would have to be cut differently
         return False
     shortest = 0 if declaration.supports.empty_sequences else 2
     return max(case.seq_lens) > 1 and min(case.seq_lens) >= shortest

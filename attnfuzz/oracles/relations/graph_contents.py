@@ -9,7 +9,7 @@ import msgspec
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.block_table import num_blocks, physical_pages, used_blocks
-from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import lse_kinds_of
 from attnfuzz.problems.limits import tensor_nbytes
 
@@ -52,6 +52,8 @@ def contents_of(declaration: Declaration, captured: Case) -> list[Content]:
         others = list(_states(declaration, captured))
     else:
         others = list(_lengths(declaration, captured))
+        if isinstance(captured, PagedAttentionCase):
+            others += _queries(captured)
         if isinstance(captured, PagedDecodeCase):
             others += _pages(captured)
     return [Content(captured, "with what it was captured with"), *others]
@@ -76,7 +78,10 @@ def _with_room(case: _Attention, seq_lens: tuple[int, ...]) -> _Attention:
         extra_columns=min(columns - max(map(case.blocks_of, range(case.num_seqs))), _MOST_COLUMNS),
         spare_blocks=min(blocks - used_blocks(case), _MOST_SPARE),
     )
-    return msgspec.structs.replace(case, pages=pages)
+    roomy = msgspec.structs.replace(case, pages=pages)
+    if not isinstance(roomy, PagedAttentionCase):
+        return roomy
+    return msgspec.structs.replace(roomy, seq_slack=max(roomy.max_seq_len, *seq_lens) - max(roomy.seq_lens))
 
 
 def _lengths(declaration: Declaration, captured: _Attention) -> Iterator[Content]:
@@ -86,12 +91,23 @@ def _lengths(declaration: Declaration, captured: _Attention) -> Iterator[Content
         "shortened": tuple(max(min(length, least), length // 2) for length in old),
         "grown": _longer(declaration, captured),
     }
-    if supports.empty_sequences:  # rows past the end of a batch that is smaller than the one captured
+    if isinstance(captured, PagedAttentionCase):  # as many query tokens as before, which q has rows for
+        changes = {how: tuple(map(max, lens, captured.query_lens)) for how, lens in changes.items()}
+    elif supports.empty_sequences:  # rows past the end of a batch that is smaller than the one captured
         changes["padded"] = (*old[: len(old) // 2], *(0 for _ in old[len(old) // 2 :]))
     for (how, seq_lens), seed in zip(changes.items(), _OTHER_SEEDS, strict=False):
         case = _holding(captured, seq_lens, seed)
         if case is not None and seq_lens != old:
             yield Content(case, f"with seq_lens {how} from {_shown(old)} to {_shown(seq_lens)}")
+
+
+def _queries(captured: PagedAttentionCase) -> Iterator[Content]:
+    """The same query tokens in all, as the last of other sequences."""
+    query_lens = captured.query_lens[::-1]
+    seq_lens = tuple(map(max, captured.seq_lens, query_lens))
+    case = _holding(captured, seq_lens, _OTHER_SEEDS[0], query_lens)
+    if case is not None and query_lens != captured.query_lens:
+        yield Content(case, f"with query_lens changed from {_shown(captured.query_lens)} to {_shown(query_lens)}")
 
 
 def _pages(captured: PagedDecodeCase) -> list[Content]:
@@ -104,27 +120,37 @@ def _pages(captured: PagedDecodeCase) -> list[Content]:
     return []
 
 
-def _holding(captured: _Attention, seq_lens: tuple[int, ...], seed: int) -> _Attention | None:
+def _holding(
+    captured: _Attention, seq_lens: tuple[int, ...], seed: int, query_lens: tuple[int, ...] | None = None
+) -> _Attention | None:
     """Other lengths and numbers in tensors of the same shapes; None if there is no room."""
     values = msgspec.structs.replace(captured.values, needles=(), seed=captured.values.seed ^ seed)
     renewed: Any = msgspec.structs.replace(captured, values=values)
     if isinstance(renewed, DenseDecodeCase):
         rows = renewed.max_seq_len - max(seq_lens)
         return msgspec.structs.replace(renewed, seq_lens=seq_lens, extra_rows=rows) if rows >= 0 else None
-    bare = _bare(renewed, seq_lens)
+    if isinstance(renewed, PagedAttentionCase) and max(seq_lens) > renewed.max_seq_len:
+        return None
+    bare = _bare(renewed, seq_lens, query_lens)
     columns = renewed.max_blocks_per_seq - max(map(bare.blocks_of, range(bare.num_seqs)))
     spare = num_blocks(renewed) - used_blocks(bare)
     if columns < 0 or spare < 0:
         return None
-    pages = msgspec.structs.replace(bare.pages, extra_columns=columns, spare_blocks=spare)
-    return msgspec.structs.replace(bare, pages=pages)
+    changes: dict[str, Any] = {"pages": msgspec.structs.replace(bare.pages, extra_columns=columns, spare_blocks=spare)}
+    if isinstance(bare, PagedAttentionCase):  # the bounds are frozen
+        changes["seq_slack"] = renewed.max_seq_len - max(bare.seq_lens)
+        changes["query_slack"] = renewed.max_query_len - max(bare.query_lens)
+    return msgspec.structs.replace(bare, **changes)
 
 
-def _bare(case: PagedDecodeCase, seq_lens: tuple[int, ...]) -> PagedDecodeCase:
+def _bare(
+    case: PagedDecodeCase, seq_lens: tuple[int, ...], query_lens: tuple[int, ...] | None = None
+) -> PagedDecodeCase:
     """With other lengths, and no column nor page beyond what they need."""
     pages = msgspec.structs.replace(case.pages, extra_columns=0, spare_blocks=0)
     values = msgspec.structs.replace(case.values, needles=())
-    return msgspec.structs.replace(case, seq_lens=seq_lens, pages=pages, values=values)
+    lengths = {"seq_lens": seq_lens, "query_lens": query_lens} if query_lens else {"seq_lens": seq_lens}
+    return msgspec.structs.replace(case, **lengths, pages=pages, values=values)
 
 
 def _states(declaration: Declaration, captured: MergeStatesCase) -> Iterator[Content]:

@@ -10,7 +10,8 @@ import msgspec
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.transformed import fits
-from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase
+from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase
+from attnfuzz.problems.lengths import of_sequences, with_seq_lens
 from attnfuzz.problems.supported import supports_case
 
 __all__ = ["Relative", "relatives_of"]
@@ -49,15 +50,21 @@ def _merges(case: MergeStatesCase) -> Iterator[Relative]:
 def _attention(declaration: Declaration, case: AttentionCase) -> Iterator[Relative]:
     longest = declaration.supports.max_seq_len or math.inf
     more = tuple(int(min(length + min(length, _MOST_MORE), longest)) for length in case.seq_lens)
-    half = [-(-length // 2) for length in case.seq_lens]
-    fewer = half[:-1] if len(half) > 1 else [*half, half[0]]
-    for seq_lens in (more, tuple(fewer)):
-        yield Relative(_with_lengths(case, seq_lens), f"a call with seq_lens={list(seq_lens)}")
+    half = tuple(-(-length // 2) for length in case.seq_lens)
+    fewer = tuple(range(case.num_seqs - 1)) if case.num_seqs > 1 else (0, 0)
+    for kept, lengths in ((tuple(range(case.num_seqs)), more), (fewer, half)):
+        fields = of_sequences(case, kept)
+        if any(fields.get("query_lens", (1,))):  # without a query token there is no call
+            seq_lens = tuple(lengths[seq] for seq in kept)
+            yield Relative(_with_lengths(case, fields, seq_lens), f"a call with seq_lens={list(seq_lens)}")
 
 
-def _with_lengths(case: AttentionCase, seq_lens: tuple[int, ...]) -> Any:
-    changes: dict[str, Any] = {"seq_lens": seq_lens}
-    changes["values"] = msgspec.structs.replace(case.values, needles=(), seed=case.values.seed ^ _OTHER_SEED)
+def _with_lengths(case: AttentionCase, fields: dict[str, Any], seq_lens: tuple[int, ...]) -> Any:
+    values = msgspec.structs.replace(case.values, needles=(), seed=case.values.seed ^ _OTHER_SEED)
+    changes: dict[str, Any] = {**fields, "values": values}
     if isinstance(case, DenseDecodeCase):
         changes["extra_rows"] = 0
-    return msgspec.structs.replace(case, **changes)
+    if isinstance(case, PagedAttentionCase):
+        changes |= {"query_slack": 0, "seq_slack": 0}
+    chosen = msgspec.structs.replace(case, **changes)
+    return msgspec.structs.replace(chosen, **with_seq_lens(chosen, seq_lens))

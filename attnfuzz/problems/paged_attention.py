@@ -1,0 +1,78 @@
+"""paged_attention: causal attention of several query tokens per sequence over a paged cache that holds their keys.
+
+One problem for prefill (every token of a sequence is a query), decode (the last one is), chunked prefill (some of the
+last) and batches that mix them, as serving engines launch it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Float, Float32, Int32
+from torch import Tensor
+
+from attnfuzz.problems.allocation import Allocator
+from attnfuzz.problems.cases import PagedAttentionCase
+from attnfuzz.problems.paged_decode import with_both_caches, written
+from attnfuzz.problems.reference import Expected, attention_reference
+from attnfuzz.problems.supports import Layout, Supports
+from attnfuzz.values.attention import LogicalAttention
+
+__all__ = ["PagedAttentionInputs", "build", "inputs_of", "reference"]
+
+
+@dataclass(slots=True)
+class PagedAttentionInputs:
+    """What a paged_attention kernel gets. The caches have the shapes of ``layout``; all queries' keys are in them.
+
+    ``seq_lens`` counts context and new tokens. The query tokens of sequence s are the rows from ``cu_seqlens_q[s]`` to
+    ``cu_seqlens_q[s + 1]`` of q; with n of them and length L, the j-th attends to positions 0 to L - n + j. n may be 0.
+    ``max_query_len`` and ``max_seq_len`` are upper bounds, known on the host. Dead memory is that of paged_decode: keys
+    behind a query are live, but not for this query. The last four are None unless the case asks for that variant
+    (`attnfuzz.problems.variants`).
+    """
+
+    q: Float[Tensor, "num_tokens num_q_heads head_size"]
+    k_cache: Float[Tensor, "num_blocks ..."]
+    v_cache: Float[Tensor, "num_blocks ..."]
+    block_table: Int32[Tensor, "num_seqs max_blocks_per_seq"]
+    seq_lens: Int32[Tensor, " num_seqs"]
+    cu_seqlens_q: Int32[Tensor, " num_seqs_plus_1"]
+    scale: float
+    block_size: int
+    layout: Layout
+    max_query_len: int
+    max_seq_len: int
+    out: Float[Tensor, "num_tokens num_q_heads head_size"]
+    lse: Float32[Tensor, "num_tokens num_q_heads"]
+    window: int | None = None
+    soft_cap: float | None = None
+    alibi_slopes: Float32[Tensor, " num_q_heads"] | None = None
+    sinks: Float32[Tensor, " num_q_heads"] | None = None
+
+
+def build(
+    case: PagedAttentionCase, allocator: Allocator, supports: Supports, values: LogicalAttention | None = None
+) -> PagedAttentionInputs:
+    """Inputs of ``case`` in memory of ``allocator``; ``values`` saves drawing the numbers again."""
+    del supports  # what a kernel supports shapes the cases, not their tensors
+    return inputs_of(case, written(case, allocator, values))
+
+
+def inputs_of(case: PagedAttentionCase, tensors: dict[str, Tensor]) -> PagedAttentionInputs:
+    """What the kernel gets, of ``tensors`` by the names that ``tensor_specs`` gives them."""
+    return PagedAttentionInputs(
+        scale=case.scale,
+        block_size=case.block_size,
+        layout=case.layout,
+        max_query_len=case.max_query_len,
+        max_seq_len=case.max_seq_len,
+        window=case.variant.window,
+        soft_cap=case.variant.soft_cap,
+        **with_both_caches(case, tensors),
+    )
+
+
+def reference(case: PagedAttentionCase, values: LogicalAttention) -> Expected:
+    """``out [num_tokens num_q_heads head_size]`` and natural ``lse [num_tokens num_q_heads]`` in float64."""
+    return attention_reference(case, values)
