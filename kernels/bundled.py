@@ -44,6 +44,13 @@ State = tuple[Tensor, Tensor]
 _EVERYTHING = attnfuzz.Supports(unused_table_entries="garbage", batch_invariant=True, graph_replay=True)
 _PADDED = attnfuzz.Supports(unused_table_entries="garbage")
 _TOKENS_FIRST = attnfuzz.Supports(lse_layout="TH", batch_invariant=True, graph_replay=True)
+_PAGED = attnfuzz.Supports(
+    unused_table_entries="garbage",
+    variants=("window", "soft_cap", "alibi", "sinks"),
+    batch_invariant=True,
+    graph_replay=True,
+)
+_PAGED_PADDED = attnfuzz.Supports(unused_table_entries="garbage", variants=("window", "soft_cap", "alibi", "sinks"))
 _FLOAT32 = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul="ieee")
 _SHORT_PARTIALS = attnfuzz.Numerics(probabilities="float32", partials="input", matmul="ieee")
 
@@ -68,33 +75,39 @@ def dense_eager(inputs: Any) -> State:
     return eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
 
 
-@attnfuzz.kernel("paged_decode", supports=_EVERYTHING, options=_TILED, numerics=_FLOAT32)
+@attnfuzz.kernel("paged_decode", supports=_PAGED, options=_TILED, numerics=_FLOAT32)
 def paged_naive(inputs: Any, **options: Any) -> State:
     """One program per sequence and query head, over any layout."""
-    return launch_paged.paged_decode(**_paged(inputs), out=inputs.out, lse=inputs.lse, **options)
+    return launch_paged.paged_decode(**_paged(inputs), sinks=inputs.sinks, out=inputs.out, lse=inputs.lse, **options)
 
 
-@attnfuzz.kernel("paged_decode", supports=_EVERYTHING, options={**_SPLITS, **_TILED}, numerics=_SHORT_PARTIALS)
+@attnfuzz.kernel("paged_decode", supports=_PAGED, options={**_SPLITS, **_TILED}, numerics=_SHORT_PARTIALS)
 def paged_split_k(inputs: Any, *, num_splits: int, partials: str, **options: Any) -> State:
     """Splits of each sequence in parallel, then their reduction."""
     return launch_paged.split_paged_decode(
-        **_paged(inputs), num_splits=num_splits, out=inputs.out, lse=inputs.lse, partial_dtype=partials, **options
+        **_paged(inputs),
+        sinks=inputs.sinks,
+        num_splits=num_splits,
+        out=inputs.out,
+        lse=inputs.lse,
+        partial_dtype=partials,
+        **options,
     )
 
 
-@attnfuzz.kernel("paged_decode", supports=_PADDED, numerics=_FLOAT32)
+@attnfuzz.kernel("paged_decode", supports=_PAGED_PADDED, numerics=_FLOAT32)
 def paged_eager(inputs: Any) -> State:
     """A loop over sequences that gathers their pages."""
-    return eager.paged_decode(**_paged(inputs))
+    return eager.paged_decode(**_paged(inputs), sinks=inputs.sinks)
 
 
-@attnfuzz.kernel("paged_decode", supports=_PADDED, options=_SPLITS, numerics=_SHORT_PARTIALS)
+@attnfuzz.kernel("paged_decode", supports=_PAGED_PADDED, options=_SPLITS, numerics=_SHORT_PARTIALS)
 def paged_split_k_eager(inputs: Any, *, num_splits: int, partials: str) -> State:
     """A loop over sequences and splits, then the reduction of all."""
-    return eager.split_paged_decode(**_paged(inputs), num_splits=num_splits, partial_dtype=partials)
+    return eager.split_paged_decode(**_paged(inputs), sinks=inputs.sinks, num_splits=num_splits, partial_dtype=partials)
 
 
-@attnfuzz.kernel("split_decode", supports=_EVERYTHING, options=_TILED, numerics=_SHORT_PARTIALS)
+@attnfuzz.kernel("split_decode", supports=_PAGED, options=_TILED, numerics=_SHORT_PARTIALS)
 def split_k_partials(inputs: Any, **options: Any) -> State:
     """The first stage of ``paged_split_k`` alone."""
     return launch_paged.split_decode(
@@ -106,7 +119,7 @@ def split_k_partials(inputs: Any, **options: Any) -> State:
     )
 
 
-@attnfuzz.kernel("split_decode", supports=_PADDED, numerics=_SHORT_PARTIALS)
+@attnfuzz.kernel("split_decode", supports=_PAGED_PADDED, numerics=_SHORT_PARTIALS)
 def split_k_partials_eager(inputs: Any) -> State:
     """The first stage of ``paged_split_k_eager`` alone."""
     return eager.split_decode(**_paged(inputs), num_splits=inputs.num_splits)
@@ -190,7 +203,10 @@ def _queries(inputs: Any) -> dict[str, Any]:
 
 
 def _paged(inputs: Any) -> dict[str, Any]:
-    names = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "scale", "block_size", "layout")
+    names = (
+        *("q", "k_cache", "v_cache", "block_table", "seq_lens", "scale", "block_size", "layout"),
+        *("window", "soft_cap", "alibi_slopes"),
+    )
     return {name: getattr(inputs, name) for name in names}
 
 

@@ -22,6 +22,7 @@ _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "value": _FLOATS,  # all tensors of this kind have one dtype
     "partial": _FLOATS,
     "lse": (torch.float32,),
+    "per head": (torch.float32,),
     "index": (torch.int32, torch.int64),
 }
 _NUM_WARPS = (1, 2, 4, 8, 16, 32)

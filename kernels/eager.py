@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from attnfuzz.kernels.prepare import (
     prepare_reduce,
     prepare_split,
 )
+from attnfuzz.kernels.variants import Variant, check_variant
 
 __all__ = ["dense_decode", "merge_states", "paged_decode", "reduce_splits", "split_decode", "split_paged_decode"]
 
@@ -60,15 +62,25 @@ def paged_decode(
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``launch_paged.paged_decode``."""
+    variant = Variant(window, soft_cap, alibi_slopes, sinks)
+    check_variant(variant)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    inputs |= variant.tensors
     out, lse, _ = prepare_paged(inputs, layout, block_size, out, lse)
     is_live = _is_live(seq_lens, block_table.shape[1] * block_size)
     pages = block_table.where(is_live[:, ::block_size], 0)  # of a page in use, the first token is live
+    position = torch.arange(is_live.shape[1], device=q.device).expand_as(is_live)
+    scoring = _Scoring.of(variant, position, is_live, seq_lens)
     for rows in _chunks(is_live, q):
         k, v = gather_pages(k_cache, v_cache, layout, pages[rows])
-        out[rows], lse[rows] = _attend(q[rows], k, v, is_live[rows], scale)
+        states = _attend(q[rows], k, v, scoring.is_live[rows], scale, scoring.part(rows))
+        out[rows], lse[rows] = _with_sinks(*states, sinks)
     return out, lse
 
 
@@ -85,28 +97,41 @@ def split_decode(
     *,
     partial_out: Tensor | None = None,
     partial_lse: Tensor | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``launch_paged.split_decode``."""
+    variant = Variant(window, soft_cap, alibi_slopes)
+    check_variant(variant)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    inputs |= variant.tensors
     partial_out, partial_lse, _ = prepare_split(inputs, layout, block_size, num_splits, partial_out, partial_lse)
     tokens = block_table.shape[1] * block_size
     pages = block_table.where(_is_live(seq_lens, tokens)[:, ::block_size], 0)
     position, is_live = _split_positions(seq_lens, tokens, num_splits)
+    scoring = _Scoring.of(variant, position, is_live, seq_lens)
     for rows in _chunks(is_live.flatten(1), q):
         k, v = (_split(x, position[rows]) for x in gather_pages(k_cache, v_cache, layout, pages[rows]))
         queries = q[rows].repeat_interleave(num_splits, dim=0)
-        parts = _attend(queries, k, v, is_live[rows].flatten(0, 1), scale)
+        visible = scoring.is_live[rows].flatten(0, 1)
+        parts = _attend(queries, k, v, visible, scale, scoring.part(rows))
         for partial, part in zip((partial_out, partial_lse), parts, strict=True):
             partial[rows] = part.view(-1, num_splits, *part.shape[1:]).transpose(1, 2)
     return partial_out, partial_lse
 
 
 def reduce_splits(
-    partial_out: Tensor, partial_lse: Tensor, *, out: Tensor | None = None, lse: Tensor | None = None
+    partial_out: Tensor,
+    partial_lse: Tensor,
+    *,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``launch_paged.reduce_splits``."""
-    out, lse, _ = prepare_reduce(partial_out, partial_lse, out, lse)
-    merged, merged_lse = _merge(partial_out, partial_lse)
+    out, lse, _ = prepare_reduce(partial_out, partial_lse, out, lse, sinks)
+    merged, merged_lse = _with_sinks(*_merge(partial_out, partial_lse), sinks)
     return out.copy_(merged), lse.copy_(merged_lse)
 
 
@@ -123,15 +148,20 @@ def split_paged_decode(
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     partial_dtype: str = "float32",
 ) -> tuple[Tensor, Tensor]:
     """See ``launch_paged.split_paged_decode``."""
     partial_out = empty_partials(q, num_splits, partial_dtype)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     partial_out, partial_lse = split_decode(
-        q, k_cache, v_cache, block_table, seq_lens, scale, block_size, layout, num_splits, partial_out=partial_out
-    )
-    return reduce_splits(partial_out, partial_lse, out=out, lse=lse)
+        q, k_cache, v_cache, block_table, seq_lens, scale, block_size, layout, num_splits,
+        partial_out=partial_out, window=window, soft_cap=soft_cap, alibi_slopes=alibi_slopes,
+    )  # fmt: skip
+    return reduce_splits(partial_out, partial_lse, out=out, lse=lse, sinks=sinks)
 
 
 def merge_states(
@@ -186,7 +216,43 @@ def _chunks(is_live: Tensor, q: Tensor) -> Iterator[slice]:
     return (slice(start, start + at_once) for start in range(0, num_seqs, at_once))
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, is_live: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+class _Scoring(NamedTuple):
+    """What variants do to the scores. ``is_live``: tokens that the query sees, of the shape of the positions given.
+
+    ``distance``: token minus query, of that shape.
+    """
+
+    is_live: Tensor
+    distance: Tensor
+    soft_cap: float | None
+    alibi_slopes: Tensor | None
+
+    @classmethod
+    def of(cls, variant: Variant, position: Tensor, is_live: Tensor, seq_lens: Tensor) -> _Scoring:
+        """``position``, ``is_live``: ``[num_seqs, ...]``, for each token."""
+        distance = position + 1 - seq_lens.long().view(-1, *[1] * (position.dim() - 1))
+        if variant.window is not None:
+            is_live = is_live & (distance > -variant.window)
+        return cls(is_live, distance, variant.soft_cap, variant.alibi_slopes)
+
+    def part(self, rows: slice) -> _Scoring:
+        """That of some sequences, a row for each split of each."""
+        is_live, distance = (of[rows].reshape(-1, of.shape[-1]) for of in (self.is_live, self.distance))
+        return self._replace(is_live=is_live, distance=distance)
+
+    def applied(self, scores: Tensor) -> Tensor:
+        """``scores [rows, padded_len, num_kv_heads, group_size]``, of tokens that are not live -inf."""
+        if self.soft_cap is not None:
+            capped = self.soft_cap * (scores / self.soft_cap).tanh()
+            scores = capped.masked_fill(~self.is_live[:, :, None, None], -math.inf)
+        if self.alibi_slopes is not None:
+            scores = scores + self.alibi_slopes.view(scores.shape[2:]) * self.distance[:, :, None, None]
+        return scores
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, is_live: Tensor, scale: float, scoring: _Scoring | None = None
+) -> tuple[Tensor, Tensor]:
     """``out [rows, num_q_heads, head_size]`` and ``lse [rows, num_q_heads]`` in float32.
 
     Shapes: ``q`` as out, ``k, v [rows, padded_len, num_kv_heads, head_size]``, ``is_live [rows, padded_len]``.
@@ -196,6 +262,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, is_live: Tensor, scale: float) -> t
     queries = q.float().reshape(q.shape[0], 1, k.shape[2], -1, q.shape[2])
     products = queries * k.float().unsqueeze(3)
     scores = (products.sum(-1) * scale).masked_fill(~live, -math.inf)  # [rows, padded_len, num_kv_heads, group_size]
+    scores = scores if scoring is None else scoring.applied(scores)
     p = scores.softmax(1).masked_fill(~live, 0.0)  # a row without tokens has NaN
     values = v.float().masked_fill(~live, 0.0).unsqueeze(3)
     return (p[..., None] * values).sum(1).flatten(1, 2), scores.logsumexp(1).flatten(1, 2)
@@ -210,3 +277,10 @@ def _merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     total = weights.sum(-1, keepdim=True)
     out = (weights[..., None] * outs.float().masked_fill(empty[..., None], 0.0)).sum(-2)
     return out / total.masked_fill(total == 0.0, 1.0), (ref + total.log()).squeeze(-1)
+
+
+def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """``out [rows, num_q_heads, head_size]`` and its LSE, with a logit more in each head's denominator."""
+    if sinks is None:
+        return out, lse
+    return out * (lse - sinks).sigmoid()[..., None], lse.logaddexp(sinks)

@@ -16,6 +16,7 @@ from attnfuzz.kernels.paged_decode import paged_decode_kernel
 from attnfuzz.kernels.prepare import empty_partials, prepare_paged, prepare_reduce, prepare_split
 from attnfuzz.kernels.reduce_splits import reduce_splits_kernel
 from attnfuzz.kernels.split_decode import split_decode_kernel
+from attnfuzz.kernels.variants import Variant, check_variant, sink_arguments
 
 __all__ = ["paged_decode", "reduce_splits", "split_decode", "split_paged_decode"]
 
@@ -35,6 +36,10 @@ def paged_decode(
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     tile: int = 32,
     num_warps: int = 4,
     num_stages: int = 3,
@@ -46,10 +51,17 @@ def paged_decode(
     int64. ``block_size``: tokens per page. ``tile``: keys per step, a power of two. ``num_warps``, ``num_stages``: of
     the launch, as in ``triton.Config``; they change the speed only. Entries past a sequence's last page are not read.
 
-    Returns ``out`` like q and ``lse [num_seqs, num_q_heads]`` float32, natural log: 0 and -inf for an empty sequence.
-    Raises ValueError.
+    ``window``: the query sees so many keys, its own included. ``soft_cap``: ``s`` becomes ``soft_cap · tanh(s /
+    soft_cap)``. ``alibi_slopes``: times ``key position - query position``, added to a head's scores. ``sinks``: a
+    logit of each head that takes weight and has no value; the LSE includes it. Both float32 ``[num_q_heads]``.
+
+    Returns ``out`` like q and ``lse [num_seqs, num_q_heads]`` float32, natural log: 0 and -inf (or the sink)
+    for an empty sequence. Raises ValueError.
     """
+    variant = Variant(window, soft_cap, alibi_slopes, sinks)
+    check_variant(variant)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    inputs |= variant.tensors
     out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
     check_power_of_two("tile", tile)
     launch = check_launch(num_warps, num_stages)
@@ -60,6 +72,7 @@ def paged_decode(
             float(scale), block_size, sizes["group_size"], sizes["head_size"],
             *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
             *out.stride(), *lse.stride(),
+            **variant.of_scores, **sink_arguments(sinks),
             X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
         )  # fmt: skip
     return out, lse
@@ -78,6 +91,9 @@ def split_decode(
     *,
     partial_out: Tensor | None = None,
     partial_lse: Tensor | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
     tile: int = 32,
     num_warps: int = 4,
     num_stages: int = 3,
@@ -90,7 +106,10 @@ def split_decode(
     Returns ``partial_out [num_seqs, num_q_heads, num_splits, head_size]``, in q's dtype unless given in another, and
     ``partial_lse [num_seqs, num_q_heads, num_splits]`` float32: 0 and -inf for an empty split. Raises ValueError.
     """
+    variant = Variant(window, soft_cap, alibi_slopes)
+    check_variant(variant)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    inputs |= variant.tensors
     partial_out, partial_lse, sizes = prepare_split(inputs, layout, block_size, num_splits, partial_out, partial_lse)
     check_power_of_two("tile", tile)
     launch = check_launch(num_warps, num_stages)
@@ -101,6 +120,7 @@ def split_decode(
             float(scale), num_splits, block_size, sizes["group_size"], sizes["head_size"],
             *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
             *partial_out.stride(), *partial_lse.stride(),
+            **variant.of_scores,
             X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
         )  # fmt: skip
     return partial_out, partial_lse
@@ -112,21 +132,23 @@ def reduce_splits(
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    sinks: Tensor | None = None,
     num_warps: int = 4,
     num_stages: int = 3,
 ) -> tuple[Tensor, Tensor]:
-    """Combine the partial states that ``split_decode`` returns; ``num_warps`` and ``num_stages`` as there.
+    """Combine the partial states that ``split_decode`` returns, and ``sinks`` as in ``paged_decode``.
 
     Returns ``out [num_seqs, num_q_heads, head_size]``, in partial_out's dtype unless given in another, and
     ``lse [num_seqs, num_q_heads]`` float32: 0 and -inf where all splits are empty. Raises ValueError.
     """
-    out, lse, sizes = prepare_reduce(partial_out, partial_lse, out, lse)
+    out, lse, sizes = prepare_reduce(partial_out, partial_lse, out, lse, sinks)
     launch = check_launch(num_warps, num_stages)
     with on_device_of(out):
         reduce_splits_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
             partial_out, partial_lse, out, lse,
             sizes["num_splits"], sizes["head_size"],
             *partial_out.stride(), *partial_lse.stride(), *out.stride(), *lse.stride(),
+            **sink_arguments(sinks),
             CHUNK=_SPLITS_PER_STEP, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
         )  # fmt: skip
     return out, lse
@@ -145,6 +167,10 @@ def split_paged_decode(
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     tile: int = 32,
     partial_dtype: str = "float32",
     num_warps: int = 4,
@@ -160,5 +186,8 @@ def split_paged_decode(
     partial_out, partial_lse = split_decode(
         q, k_cache, v_cache, block_table, seq_lens, scale, block_size, layout, num_splits,
         partial_out=partial_out, tile=tile, num_warps=num_warps, num_stages=num_stages,
+        window=window, soft_cap=soft_cap, alibi_slopes=alibi_slopes,
     )  # fmt: skip
-    return reduce_splits(partial_out, partial_lse, out=out, lse=lse, num_warps=num_warps, num_stages=num_stages)
+    return reduce_splits(
+        partial_out, partial_lse, out=out, lse=lse, sinks=sinks, num_warps=num_warps, num_stages=num_stages
+    )

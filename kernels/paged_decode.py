@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from attnfuzz.kernels.paged_walk import attend_pages
+from attnfuzz.kernels.score_variants import add_sink
 from attnfuzz.kernels.softmax_state import store_state
 
 __all__ = ["paged_decode_kernel"]
@@ -21,7 +22,7 @@ __all__ = ["paged_decode_kernel"]
 @triton.jit(
     do_not_specialize=[
         "group_size", "block_size", "stride_qs", "stride_qh", "stride_table_s", "stride_len", "stride_os", "stride_oh",
-        "stride_lse_s", "stride_lse_h",
+        "stride_lse_s", "stride_lse_h", "window", "stride_slope", "stride_sink",
     ]
 )  # fmt: skip
 def paged_decode_kernel(
@@ -47,10 +48,21 @@ def paged_decode_kernel(
     stride_len,
     stride_os, stride_oh, stride_od,
     stride_lse_s, stride_lse_h,
+    # variants (see the wrapper): None or 0 unless asked for
+    p_slopes,  # [num_q_heads]
+    p_sinks,  # [num_q_heads]
+    window,
+    soft_cap,
+    stride_slope,
+    stride_sink,
     # constants
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(num_seqs, num_q_heads)``."""
     i_seq = tl.program_id(0).to(tl.int64)
@@ -63,12 +75,17 @@ def paged_decode_kernel(
     seq_len = tl.load(p_seq_lens + i_seq * stride_len)
     b_q = tl.load(p_q + o_d * stride_qd, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK_D]
 
+    slope = tl.load(p_slopes + i_head * stride_slope) if HAS_ALIBI else 0.0
     row_max, exp_sum, acc = attend_pages(
         b_q, p_k + i_kv_head * stride_kh, p_v + i_kv_head * stride_vh, p_table + i_seq * stride_table_s,
         0, seq_len, scale, block_size,
         stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-        o_d, m_d, X, TILE, BLOCK_D,
+        o_d, m_d, seq_len - 1, window, soft_cap, slope, X, TILE, BLOCK_D, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
     )  # fmt: skip
+
+    if HAS_SINKS:
+        sink = tl.load(p_sinks + i_head * stride_sink)
+        row_max, exp_sum, acc = add_sink(row_max, exp_sum, acc, sink)
 
     p_out += i_seq * stride_os + i_head * stride_oh
     p_lse += i_seq * stride_lse_s + i_head * stride_lse_h

@@ -89,12 +89,15 @@ def empty_partials(q: Tensor, num_splits: int, dtype: str) -> Tensor:
     return _empty_unless_given(None, shape, torch.float32 if dtype == "float32" else q.dtype, q)
 
 
-def prepare_reduce(partial_out: Tensor, partial_lse: Tensor, out: Tensor | None, lse: Tensor | None) -> Prepared:
+def prepare_reduce(
+    partial_out: Tensor, partial_lse: Tensor, out: Tensor | None, lse: Tensor | None, sinks: Tensor | None = None
+) -> Prepared:
     """Of ``reduce_splits``."""
     shape = partial_out.shape[:2]
     out = _empty_unless_given(out, (*shape, *partial_out.shape[-1:]), partial_out.dtype, partial_out)
     lse = _empty_unless_given(lse, shape, torch.float32, partial_out)
     tensors = {"partial_out": partial_out, "partial_lse": partial_lse, "out": out, "lse": lse}
+    tensors |= {} if sinks is None else {"sinks": sinks}
     return out, lse, check_tensors(tensors, REDUCE)
 
 

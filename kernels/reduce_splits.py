@@ -7,7 +7,8 @@ softmax, whose guard for scores of -inf makes empty splits come out right, and r
 Dividing by the sum of the weights, rather than using a rounded ``lse`` in their exponents, keeps a large ``lse``
 (1e4 has a float32 rounding error of 5e-4) from scaling the whole output.
 
-Splits are read a chunk at a time, so their number is not limited by registers.
+Splits are read a chunk at a time, so their number is not limited by registers. Attention sinks are added here, once
+for each row (``score_variants``).
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Device code has no Python types.
@@ -15,6 +16,7 @@ Splits are read a chunk at a time, so their number is not limited by registers.
 import triton
 import triton.language as tl
 
+from attnfuzz.kernels.score_variants import add_sink
 from attnfuzz.kernels.softmax_state import store_state
 
 __all__ = ["reduce_splits_kernel"]
@@ -23,7 +25,7 @@ __all__ = ["reduce_splits_kernel"]
 @triton.jit(
     do_not_specialize=[
         "num_splits", "stride_ps", "stride_ph", "stride_psplit", "stride_plse_s", "stride_plse_h", "stride_plse_split",
-        "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h",
+        "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h", "stride_sink",
     ]
 )  # fmt: skip
 def reduce_splits_kernel(
@@ -41,9 +43,13 @@ def reduce_splits_kernel(
     stride_plse_s, stride_plse_h, stride_plse_split,
     stride_os, stride_oh, stride_od,
     stride_lse_s, stride_lse_h,
+    # sinks: None and 0 unless asked for
+    p_sinks,  # [num_q_heads]
+    stride_sink,
     # constants
     CHUNK: tl.constexpr,  # splits per step, a power of two
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(num_seqs, num_q_heads)``."""
     i_seq = tl.program_id(0).to(tl.int64)
@@ -72,6 +78,10 @@ def reduce_splits_kernel(
         exp_sum = exp_sum * alpha + tl.sum(b_p, axis=0)
         acc = acc * alpha + tl.sum(b_p[:, None] * b_v.to(tl.float32), axis=0)
         row_max = new_max
+
+    if HAS_SINKS:
+        sink = tl.load(p_sinks + i_head * stride_sink)
+        row_max, exp_sum, acc = add_sink(row_max, exp_sum, acc, sink)
 
     p_out += i_seq * stride_os + i_head * stride_oh
     p_lse += i_seq * stride_lse_s + i_head * stride_lse_h

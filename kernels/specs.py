@@ -19,6 +19,8 @@ _PAGED_COMMON: Specs = {
     "q": ("value", "num_seqs num_q_heads head_size"),
     "block_table": ("index", "num_seqs max_blocks_per_seq"),
     "seq_lens": ("index", "num_seqs"),
+    "alibi_slopes": ("per head", "num_q_heads"),
+    "sinks": ("per head", "num_q_heads"),
     "out": ("value", "num_seqs num_q_heads head_size"),
     "lse": ("lse", "num_seqs num_q_heads"),
     "partial_out": ("partial", "num_seqs num_q_heads num_splits head_size"),
@@ -50,6 +52,7 @@ ATTENTION: dict[str, Specs] = {layout: {**specs, **_QUERIES} for layout, specs i
 REDUCE: Specs = {
     "partial_out": ("partial", "num_seqs num_q_heads num_splits head_size"),
     "partial_lse": ("lse", "num_seqs num_q_heads num_splits"),
+    "sinks": ("per head", "num_q_heads"),
     "out": ("value", "num_seqs num_q_heads head_size"),
     "lse": ("lse", "num_seqs num_q_heads"),
 }

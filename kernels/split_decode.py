@@ -6,7 +6,7 @@ query head, split) attends over one of them, so that few long sequences still fi
 
 Split ``s`` covers ``[s · per_split, min((s + 1) · per_split, seq_len))``. Rounding up leaves late splits empty when the
 tokens run out (5 tokens in 4 splits: 2 + 2 + 1 + 0). An empty split still writes its state, 0 and -inf, because the
-second stage, ``reduce_splits``, reads every slot.
+second stage, ``reduce_splits``, reads every slot. A sliding window leaves early splits empty, or parts of them.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Device code has no Python types.
@@ -25,6 +25,7 @@ __all__ = ["split_decode_kernel"]
     do_not_specialize=[
         "num_splits", "group_size", "block_size", "stride_qs", "stride_qh", "stride_table_s", "stride_len",
         "stride_os", "stride_oh", "stride_osplit", "stride_lse_s", "stride_lse_h", "stride_lse_split",
+        "window", "stride_slope",
     ]
 )  # fmt: skip
 def split_decode_kernel(
@@ -51,10 +52,18 @@ def split_decode_kernel(
     stride_len,
     stride_os, stride_oh, stride_osplit, stride_od,
     stride_lse_s, stride_lse_h, stride_lse_split,
+    # variants (see the wrapper): None or 0 unless asked for
+    p_slopes,  # [num_q_heads]
+    window,
+    soft_cap,
+    stride_slope,
     # constants
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(num_seqs, num_q_heads, num_splits)``."""
     i_seq = tl.program_id(0).to(tl.int64)
@@ -71,11 +80,12 @@ def split_decode_kernel(
 
     p_q += i_seq * stride_qs + i_head * stride_qh
     b_q = tl.load(p_q + o_d * stride_qd, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK_D]
+    slope = tl.load(p_slopes + i_head * stride_slope) if HAS_ALIBI else 0.0
     row_max, exp_sum, acc = attend_pages(
         b_q, p_k + i_kv_head * stride_kh, p_v + i_kv_head * stride_vh, p_table + i_seq * stride_table_s,
         begin, end, scale, block_size,
         stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-        o_d, m_d, X, TILE, BLOCK_D,
+        o_d, m_d, seq_len - 1, window, soft_cap, slope, X, TILE, BLOCK_D, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
     )  # fmt: skip
 
     p_out += i_seq * stride_os + i_head * stride_oh + i_split * stride_osplit
