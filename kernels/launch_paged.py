@@ -72,8 +72,8 @@ def paged_decode(
             float(scale), block_size, sizes["group_size"], sizes["head_size"],
             *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
             *out.stride(), *lse.stride(),
-            **variant.of_scores, **sink_arguments(sinks),
             X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
+            **variant.of_scores, **sink_arguments(sinks),
         )  # fmt: skip
     return out, lse
 
@@ -120,8 +120,8 @@ def split_decode(
             float(scale), num_splits, block_size, sizes["group_size"], sizes["head_size"],
             *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
             *partial_out.stride(), *partial_lse.stride(),
-            **variant.of_scores,
             X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
+            **variant.of_scores,
         )  # fmt: skip
     return partial_out, partial_lse
 
@@ -148,8 +148,8 @@ def reduce_splits(
             partial_out, partial_lse, out, lse,
             sizes["num_splits"], sizes["head_size"],
             *partial_out.stride(), *partial_lse.stride(), *out.stride(), *lse.stride(),
-            **sink_arguments(sinks),
             CHUNK=_SPLITS_PER_STEP, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
+            **sink_arguments(sinks),
         )  # fmt: skip
     return out, lse
 
