@@ -17,7 +17,15 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.kernels import eager, eager_attention, launch, launch_attention, launch_merge, launch_paged
+from attnfuzz.kernels import (
+    eager,
+    eager_attention,
+    launch,
+    launch_attention,
+    launch_merge,
+    launch_paged,
+    launch_partitioned,
+)
 
 __all__ = [
     "dense_eager",
@@ -31,6 +39,8 @@ __all__ = [
     "merge_states_wide_th",
     "paged_attention_eager",
     "paged_attention_naive",
+    "paged_attention_v1",
+    "paged_attention_v2",
     "paged_eager",
     "paged_naive",
     "paged_split_k",
@@ -43,6 +53,9 @@ State = tuple[Tensor, Tensor]
 
 _EVERYTHING = attnfuzz.Supports(unused_table_entries="garbage", batch_invariant=True, graph_replay=True)
 _PADDED = attnfuzz.Supports(unused_table_entries="garbage")
+_PACKED = attnfuzz.Supports(
+    layouts=("packed",), unused_table_entries="garbage", batch_invariant=True, graph_replay=True
+)
 _TOKENS_FIRST = attnfuzz.Supports(lse_layout="TH", batch_invariant=True, graph_replay=True)
 _PAGED = attnfuzz.Supports(
     unused_table_entries="garbage",
@@ -55,6 +68,7 @@ _FLOAT32 = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul
 _SHORT_PARTIALS = attnfuzz.Numerics(probabilities="float32", partials="input", matmul="ieee")
 
 _SPLITS = {"num_splits": (1, 2, 3, 8), "partials": ("float32", "input")}
+_PARTITIONS = {"partition_size": (16, 7, 64, 512), "partials": ("float32", "input")}
 # What a launch takes by default comes first. One warp is left out: with a large tile it compiles for seconds.
 _NUM_WARPS = {"num_warps": (4, 2, 8)}
 _BLOCKS = {"block_elements": (4096, 16, 256), "block_tokens": (8, 1, 2), **_NUM_WARPS}
@@ -92,6 +106,20 @@ def paged_split_k(inputs: Any, *, num_splits: int, partials: str, **options: Any
         lse=inputs.lse,
         partial_dtype=partials,
         **options,
+    )
+
+
+@attnfuzz.kernel("paged_decode", supports=_PACKED, options=_TILED, numerics=_FLOAT32)
+def paged_attention_v1(inputs: Any, **options: Any) -> State:
+    """The softmax of a whole sequence after all its scores, on the packed cache."""
+    return launch_partitioned.paged_attention_v1(**_packed(inputs), out=inputs.out, lse=inputs.lse, **options)
+
+
+@attnfuzz.kernel("paged_decode", supports=_PACKED, options={**_PARTITIONS, **_TILED}, numerics=_SHORT_PARTIALS)
+def paged_attention_v2(inputs: Any, *, partials: str, **options: Any) -> State:
+    """The same in partitions of a fixed number of tokens, then their reduction."""
+    return launch_partitioned.paged_attention_v2(
+        **_packed(inputs), out=inputs.out, lse=inputs.lse, partial_dtype=partials, **options
     )
 
 
@@ -207,6 +235,11 @@ def _paged(inputs: Any) -> dict[str, Any]:
         *("q", "k_cache", "v_cache", "block_table", "seq_lens", "scale", "block_size", "layout"),
         *("window", "soft_cap", "alibi_slopes"),
     )
+    return {name: getattr(inputs, name) for name in names}
+
+
+def _packed(inputs: Any) -> dict[str, Any]:
+    names = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "scale", "block_size")
     return {name: getattr(inputs, name) for name in names}
 
 

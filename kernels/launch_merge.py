@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from attnfuzz.kernels.alignment import common_alignment, in_units
 from attnfuzz.kernels.checks import check_launch, check_positive
 from attnfuzz.kernels.device import count_sms, on_device_of
-from attnfuzz.kernels.merge_blocks import block_of, common_alignment, in_units, takes_place_of
+from attnfuzz.kernels.merge_blocks import block_of, takes_place_of
 from attnfuzz.kernels.merge_many import merge_many_kernel
 from attnfuzz.kernels.merge_states_wide import merge_states_wide_kernel
 from attnfuzz.kernels.prepare import prepare_merge, prepare_merge_many
@@ -56,8 +57,8 @@ def merge_states_wide(
         merge_states_wide_kernel[(programs,)](
             prefix_output, suffix_output, prefix_lse, suffix_lse, output, output_lse,
             num_tokens, num_heads,
-            *in_units(prefix_output, align), *in_units(suffix_output, align), *lse_strides[0], *lse_strides[1],
-            *in_units(output, align), *lse_strides[2],
+            *in_units(prefix_output.stride(), align), *in_units(suffix_output.stride(), align),
+            *lse_strides[0], *lse_strides[1], *in_units(output.stride(), align), *lse_strides[2],
             HEAD_SIZE=head_size, ALIGN=align, BLOCK_T=block.tokens, BLOCK_H=block.heads, BLOCK_D=block.head_size,
             PERSISTENT=programs < num_blocks, STAGES=num_stages,
             EVICT="evict_first" if evict_first else "", IN_PLACE=in_place, **launch,
@@ -114,8 +115,8 @@ def merge_many(
         merge_many_kernel[(block.number_for(num_tokens, num_heads),)](
             outputs, lses, output, output_lse,
             sizes["num_states"], num_tokens, num_heads,
-            *in_units(outputs, align), *_tokens_first(lses, lse_layout).stride(),
-            *in_units(output, align), *_tokens_first(output_lse, lse_layout).stride(),
+            *in_units(outputs.stride(), align), *_tokens_first(lses, lse_layout).stride(),
+            *in_units(output.stride(), align), *_tokens_first(output_lse, lse_layout).stride(),
             HEAD_SIZE=head_size, ALIGN=align, BLOCK_T=block.tokens, BLOCK_H=block.heads, BLOCK_D=block.head_size,
             **launch,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the wrappers of merge kernels work out on the host: blocks, what strides have in common, results in place."""
+"""What the wrappers of merge kernels work out on the host: blocks, and results in place."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from torch import Tensor
 
 from attnfuzz.kernels.checks import check_power_of_two
 
-__all__ = ["Block", "block_of", "common_alignment", "in_units", "takes_place_of"]
-
-_BYTES_PER_LOAD = 16
+__all__ = ["Block", "block_of", "takes_place_of"]
 
 
 class Block(NamedTuple):
@@ -39,18 +37,6 @@ def block_of(num_heads: int, head_size: int, block_elements: int, block_tokens: 
     rows = max(1, block_elements // width)
     heads = min(max(1, rows // block_tokens), triton.next_power_of_2(max(1, num_heads)))
     return Block(rows // heads, heads, width)
-
-
-def common_alignment(*tensors: Tensor) -> int:
-    """The most elements, up to those in 16 bytes, that every stride but the last is a multiple of."""
-    strides = (stride for tensor in tensors for stride in tensor.stride()[:-1])
-    return math.gcd(_BYTES_PER_LOAD // tensors[0].element_size(), *strides)
-
-
-def in_units(tensor: Tensor, alignment: int) -> tuple[int, ...]:
-    """Strides of ``tensor``, all but the last in units of ``alignment`` elements."""
-    *rows, last = tensor.stride()
-    return (*(stride // alignment for stride in rows), last)
 
 
 def takes_place_of(results: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> bool:

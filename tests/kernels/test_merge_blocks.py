@@ -1,11 +1,11 @@
-"""Blocks of the wide merge kernels, and what their strides have in common."""
+"""Blocks of the wide merge kernels, and results in place."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from attnfuzz.kernels.merge_blocks import Block, block_of, common_alignment, in_units, takes_place_of
+from attnfuzz.kernels.merge_blocks import Block, block_of, takes_place_of
 
 
 @pytest.mark.parametrize(
@@ -27,16 +27,6 @@ def test_block(num_heads: int, head_size: int, elements: int, tokens: int, expec
 def test_blocks_are_counted_up() -> None:
     """Heads or tokens that do not fill a block would be left out."""
     assert [Block(4, 2, 16).number_for(tokens, 3) for tokens in (0, 1, 4, 5)] == [0, 2, 2, 4]
-
-
-def test_alignment_is_that_of_every_row() -> None:
-    """Strides in units would lose their remainder, and rows be read from elsewhere."""
-    tensors = [torch.zeros(3, 2, size) for size in (64, 24, 12)]
-    assert common_alignment(*(t.half() for t in tensors[:2])) == 8
-    assert common_alignment(*(t.half() for t in tensors)) == 4
-    assert common_alignment(*tensors) == 4
-    assert common_alignment(tensors[0], tensors[2][..., 1:], torch.zeros(3, 2, 7)) == 1
-    assert in_units(tensors[1], 8) == (6, 3, 1)
 
 
 def test_memory_of_another_tensor_is_known() -> None:

@@ -1,0 +1,113 @@
+"""PagedAttention v1 and v2 on a packed cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from attnfuzz.kernels.launch_partitioned import paged_attention_v1, paged_attention_v2
+
+Make = Callable[..., Any]
+
+EACH = {"v1": paged_attention_v1, "v2": paged_attention_v2}
+each = pytest.mark.parametrize("attend", EACH.values(), ids=EACH)
+dtypes = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+
+
+@each
+@dtypes
+def test_lengths_around_pages_and_tiles(attend: Make, dtype: torch.dtype, paged_problem: Make, check: Make) -> None:
+    """Tokens at the end of a page, of a tile or of the sequence would be left out, or dead ones taken in."""
+    problem = paged_problem([0, 1, 3, 4, 5, 17, 33], heads=(4, 2), layout="packed", dtype=dtype)
+    check(attend(*problem.args[:-1], tile=16), problem.expected)
+
+
+@each
+@pytest.mark.parametrize("block_size", [1, 3, 16, 24])
+@pytest.mark.parametrize("head_size", [8, 24])
+def test_any_page_and_head_size(
+    attend: Make, block_size: int, head_size: int, paged_problem: Make, check: Make
+) -> None:
+    """Pages that are no power of two, or heads that fill no block, would be read past their end."""
+    problem = paged_problem([0, 7, 40], layout="packed", block_size=block_size, head_size=head_size)
+    check(attend(*problem.args[:-1]), problem.expected)
+
+
+@each
+def test_every_stride_is_honoured(attend: Make, paged_problem: Make, check: Make, spread: Make) -> None:
+    """Views would be read, or results written, as if they were contiguous."""
+    problem = paged_problem([0, 6, 19], heads=(4, 2), layout="packed").spread()
+    out, lse = spread(torch.zeros(3, 4, 8, dtype=torch.float16)), spread(torch.zeros(3, 4))
+    attend(*problem.args[:-1], out=out, lse=lse, tile=16)
+    check((out, lse), problem.expected)
+    assert out._base is not None
+    assert int(out._base.isfinite().sum()) == out.numel()
+
+
+@each
+def test_empty_sequences_are_written(attend: Make, paged_problem: Make) -> None:
+    """A row without tokens would keep what was in the buffer."""
+    problem = paged_problem([0, 1], layout="packed")
+    out, lse = torch.full((2, 2, 8), math.nan, dtype=torch.float16), torch.full((2, 2), math.nan)
+    attend(*problem.args[:-1], out=out, lse=lse)
+    assert not out[0].any()
+    assert bool((lse[0] == -math.inf).all())
+    assert out.isfinite().all()
+
+
+@each
+def test_very_negative_scores_do_not_vanish(attend: Make, paged_problem: Make) -> None:
+    """With a finite stand-in for minus infinity a row whose real scores lie below it would come out empty."""
+    problem = paged_problem([5], heads=(1, 1), layout="packed", dtype=torch.float32)
+    q, k, v, *rest = problem.args[:-1]
+    k = torch.where(k.isnan(), k, 1e6)
+    out, lse = attend(torch.full_like(q, -1e6), k, v, *rest)
+    torch.testing.assert_close(out[0, 0], problem.values[0][:, 0].mean(0))
+    torch.testing.assert_close(lse[0, 0].item(), -8e12 * rest[2] + math.log(5))
+
+
+@dtypes
+@pytest.mark.parametrize("partial_dtype", ["float32", "input"])
+@pytest.mark.parametrize("partition_size", [1, 3, 8, 2**40])
+def test_partitions_make_no_difference(
+    partition_size: int, partial_dtype: str, dtype: torch.dtype, paged_problem: Make
+) -> None:
+    """A token at a partition's end would be lost or counted twice, or a partition weighed wrongly or left out."""
+    problem = paged_problem([0, 1, 3, 8, 9], heads=(2, 1), layout="packed", dtype=dtype)
+    options: dict[str, Any] = {"partition_size": partition_size, "partial_dtype": partial_dtype, "tile": 16}
+    out, lse = paged_attention_v2(*problem.args[:-1], **options)
+    rounding = 2 * torch.finfo(dtype).eps if dtype != torch.float32 else 2e-6
+    torch.testing.assert_close(out.double(), problem.expected[0], rtol=rounding, atol=2 * rounding)
+    torch.testing.assert_close(lse.double(), problem.expected[1], rtol=2e-6, atol=2e-6)
+
+
+def test_partitions_beyond_the_length_are_not_read(
+    paged_problem: Make, check: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier call left in the workspace would be taken for partial results of this one."""
+
+    def dirty(shape: Any, **options: Any) -> torch.Tensor:
+        return torch.full(shape, math.nan, **options)
+
+    problem = paged_problem([0, 2, 9, 64], layout="packed")
+    monkeypatch.setattr(torch, "empty", dirty)
+    monkeypatch.setattr(torch, "empty_like", lambda like: torch.full_like(like, math.nan))
+    check(paged_attention_v2(*problem.args[:-1], partition_size=8), problem.expected)
+
+
+@pytest.mark.parametrize("partition_size", [0, -512, 2.0])
+def test_wrong_partition_size_is_refused(partition_size: Any, paged_problem: Make) -> None:
+    """A division by zero in the kernel would be an error about a launch."""
+    with pytest.raises(ValueError, match=r"partition_size=.* must be an integer of at least 1"):
+        paged_attention_v2(*paged_problem([3], layout="packed").args[:-1], partition_size=partition_size)
+
+
+@each
+def test_other_layouts_are_refused(attend: Make, paged_problem: Make) -> None:
+    """A cache in another layout would be read at the wrong places."""
+    with pytest.raises(ValueError, match=r"k_cache.shape=.* must be \[num_blocks, num_kv_heads, head_chunks"):
+        attend(*paged_problem([3], layout="NHD").args[:-1])
