@@ -2,7 +2,8 @@
 
 All take any head size, page size, GQA ratio and strides, never follow an unused block-table entry, give empty
 sequences, splits and states their defined result. They multiply and add in float32 without
-matrix units, so nothing is rounded but results, and partial outputs where those are kept in the input dtype.
+matrix units, so nothing is rounded but results, and partial outputs where those are kept in the input dtype. Those of
+``launch_q_block`` do use them: sums are truncated there, and weights rounded to the input dtype.
 
 The Triton kernels write into the results they are given and compute each row alone; the eager ones allocate theirs, and
 those of attention pad rows to a common length, on which the order of additions depends, and may wait for the device to
@@ -25,6 +26,7 @@ from attnfuzz.kernels import (
     launch_merge,
     launch_paged,
     launch_partitioned,
+    launch_q_block,
 )
 
 __all__ = [
@@ -39,6 +41,9 @@ __all__ = [
     "merge_states_wide_th",
     "paged_attention_eager",
     "paged_attention_naive",
+    "paged_attention_q_block",
+    "paged_attention_segments",
+    "paged_attention_static",
     "paged_attention_v1",
     "paged_attention_v2",
     "paged_eager",
@@ -65,6 +70,7 @@ _PAGED = attnfuzz.Supports(
 )
 _PAGED_PADDED = attnfuzz.Supports(unused_table_entries="garbage", variants=("window", "soft_cap", "alibi", "sinks"))
 _FLOAT32 = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul="ieee")
+_MATRIX_UNITS = attnfuzz.Numerics(probabilities="input", partials="float32", matmul="tensor_core")
 _SHORT_PARTIALS = attnfuzz.Numerics(probabilities="float32", partials="input", matmul="ieee")
 
 _SPLITS = {"num_splits": (1, 2, 3, 8), "partials": ("float32", "input")}
@@ -73,6 +79,8 @@ _PARTITIONS = {"partition_size": (16, 7, 64, 512), "partials": ("float32", "inpu
 _NUM_WARPS = {"num_warps": (4, 2, 8)}
 _BLOCKS = {"block_elements": (4096, 16, 256), "block_tokens": (8, 1, 2), **_NUM_WARPS}
 _TILED = {"tile": (16, 32, 64), **_NUM_WARPS, "num_stages": (3, 1)}
+# All that the wrapper would choose by the batch is given, so that a row does not depend on it.
+_Q_BLOCKS = {"block_m": (16, 32, 64), **_TILED}
 
 
 @attnfuzz.kernel("dense_decode", supports=_EVERYTHING, options=_TILED, numerics=_FLOAT32)
@@ -223,6 +231,32 @@ def paged_attention_naive(inputs: Any, **options: Any) -> State:
 def paged_attention_eager(inputs: Any) -> State:
     """Each query token as a row of a decode batch."""
     return eager_attention.paged_attention(**_queries(inputs))
+
+
+@attnfuzz.kernel("paged_attention", supports=_EVERYTHING, options=_Q_BLOCKS, numerics=_MATRIX_UNITS)
+def paged_attention_q_block(inputs: Any, **options: Any) -> State:
+    """Query tokens times the query heads of a KV head in one program, which share each tile of K and V."""
+    return _q_block(inputs, num_segments=1, **options)
+
+
+@attnfuzz.kernel(
+    "paged_attention", supports=_EVERYTHING, options={"num_splits": (2, 3, 8), **_Q_BLOCKS}, numerics=_MATRIX_UNITS
+)
+def paged_attention_segments(inputs: Any, *, num_splits: int, **options: Any) -> State:
+    """The same over segments of each sequence in parallel, then their reduction."""
+    return _q_block(inputs, num_segments=num_splits, **options)
+
+
+@attnfuzz.kernel(
+    "paged_attention", supports=_EVERYTHING, options={"num_splits": (1, 3), **_Q_BLOCKS}, numerics=_MATRIX_UNITS
+)
+def paged_attention_static(inputs: Any, *, num_splits: int, **options: Any) -> State:
+    """The same by a fixed number of programs that share out the work on the device."""
+    return _q_block(inputs, num_segments=num_splits, static_grid=True, **options)
+
+
+def _q_block(inputs: Any, **options: Any) -> State:
+    return launch_q_block.q_block_attention(**_queries(inputs), out=inputs.out, lse=inputs.lse, **options)
 
 
 def _queries(inputs: Any) -> dict[str, Any]:
