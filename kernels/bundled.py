@@ -77,7 +77,7 @@ _SPLITS = {"num_splits": (1, 2, 3, 8), "partials": ("float32", "input")}
 _PARTITIONS = {"partition_size": (16, 7, 64, 512), "partials": ("float32", "input")}
 # What a launch takes by default comes first. One warp is left out: with a large tile it compiles for seconds.
 _NUM_WARPS = {"num_warps": (4, 2, 8)}
-_BLOCKS = {"block_elements": (4096, 16, 256), "block_tokens": (8, 1, 2), **_NUM_WARPS}
+_BLOCKS = {"block_elements": (4096, 16, 256), "block_tokens": (4, 1, 8), **_NUM_WARPS}
 _TILED = {"tile": (16, 32, 64), **_NUM_WARPS, "num_stages": (3, 1)}
 # All that the wrapper would choose by the batch is given, so that a row does not depend on it.
 _Q_BLOCKS = {"block_m": (16, 32, 64), **_TILED}
@@ -175,11 +175,9 @@ def merge_states_triton_th(inputs: Any, **options: Any) -> State:
     )
 
 
-@attnfuzz.kernel(
-    "merge_states", supports=_EVERYTHING, options={**_BLOCKS, "programs_per_sm": (0, 1)}, numerics=_FLOAT32
-)
+@attnfuzz.kernel("merge_states", supports=_EVERYTHING, options=_BLOCKS, numerics=_FLOAT32)
 def merge_states_wide(inputs: Any, **options: Any) -> State:
-    """A program for a block of tokens and heads, or a few programs for all blocks; LSEs with heads first."""
+    """One program for a block of tokens and heads, LSEs with heads first."""
     return launch_merge.merge_states_wide(
         **_states(inputs), output=inputs.output, output_lse=inputs.output_lse, **options
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from attnfuzz.kernels.alignment import common_alignment, in_units
-from attnfuzz.kernels.checks import check_launch, check_positive
-from attnfuzz.kernels.device import count_sms, on_device_of
+from attnfuzz.kernels.checks import check_launch
+from attnfuzz.kernels.device import on_device_of
 from attnfuzz.kernels.merge_blocks import block_of, takes_place_of
 from attnfuzz.kernels.merge_many import merge_many_kernel
 from attnfuzz.kernels.merge_states_wide import merge_states_wide_kernel
@@ -28,40 +28,31 @@ def merge_states_wide(
     output: Tensor | None = None,
     output_lse: Tensor | None = None,
     block_elements: int = 4096,
-    block_tokens: int = 8,
-    programs_per_sm: int = 0,
-    evict_first: bool = False,
+    block_tokens: int = 4,
     num_warps: int = 4,
-    num_stages: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """``launch.merge_states`` with programs that take a block of tokens × heads; arguments and result as there.
 
-    ``block_elements``, ``block_tokens``: elements of a state that a program takes at a time, and tokens they belong to
-    if there are heads enough; powers of two. ``programs_per_sm``: how many programs for each multiprocessor share the
-    blocks, 0 for one program for each block. ``num_stages``: blocks that such a program has in flight.
+    ``block_elements``, ``block_tokens``: elements of a state that a program takes, and the tokens that they belong to
+    if there are heads enough; powers of two. They change the speed only.
     """
     inputs = {"prefix_output": prefix_output, "prefix_lse": prefix_lse}
     inputs |= {"suffix_output": suffix_output, "suffix_lse": suffix_lse}
     output, output_lse, sizes = prepare_merge(inputs, lse_layout, output, output_lse)
     in_place = takes_place_of({"output": output, "output_lse": output_lse}, inputs)
     num_tokens, num_heads, head_size = (sizes[axis] for axis in ("num_tokens", "num_q_heads", "head_size"))
-    launch = check_launch(num_warps, num_stages)
+    launch = check_launch(num_warps, 1)
     block = block_of(num_heads, head_size, block_elements, block_tokens)
     align = common_alignment(prefix_output, suffix_output, output)
-    programs = num_blocks = block.number_for(num_tokens, num_heads)
-    if programs_per_sm:
-        check_positive("programs_per_sm", programs_per_sm)
-        programs = min(num_blocks, programs_per_sm * count_sms(output))
     lse_strides = [_tokens_first(lse, lse_layout).stride() for lse in (prefix_lse, suffix_lse, output_lse)]
     with on_device_of(output):
-        merge_states_wide_kernel[(programs,)](
+        merge_states_wide_kernel[(block.number_for(num_tokens, num_heads),)](
             prefix_output, suffix_output, prefix_lse, suffix_lse, output, output_lse,
             num_tokens, num_heads,
             *in_units(prefix_output.stride(), align), *in_units(suffix_output.stride(), align),
             *lse_strides[0], *lse_strides[1], *in_units(output.stride(), align), *lse_strides[2],
             HEAD_SIZE=head_size, ALIGN=align, BLOCK_T=block.tokens, BLOCK_H=block.heads, BLOCK_D=block.head_size,
-            PERSISTENT=programs < num_blocks, STAGES=num_stages,
-            EVICT="evict_first" if evict_first else "", IN_PLACE=in_place, **launch,
+            IN_PLACE=in_place, **launch,
         )  # fmt: skip
     return output, output_lse
 
@@ -74,7 +65,7 @@ def merge_states_in_place(
     *,
     lse_layout: str = "HT",
     block_elements: int = 4096,
-    block_tokens: int = 8,
+    block_tokens: int = 4,
     num_warps: int = 4,
 ) -> tuple[Tensor, Tensor]:
     """Merge a state into ``output`` and ``output_lse``, which are returned; otherwise ``merge_states_wide``."""
@@ -93,7 +84,7 @@ def merge_many(
     output: Tensor | None = None,
     output_lse: Tensor | None = None,
     block_elements: int = 4096,
-    block_tokens: int = 8,
+    block_tokens: int = 4,
     num_warps: int = 4,
 ) -> tuple[Tensor, Tensor]:
     """Merge any number of attention states of the same queries over disjoint keys.

@@ -102,17 +102,12 @@ def test_result_may_replace_an_input(merge_states: Make, merge: Make, check: Mak
 
 @layouts
 @pytest.mark.parametrize(("block_elements", "block_tokens"), [(8, 1), (32, 4), (128, 2), (1024, 8)])
-@pytest.mark.parametrize("programs_per_sm", [0, 1])
 def test_blocks_cover_every_row_once(
-    lse_layout: str, block_elements: int, block_tokens: int, programs_per_sm: int, merge: Make, check: Make
+    lse_layout: str, block_elements: int, block_tokens: int, merge: Make, check: Make
 ) -> None:
     """Rows at the end of a block, of the tokens or of the heads would be left out, or taken from another row."""
     inputs = states(lse_layout, num_heads=5)
-    options: dict[str, Any] = {
-        "block_elements": block_elements,
-        "block_tokens": block_tokens,
-        "programs_per_sm": programs_per_sm,
-    }
+    options: dict[str, Any] = {"block_elements": block_elements, "block_tokens": block_tokens}
     output, lse = merge_states_wide(*inputs, lse_layout=lse_layout, **options)
     check((output, lse.t() if lse_layout == "HT" else lse), expected(inputs, lse_layout, merge))
 
@@ -141,7 +136,7 @@ def test_an_input_is_replaced_element_for_element_or_not_at_all(merge_states: Ma
         merge_states(out, lse.clone(), out.clone(), lse, output_lse=lse.t())
 
 
-@pytest.mark.parametrize("wrong", [{"block_elements": 48}, {"block_tokens": 0}, {"programs_per_sm": -1}])
+@pytest.mark.parametrize("wrong", [{"block_elements": 48}, {"block_tokens": 0}])
 def test_wrong_blocks_are_refused(wrong: dict[str, Any]) -> None:
     """Triton's own error would not say which argument to change."""
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.* must be"):
