@@ -75,6 +75,7 @@ _SHORT_PARTIALS = attnfuzz.Numerics(probabilities="float32", partials="input", m
 
 _SPLITS = {"num_splits": (1, 2, 3, 8), "partials": ("float32", "input")}
 _PARTITIONS = {"partition_size": (16, 7, 64, 512), "partials": ("float32", "input")}
+_CACHE = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "scale", "block_size", "layout")
 # What a launch takes by default comes first. One warp is left out: with a large tile it compiles for seconds.
 _NUM_WARPS = {"num_warps": (4, 2, 8)}
 _BLOCKS = {"block_elements": (4096, 16, 256), "block_tokens": (4, 1, 8), **_NUM_WARPS}
@@ -258,16 +259,12 @@ def _q_block(inputs: Any, **options: Any) -> State:
 
 
 def _queries(inputs: Any) -> dict[str, Any]:
-    names = ("cu_seqlens_q", "max_query_len", "max_seq_len")
-    return _paged(inputs) | {name: getattr(inputs, name) for name in names}
+    names = (*_CACHE, "cu_seqlens_q", "max_query_len", "max_seq_len")
+    return {name: getattr(inputs, name) for name in names}
 
 
 def _paged(inputs: Any) -> dict[str, Any]:
-    names = (
-        *("q", "k_cache", "v_cache", "block_table", "seq_lens", "scale", "block_size", "layout"),
-        *("window", "soft_cap", "alibi_slopes"),
-    )
-    return {name: getattr(inputs, name) for name in names}
+    return {name: getattr(inputs, name) for name in (*_CACHE, "window", "soft_cap", "alibi_slopes")}
 
 
 def _packed(inputs: Any) -> dict[str, Any]:
