@@ -49,6 +49,7 @@ __all__ = [
     "paged_eager",
     "paged_naive",
     "paged_split_k",
+    "paged_split_k_auto",
     "paged_split_k_eager",
     "split_k_partials",
     "split_k_partials_eager",
@@ -67,6 +68,9 @@ _PAGED = attnfuzz.Supports(
     variants=("window", "soft_cap", "alibi", "sinks"),
     batch_invariant=True,
     graph_replay=True,
+)
+_BY_SHAPE = attnfuzz.Supports(
+    unused_table_entries="garbage", variants=("window", "soft_cap", "alibi", "sinks"), graph_replay=True
 )
 _PAGED_PADDED = attnfuzz.Supports(unused_table_entries="garbage", variants=("window", "soft_cap", "alibi", "sinks"))
 _FLOAT32 = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul="ieee")
@@ -115,6 +119,19 @@ def paged_split_k(inputs: Any, *, num_splits: int, partials: str, **options: Any
         lse=inputs.lse,
         partial_dtype=partials,
         **options,
+    )
+
+
+@attnfuzz.kernel(
+    "paged_decode",
+    supports=_BY_SHAPE,
+    options={"num_splits": ("seed", "device"), "num_sms": (132, 8), "partials": ("float32", "input"), **_TILED},
+    numerics=_SHORT_PARTIALS,
+)
+def paged_split_k_auto(inputs: Any, *, partials: str, **options: Any) -> State:
+    """The same with as many splits as its shapes and a device call for, which need not be the one that runs it."""
+    return launch_paged.split_paged_decode(
+        **_paged(inputs), sinks=inputs.sinks, out=inputs.out, lse=inputs.lse, partial_dtype=partials, **options
     )
 
 

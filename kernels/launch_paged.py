@@ -5,13 +5,16 @@ As in ``launch``: results are allocated unless given, strides are honoured, noth
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 from torch import Tensor
 
 from attnfuzz.kernels.checks import check_launch, check_power_of_two
-from attnfuzz.kernels.device import on_device_of
+from attnfuzz.kernels.device import count_sms, on_device_of
 from attnfuzz.kernels.layouts import cache_strides
+from attnfuzz.kernels.num_splits import resolve_num_splits
 from attnfuzz.kernels.paged_decode import paged_decode_kernel
 from attnfuzz.kernels.prepare import empty_partials, prepare_paged, prepare_reduce, prepare_split
 from attnfuzz.kernels.reduce_splits import reduce_splits_kernel
@@ -163,7 +166,7 @@ def split_paged_decode(
     scale: float,
     block_size: int,
     layout: str,
-    num_splits: int,
+    num_splits: int | str,
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
@@ -171,6 +174,8 @@ def split_paged_decode(
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    max_seq_len: int | None = None,
+    num_sms: int | None = None,
     tile: int = 32,
     partial_dtype: str = "float32",
     num_warps: int = 4,
@@ -178,9 +183,15 @@ def split_paged_decode(
 ) -> tuple[Tensor, Tensor]:
     """``paged_decode`` in two stages, ``split_decode`` and ``reduce_splits``.
 
+    ``num_splits``: a number, or ``"seed"`` or ``"device"`` for one chosen by ``num_splits`` from the shapes, an upper
+    bound ``max_seq_len`` of the lengths (by default what the table has entries for) and the number of multiprocessors
+    ``num_sms`` (by default q's device's). The result of a row then depends on its batch, in its last bits.
     ``partial_dtype``: ``"float32"``, or ``"input"`` to keep the partial outputs in q's dtype, which halves their
     traffic and costs them one more rounding. Other arguments and the result as for ``paged_decode``. Raises ValueError.
     """
+    max_seq_len = block_table.shape[-1] * block_size if max_seq_len is None else max_seq_len
+    num_programs = math.prod(q.shape[:-1])
+    num_splits = resolve_num_splits(num_splits, max_seq_len, num_programs, num_sms or count_sms(q))
     partial_out = empty_partials(q, num_splits, partial_dtype)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     partial_out, partial_lse = split_decode(
