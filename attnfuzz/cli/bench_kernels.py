@@ -13,15 +13,20 @@ from attnfuzz.cli.refusal import Refusal, refusing
 from attnfuzz.execution.likely_device import likely_device
 from attnfuzz.problems.supports import OptionValue
 
-__all__ = ["command", "option_values"]
+__all__ = ["command", "option_values", "refuse_interpreter"]
 
-_NO_GPU = (
-    "times of Triton's interpreter say nothing about a kernel, and there is no GPU here; "
-    "--device cpu runs a tiny suite all the same"
-)
 _SUITES = ("decode", "seeds", "merge", "mixed", "graph")
 _L2: dict[str, tuple[L2State, ...]] = {"cold": ("cold",), "warm": ("warm",), "both": ("cold", "warm")}
 _MODES: dict[str, tuple[Mode, ...]] = {"eager": ("eager",), "graph": ("graph",), "both": ("eager", "graph")}
+
+
+def refuse_interpreter(asked: str, found: str | None = None) -> None:
+    """Raise Refusal for a machine without a GPU, unless "cpu" was ``asked`` for; ``found``: what there is, if known."""
+    if asked == "auto" and (found or likely_device(asked)) == "cpu":
+        raise Refusal(
+            "times of Triton's interpreter say nothing about a kernel, and there is no GPU here; "
+            "--device cpu runs a tiny suite all the same"
+        )
 
 
 def option_values(
@@ -114,15 +119,13 @@ def command(
     from attnfuzz.report.files import write_file
     from attnfuzz.report.terminal import make_console
 
-    if device == "auto" and likely_device(device) == "cpu":
-        raise Refusal(_NO_GPU)
+    refuse_interpreter(device)
     if png_file is not None and find_spec("resvg_py") is None:
         raise Refusal("--png needs resvg: pip install 'attnfuzz[png]', or use --html")
     console = make_console()
     with refusing(), Laboratory(device) as laboratory:
         is_smoke = laboratory.machine.device == "cpu"
-        if is_smoke and device != "cpu":
-            raise Refusal(_NO_GPU)
+        refuse_interpreter(device, laboratory.machine.device)
         chosen = choose_kernels(laboratory.declarations(kernels or ("*",)), named=bool(kernels))
         others = choose_providers(laboratory.providers(), providers)
         _check_options(options, {name for kernel in chosen for name in kernel.options})
