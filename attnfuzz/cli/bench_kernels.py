@@ -68,7 +68,7 @@ def _value(text: str) -> OptionValue:
     multiple=True,
     metavar="NAME=VALUE,...",
     callback=option_values,
-    help="Values to try for an option of the kernels; the fastest is shown. By default the first that they declare.",
+    help="Values to try for an option; the fastest is shown. By default the first that a kernel declares.",
 )
 @click.option(
     "--provider",
@@ -128,7 +128,7 @@ def command(
         refuse_interpreter(device, laboratory.machine.device)
         chosen = choose_kernels(laboratory.declarations(kernels or ("*",)), named=bool(kernels))
         others = choose_providers(laboratory.providers(), providers)
-        _check_options(options, {name for kernel in chosen for name in kernel.options})
+        _check_options(options, {name for known in (chosen, others) for one in known for name in one.options})
         plan = KernelBench(
             suites={"smoke": smoke_suite()} if is_smoke else choose_shapes(suites or ("decode",), shapes),
             options=options,
@@ -162,4 +162,4 @@ def _check_options(asked: dict[str, tuple[OptionValue, ...]], declared: set[str]
     for name in asked:
         if name not in declared:
             known = ", ".join(sorted(declared)) or "none"
-            raise Refusal(f"--option {name}: no kernel that is timed has such an option; they have {known}")
+            raise Refusal(f"--option {name}: nothing that is timed has such an option; they have {known}")

@@ -66,9 +66,8 @@ def test_too_many_configurations_are_sampled_and_keep_the_default() -> None:
 def test_bad_configurations_are_measured_on_few_batches_only() -> None:
     """Most of the time would go into configurations that lose everywhere."""
     laboratory = Pretended(answer)
-    found = measure_batches(
-        laboratory, SPLIT, configurations(SPLIT.options, {}, 48), tuning_batches("paged_decode", 30)
-    )
+    batches = tuning_batches("paged_decode", 30)
+    found = measure_batches(laboratory, SPLIT, configurations(SPLIT.options, {}, 48), batches)
     assert len(found.samples) == 30
     assert {one["tile"] for one in found.configurations} == {64}
     slow = [one for one in laboratory.asked if one.options == {"num_splits": 1, "tile": 16}]
@@ -94,8 +93,9 @@ def test_the_printed_function_chooses_what_was_fastest() -> None:
     tuned, _ = tune(Pretended(answer), SPLIT, plan)
     assert tuned.regret == 0
     assert tuned.regret_of_one > 0.1
+    few = sum(len(shape.seq_lens) <= 8 for shape in tuning_batches("paged_decode", 40))
     assert tuned.tree == TunedSplit(
-        "batch", 8, TunedLeaf({"num_splits": 8, "tile": 64}, 18), TunedLeaf({"num_splits": 1, "tile": 64}, 22)
+        "batch", 8, TunedLeaf({"num_splits": 8, "tile": 64}, few), TunedLeaf({"num_splits": 1, "tile": 64}, 40 - few)
     )
     source = python_source(tuned)
     (function,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
@@ -115,9 +115,9 @@ def test_what_cannot_be_tuned_is_said() -> None:
         raise Crashed(f"{request.contender} died")
 
     plan = Tuning(options={}, features=("batch",), max_batches=3)
-    with pytest.raises(ValueError, match="no configuration of file.py:split ran"):
+    with pytest.raises(ValueError, match=r"no configuration of file\.py:split ran"):
         tune(Pretended(dead), SPLIT, plan)
     with pytest.raises(ValueError, match="only one configuration"):
         tune(Pretended(answer), declared("plain"), plan)
-    with pytest.raises(ValueError, match="it has num_splits, tile"):
+    with pytest.raises(ValueError, match="it has num_splits"):
         tune(Pretended(answer), SPLIT, Tuning(options={"warps": (4,)}, features=("batch",)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -112,24 +111,16 @@ def _inputs(declaration: Declaration, tensors: Tensors) -> tuple[Any, tuple[str,
     layout = next(one for one in LAYOUTS if one in declaration.supports.layouts)
     given |= in_layout(tensors.k_cache, tensors.v_cache, layout)
     given["block_table"] = tensors.block_table
-    if declaration.problem == "paged_decode":
-        case = case_from_builtins("paged_decode", common | {"block_size": shape.block_size, "layout": layout})
-        return _of_case(case, given)
-    return _paged_attention_inputs(shape, given, tensors, layout)
+    common |= {"block_size": shape.block_size, "layout": layout}
+    if declaration.problem == "paged_attention":
+        given["cu_seqlens_q"] = tensors.cu_seqlens_q
+        common |= {"query_lens": shape.queries, "seq_slack": max(0, shape.room - shape.longest)}
+    return _of_case(case_from_builtins(declaration.problem, common), given)
 
 
 def _of_case(case: Case, given: dict[str, Tensor]) -> tuple[Any, tuple[str, str]]:
     problem = problem_of(case)
     return problem.inputs(case, given), problem.results
-
-
-def _paged_attention_inputs(
-    shape: Shape, given: dict[str, Tensor], tensors: AttentionTensors, layout: str
-) -> tuple[Any, tuple[str, str]]:
-    if "kv_cache" in given:
-        given["k_cache"], given["v_cache"] = given.pop("kv_cache").unbind(1)
-    scalars = {"scale": shape.scale, "block_size": shape.block_size, "layout": layout}
-    return SimpleNamespace(**given, **scalars, cu_seqlens_q=tensors.cu_seqlens_q), ("out", "lse")
 
 
 def _merge_inputs(declaration: Declaration, tensors: MergeTensors) -> tuple[Any, tuple[str, str]]:

@@ -20,7 +20,8 @@ Options = dict[str, OptionValue]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelBench:
-    """``suites``: shapes by name. ``options``: the values to try in place of the first that a kernel declares.
+    """``suites``: shapes by name. ``options``: the values to try in place of the first that a kernel declares, or all
+    that a provider has.
 
     ``seconds``: of one measurement. ``budget_s``: after which none is begun.
     """
@@ -59,7 +60,7 @@ def entries(bench: KernelBench, kernels: Sequence[Declaration], providers: Seque
                     yield Entry(suite, shape, _timed_on(shape, sees_pages), kernel.target, False, choices)
             for provider in providers:
                 if provider.version is not None and shape.kind in provider.kinds:
-                    choices = _choices(provider.options, {}, try_all=True)
+                    choices = _choices(provider.options, bench.options, try_all=True)
                     yield Entry(suite, shape, _timed_on(shape, provider.takes_pages), provider.name, True, choices)
 
 
