@@ -1,24 +1,32 @@
-"""What a kernel that crashes, one that hangs and one that leaks cost the kernels that are searched beside them."""
+"""What a kernel that crashes, one that hangs and one that leaks cost the kernels that are searched beside them.
+
+Two campaigns run at the same time, each with half of the workers: the healthy kernels by themselves, and the same with
+the hostile ones. Whatever else the machine does meanwhile slows down both.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from attnfuzz.bench.campaigns import Measured, measure_campaign
+from attnfuzz.campaign.calibration import cores
 from attnfuzz.campaign.reporter import SilentReporter
 from attnfuzz.campaign.result import Statistics
 
-__all__ = ["HOSTILE", "Endurance", "MemorySample", "measure_endurance", "resident_bytes_of_tree"]
+__all__ = ["HOSTILE", "Endurance", "MemorySample", "Summary", "measure_endurance", "resident_bytes_of_tree"]
 
 HOSTILE = tuple(f"attnfuzz.bench.hostile_kernels:{name}" for name in ("crashes_on_5_percent", "hangs", "leaks"))
-_SHARE_ALONE = 1 / 5
-"""Of the time, before and once more after: what drifts meanwhile on the machine shows in both. Kernels take turns of
-seconds and differ in speed, so that a rate over a few turns says little."""
+_FOUND = 1
+"""A campaign's exit status if a kernel failed."""
 _SAMPLE_EVERY_S = 5.0
 _WARMUP_S = 10.0
 
@@ -31,20 +39,50 @@ class MemorySample:
     nbytes: int
 
 
+class _OfKernel(msgspec.Struct):
+    name: str
+    cases: int
+    findings: list[msgspec.Raw]
+
+
+class Summary(msgspec.Struct):
+    """What the benchmark reads of a campaign's ``--json``: its length and the cases of each kernel."""
+
+    elapsed_s: float
+    kernels: list[_OfKernel]
+
+    @property
+    def rate(self) -> float:
+        """Cases a second."""
+        return sum(one.cases for one in self.kernels) / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Endurance:
-    """``alone``: the healthy kernels by themselves, before and after. ``together``: with the hostile ones."""
+    """``alone``: the healthy kernels by themselves. ``together``: with the hostile ones, meanwhile."""
 
     targets: tuple[str, ...]
-    alone: tuple[Measured, Measured]
+    alone: Summary
     together: Measured
     memory: tuple[MemorySample, ...]
 
     @property
     def rate_kept(self) -> float:
         """Throughput of the healthy kernels beside the hostile ones, over that without them."""
-        alone = sum(one.rate_of(self.targets) for one in self.alone) / len(self.alone)
-        return self.together.rate_of(self.targets) / alone if alone else 0.0
+        return self.together.rate_of(self.targets) / self.alone.rate if self.alone.rate else 0.0
+
+    @property
+    def strays(self) -> list[str]:
+        """What was found on healthy kernels: name, oracle and what it says."""
+        beside = [
+            f"{one.declaration.name}: {one.failure.oracle}/{one.failure.kind}: {one.failure.message}"
+            for one in self.together.result.findings
+            if one.declaration.target not in HOSTILE
+        ]
+        alone = [
+            f"{one.name}: {len(one.findings)} without the hostile ones" for one in self.alone.kernels if one.findings
+        ]
+        return beside + alone
 
     @property
     def found(self) -> dict[str, list[str]]:
@@ -61,21 +99,58 @@ class Endurance:
 def measure_endurance(
     kernels: Sequence[str], *, seconds: float, workers: int | None = None, device: str = "auto", seed: int = 0
 ) -> Endurance:
-    """Take about ``seconds`` in all."""
-    alone_s = max(1.0, seconds * _SHARE_ALONE - _WARMUP_S)
-    measure = partial(measure_campaign, warmup_s=_WARMUP_S, workers=workers, device=device)
-    before = measure(kernels, seconds=alone_s, seed=seed)
-    memory = _Memory()
-    together_s = max(1.0, seconds - 2 * (alone_s + _WARMUP_S) - _WARMUP_S)
-    together = measure((*kernels, *HOSTILE), seconds=together_s, seed=seed + 1, watch=memory)
-    after = measure(kernels, seconds=alone_s, seed=seed + 2)
-    return Endurance(tuple(before.cases), (before, after), together, tuple(memory.samples))
+    """Take about ``seconds``. ``workers``: of both campaigns together, two at least; by default one for each core.
+
+    Raises RuntimeError if the campaign on the healthy kernels could not run.
+    """
+    each = max(1, (workers or cores()) // 2)
+    with tempfile.TemporaryDirectory(prefix="attnfuzz-endurance-") as name:
+        folder = Path(name)
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "attnfuzz",
+            "explore",
+            *kernels,
+            "--quiet",
+            "--budget",
+            f"{seconds:.0f}s",
+        ]
+        command += [
+            "--workers",
+            str(each),
+            "--device",
+            device,
+            "--seed",
+            str(seed),
+            "--save-dir",
+            str(folder / "found"),
+        ]
+        command += ["--json", str(folder / "alone.json")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as alone:
+            memory = _Memory(but_for=alone.pid)
+            together = measure_campaign(
+                (*kernels, *HOSTILE),
+                seconds=max(1.0, seconds - _WARMUP_S),
+                warmup_s=_WARMUP_S,
+                workers=each,
+                device=device,
+                seed=seed + 1,
+                watch=memory,
+            )
+            said, _ = alone.communicate()
+        if alone.returncode not in (0, _FOUND):
+            raise RuntimeError(f"the campaign on the healthy kernels ended with status {alone.returncode}:\n{said}")
+        summary = msgspec.json.decode((folder / "alone.json").read_bytes(), type=Summary)
+    return Endurance(tuple(kernels), summary, together, tuple(memory.samples))
 
 
 class _Memory(SilentReporter):
     """Samples the memory of the process tree while a campaign runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, but_for: int) -> None:
+        self._but_for = but_for
         self.samples: list[MemorySample] = []
         self._began = self._next = time.monotonic()
 
@@ -84,17 +159,22 @@ class _Memory(SilentReporter):
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _SAMPLE_EVERY_S
-            self.samples.append(MemorySample(now - self._began, resident_bytes_of_tree(os.getpid())))
+            self.samples.append(
+                MemorySample(now - self._began, resident_bytes_of_tree(os.getpid(), but_for=self._but_for))
+            )
 
 
-def resident_bytes_of_tree(root: int, proc: Path = Path("/proc")) -> int:
-    """Proportional resident memory of process ``root`` and all its descendants: shared pages count once."""
+def resident_bytes_of_tree(root: int, proc: Path = Path("/proc"), *, but_for: int | None = None) -> int:
+    """Proportional resident memory of process ``root`` and its descendants, but for the branch from ``but_for`` on.
+
+    Shared pages count once.
+    """
     parents = {
         pid: parent for path in proc.glob("[0-9]*") if (parent := _parent(path)) is not None for pid in [int(path.name)]
     }
     tree, grown = {root}, True
     while grown:
-        more = {pid for pid, parent in parents.items() if parent in tree} - tree
+        more = {pid for pid, parent in parents.items() if parent in tree and pid != but_for} - tree
         tree |= more
         grown = bool(more)
     return sum(_resident_bytes(proc / str(pid)) for pid in tree)

@@ -51,15 +51,16 @@ def print_endurance(console: Console, endured: Endurance) -> None:
     for name, found in endured.found.items():
         table.add_row(name, ", ".join(found) or "nothing")
     console.print(table)
-    before, after = (one.rate_of(endured.targets) for one in endured.alone)
     together = endured.together.rate_of(endured.targets)
     console.print(
         Text(
-            f"the other kernels: {before:.1f} and {after:.1f} cases/s alone, {together:.1f} beside the hostile ones "
-            f"({endured.rate_kept:.0%})"
+            f"the other kernels: {endured.alone.rate:.1f} cases/s alone, {together:.1f} beside the hostile ones at the "
+            f"same time ({endured.rate_kept:.0%})"
         )
     )
-    console.print(Text(f"memory of all processes (MiB), in tenths of the time: {_tenths(endured)}"))
+    for stray in endured.strays:
+        console.print(Text(f"found on a healthy kernel: {stray}", style="bold red"))
+    console.print(Text(f"memory of the processes beside them (MiB), in tenths of the time: {_tenths(endured)}"))
 
 
 def _tenths(endured: Endurance) -> str:

@@ -7,10 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from attnfuzz.bench.campaigns import Measured
-from attnfuzz.bench.endurance import HOSTILE, Endurance, MemorySample, resident_bytes_of_tree
+from attnfuzz.bench.endurance import HOSTILE, Endurance, MemorySample, Summary, resident_bytes_of_tree
 from attnfuzz.declaration import load_kernels
 from attnfuzz.report.bench import print_endurance
 
@@ -31,11 +32,18 @@ def measured(rate: float, findings: list[Any] | None = None) -> Measured:
     return Measured(_Campaign(findings or []), 10.0, {"a": int(10 * rate), HOSTILE[0]: 1000}, 20.0)  # type: ignore[arg-type]  # a stand-in
 
 
+def summary(rate: float) -> Summary:
+    return msgspec.convert(
+        {"elapsed_s": 10.0, "cases": 0, "kernels": [{"name": "a", "cases": int(10 * rate), "findings": []}]}, Summary
+    )
+
+
 def test_memory_is_that_of_all_descendants(tmp_path: Path) -> None:
     """A leak in an executor, a grandchild in a session of its own, would not be seen."""
     for pid, parent, kib in ((10, 1, 100), (11, 10, 20), (12, 11, 3), (13, 1, 5000)):
         process(tmp_path, pid, parent, kib)
     assert resident_bytes_of_tree(10, tmp_path) == 123 * 1024
+    assert resident_bytes_of_tree(10, tmp_path, but_for=11) == 100 * 1024
 
 
 def test_a_process_that_ends_meanwhile_counts_nothing(tmp_path: Path) -> None:
@@ -49,10 +57,14 @@ def test_only_healthy_kernels_are_compared(capsys: pytest.CaptureFixture[str]) -
     """Cases of the hostile kernels would make up for those that the others lost to them."""
     failure = SimpleNamespace(oracle="crash", kind="SIGSEGV")
     finding = SimpleNamespace(declaration=SimpleNamespace(target=HOSTILE[0]), failure=failure)
+    stray = SimpleNamespace(
+        declaration=SimpleNamespace(target="a", name="a"),
+        failure=SimpleNamespace(oracle="accuracy", kind="out", message="a wrong number"),
+    )
     endured = Endurance(
         targets=("a",),
-        alone=(measured(10.0), measured(30.0)),
-        together=measured(15.0, [finding]),
+        alone=summary(20.0),
+        together=measured(15.0, [finding, stray]),
         memory=tuple(MemorySample(float(i), i * 2**20) for i in range(101)),
     )
     assert endured.rate_kept == pytest.approx(0.75)
@@ -62,6 +74,7 @@ def test_only_healthy_kernels_are_compared(capsys: pytest.CaptureFixture[str]) -
     print_endurance(make_console(), endured)
     printed = capsys.readouterr().out
     assert "75%" in printed
+    assert "found on a healthy kernel: a: accuracy/out: a wrong number" in printed
     assert "5 15 25 35 45 55 65 75 85 95" in printed
 
 
