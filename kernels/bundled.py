@@ -3,7 +3,7 @@
 All take any head size, page size, GQA ratio and strides, never follow an unused block-table entry, give empty
 sequences, splits and states their defined result. They multiply and add in float32 without
 matrix units, so nothing is rounded but results, and partial outputs where those are kept in the input dtype. Those of
-``launch_q_block`` do use them: sums are truncated there, and weights rounded to the input dtype.
+``launch_q_block`` and ``launch_grouped`` do use them: sums are truncated there, and weights rounded to the input dtype.
 
 The Triton kernels write into the results they are given and compute each row alone; the eager ones allocate theirs, and
 those of attention pad rows to a common length, on which the order of additions depends, and may wait for the device to
@@ -23,6 +23,7 @@ from attnfuzz.kernels import (
     eager_attention,
     launch,
     launch_attention,
+    launch_grouped,
     launch_merge,
     launch_paged,
     launch_partitioned,
@@ -47,6 +48,8 @@ __all__ = [
     "paged_attention_v1",
     "paged_attention_v2",
     "paged_eager",
+    "paged_grouped",
+    "paged_grouped_auto",
     "paged_naive",
     "paged_split_k",
     "paged_split_k_auto",
@@ -62,6 +65,10 @@ _PADDED = attnfuzz.Supports(unused_table_entries="garbage")
 _PACKED = attnfuzz.Supports(
     layouts=("packed",), unused_table_entries="garbage", batch_invariant=True, graph_replay=True
 )
+_HALVES = attnfuzz.Supports(
+    dtypes=("float16", "bfloat16"), unused_table_entries="garbage", batch_invariant=True, graph_replay=True
+)
+_HALVES_BY_SHAPE = attnfuzz.Supports(dtypes=("float16", "bfloat16"), unused_table_entries="garbage", graph_replay=True)
 _TOKENS_FIRST = attnfuzz.Supports(lse_layout="TH", batch_invariant=True, graph_replay=True)
 _PAGED = attnfuzz.Supports(
     unused_table_entries="garbage",
@@ -84,6 +91,13 @@ _CACHE = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "scale", "block_
 _NUM_WARPS = {"num_warps": (4, 2, 8)}
 _BLOCKS = {"block_elements": (4096, 16, 256), "block_tokens": (4, 1, 8), **_NUM_WARPS}
 _TILED = {"tile": (16, 32, 64), **_NUM_WARPS, "num_stages": (3, 1)}
+_GROUPED = {
+    "num_splits": (3, 1, 2, 8),
+    "tile": (64, 16, 32),
+    **_NUM_WARPS,
+    "num_stages": (3, 2, 1),
+    "pdl": (True, False),
+}
 # All that the wrapper would choose by the batch is given, so that a row does not depend on it.
 _Q_BLOCKS = {"block_m": (16, 32, 64), **_TILED}
 
@@ -133,6 +147,20 @@ def paged_split_k_auto(inputs: Any, *, partials: str, **options: Any) -> State:
     return launch_paged.split_paged_decode(
         **_paged(inputs), sinks=inputs.sinks, out=inputs.out, lse=inputs.lse, partial_dtype=partials, **options
     )
+
+
+@attnfuzz.kernel("paged_decode", supports=_HALVES, options=_GROUPED, numerics=_MATRIX_UNITS)
+def paged_grouped(inputs: Any, **options: Any) -> State:
+    """All query heads of a KV head in one program, splits in parallel, then their combination."""
+    return launch_grouped.grouped_decode(
+        **_packed(inputs), layout=inputs.layout, out=inputs.out, lse=inputs.lse, **options
+    )
+
+
+@attnfuzz.kernel("paged_decode", supports=_HALVES_BY_SHAPE, numerics=_MATRIX_UNITS)
+def paged_grouped_auto(inputs: Any) -> State:
+    """The same as the wrapper plans it, by the size of the batch and of the GPU."""
+    return launch_grouped.grouped_decode(**_packed(inputs), layout=inputs.layout, out=inputs.out, lse=inputs.lse)
 
 
 @attnfuzz.kernel("paged_decode", supports=_PACKED, options=_TILED, numerics=_FLOAT32)

@@ -1,0 +1,84 @@
+"""Partial states of splits, not yet divided, become the result: the second half of ``grouped_decode``.
+
+    M = max_s row_max_s      w_s = exp(row_max_s - M)      out = Σ_s w_s · acc_s / Σ_s w_s · exp_sum_s
+    lse = M + log Σ_s w_s · exp_sum_s
+
+Splits are read a chunk at a time, and the chunks are carried over as an online softmax carries tiles over.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Device code has no Python types.
+
+import triton
+import triton.language as tl
+
+from attnfuzz.kernels.softmax_state import store_state
+
+__all__ = ["combine_partials_kernel"]
+
+
+# As in dense_decode: no specialisation on what only places a base pointer or divides an index.
+@triton.jit(
+    do_not_specialize=[
+        "num_splits", "num_q_heads", "stride_len", "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h",
+    ]
+)  # fmt: skip
+def combine_partials_kernel(
+    # inputs
+    p_seq_lens,  # [num_seqs]
+    p_partial_acc,  # [num_seqs, num_q_heads, num_splits, head_size], float32, contiguous
+    p_partial_max,  # [num_seqs, num_q_heads, num_splits], float32, contiguous
+    p_partial_sum,  # [num_seqs, num_q_heads, num_splits], float32, contiguous
+    # outputs
+    p_out,  # [num_seqs, num_q_heads, head_size]
+    p_lse,  # [num_seqs, num_q_heads]
+    # scalars
+    num_splits,
+    num_q_heads,
+    head_size,
+    # strides in elements: s sequence, h head, d head dimension
+    stride_len,
+    stride_os, stride_oh, stride_od,
+    stride_lse_s, stride_lse_h,
+    # constants
+    TILE: tl.constexpr,  # keys per step of the first half, whose splits are whole tiles
+    BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    CHUNK: tl.constexpr,  # splits per step, a power of two
+    PDL: tl.constexpr,  # whether launched with programmatic dependent launch
+):  # fmt: skip
+    """Grid ``num_seqs * num_q_heads``."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    i_seq = (tl.program_id(0) // num_q_heads).to(tl.int64)
+    i_head = (tl.program_id(0) % num_q_heads).to(tl.int64)
+    seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
+    splits_used = tl.minimum(tl.cdiv(seq_len, TILE), num_splits)
+    if splits_used <= 1:  # stored by the first half
+        return
+
+    o_d = tl.arange(0, BLOCK_D).to(tl.int64)
+    m_d = o_d < head_size
+    o_split = tl.arange(0, CHUNK)
+    o_state = (i_seq * num_q_heads + i_head) * num_splits
+    row_max = tl.full([], float("-inf"), tl.float32)
+    exp_sum = tl.full([], 0.0, tl.float32)
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    for start in range(0, splits_used, CHUNK):
+        i_s = start + o_split
+        m_s = i_s < splits_used
+        b_max = tl.load(p_partial_max + o_state + i_s, mask=m_s, other=float("-inf"))  # [CHUNK]
+        b_sum = tl.load(p_partial_sum + o_state + i_s, mask=m_s, other=0.0)  # [CHUNK]
+        o_acc = (o_state + i_s)[:, None] * head_size + o_d[None, :]
+        b_acc = tl.load(p_partial_acc + o_acc, mask=m_s[:, None] & m_d[None, :], other=0.0)  # [CHUNK, BLOCK_D]
+
+        new_max = tl.maximum(row_max, tl.max(b_max, axis=0))
+        ref = tl.where(new_max == float("-inf"), 0.0, new_max)
+        alpha = tl.exp(row_max - ref)
+        b_w = tl.exp(b_max - ref)  # [CHUNK]
+        exp_sum = exp_sum * alpha + tl.sum(b_w * b_sum, axis=0)
+        acc = acc * alpha + tl.sum(b_w[:, None] * b_acc, axis=0)
+        row_max = new_max
+
+    p_out += i_seq * stride_os + i_head * stride_oh
+    p_lse += i_seq * stride_lse_s + i_head * stride_lse_h
+    store_state(p_out, p_lse, o_d, m_d, stride_od, row_max, exp_sum, acc)

@@ -1,0 +1,152 @@
+"""Paged decode attention at the speed of memory: query heads grouped, splits in parallel.
+
+A decode step reads each key and value once and does little with them, so it is as fast as the cache can be read. What
+stands between a simple kernel and that:
+
+* The query heads of a group read the same keys. One program takes all heads of a KV head, and both products are matrix
+  products (``tl.dot``) whose rows are the heads: K and V are read once instead of ``group_size`` times.
+* A few sequences are too few programs for a GPU. Each sequence is split among ``num_splits`` of them (Flash-Decoding).
+  Split ``s`` takes tiles ``s, s + num_splits, ...``: its first tile does not depend on the length, so the page ids of
+  that tile are on their way while the length is, and a launch that is made for long sequences serves short ones too.
+* An address in the cache depends on a page id, which is a load of its own. The ids of the next tile are loaded one step
+  ahead; otherwise they would take half of the pipeline's stages, and half as much of K and V would be on its way.
+* The second kernel, ``combine_partials``, would be launched when the last program of this one has ended. With
+  programmatic dependent launch (PDL) its programs, and those of whatever comes next, take their places before that, and
+  wait in ``gdc_wait`` for the memory they depend on.
+
+The partial state of a split is ``(row_max, exp_sum, acc)`` as in ``softmax_state``, not yet divided. A sequence of one
+tile has one split, whose program stores the result itself. Probabilities are rounded to the dtype of V before they
+multiply it; everything else is float32.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Device code has no Python types.
+
+import triton
+import triton.language as tl
+
+__all__ = ["grouped_decode_kernel"]
+
+
+# As in dense_decode: no specialisation on what only places a base pointer or divides an index.
+@triton.jit(
+    do_not_specialize=[
+        "max_blocks", "num_splits", "num_kv_heads", "group_size", "block_size", "stride_qs", "stride_qh",
+        "stride_table_s", "stride_len", "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h",
+    ]
+)  # fmt: skip
+def grouped_decode_kernel(
+    # inputs
+    p_q,  # [num_seqs, num_q_heads, head_size]
+    p_k,  # see paged_walk
+    p_v,
+    p_table,  # [num_seqs, max_blocks_per_seq]
+    p_seq_lens,  # [num_seqs]
+    # outputs
+    p_out,  # [num_seqs, num_q_heads, head_size]
+    p_lse,  # [num_seqs, num_q_heads]
+    # to be combined: float32, contiguous; those of splits without tiles are left as they are
+    p_partial_acc,  # [num_seqs, num_q_heads, num_splits, head_size]
+    p_partial_max,  # [num_seqs, num_q_heads, num_splits]
+    p_partial_sum,  # [num_seqs, num_q_heads, num_splits]
+    # scalars
+    scale,
+    num_splits,
+    num_kv_heads,
+    group_size,  # query heads per KV head
+    block_size,  # tokens per page
+    head_size,
+    max_blocks,  # entries of a row of the block table
+    # strides in elements, as in paged_decode
+    stride_qs, stride_qh, stride_qd,
+    stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
+    stride_vb, stride_vt, stride_vh, stride_vd,
+    stride_table_s, stride_page,
+    stride_len,
+    stride_os, stride_oh, stride_od,
+    stride_lse_s, stride_lse_h,
+    # constants
+    X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
+    TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
+    BLOCK_M: tl.constexpr,  # query heads of a program: a power of two of at least 16, for tl.dot
+    BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two of at least 16
+    PDL: tl.constexpr,  # whether launched with programmatic dependent launch
+):  # fmt: skip
+    """Grid ``num_seqs * num_splits * num_kv_heads * cdiv(group_size, BLOCK_M)``: neighbours read the same pages."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    head_blocks = tl.cdiv(group_size, BLOCK_M)
+    i_program = tl.program_id(0)
+    i_head_block = i_program % head_blocks
+    i_kv_head = (i_program // head_blocks % num_kv_heads).to(tl.int64)
+    i_split = i_program // (head_blocks * num_kv_heads) % num_splits
+    i_seq = (i_program // (head_blocks * num_kv_heads * num_splits)).to(tl.int64)
+
+    o_t = tl.arange(0, TILE)
+    p_pages = p_table + i_seq * stride_table_s
+    step = num_splits * TILE
+    i_t = i_split * TILE + o_t
+    i_page = i_t // block_size
+    i_off = i_t - i_page * block_size
+    # Within the row, though perhaps past the last page: such an entry is read, but not followed.
+    i_block = tl.load(p_pages + i_page.to(tl.int64) * stride_page, mask=i_page < max_blocks, other=0)  # [TILE]
+    seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
+    splits_used = tl.maximum(tl.minimum(tl.cdiv(seq_len, TILE), num_splits), 1)
+    if i_split >= splits_used:
+        return
+    o_m = tl.arange(0, BLOCK_M)
+    o_d = tl.arange(0, BLOCK_D).to(tl.int64)
+    m_d = o_d < head_size
+    i_member = i_head_block * BLOCK_M + o_m  # of the group
+    m_m = i_member < group_size
+    i_head = i_kv_head * group_size + i_member
+    m_md = m_m[:, None] & m_d[None, :]
+    o_q = i_seq * stride_qs + i_head[:, None] * stride_qh + o_d[None, :] * stride_qd
+    b_q = tl.load(p_q + o_q, mask=m_md, other=0.0)  # [BLOCK_M, BLOCK_D]
+
+    p_k += i_kv_head * stride_kh
+    p_v += i_kv_head * stride_vh
+    o_kd = (o_d // X) * stride_kdo + (o_d % X) * stride_kx if X > 1 else o_d * stride_kdo
+    o_vd = o_d * stride_vd
+
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    exp_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in range(i_split * TILE, seq_len, step):
+        m_t = start + o_t < seq_len
+        m_td = m_t[:, None] & m_d[None, :]
+        o_kt = i_block.to(tl.int64) * stride_kb + i_off.to(tl.int64) * stride_kt
+        o_vt = i_block.to(tl.int64) * stride_vb + i_off.to(tl.int64) * stride_vt
+        # Dead rows of a page may hold NaN: they are not read, since 0 · NaN is not 0.
+        b_k = tl.load(p_k + o_kt[:, None] + o_kd[None, :], mask=m_td, other=0.0)  # [TILE, BLOCK_D]
+        b_v = tl.load(p_v + o_vt[:, None] + o_vd[None, :], mask=m_td, other=0.0)  # [TILE, BLOCK_D]
+        i_t = start + step + o_t
+        i_page = i_t // block_size
+        i_off = i_t - i_page * block_size
+        i_block = tl.load(p_pages + i_page.to(tl.int64) * stride_page, mask=i_t < seq_len, other=0)  # [TILE]
+
+        b_s = tl.dot(b_q, tl.trans(b_k)) * scale  # [BLOCK_M, TILE]
+        b_s = tl.where(m_t[None, :], b_s, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(b_s, axis=1))
+        ref = tl.where(new_max == float("-inf"), 0.0, new_max)
+        alpha = tl.exp(row_max - ref)
+        b_p = tl.exp(b_s - ref[:, None])  # [BLOCK_M, TILE]
+        exp_sum = exp_sum * alpha + tl.sum(b_p, axis=1)
+        acc = tl.dot(b_p.to(b_v.dtype), b_v, acc * alpha[:, None])
+        row_max = new_max
+
+    p_out += i_seq * stride_os
+    p_lse += i_seq * stride_lse_s
+    if splits_used == 1:
+        divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
+        b_out = acc / divisor[:, None]  # [BLOCK_M, BLOCK_D]
+        o_out = i_head[:, None] * stride_oh + o_d[None, :] * stride_od
+        tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_md)
+        tl.store(p_lse + i_head * stride_lse_h, row_max + tl.log(divisor), mask=m_m)
+        return
+
+    num_q_heads = num_kv_heads * group_size
+    o_state = (i_seq * num_q_heads + i_head) * num_splits + i_split  # [BLOCK_M]
+    tl.store(p_partial_acc + o_state[:, None] * head_size + o_d[None, :], acc, mask=m_md)
+    tl.store(p_partial_max + o_state, row_max, mask=m_m)
+    tl.store(p_partial_sum + o_state, exp_sum, mask=m_m)

@@ -1,0 +1,136 @@
+"""Checked wrapper of grouped paged decode: how many splits, how large a tile, and the memory between both kernels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from attnfuzz.kernels.checks import check_launch, check_positive, check_power_of_two
+from attnfuzz.kernels.combine_partials import combine_partials_kernel
+from attnfuzz.kernels.device import on_device_of
+from attnfuzz.kernels.grouped_decode import grouped_decode_kernel
+from attnfuzz.kernels.layouts import cache_strides
+from attnfuzz.kernels.prepare import prepare_paged
+
+__all__ = ["GroupedPlan", "grouped_decode", "plan_grouped"]
+
+_DTYPES = (torch.float16, torch.bfloat16)
+_MOST_HEADS = 64
+_MOST_ELEMENTS = 16384
+"""Query heads of one program, and elements of its accumulator. Larger groups are shared out."""
+_LEAST_FOR_DOT = 16
+_CHUNK_ELEMENTS = 8192
+"""Of partial outputs that a program combines in one step: 64 registers of each of 128 threads."""
+_SHARED_BYTES = 160 << 10
+"""Of the tiles that are on their way at a time; a multiprocessor of an A100 has 164 KiB, of an H100 228."""
+_PDL_CAPABILITY = (9, 0)
+
+
+class GroupedPlan(NamedTuple):
+    """How ``grouped_decode`` is launched. ``pdl``: with programmatic dependent launch, where the GPU has it."""
+
+    num_splits: int
+    tile: int
+    num_warps: int
+    num_stages: int
+    pdl: bool
+
+
+def plan_grouped(pairs: int, max_seq_len: int, processors: int, block_d: int) -> GroupedPlan:
+    """The launch for ``pairs`` of a sequence and a block of query heads, on a GPU with so many ``processors``.
+
+    ``max_seq_len``: what the block table has room for, since the lengths are on the GPU. ``block_d``: the head size
+    rounded up to a power of two. Measured on an H100 with 8 KV heads of size 128, four query heads each: two programs a
+    multiprocessor read about as fast as any number does, and fewer splits are less to combine; short splits want a
+    small launch, long ones more loads on their way.
+    """
+    tile = max(_LEAST_FOR_DOT, min(64, 8192 // block_d))
+    num_splits = max(1, min(2 * processors // pairs, triton.cdiv(max_seq_len, tile)))
+    if max_seq_len > 1024 * num_splits:
+        return GroupedPlan(num_splits, tile, num_warps=8, num_stages=3, pdl=False)
+    if num_splits > 1:
+        return GroupedPlan(num_splits, tile, num_warps=4, num_stages=2, pdl=True)
+    return GroupedPlan(1, max(_LEAST_FOR_DOT, tile // 2), num_warps=4, num_stages=3, pdl=False)
+
+
+def grouped_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    block_size: int,
+    layout: str,
+    *,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    num_splits: int | None = None,
+    tile: int | None = None,
+    num_warps: int | None = None,
+    num_stages: int | None = None,
+    pdl: bool | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``launch_paged.paged_decode`` at the speed of memory, in float16 or bfloat16.
+
+    Arguments and result as there. ``num_splits``: programs that share a sequence, at most. ``tile`` and ``num_stages``
+    are taken as far as they fit into shared memory. ``pdl``: programmatic dependent launch. What is not given is chosen
+    by ``plan_grouped``. Raises ValueError.
+    """
+    inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
+    if q.dtype not in _DTYPES:
+        raise ValueError(f"q.dtype={q.dtype} must be one of {_DTYPES}, for matrix units; use launch_paged.paged_decode")
+    num_seqs, num_q_heads, head_size = q.shape
+    group_size = sizes["group_size"]
+    block_d = max(_LEAST_FOR_DOT, triton.next_power_of_2(head_size))
+    most_heads = max(_LEAST_FOR_DOT, min(_MOST_HEADS, _MOST_ELEMENTS // block_d))
+    block_m = min(most_heads, max(_LEAST_FOR_DOT, triton.next_power_of_2(group_size)))
+    pairs = num_seqs * sizes["num_kv_heads"] * triton.cdiv(group_size, block_m)
+    plan = plan_grouped(pairs, block_table.shape[1] * block_size, _processors(q.device), block_d)
+    num_splits = plan.num_splits if num_splits is None else num_splits
+    check_positive("num_splits", num_splits)
+    tile = plan.tile if tile is None else tile
+    check_power_of_two("tile", tile)
+    token_bytes = 2 * block_d * q.element_size()
+    tile = max(_LEAST_FOR_DOT, min(tile, triton.next_power_of_2(_SHARED_BYTES // token_bytes + 1) // 2))
+    stages_that_fit = _SHARED_BYTES // (tile * token_bytes) + 1
+    launch = check_launch(
+        plan.num_warps if num_warps is None else num_warps,
+        max(1, min(plan.num_stages if num_stages is None else num_stages, stages_that_fit)),
+    )
+    pdl = _has_pdl(q.device) and (plan.pdl if pdl is None else pdl)
+    dependent = {"launch_pdl": True} if pdl else {}
+    partials = (num_seqs, num_q_heads, num_splits) if num_splits > 1 else (0,)
+    partial_acc = torch.empty((*partials, head_size), dtype=torch.float32, device=q.device)
+    partial_max = torch.empty(partials, dtype=torch.float32, device=q.device)
+    partial_sum = torch.empty(partials, dtype=torch.float32, device=q.device)
+    k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
+    with on_device_of(q):
+        grouped_decode_kernel[(pairs * num_splits,)](
+            q, k_cache, v_cache, block_table, seq_lens, out, lse, partial_acc, partial_max, partial_sum,
+            float(scale), num_splits, sizes["num_kv_heads"], group_size, block_size, head_size, block_table.shape[1],
+            *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
+            *out.stride(), *lse.stride(),
+            X=x, TILE=tile, BLOCK_M=block_m, BLOCK_D=block_d, PDL=pdl, **launch, **dependent,
+        )  # fmt: skip
+        if num_splits > 1:
+            most = max(1, _CHUNK_ELEMENTS // block_d)
+            combine_partials_kernel[(num_seqs * num_q_heads,)](
+                seq_lens, partial_acc, partial_max, partial_sum, out, lse, num_splits, num_q_heads, head_size,
+                *seq_lens.stride(), *out.stride(), *lse.stride(),
+                TILE=tile, BLOCK_D=block_d, CHUNK=min(most, triton.next_power_of_2(num_splits)), PDL=pdl, **dependent,
+            )  # fmt: skip
+    return out, lse
+
+
+def _processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; a few for the interpreter, so that there are splits."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 8
+
+
+def _has_pdl(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _PDL_CAPABILITY

@@ -1,0 +1,86 @@
+"""Grouped decode: shared tiles, splits by turns, and the combination of their states."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnfuzz.kernels.launch_grouped import grouped_decode, plan_grouped
+
+Make = Callable[..., Any]
+
+
+def check(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    """Weights are rounded to float16 before they multiply V, and so is the result."""
+    out, lse = got
+    torch.testing.assert_close(out.double(), expected[0], rtol=2.0**-9, atol=2.0**-10)
+    torch.testing.assert_close(lse.double(), expected[1], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND", "packed", "interleaved"])
+@pytest.mark.parametrize(("heads", "num_splits"), [((2, 1), 1), ((6, 2), 3), ((17, 1), 4)])
+def test_every_layout_and_group(layout: str, heads: tuple[int, int], num_splits: int, paged_problem: Make) -> None:
+    """A group that is no power of two, or larger than 16 heads, would read or store another one's heads."""
+    problem = paged_problem([0, 1, 16, 17, 45], heads=heads, block_size=3, layout=layout)
+    check(grouped_decode(*problem.args, num_splits=num_splits, tile=16), problem.expected)
+
+
+def test_groups_that_are_shared_out(paged_problem: Make) -> None:
+    """Heads beyond the first block of a large group would be left out or doubled."""
+    problem = paged_problem([3, 20], heads=(70, 1))
+    check(grouped_decode(*problem.args, num_splits=2, tile=16), problem.expected)
+
+
+@pytest.mark.parametrize("num_splits", [1, 2, 5, 40])
+def test_splits_take_tiles_by_turns(num_splits: int, paged_problem: Make) -> None:
+    """A tile would be left out or counted twice; splits without one would be combined."""
+    problem = paged_problem([15, 16, 17, 32, 33, 100], heads=(2, 2), block_size=5)
+    check(grouped_decode(*problem.args, num_splits=num_splits, tile=16), problem.expected)
+
+
+def test_more_splits_than_are_combined_at_a_time(paged_problem: Make) -> None:
+    """Large heads are combined a few splits at a time; the others would be lost."""
+    problem = paged_problem([330], heads=(1, 1), head_size=1024)
+    check(grouped_decode(*problem.args, num_splits=20, tile=16), problem.expected)
+
+
+def test_as_the_wrapper_plans_it(paged_problem: Make) -> None:
+    """What is chosen for a batch could be what cannot be launched."""
+    problem = paged_problem([0, 1, 200])
+    check(grouped_decode(*problem.args), problem.expected)
+
+
+def test_every_stride_is_honoured(paged_problem: Make, spread: Make) -> None:
+    """Views would be read or written as if they were contiguous."""
+    problem = paged_problem([1, 36], heads=(4, 2)).spread()
+    out, lse = spread(torch.zeros(2, 4, 8, dtype=torch.float16)), spread(torch.zeros(2, 4))
+    grouped_decode(*problem.args, num_splits=2, tile=16, out=out, lse=lse)
+    check((out, lse), problem.expected)
+    for result in (out, lse):
+        assert result._base is not None
+        assert int(result._base.isfinite().sum()) == result.numel()
+
+
+def test_float32_is_refused(paged_problem: Make) -> None:
+    """Matrix units would silently multiply in TF32."""
+    with pytest.raises(ValueError, match=r"q\.dtype=torch\.float32 must be one of"):
+        grouped_decode(*paged_problem([1], dtype=torch.float32).args)
+
+
+def test_a_launch_fills_the_gpu_and_no_split_is_without_room() -> None:
+    """Multiprocessors would idle, or splits without a tile be launched and combined."""
+    for pairs, max_seq_len, block_d in itertools.product(
+        (1, 8, 64, 131, 512, 4096), (1, 64, 4096, 1 << 20), (16, 1024)
+    ):
+        plan = plan_grouped(pairs, max_seq_len, 132, block_d)
+        assert 1 <= plan.num_splits <= math.ceil(max_seq_len / plan.tile)
+        assert pairs * plan.num_splits <= max(pairs, 2 * 132)
+        assert plan.tile >= 16
+    assert plan_grouped(8, 32768, 132, 128).num_splits == 33
+    assert plan_grouped(512, 512, 132, 128) == (1, 32, 4, 3, False)
