@@ -74,6 +74,10 @@ def command(
     console = make_console()
     with refusing(), Laboratory(device) as laboratory:
         refuse_interpreter(device, laboratory.machine.device)
+        if laboratory.machine.device == "cpu":
+            console.print(
+                "Triton's interpreter: this shows that everything runs; the times say nothing", style="yellow"
+            )
         found = laboratory.declarations([kernel])
         if len(found) != 1:
             raise Refusal(f"{kernel} names {len(found)} kernels; name one: {', '.join(one.target for one in found)}")

@@ -105,6 +105,7 @@ def test_the_printed_function_chooses_what_was_fastest() -> None:
         "        return {'num_splits': 8, 'tile': 64}",
         "    return {'num_splits': 1, 'tile': 64}",
     ]
+    assert max(map(len, python_source(msgspec.structs.replace(tuned, features=FEATURES)).splitlines())) <= 120
     assert msgspec.json.decode(msgspec.json.encode(tuned), type=Tuned) == tuned
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from attnfuzz.bench.kernels.messages import L2State
 from attnfuzz.bench.kernels.run import Measures
+from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, Shape
+from attnfuzz.bench.kernels.suites import smoke_suite
 from attnfuzz.bench.tuning.batches import tuning_batches
 from attnfuzz.bench.tuning.search import Measurements, configurations, measure_batches
 from attnfuzz.bench.tuning.source import Tuned, tuned_tree
@@ -48,7 +50,7 @@ def tune(
         laboratory,
         kernel,
         candidates,
-        tuning_batches(kernel.problem, plan.max_batches),
+        _batches(laboratory.machine.device, kernel, plan.max_batches),
         l2=plan.l2,
         seconds=plan.seconds,
         budget_s=plan.budget_s,
@@ -73,3 +75,11 @@ def tune(
         tree=tuned_tree(node, measured.configurations),
     )
     return tuned, measured
+
+
+def _batches(device: str, kernel: Declaration, count: int) -> list[Shape]:
+    """Tiny ones where Triton's interpreter has to get through them."""
+    batches = tuning_batches(kernel.problem, count)
+    if device == "cuda":
+        return batches
+    return [shape for shape in smoke_suite() if kernel.problem in PROBLEMS_OF[shape.kind]][:count]

@@ -12,6 +12,8 @@ from attnfuzz.problems.supports import OptionValue
 
 __all__ = ["Tuned", "TunedLeaf", "TunedSplit", "python_source", "tuned_tree"]
 
+_WIDTH = 100
+
 
 class TunedLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="options", tag_field="kind"):
     """Take these options. ``batches``: how many of those that were measured led here."""
@@ -61,7 +63,6 @@ def python_source(tuned: Tuned) -> str:
     """A module with a function ``choose_options`` of the features."""
     versions = ", ".join(f"{name} {version}" for name, version in tuned.versions.items())
     unseen = "" if tuned.regret_unseen is None else f", {tuned.regret_unseen:.1%} on batches left out"
-    arguments = ", ".join(f"{name}: int" for name in tuned.features)
     types = (type(one).__name__ for leaf in _leaves(tuned.tree) for one in leaf.options.values())
     value = " | ".join(dict.fromkeys(types))
     return "\n".join(
@@ -76,12 +77,19 @@ def python_source(tuned: Tuned) -> str:
             '__all__ = ["choose_options"]',
             "",
             "",
-            f"def choose_options({arguments}) -> dict[str, {value or 'int'}]:",
+            *_signature(tuned.features, value or "int"),
             '    """Lengths in tokens; of all sequences of a batch."""',
             *_lines(tuned.tree, "    "),
             "",
         ]
     )
+
+
+def _signature(features: Sequence[str], value: str) -> list[str]:
+    """On one line if that is short enough, else as formatters break it."""
+    arguments = ", ".join(f"{name}: int" for name in features)
+    line = f"def choose_options({arguments}) -> dict[str, {value}]:"
+    return [line] if len(line) <= _WIDTH else ["def choose_options(", f"    {arguments}", f") -> dict[str, {value}]:"]
 
 
 def _lines(node: TunedSplit | TunedLeaf, indent: str) -> Iterator[str]:

@@ -1,0 +1,51 @@
+"""``attnfuzz bench tune`` as it is typed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from attnfuzz.bench.tuning.source import Tuned
+
+KERNELS = Path(__file__).parent / "timed_kernels.py"
+
+
+def tune(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    call = [sys.executable, "-m", "attnfuzz", "bench", "tune", *map(str, arguments)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(call, cwd=cwd, env=environment, capture_output=True, text=True, timeout=180, check=False)
+
+
+def test_without_a_gpu_it_refuses(tmp_path: Path) -> None:
+    """Somebody would commit a tree that fits Triton's interpreter."""
+    run = tune("paged_naive", cwd=tmp_path)
+    assert run.returncode == 2
+    assert "say nothing about a kernel" in run.stderr
+
+
+def test_it_writes_a_module_and_json(tmp_path: Path) -> None:
+    """What was measured would have to be copied from a terminal."""
+    run = tune(
+        f"{KERNELS}:right", "--device", "cpu", "--seconds", "0.001s", "--python", "tuned.py", "--json", "tuned.json",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+    source = (tmp_path / "tuned.py").read_text()
+    assert source.strip() in run.stdout
+    assert [node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)] == ["choose_options"]
+    assert msgspec.json.decode((tmp_path / "tuned.json").read_bytes(), type=Tuned).configurations == 2
+
+
+def test_what_cannot_be_tuned_is_one_sentence(tmp_path: Path) -> None:
+    """A wrong name would end in a traceback."""
+    run = tune(KERNELS, "--device", "cpu", cwd=tmp_path)
+    assert run.returncode == 2
+    assert "names 4 kernels; name one" in run.stderr
+    run = tune(f"{KERNELS}:drops_the_last_key", "--device", "cpu", cwd=tmp_path)
+    assert run.returncode == 2
+    assert "only one configuration" in run.stderr

@@ -1,0 +1,45 @@
+"""The page of kernel times in headless Chromium, where one is installed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from attnfuzz.bench.kernels.plan import KernelBench
+from attnfuzz.bench.kernels.run import measure_kernels
+from attnfuzz.bench.kernels.suites import SUITES
+from attnfuzz.report.bench_html import bench_page
+from tests.unit.bench_laboratory import SDPA, Pretended, declared, times
+from tests.unit.test_report_html_in_browser import CHROMIUM, DARK, LIGHT, chromium, first_pixel
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)")
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    plan = KernelBench(suites={"decode": SUITES["decode"]()}, options={})
+    return bench_page(measure_kernels(plan, Pretended(lambda one: times(one, 1.1)), [declared("paged")], [SDPA]))
+
+
+@pytest.mark.parametrize(("scheme", "background"), [(LIGHT, (0xF6, 0xF7, 0xF9)), (DARK, (0x0E, 0x10, 0x13))])
+def test_it_is_drawn_light_and_dark(scheme: str, background: tuple[int, ...], page: str, tmp_path: Path) -> None:
+    """The page would dazzle at night, or show dark lines on a dark ground."""
+    run = chromium(page, tmp_path, scheme, f"--screenshot={tmp_path / 'page.png'}")
+    assert first_pixel(tmp_path / "page.png") == background
+    assert "Content Security Policy" not in run.stderr
+
+
+def test_lines_have_their_colours(page: str, tmp_path: Path) -> None:
+    """Charts would be black lines on each other: the colours come from a style sheet that another page shares."""
+    script = """<script>
+    const lines = [...document.querySelectorAll(".chart .line path")].map((one) => getComputedStyle(one));
+    document.title = lines.map((one) => one.stroke + "|" + one.fill).join(";");
+    </script></body>"""
+    allowed = page.replace("style-src 'unsafe-inline'", "style-src 'unsafe-inline'; script-src 'unsafe-inline'")
+    run = chromium(allowed.replace("</body>", script), tmp_path, LIGHT, "--dump-dom")
+    (title,) = re.findall("<title>(rgb[^<]+)</title>", run.stdout)
+    strokes = {one.partition("|")[0] for one in title.split(";")}
+    assert len(strokes) == 2
+    assert {one.partition("|")[2] for one in title.split(";")} == {"none"}
