@@ -85,7 +85,7 @@ _MATRIX_UNITS = attnfuzz.Numerics(probabilities="input", partials="float32", mat
 _SHORT_PARTIALS = attnfuzz.Numerics(probabilities="float32", partials="input", matmul="ieee")
 
 _SPLITS = {"num_splits": (1, 2, 3, 8), "partials": ("float32", "input")}
-_PARTITIONS = {"partition_size": (16, 7, 64, 512), "partials": ("float32", "input")}
+_PARTITIONS = {"partition_size": (16, 40, 512), "partials": ("float32", "input")}
 _CACHE = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "scale", "block_size", "layout")
 # What a launch takes by default comes first. One warp is left out: with a large tile it compiles for seconds.
 _NUM_WARPS = {"num_warps": (4, 2, 8)}
