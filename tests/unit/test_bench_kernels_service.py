@@ -83,6 +83,21 @@ def test_what_does_not_fit_is_no_failure(service: TimingService, contender: str,
     assert (reply.status, reply.note) == ("unsupported", why)
 
 
+def test_what_the_kernel_does_not_support_is_said(service: TimingService) -> None:
+    """A kernel would be called with what it never promised to take, and then called wrong."""
+    reply = measured(service, f"{KERNELS}:only_small_pages", SHAPE)
+    assert (reply.status, reply.note) == ("unsupported", "block_sizes has no 8")
+
+
+def test_what_is_too_small_has_no_cold_time(service: TimingService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time from the L2 cache would be called that from memory."""
+    monkeypatch.setattr(TimingService, "_l2_bytes", 50 << 20)
+    request = MeasureRequest(contender="torch_merge", is_provider=True, shape=MERGE, l2=("cold",), seconds=1e-3)
+    reply = msgspec.json.decode(service.handle("measure", msgspec.json.encode(request)), type=MeasureReply)
+    assert reply.status == "unsupported"
+    assert "too small" in reply.note
+
+
 def test_it_tells_what_it_can_load(service: TimingService) -> None:
     """The driver would not know the kernels' options and problems."""
     payload = msgspec.json.encode(DeclarationsRequest([f"{KERNELS}:right", "paged_naive"]))

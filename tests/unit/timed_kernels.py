@@ -54,3 +54,9 @@ def dies(inputs: Any) -> Tensor:
     """Takes its process down."""
     del inputs
     os._exit(7)
+
+
+@attnfuzz.kernel("paged_decode", supports=attnfuzz.Supports(block_sizes=(1, 2)))
+def only_small_pages(inputs: Any) -> tuple[Tensor, Tensor]:
+    """Right where it may be called."""
+    return attend(inputs)

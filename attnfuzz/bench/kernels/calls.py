@@ -59,6 +59,8 @@ def objection(declaration: Declaration, shape: Shape) -> str | None:
             return f"{name} has no {value}"
     if supports.max_seq_len is not None and max(shape.longest, shape.room) > supports.max_seq_len:
         return f"max_seq_len is {supports.max_seq_len}"
+    if supports.max_query_len is not None and max(shape.queries, default=0) > supports.max_query_len:
+        return f"max_query_len is {supports.max_query_len}"
     return None
 
 

@@ -120,6 +120,8 @@ class TimingService:
         sets = sets_for_cold_l2(request.shape, self._l2_bytes) if "cold" in request.l2 else 1
         if sets is None:
             request = msgspec.structs.replace(request, l2=tuple(one for one in request.l2 if one != "cold"))
+            if not request.l2:
+                return MeasureReply(status="unsupported", note="too small to be read from memory at each call")
         try:
             contender = self._contender(request)
             drawn = self._sets(request.shape, sets or 1)
