@@ -18,6 +18,7 @@ from attnfuzz.strategies.sizes import Sizes as Sizes
 from attnfuzz.strategies.strides import strides as strides
 from attnfuzz.strategies.values import scales as scales
 from attnfuzz.strategies.values import values as values
+from attnfuzz.strategies.variants import variants as variants
 
 __all__ = [
     "CPU_SIZES",
@@ -38,4 +39,5 @@ __all__ = [
     "split_counts",
     "strides",
     "values",
+    "variants",
 ]

@@ -109,7 +109,7 @@ def _builder(
     simplest_case(problem, supports, options)  # raises where no head size fits
     plan = _Plan(FormatPlan.of(problem, supports, options, sizes), tuple(formats))
     build = _BUILDERS[problem]
-    size = format_bytes(options) + 1 + _PARTS_BYTES + sizes.max_seqs
+    size = format_bytes(plan.free) + 1 + _PARTS_BYTES + sizes.max_seqs
     if problem == "paged_attention":
         size += _queries_bytes(sizes.max_seqs)
     return lambda decisions: build(decisions, plan), size
@@ -117,7 +117,7 @@ def _builder(
 
 def _decide_format(decisions: Decisions, plan: _Plan) -> tuple[Format, int]:
     """A format, and how much work the case may be."""
-    part = decisions.part(format_bytes(plan.free.options))
+    part = decisions.part(format_bytes(plan.free))
     if plan.formats:
         return part.pick(plan.formats), part.pick(plan.sizes.work)
     return decide_format(part, plan.free)
@@ -202,9 +202,13 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
         num_kv_heads=format_.num_kv_heads or 1,
         steps=limits.steps,
         num_splits=num_splits,
-        causal=Causal(query_lens, query_steps(tile_sizes(format_.options), _gqa_ratio(format_))),
+        causal=Causal(query_lens, query_steps(tile_sizes(format_.options), _gqa_ratio(format_)), _window(format_)),
     )
     return fields | {"scale": scale, "seq_lens": seq_lens, "values": values}
+
+
+def _window(format_: Format) -> int | None:
+    return format_.variant.window if format_.variant is not None else None
 
 
 def _queries_bytes(max_seqs: int) -> int:
@@ -236,8 +240,9 @@ def _length_limits(plan: _Plan, format_: Format, num_splits: int, work: int) -> 
     tile = max(4, min(16, *steps)) if steps else 16
     sizes = plan.sizes
     most_tokens = max(1, sizes.max_cache_elements // ((format_.num_kv_heads or 1) * format_.head_size))
+    window = _window(format_)
     return LengthLimits(
-        steps=steps,
+        steps=steps if window is None else (*steps, window),
         num_splits=num_splits,
         min_seqs=1,
         max_seqs=sizes.max_seqs,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, islice
 
-from attnfuzz.problems.boundaries import split_count
+from attnfuzz.problems.boundaries import split_count, tile_sizes
 from attnfuzz.problems.cases import CASE_TYPES, PagedDecodeCase, Problem, SplitDecodeCase
 from attnfuzz.problems.choices import (
     block_sizes_of,
@@ -16,14 +16,17 @@ from attnfuzz.problems.choices import (
     head_sizes_of,
     layouts_of,
     split_counts_of,
+    variants_of,
 )
 from attnfuzz.problems.formats import Format, format_key
 from attnfuzz.problems.supports import Dtype, Layout, OptionValue, Supports
+from attnfuzz.problems.variants import PLAIN_VARIANT, absent_tensors
 from attnfuzz.strategies.decisions import Decisions
 from attnfuzz.strategies.heads import decide_gqa_heads
 from attnfuzz.strategies.launch import decide_options
 from attnfuzz.strategies.sizes import CPU_SIZES, Sizes
 from attnfuzz.strategies.strides import STRIDES_BYTES, decide_strides
+from attnfuzz.strategies.variants import VARIANT_BYTES, decide_variant
 
 __all__ = ["FormatPlan", "decide_format", "draw_formats", "first_formats", "format_bytes"]
 
@@ -79,7 +82,7 @@ def draw_formats(
     plan = FormatPlan.of(problem, supports or Supports(), dict(options or {}), sizes)
     source = random.Random(seed)
     while True:
-        yield decide_format(Decisions(source.randbytes(format_bytes(plan.options))), plan)[0]
+        yield decide_format(Decisions(source.randbytes(format_bytes(plan))), plan)[0]
 
 
 def first_formats(
@@ -119,9 +122,10 @@ def _pairs(format_: Format) -> set[frozenset[_Choice]]:
     return {frozenset(pair) for pair in combinations_with_replacement(choices, 2)}
 
 
-def format_bytes(options: Mapping[str, tuple[OptionValue, ...]]) -> int:
+def format_bytes(plan: FormatPlan) -> int:
     """How many bytes ``decide_format`` reads."""
-    return 1 + _SHAPE_BYTES + len(options) + STRIDES_BYTES
+    of_variant = VARIANT_BYTES if variants_of(plan.problem, plan.supports) else 0
+    return 1 + _SHAPE_BYTES + len(plan.options) + STRIDES_BYTES + of_variant
 
 
 def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
@@ -146,14 +150,21 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
         shape, gqa_ratios_of(plan.supports), min(plan.sizes.max_heads, max(1, most_heads)), wide=wide
     )
     head_size = _pick_head_size(shape, plan, dtype, layout, num_q_heads)
+    block_size = None if layout is None else _pick_block_size(shape, plan, num_kv_heads * head_size)
+    variant = None
+    if names := variants_of(plan.problem, plan.supports):
+        steps = (*((block_size,) if block_size else ()), *tile_sizes(options))
+        variant = decide_variant(decisions.part(VARIANT_BYTES), names, steps)
+        strides = {name: kind for name, kind in strides.items() if name not in absent_tensors(variant)}
     format_ = Format(
         dtype=dtype,
         layout=layout,
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,
         head_size=head_size,
-        block_size=None if layout is None else _pick_block_size(shape, plan, num_kv_heads * head_size),
+        block_size=block_size,
         num_splits=num_splits,
+        variant=None if variant == PLAIN_VARIANT else variant,
         strides=strides,
         options=options,
     )

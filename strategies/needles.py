@@ -20,14 +20,21 @@ NEEDLES_BYTES = _MOST_NEEDLES * _NEEDLE_BYTES
 
 
 class Causal(NamedTuple):
-    """Query tokens of each sequence, none where the problem has no causal limit, and ``query_steps``."""
+    """Query tokens of each sequence, none where the problem has no causal limit, and ``query_steps``.
+
+    ``window``: keys that a query sees, if not all.
+    """
 
     query_lens: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
+    window: int | None = None
 
     def positions(self, seq: int, seq_len: int) -> tuple[int, ...]:
-        """Where the limit of a query token lies, and just past it."""
-        return causal_positions(seq_len, self.query_lens[seq], self.steps) if self.query_lens else ()
+        """Where a limit of a query token lies, and just past it; of the window, that of the last one."""
+        ends = causal_positions(seq_len, self.query_lens[seq], self.steps) if self.query_lens else ()
+        if self.window is None or self.window >= seq_len:
+            return ends
+        return (*ends, seq_len - self.window - 1, seq_len - self.window)
 
 
 NOT_CAUSAL = Causal()

@@ -7,9 +7,10 @@ from functools import lru_cache
 from hypothesis import strategies as st
 
 from attnfuzz.problems.cases import PROBLEMS, Problem
-from attnfuzz.problems.choices import stride_kinds_of, strided_tensors_of
+from attnfuzz.problems.choices import stride_kinds_of, strided_tensors_of, variants_of
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.supports import LAYOUTS, Layout, Strides, Supports
+from attnfuzz.problems.variants import VariantName
 from attnfuzz.strategies.arguments import check_int, check_one_of
 from attnfuzz.strategies.decisions import Decisions, decided
 
@@ -30,24 +31,30 @@ def decide_strides(
     max_strided: int = _MOST_STRIDED,
 ) -> dict[str, StrideKind]:
     """Tensors that are not contiguous: each decision adds one to every fourth case."""
-    recipes = _recipes(problem, supports.strides, supports.lse == "none", layout)
+    recipes = _recipes(problem, supports.strides, supports.lse == "none", layout, variants_of(problem, supports))
     drawn = (decisions.pick(recipes) for _ in range(max_strided))
     return dict(sorted(recipe for recipe in drawn if recipe is not None))
 
 
 def strides(
-    problem: Problem, *, allowed: Strides = "any", layout: Layout | None = None, max_strided: int = _MOST_STRIDED
+    problem: Problem,
+    *,
+    allowed: Strides = "any",
+    layout: Layout | None = None,
+    variants: tuple[VariantName, ...] = (),
+    max_strided: int = _MOST_STRIDED,
 ) -> st.SearchStrategy[dict[str, StrideKind]]:
     """Stride kinds for up to ``max_strided`` tensors of ``problem``, outputs included; the rest is contiguous.
 
-    ``allowed``: what the kernel takes (see ``Supports``). ``layout``: of the KV cache. Shrinks to ``{}``.
+    ``allowed``: what the kernel takes (see ``Supports``). ``layout``: of the KV cache. ``variants``: those whose
+    tensors count too. Shrinks to ``{}``.
     Raises ValueError.
     """
     check_one_of("problem", problem, PROBLEMS)
     check_one_of("allowed", allowed, ("any", "last_contiguous", "contiguous"))
     check_one_of("layout", layout, (None, *LAYOUTS))
     check_int("max_strided", max_strided, low=0, high=_MOST_STRIDED)
-    supports = Supports(strides=allowed)
+    supports = Supports(strides=allowed, variants=variants)
     return decided(
         lambda decisions: decide_strides(decisions, problem, supports, layout, max_strided=max_strided),
         size=STRIDES_BYTES,
@@ -55,8 +62,14 @@ def strides(
 
 
 @lru_cache(maxsize=256)
-def _recipes(problem: Problem, allowed: Strides, without_lse: bool, layout: Layout | None) -> tuple[Recipe | None, ...]:
-    supports = Supports(lse="none" if without_lse else "natural")
+def _recipes(
+    problem: Problem,
+    allowed: Strides,
+    without_lse: bool,
+    layout: Layout | None,
+    variants: tuple[VariantName, ...],
+) -> tuple[Recipe | None, ...]:
+    supports = Supports(lse="none" if without_lse else "natural", variants=variants)
     recipes = [
         (tensor, kind)
         for tensor in strided_tensors_of(problem, supports, layout)

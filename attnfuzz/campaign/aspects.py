@@ -37,6 +37,7 @@ _SIZES = frozenset(
         "scale",  # goes with the head size
         "seq_len>1",
         "seq_len>block_size",
+        "seq_len>window",
         "shared pages",
         "spare blocks",
     }

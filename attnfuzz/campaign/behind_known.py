@@ -34,6 +34,7 @@ _GROUPS = (
     ("options",),
     ("strides",),
     ("values",),
+    ("variant",),
     ("head_size", "scale"),
     ("dtype",),
     ("num_tokens",),

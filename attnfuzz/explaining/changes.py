@@ -29,6 +29,7 @@ from attnfuzz.problems.choices import (
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import OptionValue, Supports
+from attnfuzz.problems.variants import absent_tensors
 
 __all__ = ["changes_of"]
 
@@ -74,6 +75,7 @@ def _of_attention(case: AttentionCase, supports: Supports) -> Iterator[Change]:
     if isinstance(case, DenseDecodeCase) and case.extra_rows:
         yield f"no extra rows instead of {case.extra_rows}", changed(case, extra_rows=0)
     yield from _values(case)
+    yield from _variant(case)
 
 
 def _lengths(case: AttentionCase) -> Iterator[Change]:
@@ -111,6 +113,15 @@ def _values(case: AttentionCase) -> Iterator[Change]:
     scale = default_scale(case.head_size)
     if case.scale != scale:
         yield f"scale {scale:.4g} instead of {case.scale:.4g}", changed(case, scale=scale)
+
+
+def _variant(case: AttentionCase) -> Iterator[Change]:
+    words = {"window": "no window", "soft_cap": "no soft cap", "alibi": "no ALiBi", "sinks": "no sinks"}
+    for name in case.variant.names:
+        others = msgspec.structs.replace(case.variant, **{name: None})
+        absent = absent_tensors(others)
+        strides = {tensor: kind for tensor, kind in case.strides.items() if tensor not in absent}
+        yield words[name], changed(case, variant=others, strides=strides)
 
 
 def _of_states(case: MergeStatesCase) -> Iterator[Change]:

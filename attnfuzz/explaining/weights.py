@@ -15,6 +15,7 @@ from attnfuzz.explaining.probing import ONE, Probe, probe, run_with
 from attnfuzz.explaining.rig import Rig
 from attnfuzz.oracles.comparison import natural_lse
 from attnfuzz.problems.cases import MergeStatesCase, SplitDecodeCase
+from attnfuzz.problems.reference import row_weights
 
 __all__ = ["MAX_PLACES", "MAX_WEIGHTS", "Groups", "Weights", "measure"]
 
@@ -164,7 +165,7 @@ def expected_weights(rig: Rig, places: Places) -> Float64[Tensor, "rows places"]
         seq, length, kv_head = case.row_seqs[row], case.row_lens[row], head // case.gqa_ratio
         keys = values.sequence(seq)[0][:length, kv_head].cpu().double()
         scores = case.scale * (keys @ values.q[row, head].cpu().double())
-        found[number].index_add_(0, places.own(seq, kv_head)[:length], scores.softmax(0))
+        found[number].index_add_(0, places.own(seq, kv_head)[:length], row_weights(case, head, scores)[0])
     return found
 
 

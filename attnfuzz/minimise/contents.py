@@ -8,13 +8,16 @@ from typing import Any, get_args
 import msgspec
 
 from attnfuzz.minimise.domain import Domain
-from attnfuzz.minimise.edits import changed
+from attnfuzz.minimise.edits import changed, with_lengths
 from attnfuzz.minimise.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.recipes import KeyRecipe, Padding, PageOrder, ValueRecipe
+from attnfuzz.problems.variants import ALIBI_RECIPES, SINK_RECIPES, absent_tensors
 
-__all__ = ["lower_needles", "lower_pages", "lower_values"]
+__all__ = ["lower_needles", "lower_pages", "lower_values", "lower_variant"]
+
+_SIMPLE_CAPS = (1.0, 30.0)
 
 
 def lower_pages(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
@@ -48,6 +51,36 @@ def lower_values(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]
     case = yield from lower_integer(case, size, 0, _set_exponent)
     case = yield from first_of(case, [_set_values(case, seed=0)])
     return (yield from first_of(case, [changed(case, scale=scale) for scale in (default_scale(case.head_size), 1.0)]))
+
+
+def lower_variant(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
+    """One variant after another left out; then a smaller window, for shorter sequences too, and simpler numbers."""
+    for name in case.variant.names:
+        case = yield from first_of(case, [_set_variant(case, **{name: None})])
+    if case.variant.window is not None:
+        case = yield from lower_integer(case, case.variant.window, 1, _shift_window)
+    if case.variant.window is not None:
+        case = yield from lower_integer(case, case.variant.window, 1, lambda case, w: _set_variant(case, window=w))
+    for name, simpler in (("soft_cap", _SIMPLE_CAPS), ("alibi", ALIBI_RECIPES), ("sinks", SINK_RECIPES)):
+        if getattr(case.variant, name) is not None:
+            case = yield from first_of(case, [_set_variant(case, **{name: value}) for value in simpler])
+    return case
+
+
+def _set_variant(case: AttentionCase, **fields: Any) -> AttentionCase | None:
+    """Strides of tensors that are gone go too."""
+    variant = msgspec.structs.replace(case.variant, **fields)
+    absent = absent_tensors(variant)
+    strides = {name: kind for name, kind in case.strides.items() if name not in absent}
+    return changed(case, variant=variant, strides=strides)
+
+
+def _shift_window(case: AttentionCase, window: int) -> AttentionCase | None:
+    """A smaller window that leaves out as many tokens."""
+    fewer = (case.variant.window or window) - window
+    lengths = [max(min(length, 1), length - fewer) for length in case.seq_lens]
+    shorter = with_lengths(case, lengths, lambda at, old, new: max(0, at + new - old))
+    return shorter and _set_variant(shorter, window=window)
 
 
 def _set_pages(name: str) -> Callable[[PagedDecodeCase, Any], PagedDecodeCase | None]:

@@ -17,6 +17,7 @@ __all__ = ["jump"]
 _GROUPS: tuple[tuple[str, ...], ...] = (
     ("num_q_heads", "num_kv_heads"),
     ("values", "scale", "seed"),
+    ("variant",),
     ("strides", "pages", "extra_rows", "query_slack", "seq_slack"),
     ("dtype", "layout"),
     ("head_size",),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from attnfuzz.minimise.common import lower_dtype, lower_head_size, lower_options, lower_strides
-from attnfuzz.minimise.contents import lower_needles, lower_pages, lower_values
+from attnfuzz.minimise.contents import lower_needles, lower_pages, lower_values, lower_variant
 from attnfuzz.minimise.domain import Domain
 from attnfuzz.minimise.jumps import jump
 from attnfuzz.minimise.numbers import renumber
@@ -54,6 +54,7 @@ _ATTENTION: tuple[Propose, ...] = (
     lower_pages,
     lower_strides,
     lower_needles,
+    lower_variant,
     lower_values,
     renumber,
 )

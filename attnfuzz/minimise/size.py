@@ -18,6 +18,7 @@ from attnfuzz.problems.cases import (
 from attnfuzz.problems.choices import block_size_rank, default_scale, head_size_rank
 from attnfuzz.problems.recipes import KEY_RECIPES, LSE_KINDS, STRIDE_KINDS, VALUE_RECIPES, Padding, PageOrder
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue
+from attnfuzz.problems.variants import ALIBI_RECIPES, SINK_RECIPES, Variant
 
 __all__ = ["length_rank", "size_key"]
 
@@ -69,6 +70,7 @@ def _cache(case: PagedDecodeCase) -> Iterable[Any]:
 def _details(case: AttentionCase) -> Iterable[Any]:
     """What tells cases of one shape apart."""
     values = case.values
+    yield _variant(case.variant)
     yield from (len(values.needles), KEY_RECIPES.index(values.keys), VALUE_RECIPES.index(values.values))
     yield from (abs(values.logit_exponent), values.logit_exponent < 0)
     yield (case.scale != default_scale(case.head_size), case.scale != 1.0, case.scale)
@@ -77,6 +79,14 @@ def _details(case: AttentionCase) -> Iterable[Any]:
     yield tuple(map(length_rank, case.seq_lens))
     if isinstance(case, PagedAttentionCase):
         yield tuple(map(length_rank, case.query_lens))
+
+
+def _variant(variant: Variant) -> tuple[Any, ...]:
+    """The fewer the simpler; of windows, the smaller."""
+    cap = variant.soft_cap
+    alibi = -1 if variant.alibi is None else ALIBI_RECIPES.index(variant.alibi)
+    sinks = -1 if variant.sinks is None else SINK_RECIPES.index(variant.sinks)
+    return (len(variant.names), variant.window or 0, cap is not None, cap != 1.0, cap or 0.0, alibi, sinks)
 
 
 def _states(case: MergeStatesCase) -> Iterable[Any]:

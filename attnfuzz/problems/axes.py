@@ -22,6 +22,7 @@ from attnfuzz.problems.cases import (
 from attnfuzz.problems.choices import default_scale, is_power_of_two
 from attnfuzz.problems.recipes import KEY_RECIPES, STRIDE_KINDS, VALUE_RECIPES
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue
+from attnfuzz.problems.variants import VariantName
 
 __all__ = [
     "BATCHES",
@@ -37,6 +38,7 @@ __all__ = [
     "query_phase",
     "size_class",
     "split_class",
+    "variant_axes",
 ]
 
 Levels = tuple[str, ...]
@@ -75,6 +77,11 @@ def option_axes(options: Mapping[str, tuple[OptionValue, ...]]) -> tuple[Axis, .
         for name, choices in options.items()
         if 1 < len(choices) <= _MANY_CHOICES and not _counts_splits(name, choices)
     )
+
+
+def variant_axes(names: tuple[VariantName, ...]) -> tuple[Axis, ...]:
+    """What a case asks for beyond plain attention, for a kernel that can do ``names``; no axis without any."""
+    return (Axis("variant", ("none", *names), lambda case: case.variant.names or ("none",)),) if names else ()
 
 
 @lru_cache(maxsize=4096)

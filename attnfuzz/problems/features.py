@@ -85,6 +85,7 @@ def _features(case: Case) -> Iterator[str]:
     yield from _heads(case)
     yield from _lengths(case)
     yield from _values(case.values)
+    yield from _variant(case)
     if case.scale != default_scale(case.head_size):
         yield "scale"
     if isinstance(case, PagedAttentionCase):
@@ -159,6 +160,13 @@ def _values(values: Values) -> Iterator[str]:
         yield f"logit_exponent{'>' if values.logit_exponent > 0 else '<'}0"
     if values.needles:
         yield "needles"
+
+
+def _variant(case: AttentionCase) -> Iterator[str]:
+    yield from case.variant.names
+    window = case.variant.window
+    if window is not None and max(case.seq_lens) > window:
+        yield "seq_len>window"
 
 
 def _cache(case: PagedDecodeCase) -> Iterator[str]:

@@ -7,8 +7,9 @@ from functools import cached_property, lru_cache, partial
 from itertools import combinations, product
 from typing import NamedTuple
 
-from attnfuzz.problems.axes import Axis, case_axes, option_axes
+from attnfuzz.problems.axes import Axis, case_axes, option_axes, variant_axes
 from attnfuzz.problems.cases import Case, Problem
+from attnfuzz.problems.choices import variants_of
 from attnfuzz.problems.row_axes import Row, row_axes, rows_of
 from attnfuzz.problems.supports import OptionValue, Supports
 from attnfuzz.problems.witnesses import LONGEST, Witness, witnesses
@@ -51,7 +52,7 @@ class InputSpace:
         *,
         longest: int = LONGEST["cuda"],
     ) -> None:
-        case, rows = (*case_axes(problem), *option_axes(options)), row_axes(problem, options)
+        case, rows = self._case_axes(problem, supports, options), row_axes(problem, options)
         self.axes: tuple[Axis, ...] = (*case, *rows)
         number = iter(range(_MAX_LEVELS))
         self.numbers = {axis.name: {level: next(number) for level in axis.levels} for axis in self.axes}
@@ -60,6 +61,13 @@ class InputSpace:
         self._rows = [(axis.of, self.numbers[axis.name]) for axis in rows]
         self._place_row = lru_cache(maxsize=1 << 14)(self._levels_of_row)
         self._witnesses = partial(witnesses, problem, supports, options, longest=longest)
+
+    @staticmethod
+    def _case_axes(
+        problem: Problem, supports: Supports, options: Mapping[str, tuple[OptionValue, ...]]
+    ) -> tuple[Axis, ...]:
+        variants = variant_axes(variants_of(problem, supports))
+        return (*case_axes(problem), *option_axes(options), *variants)
 
     def place(self, case: Case) -> Placement:
         """Where ``case`` lies."""

@@ -16,7 +16,7 @@ from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.variants import per_head_numbers
 from attnfuzz.values.attention import LogicalAttention
 
-__all__ = ["Expected", "attention_reference", "merge_all"]
+__all__ = ["Expected", "attention_reference", "merge_all", "row_weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,25 @@ def attention_reference(case: AttentionCase, values: LogicalAttention) -> Expect
         out[row] = (torch.softmax(scores, dim=-1) @ v).flatten(0, 1)
         lse[row] = torch.logsumexp(scores, dim=-1).flatten()
     return Expected(out, lse)
+
+
+def row_weights(
+    case: AttentionCase, head: int, dots: Float64[Tensor, " length"]
+) -> tuple[Float64[Tensor, " length"], Float64[Tensor, ""]]:
+    """Weights and LSE of one query head, given ``dots = scale · q Kᵀ`` of a row's keys in order of position.
+
+    A key that the query does not see has weight 0; with a sink the weights sum to less than 1.
+    """
+    variant, length = case.variant, len(dots)
+    numbers = per_head_numbers(variant, case.num_q_heads, case.values.seed)
+    scores = dots if variant.soft_cap is None else variant.soft_cap * torch.tanh(dots / variant.soft_cap)
+    distance = torch.arange(1 - length, 1, device=dots.device)
+    if "alibi_slopes" in numbers:
+        scores = scores + numbers["alibi_slopes"][head] * distance
+    if variant.window is not None:
+        scores = scores.masked_fill(distance <= -variant.window, float("-inf"))
+    terms = torch.cat((scores, scores.new_tensor(numbers["sinks"][head : head + 1]))) if "sinks" in numbers else scores
+    return terms.softmax(0)[:length], terms.logsumexp(0)
 
 
 def merge_all(

@@ -38,6 +38,7 @@ __all__ = [
     "SinkRecipe",
     "Variant",
     "VariantName",
+    "absent_tensors",
     "alibi_slopes",
     "per_head_numbers",
     "sink_logits",
@@ -87,6 +88,12 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 PLAIN_VARIANT = Variant()
+
+
+def absent_tensors(variant: Variant) -> frozenset[str]:
+    """Tensors that a case with this variant does not have."""
+    recipes = {"alibi_slopes": variant.alibi, "sinks": variant.sinks}
+    return frozenset(name for name, recipe in recipes.items() if recipe is None)
 
 
 def per_head_numbers(variant: Variant, num_q_heads: int, seed: int) -> dict[str, tuple[float, ...]]:

@@ -1,6 +1,7 @@
 """From a failed comparison to the mistake that explains it, in one clause."""
 
 import math
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -10,9 +11,11 @@ from attnfuzz.oracles.comparison import Comparison, Reference
 from attnfuzz.oracles.diagnosis import arithmetic, sources, tokens
 from attnfuzz.oracles.diagnosis.merge import explain_merge
 from attnfuzz.oracles.diagnosis.row import AttentionRow
-from attnfuzz.oracles.diagnosis.suspect import chain, first_match, first_match_of_lse
+from attnfuzz.oracles.diagnosis.suspect import Suspect, chain, first_match, first_match_of_lse
+from attnfuzz.oracles.diagnosis.variants import variant_mistakes
 from attnfuzz.oracles.observation import Observation
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
+from attnfuzz.problems.variants import PLAIN_VARIANT
 
 __all__ = ["explain", "explain_lse", "explain_row"]
 
@@ -33,6 +36,8 @@ _FAMILIES = (
     arithmetic.fitted_scale,
     sources.single_token,
 )
+
+Family = Callable[[AttentionRow], Iterator[Suspect]]
 
 _LSE_FAMILIES = (tokens.dropped, tokens.behind_the_query, tokens.counted_twice, arithmetic.round_scale)
 """Tried on a wrong LSE beside an output that is right, as it is where all values are equal."""
@@ -61,7 +66,8 @@ def _explain(
         return explain_merge(reference, failed, index)
     number, head = index[:2]
     if case.row_lens[number] == 0:
-        return f"sequence {number} is empty: expected out = 0 and lse = -inf"
+        lse = "-inf" if case.variant.sinks is None else "the sink"
+        return f"sequence {number} is empty: expected out = 0 and lse = {lse}"
     row = _row(reference, case, comparisons, number, head, poison_value(getattr(torch, case.dtype), seen.poison))
     if failed.name not in ("out", "lse"):
         return "a split without tokens has lse = -inf and an output that is written and finite"
@@ -74,7 +80,12 @@ def _explain(
 
 def explain_row(row: AttentionRow) -> str | None:
     """The mistake that gives this output, and this LSE if there is one."""
-    return first_match(row, chain(_FAMILIES, row))
+    return first_match(row, chain(_families(row), row))
+
+
+def _families(row: AttentionRow) -> tuple[Family, ...]:
+    """Those of plain attention know its scores only."""
+    return _FAMILIES if row.case.variant == PLAIN_VARIANT else (variant_mistakes,)
 
 
 def _row(
@@ -113,6 +124,8 @@ def _explain_not_finite(row: AttentionRow) -> str | None:
 def explain_lse(row: AttentionRow) -> str | None:
     """The mistake that gives this LSE beside a right output."""
     got = float("nan") if row.got_lse is None else row.got_lse
+    if row.case.variant != PLAIN_VARIANT:
+        return first_match_of_lse(row, variant_mistakes(row))
     for predicted, words in arithmetic.lse_formulas(row):
         close = abs(predicted - got) <= 8 * row.lse_bound + 1e-6 * abs(predicted)
         if predicted == got or (math.isfinite(predicted) and close):

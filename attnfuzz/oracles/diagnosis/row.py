@@ -8,6 +8,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
+from attnfuzz.problems.reference import row_weights
 from attnfuzz.values import LogicalAttention
 
 __all__ = ["AttentionRow", "softmax_average"]
@@ -66,7 +67,7 @@ class AttentionRow:
 
     @cached_property
     def scores(self) -> Float64[Tensor, " seq_len"]:
-        """Scaled scores."""
+        """Scaled scores, before what a variant makes of them."""
         return self.case.scale * (self.k @ self.q)
 
     @cached_property
@@ -82,12 +83,17 @@ class AttentionRow:
     @cached_property
     def expected(self) -> Float64[Tensor, " head_size"]:
         """The right output."""
-        return softmax_average(self.scores, self.v)[0]
+        return self._right[0] @ self.v
 
     @cached_property
     def lse(self) -> float:
         """The right log-sum-exp."""
-        return float(self.scores.logsumexp(0))
+        return float(self._right[1])
+
+    @cached_property
+    def _right(self) -> tuple[Tensor, Tensor]:
+        """Weights and LSE."""
+        return row_weights(self.case, self.head, self.scores)
 
     @property
     def num_tokens(self) -> int:

@@ -26,13 +26,15 @@ from attnfuzz.oracles.relations.transformed import Changed, run_on
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import AttentionCase, Case, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.variants import PLAIN_VARIANT
 from attnfuzz.values import LogicalAttention
 
 __all__ = ["COMPOSE"]
 
 
 def _applies(declaration: Declaration, case: Case) -> bool:
-    if not isinstance(case, AttentionCase) or declaration.supports.lse == "none":
+    """Not with variants: where a key stands in its sequence, and a sink, count once for the whole of it."""
+    if not isinstance(case, AttentionCase) or declaration.supports.lse == "none" or case.variant != PLAIN_VARIANT:
         return False
     if isinstance(case, PagedAttentionCase):  # the query tokens of one sequence would have to be cut differently
         return False

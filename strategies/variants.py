@@ -1,0 +1,68 @@
+"""What is asked for beyond plain attention: windows around every boundary, caps that scores reach, biases and sinks."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from hypothesis import strategies as st
+
+from attnfuzz.problems.boundaries import DEFAULT_TILES
+from attnfuzz.problems.variants import (
+    ALIBI_RECIPES,
+    PLAIN_VARIANT,
+    SINK_RECIPES,
+    VARIANTS,
+    AlibiRecipe,
+    SinkRecipe,
+    Variant,
+    VariantName,
+)
+from attnfuzz.strategies.arguments import check_one_of, check_sizes
+from attnfuzz.strategies.decisions import Decisions, decided
+
+__all__ = ["VARIANT_BYTES", "decide_variant", "variants"]
+
+VARIANT_BYTES = 4
+_CAPS = (30.0, 50.0, 5.0, 1.0, 0.5)
+"""Those of Gemma 2 for final and for attention logits, and some that ordinary scores reach."""
+_SOFT_CAPS: tuple[float | None, ...] = (*[None] * 4 * len(_CAPS), *_CAPS)
+_ALIBI: tuple[AlibiRecipe | None, ...] = (*[None] * 4 * len(ALIBI_RECIPES), *ALIBI_RECIPES)
+_SINKS: tuple[SinkRecipe | None, ...] = (*[None] * 4 * len(SINK_RECIPES), *SINK_RECIPES)
+_ANY_WINDOWS = (1, 2, 3, 5, 100, 4096)
+
+
+def decide_variant(decisions: Decisions, names: tuple[VariantName, ...], steps: tuple[int, ...]) -> Variant:
+    """Of two cases in five, none; of the others one or several of ``names``. ``steps``: page and tile sizes."""
+    window = decisions.pick(_windows(steps))
+    soft_cap = decisions.pick(_SOFT_CAPS)
+    alibi = decisions.pick(_ALIBI)
+    sinks = decisions.pick(_SINKS)
+    soft_cap = soft_cap if "soft_cap" in names else None
+    found = Variant(
+        window=window if "window" in names else None,
+        soft_cap=soft_cap,
+        alibi=alibi if "alibi" in names and soft_cap is None else None,
+        sinks=sinks if "sinks" in names else None,
+    )
+    return PLAIN_VARIANT if found == PLAIN_VARIANT else found
+
+
+def variants(
+    *, names: tuple[VariantName, ...] = VARIANTS, steps: tuple[int, ...] = DEFAULT_TILES
+) -> st.SearchStrategy[Variant]:
+    """Any combination of ``names``, with windows within one of each multiple of ``steps``. Shrinks to ``Variant()``.
+
+    Raises ValueError.
+    """
+    for name in names:
+        check_one_of("names", name, VARIANTS)
+    check_sizes("steps", steps, high=1 << 24, may_be_empty=True)
+    return decided(lambda decisions: decide_variant(decisions, names, steps), size=VARIANT_BYTES)
+
+
+@lru_cache(maxsize=1024)
+def _windows(steps: tuple[int, ...]) -> tuple[int | None, ...]:
+    """None in three of four cases."""
+    near = {step * k + offset for step in steps or DEFAULT_TILES for k in (1, 2) for offset in (-1, 0, 1)}
+    found = sorted({*_ANY_WINDOWS, *(window for window in near if window > 0)})
+    return (*[None] * 3 * len(found), *found)

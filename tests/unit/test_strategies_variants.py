@@ -1,0 +1,82 @@
+"""What is drawn beyond plain attention: only what a kernel declares, at every boundary, and plain cases as often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from attnfuzz import strategies
+from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.supports import Supports
+from attnfuzz.problems.variants import PLAIN_VARIANT, VARIANTS, Variant, VariantName, absent_tensors
+
+
+def drawn_from(strategy: st.SearchStrategy[Any], draws: int = 400) -> list[Any]:
+    found: list[Any] = []
+
+    @settings(max_examples=draws, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
+    @given(strategy)
+    def collect(value: Any) -> None:
+        found.append(value)
+
+    collect()
+    return found
+
+
+def test_a_kernel_that_declares_nothing_gets_plain_cases() -> None:
+    """Every kernel written before would be blamed for a window that it knows nothing of."""
+    drawn = drawn_from(strategies.cases("paged_decode"), draws=100)
+    assert {case.variant for case in drawn} == {PLAIN_VARIANT}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_kernel_gets_what_it_declares_and_nothing_else(name: VariantName) -> None:
+    """A kernel with a window alone would be given sinks, or its window never be tried."""
+    drawn = drawn_from(strategies.cases("paged_decode", supports=Supports(variants=(name,))), draws=200)
+    assert {case.variant.names for case in drawn} == {(), (name,)}
+
+
+def test_split_decode_has_no_sinks() -> None:
+    """A partial state would be asked for a logit that belongs to the whole row."""
+    drawn = drawn_from(strategies.cases("split_decode", supports=Supports(variants=VARIANTS)), draws=200)
+    names = {name for case in drawn for name in case.variant.names}
+    assert names == {"window", "soft_cap", "alibi"}
+
+
+def test_plain_cases_stay_common_and_combinations_occur() -> None:
+    """Declaring a variant would cost the search for everything else, or bugs of two together stay unseen."""
+    drawn: list[Variant] = drawn_from(strategies.variants())
+    assert 0.25 < sum(variant == PLAIN_VARIANT for variant in drawn) / len(drawn) < 0.6
+    assert any(len(variant.names) == 3 for variant in drawn)
+
+
+def test_windows_end_at_tiles_and_beside_them() -> None:
+    """A window that is off by one at the end of a page would pass."""
+    windows = {variant.window for variant in drawn_from(strategies.variants(steps=(16,)), draws=800)}
+    assert windows >= {None, 1, 2, 15, 16, 17, 31, 32, 33, 4096}
+
+
+def test_lengths_and_needles_lie_on_both_sides_of_a_window() -> None:
+    """A key that is just outside of the window would leak unnoticed, or never be outside at all."""
+    drawn = drawn_from(strategies.cases("paged_decode", supports=Supports(variants=("window",))), draws=800)
+    outside, inside, around = set(), set(), set()
+    for case in [case for case in drawn if isinstance(case, PagedDecodeCase) and case.variant.window]:
+        window = case.variant.window or 0
+        around |= {length - window for length in case.seq_lens}
+        for needle in case.values.needles:
+            first = case.seq_lens[needle.seq] - window
+            outside |= {first - needle.position} if first > needle.position else set()
+            inside |= {needle.position - first} if needle.position >= first > 0 else set()
+    assert around >= {-1, 0, 1}
+    assert 1 in outside
+    assert 0 in inside
+
+
+def test_no_strides_for_tensors_that_a_case_does_not_have() -> None:
+    """A case would describe the memory of a tensor that is never built."""
+    drawn = drawn_from(strategies.cases("paged_decode", supports=Supports(variants=VARIANTS)), draws=200)
+    assert not any(set(case.strides) & absent_tensors(case.variant) for case in drawn)
+    assert any("sinks" in case.strides or "alibi_slopes" in case.strides for case in drawn)
