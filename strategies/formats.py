@@ -26,7 +26,7 @@ from attnfuzz.strategies.heads import decide_gqa_heads
 from attnfuzz.strategies.launch import decide_options
 from attnfuzz.strategies.sizes import CPU_SIZES, Sizes
 from attnfuzz.strategies.strides import STRIDES_BYTES, decide_strides
-from attnfuzz.strategies.variants import VARIANT_BYTES, decide_variant
+from attnfuzz.strategies.variants import VARIANT_BYTES, decide_variant, decide_variant_strides
 
 __all__ = ["FormatPlan", "decide_format", "draw_formats", "first_formats", "format_bytes"]
 
@@ -154,8 +154,10 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
     variant = None
     if names := variants_of(plan.problem, plan.supports):
         steps = (*((block_size,) if block_size else ()), *tile_sizes(options))
-        variant = decide_variant(decisions.part(VARIANT_BYTES), names, steps)
-        strides = {name: kind for name, kind in strides.items() if name not in absent_tensors(variant)}
+        part = decisions.part(VARIANT_BYTES)
+        variant = decide_variant(part, names, steps)
+        of_variant = decide_variant_strides(part, variant, plan.supports.strides)
+        strides = {name: kind for name, kind in strides.items() if name not in absent_tensors(variant)} | of_variant
     format_ = Format(
         dtype=dtype,
         layout=layout,

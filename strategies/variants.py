@@ -7,22 +7,27 @@ from functools import lru_cache
 from hypothesis import strategies as st
 
 from attnfuzz.problems.boundaries import DEFAULT_TILES
+from attnfuzz.problems.choices import stride_kinds_of
+from attnfuzz.problems.recipes import StrideKind
+from attnfuzz.problems.supports import Strides
 from attnfuzz.problems.variants import (
     ALIBI_RECIPES,
     PLAIN_VARIANT,
     SINK_RECIPES,
+    VARIANT_TENSORS,
     VARIANTS,
     AlibiRecipe,
     SinkRecipe,
     Variant,
     VariantName,
+    absent_tensors,
 )
 from attnfuzz.strategies.arguments import check_one_of, check_sizes
 from attnfuzz.strategies.decisions import Decisions, decided
 
-__all__ = ["VARIANT_BYTES", "decide_variant", "variants"]
+__all__ = ["VARIANT_BYTES", "decide_variant", "decide_variant_strides", "variants"]
 
-VARIANT_BYTES = 4
+VARIANT_BYTES = 4 + len(VARIANT_TENSORS)
 _CAPS = (30.0, 50.0, 5.0, 1.0, 0.5)
 """Those of Gemma 2 for final and for attention logits, and some that ordinary scores reach."""
 _SOFT_CAPS: tuple[float | None, ...] = (*[None] * 4 * len(_CAPS), *_CAPS)
@@ -45,6 +50,17 @@ def decide_variant(decisions: Decisions, names: tuple[VariantName, ...], steps: 
         sinks=sinks if "sinks" in names else None,
     )
     return PLAIN_VARIANT if found == PLAIN_VARIANT else found
+
+
+def decide_variant_strides(decisions: Decisions, variant: Variant, allowed: Strides) -> dict[str, StrideKind]:
+    """Tensors of ``variant`` that are not contiguous: every third, since few cases have any."""
+    found: dict[str, StrideKind] = {}
+    for name in VARIANT_TENSORS:
+        others = [kind for kind in stride_kinds_of(allowed, name) if kind != "contiguous"]
+        kind = decisions.pick((*[None] * 2 * max(1, len(others)), *others))
+        if kind is not None and name not in absent_tensors(variant):
+            found[name] = kind
+    return found
 
 
 def variants(

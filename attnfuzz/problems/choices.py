@@ -13,7 +13,7 @@ from attnfuzz.problems.cases import CASE_TYPES, Problem, packed_width
 from attnfuzz.problems.recipes import STRIDE_KINDS, LseKind, Padding, StrideKind
 from attnfuzz.problems.strides import last_dim_contiguous
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Dtype, Layout, Strides, Supports
-from attnfuzz.problems.variants import VariantName
+from attnfuzz.problems.variants import VARIANT_TENSORS, VariantName
 
 __all__ = [
     "BLOCK_SIZES",
@@ -53,7 +53,6 @@ _PADDINGS: dict[str, tuple[Padding, ...]] = {
     "garbage": ("zero", "wrong_page", "garbage"),
 }
 _RETURNED_LSE = frozenset({"lse", "partial_lse", "output_lse"})
-_VARIANT_TENSORS: dict[str, VariantName] = {"alibi_slopes": "alibi", "sinks": "sinks"}
 _EMPTY_KINDS = ("-inf", "+inf")
 
 
@@ -131,7 +130,7 @@ def strided_tensors_of(problem: Problem, supports: Supports, layout: Layout | No
     Of a variant that it supports the tensors are named, although only some cases have them.
     """
     unused = set(_RETURNED_LSE if supports.lse == "none" else ())
-    unused |= {name for name, variant in _VARIANT_TENSORS.items() if variant not in variants_of(problem, supports)}
+    unused |= {name for name, variant in VARIANT_TENSORS.items() if variant not in variants_of(problem, supports)}
     names = CASE_TYPES[problem].tensor_names
     return tuple(name for name in names if name not in unused and not (layout == "interleaved" and name == "v_cache"))
 

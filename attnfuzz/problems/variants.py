@@ -34,6 +34,7 @@ __all__ = [
     "PLAIN_VARIANT",
     "SINK_RECIPES",
     "VARIANTS",
+    "VARIANT_TENSORS",
     "AlibiRecipe",
     "SinkRecipe",
     "Variant",
@@ -51,6 +52,9 @@ SinkRecipe = Literal["level", "high", "low"]
 VARIANTS: tuple[VariantName, ...] = get_args(VariantName)
 ALIBI_RECIPES: tuple[AlibiRecipe, ...] = get_args(AlibiRecipe)
 SINK_RECIPES: tuple[SinkRecipe, ...] = get_args(SinkRecipe)
+
+VARIANT_TENSORS: dict[str, VariantName] = {"alibi_slopes": "alibi", "sinks": "sinks"}
+"""What holds one number for each query head, and the variant that it is there for."""
 
 MAX_WINDOW = 1 << 24
 MAX_SOFT_CAP = 1024.0
@@ -91,9 +95,8 @@ PLAIN_VARIANT = Variant()
 
 
 def absent_tensors(variant: Variant) -> frozenset[str]:
-    """Tensors that a case with this variant does not have."""
-    recipes = {"alibi_slopes": variant.alibi, "sinks": variant.sinks}
-    return frozenset(name for name, recipe in recipes.items() if recipe is None)
+    """Those of `VARIANT_TENSORS` that a case with this variant does not have."""
+    return frozenset(name for name, of in VARIANT_TENSORS.items() if getattr(variant, of) is None)
 
 
 def per_head_numbers(variant: Variant, num_q_heads: int, seed: int) -> dict[str, tuple[float, ...]]:
