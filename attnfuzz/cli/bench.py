@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from attnfuzz.cli import bench_kernels, bench_tune
+from attnfuzz.cli import bench_kernels, bench_plot, bench_tune
 from attnfuzz.cli.parameters import DEVICE, KERNEL_HELP, duration, number_of_workers
 from attnfuzz.cli.refusal import refusing
 
@@ -24,6 +24,7 @@ def command() -> None:
 
 
 command.add_command(bench_kernels.command)
+command.add_command(bench_plot.command)
 command.add_command(bench_tune.command)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from attnfuzz.bench.kernels.messages import L2State, Mode
+from attnfuzz.cli.bench_report import require_rasteriser, show_and_write
 from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, duration, writable_file
 from attnfuzz.cli.refusal import Refusal, refusing
 from attnfuzz.execution.likely_device import likely_device
@@ -110,18 +110,14 @@ def command(
     """
     from attnfuzz.bench.kernels.laboratory import Laboratory
     from attnfuzz.bench.kernels.plan import KernelBench
-    from attnfuzz.bench.kernels.results import encode_report
     from attnfuzz.bench.kernels.run import measure_kernels
     from attnfuzz.bench.kernels.selection import choose_kernels, choose_providers, choose_shapes
     from attnfuzz.bench.kernels.suites import smoke_suite
     from attnfuzz.report import bench_kernels
-    from attnfuzz.report.bench_summary import summary_of
-    from attnfuzz.report.files import write_file
     from attnfuzz.report.terminal import make_console
 
     refuse_interpreter(device)
-    if png_file is not None and find_spec("resvg_py") is None:
-        raise Refusal("--png needs resvg: pip install 'attnfuzz[png]', or use --html")
+    require_rasteriser(png_file)
     console = make_console()
     with refusing(), Laboratory(device) as laboratory:
         is_smoke = laboratory.machine.device == "cpu"
@@ -140,20 +136,7 @@ def command(
         bench_kernels.print_machine(console, laboratory.machine, laboratory.providers(), others)
         progress = bench_kernels.Progress(console)
         report = measure_kernels(plan, laboratory, chosen, others, progress)
-    bench_kernels.print_report(console, report, {suite: summary_of(report, suite) for suite in report.suites})
-    if json_file is not None:
-        write_file(json_file, encode_report(report))
-    if html_file is not None:
-        from attnfuzz.report.bench_html import bench_page
-
-        write_file(html_file, bench_page(report).encode())
-    if png_file is not None:
-        from attnfuzz.report.bench_png import bench_png
-
-        if (png := bench_png(report)) is None:
-            console.print("nothing was timed at more than one length, so there is nothing to draw: no PNG is written")
-        else:
-            write_file(png_file, png)
+    show_and_write(console, report, json_file=json_file, html_file=html_file, png_file=png_file)
     bad = ("wrong", "failed", "crashed")
     return 1 if any(one.status in bad and not one.is_provider for one in report.results) else 0
 

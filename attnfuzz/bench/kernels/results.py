@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from attnfuzz.bench.kernels.messages import L2State, MachineReply, Mode, ProviderReply, Status, Timed
 from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.problems.supports import OptionValue
 
-__all__ = ["STATES", "Report", "Result", "State", "decode_report", "encode_report"]
+__all__ = ["STATES", "Report", "Result", "State", "decode_report", "encode_report", "joined"]
 
 State = tuple[Mode, L2State]
 STATES: tuple[State, ...] = (("graph", "cold"), ("graph", "warm"), ("eager", "cold"), ("eager", "warm"))
@@ -76,3 +78,25 @@ def encode_report(report: Report) -> bytes:
 def decode_report(data: bytes) -> Report:
     """Strictly; raises msgspec.ValidationError or msgspec.DecodeError (both ValueError)."""
     return msgspec.json.decode(data, type=Report)
+
+
+def joined(reports: Sequence[Report]) -> Report:
+    """At least one, as if they came from one run. Raises ValueError if they are of different devices.
+
+    The bandwidth of a copy is the largest that was measured.
+    """
+    first, *others = reports
+    for other in others:
+        if other.machine != first.machine:
+            raise ValueError(
+                f"times of {first.machine.name} and of {other.machine.name} cannot be compared, nor those of different "
+                "versions; show them one by one"
+            )
+    return replace(
+        first,
+        peak_gb_s=max(one.peak_gb_s for one in reports),
+        suites=tuple(dict.fromkeys(suite for one in reports for suite in one.suites)),
+        results=[result for one in reports for result in one.results],
+        unreached=sum(one.unreached for one in reports),
+        elapsed_s=sum(one.elapsed_s for one in reports),
+    )

@@ -1,0 +1,56 @@
+"""``attnfuzz bench plot`` as it is typed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from attnfuzz.bench.kernels.plan import KernelBench
+from attnfuzz.bench.kernels.results import Report, decode_report, encode_report, joined
+from attnfuzz.bench.kernels.run import measure_kernels
+from attnfuzz.bench.kernels.suites import SUITES
+from tests.unit.bench_laboratory import SDPA, Pretended, declared, times
+
+
+def plot(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    call = [sys.executable, "-m", "attnfuzz", "bench", "plot", *map(str, arguments)]
+    return subprocess.run(call, cwd=cwd, capture_output=True, text=True, timeout=180, check=False)
+
+
+def report(suite: str) -> Report:
+    kernels = [declared("paged"), declared("merge", "merge_states")]
+    laboratory = Pretended(lambda request: times(request, 1.25))
+    return measure_kernels(KernelBench(suites={suite: SUITES[suite]()}, options={}), laboratory, kernels, [SDPA])
+
+
+def test_two_files_become_one_page(tmp_path: Path) -> None:
+    """Times that were measured on a machine without a display could not be looked at on another."""
+    for suite in ("seeds", "merge"):
+        (tmp_path / f"{suite}.json").write_bytes(encode_report(report(suite)))
+    run = plot("seeds.json", "merge.json", "--html", "both.html", "--json", "both.json", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "paged: 1.00 times SDPA" in run.stdout
+    page = (tmp_path / "both.html").read_text()
+    assert 'id="seeds"' in page
+    assert 'id="merge"' in page
+    assert decode_report((tmp_path / "both.json").read_bytes()).suites == ("seeds", "merge")
+
+
+def test_what_is_no_report_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    """Somebody's file would end in a traceback."""
+    (tmp_path / "other.json").write_text('{"format": "attnfuzz.summary/1"}')
+    run = plot("other.json", cwd=tmp_path)
+    assert run.returncode == 2
+    assert "other.json is not what attnfuzz bench kernels --json writes" in run.stderr
+
+
+def test_times_of_two_devices_are_not_joined() -> None:
+    """A kernel on one GPU would be set against another one on a faster GPU."""
+    one = report("seeds")
+    other = replace(one, machine=replace(one.machine, name="GPU <2>"))
+    with pytest.raises(ValueError, match="cannot be compared"):
+        joined([one, other])
