@@ -76,16 +76,16 @@ def merge_states_wide_kernel(
     m_row = (i_t < num_tokens) & (i_h < num_heads)
     m_element = m_row[:, None] & (o_d < HEAD_SIZE)[None, :]
 
-    # [BLOCK_T * BLOCK_H, BLOCK_D] each
+    # [BLOCK_T * BLOCK_H, BLOCK_D] each; what a mask leaves undefined is not stored
     p_prefix += ((i_t * stride_pt + i_h * stride_ph) * ALIGN)[:, None] + (o_d * stride_pd)[None, :]
     p_suffix += ((i_t * stride_st + i_h * stride_sh) * ALIGN)[:, None] + (o_d * stride_sd)[None, :]
-    b_prefix = tl.load(p_prefix, mask=m_element, other=0.0)
-    b_suffix = tl.load(p_suffix, mask=m_element, other=0.0)
+    b_prefix = tl.load(p_prefix, mask=m_element)
+    b_suffix = tl.load(p_suffix, mask=m_element)
     # [BLOCK_T * BLOCK_H] each
     o_lse = i_t * stride_plse_t + i_h * stride_plse_h
-    lse_p = tl.load(p_prefix_lse + o_lse, mask=m_row, other=float("-inf"))
+    lse_p = tl.load(p_prefix_lse + o_lse, mask=m_row)
     o_lse = i_t * stride_slse_t + i_h * stride_slse_h
-    lse_s = tl.load(p_suffix_lse + o_lse, mask=m_row, other=float("-inf"))
+    lse_s = tl.load(p_suffix_lse + o_lse, mask=m_row)
 
     lse_p = tl.where(lse_p == float("inf"), float("-inf"), lse_p)
     lse_s = tl.where(lse_s == float("inf"), float("-inf"), lse_s)
