@@ -15,7 +15,14 @@ import attnfuzz
 from attnfuzz.declaration import Kernel
 from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.verdict import Failure, OracleName
-from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.cases import (
+    Case,
+    DenseDecodeCase,
+    MergeStatesCase,
+    PagedAttentionCase,
+    PagedDecodeCase,
+    SplitDecodeCase,
+)
 from attnfuzz.problems.layouts import token_views
 from attnfuzz.problems.recipes import Pages, Values
 
@@ -55,17 +62,26 @@ def attend(inputs: Any, steps: Steps, tokens: Callable[..., tuple[Tensor, Tensor
     steps.before(inputs)
     out, lse = steps.allocate(inputs.out), steps.allocate(inputs.lse)
     group = inputs.q.shape[1] // _num_kv_heads(inputs)
-    for seq, live in enumerate(inputs.seq_lens.tolist()):
+    for row, (seq, live) in enumerate(_rows(inputs)):
         for head in range(inputs.q.shape[1]):
             n = steps.length(live)
             if n == 0:
-                (steps.store_empty or _store_empty)(out[seq, head], lse[seq, head])
+                (steps.store_empty or _store_empty)(out[row, head], lse[row, head])
                 continue
             k, v = tokens(inputs, seq, n, steps.kv_head(head, group))
-            scores = steps.score(k.float() @ inputs.q[seq, head].float() * inputs.scale)
-            out[seq, head] = steps.average(steps.weights(scores), v.float())
-            lse[seq, head] = steps.lse(scores)
+            scores = steps.score(k.float() @ inputs.q[row, head].float() * inputs.scale)
+            out[row, head] = steps.average(steps.weights(scores), v.float())
+            lse[row, head] = steps.lse(scores)
     return steps.after(inputs, out, lse)
+
+
+def _rows(inputs: Any) -> list[tuple[int, int]]:
+    """For each row of q its sequence, and how many keys it attends to."""
+    lens = inputs.seq_lens.tolist()
+    if not hasattr(inputs, "cu_seqlens_q"):
+        return list(enumerate(lens))
+    starts = inputs.cu_seqlens_q.tolist()
+    return [(seq, n - (starts[seq + 1] - i) + 1) for seq, n in enumerate(lens) for i in range(*starts[seq : seq + 2])]
 
 
 def attend_in_splits(inputs: Any, steps: Steps) -> Any:
@@ -167,6 +183,13 @@ def paged() -> PagedDecodeCase:
     pages = Pages(order="shuffled", spare_blocks=2, extra_columns=1, padding="wrong_page")
     values = Values(keys="normal", values="positions", seed=3)
     return PagedDecodeCase(**TWO_HEADS, seq_lens=(5, 0, 21), block_size=8, pages=pages, values=values)
+
+
+@pytest.fixture
+def queries(paged: PagedDecodeCase) -> PagedAttentionCase:
+    """As ``paged``, with two query tokens behind a context, one sequence without tokens, and a prefill."""
+    fields = {name: getattr(paged, name) for name in paged.__struct_fields__}
+    return PagedAttentionCase(**fields | {"seq_lens": (5, 0, 11)}, query_lens=(2, 0, 11))
 
 
 @pytest.fixture

@@ -21,7 +21,13 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge, case_nbytes
 from attnfuzz.problems.tolerance import FixedTolerance
 
-PROBLEMS = {"dense": "dense_decode", "paged": "paged_decode", "split": "split_decode", "states": "merge_states"}
+PROBLEMS = {
+    "dense": "dense_decode",
+    "paged": "paged_decode",
+    "split": "split_decode",
+    "queries": "paged_attention",
+    "states": "merge_states",
+}
 
 
 def without_timing(verdicts: list[Verdict]) -> list[Verdict]:

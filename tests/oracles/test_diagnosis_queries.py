@@ -1,0 +1,63 @@
+"""Mistakes about query tokens, planted in a correct kernel, and the words that must name them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnfuzz.oracles.judge import judge
+from attnfuzz.problems.cases import PagedAttentionCase
+
+
+def exchanged(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+    """The first two query tokens of the last sequence, each in the place of the other."""
+    order = torch.tensor([0, 1, 3, 2, *range(4, len(out))])
+    return out[order], lse[order]
+
+
+def test_the_correct_kernel_passes(plant: Any, queries: PagedAttentionCase) -> None:
+    """Nothing that the others find would mean anything."""
+    assert judge(plant("paged_attention"), queries, device="cpu").failure is None
+
+
+@pytest.mark.parametrize(
+    ("bugs", "words"),
+    [
+        (
+            {"length": lambda n: n + 1 if n == 4 else n},
+            "token 4 (page 0, offset 4) of sequence 2, behind the query, takes",
+        ),
+        ({"length": lambda n: n + 3 if n == 6 else n}, "tokens 6-8 (pages 0-1) of sequence 2, behind the query, take"),
+        ({"length": lambda n: n - 1 if n == 4 else n}, "token 3 (page 0, offset 3) of sequence"),
+        ({"after": exchanged}, "this is the result of query 1 of sequence 2"),
+    ],
+    ids=["one behind", "three behind", "one short", "exchanged"],
+)
+def test_which_tokens_a_query_reads(
+    bugs: Any, words: str, plant: Any, queries: PagedAttentionCase, failure_of: Any
+) -> None:
+    """A causal limit that is off would be shown as numbers, or blamed on a neighbour."""
+    assert words in failure_of(plant("paged_attention", **bugs), queries, "accuracy").message
+
+
+def test_a_query_that_is_never_written(plant: Any, queries: PagedAttentionCase, failure_of: Any) -> None:
+    """A reader would take the number of the query token for that of a sequence."""
+
+    def leave(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        fresh = torch.empty_like(out)
+        fresh[1:] = out[1:]
+        return fresh, lse
+
+    failure = failure_of(plant("paged_attention", after=leave), queries)
+    assert failure.message == "out[token 0, head 0, dim 0] was never written"
+    assert "token 0 of the batch is query 0 of sequence 0 and attends to 4 keys" in failure.details
+
+
+def test_memory_that_is_dead_for_a_query(plant: Any, queries: PagedAttentionCase, failure_of: Any) -> None:
+    """The sequence of the query decides what is dead, not its number in the batch."""
+    kernel = plant("paged_attention", length=lambda n: n + 1 if n == 11 else n)
+    failure = failure_of(kernel, queries, "dead_memory")
+    assert any(line.startswith("dead for sequence 2 (length 11)") for line in failure.details)

@@ -1,0 +1,61 @@
+"""Query lengths: every kind of batch, around the tiles that kernels cut queries into, and never beyond a limit."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+
+from attnfuzz.problems.axes import case_axes
+from attnfuzz.problems.cases import Case, PagedAttentionCase
+from attnfuzz.problems.row_axes import row_axes, rows_of
+from attnfuzz.problems.supports import Supports
+from attnfuzz.strategies import GPU_SIZES, case_lists
+
+
+def drawn(count: int, supports: Supports | None = None, **more: object) -> list[PagedAttentionCase]:
+    found: list[PagedAttentionCase] = []
+
+    @seed(7)
+    @settings(max_examples=count // 20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(case_lists("paged_attention", length=20, supports=supports, **more))  # type: ignore[arg-type]  # sizes
+    def collect(some: list[Case]) -> None:
+        found.extend(case for case in some if isinstance(case, PagedAttentionCase))
+
+    collect()
+    return found
+
+
+def test_every_level_of_queries_is_drawn_for_the_interpreter_too() -> None:
+    """A tile boundary that only a GPU meets would be missed where most kernels are written."""
+    levels: Counter[tuple[str, str]] = Counter()
+    row_wise = [
+        axis for axis in row_axes("paged_attention", {}) if axis.name in ("query length", "phase", "causal needle")
+    ]
+    whole = [axis for axis in case_axes("paged_attention") if axis.name in ("batch", "bounds")]
+    for case in drawn(1500):
+        levels.update({(axis.name, level) for axis in whole for level in axis.of(case)})
+        levels.update({(axis.name, level) for row in rows_of(case) for axis in row_wise for level in axis.of(row)})
+    wanted = {(axis.name, level) for axis in (*row_wise, *whole) for level in axis.levels}
+    assert {level for level in wanted if levels[level] < 5} == set()
+
+
+def test_tiles_of_queries_are_met_at_both_ends() -> None:
+    """15, 16 and 17 query tokens are where a matrix instruction is not full, full, and one too few."""
+    lens = Counter(n for case in drawn(1500, sizes=GPU_SIZES) for n in case.query_lens)
+    assert all(lens[n] for n in (0, 1, 2, 15, 16, 17, 31, 32, 33))
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"max_query_len": 1}, {"max_query_len": 16, "max_seq_len": 20}, {"empty_sequences": False}],
+    ids=["decode", "short", "busy"],
+)
+def test_limits_of_a_kernel_hold(limits: dict[str, int]) -> None:
+    """A kernel would be given what it never said it takes."""
+    supports = Supports(**limits)  # type: ignore[arg-type]  # any limit
+    for case in drawn(60, supports):
+        assert supports.max_query_len is None or case.max_query_len <= supports.max_query_len
+        assert supports.max_seq_len is None or case.max_seq_len <= supports.max_seq_len
+        assert supports.empty_sequences or min(case.query_lens) > 0
