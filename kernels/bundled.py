@@ -265,16 +265,18 @@ def merge_states_eager(inputs: Any) -> State:
     return eager.merge_states(**_states(inputs))
 
 
-@attnfuzz.kernel("paged_attention", supports=_EVERYTHING, options=_TILED, numerics=_FLOAT32)
+@attnfuzz.kernel("paged_attention", supports=_PAGED, options=_TILED, numerics=_FLOAT32)
 def paged_attention_naive(inputs: Any, **options: Any) -> State:
     """One program per query token and query head."""
-    return launch_attention.paged_attention(**_queries(inputs), out=inputs.out, lse=inputs.lse, **options)
+    return launch_attention.paged_attention(
+        **_queries(inputs), **_variants(inputs), out=inputs.out, lse=inputs.lse, **options
+    )
 
 
-@attnfuzz.kernel("paged_attention", supports=_PADDED, numerics=_FLOAT32)
+@attnfuzz.kernel("paged_attention", supports=_PAGED_PADDED, numerics=_FLOAT32)
 def paged_attention_eager(inputs: Any) -> State:
     """Each query token as a row of a decode batch."""
-    return eager_attention.paged_attention(**_queries(inputs))
+    return eager_attention.paged_attention(**_queries(inputs), **_variants(inputs))
 
 
 @attnfuzz.kernel("paged_attention", supports=_EVERYTHING, options=_Q_BLOCKS, numerics=_MATRIX_UNITS)
@@ -310,6 +312,10 @@ def _queries(inputs: Any) -> dict[str, Any]:
 
 def _paged(inputs: Any) -> dict[str, Any]:
     return {name: getattr(inputs, name) for name in (*_CACHE, "window", "soft_cap", "alibi_slopes")}
+
+
+def _variants(inputs: Any) -> dict[str, Any]:
+    return {name: getattr(inputs, name) for name in ("window", "soft_cap", "alibi_slopes", "sinks")}
 
 
 def _packed(inputs: Any) -> dict[str, Any]:

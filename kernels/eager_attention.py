@@ -12,6 +12,7 @@ from torch import Tensor
 from attnfuzz.kernels import eager
 from attnfuzz.kernels.checks import check_positive
 from attnfuzz.kernels.prepare import prepare_attention
+from attnfuzz.kernels.variants import Variant, check_variant
 
 __all__ = ["paged_attention"]
 
@@ -31,16 +32,32 @@ def paged_attention(
     max_seq_len: int,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``launch_attention.paged_attention``."""
+    variant = Variant(window, soft_cap, alibi_slopes, sinks)
+    check_variant(variant)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs["cu_seqlens_q"] = cu_seqlens_q
+    inputs |= {"cu_seqlens_q": cu_seqlens_q, **variant.tensors}
     out, lse, _ = prepare_attention(inputs, layout, block_size, out, lse)
     check_positive("max_query_len", max_query_len)
     check_positive("max_seq_len", max_seq_len)
     seq, row_lens = _rows(seq_lens, cu_seqlens_q, len(q))
     return eager.paged_decode(
-        q, k_cache, v_cache, block_table[seq], row_lens, scale, block_size, layout, out=out, lse=lse
+        q,
+        k_cache,
+        v_cache,
+        block_table[seq],
+        row_lens,
+        scale,
+        block_size,
+        layout,
+        out=out,
+        lse=lse,
+        **variant._asdict(),
     )
 
 

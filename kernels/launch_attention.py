@@ -13,6 +13,7 @@ from attnfuzz.kernels.device import on_device_of
 from attnfuzz.kernels.layouts import cache_strides
 from attnfuzz.kernels.paged_attention import paged_attention_kernel
 from attnfuzz.kernels.prepare import prepare_attention
+from attnfuzz.kernels.variants import Variant, check_variant, sink_arguments
 
 __all__ = ["paged_attention"]
 
@@ -32,6 +33,10 @@ def paged_attention(
     max_seq_len: int,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     tile: int = 32,
     num_warps: int = 4,
     num_stages: int = 3,
@@ -43,13 +48,16 @@ def paged_attention(
     context and new tokens, at least as many as the sequence has query tokens; both int32 or int64. Caches, table and
     the launch's settings as for ``launch_paged.paged_decode``. With n query tokens in a sequence of length L, the j-th
     attends to positions 0 to L - n + j; n may be 0. ``max_query_len``, ``max_seq_len``: upper bounds of both lengths,
-    which this kernel, with a program per token, can do without.
+    which this kernel, with a program per token, can do without. ``window``, ``soft_cap``, ``alibi_slopes``, ``sinks``:
+    as for ``paged_decode``, from the position of each query token.
 
-    Returns ``out`` like q and ``lse [num_tokens, num_q_heads]`` float32, natural log: 0 and -inf for a row of q that no
-    sequence has. Raises ValueError.
+    Returns ``out`` like q and ``lse [num_tokens, num_q_heads]`` float32, natural log: 0 and -inf (or the sink) for a
+    row of q that no sequence has. Raises ValueError.
     """
+    variant = Variant(window, soft_cap, alibi_slopes, sinks)
+    check_variant(variant)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs["cu_seqlens_q"] = cu_seqlens_q
+    inputs |= {"cu_seqlens_q": cu_seqlens_q, **variant.tensors}
     out, lse, sizes = prepare_attention(inputs, layout, block_size, out, lse)
     check_positive("max_query_len", max_query_len)
     check_positive("max_seq_len", max_seq_len)
@@ -65,5 +73,6 @@ def paged_attention(
             *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(), *cu_seqlens_q.stride(),
             *out.stride(), *lse.stride(),
             X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
+            **variant.of_scores, **sink_arguments(sinks),
         )  # fmt: skip
     return out, lse

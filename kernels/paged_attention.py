@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from attnfuzz.kernels.paged_walk import attend_pages
+from attnfuzz.kernels.score_variants import add_sink
 from attnfuzz.kernels.softmax_state import store_state
 
 __all__ = ["paged_attention_kernel", "sequence_of_token"]
@@ -43,7 +44,7 @@ def sequence_of_token(p_cu_seqlens, stride_cu, num_seqs, i_token):
 @triton.jit(
     do_not_specialize=[
         "num_seqs", "group_size", "block_size", "stride_qn", "stride_qh", "stride_table_s", "stride_len", "stride_cu",
-        "stride_on", "stride_oh", "stride_lse_n", "stride_lse_h",
+        "stride_on", "stride_oh", "stride_lse_n", "stride_lse_h", "window", "stride_slope", "stride_sink",
     ]
 )  # fmt: skip
 def paged_attention_kernel(
@@ -72,10 +73,21 @@ def paged_attention_kernel(
     stride_cu,
     stride_on, stride_oh, stride_od,
     stride_lse_n, stride_lse_h,
+    # variants (see the wrapper): None or 0 unless asked for
+    p_slopes,  # [num_q_heads]
+    p_sinks,  # [num_q_heads]
+    window,
+    soft_cap,
+    stride_slope,
+    stride_sink,
     # constants
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(num_tokens, num_q_heads)``."""
     i_token = tl.program_id(0).to(tl.int64)
@@ -95,12 +107,18 @@ def paged_attention_kernel(
 
     p_q += i_token * stride_qn + i_head * stride_qh
     b_q = tl.load(p_q + o_d * stride_qd, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK_D]
+
+    slope = tl.load(p_slopes + i_head * stride_slope) if HAS_ALIBI else 0.0
     row_max, exp_sum, acc = attend_pages(
         b_q, p_k + i_kv_head * stride_kh, p_v + i_kv_head * stride_vh, p_table + i_seq * stride_table_s,
         0, end, scale, block_size,
         stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-        o_d, m_d, X, TILE, BLOCK_D,
+        o_d, m_d, end - 1, window, soft_cap, slope, X, TILE, BLOCK_D, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
     )  # fmt: skip
+
+    if HAS_SINKS:
+        sink = tl.load(p_sinks + i_head * stride_sink)
+        row_max, exp_sum, acc = add_sink(row_max, exp_sum, acc, sink)
 
     p_out += i_token * stride_on + i_head * stride_oh
     p_lse += i_token * stride_lse_n + i_head * stride_lse_h

@@ -42,7 +42,7 @@ def attend_pages(
     stride_page,
     o_d,
     m_d,
-    i_query,  # position of the query: the last token of the sequence
+    i_query,  # position of the query: the last token that it sees
     window,
     soft_cap,
     slope,
