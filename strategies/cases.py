@@ -41,7 +41,7 @@ _TOKEN_COUNTS = (1, 2, 3, 4, 5, 8, 16, 17, 64, 257, 1024)
 _EXTRA_ROWS = (0, 0, 1, 3, 17, 64)
 _MERGE_SEEDS = range(64)
 _MOST_FORMATS = 256
-_WORK_OF_QUERIES = 3
+_WORK_OF_QUERIES = 6
 """Times the work of one query token per sequence: for a whole tile of queries in a case of medium size."""
 _PARTS_BYTES = 2 + PAGES_BYTES + VALUES_BYTES  # of an attention case, lengths left out; merging takes less
 

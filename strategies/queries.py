@@ -67,7 +67,8 @@ def _choices(kind: str, seq_len: int, most: int, limits: QueryLimits) -> tuple[i
     if kind == "prefill":
         return (most,)  # the whole sequence, if there is work for that
     lengths = [length for length in boundary_lengths((*limits.steps, seq_len), 1, most) if length > 1]
-    chunks = (1, *lengths, most)
+    at_tiles = [length for length in lengths if any(abs(length - step) <= 1 for step in limits.steps)]
+    chunks = (1, *sorted([*lengths, *at_tiles]), most)
     if kind == "chunks":
         return chunks
     ends = [limits.least] * max(1, len(chunks) // 6) + [1] * (len(chunks) // 3) + [most] * (len(chunks) // 4)

@@ -20,7 +20,14 @@ from attnfuzz.values import attention_values
 
 
 def case(**more: Any) -> PagedAttentionCase:
-    fields = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 8, "scale": 0.5, "block_size": 4, "dtype": "float32"}
+    fields: dict[str, Any] = {
+        "num_q_heads": 2,
+        "num_kv_heads": 1,
+        "head_size": 8,
+        "scale": 0.5,
+        "block_size": 4,
+        "dtype": "float32",
+    }
     fields |= {"seq_lens": (7, 2, 0, 5, 3), "query_lens": (3, 1, 0, 0, 3), "values": Values(keys="normal", seed=2)}
     return PagedAttentionCase(**fields | more)
 
