@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from attnfuzz.numerics.arithmetic import Arithmetic, attention_arithmetic, side_by_side
+from attnfuzz.numerics.arithmetic import attention_arithmetic, side_by_side
 from attnfuzz.numerics.bound import Bound
-from attnfuzz.numerics.row_units import RowUnits, attention_units
+from attnfuzz.numerics.row_units import RowUnits, attention_units, variant_units
 from attnfuzz.numerics.rows import RowResult, bound_rows, bound_scored_rows
 from attnfuzz.numerics.variant_scores import VariantRows, variant_scores
 from attnfuzz.problems.declared_numerics import Numerics
@@ -32,6 +32,10 @@ def attention_bound(
     num_partials: int = 1,
     partial_merge: bool = False,
     interpreted: bool = False,
+    soft_cap: float | None = None,
+    alibi_slopes: Float64[Tensor, " num_q_heads"] | None = None,
+    sinks: Float64[Tensor, " num_q_heads"] | None = None,
+    reach: int | None = None,
 ) -> Bound:
     """Largest error of `out` and `lse` that a correct kernel with these numerics can make, for one sequence.
 
@@ -43,6 +47,8 @@ def attention_bound(
     be known, since sum_s w_s |o_s| <= sum_i p_i |v_i|.
     `interpreted`: the kernel runs in Triton's interpreter, whose conversions to bfloat16 drop bits instead of rounding,
     and in which there is one copy of each score.
+    `soft_cap`, `alibi_slopes`, `sinks`: as in `attnfuzz.problems.variants`. Of a window, pass the keys that the query
+    sees, and as `reach` how many tokens the sequence has before the query; without a window these are the others.
 
     Assumes that no intermediate overflows float32: head_size * max|q k| * |scale| and seq_len * max|v| below 3e38.
     Returns a `Bound` with `out [num_q_heads, head_size]` and `lse [num_q_heads]`, both zero when `seq_len` is 0.
@@ -55,18 +61,30 @@ def attention_bound(
         numerics,
         in_dtype=in_dtype,
         out_dtype=out_dtype,
-        is_split=num_partials > 1,
+        is_split=num_partials > 1 or sinks is not None,
         partial_merge=partial_merge,
         interpreted=interpreted,
     )
-    if seq_len == 0:
+    if seq_len == 0 and sinks is None:
         return Bound(out=torch.zeros_like(q), lse=q.new_zeros(num_q_heads))
+    numbers = {"scale": scale, "head_size": head_size, "num_tokens": seq_len + int(sinks is not None)}
+    variant = None
+    if soft_cap is None and alibi_slopes is None and sinks is None:
+        columns = attention_units(side_by_side([arithmetic]), **_columns(numbers))
+    else:
+        reach = max(0, seq_len - 1) if reach is None else reach
+        numbers |= {"soft_cap": soft_cap or 0.0, "is_biased": alibi_slopes is not None}
+        numbers |= {"reach": reach, "has_sink": sinks is not None}
+        columns = variant_units(side_by_side([arithmetic]), **_columns(numbers))
+        variant = VariantRows.of_heads(alibi_slopes, sinks, num_kv_heads, num_q_heads, seq_len, q.device)
+        k, v = (torch.cat([part, part.new_zeros(int(sinks is not None), *part.shape[1:])]) for part in (k, v))
     rows = attention_rows(
         q.view(num_kv_heads, -1, head_size),
         k.transpose(0, 1),
         v.transpose(0, 1),
-        q.new_ones(num_kv_heads, 1, seq_len),
-        _units(arithmetic, scale, head_size, seq_len, num_kv_heads, q.device),
+        q.new_ones(num_kv_heads, 1, len(k)),
+        RowUnits.of_columns(columns.expand(-1, num_kv_heads).to(q.device)),
+        variant,
     )
     return Bound(out=rows.out_error.flatten(0, 1), lse=rows.lse_error.flatten())
 
@@ -128,12 +146,9 @@ def _joined(parts: list[RowResult], dim: int) -> RowResult:
     )
 
 
-def _units(
-    arithmetic: Arithmetic, scale: float, head_size: int, seq_len: int, num_rows: int, device: torch.device
-) -> RowUnits:
-    of_scale, of_head_size, of_seq_len = torch.tensor([scale, head_size, seq_len], dtype=torch.float64).view(3, 1)
-    columns = attention_units(side_by_side([arithmetic]), scale=of_scale, head_size=of_head_size, num_tokens=of_seq_len)
-    return RowUnits.of_columns(columns.expand(-1, num_rows).to(device))
+def _columns(numbers: dict[str, float]) -> dict[str, Tensor]:
+    """Each number as the column of one row."""
+    return {name: torch.tensor([float(number)], dtype=torch.float64) for name, number in numbers.items()}
 
 
 def _check(num_q_heads: int, num_kv_heads: int, num_partials: int) -> None:

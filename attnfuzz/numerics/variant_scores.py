@@ -78,6 +78,28 @@ class VariantRows:
     distance: Float64[Tensor, "rows 1 num_tokens"]
     is_sink: Bool[Tensor, "rows 1 num_tokens"]
 
+    @classmethod
+    def of_heads(
+        cls,
+        alibi_slopes: Float64[Tensor, " num_q_heads"] | None,
+        sinks: Float64[Tensor, " num_q_heads"] | None,
+        num_rows: int,
+        num_q_heads: int,
+        num_keys: int,
+        device: torch.device,
+    ) -> VariantRows:
+        """Of the KV heads of one sequence, whose last key is the query's own."""
+        none = torch.zeros(num_q_heads, dtype=torch.float64, device=device)
+        slope, sink = (none if of is None else of for of in (alibi_slopes, sinks))
+        position = torch.arange(num_keys + int(sinks is not None), device=device)
+        distance = (position - (num_keys - 1)).clamp(max=0).to(torch.float64)
+        return cls(
+            slope=slope.view(num_rows, -1, 1),
+            sink=sink.view(num_rows, -1, 1),
+            distance=distance.expand(num_rows, 1, -1),
+            is_sink=(position >= num_keys).expand(num_rows, 1, -1),
+        )
+
     def part(self, rows: slice, heads: slice) -> VariantRows:
         """Some query heads of some rows."""
         return VariantRows(self.slope[rows, heads], self.sink[rows, heads], self.distance[rows], self.is_sink[rows])
