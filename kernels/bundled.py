@@ -85,6 +85,8 @@ _MATRIX_UNITS = attnfuzz.Numerics(probabilities="input", partials="float32", mat
 _SHORT_PARTIALS = attnfuzz.Numerics(probabilities="float32", partials="input", matmul="ieee")
 
 _SPLITS = {"num_splits": (1, 2, 3, 8), "partials": ("float32", "input")}
+# The sums of PagedAttention fill the registers: with large tiles and few warps it compiles for seconds.
+_LANES = {"tile": (16, 32), "num_warps": (4, 8), "num_stages": (3, 1)}
 _PARTITIONS = {"partition_size": (16, 40, 512), "partials": ("float32", "input")}
 _CACHE = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "scale", "block_size", "layout")
 # What a launch takes by default comes first. One warp is left out: with a large tile it compiles for seconds.
@@ -163,13 +165,13 @@ def paged_grouped_auto(inputs: Any) -> State:
     return launch_grouped.grouped_decode(**_packed(inputs), layout=inputs.layout, out=inputs.out, lse=inputs.lse)
 
 
-@attnfuzz.kernel("paged_decode", supports=_PACKED, options=_TILED, numerics=_FLOAT32)
+@attnfuzz.kernel("paged_decode", supports=_PACKED, options=_LANES, numerics=_FLOAT32)
 def paged_attention_v1(inputs: Any, **options: Any) -> State:
     """The softmax of a whole sequence after all its scores, on the packed cache."""
     return launch_partitioned.paged_attention_v1(**_packed(inputs), out=inputs.out, lse=inputs.lse, **options)
 
 
-@attnfuzz.kernel("paged_decode", supports=_PACKED, options={**_PARTITIONS, **_TILED}, numerics=_SHORT_PARTIALS)
+@attnfuzz.kernel("paged_decode", supports=_PACKED, options={**_PARTITIONS, **_LANES}, numerics=_SHORT_PARTIALS)
 def paged_attention_v2(inputs: Any, *, partials: str, **options: Any) -> State:
     """The same in partitions of a fixed number of tokens, then their reduction."""
     return launch_partitioned.paged_attention_v2(

@@ -35,7 +35,7 @@ def paged_attention_v1(
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
-    tile: int = 32,
+    tile: int = 16,
     num_warps: int = 4,
     num_stages: int = 3,
 ) -> tuple[Tensor, Tensor]:
@@ -71,7 +71,7 @@ def paged_attention_v2(
     lse: Tensor | None = None,
     partition_size: int = 512,
     partial_dtype: str = "float32",
-    tile: int = 32,
+    tile: int = 16,
     num_warps: int = 4,
     num_stages: int = 3,
 ) -> tuple[Tensor, Tensor]:
