@@ -18,16 +18,15 @@ _LARGE_MERGE = 4096
 
 
 def summary_of(report: Report, suite: str) -> list[str]:
-    """Of the suite's timed results, in the first state of launch and cache in which anything was timed."""
+    """Of the suite's timed results, launched in the first way in which anything was timed, cold and warm."""
     results = [one for one in report.chosen(suite) if one.times]
     states = states_of(results)
-    if not states:
-        return []
-    state = states[0]
+    states = [state for state in states if state[0] == states[0][0]]
     names = list(dict.fromkeys(one.contender for one in results))
     return [
-        f"{name}: {', '.join(found)}"
+        f"{name}{f' (L2 {state[1]})' if len(states) > 1 else ''}: {', '.join(found)}"
         for name in names
+        for state in states
         if (found := list(_facts(report, [one for one in results if one.contender == name], state)))
     ]
 

@@ -33,7 +33,7 @@ def test_two_files_become_one_page(tmp_path: Path) -> None:
         (tmp_path / f"{suite}.json").write_bytes(encode_report(report(suite)))
     run = plot("seeds.json", "merge.json", "--html", "both.html", "--json", "both.json", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
-    assert "paged: 1.00 times SDPA" in run.stdout
+    assert "paged (L2 cold): 1.00 times SDPA" in run.stdout
     page = (tmp_path / "both.html").read_text()
     assert 'id="seeds"' in page
     assert 'id="merge"' in page

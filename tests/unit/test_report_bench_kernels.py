@@ -41,8 +41,10 @@ def report() -> Report:
 
 def test_the_sentences_say_what_a_suite_was_run_for(report: Report) -> None:
     """Readers would have to work the ratios out from a table of numbers."""
-    assert "paged_split_k: 1.05 times SDPA" in summary_of(report, "decode")
-    assert "merge_states: 91% of a copy's bandwidth or more from 4096 tokens on" in summary_of(report, "merge")
+    assert "paged_split_k (L2 cold): 1.05 times SDPA" in summary_of(report, "decode")
+    assert "merge_states (L2 warm): 91% of a copy's bandwidth or more from 4096 tokens on" in summary_of(
+        report, "merge"
+    )
     (split, *_) = summary_of(report, "seeds")
     assert re.search(r"\+6\d\d% from 512 to 4096 tokens with 12/2 heads", split)
     (split, *_) = summary_of(report, "graph")

@@ -166,7 +166,8 @@ PYTORCH = (
         _sdpa,
         options={"backend": ("default", "flash", "cudnn")},
     ),
-    Provider("torch_flex", "compiled FlexAttention on dense K and V", "torch", ("decode", "mixed"), _flex),
     Provider("torch_varlen", "torch.nn.attention.varlen, sequences in a row", "torch", ("decode", "mixed"), _varlen),
+    # Last of those on attention: it compiles for seconds, at each shape.
+    Provider("torch_flex", "compiled FlexAttention on dense K and V", "torch", ("decode", "mixed"), _flex),
     Provider("torch_merge", "the formula in PyTorch", "torch", ("merge",), _merge),
 )
