@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from attnfuzz.bench.kernels.results import Report, Result, State
 from attnfuzz.report.bench_charts import charts_of
-from attnfuzz.report.bench_kernels import REFERENCES, options_text, ratio_to, states_of
+from attnfuzz.report.bench_kernels import REFERENCES, options_text, ratio_to, states_of, varied_options
 from attnfuzz.report.bench_summary import summary_of
 from attnfuzz.report.chart import chart_svg
 
@@ -53,7 +53,7 @@ def _part(report: Report, suite: str) -> Part:
     results = [one for one in report.chosen(suite) if one.status != "unsupported"]
     states = states_of(results)
     references = [name for name in REFERENCES if any(one.contender == name and one.times for one in results)]
-    charts = charts_of(report, suite)
+    charts, varied = charts_of(report, suite), varied_options(report)
     keys = {line.name: line.colour for chart in charts for line in chart.lines if not line.dashed}
     return Part(
         suite=suite,
@@ -62,11 +62,16 @@ def _part(report: Report, suite: str) -> Part:
         lines=summary_of(report, suite),
         columns=[
             *(f"{mode}, {l2} (µs)" for mode, l2 in states),
-            *("copy (µs)", "% of copy"),
+            *("copy (µs)", "% of copy", "GB/s"),
             *(f"× {REFERENCES[name]}" for name in references),
         ],
         rows=[
-            (f"{one.shape.label}|{one.contender}", _numbers(report, one, states, references), _remark(one), _mood(one))
+            (
+                f"{one.shape.label}|{one.contender}",
+                _numbers(report, one, states, references),
+                _remark(one, varied),
+                _mood(one),
+            )
             for one in results
         ],
     )
@@ -79,16 +84,17 @@ def _numbers(report: Report, result: Result, states: list[State], references: li
         spread = "" if timed is None else f"10th to 90th percentile: {timed.p10_us:.1f} to {timed.p90_us:.1f}"
         numbers.append(("-" if timed is None else f"{timed.median_us:.1f}", spread))
     state = next((one for one in states if result.time(*one) is not None), ("graph", "cold"))
-    speed = result.gigabytes_per_s(*state)
+    speed, share = result.gigabytes_per_s(*state), result.share_of_copy(*state)
     numbers.append(("-" if result.copy_us is None else f"{result.copy_us:.1f}", ""))
-    numbers.append(("-" if speed is None else f"{100 * speed / report.peak_gb_s:.0f}", ""))
+    numbers.append(("-" if share is None else f"{100 * share:.0f}", ""))
+    numbers.append(("-" if speed is None else f"{speed:,.0f}", ""))
     ratios = [ratio_to(report, result, name, state) for name in references]
     return numbers + [("-" if ratio is None else f"{ratio:.2f}", "") for ratio in ratios]
 
 
-def _remark(result: Result) -> str:
+def _remark(result: Result, varied: dict[str, frozenset[str]]) -> str:
     said = result.note if result.status == "ok" else f"{result.status}: {result.note}"
-    return ", ".join(filter(None, (options_text(result.options), said)))
+    return ", ".join(filter(None, (options_text(result, varied), said)))
 
 
 def _mood(result: Result) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
@@ -12,7 +13,16 @@ from attnfuzz.bench.kernels.messages import MachineReply, ProviderReply
 from attnfuzz.bench.kernels.results import STATES, Report, Result, State
 from attnfuzz.problems.supports import OptionValue
 
-__all__ = ["REFERENCES", "Progress", "options_text", "print_machine", "print_report", "ratio_to", "states_of"]
+__all__ = [
+    "REFERENCES",
+    "Progress",
+    "options_text",
+    "print_machine",
+    "print_report",
+    "ratio_to",
+    "states_of",
+    "varied_options",
+]
 
 REFERENCES = {
     "torch_sdpa": "SDPA",
@@ -50,15 +60,14 @@ class Progress:
 
     def __call__(self, result: Result) -> None:
         """Print it."""
+        if result.status == "unsupported":
+            return
         shown = ", ".join(
             f"{mode} {l2} {timed.median_us:.1f}" for mode, l2 in STATES if (timed := result.time(mode, l2)) is not None
         )
-        said = f"{shown} us" if shown else ""
-        note = f"{result.status.upper()} {result.note}" if result.status != "ok" else result.note
-        if result.status == "unsupported":
-            return
-        parts = (result.suite, result.shape.label, result.contender, options_text(result.options), said, note)
-        self._console.print(Text("  ".join(filter(None, parts))))
+        note = result.note if result.status == "ok" else f"{result.status.upper()} {result.note}"
+        text = "  ".join(filter(None, (f"{result.shape.label:<16} {result.contender:<22} {shown}", note)))
+        self._console.print(Text(text), overflow="ellipsis", no_wrap=True)
         self._console.file.flush()
 
 
@@ -94,9 +103,22 @@ def ratio_to(report: Report, result: Result, reference: str, state: State) -> fl
     return mine.median_us / timed.median_us if mine is not None and timed is not None and timed.median_us else None
 
 
-def options_text(options: dict[str, OptionValue]) -> str:
-    """``num_splits=8 tile=32``."""
-    return " ".join(f"{name}={value}" for name, value in options.items())
+def varied_options(report: Report) -> dict[str, frozenset[str]]:
+    """Of each contender, the options of which several values were tried: the others say nothing about a time."""
+    values: dict[str, dict[str, set[OptionValue]]] = defaultdict(lambda: defaultdict(set))
+    for result in report.results:
+        for name, value in result.options.items():
+            values[result.contender][name].add(value)
+    return {
+        contender: frozenset(name for name, tried in options.items() if len(tried) > 1)
+        for contender, options in values.items()
+    }
+
+
+def options_text(result: Result, varied: dict[str, frozenset[str]]) -> str:
+    """``num_splits=8 tile=32``, of what was ``varied``."""
+    shown = varied.get(result.contender, frozenset())
+    return " ".join(f"{name}={value}" for name, value in result.options.items() if name in shown)
 
 
 def _table(report: Report, suite: str, results: Sequence[Result]) -> Table:
@@ -106,15 +128,16 @@ def _table(report: Report, suite: str, results: Sequence[Result]) -> Table:
     table.title_justify = "left"
     table.add_column("shape", no_wrap=True)
     table.add_column("kernel", no_wrap=True)
-    columns = [f"{mode} {l2}" for mode, l2 in states] + ["p10-p90", "% of copy"]
+    columns = [f"{mode} {l2}" for mode, l2 in states] + ["% of copy"]
     for name in (*columns, *(f"x {REFERENCES[name]}" for name in references)):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("options or what is wrong", overflow="fold")
+    table.add_column("", overflow="ellipsis", no_wrap=True)
+    varied = varied_options(report)
     before = ""
     for result in results:
         label = result.shape.label if result.shape.label != before else ""
         before = result.shape.label
-        table.add_row(label, result.contender, *_numbers(report, result, states, references), _remark(result))
+        table.add_row(label, result.contender, *_numbers(report, result, states, references), _remark(result, varied))
     return table
 
 
@@ -123,15 +146,14 @@ def _numbers(report: Report, result: Result, states: Sequence[State], references
         timed = result.time(*state)
         yield "-" if timed is None else f"{timed.median_us:.1f}"
     state = next((one for one in states if result.time(*one) is not None), ("graph", "cold"))
-    timed, speed = result.time(*state), result.gigabytes_per_s(*state)
-    yield "-" if timed is None else f"{timed.p10_us:.1f}-{timed.p90_us:.1f}"
-    yield "-" if speed is None else f"{100 * speed / report.peak_gb_s:.0f}"
+    share = result.share_of_copy(*state)
+    yield "-" if share is None else f"{100 * share:.0f}"
     for name in references:
         ratio = ratio_to(report, result, name, state)
         yield "-" if ratio is None else f"{ratio:.2f}"
 
 
-def _remark(result: Result) -> Text:
+def _remark(result: Result, varied: dict[str, frozenset[str]]) -> Text:
     if result.status != "ok":
         return Text(f"{result.status.upper()}: {result.note}", "bold red")
-    return Text(" ".join(filter(None, (options_text(result.options), result.note))), "dim")
+    return Text(" ".join(filter(None, (options_text(result, varied), result.note))), "dim")

@@ -37,9 +37,9 @@ def _facts(report: Report, mine: Sequence[Result], state: State) -> Iterator[str
         if ratios and mine[0].contender != name:
             yield f"{_span(ratios)} times {REFERENCES[name]}"
     shares = [
-        speed / report.peak_gb_s
+        share
         for one in mine
-        if one.shape.num_tokens >= _LARGE_MERGE and (speed := one.gigabytes_per_s(*state)) is not None
+        if one.shape.num_tokens >= _LARGE_MERGE and (share := one.share_of_copy(*state)) is not None
     ]
     if shares:
         yield f"{min(shares):.0%} of a copy's bandwidth or more from {_LARGE_MERGE} tokens on"

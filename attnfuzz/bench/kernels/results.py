@@ -50,6 +50,13 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         timed = self.time(mode, l2)
         return self.nbytes / timed.median_us * 1e-3 if timed is not None and timed.median_us > 0 else None
 
+    def share_of_copy(self, mode: Mode, l2: L2State) -> float | None:
+        """The time of a copy that moves as many bytes, from memory, over the median. Above 1 where the cache helps."""
+        timed = self.time(mode, l2)
+        if timed is None or self.copy_us is None or timed.median_us <= 0:
+            return None
+        return self.copy_us / timed.median_us
+
 
 class Report(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """All of them. ``peak_gb_s``: bytes that a large copy reads and writes, per nanosecond. ``unreached``: left out
