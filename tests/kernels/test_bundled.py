@@ -23,6 +23,8 @@ NAMES = {
     "paged_naive": "paged_decode",
     "paged_split_k": "paged_decode",
     "paged_split_k_auto": "paged_decode",
+    "paged_grouped": "paged_decode",
+    "paged_grouped_auto": "paged_decode",
     "paged_attention_v1": "paged_decode",
     "paged_attention_v2": "paged_decode",
     "paged_eager": "paged_decode",
