@@ -20,7 +20,7 @@ _GRANULE = 4096
 """Bytes of which each buffer is a multiple: of lengths that are none, a copy takes up to a quarter longer."""
 
 
-def time_copy(nbytes: int, device: str, stopwatch: Stopwatch, *, l2_bytes: int, seconds: float) -> Timed:
+def time_copy(nbytes: int, device: str, stopwatch: Stopwatch, *, l2_bytes: int, seconds: float, on_gpu: bool) -> Timed:
     """Copies that read ``nbytes / 2`` and write as many, among enough buffers that none stays in the L2 cache.
 
     On a GPU in a graph, so that nothing but the device counts, and the faster of two ways: the driver's copy, which for
@@ -31,7 +31,7 @@ def time_copy(nbytes: int, device: str, stopwatch: Stopwatch, *, l2_bytes: int, 
     sources = [torch.empty(words, dtype=torch.int32, device=device).random_() for _ in range(pairs)]
     targets = [torch.empty_like(source) for source in sources]
     copies = [partial(target.copy_, source) for source, target in zip(sources, targets, strict=True)]
-    if device == "cpu":
+    if not on_gpu:
         return time_samples(copies[0], stopwatch, calls=1, seconds=seconds, l2="warm", mode="eager")
     passes = [partial(torch.bitwise_not, source, out=target) for source, target in zip(sources, targets, strict=True)]
     timed = [_in_graph(calls, stopwatch, seconds) for calls in (copies, passes)]

@@ -112,8 +112,15 @@ class TimingService:
     def _copy(self, payload: bytes) -> CopyReply:
         request = msgspec.json.decode(payload, type=CopyRequest)
         self._drawn = None
-        stopwatch, l2_bytes = self._stopwatch, self._l2_bytes
-        return CopyReply(time_copy(request.nbytes, self._device, stopwatch, l2_bytes=l2_bytes, seconds=request.seconds))
+        timed = time_copy(
+            request.nbytes,
+            self._device,
+            self._stopwatch,
+            l2_bytes=self._l2_bytes,
+            seconds=request.seconds,
+            on_gpu=self._on_gpu,
+        )
+        return CopyReply(timed)
 
     def _measure(self, payload: bytes) -> MeasureReply:
         request = msgspec.json.decode(payload, type=MeasureRequest)
