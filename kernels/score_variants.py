@@ -30,7 +30,8 @@ def cap_scores(b_s, soft_cap):
 
 @triton.jit
 def add_sink(row_max, exp_sum, acc, sink):
-    """The state with one more key of score ``sink``, a finite number, and value 0."""
+    """The state with one more key of score ``sink`` and value 0; -inf changes nothing."""
     new_max = tl.maximum(row_max, sink)
-    alpha = tl.exp(row_max - new_max)
-    return new_max, exp_sum * alpha + tl.exp(sink - new_max), acc * alpha
+    ref = tl.where(new_max == float("-inf"), 0.0, new_max)
+    alpha = tl.exp(row_max - ref)
+    return new_max, exp_sum * alpha + tl.exp(sink - ref), acc * alpha

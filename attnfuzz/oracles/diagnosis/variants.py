@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import msgspec
@@ -23,6 +24,9 @@ _LEFT_OUT = {
     "alibi": "ALiBi is left out",
     "sinks": "the sink is left out",
 }
+
+_MOST_COUNTS = 8
+"""Splits that may each add a sink."""
 
 Outcome = tuple[Float64[Tensor, " head_size"], float, str]
 
@@ -58,7 +62,7 @@ def _of_other_heads(row: AttentionRow) -> Iterator[Outcome]:
     what = {"alibi": "slope", "sinks": "sink"}
     for head in range(row.case.num_q_heads) if names else ():
         if head != row.head:
-            whose = f"query head {head}" + (", the number of the KV head," if head == row.kv_head else "")
+            whose = f"query head {head}" + (" (the KV head's number)" if head == row.kv_head else "")
             yield _outcome(row, f"the {' and '.join(what[name] for name in names)} is that of {whose}", head=head)
 
 
@@ -68,11 +72,23 @@ def _other_formulas(row: AttentionRow) -> Iterator[Outcome]:
         before_scale = row.case.scale * cap * torch.tanh(row.scores / row.case.scale / cap)
         uncapped = _with(row.case, soft_cap=None)
         yield _outcome(row, "the soft cap is applied before the scale", case=uncapped, dots=before_scale)
+    yield from _sinks_counted_often(row)
     numbers = per_head_numbers(row.case.variant, row.case.num_q_heads, row.case.values.seed)
     if "alibi_slopes" in numbers:
         distance = torch.arange(1 - len(row.scores), 1)
         twice = 2 * numbers["alibi_slopes"][row.head] * distance
         yield _outcome(row, "ALiBi is subtracted", dots=row.scores - twice)
+
+
+def _sinks_counted_often(row: AttentionRow) -> Iterator[Outcome]:
+    """With weight p, n times over it makes the denominator 1 + (n - 1) p times as large."""
+    if row.case.variant.sinks is None:
+        return
+    weights, lse = row_weights(row.case, row.head, row.scores)
+    of_sink = 1 - float(weights.sum())
+    for count in range(2, _MOST_COUNTS + 1):
+        larger = 1 + (count - 1) * of_sink
+        yield weights @ row.v / larger, float(lse) + math.log(larger), f"the sink is counted {count} times"
 
 
 def _with(case: AttentionCase, **fields: object) -> AttentionCase:

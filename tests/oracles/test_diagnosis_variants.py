@@ -1,0 +1,94 @@
+"""Mistakes in variants are named, and right rows are not accused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from attnfuzz.oracles.diagnosis.explain import explain_lse, explain_row
+from attnfuzz.oracles.diagnosis.row import AttentionRow
+from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.recipes import Values
+from attnfuzz.problems.reference import row_weights
+from attnfuzz.problems.variants import Variant
+from attnfuzz.values import attention_values
+
+
+def case_with(**fields: Any) -> PagedDecodeCase:
+    return PagedDecodeCase(
+        num_q_heads=4,
+        num_kv_heads=2,
+        head_size=16,
+        seq_lens=(9,),
+        scale=0.5,
+        block_size=4,
+        values=Values(keys="normal", values="normal", seed=5),
+        variant=Variant(**fields),
+    )
+
+
+def row_that_got(case: PagedDecodeCase, wrong: PagedDecodeCase, *, head: int = 1, as_head: int = 1) -> AttentionRow:
+    """The row of `case` for a kernel that computed `wrong`, with the numbers of query head `as_head`."""
+    values = attention_values(case)
+    k, v = (part[:, head // 2].double() for part in values.sequence(0))
+    weights, lse = row_weights(wrong, as_head, wrong.scale * (k @ values.q[0, head].double()))
+    small = torch.full((16,), 1e-6, dtype=torch.float64)
+    got = weights @ v
+    return AttentionRow(
+        case=case, values=values, row=0, head=head, got=got, got_lse=float(lse), bound=small, lse_bound=1e-7, poison=0.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "computed", "words"),
+    [
+        ({"window": 4}, {}, "the window is left out"),
+        ({"window": 4}, {"window": 5}, "the window is one key too long"),
+        ({"window": 4}, {"window": 3}, "the window is one key too short"),
+        ({"soft_cap": 1.0}, {}, "the soft cap is left out"),
+        ({"alibi": "scattered"}, {}, "ALiBi is left out"),
+        ({"sinks": "level"}, {}, "the sink is left out"),
+        ({"window": 4, "sinks": "level"}, {"window": 4}, "the sink is left out"),
+    ],
+    ids=str,
+)
+def test_a_variant_that_is_left_out_or_off_by_one_is_named(
+    asked: dict[str, Any], computed: dict[str, Any], words: str
+) -> None:
+    """A reader would be told a wrong number and have to guess which variant it comes from."""
+    assert explain_row(row_that_got(case_with(**asked), case_with(**computed))) == words
+
+
+def test_another_heads_numbers_are_named() -> None:
+    """Slopes indexed by the KV head, the usual slip, would not be told from a wrong formula."""
+    case = case_with(alibi="scattered")
+    told = explain_row(row_that_got(case, case, head=3, as_head=1))
+    assert told == "the slope is that of query head 1 (the KV head's number)"
+
+
+def test_a_sink_that_each_split_adds_is_named() -> None:
+    """The number of times would have to be worked out by hand."""
+    case = case_with(sinks="level")
+    row = row_that_got(case, case)
+    weights, lse = row_weights(case, 1, row.scores)
+    larger = 1 + 2 * (1 - float(weights.sum()))
+    wrong = replace(row, got=weights @ row.v / larger, got_lse=float(lse) + math.log(larger))
+    assert explain_row(wrong) == "the sink is counted 3 times"
+
+
+def test_an_lse_without_the_sink_is_named() -> None:
+    """Libraries disagree on it, so it is the first thing to ask where the output is right."""
+    case = case_with(sinks="level")
+    right, without = row_that_got(case, case), row_that_got(case, case_with())
+    assert explain_lse(replace(right, got_lse=without.got_lse)) == "the LSE leaves out the sink"
+
+
+def test_plain_mistakes_are_not_looked_for_where_scores_are_changed() -> None:
+    """A capped row would be explained with a scale that happens to fit."""
+    case = case_with(soft_cap=1.0)
+    row = row_that_got(case, case)
+    assert explain_row(replace(row, got=row.got * 3)) is None
