@@ -95,7 +95,8 @@ def test_keys_outside_the_window_are_not_even_read() -> None:
     right = launch_paged.paged_decode(**given, window=5)
     for name in ("k_cache", "v_cache"):
         given[name][given["block_table"][3, :7].long()] = torch.nan  # tokens 0 to 27 of 33
-    for kernel, more in ((launch_paged.paged_decode, {}), (launch_paged.split_paged_decode, SPLIT)):
+    runs: list[tuple[Any, dict[str, Any]]] = [(launch_paged.paged_decode, {}), (launch_paged.split_paged_decode, SPLIT)]
+    for kernel, more in runs:
         out, lse = kernel(**given, window=5, **more)
         torch.testing.assert_close(out, right[0])
         torch.testing.assert_close(lse, right[1])
