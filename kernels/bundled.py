@@ -40,6 +40,7 @@ __all__ = [
     "merge_states_triton_th",
     "merge_states_wide",
     "merge_states_wide_th",
+    "paged_attention_auto",
     "paged_attention_eager",
     "paged_attention_naive",
     "paged_attention_q_block",
@@ -62,6 +63,7 @@ State = tuple[Tensor, Tensor]
 
 _EVERYTHING = attnfuzz.Supports(unused_table_entries="garbage", batch_invariant=True, graph_replay=True)
 _PADDED = attnfuzz.Supports(unused_table_entries="garbage")
+_CHOSEN_BY_BATCH = attnfuzz.Supports(unused_table_entries="garbage", graph_replay=True)
 _PACKED = attnfuzz.Supports(
     layouts=("packed",), unused_table_entries="garbage", batch_invariant=True, graph_replay=True
 )
@@ -288,7 +290,7 @@ def paged_attention_q_block(inputs: Any, **options: Any) -> State:
 
 
 @attnfuzz.kernel(
-    "paged_attention", supports=_EVERYTHING, options={"num_splits": (2, 3, 8), **_Q_BLOCKS}, numerics=_MATRIX_UNITS
+    "paged_attention", supports=_EVERYTHING, options={"num_splits": (2, 3, 5), **_Q_BLOCKS}, numerics=_MATRIX_UNITS
 )
 def paged_attention_segments(inputs: Any, *, num_splits: int, **options: Any) -> State:
     """The same over segments of each sequence in parallel, then their reduction."""
@@ -301,6 +303,12 @@ def paged_attention_segments(inputs: Any, *, num_splits: int, **options: Any) ->
 def paged_attention_static(inputs: Any, *, num_splits: int, **options: Any) -> State:
     """The same by a fixed number of programs that share out the work on the device."""
     return _q_block(inputs, num_segments=num_splits, static_grid=True, **options)
+
+
+@attnfuzz.kernel("paged_attention", supports=_CHOSEN_BY_BATCH, numerics=_MATRIX_UNITS)
+def paged_attention_auto(inputs: Any) -> State:
+    """The same with blocks, tiles and segments that the wrapper chooses by the shapes of the batch."""
+    return _q_block(inputs)
 
 
 def _q_block(inputs: Any, **options: Any) -> State:
