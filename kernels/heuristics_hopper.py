@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["MAX_SEGMENTS", "Launch", "choose", "fitting"]
+__all__ = ["MAX_SEGMENTS", "Launch", "choose", "fitting", "programs_per_sm"]
 
 MAX_SEGMENTS = 64
 _SHARED_BYTES = 220 * 1024
@@ -83,6 +83,14 @@ def fitting(launch: Launch, *, head_size: int, itemsize: int) -> Launch:
             block_m, num_stages = 16, 1
             break
     return launch._replace(block_m=block_m, tile=tile, num_stages=num_stages)
+
+
+def programs_per_sm(launch: Launch, *, head_size: int, itemsize: int) -> int:
+    """About as many as a multiprocessor runs at once: with fewer a static grid leaves room, with more some wait."""
+    # Below 64 rows there are no products of whole warp groups: one tile less lies in shared memory, seen in cubins.
+    stages, registers = (launch.num_stages, 255) if launch.block_m >= 64 else (max(1, launch.num_stages - 1), 160)
+    shared = (launch.block_m + 2 * stages * launch.tile) * _power_of_two(head_size) * itemsize
+    return max(1, min(_SHARED_BYTES // shared, 65536 // (registers * 32 * launch.num_warps)))
 
 
 def _segments(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnfuzz.kernels.checks import check_launch, check_positive
 from attnfuzz.kernels.device import on_device_of
-from attnfuzz.kernels.heuristics_hopper import MAX_SEGMENTS, Launch, choose, fitting
+from attnfuzz.kernels.heuristics_hopper import MAX_SEGMENTS, Launch, choose, fitting, programs_per_sm
 from attnfuzz.kernels.layouts import cache_strides
 from attnfuzz.kernels.prepare import prepare_attention
 from attnfuzz.kernels.q_block import q_block_kernel
@@ -21,7 +21,6 @@ from attnfuzz.kernels.reduce_segments import reduce_segments_kernel
 
 __all__ = ["q_block_attention"]
 
-_PROGRAMS_PER_SM = 2
 _SMS_OF_A_CPU = 2
 """In the interpreter, programs run one after the other."""
 
@@ -63,7 +62,7 @@ def q_block_attention(
     at least 16; ``tile``: keys per step, likewise; ``num_warps``, ``num_stages``: as in ``triton.Config``. All but the
     warps are lowered until they fit into registers and shared memory. ``num_segments``: ranges of each sequence that
     run in parallel, and are combined by a second kernel; 1 for none. ``static_grid``: launch ``num_programs`` (by
-    default two for each multiprocessor) that share out the work on the device.
+    default as many as run at once) that share out the work on the device.
 
     Returns ``out`` like q and ``lse [num_tokens, num_q_heads]`` float32, natural log: 0 and -inf for a query that sees
     nothing. Raises ValueError.
@@ -79,7 +78,8 @@ def q_block_attention(
         "num_segments": num_segments,
     }  # fmt: skip
     launch = _launch(given, sizes, q.element_size(), max_query_len, max_seq_len, num_sms)
-    programs = _PROGRAMS_PER_SM * num_sms if num_programs is None else num_programs
+    resident = programs_per_sm(launch, head_size=sizes["head_size"], itemsize=q.element_size())
+    programs = resident * num_sms if num_programs is None else num_programs
     check_positive("num_programs", programs)
     if sizes["num_seqs"] == 0 or sizes["num_tokens"] == 0:
         return out, lse

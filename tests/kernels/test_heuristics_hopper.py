@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from attnfuzz.kernels.heuristics_hopper import MAX_SEGMENTS, Launch, choose, fitting
+from attnfuzz.kernels.heuristics_hopper import MAX_SEGMENTS, Launch, choose, fitting, programs_per_sm
 
 _H100 = {"num_sms": 132}
 _LLAMA = {"num_q_heads": 32, "num_kv_heads": 8, "head_size": 128, "itemsize": 2, **_H100}
@@ -40,6 +40,15 @@ def test_what_fits_is_left_alone_and_the_rest_shrinks() -> None:
     assert fitting(fits, head_size=128, itemsize=2) == fits
     assert fitting(fits._replace(num_warps=2), head_size=128, itemsize=2).block_m == 32
     assert fitting(fits, head_size=1024, itemsize=4) == Launch(16, 16, 8, 1, 5)
+
+
+def test_programs_that_run_at_once() -> None:
+    """A static grid would leave multiprocessors idle, or have no program at all for large blocks."""
+    large = Launch(block_m=128, tile=64, num_warps=8, num_stages=3)
+    assert programs_per_sm(large, head_size=128, itemsize=2) == 1
+    assert programs_per_sm(large, head_size=1024, itemsize=4) == 1
+    assert programs_per_sm(Launch(64, 64, 4, 2), head_size=128, itemsize=2) == 2
+    assert programs_per_sm(Launch(16, 64, 4, 3), head_size=128, itemsize=2) == 3
 
 
 def test_few_long_sequences_are_cut_into_segments() -> None:
