@@ -54,7 +54,7 @@ def entries(bench: KernelBench, kernels: Sequence[Declaration], providers: Seque
     for suite, shapes in bench.suites.items():
         for shape in shapes:
             for kernel in kernels:
-                if kernel.problem in PROBLEMS_OF[shape.kind] and not _is_split_stage(kernel):
+                if kernel.problem in PROBLEMS_OF[shape.kind]:
                     sees_pages = kernel.problem.startswith("paged")
                     choices = _choices(kernel.options, bench.options)
                     yield Entry(suite, shape, _timed_on(shape, sees_pages), kernel.target, False, choices)
@@ -62,10 +62,6 @@ def entries(bench: KernelBench, kernels: Sequence[Declaration], providers: Seque
                 if provider.version is not None and shape.kind in provider.kinds:
                     choices = _choices(provider.options, bench.options, try_all=True)
                     yield Entry(suite, shape, _timed_on(shape, provider.takes_pages), provider.name, True, choices)
-
-
-def _is_split_stage(kernel: Declaration) -> bool:
-    return kernel.problem == "split_decode"
 
 
 def _timed_on(shape: Shape, sees_pages: bool) -> Shape:
