@@ -141,13 +141,14 @@ def _variant_columns(cases: Sequence[AttentionCase]) -> Sequence[Tensor]:
 
 def _per_head(requests: Sequence[Request]) -> Tensor:
     """ALiBi slopes and sinks `[2, num_lse]` of every query head of every row, 0 where a case has none."""
-    of_cases = []
+    slopes: list[float] = []
+    sinks: list[float] = []
     for _, case, _ in requests:
         numbers = per_head_numbers(case.variant, case.num_q_heads, case.values.seed)
         none = (0.0,) * case.num_q_heads
-        rows = [numbers.get("alibi_slopes", none), numbers.get("sinks", none)]
-        of_cases.append(torch.tensor(rows, dtype=torch.float64).repeat(1, case.num_rows))
-    return torch.cat(of_cases, dim=1)
+        slopes += numbers.get("alibi_slopes", none) * case.num_rows
+        sinks += numbers.get("sinks", none) * case.num_rows
+    return torch.tensor([slopes, sinks], dtype=torch.float64)
 
 
 def _attention_with_variants(batch: RowBatch, queries: Tensor, tokens: Tensor, per_head: Tensor) -> RowResult:
