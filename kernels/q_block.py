@@ -59,7 +59,7 @@ def find_sequence(p_cu_seqlens, stride_cu, i_block, num_seqs, BLOCK_Q: tl.conste
 @triton.jit(
     do_not_specialize=[
         "num_seqs", "num_kv_heads", "num_segments", "block_size", "stride_table_s", "stride_len", "stride_cu",
-        "stride_os", "stride_oh", "stride_osegment", "stride_lse_s", "stride_lse_h", "stride_lse_segment",
+        "stride_lse_s", "stride_lse_h", "stride_lse_segment",
     ]
 )  # fmt: skip
 def q_block_kernel(

@@ -18,8 +18,8 @@ __all__ = ["reduce_segments_kernel"]
 
 @triton.jit(
     do_not_specialize=[
-        "num_seqs", "num_segments", "stride_cu", "stride_as", "stride_ah", "stride_asegment",
-        "stride_ms", "stride_mh", "stride_msegment", "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h",
+        "num_seqs", "num_segments", "stride_cu", "stride_ms", "stride_mh", "stride_msegment", "stride_lse_s",
+        "stride_lse_h",
     ]
 )  # fmt: skip
 def reduce_segments_kernel(
