@@ -30,9 +30,9 @@ __all__ = ["attend_packed"]
 
 @triton.jit
 def _pages_of(p_pages, i_t, m_t, block_size, stride_page):
-    """Page and offset of each token, in int64 before they meet a stride. Entries past the last page are not read."""
+    """Page and offset of each token, in int64 before they meet a stride. Where ``m_t`` is false, any page."""
     i_page = (i_t // block_size).to(tl.int64)
-    i_block = tl.load(p_pages + i_page * stride_page, mask=m_t, other=0).to(tl.int64)  # [TILE]
+    i_block = tl.load(p_pages + i_page * stride_page, mask=m_t).to(tl.int64)  # [TILE]
     return i_block, (i_t % block_size).to(tl.int64)
 
 
