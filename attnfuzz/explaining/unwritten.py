@@ -78,7 +78,7 @@ def _axes(name: str, count: int, case: Case) -> tuple[str, ...]:
         return (*(("head", "token") if heads_first else ("token", "head")), "dim")[:count]
     if name.startswith("partial"):
         return ("seq", "head", "split", "dim")[:count]
-    return ("seq", "head", "dim")[:count]
+    return ("token" if case.problem == "paged_attention" else "seq", "head", "dim")[:count]
 
 
 def _rows_of(differs: Bool[Tensor, "..."], case: Case) -> set[int]:
