@@ -42,7 +42,9 @@ _EXTRA_ROWS = (0, 0, 1, 3, 17, 64)
 _MERGE_SEEDS = range(64)
 _MOST_FORMATS = 256
 _WORK_OF_QUERIES = 6
-"""Times the work of one query token per sequence: for a whole tile of queries in a case of medium size."""
+"""Times the work of one query token per sequence: for a whole tile of queries in a case with few heads."""
+_MOST_WORK_OF_QUERIES = 2
+"""Times the most that other cases may be: on the interpreter, a case that takes longer would look like a hang."""
 _PARTS_BYTES = 2 + PAGES_BYTES + VALUES_BYTES  # of an attention case, lengths left out; merging takes less
 
 
@@ -225,11 +227,12 @@ def _gqa_ratio(format_: Format) -> int:
 
 
 def _query_limits(plan: _Plan, format_: Format, lengths: LengthLimits) -> QueryLimits:
+    most_work = _MOST_WORK_OF_QUERIES * max(plan.sizes.work)
     return QueryLimits(
         steps=query_steps(tile_sizes(format_.options), _gqa_ratio(format_)),
         least=min_seq_len(plan.supports),
         most=_most_queries(plan.supports) or lengths.max_len,
-        work=_WORK_OF_QUERIES * lengths.work,
+        work=max(lengths.work, min(_WORK_OF_QUERIES * lengths.work, most_work // format_.num_q_heads)),
         tile=lengths.tile,
     )
 

@@ -72,9 +72,9 @@ def first_row_only(inputs: Any) -> State:
 @pytest.mark.parametrize(
     ("mistake", "line"),
     [
-        (one_too_far, r"query 0 of sequence 0, query head 0: token 5 \(page 1, offset 1\), behind the query at token 4"),
+        (one_too_far, r"sequence 0, query head 0: token 5 \(page 1, offset 1\), behind the query at token 4"),
         (one_too_far, r"the next token behind the query is read"),
-        (context_forgotten, r"query 0 of sequence 0, query head 0: tokens 1-4 \(pages 0-1\) have weight 0, .*: dropped"),
+        (context_forgotten, r"sequence 0, query head 0: tokens 1-4 \(pages 0-1\) have weight 0, .*: dropped"),
         (rows_exchanged, r"the result is that of query 1 of sequence 0, query head 0"),
         (query_of_the_token_before, r"the query of query 0 of sequence 0, query head 0 is read"),
         (first_row_only, r"^out\[token 1-8\] is not written$"),
@@ -91,4 +91,5 @@ def test_nothing_is_said_of_the_right_kernel() -> None:
     """A word about a correct kernel would be believed."""
     kernel = Kernel(right, Declaration(name="right", problem="paged_attention"))
     explanation = explain_case(kernel, CASE, device="cpu", seconds=60.0)
-    assert explanation.lines == ("every weight is right, and so is the LSE: the error comes with other values, of rounding or of too small a range",)  # fmt: skip
+    assert len(explanation.lines) == 1
+    assert explanation.lines[0].startswith("every weight is right, and so is the LSE")

@@ -11,7 +11,7 @@ from attnfuzz.problems.axes import case_axes
 from attnfuzz.problems.cases import Case, PagedAttentionCase
 from attnfuzz.problems.row_axes import row_axes, rows_of
 from attnfuzz.problems.supports import Supports
-from attnfuzz.strategies import GPU_SIZES, case_lists
+from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, case_lists
 
 
 def drawn(count: int, supports: Supports | None = None, **more: object) -> list[PagedAttentionCase]:
@@ -59,3 +59,9 @@ def test_limits_of_a_kernel_hold(limits: dict[str, int]) -> None:
         assert supports.max_query_len is None or case.max_query_len <= supports.max_query_len
         assert supports.max_seq_len is None or case.max_seq_len <= supports.max_seq_len
         assert supports.empty_sequences or min(case.query_lens) > 0
+
+
+def test_no_case_is_much_more_work_than_those_of_other_problems() -> None:
+    """On the interpreter and a busy machine, a correct kernel would be reported as one that hangs."""
+    most = max(sum(-(-n // 16) for n in case.row_lens) * case.num_q_heads for case in drawn(1500))
+    assert most <= 3 * max(CPU_SIZES.work)

@@ -18,6 +18,7 @@ from attnfuzz.problems.cases import (
     Case,
     DenseDecodeCase,
     MergeStatesCase,
+    PagedAttentionCase,
     PagedDecodeCase,
     Problem,
     SplitDecodeCase,
@@ -33,6 +34,7 @@ DENSE = DenseDecodeCase(**SIZES, seq_lens=(5, 0, 300), extra_rows=1)  # type: ig
 PAGED = PagedDecodeCase(**SIZES, seq_lens=(5, 0, 21, 8), block_size=8)  # type: ignore[arg-type]  # as above
 SHARED = msgspec.structs.replace(PAGED, pages=Pages(shared_blocks=2, order="reversed", padding="garbage"))
 NEEDLES = msgspec.structs.replace(PAGED, values=Values(needles=(Needle(2, 20, 0),)))
+QUERIES = PagedAttentionCase(**SIZES, seq_lens=(5, 0, 21, 8), query_lens=(5, 0, 2, 1), block_size=8)  # type: ignore[arg-type]  # as above
 SPLIT = SplitDecodeCase(**SIZES, seq_lens=(1,), block_size=16, num_splits=3)  # type: ignore[arg-type]  # as above
 
 
@@ -42,7 +44,9 @@ def declared(case: Case, **limits: object) -> Declaration:
 
 
 @pytest.mark.parametrize(
-    "case", [DENSE, PAGED, SHARED, NEEDLES, SPLIT], ids=["dense", "paged", "shared", "needles", "split"]
+    "case",
+    [DENSE, PAGED, SHARED, NEEDLES, SPLIT, QUERIES],
+    ids=["dense", "paged", "shared", "needles", "split", "queries"],
 )
 def test_contents_have_the_shapes_that_were_captured(case: DenseDecodeCase | PagedDecodeCase) -> None:
     """A graph knows one address and one shape for each tensor; other ones would not be what it reads."""
@@ -128,3 +132,16 @@ def test_long_lists_of_lengths_are_cut() -> None:
     assert contents_of(declared(case), case)[1].words == (
         "with seq_lens shortened from [2, 2, 2, 2, 2, 2, 2, 2, ...] to [1, 1, 1, 1, 1, 1, 1, 1, ...]"
     )
+
+
+def test_query_tokens_move_to_other_sequences_within_frozen_bounds() -> None:
+    """The grid of a graph is made for so many tokens, and its bounds are numbers that no replay can change."""
+    captured = with_room(declared(QUERIES), QUERIES)
+    assert isinstance(captured, PagedAttentionCase)
+    contents = [content.case for content in contents_of(declared(QUERIES), captured)]
+    found = [case for case in contents if isinstance(case, PagedAttentionCase)]
+    assert {(case.num_rows, case.max_query_len, case.max_seq_len) for case in found} == {
+        (8, captured.max_query_len, captured.max_seq_len)
+    }
+    assert {case.query_lens for case in found} == {(5, 0, 2, 1), (1, 2, 0, 5)}
+    assert max(max(case.seq_lens) for case in found) > 21
