@@ -11,6 +11,7 @@ from pathlib import Path
 __all__ = [
     "adopt_orphans",
     "child_pids",
+    "cpu_wait_s",
     "descendant_bytes",
     "die_with_parent",
     "disable_core_dumps",
@@ -108,6 +109,15 @@ def start_time(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; with its ID it names a process for good. None if gone."""
     fields = _stat_fields(Path(f"/proc/{pid}"))
     return int(fields[19]) if fields else None
+
+
+def cpu_wait_s(pid: int) -> float:
+    """Seconds for which a process's first thread was ready to run and no CPU was free; 0 if that is not known."""
+    try:
+        fields = Path(f"/proc/{pid}/schedstat").read_bytes().split()
+    except OSError:
+        return 0.0
+    return int(fields[1]) * 1e-9 if len(fields) > 1 else 0.0
 
 
 def ended_child() -> int | None:

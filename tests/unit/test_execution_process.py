@@ -5,12 +5,14 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
 
 from attnfuzz.execution.process import (
     child_pids,
+    cpu_wait_s,
     die_with_parent,
     disable_core_dumps,
     ended_child,
@@ -38,6 +40,25 @@ def gone() -> int:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     return process.pid
+
+
+def test_waiting_for_a_cpu_is_measured_in_seconds() -> None:
+    """Slow executors on a busy machine would be taken for kernels that hang, or kernels that hang for slow ones."""
+    spin = f"import os; os.sched_setaffinity(0, [{min(os.sched_getaffinity(0))}])\nwhile True: pass"
+    rivals = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        time.sleep(0.5)
+        before, of_sleeper = [cpu_wait_s(rival.pid) for rival in rivals], cpu_wait_s(sleeper.pid)
+        time.sleep(1.0)
+        waited = sum(cpu_wait_s(rival.pid) - earlier for rival, earlier in zip(rivals, before, strict=True))
+        assert 0.5 < waited < 2.5
+        assert cpu_wait_s(sleeper.pid) - of_sleeper < 0.1
+    finally:
+        for process in (*rivals, sleeper):
+            process.kill()
+            process.wait()
+    assert cpu_wait_s(sleeper.pid) == 0.0
 
 
 def test_resident_memory_is_measured_in_bytes() -> None:

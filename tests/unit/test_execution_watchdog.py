@@ -2,11 +2,13 @@
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 
+from attnfuzz.execution import watchdog
 from attnfuzz.execution.framing import encode_frame
 from attnfuzz.execution.link import Link
 from attnfuzz.execution.messages import (
@@ -19,7 +21,7 @@ from attnfuzz.execution.messages import (
     Hello,
     encode_fork_request,
 )
-from attnfuzz.execution.outcomes import Died, ExecutorUnavailable
+from attnfuzz.execution.outcomes import Died, ExecutorUnavailable, TimedOut
 from attnfuzz.execution.watchdog import ZygoteLostError, await_message
 
 
@@ -92,3 +94,18 @@ def test_memory_of_a_process_that_is_gone_is_no_reason(peer: Peer) -> None:
     peer.tell(Forked(1 << 22))
     peer.tell(Exited(0))
     assert await_message(peer.link, 5, 1) == Died(0, None, "", "exit")
+
+
+@pytest.mark.parametrize(("share_waiting", "expected_s"), [(0.0, 0.1), (0.5, 0.2), (1.0, 0.4)])
+def test_what_a_process_waits_for_a_cpu_is_not_its_own_time(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, share_waiting: float, expected_s: float
+) -> None:
+    """A slow case on a busy machine would be a hang; or a real one, on a machine that stays busy, would never end."""
+    began = time.monotonic()
+    monkeypatch.setattr(watchdog, "cpu_wait_s", lambda _: share_waiting * (time.monotonic() - began))
+    monkeypatch.setattr(watchdog, "_STACK_WAIT_S", 0.01)
+    monkeypatch.setattr(watchdog, "_KILL_WAIT_S", 0.01)
+    peer.link.pid = 1 << 30  # nobody's
+    monkeypatch.setattr(Link, "signal", lambda *_: None)
+    assert isinstance(await_message(peer.link, 0.1, None), TimedOut)
+    assert expected_s <= time.monotonic() - began < expected_s + 0.3
