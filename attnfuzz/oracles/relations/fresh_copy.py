@@ -51,5 +51,15 @@ def _forgotten(folder: Path) -> Iterator[None]:
 
 
 def _lies_in(module: ModuleType, folder: Path) -> bool:
-    source = getattr(module, "__file__", None)
-    return isinstance(source, str) and Path(source).resolve().is_relative_to(folder)
+    """Whether `module` belongs to what is written in `folder`.
+
+    A virtual environment in it does not: torch cannot be imported twice. Neither does attnfuzz, apart from its kernels,
+    in whose repository somebody may try a kernel of theirs, nor what is compiled.
+    """
+    source, name = getattr(module, "__file__", None), getattr(module, "__name__", "")
+    if not isinstance(source, str) or Path(source).suffix != ".py":
+        return False
+    if f"{name}.".startswith("attnfuzz.") and not f"{name}.".startswith("attnfuzz.kernels."):
+        return False
+    path = Path(source).resolve()
+    return path.is_relative_to(folder) and not any(part in path.relative_to(folder).parts for part in _INSTALLED)
