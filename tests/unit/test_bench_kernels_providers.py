@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
 import pytest
 
 from attnfuzz.bench.kernels.accuracy import largest_error_ratio
 from attnfuzz.bench.kernels.calls import Unsupported
+from attnfuzz.bench.kernels.providers import servers
 from attnfuzz.bench.kernels.providers.catalogue import PROVIDERS, described
 from attnfuzz.bench.kernels.providers.provider import Provider
 from attnfuzz.bench.kernels.shapes import Shape
@@ -86,3 +88,10 @@ def test_names_are_told_apart() -> None:
     """--provider would choose two, and a row of the table say nothing about which."""
     names = [described(one).name for one in PROVIDERS]
     assert len(set(names)) == len(names)
+
+
+def test_a_package_without_the_function_counts_as_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version that has moved it would end the benchmark with an AttributeError."""
+    monkeypatch.setitem(sys.modules, "moved_package.ops", ModuleType("moved_package.ops"))
+    with pytest.raises(ImportError, match=r"no ops\.attend in moved_package or gone_package"):
+        servers._found(("moved_package", "gone_package"), "ops", "attend")

@@ -22,12 +22,13 @@ _SPLITS = 16
 
 def _found(places: tuple[str, ...], module: str, function: str) -> Callable[..., Any]:
     """Raises ImportError if no place has it."""
-    for place in places[:-1]:
+    for place in places:
         try:
-            return vars(importlib.import_module(f"{place}.{module}"))[function]  # type: ignore[no-any-return]  # theirs
-        except (ImportError, KeyError):
+            found: Callable[..., Any] = vars(importlib.import_module(f"{place}.{module}"))[function]
+        except (ImportError, KeyError):  # another version has it elsewhere
             continue
-    return getattr(importlib.import_module(f"{places[-1]}.{module}"), function)  # type: ignore[no-any-return]  # theirs
+        return found
+    raise ImportError(f"no {module}.{function} in {' or '.join(places)}; install a version that has it")
 
 
 def _vllm_unified(tensors: AttentionTensors | MergeTensors, options: Options) -> Prepared:
