@@ -6,21 +6,21 @@ fails once it has been simplified to where that bug needs more, a second bug is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from attnfuzz.campaign.aspects import ANY_CASE, aspects
-from attnfuzz.campaign.pursuit import Suspect
 from attnfuzz.campaign.siblings import without
 from attnfuzz.campaign.signature import KnownFindings, case_features
+from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.lengths import with_seq_lens
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
 
-__all__ = ["relatives_beyond"]
+__all__ = ["relatives_beyond", "simpler_in_one_respect", "with_simplest_values"]
 
 # fields that mean something together; each group in turn is taken from the simplest case
 _GROUPS = (
@@ -34,6 +34,7 @@ _GROUPS = (
     ("options",),
     ("strides",),
     ("values",),
+    ("outputs",),
     ("variant",),
     ("head_size", "scale"),
     ("dtype",),
@@ -42,6 +43,7 @@ _GROUPS = (
     ("extra_rows",),
     ("query_slack", "seq_slack"),
 )
+_RECIPES = ("values", "outputs")  # of attention, and of states to merge
 
 
 def relatives_beyond(known: KnownFindings, suspect: Suspect) -> list[Case]:
@@ -51,10 +53,27 @@ def relatives_beyond(known: KnownFindings, suspect: Suspect) -> list[Case]:
         return []
     return [
         case
-        for case in (*_siblings(known, suspect), *_relatives(suspect))
+        for case in (*_supported(suspect, _siblings(known, suspect)), *simpler_in_one_respect(suspect))
         if not known.explains(suspect.symptom, case_features(declaration, case))
-        and supports_case(declaration.supports, declaration.options, case)
     ]
+
+
+def simpler_in_one_respect(suspect: Suspect) -> list[Case]:
+    """The case with one group of fields as in the simplest case, for each group in turn."""
+    return _supported(suspect, _relatives(suspect))
+
+
+def with_simplest_values(suspect: Suspect) -> Case | None:
+    """The case with the simplest recipe for its numbers; None if it has that already."""
+    case, simplest = suspect.case, _simplest(suspect)
+    recipes = {name: getattr(simplest, name) for name in _RECIPES if hasattr(case, name)}
+    changed = (changed for changed in _changed(case, recipes) if changed != case)
+    return next(iter(_supported(suspect, changed)), None)
+
+
+def _supported(suspect: Suspect, cases: Iterable[Case]) -> list[Case]:
+    declaration = suspect.declaration
+    return [case for case in cases if supports_case(declaration.supports, declaration.options, case)]
 
 
 def _siblings(known: KnownFindings, suspect: Suspect) -> Iterator[Case]:
@@ -65,8 +84,7 @@ def _siblings(known: KnownFindings, suspect: Suspect) -> Iterator[Case]:
 
 
 def _relatives(suspect: Suspect) -> Iterator[Case]:
-    declaration, case = suspect.declaration, suspect.case
-    simplest = simplest_case(case.problem, declaration.supports, declaration.options)
+    case, simplest = suspect.case, _simplest(suspect)
     for group in _GROUPS:
         changes = {name: getattr(simplest, name) for name in group if hasattr(case, name)}
         if "seq_lens" in changes and isinstance(case, AttentionCase):
@@ -75,6 +93,11 @@ def _relatives(suspect: Suspect) -> Iterator[Case]:
             changes["query_lens"] = tuple(min(1, query_len) for query_len in getattr(case, "query_lens", ()))
         if any(getattr(case, name) != value for name, value in changes.items()):
             yield from _changed(case, changes)
+
+
+def _simplest(suspect: Suspect) -> Case:
+    declaration = suspect.declaration
+    return simplest_case(declaration.problem, declaration.supports, declaration.options)
 
 
 def _changed(case: Case, changes: dict[str, Any]) -> Iterator[Case]:

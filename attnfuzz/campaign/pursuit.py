@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects
+from attnfuzz.campaign.beneath_rounding import is_sight_of_known, plainly_wrong, shows_in_rounding
 from attnfuzz.campaign.confirmation import Confirmation, confirm, ever_fails_afresh, rate_of, still_fails_afresh
 from attnfuzz.campaign.explained import explanation_of
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge
@@ -21,11 +22,11 @@ from attnfuzz.campaign.siblings import strides_swapped, without
 from attnfuzz.campaign.signature import NEEDS_PRECEDING, KnownFindings, Signature, case_features
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.minimise import minimise
-from attnfuzz.oracles.verdict import Failure, ends_process
+from attnfuzz.oracles.verdict import ends_process
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.features import KV_STRIDES_DIFFER
 
-__all__ = ["Pursuit", "Suspect"]
+__all__ = ["Pursuit"]
 
 _MAX_TRIES = 10
 _MISSED = 0.1
@@ -104,6 +105,7 @@ class Pursuit:
             self._close_as_known()
             return True
         try:
+            self._look_beneath_rounding()
             self._step_past_known()
             self._shrink()
         except _SameBug:
@@ -166,6 +168,19 @@ class Pursuit:
 
     def _tell_rate(self, confirmation: Confirmation) -> None:
         self._send(Confirmed(finding=self._finding, failed=len(confirmation.failures), runs=confirmation.runs))
+
+    def _look_beneath_rounding(self) -> None:
+        """Where bits differ, a plainly wrong number may be at work; known or not, that is what to tell."""
+        if self._flaky or self._now.preceding or not shows_in_rounding(self._now):
+            return
+        try:
+            if is_sight_of_known(self._now, self._known, self._failing_one):
+                raise _SameBug
+            plain = plainly_wrong(self._now, self._failing_one)
+        except OutOfTime:
+            return
+        if plain is not None and not self._known.explains(plain.symptom, plain.features):
+            self._start_again(plain)
 
     def _step_past_known(self) -> None:
         """Another symptom of a known bug is gone when what that bug is about is gone; what is not, is another bug."""
@@ -338,7 +353,7 @@ class Pursuit:
             Smaller(
                 finding=self._finding,
                 case=_raw(suspect.case),
-                failure=_told(suspect),
+                failure=suspect.told,
                 preceding=tuple(map(_raw, suspect.preceding)),
             )
         )
@@ -379,15 +394,6 @@ class Pursuit:
             if not self._flaky:
                 self._deaths.learn(signature)
         return tuple((symptom.oracle, symptom.kind) for symptom in self._symptoms)
-
-
-def _told(suspect: Suspect) -> Failure:
-    """The failure, with what it needs besides the case."""
-    if not suspect.preceding:
-        return suspect.failure
-    others = "another case has" if len(suspect.preceding) == 1 else f"{len(suspect.preceding)} other cases have"
-    message = f"{suspect.failure.message}; only after {others} run in the same process"
-    return msgspec.structs.replace(suspect.failure, message=message)
 
 
 def _raw(case: Case) -> msgspec.Raw:

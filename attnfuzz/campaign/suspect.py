@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from attnfuzz.campaign.signature import Symptom, failure_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
@@ -34,3 +36,12 @@ class Suspect:
     def as_(self, case: Case, failure: Failure) -> Suspect:
         """Another case of the same kernel, with the same ones before it."""
         return Suspect(self.declaration, case, failure, self.preceding)
+
+    @property
+    def told(self) -> Failure:
+        """The failure, with what it needs besides the case."""
+        if not self.preceding:
+            return self.failure
+        others = "another case has" if len(self.preceding) == 1 else f"{len(self.preceding)} other cases have"
+        message = f"{self.failure.message}; only after {others} run in the same process"
+        return msgspec.structs.replace(self.failure, message=message)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from attnfuzz.campaign.behind_known import relatives_beyond
-from attnfuzz.campaign.pursuit import Suspect
+from attnfuzz.campaign.behind_known import relatives_beyond, with_simplest_values
 from attnfuzz.campaign.signature import KnownFindings, Signature, case_features
+from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase
 from attnfuzz.problems.features import KV_STRIDES_DIFFER
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="k")
@@ -41,3 +41,13 @@ def test_the_first_relative_lacks_only_what_the_known_bug_is_about() -> None:
     known.add(Signature(suspect.symptom, frozenset({KV_STRIDES_DIFFER})))
     first = relatives_beyond(known, suspect)[0]
     assert first == msgspec.structs.replace(case, strides={"k": "every_other", "v": "every_other"})
+
+
+def test_states_to_merge_have_simpler_numbers_too() -> None:
+    """A merge that is wrong by little beside large states would never be tried on plain ones."""
+    case = MergeStatesCase(num_q_heads=1, head_size=16, num_tokens=1, outputs="fine")
+    kernel = Declaration(name="k", problem="merge_states", target="k")
+    suspect = Suspect(kernel, case, Failure(oracle="merge_laws", kind="bits", message="differs"))
+    plain = msgspec.structs.replace(case, outputs="normal")
+    assert with_simplest_values(suspect) == plain
+    assert with_simplest_values(Suspect(kernel, plain, suspect.failure)) is None

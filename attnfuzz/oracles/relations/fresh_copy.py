@@ -54,12 +54,13 @@ def _lies_in(module: ModuleType, folder: Path) -> bool:
     """Whether `module` belongs to what is written in `folder`.
 
     A virtual environment in it does not: torch cannot be imported twice. Neither does attnfuzz, apart from its kernels,
-    in whose repository somebody may try a kernel of theirs, nor what is compiled.
+    in whose repository somebody may try a kernel of theirs, nor what is compiled. A path that is not absolute is no
+    place: torch.ops calls itself "_ops.py".
     """
     source, name = getattr(module, "__file__", None), getattr(module, "__name__", "")
-    if not isinstance(source, str) or Path(source).suffix != ".py":
+    if not isinstance(source, str) or not (path := Path(source)).is_absolute() or path.suffix != ".py":
         return False
     if f"{name}.".startswith("attnfuzz.") and not f"{name}.".startswith("attnfuzz.kernels."):
         return False
-    path = Path(source).resolve()
+    path = path.resolve()
     return path.is_relative_to(folder) and not any(part in path.relative_to(folder).parts for part in _INSTALLED)

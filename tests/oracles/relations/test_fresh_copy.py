@@ -64,3 +64,16 @@ def test_attnfuzz_is_not_imported_twice_from_its_own_repository(
     assert framework is attnfuzz
     assert eager is not kernel.function(None)[-1]
     assert sys.modules["attnfuzz.oracles.relations.fresh_copy"] is module
+
+
+def test_a_fresh_copy_needs_no_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules with a relative path, as torch.ops, would be looked for in a folder that may have been removed."""
+    (tmp_path / "fresh_copy_helper.py").write_text("")
+    (tmp_path / "fresh_copy_installed.py").write_text("")
+    (tmp_path / "mine.py").write_text(KERNEL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (kernel,) = load_kernels(f"{tmp_path / 'mine.py'}:k")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert fresh_copy(kernel) is not None

@@ -1,0 +1,89 @@
+"""attnfuzz.campaign.beneath_rounding: a wrong number that large values hide is one bug with what shows in its bits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import pytest
+
+from attnfuzz.campaign.messages import Duplicate, Minimised
+from attnfuzz.campaign.pursuit import Pursuit
+from attnfuzz.campaign.signature import KnownFindings, Signature
+from attnfuzz.campaign.suspect import Suspect
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.problems.recipes import Values
+from tests.unit.pretended_process import WRONG, PretendedProcess, a_case
+
+BITS = Failure(oracle="value_affinity", kind="bits", message="the bits must be equal")
+LARGE = msgspec.structs.replace(a_case(5), values=Values(values="large"))
+Bug = Callable[[DenseDecodeCase, Sequence[Case]], Failure | None]
+
+
+def adds_one_to_long_ones(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
+    """Wrong from the second token on; beside large values the error is within the bound."""
+    del earlier
+    if max(case.seq_lens) < 2:
+        return None
+    return BITS if case.values.values == "large" else WRONG
+
+
+def adds_an_epsilon(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
+    """Never wrong by more than the bound."""
+    del case, earlier
+    return BITS
+
+
+def both(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
+    return adds_one_to_long_ones(case, earlier) or adds_an_epsilon(case, earlier)
+
+
+def pursue(bug: Bug, *signatures: Signature) -> tuple[KnownFindings, list[msgspec.Struct]]:
+    """What is known afterwards, and what the coordinator is told, of `LARGE` when its bits differ."""
+    process, known = PretendedProcess(bug), KnownFindings()
+    sent: list[msgspec.Struct] = []
+    for signature in signatures:
+        known.add(signature)
+    suspect = process.suspect(LARGE, failure=BITS)
+    pursuit = Pursuit(
+        "0-1",
+        suspect,
+        judge=process.timed(),
+        known=known,
+        send=sent.append,
+        is_over=lambda: False,
+        deadline=time.monotonic() + 60.0,
+    )
+    assert pursuit.run()
+    return known, sent
+
+
+def wrong(*needs: str) -> Signature:
+    return Signature(Suspect(PretendedProcess(both).suspect(LARGE).declaration, LARGE, WRONG).symptom, frozenset(needs))
+
+
+def test_a_wrong_number_that_large_values_hide_is_told_as_such() -> None:
+    """The finding would be of bits, for any case, and the wrong number be reported again as a second bug."""
+    _, sent = pursue(adds_one_to_long_ones)
+    (closed,) = [message for message in sent if isinstance(message, Minimised)]
+    assert closed.shown_as == (("accuracy", "out:value"),)
+    assert "seq_len>1" in closed.features
+
+
+def test_bits_that_only_differ_where_a_known_bug_is_at_work_are_that_bug() -> None:
+    """One mistake would be two findings: its wrong numbers, and the last digits of larger ones."""
+    known, sent = pursue(adds_one_to_long_ones, wrong("seq_len>1"))
+    assert isinstance(sent[-1], Duplicate)
+    suspect = PretendedProcess(both).suspect(LARGE, failure=BITS)
+    assert known.explains(suspect.symptom, suspect.features)
+
+
+@pytest.mark.parametrize("known", [(), (wrong("seq_len>1"),)], ids=["alone", "beside a known bug"])
+def test_a_mistake_of_rounding_stays_one(known: tuple[Signature, ...]) -> None:
+    """A kernel that adds an epsilon would be cleared by another bug of the same kernel."""
+    bug = both if known else adds_an_epsilon
+    _, sent = pursue(bug, *known)
+    (closed,) = [message for message in sent if isinstance(message, Minimised)]
+    assert closed.shown_as == (("value_affinity", "bits"),)
