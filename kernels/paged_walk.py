@@ -13,8 +13,8 @@ The packed layout (vLLM's first paged attention kernel) stores K as ``[num_block
 block_size, X]`` with X elements in 16 bytes, so that threads on neighbouring tokens read neighbouring 16 bytes. The
 other layouts have X = 1.
 
-A sliding window of ``w`` tokens ends at the query, so that the walk begins at token ``i_query + 1 - w``. ALiBi adds
-``slope · (i_t - i_query)`` to the scores (Press et al., arXiv 2108.12409); for the soft cap see ``score_variants``.
+With a sliding window the walk begins at the first token that the query sees. For it and other variants see
+``score_variants``.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Device code has no Python types.
@@ -22,7 +22,7 @@ A sliding window of ``w`` tokens ends at the query, so that the walk begins at t
 import triton
 import triton.language as tl
 
-from attnfuzz.kernels.score_variants import cap_scores
+from attnfuzz.kernels.score_variants import vary_scores, window_begin
 
 __all__ = ["attend_pages"]
 
@@ -55,7 +55,7 @@ def attend_pages(
 ):  # fmt: skip
     """State ``(row_max, exp_sum, acc)`` over tokens ``[begin, end)``; the empty state if there are none."""
     if HAS_WINDOW:
-        begin = tl.maximum(begin, i_query + 1 - window)
+        begin = tl.maximum(begin, window_begin(i_query, window))
     o_t = tl.arange(0, TILE)
     o_kd = (o_d // X) * stride_kdo + (o_d % X) * stride_kx
     o_vd = o_d * stride_vd
@@ -78,10 +78,7 @@ def attend_pages(
         b_v = tl.load(p_v + o_vt[:, None] + o_vd[None, :], mask=m_td, other=0.0)  # [TILE, BLOCK_D]
 
         b_s = tl.sum(b_q[None, :] * b_k.to(tl.float32), axis=1) * scale  # [TILE]
-        if HAS_CAP:
-            b_s = cap_scores(b_s, soft_cap)
-        if HAS_ALIBI:
-            b_s += slope * (i_t - i_query).to(tl.float32)
+        b_s = vary_scores(b_s, i_t, i_query, slope, soft_cap, HAS_CAP, HAS_ALIBI)
         b_s = tl.where(m_t, b_s, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(b_s, axis=0))
         ref = tl.where(new_max == float("-inf"), 0.0, new_max)

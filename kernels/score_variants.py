@@ -1,14 +1,18 @@
-"""Device functions for scores beyond ``scale · q Kᵀ``: a soft cap, and a logit that takes weight and has no value.
+"""Device functions for attention beyond ``scale · q Kᵀ``: soft cap, ALiBi, sliding window, sinks. All kernels use them.
 
 **Soft cap** (Gemma 2, arXiv 2408.00118): ``s`` becomes ``c · tanh(s / c)``. Triton has no tanh of every backend.
 With ``e = exp(-2|y|)``, which is at most 1 and cannot overflow,
 
     tanh |y| = (1 - e) / (1 + e)        tanh(-y) = -tanh y
 
+**ALiBi** (Press et al., arXiv 2108.12409) adds ``slope · (key - query)`` to the scores of a head, by their positions.
+
+**Sliding window** of w keys (Mistral, arXiv 2310.06825): the query at ``p`` sees those from ``p - w + 1`` on.
+
 **Sinks** (gpt-oss, arXiv 2508.10925): the denominator of the softmax has one more term, ``exp(sink)``. In the state of
 an online softmax (``softmax_state``) that is one more key with a value of 0, so it takes part in the running maximum:
-``exp(sink - row_max)`` with another maximum than ``max(row_max, sink)`` overflows. It is added once for a row: in split
-decode by the reduction.
+``exp(sink - row_max)`` with another maximum than ``max(row_max, sink)`` overflows. It is added once for a row: where
+several programs share one, by the reduction.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Device code has no Python types.
@@ -16,7 +20,7 @@ decode by the reduction.
 import triton
 import triton.language as tl
 
-__all__ = ["add_sink", "cap_scores"]
+__all__ = ["add_sink", "cap_scores", "count_sink", "vary_scores", "window_begin"]
 
 
 @triton.jit
@@ -29,9 +33,36 @@ def cap_scores(b_s, soft_cap):
 
 
 @triton.jit
-def add_sink(row_max, exp_sum, acc, sink):
-    """The state with one more key of score ``sink`` and value 0; -inf changes nothing."""
+def vary_scores(b_s, i_key, i_query, slope, soft_cap, HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr):
+    """``b_s``, scaled already, of keys and queries at these positions, with what is asked for. All broadcast to it."""
+    if HAS_CAP:
+        b_s = cap_scores(b_s, soft_cap)
+    if HAS_ALIBI:
+        b_s += slope * (i_key - i_query).to(tl.float32)
+    return b_s
+
+
+@triton.jit
+def window_begin(i_query, window):
+    """The first position that the query at ``i_query`` sees, below 0 if the window reaches beyond the first key."""
+    return i_query + 1 - window
+
+
+@triton.jit
+def count_sink(row_max, exp_sum, sink, BASE_2: tl.constexpr):
+    """``row_max``, ``exp_sum`` with one more key of score ``sink``, and what ``acc`` is to be multiplied by.
+
+    ``BASE_2``: maximum and sink are in base 2. A sink of -inf changes nothing.
+    """
     new_max = tl.maximum(row_max, sink)
     ref = tl.where(new_max == float("-inf"), 0.0, new_max)
-    alpha = tl.exp(row_max - ref)
-    return new_max, exp_sum * alpha + tl.exp(sink - ref), acc * alpha
+    alpha = tl.exp2(row_max - ref) if BASE_2 else tl.exp(row_max - ref)
+    weight = tl.exp2(sink - ref) if BASE_2 else tl.exp(sink - ref)
+    return new_max, exp_sum * alpha + weight, alpha
+
+
+@triton.jit
+def add_sink(row_max, exp_sum, acc, sink):
+    """The state of one row with one more key of score ``sink`` and value 0."""
+    row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sink, False)
+    return row_max, exp_sum, acc * alpha
