@@ -242,7 +242,8 @@ def _length_limits(plan: _Plan, format_: Format, num_splits: int, work: int) -> 
     steps = (*([format_.block_size] if format_.block_size else []), *tile_sizes(format_.options))
     tile = max(4, min(16, *steps)) if steps else 16
     sizes = plan.sizes
-    most_tokens = max(1, sizes.max_cache_elements // ((format_.num_kv_heads or 1) * format_.head_size))
+    head_size = max(format_.head_size, format_.v_head_size or 0)
+    most_tokens = max(1, sizes.max_cache_elements // ((format_.num_kv_heads or 1) * head_size))
     window = _window(format_)
     return LengthLimits(
         steps=steps if window is None else (*steps, window),

@@ -16,6 +16,7 @@ from attnfuzz.problems.choices import (
     head_sizes_of,
     layouts_of,
     split_counts_of,
+    v_head_sizes_of,
     variants_of,
 )
 from attnfuzz.problems.formats import Format, format_key
@@ -37,6 +38,7 @@ case in a hundred has several KV heads with more than 16 query heads each, and t
 _ROOM_FOR_WIDE = 1.2
 """Times the heads that there is work for: 2 groups of 24 in a case that may have 40."""
 _SHAPE_BYTES = 8
+_V_HEAD_SIZE_BYTES = 2
 _POOL = 6
 """Formats that are drawn for each of the first that is chosen."""
 
@@ -125,7 +127,8 @@ def _pairs(format_: Format) -> set[frozenset[_Choice]]:
 def format_bytes(plan: FormatPlan) -> int:
     """How many bytes ``decide_format`` reads."""
     of_variant = VARIANT_BYTES if variants_of(plan.problem, plan.supports) else 0
-    return 1 + _SHAPE_BYTES + len(plan.options) + STRIDES_BYTES + of_variant
+    of_values = 0 if plan.supports.v_head_sizes == "equal" else _V_HEAD_SIZE_BYTES
+    return 1 + _SHAPE_BYTES + len(plan.options) + STRIDES_BYTES + of_variant + of_values
 
 
 def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
@@ -150,7 +153,9 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
         shape, gqa_ratios_of(plan.supports), min(plan.sizes.max_heads, max(1, most_heads)), wide=wide
     )
     head_size = _pick_head_size(shape, plan, dtype, layout, num_q_heads)
-    block_size = None if layout is None else _pick_block_size(shape, plan, num_kv_heads * head_size)
+    v_head_size = _pick_v_head_size(decisions, plan, layout, num_q_heads, head_size)
+    token_elements = num_kv_heads * max(head_size, v_head_size)
+    block_size = None if layout is None else _pick_block_size(shape, plan, token_elements)
     variant = None
     if names := variants_of(plan.problem, plan.supports):
         steps = (*((block_size,) if block_size else ()), *tile_sizes(options))
@@ -167,6 +172,7 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
         block_size=block_size,
         num_splits=num_splits,
         variant=None if variant == PLAIN_VARIANT else variant,
+        v_head_size=None if v_head_size == head_size else v_head_size,
         strides=strides,
         options=options,
     )
@@ -184,6 +190,21 @@ def _pick_splits(decisions: Decisions, plan: FormatPlan) -> int | None:
 def _pick_head_size(shape: Decisions, plan: FormatPlan, dtype: Dtype, layout: Layout | None, num_q_heads: int) -> int:
     sizes = plan.head_sizes[dtype][layout]
     return shape.pick([size for size in sizes if size * num_q_heads <= plan.sizes.max_head_elements] or sizes[:1])
+
+
+def _pick_v_head_size(
+    decisions: Decisions, plan: FormatPlan, layout: Layout | None, num_q_heads: int, head_size: int
+) -> int:
+    """Where K's size is supported too, that in three of five cases."""
+    if plan.supports.v_head_sizes == "equal":
+        return head_size
+    part = decisions.part(_V_HEAD_SIZE_BYTES)
+    sizes = v_head_sizes_of(plan.supports, head_size, layout)
+    fitting = [size for size in sizes if size * num_q_heads <= plan.sizes.max_head_elements] or sizes[:1]
+    others = [size for size in fitting if size != head_size]
+    differs = part.pick((False, False, False, True, True))
+    size = part.pick(others or fitting)
+    return size if differs or sizes[0] != head_size else head_size
 
 
 def _pick_block_size(shape: Decisions, plan: FormatPlan, token_elements: int) -> int:

@@ -13,8 +13,8 @@ class Sizes:
 
     * ``max_seqs``, ``max_seq_len``, ``max_tokens`` (of all sequences together), ``max_heads`` (query heads),
       ``max_splits``.
-    * Elements: ``max_head_elements`` (query heads times head size), ``max_page_elements`` (one page of K),
-      ``max_cache_elements`` (K of all tokens; of a dense K, padding included).
+    * Elements: ``max_head_elements`` (query heads times head size), ``max_page_elements`` (one page of K or V),
+      ``max_cache_elements`` (K or V of all tokens; of a dense one, padding included).
     * ``work``: choices for the work of one case, each as likely as the others, simplest first. Its unit is what one
       program of a kernel does with one tile of 16 tokens: a sequence of 40 tokens and 4 query heads counts 12.
     """

@@ -40,6 +40,7 @@ _SIZES = frozenset(
         "seq_len>window",
         "shared pages",
         "spare blocks",
+        "v_head_size>head_size",
     }
 )
 _RECIPES = ("keys=", "values=")

@@ -36,6 +36,7 @@ _GROUPS = (
     ("values",),
     ("outputs",),
     ("variant",),
+    ("v_head_size",),
     ("head_size", "scale"),
     ("dtype",),
     ("num_tokens",),

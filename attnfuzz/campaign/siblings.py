@@ -80,11 +80,16 @@ def _pow2_gqa_ratio(case: AttentionCase) -> Changes:
     return {"num_q_heads": case.num_kv_heads << (case.gqa_ratio.bit_length() - 1)}
 
 
+def _equal_head_sizes(case: AttentionCase) -> Changes:
+    return {"v_head_size": None}
+
+
 _CHANGES: dict[str, Callable[[AttentionCase], Changes]] = {
     "context": _no_context,
     "empty sequence": _no_empty_sequence,
     "gqa_ratio not pow2": _pow2_gqa_ratio,
     "no query": _a_query_each,
+    "v_head_size": _equal_head_sizes,
 }
 
 

@@ -48,6 +48,7 @@ def _numbers(case: Case) -> Iterator[tuple[str, int]]:
     if isinstance(case, MergeStatesCase):
         yield "num_tokens", case.num_tokens
         return
+    yield "v_head_size", case.value_size
     yield "num_kv_heads", case.num_kv_heads
     yield "gqa_ratio", case.gqa_ratio
     yield "num_seqs", case.num_seqs

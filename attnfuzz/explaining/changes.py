@@ -74,6 +74,8 @@ def _of_attention(case: AttentionCase, supports: Supports) -> Iterator[Change]:
             yield f"layout {layout} instead of {case.layout}", changed(case, layout=layout)
     if isinstance(case, DenseDecodeCase) and case.extra_rows:
         yield f"no extra rows instead of {case.extra_rows}", changed(case, extra_rows=0)
+    if case.v_head_size is not None:
+        yield f"v_head_size {case.head_size} instead of {case.v_head_size}", changed(case, v_head_size=None)
     yield from _values(case)
     yield from _variant(case)
 

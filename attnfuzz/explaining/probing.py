@@ -61,7 +61,7 @@ def probe(
     places: Places,
     chosen: Int64[Tensor, " n"],
     dims: Int64[Tensor, " n"],
-    constant: Float64[Tensor, "rows head_size"],
+    constant: Float64[Tensor, "rows v_head_size"],
 ) -> Probe:
     """One run. Places that share a dimension have the sum of their weights there. `constant`: the output without any.
 

@@ -155,10 +155,9 @@ class MeasuredRow:
             return None
         parts = torch.split(dims, [len(part) for part in by_token])
         rows = [torch.stack(parts[seq * heads : (seq + 1) * heads], -1) for seq in range(case.num_seqs)]
-        size = max(len(live), case.head_size)
+        size = max(len(live), case.value_size)
         v = torch.nn.functional.one_hot(torch.cat(rows), size).double()
-        padding = (0, size - case.head_size)
-        q, k = (torch.nn.functional.pad(part.double(), padding) for part in (self.values.q, self.values.k))
+        q, k = self.values.q.double(), self.values.k.double()
         got, bound = (torch.nn.functional.pad(part[live], (0, size - len(live))) for part in (self.got, self.bound))
         lse = self.weights.lse
         return AttentionRow(

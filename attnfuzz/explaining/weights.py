@@ -53,11 +53,11 @@ class Weights:
     got: Float64[Tensor, "rows places"]
     expected: Float64[Tensor, "rows places"]
     bound: Float64[Tensor, "rows places"]
-    constant: Float64[Tensor, "rows head_size"]
+    constant: Float64[Tensor, "rows v_head_size"]
     lse: Float64[Tensor, " rows"] | None
     expected_lse: Float64[Tensor, " rows"]
     lse_bound: Float64[Tensor, " rows"]
-    dims_differ: Bool[Tensor, " head_size"]
+    dims_differ: Bool[Tensor, " v_head_size"]
     groups: Groups | None = None
     by_split: Float64[Tensor, "rows num_splits places"] | None = None
     split_lse: Float64[Tensor, "rows num_splits"] | None = None
@@ -103,7 +103,7 @@ def measure(rig: Rig, places: Places) -> Weights:
     empty = run_with(rig, places, _NONE, _NONE)
     blank, lse = rig.logical(empty)
     constant = blank.flatten(0, 1)
-    is_large = places.count > _EXACT_RUNS * rig.case.head_size
+    is_large = places.count > _EXACT_RUNS * rig.case.value_size
     found, groups = weigh_in_groups(rig, places, constant) if is_large else (weigh_each(rig, places, constant), None)
     has_splits = isinstance(rig.case, SplitDecodeCase) and not is_large
     return Weights(
@@ -121,18 +121,18 @@ def measure(rig: Rig, places: Places) -> Weights:
     )
 
 
-def weigh_each(rig: Rig, places: Places, constant: Float64[Tensor, "rows head_size"]) -> Probe:
+def weigh_each(rig: Rig, places: Places, constant: Float64[Tensor, "rows v_head_size"]) -> Probe:
     """All places, each in a dimension of its own."""
     return _weigh(rig, places, torch.arange(places.count), constant)
 
 
-def weigh_in_groups(rig: Rig, places: Places, constant: Float64[Tensor, "rows head_size"]) -> tuple[Probe, Groups]:
+def weigh_in_groups(rig: Rig, places: Places, constant: Float64[Tensor, "rows v_head_size"]) -> tuple[Probe, Groups]:
     """Groups of places, then the members of those groups that differ most from the others, relative to what is right.
 
     Members that are not looked at are taken to be off by the factor of their group, with an error that says how little
     that means.
     """
-    size = rig.case.head_size
+    size = rig.case.value_size
     count = _GROUP_RUNS * size - 1 + _GROUP_RUNS * size % 2  # odd, as pages hold even numbers of places
     group = torch.arange(places.count) % count
     sums = _probe_groups(rig, places, group, constant)
@@ -170,10 +170,10 @@ def expected_weights(rig: Rig, places: Places) -> Float64[Tensor, "rows places"]
 
 
 def _probe_groups(
-    rig: Rig, places: Places, group: Int64[Tensor, " places"], constant: Float64[Tensor, "rows head_size"]
+    rig: Rig, places: Places, group: Int64[Tensor, " places"], constant: Float64[Tensor, "rows v_head_size"]
 ) -> Probe:
     """For each place what its group has in all."""
-    size = rig.case.head_size
+    size = rig.case.value_size
     probes, order = [], []
     for start in range(0, int(group.max()) + 1, size):
         chosen = ((group >= start) & (group < start + size)).nonzero()[:, 0]
@@ -182,8 +182,10 @@ def _probe_groups(
     return _joined(probes, torch.cat(order).argsort())
 
 
-def _weigh(rig: Rig, places: Places, chosen: Int64[Tensor, " n"], constant: Float64[Tensor, "rows head_size"]) -> Probe:
-    size = rig.case.head_size
+def _weigh(
+    rig: Rig, places: Places, chosen: Int64[Tensor, " n"], constant: Float64[Tensor, "rows v_head_size"]
+) -> Probe:
+    size = rig.case.value_size
     parts = torch.split(chosen, size)
     probes = [probe(rig, places, part, torch.arange(len(part)), constant) for part in parts]
     return _joined(probes, torch.arange(len(chosen)))
@@ -204,8 +206,8 @@ def _split_lse(rig: Rig, results: dict[str, Tensor]) -> Float64[Tensor, "rows nu
 
 
 def _dims_that_differ(
-    rig: Rig, places: Places, found: Probe | None, constant: Float64[Tensor, "rows head_size"]
-) -> Bool[Tensor, " head_size"]:
+    rig: Rig, places: Places, found: Probe | None, constant: Float64[Tensor, "rows v_head_size"]
+) -> Bool[Tensor, " v_head_size"]:
     """Where every value is 1, each dimension must be the sum of the same weights: those `found`, if they are known."""
     out, _ = rig.logical(run_with(rig, places, torch.arange(places.count), None))
     sums = (out.flatten(0, 1) - constant) / ONE
@@ -215,6 +217,6 @@ def _dims_that_differ(
     if found is not None:
         slack = slack + 4 * found.bound.sum(-1, keepdim=True)
     differ = ((sums - usual).abs() > slack) | (sums.isnan() != usual.isnan())
-    if rig.case.head_size > 1 and bool(differ.any()):
+    if rig.case.value_size > 1 and bool(differ.any()):
         return differ.any(0)
     return ((sums - total).abs() > slack).any(0)

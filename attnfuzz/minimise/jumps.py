@@ -20,7 +20,8 @@ _GROUPS: tuple[tuple[str, ...], ...] = (
     ("variant",),
     ("strides", "pages", "extra_rows", "query_slack", "seq_slack"),
     ("dtype", "layout"),
-    ("head_size",),
+    ("v_head_size",),
+    ("head_size", "v_head_size"),
     ("options",),
 )
 """Fields that seldom matter together. Lengths, pages' sizes and splits are left to their own proposals."""

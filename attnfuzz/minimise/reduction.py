@@ -22,6 +22,7 @@ from attnfuzz.minimise.shape import (
     lower_layout,
     lower_lengths,
     lower_num_splits,
+    lower_v_head_size,
 )
 from attnfuzz.minimise.size import size_key
 from attnfuzz.minimise.states import lower_pairs, lower_states, single_pair
@@ -48,6 +49,7 @@ _ATTENTION: tuple[Propose, ...] = (
     lower_num_splits,
     _lower_step_options,
     lower_block_size,
+    lower_v_head_size,
     lower_head_size,
     lower_dtype,
     lower_layout,

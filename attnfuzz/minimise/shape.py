@@ -16,6 +16,7 @@ from attnfuzz.problems.choices import (
     is_power_of_two,
     layouts_of,
     min_seq_len,
+    v_head_sizes_of,
 )
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "lower_layout",
     "lower_lengths",
     "lower_num_splits",
+    "lower_v_head_size",
 ]
 
 _MOST_RESCALED = 4
@@ -87,6 +89,13 @@ def lower_layout(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]
     if not isinstance(case, PagedDecodeCase):
         return case
     return (yield from first_of(case, [changed(case, layout=layout) for layout in layouts_of(domain.supports)]))
+
+
+def lower_v_head_size(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
+    """That of K, then the others."""
+    layout = case.layout if isinstance(case, PagedDecodeCase) else None
+    sizes = v_head_sizes_of(domain.supports, case.head_size, layout) if case.v_head_size is not None else ()
+    return (yield from first_of(case, [changed(case, v_head_size=size) for size in sizes]))
 
 
 def lower_num_splits(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:

@@ -50,7 +50,8 @@ def size_key(case: Case, *, options: Options | None = None) -> tuple[Any, ...]:
 
 def _attention(case: AttentionCase) -> Iterable[Any]:
     yield from (case.num_seqs, case.num_q_heads, case.num_kv_heads)
-    yield from (sum(map(length_rank, case.seq_lens)), head_size_rank(case.head_size))
+    yield from (sum(map(length_rank, case.seq_lens)), case.v_head_size is not None)
+    yield from (head_size_rank(case.head_size), head_size_rank(case.value_size))
     if isinstance(case, PagedAttentionCase):
         yield from (sum(map(length_rank, case.query_lens)), case.seq_slack, case.query_slack)
     if isinstance(case, DenseDecodeCase):

@@ -14,7 +14,7 @@ from attnfuzz.problems.declared_numerics import Numerics
 __all__ = ["attention_bound", "attention_rows", "largest_chunk"]
 
 _LARGEST_CHUNK = 2**19
-"""Numbers in an intermediate result of shape [rows, group, num_tokens, head_size] on a CPU: 4 MiB."""
+"""Numbers in an intermediate result of shape [rows, group, num_tokens, v_head_size] on a CPU: 4 MiB."""
 
 _LARGER_ON_A_GPU = 32
 """There small operations cost as much as large ones."""
@@ -23,7 +23,7 @@ _LARGER_ON_A_GPU = 32
 def attention_bound(
     q: Float64[Tensor, "num_q_heads head_size"],
     k: Float64[Tensor, "seq_len num_kv_heads head_size"],
-    v: Float64[Tensor, "seq_len num_kv_heads head_size"],
+    v: Float64[Tensor, "seq_len num_kv_heads v_head_size"],
     scale: float | int,
     *,
     in_dtype: torch.dtype,
@@ -51,7 +51,7 @@ def attention_bound(
     sees, and as `reach` how many tokens the sequence has before the query; without a window these are the others.
 
     Assumes that no intermediate overflows float32: head_size * max|q k| * |scale| and seq_len * max|v| below 3e38.
-    Returns a `Bound` with `out [num_q_heads, head_size]` and `lse [num_q_heads]`, both zero when `seq_len` is 0.
+    Returns a `Bound` with `out [num_q_heads, v_head_size]` and `lse [num_q_heads]`, both zero when `seq_len` is 0.
     Raises `ValueError` for `num_partials` < 1, for head counts that do not divide and for an unknown dtype.
     """
     num_q_heads, head_size = q.shape
@@ -66,7 +66,7 @@ def attention_bound(
         interpreted=interpreted,
     )
     if seq_len == 0 and sinks is None:
-        return Bound(out=torch.zeros_like(q), lse=q.new_zeros(num_q_heads))
+        return Bound(out=q.new_zeros(num_q_heads, v.shape[-1]), lse=q.new_zeros(num_q_heads))
     numbers = {"scale": scale, "head_size": head_size, "num_tokens": seq_len + int(sinks is not None)}
     variant = None
     if soft_cap is None and alibi_slopes is None and sinks is None:
@@ -92,7 +92,7 @@ def attention_bound(
 def attention_rows(
     q: Float64[Tensor, "rows group head_size"],
     k: Float64[Tensor, "rows num_tokens head_size"],
-    v: Float64[Tensor, "rows num_tokens head_size"],
+    v: Float64[Tensor, "rows num_tokens v_head_size"],
     present: Float64[Tensor, "rows 1 num_tokens"],
     units: RowUnits,
     variant: VariantRows | None = None,
@@ -101,11 +101,11 @@ def attention_rows(
 
     At most `largest_chunk` numbers at a time, but at least one query head. `variant`: where `units` has one.
     """
-    num_rows, group, head_size = q.shape
-    num_tokens = k.shape[1]
+    num_rows, group, _ = q.shape
+    token_elements = k.shape[1] * v.shape[2]
     most = largest_chunk(q.device)
-    rows_at_once = max(1, most // (group * num_tokens * head_size))
-    heads_at_once = max(1, most // (rows_at_once * num_tokens * head_size))
+    rows_at_once = max(1, most // (group * token_elements))
+    heads_at_once = max(1, most // (rows_at_once * token_elements))
     if rows_at_once >= num_rows and heads_at_once >= group:
         return _attention_rows(q, k, v, present, units, variant)
     parts = []

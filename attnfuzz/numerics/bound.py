@@ -18,13 +18,15 @@ class Bound:
     `out`: in units of the values; `lse`: in natural logarithms. An empty result must be exact: its bound is 0.
     """
 
-    out: Float64[Tensor, "*rows head_size"]
+    out: Float64[Tensor, "*rows v_head_size"]
     lse: Float64[Tensor, "*rows"]
 
 
 def after_rounding(
-    error: Float64[Tensor, "rows group head_size"], expected: Float64[Tensor, "rows group head_size"], units: RowUnits
-) -> Float64[Tensor, "rows group head_size"]:
+    error: Float64[Tensor, "rows group v_head_size"],
+    expected: Float64[Tensor, "rows group v_head_size"],
+    units: RowUnits,
+) -> Float64[Tensor, "rows group v_head_size"]:
     """Error of a result once it is stored.
 
     The stored number is o' (1 + t) + h with |t| <= u, |h| <= eta and |o' - o| <= error, so it is off by at most

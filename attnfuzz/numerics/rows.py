@@ -32,16 +32,16 @@ _LARGEST_EXPONENT = 88.0
 class RowResult:
     """The exact result of each row and how far a kernel's may be from it."""
 
-    out: Float64[Tensor, "rows group head_size"]
+    out: Float64[Tensor, "rows group v_head_size"]
     lse: Float64[Tensor, "rows group"]
-    out_error: Float64[Tensor, "rows group head_size"]
+    out_error: Float64[Tensor, "rows group v_head_size"]
     lse_error: Float64[Tensor, "rows group"]
 
 
 def bound_rows(
     scores: Float64[Tensor, "rows group num_tokens"],
     products: Float64[Tensor, "rows group num_tokens"],
-    values: Float64[Tensor, "rows num_tokens head_size"],
+    values: Float64[Tensor, "rows num_tokens v_head_size"],
     present: Float64[Tensor, "rows 1 num_tokens"],
     units: RowUnits,
     *,
@@ -60,7 +60,7 @@ def bound_rows(
 def bound_scored_rows(
     scores: Float64[Tensor, "rows group num_tokens"],
     errors_of_each: Float64[Tensor, "3 rows group num_tokens"],
-    values: Float64[Tensor, "rows num_tokens head_size"],
+    values: Float64[Tensor, "rows num_tokens v_head_size"],
     present: Float64[Tensor, "rows 1 num_tokens"],
     units: RowUnits,
     *,

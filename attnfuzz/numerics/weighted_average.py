@@ -39,8 +39,8 @@ class WeightedAverage:
     denominator.
     """
 
-    values: Float64[Tensor, "rows num_tokens head_size"]
-    average: Float64[Tensor, "rows group head_size"]
+    values: Float64[Tensor, "rows num_tokens v_head_size"]
+    average: Float64[Tensor, "rows group v_head_size"]
     present: Float64[Tensor, "rows 1 num_tokens"]
     num_rescales: Float64[Tensor, "rows group num_tokens"]
     copies_apart: Float64[Tensor, "rows group num_tokens"]
@@ -57,7 +57,7 @@ def denominator_error(
 
 def weighted_average_error(
     softmax: PerturbedSoftmax, given: WeightedAverage, denominator: Float64[Tensor, "rows group 1"], units: RowUnits
-) -> Float64[Tensor, "rows group head_size"]:
+) -> Float64[Tensor, "rows group v_head_size"]:
     """Largest error of the computed average before its final rounding.
 
     With b the effect of the scores, N the numerator's error over the exact denominator and f the denominator's relative
@@ -70,8 +70,8 @@ def weighted_average_error(
 
 
 def _score_effect(
-    softmax: PerturbedSoftmax, deviations: Float64[Tensor, "rows group num_tokens head_size"]
-) -> Float64[Tensor, "rows group head_size"]:
+    softmax: PerturbedSoftmax, deviations: Float64[Tensor, "rows group num_tokens v_head_size"]
+) -> Float64[Tensor, "rows group v_head_size"]:
     """Overwrites `deviations`, which is large."""
     has_weight = (softmax.upper > _NEGLIGIBLE_WEIGHT).to(torch.float64)
     weights = torch.stack([softmax.first_order, softmax.interval, softmax.upper * (1 - has_weight)], dim=-2)
@@ -83,9 +83,9 @@ def _score_effect(
 def _numerator_error(
     softmax: PerturbedSoftmax,
     given: WeightedAverage,
-    deviations: Float64[Tensor, "rows group num_tokens head_size"],
+    deviations: Float64[Tensor, "rows group num_tokens v_head_size"],
     units: RowUnits,
-) -> Float64[Tensor, "rows group head_size"]:
+) -> Float64[Tensor, "rows group v_head_size"]:
     """Numerator's error over the exact denominator.
 
     Every rounding of single products counts against sum_i p_i |v_i|. An addition errs by u times its result (u times
@@ -95,13 +95,13 @@ def _numerator_error(
 
     The weights p'_i sum to 1 besides each being at most `upper`, so no weighted sum exceeds the largest |v_i|.
     """
-    num_rows, group, head_size = given.average.shape
+    num_rows, group, v_head_size = given.average.shape
     by_sign = torch.cat([given.values, -given.values], dim=-1).clamp_(min=0)  # positive parts, then negative ones
-    largest_by_sign = by_sign.amax(1).view(num_rows, 1, 2, head_size)
+    largest_by_sign = by_sign.amax(1).view(num_rows, 1, 2, v_head_size)
     largest = largest_by_sign.amax(2)
     of_each = torch.addcmul(given.copies_apart, units.rescale, given.num_rescales)  # on its weight, relatively
     weights = torch.cat([softmax.upper, softmax.upper * of_each], dim=1)
-    sums = (weights @ by_sign).view(num_rows, 2, group, 2, head_size)
+    sums = (weights @ by_sign).view(num_rows, 2, group, 2, v_head_size)
     partial_sum = torch.minimum(sums[:, 0], largest_by_sign).amax(2)
     products, on_weights = sums.sum(3).unbind(1)
     products = torch.minimum(products, largest)
@@ -114,10 +114,10 @@ def _numerator_error(
 def _weight_error(
     softmax: PerturbedSoftmax,
     given: WeightedAverage,
-    deviations: Float64[Tensor, "rows group num_tokens head_size"],
-    largest_by_sign: Float64[Tensor, "rows 1 2 head_size"],
+    deviations: Float64[Tensor, "rows group num_tokens v_head_size"],
+    largest_by_sign: Float64[Tensor, "rows 1 2 v_head_size"],
     units: RowUnits,
-) -> Float64[Tensor, "rows group head_size"]:
+) -> Float64[Tensor, "rows group v_head_size"]:
     """Error from rounding weights, e.g. to float16: each by at most max(u w, eta), and by no more than w itself.
 
     This holds in whatever scale the kernel rounds: exp(s_i - running max) is at least p_i, and later rescaling shrinks

@@ -123,7 +123,7 @@ def _is_large(case: Case) -> bool:
     """Whether a GPU gains more from its speed than it loses by launching each operation."""
     if isinstance(case, MergeStatesCase):
         return case.num_tokens * case.num_q_heads * case.head_size > _LAUNCH_IN_ELEMENTS
-    return sum(case.row_lens) * case.num_q_heads * case.head_size > _LAUNCH_IN_ELEMENTS
+    return sum(case.row_lens) * case.num_q_heads * case.value_size > _LAUNCH_IN_ELEMENTS
 
 
 def natural_lse(declaration: Declaration, lse: Float[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:

@@ -63,8 +63,9 @@ class DistantExpectations:
 
 
 def _work(case: Case) -> int:
-    tokens = sum(case.row_lens) if isinstance(case, AttentionCase) else case.num_tokens
-    return case.num_q_heads * tokens * case.head_size
+    if isinstance(case, AttentionCase):
+        return case.num_q_heads * sum(case.row_lens) * max(case.head_size, case.value_size)
+    return case.num_q_heads * case.num_tokens * case.head_size
 
 
 def _parts(expectation: Expectation) -> Iterator[Tensor]:

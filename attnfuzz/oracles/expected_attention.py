@@ -43,19 +43,20 @@ def expect_attention(requests: Sequence[Request], *, interpreted: bool) -> tuple
     blocks: list[Block] = []
     case_of_block: list[int] = []
     places: list[Place] = []
-    out = lse = key = 0
+    query = out = lse = key = 0
     for i, (_, case, values) in enumerate(requests):
-        of_case = _blocks(case, values.starts, out, lse, key)
+        of_case = _blocks(case, values.starts, query, out, lse, key)
         blocks += of_case
         case_of_block += [i] * len(of_case)
-        places.append((out, lse, (case.num_rows, case.num_q_heads, case.head_size)))
-        out += values.q.numel()
+        places.append((out, lse, (case.num_rows, case.num_q_heads, case.value_size)))
+        query += values.q.numel()
+        out += case.num_rows * case.num_q_heads * case.value_size
         lse += case.num_rows * case.num_q_heads
-        key += 2 * values.k.numel()
+        key += values.k.numel() + values.v.numel()
     device = requests[0][2].q.device
     results = Results(out, lse, device)
     if blocks:
-        widest = max(case.head_size for _, case, _ in requests)
+        widest = max(max(case.head_size, case.value_size) for _, case, _ in requests)
         queries = joined([values.q for _, _, values in requests], widest)
         tokens = joined([part for _, _, values in requests for part in (values.k, values.v)], widest)
         units = _units(requests, blocks, case_of_block, interpreted=interpreted)
@@ -68,27 +69,29 @@ def expect_attention(requests: Sequence[Request], *, interpreted: bool) -> tuple
     return results, places
 
 
-def _blocks(case: AttentionCase, starts: tuple[int, ...], out: int, lse: int, key: int) -> list[Block]:
+def _blocks(case: AttentionCase, starts: tuple[int, ...], query: int, out: int, lse: int, key: int) -> list[Block]:
     """The rows that have keys. K, then V, of all the case's tokens begins at `key`, token after token.
 
     With sinks all rows, with one token more, which has no key.
     """
-    token = case.num_kv_heads * case.head_size
+    token, v_token = case.num_kv_heads * case.head_size, case.num_kv_heads * case.value_size
     value = key + starts[-1] * token
     num_sinks = int(case.variant.sinks is not None)
     return [
         Block(
             num_tokens=num_keys + num_sinks,
             head_size=case.head_size,
+            v_head_size=case.value_size,
             group=case.gqa_ratio,
             num_rows=case.num_kv_heads,
-            out=out + row * case.num_q_heads * case.head_size,
+            query=query + row * case.num_q_heads * case.head_size,
+            out=out + row * case.num_q_heads * case.value_size,
             lse=lse + row * case.num_q_heads,
             key=key + first * token if num_keys else 0,  # without keys, anywhere
             key_row=case.head_size if num_keys else 0,
             key_token=token,
-            value=value + first * token if num_keys else 0,
-            value_token=token,
+            value=value + first * v_token if num_keys else 0,
+            value_token=v_token,
         )
         for row, num_keys, first in _visible(case, starts)
         if num_keys or num_sinks
@@ -177,5 +180,5 @@ def _fetch(batch: RowBatch, queries: Tensor, tokens: Tensor) -> tuple[Tensor, Te
     present = (position <= batch.last_token).to(torch.float64).unsqueeze(1)
     places = torch.addcmul(batch.key_and_value, token, batch.token)
     k, v = windows(tokens, batch.head_size)[places].double().unbind()
-    q = windows(queries, batch.head_size)[batch.heads].where(batch.own_dims, 0).double()
+    q = windows(queries, batch.head_size)[batch.queries].where(batch.own_dims, 0).double()
     return q, k, v, present

@@ -51,8 +51,10 @@ def _block(case: MergeStatesCase, out: int, lse: int) -> Block:
     return Block(
         num_tokens=2,
         head_size=case.head_size,
+        v_head_size=case.head_size,
         group=1,
         num_rows=num_pairs,
+        query=out,
         out=out,
         lse=lse,
         key=2 * lse,

@@ -35,14 +35,16 @@ class Block(NamedTuple):
     """The rows of one query token, or of one merge; places are offsets in flat tensors.
 
     Row r, query head g and token t have their key at `key + r key_row + t key_token`, their value at
-    `value + r head_size + t value_token`, their result (and query) at `out + (r group + g) head_size` and their LSE at
-    `lse + r group + g`.
+    `value + r v_head_size + t value_token`, their query at `query + (r group + g) head_size`, their result at
+    `out + (r group + g) v_head_size` and their LSE at `lse + r group + g`.
     """
 
     num_tokens: int
     head_size: int
+    v_head_size: int
     group: int
     num_rows: int
+    query: int
     out: int
     lse: int
     key: int
@@ -56,9 +58,10 @@ class Block(NamedTuple):
 class RowBatch:
     """A bucket's rows, or some of them, and the sizes that they are padded to.
 
-    `key_and_value`: where those of a row's first token are; `token`: how far on the next token's are. `heads`: where
-    query and result of each query head begin; `lse`: where its LSE is. Heads beyond a row's own repeat its last one, to
-    the same result. `dims`: where each number of a result is, -1 for dimensions beyond a row's own.
+    `key_and_value`: where those of a row's first token are; `token`: how far on the next token's are. `queries`: where
+    the query of each query head begins; `lse`: where its LSE is. Heads beyond a row's own repeat its last one, to the
+    same result. `own_dims`: which dimensions of a query are a row's own. `dims`: where each number of a result is, -1
+    for dimensions beyond a row's own. Keys and values are padded to one `head_size`.
     """
 
     num_tokens: int
@@ -66,7 +69,7 @@ class RowBatch:
     last_token: Int64[Tensor, "rows 1"]
     key_and_value: Int64[Tensor, "2 rows 1"]
     token: Int64[Tensor, "2 rows 1"]
-    heads: Int64[Tensor, "rows group"]
+    queries: Int64[Tensor, "rows group"]
     own_dims: Bool[Tensor, "rows 1 head_size"]
     dims: Int64[Tensor, "rows group head_size"]
     lse: Int64[Tensor, "rows group"]
@@ -111,7 +114,10 @@ def row_batches(
     """
     largest = largest_chunk(device)
     found = buckets(
-        [BlockSize(block.num_tokens, block.head_size, block.group, block.num_rows) for block in blocks],
+        [
+            BlockSize(block.num_tokens, max(block.head_size, block.v_head_size), block.group, block.num_rows)
+            for block in blocks
+        ],
         most_padding=_LAUNCHES_IN_ELEMENTS[device.type] // 4,
         most_elements=largest,
     )
@@ -149,7 +155,7 @@ def to_device(table: Shaped[Tensor, "..."], device: torch.device) -> Shaped[Tens
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 
 
-_NUM_OFFSETS = 9
+_NUM_OFFSETS = 11
 
 
 def _row_table(blocks: Sequence[Block], units: Float64[Tensor, "units blocks"]) -> Float64[Tensor, "columns rows"]:
@@ -160,29 +166,31 @@ def _row_table(blocks: Sequence[Block], units: Float64[Tensor, "units blocks"]) 
     block = torch.arange(len(blocks)).repeat_interleave(of["num_rows"], output_size=num_rows)
     row = torch.arange(num_rows) - first_row[block]
     of_row_0 = [of["key"], of["value"], of["key_token"], of["value_token"]]
-    of_row_0 += [of["num_tokens"] - 1, of["group"] - 1, of["head_size"], of["out"], of["lse"]]
+    of_row_0 += [of["num_tokens"] - 1, of["group"] - 1, of["head_size"], of["v_head_size"]]
+    of_row_0 += [of["query"], of["out"], of["lse"]]
     none = torch.zeros_like(first_row)
-    per_row = [of["key_row"], of["head_size"], none, none]
-    per_row += [none, none, none, of["group"] * of["head_size"], of["group"]]
+    per_row = [of["key_row"], of["v_head_size"], *[none] * 6]
+    per_row += [of["group"] * of["head_size"], of["group"] * of["v_head_size"], of["group"]]
     offsets = torch.stack(of_row_0)[:, block] + torch.stack(per_row)[:, block] * row
     return torch.cat([offsets.to(torch.float64), units[:, block]])
 
 
 def _batch(bucket: Bucket, offsets: Int64[Tensor, "offsets rows 1"], units: RowUnits) -> RowBatch:
-    last_token, last_head, head_size, out, lse = offsets[4:].unbind()
+    last_token, last_head, *_ = offsets[4:].unbind()
+    sizes, places, lse = offsets[6:8], offsets[8:10], offsets[10]  # of queries, and of results
     heads = torch.minimum(torch.arange(bucket.group, device=offsets.device), last_head)
     dims = torch.arange(bucket.head_size, device=offsets.device)
-    places = torch.addcmul(out, heads, head_size)
-    own_dims = (dims < head_size).unsqueeze(1)
+    queries, results = torch.addcmul(places, heads, sizes).unbind()
+    own_dims, own_results = (dims < sizes).unsqueeze(2).unbind()
     return RowBatch(
         num_tokens=bucket.num_tokens,
         head_size=bucket.head_size,
         last_token=last_token,
         key_and_value=offsets[:2],
         token=offsets[2:4],
-        heads=places,
+        queries=queries,
         own_dims=own_dims,
-        dims=(places.unsqueeze(-1) + dims).where(own_dims, -1),
+        dims=(results.unsqueeze(-1) + dims).where(own_results, -1),
         lse=lse + heads,
         units=units,
     )

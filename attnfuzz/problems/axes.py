@@ -21,7 +21,7 @@ from attnfuzz.problems.cases import (
 )
 from attnfuzz.problems.choices import default_scale, is_power_of_two
 from attnfuzz.problems.recipes import KEY_RECIPES, STRIDE_KINDS, VALUE_RECIPES
-from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue
+from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue, Supports
 from attnfuzz.problems.variants import VariantName
 
 __all__ = [
@@ -38,12 +38,15 @@ __all__ = [
     "query_phase",
     "size_class",
     "split_class",
+    "v_head_size_axes",
+    "v_head_size_class",
     "variant_axes",
 ]
 
 Levels = tuple[str, ...]
 
 HEAD_SIZE_CLASSES = (16, 64, 128)
+V_HEAD_SIZES = ("as K's", "smaller", "larger")
 GQA_CLASSES = (8,)
 PAGE_CLASSES = (16,)
 SPLIT_CLASSES = ("1", "2 to 4", "5 to 8", "over 8")
@@ -82,6 +85,18 @@ def option_axes(options: Mapping[str, tuple[OptionValue, ...]]) -> tuple[Axis, .
 def variant_axes(names: tuple[VariantName, ...]) -> tuple[Axis, ...]:
     """What a case asks for beyond plain attention, for a kernel that can do ``names``; no axis without any."""
     return (Axis("variant", ("none", *names), lambda case: case.variant.names or ("none",)),) if names else ()
+
+
+def v_head_size_axes(problem: Problem, supports: Supports) -> tuple[Axis, ...]:
+    """How large heads of V are beside those of K, for a kernel that takes others."""
+    if problem == "merge_states" or supports.v_head_sizes == "equal":
+        return ()
+    return (Axis("V head size", V_HEAD_SIZES, lambda case: (v_head_size_class(case.head_size, case.value_size),)),)
+
+
+def v_head_size_class(head_size: int, v_head_size: int) -> str:
+    """The level of V's size beside K's."""
+    return V_HEAD_SIZES[(v_head_size != head_size) + (v_head_size > head_size)]
 
 
 @lru_cache(maxsize=4096)

@@ -78,6 +78,11 @@ class _CaseBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             if name not in self.tensor_names:
                 raise ValueError(f"strides[{name!r}]: {self.problem} has no such tensor; it has {self.tensor_names}")
 
+    @property
+    def value_size(self) -> int:
+        """Size of a head of the output, and of what it is an average of."""
+        return self.head_size
+
 
 class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """What the attention problems share: query tokens over the ``seq_lens`` keys of their sequences.
@@ -91,9 +96,15 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
     scale: float
     values: Values = _PLAIN_VALUES
     variant: Variant = PLAIN_VARIANT
+    v_head_size: int | None = None
+    """Size of a head of V and of the output, where it is not ``head_size``, that of q and K (see ``value_size``)."""
 
     def __post_init__(self) -> None:
         _CaseBase.__post_init__(self)
+        if self.v_head_size is not None:
+            check_range("v_head_size", self.v_head_size, 1, MAX_HEAD_SIZE)
+        if self.v_head_size == self.head_size:  # equal cases are written in one way
+            msgspec.structs.force_setattr(self, "v_head_size", None)
         check_range("num_kv_heads", self.num_kv_heads, 1, MAX_HEADS)
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(f"num_q_heads={self.num_q_heads} must be a multiple of num_kv_heads={self.num_kv_heads}")
@@ -111,6 +122,10 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
         check_range(f"needles[{i}].seq", needle.seq, 0, self.num_seqs - 1)
         check_range(f"needles[{i}].kv_head", needle.kv_head, 0, self.num_kv_heads - 1)
         check_range(f"needles[{i}].position", needle.position, 0, self.seq_lens[needle.seq] - 1)
+
+    @property
+    def value_size(self) -> int:
+        return self.v_head_size or self.head_size
 
     @property
     def num_seqs(self) -> int:
@@ -137,7 +152,7 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class DenseDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """``k, v [num_seqs, max_seq_len, num_kv_heads, head_size]``; rows past a sequence's length are dead memory."""
+    """``k [num_seqs, max_seq_len, num_kv_heads, head_size]``, v likewise; rows past a sequence's length are dead."""
 
     problem: ClassVar[Problem] = "dense_decode"
     tensor_names: ClassVar[tuple[str, ...]] = ("q", "k", "v", "seq_lens", "out", "lse")
@@ -181,6 +196,11 @@ class PagedDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw
             raise ValueError(
                 "strides['v_cache'] must be left out in the interleaved layout: K and V are views of one tensor; "
                 "strides['k_cache'] shapes both"
+            )
+        if self.layout == "interleaved" and self.v_head_size is not None:
+            raise ValueError(
+                f"v_head_size={self.v_head_size} must be left out in the interleaved layout: K and V are halves of one "
+                "tensor, whose rows have one size; choose another layout"
             )
         _share_default(self, "pages", _PLAIN_PAGES)
 

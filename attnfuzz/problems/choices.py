@@ -36,6 +36,7 @@ __all__ = [
     "split_counts_of",
     "stride_kinds_of",
     "strided_tensors_of",
+    "v_head_sizes_of",
     "variants_of",
 ]
 
@@ -85,10 +86,23 @@ def layouts_of(supports: Supports) -> tuple[Layout, ...]:
 
 
 def head_sizes_of(supports: Supports, dtype: Dtype, layout: Layout | None = None) -> tuple[int, ...]:
-    """Empty if the packed layout can hold none of the supported sizes. ``layout=None``: no cache, hence no packing."""
+    """Empty if the packed layout can hold none of the supported sizes. ``layout=None``: no cache, hence no packing.
+
+    In the interleaved layout heads of V have K's size, which must be supported for them too.
+    """
     width = packed_width(dtype) if layout == "packed" else 1
-    sizes = supports.head_sizes or HEAD_SIZES
-    return tuple(sorted({size for size in sizes if size % width == 0}, key=head_size_rank))
+    sizes = {size for size in supports.head_sizes or HEAD_SIZES if size % width == 0}
+    if layout == "interleaved" and isinstance(supports.v_head_sizes, tuple):
+        sizes &= set(supports.v_head_sizes)
+    return tuple(sorted(sizes, key=head_size_rank))
+
+
+def v_head_sizes_of(supports: Supports, head_size: int, layout: Layout | None = None) -> tuple[int, ...]:
+    """Sizes of V's heads beside ``head_size``, one of ``head_sizes_of``: that itself first, where it is supported."""
+    if supports.v_head_sizes == "equal" or layout == "interleaved":
+        return (head_size,)
+    sizes = {head_size, *HEAD_SIZES} if supports.v_head_sizes == "any" else set(supports.v_head_sizes)
+    return tuple(sorted(sizes, key=lambda size: (size != head_size, head_size_rank(size))))
 
 
 def block_sizes_of(supports: Supports) -> tuple[int, ...]:

@@ -24,11 +24,11 @@ class DenseDecodeInputs:
 
     q: Float[Tensor, "num_seqs num_q_heads head_size"]
     k: Float[Tensor, "num_seqs max_seq_len num_kv_heads head_size"]
-    v: Float[Tensor, "num_seqs max_seq_len num_kv_heads head_size"]
+    v: Float[Tensor, "num_seqs max_seq_len num_kv_heads v_head_size"]
     seq_lens: Int32[Tensor, " num_seqs"]
     scale: float
     max_seq_len: int
-    out: Float[Tensor, "num_seqs num_q_heads head_size"]
+    out: Float[Tensor, "num_seqs num_q_heads v_head_size"]
     lse: Float32[Tensor, "num_seqs num_q_heads"]
 
 
@@ -60,5 +60,5 @@ def write(case: DenseDecodeCase, tensors: dict[str, Tensor], values: LogicalAtte
 
 
 def reference(case: DenseDecodeCase, values: LogicalAttention) -> Expected:
-    """``out [num_seqs num_q_heads head_size]`` and natural ``lse [num_seqs num_q_heads]`` in float64."""
+    """``out [num_seqs num_q_heads v_head_size]`` and natural ``lse [num_seqs num_q_heads]`` in float64."""
     return attention_reference(case, values)

@@ -88,6 +88,10 @@ def _features(case: Case) -> Iterator[str]:
     yield from _variant(case)
     if case.scale != default_scale(case.head_size):
         yield "scale"
+    if case.v_head_size is not None:
+        yield "v_head_size"
+        if case.v_head_size > case.head_size:
+            yield "v_head_size>head_size"
     if isinstance(case, PagedAttentionCase):
         yield from _queries(case)
     if isinstance(case, DenseDecodeCase):

@@ -30,6 +30,7 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     block_size: int | None = None
     num_splits: int | None = None
     variant: Variant | None = None
+    v_head_size: int | None = None
     strides: Mapping[str, StrideKind] = {}
     options: Mapping[str, OptionValue] = {}
 

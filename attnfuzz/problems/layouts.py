@@ -19,7 +19,7 @@ class TokenViews(NamedTuple):
     """
 
     k: Float[Tensor, "*runs num_blocks block_size num_kv_heads *k_head"]
-    v: Float[Tensor, "*runs num_blocks block_size num_kv_heads head_size"]
+    v: Float[Tensor, "*runs num_blocks block_size num_kv_heads v_head_size"]
 
 
 def token_views(k_cache: Float[Tensor, "..."], v_cache: Float[Tensor, "..."], layout: Layout) -> TokenViews:

@@ -53,17 +53,18 @@ def check_size(case: Case, limit: int = DEFAULT_LIMIT_BYTES) -> None:
 
 def _logical_values(case: AttentionCase) -> int:
     queries = case.num_rows * case.num_q_heads * case.head_size
-    token = case.num_kv_heads * case.head_size
+    token = case.num_kv_heads * max(case.head_size, case.value_size)
     tokens = sum(case.seq_lens)
     hash_words = 3 * 8 * max(token, min(tokens * token, HASH_CHUNK_ELEMENTS))
-    return ITEMSIZE[case.dtype] * (queries + 2 * tokens * token) + hash_words + 2 * 8 * tokens
+    keys_and_values = tokens * case.num_kv_heads * (case.head_size + case.value_size)
+    return ITEMSIZE[case.dtype] * (queries + keys_and_values) + hash_words + 2 * 8 * tokens
 
 
 def _attention_work(case: AttentionCase) -> int:
     """Expected result; K, V and scores of the longest sequence in float64; a few intermediates of the error bound."""
-    expected = 2 * case.num_rows * case.num_q_heads * (case.head_size + 1)
+    expected = 2 * case.num_rows * case.num_q_heads * (case.value_size + 1)
     longest = max(case.seq_lens)
-    head = longest * case.head_size
+    head = longest * max(case.head_size, case.value_size)
     reference = 2 * case.num_kv_heads * head + 6 * case.num_q_heads * longest
     bound = 6 * min(case.num_q_heads * head, max(head, BOUND_CHUNK_ELEMENTS))
     return 8 * (expected + reference + bound)

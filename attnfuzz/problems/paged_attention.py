@@ -43,7 +43,7 @@ class PagedAttentionInputs:
     layout: Layout
     max_query_len: int
     max_seq_len: int
-    out: Float[Tensor, "num_tokens num_q_heads head_size"]
+    out: Float[Tensor, "num_tokens num_q_heads v_head_size"]
     lse: Float32[Tensor, "num_tokens num_q_heads"]
     window: int | None = None
     soft_cap: float | None = None
@@ -74,5 +74,5 @@ def inputs_of(case: PagedAttentionCase, tensors: dict[str, Tensor]) -> PagedAtte
 
 
 def reference(case: PagedAttentionCase, values: LogicalAttention) -> Expected:
-    """``out [num_tokens num_q_heads head_size]`` and natural ``lse [num_tokens num_q_heads]`` in float64."""
+    """``out [num_tokens num_q_heads v_head_size]`` and natural ``lse [num_tokens num_q_heads]`` in float64."""
     return attention_reference(case, values)

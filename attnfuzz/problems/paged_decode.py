@@ -37,7 +37,7 @@ class PagedDecodeInputs:
     scale: float
     block_size: int
     layout: Layout
-    out: Float[Tensor, "num_seqs num_q_heads head_size"]
+    out: Float[Tensor, "num_seqs num_q_heads v_head_size"]
     lse: Float32[Tensor, "num_seqs num_q_heads"]
     window: int | None = None
     soft_cap: float | None = None
@@ -102,5 +102,5 @@ def with_both_caches(case: PagedDecodeCase, tensors: dict[str, Tensor]) -> dict[
 
 
 def reference(case: PagedDecodeCase, values: LogicalAttention) -> Expected:
-    """``out [num_seqs num_q_heads head_size]`` and natural ``lse [num_seqs num_q_heads]`` in float64."""
+    """``out [num_seqs num_q_heads v_head_size]`` and natural ``lse [num_seqs num_q_heads]`` in float64."""
     return attention_reference(case, values)

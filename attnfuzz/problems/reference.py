@@ -23,7 +23,7 @@ __all__ = ["Expected", "attention_reference", "merge_all", "row_weights"]
 class Expected:
     """The exact result of a case. ``lse``: natural log-sum-exp of the scaled scores, whatever a kernel's base."""
 
-    out: Float64[Tensor, "rows num_q_heads head_size"]
+    out: Float64[Tensor, "rows num_q_heads v_head_size"]
     lse: Float64[Tensor, "rows num_q_heads"]
 
 
@@ -33,7 +33,7 @@ def attention_reference(case: AttentionCase, values: LogicalAttention) -> Expect
     Query head ``h`` reads KV head ``h // gqa_ratio``: the heads are grouped as ``[num_kv_heads, gqa_ratio]``. For what
     a case's variant changes see `attnfuzz.problems.variants`: a sink is one more key, with a value of 0.
     """
-    out = torch.zeros(values.q.shape, dtype=torch.float64, device=values.q.device)
+    out = values.q.new_zeros((*values.q.shape[:2], case.value_size), dtype=torch.float64)
     lse = torch.full(values.q.shape[:2], float("-inf"), dtype=torch.float64, device=values.q.device)
     q = values.q.double().view(case.num_rows, case.num_kv_heads, case.gqa_ratio, case.head_size)
     per_head = {
@@ -52,7 +52,7 @@ def attention_reference(case: AttentionCase, values: LogicalAttention) -> Expect
             scores = scores + per_head["alibi_slopes"] * torch.arange(1 - k.shape[1], 1, device=q.device)
         if "sinks" in per_head:
             scores = torch.cat((scores, per_head["sinks"]), dim=-1)
-            v = torch.cat((v, v.new_zeros(len(v), 1, case.head_size)), dim=1)
+            v = torch.cat((v, v.new_zeros(len(v), 1, case.value_size)), dim=1)
         out[row] = (torch.softmax(scores, dim=-1) @ v).flatten(0, 1)
         lse[row] = torch.logsumexp(scores, dim=-1).flatten()
     return Expected(out, lse)

@@ -64,12 +64,12 @@ def _query_starts(case: PagedAttentionCase) -> Specs:
 
 
 def _result(case: AttentionCase) -> Specs:
-    shape = (case.num_rows, case.num_q_heads, case.head_size)
+    shape = (case.num_rows, case.num_q_heads, case.value_size)
     return {"out": TensorSpec(shape, case.dtype, "output"), "lse": TensorSpec(shape[:2], "float32", "output")}
 
 
 def _partials(case: SplitDecodeCase) -> Specs:
-    shape = (case.num_seqs, case.num_q_heads, case.num_splits, case.head_size)
+    shape = (case.num_seqs, case.num_q_heads, case.num_splits, case.value_size)
     return {
         "partial_out": TensorSpec(shape, case.dtype, "output"),
         "partial_lse": TensorSpec(shape[:3], "float32", "output"),
@@ -77,8 +77,9 @@ def _partials(case: SplitDecodeCase) -> Specs:
 
 
 def _dense_kv(case: DenseDecodeCase) -> Specs:
-    spec = TensorSpec((case.num_seqs, case.max_seq_len, case.num_kv_heads, case.head_size), case.dtype, "input")
-    return {"k": spec, "v": spec}
+    tokens = (case.num_seqs, case.max_seq_len, case.num_kv_heads)
+    sizes = {"k": case.head_size, "v": case.value_size}
+    return {name: TensorSpec((*tokens, size), case.dtype, "input") for name, size in sizes.items()}
 
 
 def _table(case: PagedDecodeCase) -> Specs:
@@ -93,17 +94,18 @@ def _per_head(case: PagedDecodeCase) -> Specs:
 
 
 def _cache(case: PagedDecodeCase) -> Specs:
-    blocks, size, heads, dim = num_blocks(case), case.block_size, case.num_kv_heads, case.head_size
+    blocks, size, heads = num_blocks(case), case.block_size, case.num_kv_heads
+    dim, v_dim = case.head_size, case.value_size
     if case.layout == "interleaved":
         return {"kv_cache": TensorSpec((blocks, 2, size, heads, dim), case.dtype, "input")}
     if case.layout == "packed":
         x = packed_width(case.dtype)
         k_shape: tuple[int, ...] = (blocks, heads, dim // x, size, x)
-        v_shape: tuple[int, ...] = (blocks, heads, dim, size)
+        v_shape: tuple[int, ...] = (blocks, heads, v_dim, size)
     elif case.layout == "HND":
-        k_shape = v_shape = (blocks, heads, size, dim)
+        k_shape, v_shape = (blocks, heads, size, dim), (blocks, heads, size, v_dim)
     else:
-        k_shape = v_shape = (blocks, size, heads, dim)
+        k_shape, v_shape = (blocks, size, heads, dim), (blocks, size, heads, v_dim)
     return {"k_cache": TensorSpec(k_shape, case.dtype, "input"), "v_cache": TensorSpec(v_shape, case.dtype, "input")}
 
 

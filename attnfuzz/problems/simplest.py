@@ -22,6 +22,7 @@ from attnfuzz.problems.choices import (
     gqa_ratios_of,
     head_sizes_of,
     layouts_of,
+    v_head_sizes_of,
 )
 from attnfuzz.problems.supports import Dtype, Layout, OptionValue, Supports
 
@@ -45,6 +46,7 @@ def simplest_case(problem: Problem, supports: Supports, options: Mapping[str, tu
         "num_kv_heads": 1,
         "seq_lens": (1,),
         "scale": default_scale(head_size),
+        "v_head_size": v_head_sizes_of(supports, head_size, layout)[0],
     }
     if problem == "dense_decode":
         return DenseDecodeCase(**rows)
@@ -64,5 +66,6 @@ def _simplest_format(problem: Problem, supports: Supports) -> tuple[Dtype, Layou
                 return dtype, layout
     raise ValueError(
         f"Supports(head_sizes={supports.head_sizes!r}, layouts={supports.layouts!r}): the packed layout needs head "
-        "sizes that are multiples of 8 (4 for float32); add such a size or another layout"
+        "sizes that are multiples of 8 (4 for float32), the interleaved one such as are among "
+        f"v_head_sizes={supports.v_head_sizes!r}; add such a size or another layout"
     )

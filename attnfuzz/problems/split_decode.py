@@ -30,7 +30,7 @@ class SplitDecodeInputs:
     block_size: int
     layout: Layout
     num_splits: int
-    partial_out: Float[Tensor, "num_seqs num_q_heads num_splits head_size"]
+    partial_out: Float[Tensor, "num_seqs num_q_heads num_splits v_head_size"]
     partial_lse: Float32[Tensor, "num_seqs num_q_heads num_splits"]
     window: int | None = None
     soft_cap: float | None = None
@@ -65,9 +65,9 @@ def reference(case: SplitDecodeCase, values: LogicalAttention) -> Expected:
 
 
 def merge_partials(
-    partial_out: Float[Tensor, "num_seqs num_q_heads num_splits head_size"],
+    partial_out: Float[Tensor, "num_seqs num_q_heads num_splits v_head_size"],
     partial_lse: Float[Tensor, "num_seqs num_q_heads num_splits"],
-) -> tuple[Float64[Tensor, "num_seqs num_q_heads head_size"], Float64[Tensor, "num_seqs num_q_heads"]]:
+) -> tuple[Float64[Tensor, "num_seqs num_q_heads v_head_size"], Float64[Tensor, "num_seqs num_q_heads"]]:
     """Merge in float64. ``partial_lse`` is natural; -inf marks an empty split, whose partial output is not used.
 
     NaN and +inf that a kernel left in a split stay visible as NaN.

@@ -59,6 +59,7 @@ def _objections(supports: Supports, options: Options, case: Case) -> Iterator[st
 
 def _attention(supports: Supports, case: AttentionCase) -> Iterator[str]:
     yield from _not_among("gqa_ratio", case.gqa_ratio, supports.gqa_ratios)
+    yield from _v_head_size(supports, case)
     longest = case.max_seq_len if isinstance(case, DenseDecodeCase | PagedAttentionCase) else max(case.seq_lens)
     if supports.max_seq_len is not None and longest > supports.max_seq_len:
         yield f"the case has max_seq_len={longest}, but the kernel declares at most {supports.max_seq_len}"
@@ -75,6 +76,13 @@ def _attention(supports: Supports, case: AttentionCase) -> Iterator[str]:
         for name in case.variant.names:
             if name not in supports.variants:
                 yield f"variant.{name}={getattr(case.variant, name)!r}, but the kernel declares {supports.variants}"
+
+
+def _v_head_size(supports: Supports, case: AttentionCase) -> Iterator[str]:
+    if isinstance(supports.v_head_sizes, tuple):
+        yield from _not_among("v_head_size", case.value_size, supports.v_head_sizes)
+    elif supports.v_head_sizes == "equal" and case.v_head_size is not None:
+        yield f"v_head_size={case.v_head_size} beside head_size={case.head_size}, but the kernel declares equal ones"
 
 
 def _queries(supports: Supports, case: PagedAttentionCase) -> Iterator[str]:

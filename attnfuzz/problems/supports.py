@@ -17,6 +17,7 @@ __all__ = [
     "Layout",
     "OptionValue",
     "Supports",
+    "VHeadSizes",
     "check_options",
 ]
 
@@ -27,6 +28,7 @@ UnusedTableEntries = Literal["valid", "zero", "garbage"]
 LseKind = Literal["natural", "base2", "none"]
 LseLayout = Literal["HT", "TH"]
 OptionValue = bool | int | float | str
+VHeadSizes = Literal["equal", "any"] | tuple[int, ...]
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
@@ -41,6 +43,9 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     * ``dtypes``, ``head_sizes``, ``block_sizes``, ``layouts``, ``gqa_ratios`` (query heads per KV head),
       ``max_seq_len``, ``max_query_len``, ``max_num_splits``: the values that may occur.
+    * ``v_head_sizes``: sizes of V's heads, which are the output's too: ``"equal"``, those of K and no others;
+      ``"any"``; or the sizes that may occur, each with any of ``head_sizes``: multi-head latent attention as DeepSeek
+      has it is ``head_sizes=(192,), v_head_sizes=(128,)``.
     * ``strides``: ``"any"``, ``"last_contiguous"`` (the last dimension has stride 1) or ``"contiguous"``.
     * ``unused_table_entries``: what block-table entries past a sequence's last page may hold: ``"zero"``, ``"valid"``
       (any page of the cache, a wrong one included) or ``"garbage"`` (also ids that do not exist; never followed).
@@ -65,6 +70,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_seq_len: int | None = None
     max_query_len: int | None = None
     max_num_splits: int | None = None
+    v_head_sizes: VHeadSizes = "equal"
     strides: Strides = "any"
     unused_table_entries: UnusedTableEntries = "valid"
     empty_sequences: bool = True
@@ -79,6 +85,8 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         _check_choices("dtypes", self.dtypes, DTYPES)
         _check_choices("layouts", self.layouts, LAYOUTS)
         _check_sizes("head_sizes", self.head_sizes, MAX_HEAD_SIZE)
+        if self.v_head_sizes not in ("equal", "any"):
+            _check_v_head_sizes(self.v_head_sizes)
         _check_sizes("block_sizes", self.block_sizes, 1 << 20)
         _check_sizes("gqa_ratios", self.gqa_ratios, MAX_HEADS)
         for name in ("max_seq_len", "max_query_len", "max_num_splits"):
@@ -112,6 +120,12 @@ def check_options(options: dict[str, tuple[OptionValue, ...]]) -> None:
         for choice in choices:
             if not isinstance(choice, bool | int | float | str):
                 raise ValueError(f"options[{name!r}] holds {choice!r}: choices are bool, int, float or str")
+
+
+def _check_v_head_sizes(values: object) -> None:
+    if not isinstance(values, tuple):
+        raise ValueError(f'Supports(v_head_sizes={values!r}): must be "equal", "any" or a tuple of integers')
+    _check_sizes("v_head_sizes", values, MAX_HEAD_SIZE)
 
 
 def _is_int(value: object) -> bool:

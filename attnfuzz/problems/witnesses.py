@@ -22,6 +22,8 @@ from attnfuzz.problems.axes import (
     query_phase,
     size_class,
     split_class,
+    v_head_size_axes,
+    v_head_size_class,
 )
 from attnfuzz.problems.boundaries import (
     boundary_lengths,
@@ -44,6 +46,7 @@ from attnfuzz.problems.choices import (
     split_counts_of,
     stride_kinds_of,
     strided_tensors_of,
+    v_head_sizes_of,
 )
 from attnfuzz.problems.row_axes import LENGTHS, Row, row_axes
 from attnfuzz.problems.supports import OptionValue, Supports
@@ -89,8 +92,13 @@ def _formats(problem: Problem, supports: Supports) -> Iterator[Witness]:
     for dtype in dtypes_of(supports):
         for layout in layouts_of(supports) if _is_paged(problem) else (None,):
             for size in head_sizes_of(supports, dtype, layout):
-                levels = ("dtype", (dtype,)), ("head size", (size_class(size, HEAD_SIZE_CLASSES),))
-                yield levels if layout is None else (*levels, ("layout", (layout,)))
+                levels: Witness = ("dtype", (dtype,)), ("head size", (size_class(size, HEAD_SIZE_CLASSES),))
+                levels = levels if layout is None else (*levels, ("layout", (layout,)))
+                if not v_head_size_axes(problem, supports):
+                    yield levels
+                    continue
+                for v_size in v_head_sizes_of(supports, size, layout):
+                    yield (*levels, ("V head size", (v_head_size_class(size, v_size),)))
 
 
 def _strides(problem: Problem, supports: Supports) -> Iterator[Iterator[Witness]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnfuzz.problems.cases import Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
 
 __all__ = ["count", "headline", "one_line"]
 
@@ -12,6 +12,8 @@ _MAX_LENGTHS = 8
 def headline(case: Case) -> str:
     """Problem, dtype, heads and pages: "paged_decode · float16 · head_size 64 · 4 query heads on 1 KV head · ..."."""
     parts = [case.problem, case.dtype, f"head_size {case.head_size}"]
+    if isinstance(case, AttentionCase) and case.v_head_size is not None:
+        parts += [f"v_head_size {case.v_head_size}"]
     if isinstance(case, MergeStatesCase):
         parts += [count(case.num_tokens, "token"), count(case.num_q_heads, "query head")]
     else:

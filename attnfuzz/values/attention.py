@@ -43,12 +43,12 @@ class LogicalAttention:
 
     q: Float[Tensor, "num_rows num_q_heads head_size"]
     k: Float[Tensor, "total_tokens num_kv_heads head_size"]
-    v: Float[Tensor, "total_tokens num_kv_heads head_size"]
+    v: Float[Tensor, "total_tokens num_kv_heads v_head_size"]
     starts: tuple[int, ...]
 
     def sequence(
         self, i: int
-    ) -> tuple[Float[Tensor, "seq_len num_kv_heads head_size"], Float[Tensor, "seq_len num_kv_heads head_size"]]:
+    ) -> tuple[Float[Tensor, "seq_len num_kv_heads head_size"], Float[Tensor, "seq_len num_kv_heads v_head_size"]]:
         """K and V of sequence ``i``, in order of position."""
         tokens = slice(self.starts[i], self.starts[i + 1])
         return self.k[tokens], self.v[tokens]
@@ -170,7 +170,7 @@ def _levels(case: AttentionCase, tokens: TokenIndex) -> Int64[Tensor, " total_to
 
 def _values(
     case: AttentionCase, tokens: TokenIndex, dtype: torch.dtype
-) -> Float[Tensor, "total_tokens num_kv_heads head_size"]:
+) -> Float[Tensor, "total_tokens num_kv_heads v_head_size"]:
     if case.values.values != "positions":
         return _drawn(case, tokens, Stream.V, dtype, 0)
     codes = torch.zeros((len(tokens.seq), case.num_kv_heads, 4), dtype=torch.int64, device=tokens.seq.device)
@@ -178,22 +178,23 @@ def _values(
     codes[..., 1] = (tokens.position >> 7 & 127)[:, None]
     codes[..., 2] = torch.arange(case.num_kv_heads, device=tokens.seq.device) & 127
     codes[..., 3] = (tokens.owner & 127)[:, None]
-    return exact(codes + 1, dtype).repeat(1, 1, -(-case.head_size // 4))[..., : case.head_size].contiguous()
+    return exact(codes + 1, dtype).repeat(1, 1, -(-case.value_size // 4))[..., : case.value_size].contiguous()
 
 
 def _drawn(
     case: AttentionCase, tokens: TokenIndex, stream: Stream, dtype: torch.dtype, exponent: int
-) -> Float[Tensor, "total_tokens num_kv_heads head_size"]:
-    recipe = case.values.keys if stream == Stream.K else case.values.values
+) -> Float[Tensor, "total_tokens num_kv_heads head_size_of_stream"]:
+    of_keys = stream == Stream.K
+    recipe, size = (case.values.keys, case.head_size) if of_keys else (case.values.values, case.value_size)
     kind, own_exponent = drawn_as(recipe, dtype)
     exponent += own_exponent
     states = _token_states(case, tokens, stream)
-    chunk = max(1, HASH_CHUNK_ELEMENTS // (case.num_kv_heads * case.head_size))
+    chunk = max(1, HASH_CHUNK_ELEMENTS // (case.num_kv_heads * size))
     if len(states) <= chunk:
-        return exact(draw(element_words(states, case.num_kv_heads, case.head_size), kind), dtype, exponent)
-    out = torch.empty((len(states), case.num_kv_heads, case.head_size), dtype=dtype, device=states.device)
+        return exact(draw(element_words(states, case.num_kv_heads, size), kind), dtype, exponent)
+    out = torch.empty((len(states), case.num_kv_heads, size), dtype=dtype, device=states.device)
     for rows, part in zip(torch.split(out, chunk), torch.split(states, chunk), strict=True):
-        rows.copy_(exact(draw(element_words(part, case.num_kv_heads, case.head_size), kind), dtype, exponent))
+        rows.copy_(exact(draw(element_words(part, case.num_kv_heads, size), kind), dtype, exponent))
     return out
 
 

@@ -111,32 +111,36 @@ def _attention_blocks(
     drawn = keys in DRAWN_KEYS
     dtype = getattr(torch, case.dtype)
 
-    def block(state: Tensor, recipe: Recipe, heads: int, exponent: int) -> Block:
+    queries_shape = case.num_q_heads, case.head_size
+    keys_shape = case.num_kv_heads, case.head_size
+    values_shape = case.num_kv_heads, case.value_size
+
+    def block(state: Tensor, recipe: Recipe, shape: tuple[int, int], exponent: int) -> Block:
         return Block(
             rows=state,
             recipe=recipe,
-            num_heads=heads,
-            head_size=case.head_size,
+            num_heads=shape[0],
+            head_size=shape[1],
             dtype=dtype,
             exponent=exponent,
             signs=signs,
         )
 
-    def drawn_block(state: Tensor, recipe: KeyRecipe | ValueRecipe, heads: int, exponent: int = 0) -> Block:
+    def drawn_block(state: Tensor, recipe: KeyRecipe | ValueRecipe, shape: tuple[int, int], exponent: int = 0) -> Block:
         kind, own_exponent = drawn_as(recipe, dtype)
-        return block(state, kind, heads, exponent + own_exponent)
+        return block(state, kind, shape, exponent + own_exponent)
 
     exponent = case.values.logit_exponent - (4 if keys in ("rising", "falling") else 0)
     return [
-        block(rows["signed"][queries], "signed", case.num_q_heads, -2)
+        block(rows["signed"][queries], "signed", queries_shape, -2)
         if not drawn or case.values.needles
-        else drawn_block(rows["signed"][queries], keys, case.num_q_heads),
-        drawn_block(rows["k"][tokens], keys, case.num_kv_heads, exponent)
+        else drawn_block(rows["signed"][queries], keys, queries_shape),
+        drawn_block(rows["k"][tokens], keys, keys_shape, exponent)
         if drawn
-        else block(rows[keys][tokens], "level", case.num_kv_heads, exponent),
-        block(rows["code"][tokens], "code", case.num_kv_heads, 0)
+        else block(rows[keys][tokens], "level", keys_shape, exponent),
+        block(rows["code"][tokens], "code", values_shape, 0)
         if values == "positions"
-        else drawn_block(rows["v"][tokens], values, case.num_kv_heads),
+        else drawn_block(rows["v"][tokens], values, values_shape),
     ]
 
 

@@ -35,6 +35,9 @@ def rescaled_scores(row: AttentionRow) -> Iterator[Suspect]:
         2.0: "the scores are doubled",
         0.5: "the scores are halved",
     }
+    if row.case.v_head_size is not None:
+        of_values = 1 / math.sqrt(row.case.v_head_size) / scale
+        factors[of_values] = f"the scale is 1/sqrt({row.case.v_head_size}), V's head size, expected {number(scale)}"
     wrong = {factor: words for factor, words in factors.items() if not math.isclose(factor, 1.0, rel_tol=1e-6)}
     scores = torch.tensor(list(wrong), dtype=torch.float64)[:, None] * row.scores
     out, lse = softmax_average(scores, row.v.expand(len(wrong), *row.v.shape))
@@ -77,7 +80,7 @@ def _best_scale(row: AttentionRow) -> float:
 def rescaled_output(row: AttentionRow) -> Iterator[Suspect]:
     """A right output times a constant, which is fitted."""
     norm = float(row.expected @ row.expected)
-    if not norm or row.case.head_size == 1:
+    if not norm or len(row.got) == 1:
         return
     factor = float(row.got @ row.expected) / norm
     total = float(row.weights.sum())

@@ -18,17 +18,17 @@ __all__ = ["AttentionRow", "softmax_average"]
 class AttentionRow:
     """Everything in float64 on the CPU. `row` is that of q: the number of the sequence in decode problems.
 
-    `got_lse` is None for a kernel that returns none. `bound [head_size]` and `lse_bound` are error bounds; `poison` is
-    the number that dead memory held in this run.
+    `got_lse` is None for a kernel that returns none. `bound [v_head_size]` and `lse_bound` are error bounds; `poison`
+    is the number that dead memory held in this run.
     """
 
     case: AttentionCase
     values: LogicalAttention
     row: int
     head: int
-    got: Float64[Tensor, " head_size"]
+    got: Float64[Tensor, " v_head_size"]
     got_lse: float | None
-    bound: Float64[Tensor, " head_size"]
+    bound: Float64[Tensor, " v_head_size"]
     lse_bound: float
     poison: float
 
@@ -51,7 +51,7 @@ class AttentionRow:
         """All keys of a sequence."""
         return self.values.sequence(seq)[0][:, kv_head].double()
 
-    def values_of(self, seq: int, kv_head: int) -> Float64[Tensor, "seq_len head_size"]:
+    def values_of(self, seq: int, kv_head: int) -> Float64[Tensor, "seq_len v_head_size"]:
         """All values of a sequence."""
         return self.values.sequence(seq)[1][:, kv_head].double()
 
@@ -61,7 +61,7 @@ class AttentionRow:
         return self.keys_of(self.seq, self.kv_head)[: self.num_tokens]
 
     @cached_property
-    def v(self) -> Float64[Tensor, "seq_len head_size"]:
+    def v(self) -> Float64[Tensor, "seq_len v_head_size"]:
         """The values that this row must read."""
         return self.values_of(self.seq, self.kv_head)[: self.num_tokens]
 
@@ -81,7 +81,7 @@ class AttentionRow:
         return (self.scores - self.top).exp()
 
     @cached_property
-    def expected(self) -> Float64[Tensor, " head_size"]:
+    def expected(self) -> Float64[Tensor, " v_head_size"]:
         """The right output."""
         return self._right[0] @ self.v
 
@@ -119,8 +119,8 @@ class AttentionRow:
 
 
 def softmax_average(
-    scores: Float64[Tensor, "*batch seq_len"], v: Float64[Tensor, "*batch seq_len head_size"]
-) -> tuple[Float64[Tensor, "*batch head_size"], Float64[Tensor, "*batch"]]:
+    scores: Float64[Tensor, "*batch seq_len"], v: Float64[Tensor, "*batch seq_len v_head_size"]
+) -> tuple[Float64[Tensor, "*batch v_head_size"], Float64[Tensor, "*batch"]]:
     """Output and log-sum-exp of attention with these scores."""
     out = torch.einsum("...n,...nd->...d", scores.softmax(-1), v)
     return out, scores.logsumexp(-1)

@@ -18,6 +18,7 @@ _MAX_ROWS = 64
 """On either side of the row, of which a long prompt has thousands."""
 
 Keys = Float64[Tensor, "seq_len head_size"]
+Values = Float64[Tensor, "seq_len v_head_size"]
 
 
 def another_head(row: AttentionRow) -> Iterator[Suspect]:
@@ -65,10 +66,12 @@ def another_page(row: AttentionRow) -> Iterator[Suspect]:
 
 
 def another_tensor(row: AttentionRow) -> Iterator[Suspect]:
-    """K and V confused, or V shifted against K."""
-    yield _attend(row, [row.k], [row.k], lambda _: "K is read in place of V")
-    yield _attend(row, [row.v], [row.v], lambda _: "V is read in place of K")
-    yield _attend(row, [row.v], [row.k], lambda _: "K and V are exchanged")
+    """K and V confused, as far as their heads are large enough for that, or V shifted against K."""
+    if row.v.shape[1] <= row.k.shape[1]:
+        yield _attend(row, [row.k], [row.k[:, : row.v.shape[1]]], lambda _: "K is read in place of V")
+    if row.v.shape[1] == row.k.shape[1]:
+        yield _attend(row, [row.v], [row.v], lambda _: "V is read in place of K")
+        yield _attend(row, [row.v], [row.k], lambda _: "K and V are exchanged")
     shifted = [row.v.roll(-1, 0), row.v.roll(1, 0)]
     yield _attend(row, [row.k] * 2, shifted, lambda i: f"V is read one token {'before' if i else 'after'} its K")
 
@@ -93,7 +96,7 @@ def another_row(row: AttentionRow) -> Iterator[Suspect]:
     yield Suspect(zero, torch.tensor([-torch.inf], dtype=torch.float64), lambda _: "the sequence is treated as empty")
 
 
-def _result(row: AttentionRow, number: int, head: int) -> tuple[Float64[Tensor, " head_size"], Float64[Tensor, ""]]:
+def _result(row: AttentionRow, number: int, head: int) -> tuple[Float64[Tensor, " v_head_size"], Float64[Tensor, ""]]:
     seq, length, kv_head = row.case.row_seqs[number], row.case.row_lens[number], head // row.case.gqa_ratio
     scores = row.case.scale * (row.keys_of(seq, kv_head)[:length] @ row.values.q[number, head].double())
     return softmax_average(scores, row.values_of(seq, kv_head)[:length])
@@ -105,7 +108,7 @@ def _attend_sequences(row: AttentionRow, others: list[int], count: int | None, w
     return _attend(row, keys, values, lambda i: f"sequence {row.seq} reads {what} of sequence {others[i]}")
 
 
-def _attend(row: AttentionRow, keys: list[Keys], values: list[Keys], words: Callable[[int], str]) -> Suspect:
+def _attend(row: AttentionRow, keys: list[Keys], values: list[Values], words: Callable[[int], str]) -> Suspect:
     results = [softmax_average(row.case.scale * (k @ row.q), v) for k, v in zip(keys, values, strict=True)]
     out, lse = (torch.stack(parts) for parts in zip(*results, strict=True))
     return Suspect(out, lse, words)
@@ -128,8 +131,12 @@ def _live(row: AttentionRow, seq: int, page: int) -> int:
 
 
 def _with_page(
-    row: AttentionRow, page: int, source: tuple[int, int], own: Keys, read: Callable[[int, int], Keys]
-) -> Keys:
+    row: AttentionRow,
+    page: int,
+    source: tuple[int, int],
+    own: Float64[Tensor, "seq_len size"],
+    read: Callable[[int, int], Tensor],
+) -> Float64[Tensor, "seq_len size"]:
     count = _read(row, page)
     size = row.case.block_size if isinstance(row.case, PagedDecodeCase) else 0
     replaced = own.clone()

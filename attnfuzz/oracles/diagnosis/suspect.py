@@ -25,7 +25,7 @@ class Suspect:
     An `lse` of None says that the mistake leaves the log-sum-exp right.
     """
 
-    out: Float64[Tensor, "mistakes head_size"]
+    out: Float64[Tensor, "mistakes v_head_size"]
     lse: Float64[Tensor, " mistakes"] | None
     words: Callable[[int], str]
 
@@ -59,7 +59,7 @@ def first_match_of_lse(row: AttentionRow, suspects: Iterable[Suspect]) -> str | 
     return None
 
 
-def _fit(row: AttentionRow, out: Float64[Tensor, "mistakes head_size"]) -> Float64[Tensor, " mistakes"]:
+def _fit(row: AttentionRow, out: Float64[Tensor, "mistakes v_head_size"]) -> Float64[Tensor, " mistakes"]:
     """How badly each mistake explains the output; at most 1 for one that does."""
     roundoff = torch.finfo(getattr(torch, row.case.dtype)).eps
     tolerance = _BOUNDS * row.bound + roundoff * (out.abs() + row.expected.abs())

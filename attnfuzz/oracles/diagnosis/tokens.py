@@ -104,14 +104,14 @@ def _families(row: AttentionRow) -> Iterator[Ranges]:
     block_size = row.case.block_size if isinstance(row.case, PagedDecodeCase) else _TILES[0]
     for step in (1, block_size):
         edges = torch.cat((torch.arange(0, num_tokens, step), torch.tensor([num_tokens])))
-        if len(edges) ** 2 // 2 * row.case.head_size <= _MAX_NUMBERS:
+        if len(edges) ** 2 // 2 * row.case.value_size <= _MAX_NUMBERS:
             yield torch.combinations(edges, 2)
             return
 
 
 def _range_sums(
     row: AttentionRow, ranges: Ranges
-) -> tuple[Float64[Tensor, " ranges"], Float64[Tensor, "ranges head_size"]]:
+) -> tuple[Float64[Tensor, " ranges"], Float64[Tensor, "ranges v_head_size"]]:
     """Weight of each range, and its weighted values."""
     weighted = torch.cat((row.weights[:, None] * row.v, row.weights[:, None]), -1)
     sums = torch.cat((torch.zeros_like(weighted[:1]), weighted.cumsum(0)))

@@ -28,7 +28,7 @@ _LEFT_OUT = {
 _MOST_COUNTS = 8
 """Splits that may each add a sink."""
 
-Outcome = tuple[Float64[Tensor, " head_size"], float, str]
+Outcome = tuple[Float64[Tensor, " v_head_size"], float, str]
 
 
 def variant_mistakes(row: AttentionRow) -> Iterator[Suspect]:
