@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "exit_status"]
 
+_MAX_SHARDS = 1000
+
 
 def _operators(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
     from attnfuzz.mutation.operators.catalogue import OPERATOR_NAMES
@@ -25,6 +27,16 @@ def _operators(ctx: click.Context, param: click.Parameter, value: tuple[str, ...
         if name not in OPERATOR_NAMES:
             raise click.BadParameter(f"{name!r} must be one of {', '.join(OPERATOR_NAMES)}", ctx, param)
     return value
+
+
+def _shard(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, int]:
+    """``2/3``: number and count."""
+    number, _, count = value.partition("/")
+    if not (number.isdecimal() and count.isdecimal()) or not 1 <= int(number) <= int(count) <= _MAX_SHARDS:
+        raise click.BadParameter(
+            f"{value!r} must be NUMBER/COUNT with 1 <= NUMBER <= COUNT <= {_MAX_SHARDS}, such as 1/2", ctx, param
+        )
+    return int(number), int(count)
 
 
 @click.command(epilog=KERNEL_HELP)
@@ -42,6 +54,9 @@ def _operators(ctx: click.Context, param: click.Parameter, value: tuple[str, ...
 @click.option("--check-equivalent", is_flag=True, help="Hunt these too, to see that nothing finds them.")
 @click.option("--operator", "operators", multiple=True, callback=_operators, help="Only mutants of this operator.")
 @click.option("--mutant", "ids", multiple=True, metavar="ID", help="Only this mutant.")
+@click.option(
+    "--shard", default="1/1", metavar="NUMBER/COUNT", callback=_shard, help="Only one of equal parts of all mutants."
+)
 @click.option("--alone", is_flag=True, help="Hunt again without an oracle that was the only one to see a case.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the cases drawn.")
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
@@ -64,6 +79,7 @@ def command(
     check_equivalent: bool,
     operators: tuple[str, ...],
     ids: tuple[str, ...],
+    shard: tuple[int, int],
     alone: bool,
     seed: int,
     device: str,
@@ -88,6 +104,7 @@ def command(
         seed=seed,
         operators=operators,
         ids=ids,
+        shard=shard,
         command=with_command,
         equivalents=equivalent,
         alone=alone,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -95,17 +95,24 @@ class CommandKiller:
 
 
 class KnownAside:
-    """Repeats what an earlier measurement came to, by ids of mutants; with ``alone`` only if it tried that too."""
+    """Repeats what an earlier measurement came to, by ids of mutants; with ``alone`` only if it tried that too.
 
-    def __init__(self, killer: Killer, known: Mapping[str, Outcome], *, alone: bool = False) -> None:
+    Of ``others``, which are not to be put to the killer, it is enough that anything is known.
+    """
+
+    def __init__(
+        self, killer: Killer, known: Mapping[str, Outcome], *, alone: bool = False, others: Collection[str] = ()
+    ) -> None:
         self._killer = killer
         self._known = known
         self._alone = alone
+        self._others = others
 
     def __call__(self, mutant: Mutant, overlay: Path) -> Outcome:
         """Put the mutant to the killer, unless it is known what comes of that."""
         known = self._known.get(mutant.id)
-        if known is None or (self._alone and _is_untried_alone(known.kill)):
+        is_untried = self._alone and known is not None and _is_untried_alone(known.kill)
+        if known is None or (is_untried and mutant.id not in self._others):
             return self._killer(mutant, overlay)
         return known
 

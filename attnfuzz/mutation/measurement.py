@@ -42,7 +42,8 @@ class MutantsRequest:
     ``check_equivalents``: also hunt the mutants that are listed as equivalent, to see that none is killed.
     ``budget_s`` is for one mutant, and for the kernels without one unless ``first_s`` says otherwise. ``known``: what
     an earlier measurement, of ``earlier_s`` on ``earlier_device``, came to by id of the mutant; these are not put to
-    the killer again.
+    the killer again. ``shard``: of that many equal parts of the mutants, only the one of this number, from 1 on, is put
+    to it; what is known of the others is told all the same.
     """
 
     kernels: tuple[str, ...]
@@ -53,6 +54,7 @@ class MutantsRequest:
     seed: int = 0
     operators: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
+    shard: tuple[int, int] = (1, 1)
     oracles: tuple[OracleName, ...] = DEFAULT_ORACLES
     command: str | None = None
     equivalents: Path | None = None
@@ -127,6 +129,10 @@ def measure(
         are_all = not request.operators and not request.ids
         mutated = {declaration.target for mutant in mutants for declaration in mutant.kernels}
         found: dict[str, Outcome] = {}
+        number, count = request.shard
+        others = {one.id for i, one in enumerate(mutants) if i % count != number - 1}
+        is_listed = (lambda one: False) if request.check_equivalents else equivalents.reason
+        chosen = [one for one in mutants if one.id not in others or one.id in request.known or is_listed(one)]
 
         def measured() -> Measured:
             return Measured(
@@ -148,9 +154,9 @@ def measure(
             so_far(measured())
 
         with _killer(request, hunter, mutants, folder, note) as killer:
-            killer = KnownAside(killer, request.known, alone=request.alone)
+            killer = KnownAside(killer, request.known, alone=request.alone, others=others)
             killer = EquivalentsAside(killer, equivalents, check=request.check_equivalents)
-            put_to(killer, mutants, folder=folder, jobs=jobs, heard=hear)
+            put_to(killer, chosen, folder=folder, jobs=jobs, heard=hear)
         return measured()
 
 

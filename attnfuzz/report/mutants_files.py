@@ -206,6 +206,8 @@ def _command(measured: Measured) -> str:
     request = measured.request
     words = ["attnfuzz mutants", *map(shlex.quote, request.kernels), f"--device {measured.device}"]
     words += [f"--operator {name}" for name in request.operators] + [f"--mutant {one}" for one in request.ids]
+    if request.shard[1] > 1 and measured.left:
+        words += [f"--shard {request.shard[0]}/{request.shard[1]}"]
     words += ["--alone"] * request.alone + ["--check-equivalent"] * request.check_equivalents
     return " ".join(words)
 

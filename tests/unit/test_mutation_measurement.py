@@ -104,6 +104,26 @@ def test_an_interrupted_measurement_goes_on_from_its_file(tmp_path: Path) -> Non
     assert "what is to be resumed was measured on another GPU, not " in elsewhere.stderr
 
 
+def test_shards_add_up_to_the_whole(tmp_path: Path) -> None:
+    """A set that is measured in parts would come out with mutants missing, or be hunted twice."""
+    write_project(tmp_path)
+    command = [str(COMMAND), "mutants", "declaring.py", "--device", "cpu", "--operator", "other", "--budget", "2s"]
+    for shard, files in (("1/2", []), ("2/2", ["--resume", "m.json"])):
+        done = subprocess.run(
+            [*command, "--shard", shard, "--json", "m.json", *files],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        found = msgspec.json.decode((tmp_path / "m.json").read_bytes(), type=MutantsFile)
+        number = int(shard[0])
+        assert (len(found.mutants), found.left) == (number, 2 - number), done.stderr
+        assert len([line for line in done.stdout.splitlines() if ": survived" in line]) == number
+    (tmp_path / "equivalent_mutants.toml").write_text(EQUIVALENT)
+    listed = subprocess.run(
+        [*command, "--shard", "2/2", "--resume", "m.json"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "0 of 1 mutant killed (0.0%), 1 survived; 1 equivalent, 0 stillborn; time" in listed.stdout
+
+
 def test_what_is_known_is_there_while_the_rest_is_measured(tmp_path: Path) -> None:
     """Whoever loses the machine would lose everything that was measured on it."""
     told: list[Measured] = []
@@ -167,6 +187,7 @@ def test_nothing_to_change(tmp_path: Path) -> None:
     [
         (["k.py", "--operator", "swap"], "'swap' must be one of mask_term, mask_dropped,"),
         (["k.py", "--equivalent", "missing.toml"], "does not exist"),
+        (["k.py", "--shard", "3/2"], "'3/2' must be NUMBER/COUNT with 1 <= NUMBER <= COUNT <= 1000, such as 1/2"),
         ([], "Missing argument"),
     ],
 )
