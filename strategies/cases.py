@@ -31,7 +31,7 @@ from attnfuzz.strategies.lengths import LengthLimits, decide_seq_lens
 from attnfuzz.strategies.lse import LSE_PAIRS_BYTES, decide_lse_pairs
 from attnfuzz.strategies.needles import Causal
 from attnfuzz.strategies.pages import PAGES_BYTES, decide_pages
-from attnfuzz.strategies.queries import QueryLimits, decide_query_lens, decide_slack
+from attnfuzz.strategies.queries import QueryLimits, decide_padding, decide_query_lens, decide_slack
 from attnfuzz.strategies.sizes import CPU_SIZES, Sizes
 from attnfuzz.strategies.values import VALUES_BYTES, decide_scale, decide_values
 
@@ -194,6 +194,8 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
         fields["query_lens"] = query_lens
         fields["seq_slack"] = decide_slack(part, max(seq_lens), plan.supports.max_seq_len)
         fields["query_slack"] = decide_slack(part, max(query_lens), _most_queries(plan.supports))
+        if plan.supports.padding_tokens:
+            fields["padding_tokens"] = decide_padding(part)
     if format_.layout is not None:
         shared = 3 if len(seq_lens) > 1 else 0
         paddings = paddings_of(plan.supports)
@@ -214,7 +216,7 @@ def _window(format_: Format) -> int | None:
 
 
 def _queries_bytes(max_seqs: int) -> int:
-    return 3 + max_seqs
+    return 4 + max_seqs
 
 
 def _most_queries(supports: Supports) -> int | None:

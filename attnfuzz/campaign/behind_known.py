@@ -43,6 +43,7 @@ _GROUPS = (
     ("lse_pairs",),
     ("extra_rows",),
     ("query_slack", "seq_slack"),
+    ("padding_tokens",),
 )
 _RECIPES = ("values", "outputs")  # of attention, and of states to merge
 

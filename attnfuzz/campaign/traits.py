@@ -61,6 +61,7 @@ def _numbers(case: Case) -> Iterator[tuple[str, int]]:
         yield "max_query_len", max(case.query_lens)
         yield "query_slack", case.query_slack
         yield "seq_slack", case.seq_slack
+        yield "padding_tokens", case.padding_tokens
     if isinstance(case, PagedDecodeCase):
         yield "block_size", case.block_size
         yield "columns", case.max_blocks_per_seq

@@ -15,11 +15,12 @@ __all__ = ["lower_queries"]
 
 
 def lower_queries(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
-    """Bounds without slack; then each sequence with fewer query tokens, or with less context before them."""
+    """No slack and no padding; then each sequence with fewer query tokens, or with less context before them."""
     if not isinstance(case, PagedAttentionCase):
         return case
     case = yield from lower_integer(case, case.seq_slack, 0, lambda case, slack: changed(case, seq_slack=slack))
     case = yield from lower_integer(case, case.query_slack, 0, lambda case, slack: changed(case, query_slack=slack))
+    case = yield from lower_integer(case, case.padding_tokens, 0, lambda case, rows: changed(case, padding_tokens=rows))
     case = yield from first_of(case, [changed(case, query_lens=tuple(min(1, n) for n in case.query_lens))])
     for seq in range(case.num_seqs):
         query_len, low = case.query_lens[seq], min_seq_len(domain.supports)

@@ -53,7 +53,7 @@ def _attention(case: AttentionCase) -> Iterable[Any]:
     yield from (sum(map(length_rank, case.seq_lens)), case.v_head_size is not None)
     yield from (head_size_rank(case.head_size), head_size_rank(case.value_size))
     if isinstance(case, PagedAttentionCase):
-        yield from (sum(map(length_rank, case.query_lens)), case.seq_slack, case.query_slack)
+        yield from (sum(map(length_rank, case.query_lens)), case.padding_tokens, case.seq_slack, case.query_slack)
     if isinstance(case, DenseDecodeCase):
         yield case.extra_rows
     if isinstance(case, PagedDecodeCase):

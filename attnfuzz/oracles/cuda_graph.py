@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.oracles.observation import KernelRaised, call_options
-from attnfuzz.oracles.results import named_results
+from attnfuzz.oracles.observation import KernelRaised, call_options, results_of_call
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.registry import problem_of
 
 __all__ = ["CapturedCall", "captured_call"]
 
@@ -87,7 +85,7 @@ def _capture(graph: torch.cuda.CUDAGraph, kernel: Kernel, case: Case, inputs: An
             except BaseException as error:
                 first = error  # ending a capture that is invalid raises another one
                 raise
-        return named_results(returned, inputs, problem_of(case).results, kernel.declaration.supports)
+        return results_of_call(kernel, case, inputs, returned)
     except BaseException as error:  # as above
         _ABANDONED.append(graph)
         raise KernelRaised(first or error, "nan", "cannot be captured", fatal=True) from error

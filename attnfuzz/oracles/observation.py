@@ -14,14 +14,14 @@ from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.results import named_results
 from attnfuzz.problems.allocation import allocate
-from attnfuzz.problems.cases import Case
+from attnfuzz.problems.cases import Case, PagedAttentionCase
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.placement import Placement
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import OptionValue
 
-__all__ = ["KernelRaised", "Observation", "call", "call_options", "observe"]
+__all__ = ["KernelRaised", "Observation", "call", "call_options", "observe", "results_of_call", "rows_with_an_owner"]
 
 _ZONES_PER_TENSOR = 4 * 256
 """Room for alignment and both red zones; a tensor with wider ones goes to a chunk of its own."""
@@ -116,9 +116,22 @@ def call(
             returned = kernel(inputs, **call_options(kernel, case))
         if wait and allocations.arena.device.type == "cuda":
             torch.cuda.synchronize()
-        return named_results(returned, inputs, problem_of(case).results, kernel.declaration.supports)
+        return results_of_call(kernel, case, inputs, returned)
     except BaseException as error:  # whatever a kernel raises, SystemExit included, is its verdict
         raise KernelRaised(error, allocations.arena.poison) from error
+
+
+def results_of_call(kernel: Kernel, case: Case, inputs: Any, returned: object) -> dict[str, Tensor]:
+    """What a call `returned`, by name: the rows that a sequence has. Raises `ResultError`."""
+    names, supports = problem_of(case).results, kernel.declaration.supports
+    return rows_with_an_owner(case, named_results(returned, inputs, names, supports))
+
+
+def rows_with_an_owner(case: Case, results: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`results` without the rows of padding tokens, in which a kernel may leave anything."""
+    if not isinstance(case, PagedAttentionCase) or not case.padding_tokens:
+        return results
+    return {name: result[: case.num_rows] for name, result in results.items()}
 
 
 def call_options(kernel: Kernel, case: Case) -> dict[str, OptionValue]:

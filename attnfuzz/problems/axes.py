@@ -205,6 +205,7 @@ _HEADS = (
 _QUERIES = (
     Axis("batch", BATCHES, _batch),
     Axis("bounds", ("tight", "loose"), _bounds),
+    Axis("padding tokens", ("none", "some"), lambda case: ("some" if case.padding_tokens else "none",)),
 )
 _PAGED = (
     Axis("layout", LAYOUTS, lambda case: (case.layout,)),

@@ -140,6 +140,11 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
         return self.num_seqs
 
     @property
+    def num_query_slots(self) -> int:
+        """Rows of q and of the result; only the first ``num_rows`` belong to a sequence."""
+        return self.num_rows
+
+    @property
     def row_seqs(self) -> Sequence[int]:
         return range(self.num_seqs)
 
@@ -250,6 +255,8 @@ class PagedAttentionCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=Tru
     query_slack: int = 0
     seq_slack: int = 0
     """By how much ``max_query_len`` and ``max_seq_len``, the bounds that a kernel is told, exceed the longest."""
+    padding_tokens: int = 0
+    """Rows of q and of the result behind the last sequence's: servers pad a batch to the size of a captured graph."""
 
     def __post_init__(self) -> None:
         PagedDecodeCase.__post_init__(self)
@@ -263,10 +270,15 @@ class PagedAttentionCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=Tru
         for i, (query_len, seq_len) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
             check_range(f"query_lens[{i}]", query_len, 0, seq_len)
         check_range("sum(query_lens)", sum(self.query_lens), 1, MAX_QUERY_TOKENS)
+        check_range("padding_tokens", self.padding_tokens, 0, MAX_QUERY_TOKENS)
 
     @property
     def num_rows(self) -> int:
         return sum(self.query_lens)
+
+    @property
+    def num_query_slots(self) -> int:
+        return self.num_rows + self.padding_tokens
 
     @property
     def row_seqs(self) -> Sequence[int]:

@@ -153,6 +153,8 @@ def _queries(case: PagedAttentionCase) -> Iterator[str]:
         yield "context"
     if case.query_slack or case.seq_slack:
         yield "slack"
+    if case.padding_tokens:
+        yield "padding tokens"
 
 
 def _values(values: Values) -> Iterator[str]:

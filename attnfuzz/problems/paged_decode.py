@@ -85,7 +85,7 @@ def write(case: PagedDecodeCase, tensors: dict[str, Tensor], values: LogicalAtte
     tensors["seq_lens"].copy_(placement.seq_lens)
     for name, numbers in per_head_numbers(case.variant, case.num_q_heads, case.values.seed).items():
         tensors[name].copy_(torch.tensor(numbers))
-    tensors["q"].copy_(values.q)
+    tensors["q"][:, : case.num_rows].copy_(values.q)
     k_slots, v_slots = token_views(tensors["k_cache"], tensors["v_cache"], case.layout)
     pages, offsets = placement.slots
     k_slots[:, pages, offsets] = values.k.view(len(values.k), *k_slots.shape[3:])

@@ -55,7 +55,7 @@ def strides_of(case: Case, name: str) -> StrideKind:
 
 
 def _query(case: AttentionCase) -> Specs:
-    shape = (case.num_rows, case.num_q_heads, case.head_size)
+    shape = (case.num_query_slots, case.num_q_heads, case.head_size)
     return {"q": TensorSpec(shape, case.dtype, "input"), "seq_lens": TensorSpec((case.num_seqs,), "int32", "input")}
 
 
@@ -64,7 +64,7 @@ def _query_starts(case: PagedAttentionCase) -> Specs:
 
 
 def _result(case: AttentionCase) -> Specs:
-    shape = (case.num_rows, case.num_q_heads, case.value_size)
+    shape = (case.num_query_slots, case.num_q_heads, case.value_size)
     return {"out": TensorSpec(shape, case.dtype, "output"), "lse": TensorSpec(shape[:2], "float32", "output")}
 
 

@@ -91,6 +91,8 @@ def _queries(supports: Supports, case: PagedAttentionCase) -> Iterator[str]:
         yield f"the case has max_query_len={case.max_query_len}, but the kernel declares at most {most}"
     if not supports.empty_sequences and 0 in case.query_lens:
         yield f"query_lens[{case.query_lens.index(0)}]=0, but the kernel declares empty_sequences=False"
+    if case.padding_tokens and not supports.padding_tokens:
+        yield f"padding_tokens={case.padding_tokens}, but the kernel declares padding_tokens=False"
 
 
 def _merge(supports: Supports, case: MergeStatesCase) -> Iterator[str]:

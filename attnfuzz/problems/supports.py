@@ -51,6 +51,8 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
       (any page of the cache, a wrong one included) or ``"garbage"`` (also ids that do not exist; never followed).
     * ``empty_sequences``: sequences of length 0 (``out = 0``, ``lse = -inf``), sequences without query tokens in
       paged_attention and, when merging, empty states.
+    * ``padding_tokens``: rows of q behind ``cu_seqlens_q[-1]`` in paged_attention, with which servers pad a batch to
+      the size that a CUDA graph was captured with. What becomes of those of the results is the kernel's business.
     * ``lse``: base of the log-sum-exp taken and returned; ``"none"``: the kernel returns no LSE.
     * ``lse_layout``: axes of the LSE of merge_states, ``"HT"`` (heads first, vLLM) or ``"TH"`` (tokens first, SGLang).
     * ``variants``: those of ``attnfuzz.problems.variants`` that the kernel can do, each by itself and together:
@@ -74,6 +76,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     strides: Strides = "any"
     unused_table_entries: UnusedTableEntries = "valid"
     empty_sequences: bool = True
+    padding_tokens: bool = True
     lse: LseKind = "natural"
     lse_layout: LseLayout = "HT"
     variants: tuple[VariantName, ...] = ()
@@ -97,7 +100,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             _check_choices(name, (getattr(self, name),), get_args(kind))
         if self.variants != ():
             _check_choices("variants", self.variants, VARIANTS)
-        for name in ("empty_sequences", "deterministic", "batch_invariant", "graph_replay"):
+        for name in ("empty_sequences", "padding_tokens", "deterministic", "batch_invariant", "graph_replay"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"Supports({name}={getattr(self, name)!r}): must be True or False")
 

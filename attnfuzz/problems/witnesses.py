@@ -80,7 +80,7 @@ def witnesses(problem: Problem, supports: Supports, options: Options, *, longest
     if _is_paged(problem):
         groups += [_batches(), _paddings(supports)]
     if problem == "paged_attention":
-        groups += [_queries(supports, longest), _mixtures(), _bounds(supports)]
+        groups += [_queries(supports, longest), _mixtures(), _bounds(supports), _padding_tokens(supports)]
     return [set(group) for group in groups]
 
 
@@ -158,6 +158,10 @@ def _mixtures() -> Iterator[Witness]:
 def _bounds(supports: Supports) -> Iterator[Witness]:
     """Bounds that are loose have to be below what a kernel declares."""
     return _one("bounds", ("tight", "loose") if supports.max_seq_len != 1 else ("tight",))
+
+
+def _padding_tokens(supports: Supports) -> Iterator[Witness]:
+    return _one("padding tokens", ("none", "some") if supports.padding_tokens else ("none",))
 
 
 def _query_lens(supports: Supports, length: int) -> list[int]:

@@ -18,7 +18,7 @@ from attnfuzz.campaign.saved_run import preceding_for, runs_to_see
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.leaks import LEAK
-from attnfuzz.problems.cases import Case
+from attnfuzz.problems.cases import Case, MergeStatesCase
 from attnfuzz.problems.limits import CaseTooLarge, tensor_nbytes
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.report.repro_data import MAX_TENSOR_BYTES, lse_unit, repro_data, repro_inputs
@@ -57,6 +57,7 @@ def repro_script(regression: Regression, declaration: Declaration | None = None)
         deterministic=repr(declaration.supports.deterministic),
         tensors=_literals(data.tensors),
         outputs=repr(_outputs(case)),
+        padding_tokens=0 if isinstance(case, MergeStatesCase) else case.num_query_slots - case.num_rows,
         entry=repr(sources.entry),
         kernel=repr(sources.attribute),
         files={repr(path): _text_literal(text) for path, text in (stub | sources.files).items()},

@@ -21,6 +21,7 @@ CASE = PagedAttentionCase(
     seq_lens=(40, 33, 5, 0, 21),
     query_lens=(37, 1, 5, 0, 0),
     query_slack=3,
+    padding_tokens=5,
     seq_slack=9,
     values=Values(needles=(Needle(0, 2, 1), Needle(0, 39, 0))),
 )
@@ -54,7 +55,7 @@ def test_minimal(fails: Fails, seq_lens: tuple[int, ...], query_lens: tuple[int,
     found = minimise(CASE, fails, supports=Supports(), options={})
     assert isinstance(found, PagedAttentionCase)
     assert sorted(zip(found.seq_lens, found.query_lens, strict=True)) == sorted(zip(seq_lens, query_lens, strict=True))
-    assert (found.query_slack, found.seq_slack, found.num_q_heads) == (0, 0, 1)
+    assert (found.query_slack, found.seq_slack, found.padding_tokens, found.num_q_heads) == (0, 0, 0, 1)
 
 
 def test_bounds_stay_loose_only_where_that_matters() -> None:

@@ -55,6 +55,18 @@ def test_a_kernel_gets_what_the_case_says() -> None:
     assert inputs.lse.shape == (7, 2)
 
 
+def test_padding_tokens_are_rows_that_nobody_has() -> None:
+    """A kernel that takes the rows of q for query tokens would pass here and fail under a server's CUDA graphs."""
+    one = case(padding_tokens=3)
+    inputs = build(one, PlainAllocator(), Supports())
+    assert inputs.q.shape == inputs.out.shape == (10, 2, 8)
+    assert inputs.lse.shape == (10, 2)
+    assert inputs.cu_seqlens_q.tolist() == [0, 3, 4, 4, 4, 7]
+    assert inputs.q[:7].isfinite().all()
+    assert inputs.q[7:].isnan().all()
+    assert reference(one, attention_values(one)).out.shape == (7, 2, 8)
+
+
 def test_the_reference_is_masked_attention() -> None:
     """Everything would be measured against something else than causal attention."""
     one = case(pages=Pages(shared_blocks=1))
@@ -91,6 +103,7 @@ def test_decode_is_the_special_case_of_one_query_each() -> None:
         ({"query_lens": (0, 0, 0, 0, 0)}, r"sum\(query_lens\)=0 must be between 1 and"),
         ({"query_slack": -1}, r"query_slack=-1 must be between 0"),
         ({"seq_slack": -1}, r"seq_slack=-1 must be between 0"),
+        ({"padding_tokens": -1}, r"padding_tokens=-1 must be between 0"),
     ],
 )
 def test_what_is_no_case(fields: Any, message: str) -> None:
@@ -101,9 +114,10 @@ def test_what_is_no_case(fields: Any, message: str) -> None:
 
 def test_files_hold_all_of_it() -> None:
     """A finding could not be replayed."""
-    one = case(query_slack=1, seq_slack=2, values=Values(needles=(Needle(0, 5, 0),)))
+    one = case(query_slack=1, seq_slack=2, padding_tokens=3, values=Values(needles=(Needle(0, 5, 0),)))
     assert decode_case("paged_attention", encode_case(one)) == one
     assert b"slack" not in encode_case(case())
+    assert b"padding" not in encode_case(case())
 
 
 def test_more_query_tokens_need_more_memory() -> None:
@@ -120,11 +134,12 @@ def test_more_query_tokens_need_more_memory() -> None:
         ({"seq_lens": (3,), "query_lens": (3,)}, {"query_len>1"}),
         ({"seq_lens": (1, 1), "query_lens": (0, 1)}, {"no query", "ragged queries"}),
         ({"seq_lens": (1,), "query_lens": (1,), "seq_slack": 1}, {"slack"}),
+        ({"seq_lens": (1,), "query_lens": (1,), "padding_tokens": 1}, {"padding tokens"}),
     ],
 )
 def test_features_of_queries(fields: Any, found: set[str]) -> None:
     """Bugs that need prefill, context or idle sequences would be told apart by chance only."""
-    words = {"context", "query_len>1", "no query", "ragged queries", "slack"}
+    words = {"context", "query_len>1", "no query", "ragged queries", "slack", "padding tokens"}
     assert features(case(**fields)) & words == found
 
 

@@ -101,6 +101,11 @@ BUNDLED: list[tuple[Problem, str, dict[str, Any]]] = [
     ("paged_decode", "paged_split_k", {**PAGED, "layout": "packed", "options": {"num_splits": 3}}),
     ("split_decode", "split_k_partials", {**PAGED, "layout": "interleaved", "num_splits": 3}),
     (
+        "paged_attention",
+        "paged_attention_naive",
+        {**PAGED, "seq_lens": [5, 2, 9], "query_lens": [3, 0, 1], "padding_tokens": 2},
+    ),
+    (
         "merge_states",
         "merge_states_triton",
         {

@@ -33,7 +33,7 @@ def test_every_level_of_queries_is_drawn_for_the_interpreter_too() -> None:
     row_wise = [
         axis for axis in row_axes("paged_attention", {}) if axis.name in ("query length", "phase", "causal needle")
     ]
-    whole = [axis for axis in case_axes("paged_attention") if axis.name in ("batch", "bounds")]
+    whole = [axis for axis in case_axes("paged_attention") if axis.name in ("batch", "bounds", "padding tokens")]
     for case in drawn(1500):
         levels.update({(axis.name, level) for axis in whole for level in axis.of(case)})
         levels.update({(axis.name, level) for row in rows_of(case) for axis in row_wise for level in axis.of(row)})
@@ -49,8 +49,13 @@ def test_tiles_of_queries_are_met_at_both_ends() -> None:
 
 @pytest.mark.parametrize(
     "limits",
-    [{"max_query_len": 1}, {"max_query_len": 16, "max_seq_len": 20}, {"empty_sequences": False}],
-    ids=["decode", "short", "busy"],
+    [
+        {"max_query_len": 1},
+        {"max_query_len": 16, "max_seq_len": 20},
+        {"empty_sequences": False},
+        {"padding_tokens": False},
+    ],
+    ids=["decode", "short", "busy", "unpadded"],
 )
 def test_limits_of_a_kernel_hold(limits: dict[str, int]) -> None:
     """A kernel would be given what it never said it takes."""
@@ -59,6 +64,7 @@ def test_limits_of_a_kernel_hold(limits: dict[str, int]) -> None:
         assert supports.max_query_len is None or case.max_query_len <= supports.max_query_len
         assert supports.max_seq_len is None or case.max_seq_len <= supports.max_seq_len
         assert supports.empty_sequences or min(case.query_lens) > 0
+        assert supports.padding_tokens or not case.padding_tokens
 
 
 def test_no_case_is_much_more_work_than_those_of_other_problems() -> None:

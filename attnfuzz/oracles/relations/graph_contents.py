@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ def contents_of(declaration: Declaration, captured: Case) -> list[Content]:
     else:
         others = list(_lengths(declaration, captured))
         if isinstance(captured, PagedAttentionCase):
-            others += _queries(captured)
+            others += _queries(declaration, captured)
         if isinstance(captured, PagedDecodeCase):
             others += _pages(captured)
     return [Content(captured, "with what it was captured with"), *others]
@@ -101,13 +102,18 @@ def _lengths(declaration: Declaration, captured: _Attention) -> Iterator[Content
             yield Content(case, f"with seq_lens {how} from {_shown(old)} to {_shown(seq_lens)}")
 
 
-def _queries(captured: PagedAttentionCase) -> Iterator[Content]:
-    """The same query tokens in all, as the last of other sequences."""
+def _queries(declaration: Declaration, captured: PagedAttentionCase) -> Iterator[Content]:
+    """The same query tokens in all, as the last of other sequences; and fewer, the others as padding."""
     query_lens = captured.query_lens[::-1]
     seq_lens = tuple(map(max, captured.seq_lens, query_lens))
     case = _holding(captured, seq_lens, _OTHER_SEEDS[0], query_lens)
     if case is not None and query_lens != captured.query_lens:
         yield Content(case, f"with query_lens changed from {_shown(captured.query_lens)} to {_shown(query_lens)}")
+    fewer = tuple(map(min, captured.query_lens, itertools.repeat(1)))
+    if declaration.supports.padding_tokens and fewer != captured.query_lens:
+        case = _holding(captured, captured.seq_lens, _OTHER_SEEDS[1], fewer)
+        if case is not None:
+            yield Content(case, f"with query_lens shortened from {_shown(captured.query_lens)} to {_shown(fewer)}")
 
 
 def _pages(captured: PagedDecodeCase) -> list[Content]:
@@ -140,6 +146,7 @@ def _holding(
     if isinstance(bare, PagedAttentionCase):  # the bounds are frozen
         changes["seq_slack"] = renewed.max_seq_len - max(bare.seq_lens)
         changes["query_slack"] = renewed.max_query_len - max(bare.query_lens)
+        changes["padding_tokens"] = renewed.num_query_slots - bare.num_rows
     return msgspec.structs.replace(bare, **changes)
 
 

@@ -65,6 +65,6 @@ def _with_lengths(case: AttentionCase, fields: dict[str, Any], seq_lens: tuple[i
     if isinstance(case, DenseDecodeCase):
         changes["extra_rows"] = 0
     if isinstance(case, PagedAttentionCase):
-        changes |= {"query_slack": 0, "seq_slack": 0}
+        changes |= {"query_slack": 0, "seq_slack": 0, "padding_tokens": 0}
     chosen = msgspec.structs.replace(case, **changes)
     return msgspec.structs.replace(chosen, **with_seq_lens(chosen, seq_lens))

@@ -134,14 +134,25 @@ def test_long_lists_of_lengths_are_cut() -> None:
     )
 
 
+def test_a_graph_without_padding_tokens_is_replayed_without() -> None:
+    """A kernel that takes each row of q for a query token, and says so, would be called wrong."""
+    captured = with_room(declared(QUERIES), QUERIES)
+    unpadded = contents_of(declared(QUERIES, padding_tokens=False), captured)
+    assert {getattr(content.case, "padding_tokens", None) for content in unpadded} == {0}
+    padded = contents_of(declared(QUERIES), captured)
+    assert [content.words for content in padded if getattr(content.case, "padding_tokens", 0) == 5] == [
+        "with query_lens shortened from [5, 0, 2, 1] to [1, 0, 1, 1]"
+    ]
+
+
 def test_query_tokens_move_to_other_sequences_within_frozen_bounds() -> None:
     """The grid of a graph is made for so many tokens, and its bounds are numbers that no replay can change."""
     captured = with_room(declared(QUERIES), QUERIES)
     assert isinstance(captured, PagedAttentionCase)
     contents = [content.case for content in contents_of(declared(QUERIES), captured)]
     found = [case for case in contents if isinstance(case, PagedAttentionCase)]
-    assert {(case.num_rows, case.max_query_len, case.max_seq_len) for case in found} == {
+    assert {(case.num_query_slots, case.max_query_len, case.max_seq_len) for case in found} == {
         (8, captured.max_query_len, captured.max_seq_len)
     }
-    assert {case.query_lens for case in found} == {(5, 0, 2, 1), (1, 2, 0, 5)}
+    assert {case.query_lens for case in found} == {(5, 0, 2, 1), (1, 2, 0, 5), (1, 0, 1, 1)}
     assert max(max(case.seq_lens) for case in found) > 21

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import attnfuzz
@@ -20,7 +21,7 @@ from attnfuzz.oracles.relations.catalogue import chosen
 from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure
-from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.registry import problem_of
 
 KERNELS = Path(__file__).with_name("shape_keeping_kernels.py")
@@ -58,13 +59,13 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Failure | None]:
     return check
 
 
-@pytest.mark.parametrize("problem", ["dense", "paged", "split", "states"])
+@pytest.mark.parametrize("problem", ["dense", "paged", "split", "states", "queries"])
 @pytest.mark.parametrize("supports", [KEPT, KEPT_ROUGHLY], ids=["bits", "bounds"])
 def test_a_graph_that_freezes_nothing_is_left_alone(
     problem: str, supports: attnfuzz.Supports, checked: Any, plant: Any, request: pytest.FixtureRequest
 ) -> None:
     """A right kernel would be accused."""
-    case: DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | MergeStatesCase = request.getfixturevalue(problem)
+    case: Case = request.getfixturevalue(problem)
     assert checked(plant(case.problem, supports=supports), case) is None
 
 
@@ -83,6 +84,18 @@ def test_frozen_lengths_are_told_in_words(checked: Any, plant: Any, paged: Paged
 def test_a_frozen_table_is_found(checked: Any, plant: Any, paged: PagedDecodeCase) -> None:
     """Sequences that a server has moved to other pages would get the numbers of whoever has their old ones."""
     assert checked(plant("paged_decode", supports=KEPT), paged, with_frozen("block_table")) is not None
+
+
+def test_a_batch_with_fewer_query_tokens_than_rows_is_replayed(
+    checked: Any, plant: Any, queries: PagedAttentionCase
+) -> None:
+    """Servers pad batches to the size of a graph: a kernel that keeps the number of query tokens would pass."""
+    alike = msgspec.structs.replace(queries, seq_lens=(5, 7, 11), query_lens=(3, 3, 3))
+    kernel = plant("paged_attention", supports=KEPT)
+    assert checked(kernel, alike) is None
+    failure = checked(kernel, alike, with_frozen("cu_seqlens_q"))
+    assert (failure.oracle, failure.kind) == ("graph_replay", "bits")
+    assert "when the graph is replayed with query_lens shortened from [3, 3, 3] to [1, 1, 1]" in failure.message
 
 
 def test_a_kernel_that_promises_no_bits_is_held_to_its_bounds(checked: Any, plant: Any, dense: DenseDecodeCase) -> None:
