@@ -62,7 +62,8 @@ __all__ = [
 State = tuple[Tensor, Tensor]
 
 _EVERYTHING = attnfuzz.Supports(unused_table_entries="garbage", batch_invariant=True, graph_replay=True)
-_PADDED = attnfuzz.Supports(unused_table_entries="garbage")
+_DENSE = attnfuzz.Supports(v_head_sizes="any", batch_invariant=True, graph_replay=True)
+_DENSE_PADDED = attnfuzz.Supports(v_head_sizes="any")
 _CHOSEN_BY_BATCH = attnfuzz.Supports(unused_table_entries="garbage", graph_replay=True)
 _PACKED = attnfuzz.Supports(
     layouts=("packed",), unused_table_entries="garbage", batch_invariant=True, graph_replay=True
@@ -73,15 +74,21 @@ _HALVES = attnfuzz.Supports(
 _HALVES_BY_SHAPE = attnfuzz.Supports(dtypes=("float16", "bfloat16"), unused_table_entries="garbage", graph_replay=True)
 _TOKENS_FIRST = attnfuzz.Supports(lse_layout="TH", batch_invariant=True, graph_replay=True)
 _PAGED = attnfuzz.Supports(
+    v_head_sizes="any",
     unused_table_entries="garbage",
     variants=("window", "soft_cap", "alibi", "sinks"),
     batch_invariant=True,
     graph_replay=True,
 )
 _BY_SHAPE = attnfuzz.Supports(
-    unused_table_entries="garbage", variants=("window", "soft_cap", "alibi", "sinks"), graph_replay=True
+    v_head_sizes="any",
+    unused_table_entries="garbage",
+    variants=("window", "soft_cap", "alibi", "sinks"),
+    graph_replay=True,
 )
-_PAGED_PADDED = attnfuzz.Supports(unused_table_entries="garbage", variants=("window", "soft_cap", "alibi", "sinks"))
+_PAGED_PADDED = attnfuzz.Supports(
+    v_head_sizes="any", unused_table_entries="garbage", variants=("window", "soft_cap", "alibi", "sinks")
+)
 _FLOAT32 = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul="ieee")
 _MATRIX_UNITS = attnfuzz.Numerics(probabilities="input", partials="float32", matmul="tensor_core")
 _SHORT_PARTIALS = attnfuzz.Numerics(probabilities="float32", partials="input", matmul="ieee")
@@ -107,7 +114,7 @@ _GROUPED = {
 _Q_BLOCKS = {"block_m": (16, 32, 64), **_TILED}
 
 
-@attnfuzz.kernel("dense_decode", supports=_EVERYTHING, options=_TILED, numerics=_FLOAT32)
+@attnfuzz.kernel("dense_decode", supports=_DENSE, options=_TILED, numerics=_FLOAT32)
 def dense_naive(inputs: Any, **options: Any) -> State:
     """One program per sequence and query head."""
     return launch.dense_decode(
@@ -115,7 +122,7 @@ def dense_naive(inputs: Any, **options: Any) -> State:
     )
 
 
-@attnfuzz.kernel("dense_decode", supports=_PADDED, numerics=_FLOAT32)
+@attnfuzz.kernel("dense_decode", supports=_DENSE_PADDED, numerics=_FLOAT32)
 def dense_eager(inputs: Any) -> State:
     """A loop over sequences."""
     return eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels.layouts import gather_pages
+from attnfuzz.kernels.layouts import gather_pages, size_of_values
 from attnfuzz.kernels.prepare import (
     empty_partials,
     prepare_dense,
@@ -43,9 +43,9 @@ def dense_decode(
     lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``launch.dense_decode``."""
-    out, lse, _ = prepare_dense(q, k, v, seq_lens, out, lse)
+    out, lse, sizes = prepare_dense(q, k, v, seq_lens, out, lse)
     is_live = _is_live(seq_lens, k.shape[1])
-    for rows in _chunks(is_live, q):
+    for rows in _chunks(is_live, sizes):
         out[rows], lse[rows] = _attend(q[rows], k[rows], v[rows], is_live[rows], scale)
     return out, lse
 
@@ -72,12 +72,12 @@ def paged_decode(
     check_variant(variant)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     inputs |= variant.tensors
-    out, lse, _ = prepare_paged(inputs, layout, block_size, out, lse)
+    out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
     is_live = _is_live(seq_lens, block_table.shape[1] * block_size)
     pages = block_table.where(is_live[:, ::block_size], 0)  # of a page in use, the first token is live
     position = torch.arange(is_live.shape[1], device=q.device).expand_as(is_live)
     scoring = _Scoring.of(variant, position, is_live, seq_lens)
-    for rows in _chunks(is_live, q):
+    for rows in _chunks(is_live, sizes):
         k, v = gather_pages(k_cache, v_cache, layout, pages[rows])
         states = _attend(q[rows], k, v, scoring.is_live[rows], scale, scoring.part(rows))
         out[rows], lse[rows] = _with_sinks(*states, sinks)
@@ -106,12 +106,12 @@ def split_decode(
     check_variant(variant)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     inputs |= variant.tensors
-    partial_out, partial_lse, _ = prepare_split(inputs, layout, block_size, num_splits, partial_out, partial_lse)
+    partial_out, partial_lse, sizes = prepare_split(inputs, layout, block_size, num_splits, partial_out, partial_lse)
     tokens = block_table.shape[1] * block_size
     pages = block_table.where(_is_live(seq_lens, tokens)[:, ::block_size], 0)
     position, is_live = _split_positions(seq_lens, tokens, num_splits)
     scoring = _Scoring.of(variant, position, is_live, seq_lens)
-    for rows in _chunks(is_live.flatten(1), q):
+    for rows in _chunks(is_live.flatten(1), sizes):
         k, v = (_split(x, position[rows]) for x in gather_pages(k_cache, v_cache, layout, pages[rows]))
         queries = q[rows].repeat_interleave(num_splits, dim=0)
         visible = scoring.is_live[rows].flatten(0, 1)
@@ -155,8 +155,9 @@ def split_paged_decode(
     partial_dtype: str = "float32",
 ) -> tuple[Tensor, Tensor]:
     """See ``launch_paged.split_paged_decode``."""
-    partial_out = empty_partials(q, num_splits, partial_dtype)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    v_head_size = size_of_values(v_cache, layout)
+    partial_out = empty_partials(q, num_splits, partial_dtype, v_head_size)
+    out = torch.empty((*q.shape[:-1], v_head_size), dtype=q.dtype, device=q.device) if out is None else out
     partial_out, partial_lse = split_decode(
         q, k_cache, v_cache, block_table, seq_lens, scale, block_size, layout, num_splits,
         partial_out=partial_out, window=window, soft_cap=soft_cap, alibi_slopes=alibi_slopes,
@@ -209,10 +210,11 @@ def _split(tokens: Tensor, position: Tensor) -> Tensor:
     return tokens[seq, position].flatten(0, 1)
 
 
-def _chunks(is_live: Tensor, q: Tensor) -> Iterator[slice]:
+def _chunks(is_live: Tensor, sizes: dict[str, int]) -> Iterator[slice]:
     """All sequences, a few at a time where their products would fill too much memory."""
     num_seqs, padded_len = is_live.shape
-    at_once = max(1, _LARGEST_PRODUCT // max(1, padded_len * q.shape[1] * q.shape[2]))
+    row = padded_len * sizes["num_q_heads"] * max(sizes["head_size"], sizes["v_head_size"])
+    at_once = max(1, _LARGEST_PRODUCT // max(1, row))
     return (slice(start, start + at_once) for start in range(0, num_seqs, at_once))
 
 
@@ -253,9 +255,10 @@ class _Scoring(NamedTuple):
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, is_live: Tensor, scale: float, scoring: _Scoring | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``out [rows, num_q_heads, head_size]`` and ``lse [rows, num_q_heads]`` in float32.
+    """``out [rows, num_q_heads, v_head_size]`` and ``lse [rows, num_q_heads]`` in float32.
 
-    Shapes: ``q`` as out, ``k, v [rows, padded_len, num_kv_heads, head_size]``, ``is_live [rows, padded_len]``.
+    Shapes: ``q [rows, num_q_heads, head_size]``, ``k [rows, padded_len, num_kv_heads, head_size]``, ``v`` likewise,
+    ``is_live [rows, padded_len]``.
     """
     live = is_live[:, :, None, None]
     # query heads are [num_kv_heads, group_size]

@@ -36,12 +36,13 @@ def dense_decode(
 ) -> tuple[Tensor, Tensor]:
     """Attention of one query token per sequence over dense K and V.
 
-    Shapes: ``q [num_seqs, num_q_heads, head_size]``, ``k, v [num_seqs, max_seq_len, num_kv_heads, head_size]``, all in
-    float16, bfloat16 or float32; ``seq_lens [num_seqs]`` int32 or int64. ``tile``: keys per step, a power of two.
-    ``num_warps`` and ``num_stages``: of the launch, as in ``triton.Config``; they change the speed only.
+    Shapes: ``q [num_seqs, num_q_heads, head_size]``, ``k [num_seqs, max_seq_len, num_kv_heads, head_size]``,
+    ``v [num_seqs, max_seq_len, num_kv_heads, v_head_size]``, all in float16, bfloat16 or float32; ``seq_lens
+    [num_seqs]`` int32 or int64. ``tile``: keys per step, a power of two. ``num_warps`` and ``num_stages``: of the
+    launch, as in ``triton.Config``; they change the speed only.
 
-    Returns ``out`` like q and ``lse [num_seqs, num_q_heads]`` float32, natural log: 0 and -inf for an empty sequence.
-    Raises ValueError.
+    Returns ``out [num_seqs, num_q_heads, v_head_size]`` in q's dtype and ``lse [num_seqs, num_q_heads]`` float32,
+    natural log: 0 and -inf for an empty sequence. Raises ValueError.
     """
     out, lse, sizes = prepare_dense(q, k, v, seq_lens, out, lse)
     check_power_of_two("tile", tile)
@@ -49,9 +50,10 @@ def dense_decode(
     with on_device_of(q):
         dense_decode_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
             q, k, v, seq_lens, out, lse,
-            float(scale), sizes["group_size"], sizes["head_size"],
+            float(scale), sizes["group_size"], sizes["head_size"], sizes["v_head_size"],
             *q.stride(), *k.stride(), *v.stride(), *seq_lens.stride(), *out.stride(), *lse.stride(),
-            TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
+            TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
+            BLOCK_DV=triton.next_power_of_2(sizes["v_head_size"]), **launch,
         )  # fmt: skip
     return out, lse
 

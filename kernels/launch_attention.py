@@ -51,8 +51,8 @@ def paged_attention(
     which this kernel, with a program per token, can do without. ``window``, ``soft_cap``, ``alibi_slopes``, ``sinks``:
     as for ``paged_decode``, from the position of each query token.
 
-    Returns ``out`` like q and ``lse [num_tokens, num_q_heads]`` float32, natural log: 0 and -inf (or the sink) for a
-    row of q that no sequence has. Raises ValueError.
+    Returns ``out [num_tokens, num_q_heads, v_head_size]`` in q's dtype and ``lse [num_tokens, num_q_heads]`` float32,
+    natural log: 0 and -inf (or the sink) for a row of q that no sequence has. Raises ValueError.
     """
     variant = Variant(window, soft_cap, alibi_slopes, sinks)
     check_variant(variant)
@@ -69,10 +69,12 @@ def paged_attention(
     with on_device_of(q):
         paged_attention_kernel[(sizes["num_tokens"], sizes["num_q_heads"])](
             q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, out, lse,
-            float(scale), sizes["num_seqs"], block_size, sizes["group_size"], sizes["head_size"],
+            float(scale), sizes["num_seqs"], block_size, sizes["group_size"],
+            sizes["head_size"], sizes["v_head_size"],
             *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(), *cu_seqlens_q.stride(),
             *out.stride(), *lse.stride(),
-            X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
+            X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
+            BLOCK_DV=triton.next_power_of_2(sizes["v_head_size"]), **launch,
             **variant.of_scores, **sink_arguments(sinks),
         )  # fmt: skip
     return out, lse

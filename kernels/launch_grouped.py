@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from attnfuzz.kernels.checks import check_launch, check_positive, check_power_of_two
+from attnfuzz.kernels.checks import check_equal_head_sizes, check_launch, check_positive, check_power_of_two
 from attnfuzz.kernels.combine_partials import combine_partials_kernel
 from attnfuzz.kernels.device import on_device_of
 from attnfuzz.kernels.grouped_decode import grouped_decode_kernel
@@ -84,6 +84,7 @@ def grouped_decode(
     """
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
+    check_equal_head_sizes(sizes)
     if q.dtype not in _DTYPES:
         raise ValueError(f"q.dtype={q.dtype} must be one of {_DTYPES}, for matrix units; use launch_paged.paged_decode")
     num_seqs, num_q_heads, head_size = q.shape

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnfuzz.kernels.checks import check_launch, check_power_of_two
 from attnfuzz.kernels.device import count_sms, on_device_of
-from attnfuzz.kernels.layouts import cache_strides
+from attnfuzz.kernels.layouts import cache_strides, size_of_values
 from attnfuzz.kernels.num_splits import resolve_num_splits
 from attnfuzz.kernels.paged_decode import paged_decode_kernel
 from attnfuzz.kernels.prepare import empty_partials, prepare_paged, prepare_reduce, prepare_split
@@ -58,8 +58,8 @@ def paged_decode(
     soft_cap)``. ``alibi_slopes``: times ``key position - query position``, added to a head's scores. ``sinks``: a
     logit of each head that takes weight and has no value; the LSE includes it. Both float32 ``[num_q_heads]``.
 
-    Returns ``out`` like q and ``lse [num_seqs, num_q_heads]`` float32, natural log: 0 and -inf (or the sink)
-    for an empty sequence. Raises ValueError.
+    Returns ``out [num_seqs, num_q_heads, v_head_size]`` in q's dtype and ``lse [num_seqs, num_q_heads]`` float32,
+    natural log: 0 and -inf (or the sink) for an empty sequence. Raises ValueError.
     """
     variant = Variant(window, soft_cap, alibi_slopes, sinks)
     check_variant(variant)
@@ -72,10 +72,11 @@ def paged_decode(
     with on_device_of(q):
         paged_decode_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
             q, k_cache, v_cache, block_table, seq_lens, out, lse,
-            float(scale), block_size, sizes["group_size"], sizes["head_size"],
+            float(scale), block_size, sizes["group_size"], sizes["head_size"], sizes["v_head_size"],
             *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
             *out.stride(), *lse.stride(),
-            X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
+            X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
+            BLOCK_DV=triton.next_power_of_2(sizes["v_head_size"]), **launch,
             **variant.of_scores, **sink_arguments(sinks),
         )  # fmt: skip
     return out, lse
@@ -106,7 +107,7 @@ def split_decode(
     Arguments as for ``paged_decode``. Split ``s`` covers tokens ``[s * n, min((s + 1) * n, seq_len))``, with
     ``n = ceil(seq_len / num_splits)``.
 
-    Returns ``partial_out [num_seqs, num_q_heads, num_splits, head_size]``, in q's dtype unless given in another, and
+    Returns ``partial_out [num_seqs, num_q_heads, num_splits, v_head_size]``, in q's dtype unless given in another, and
     ``partial_lse [num_seqs, num_q_heads, num_splits]`` float32: 0 and -inf for an empty split. Raises ValueError.
     """
     variant = Variant(window, soft_cap, alibi_slopes)
@@ -120,10 +121,11 @@ def split_decode(
     with on_device_of(q):
         split_decode_kernel[(sizes["num_seqs"], sizes["num_q_heads"], num_splits)](
             q, k_cache, v_cache, block_table, seq_lens, partial_out, partial_lse,
-            float(scale), num_splits, block_size, sizes["group_size"], sizes["head_size"],
+            float(scale), num_splits, block_size, sizes["group_size"], sizes["head_size"], sizes["v_head_size"],
             *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
             *partial_out.stride(), *partial_lse.stride(),
-            X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
+            X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
+            BLOCK_DV=triton.next_power_of_2(sizes["v_head_size"]), **launch,
             **variant.of_scores,
         )  # fmt: skip
     return partial_out, partial_lse
@@ -192,8 +194,9 @@ def split_paged_decode(
     max_seq_len = block_table.shape[-1] * block_size if max_seq_len is None else max_seq_len
     num_programs = math.prod(q.shape[:-1])
     num_splits = resolve_num_splits(num_splits, max_seq_len, num_programs, num_sms or count_sms(q))
-    partial_out = empty_partials(q, num_splits, partial_dtype)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    v_head_size = size_of_values(v_cache, layout)
+    partial_out = empty_partials(q, num_splits, partial_dtype, v_head_size)
+    out = torch.empty((*q.shape[:-1], v_head_size), dtype=q.dtype, device=q.device) if out is None else out
     partial_out, partial_lse = split_decode(
         q, k_cache, v_cache, block_table, seq_lens, scale, block_size, layout, num_splits,
         partial_out=partial_out, tile=tile, num_warps=num_warps, num_stages=num_stages,

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from attnfuzz.kernels.alignment import common_alignment, in_units
-from attnfuzz.kernels.checks import check_launch, check_positive, check_power_of_two
+from attnfuzz.kernels.checks import check_equal_head_sizes, check_launch, check_positive, check_power_of_two
 from attnfuzz.kernels.device import on_device_of
 from attnfuzz.kernels.layouts import cache_strides
 from attnfuzz.kernels.paged_attention_v1 import paged_attention_v1_kernel
@@ -42,6 +42,7 @@ def paged_attention_v1(
     """``launch_paged.paged_decode`` on a cache in the packed layout; arguments, result and errors as there."""
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     out, lse, sizes = prepare_paged(inputs, "packed", block_size, out, lse)
+    check_equal_head_sizes(sizes)
     check_power_of_two("tile", tile)
     launch = check_launch(num_warps, num_stages)
     k_strides, v_strides, x = cache_strides(k_cache, v_cache, "packed")
@@ -82,6 +83,7 @@ def paged_attention_v2(
     """
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     out, lse, sizes = prepare_paged(inputs, "packed", block_size, out, lse)
+    check_equal_head_sizes(sizes)
     check_power_of_two("tile", tile)
     check_positive("partition_size", partition_size)
     launch = check_launch(num_warps, num_stages)
@@ -90,7 +92,7 @@ def paged_attention_v2(
     logits = _empty_logits(q, block_table, block_size)
     partition_size = min(partition_size, max(1, logits.shape[-1]))
     num_partitions = max(1, triton.cdiv(logits.shape[-1], partition_size))
-    partial_out = empty_partials(q, num_partitions, partial_dtype)
+    partial_out = empty_partials(q, num_partitions, partial_dtype, sizes["v_head_size"])
     max_logits = torch.empty(partial_out.shape[:-1], dtype=torch.float32, device=q.device)
     exp_sums = torch.empty_like(max_logits)
     block_d = triton.next_power_of_2(sizes["head_size"])

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from attnfuzz.kernels.checks import check_launch, check_positive
+from attnfuzz.kernels.checks import check_equal_head_sizes, check_launch, check_positive
 from attnfuzz.kernels.device import on_device_of
 from attnfuzz.kernels.heuristics_hopper import MAX_SEGMENTS, Launch, choose, fitting, programs_per_sm
 from attnfuzz.kernels.layouts import cache_strides
@@ -72,6 +72,7 @@ def q_block_attention(
         "cu_seqlens_q": cu_seqlens_q,
     }  # fmt: skip
     out, lse, sizes = prepare_attention(inputs, layout, block_size, out, lse)
+    check_equal_head_sizes(sizes)
     num_sms = _num_sms(q)
     given = {
         "block_m": block_m, "tile": tile, "num_warps": num_warps, "num_stages": num_stages,

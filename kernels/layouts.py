@@ -1,10 +1,12 @@
 """The four layouts of a paged KV cache, and the strides by which one kernel reads them all.
 
-* ``NHD``: K and V ``[num_blocks, block_size, num_kv_heads, head_size]``
-* ``HND``: K and V ``[num_blocks, num_kv_heads, block_size, head_size]``
+* ``NHD``: K ``[num_blocks, block_size, num_kv_heads, head_size]``, V likewise
+* ``HND``: K ``[num_blocks, num_kv_heads, block_size, head_size]``, V likewise
 * ``packed``: K ``[num_blocks, num_kv_heads, head_size / x, block_size, x]`` with x elements in 16 bytes,
-  V ``[num_blocks, num_kv_heads, head_size, block_size]``
+  V ``[num_blocks, num_kv_heads, v_head_size, block_size]``
 * ``interleaved``: as NHD; K and V are views of one ``[num_blocks, 2, block_size, num_kv_heads, head_size]``
+
+Heads of V have ``v_head_size`` dimensions, which may be more or fewer than K's, except where both lie in one tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 from attnfuzz.kernels.checks import Specs, check_choice, check_tensors, group_size_of
 from attnfuzz.kernels.specs import PAGED
 
-__all__ = ["CacheStrides", "cache_strides", "check_paged", "gather_pages"]
+__all__ = ["CacheStrides", "cache_strides", "check_paged", "gather_pages", "size_of_values"]
 
 
 class CacheStrides(NamedTuple):
@@ -59,8 +61,14 @@ def cache_strides(k_cache: Tensor, v_cache: Tensor, layout: str) -> CacheStrides
     return CacheStrides((k[0], k[token], k[head], k[3], 0), (v[0], v[token], v[head], v[3]), 1)
 
 
+def size_of_values(v_cache: Tensor, layout: str) -> int:
+    """Dimensions of V's heads, before anything is checked: 0 of a tensor that can hold none."""
+    axis = -2 if layout == "packed" else -1
+    return v_cache.shape[axis] if v_cache.dim() >= 2 else 0
+
+
 def gather_pages(k_cache: Tensor, v_cache: Tensor, layout: str, pages: Tensor) -> tuple[Tensor, Tensor]:
-    """K and V of ``pages [rows, num_pages]``, each ``[rows, num_pages * block_size, num_kv_heads, head_size]``."""
+    """K and V of ``pages [rows, num_pages]``: ``[rows, num_pages * block_size, num_kv_heads, their head size]``."""
     k, v = k_cache[pages], v_cache[pages]
     if layout == "packed":
         k, v = k.permute(0, 1, 4, 2, 3, 5).flatten(4), v.permute(0, 1, 4, 2, 3)

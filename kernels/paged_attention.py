@@ -56,7 +56,7 @@ def paged_attention_kernel(
     p_seq_lens,  # [num_seqs]
     p_cu_seqlens,  # [num_seqs + 1]
     # outputs
-    p_out,  # [num_tokens, num_q_heads, head_size]
+    p_out,  # [num_tokens, num_q_heads, v_head_size]
     p_lse,  # [num_tokens, num_q_heads]
     # scalars
     scale,
@@ -64,6 +64,7 @@ def paged_attention_kernel(
     block_size,  # tokens per page
     group_size,  # query heads per KV head
     head_size,
+    v_head_size,
     # strides in elements, as in paged_decode, with n for the query token
     stride_qn, stride_qh, stride_qd,
     stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
@@ -84,6 +85,7 @@ def paged_attention_kernel(
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    BLOCK_DV: tl.constexpr,  # v_head_size likewise
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
@@ -94,7 +96,9 @@ def paged_attention_kernel(
     i_head = tl.program_id(1).to(tl.int64)
     i_kv_head = i_head // group_size
     o_d = tl.arange(0, BLOCK_D).to(tl.int64)
+    o_dv = tl.arange(0, BLOCK_DV).to(tl.int64)
     m_d = o_d < head_size
+    m_dv = o_dv < v_head_size
 
     # q may have more rows than the batch has tokens, as under a captured graph: those come out as empty.
     i_found = sequence_of_token(p_cu_seqlens, stride_cu, num_seqs, i_token)
@@ -113,7 +117,7 @@ def paged_attention_kernel(
         b_q, p_k + i_kv_head * stride_kh, p_v + i_kv_head * stride_vh, p_table + i_seq * stride_table_s,
         0, end, scale, block_size,
         stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-        o_d, m_d, end - 1, window, soft_cap, slope, X, TILE, BLOCK_D, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
+        o_d, m_d, o_dv, m_dv, end - 1, window, soft_cap, slope, X, TILE, BLOCK_DV, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
     )  # fmt: skip
 
     if HAS_SINKS:
@@ -122,4 +126,4 @@ def paged_attention_kernel(
 
     p_out += i_token * stride_on + i_head * stride_oh
     p_lse += i_token * stride_lse_n + i_head * stride_lse_h
-    store_state(p_out, p_lse, o_d, m_d, stride_od, row_max, exp_sum, acc)
+    store_state(p_out, p_lse, o_dv, m_dv, stride_od, row_max, exp_sum, acc)

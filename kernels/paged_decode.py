@@ -33,13 +33,14 @@ def paged_decode_kernel(
     p_table,  # [num_seqs, max_blocks_per_seq]
     p_seq_lens,  # [num_seqs]
     # outputs
-    p_out,  # [num_seqs, num_q_heads, head_size]
+    p_out,  # [num_seqs, num_q_heads, v_head_size]
     p_lse,  # [num_seqs, num_q_heads]
     # scalars
     scale,
     block_size,  # tokens per page
     group_size,  # query heads per KV head
     head_size,
+    v_head_size,
     # strides in elements: s sequence, h head, d head dimension, b block, t token, kdo and kx the two parts of K's d
     stride_qs, stride_qh, stride_qd,
     stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
@@ -59,6 +60,7 @@ def paged_decode_kernel(
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    BLOCK_DV: tl.constexpr,  # v_head_size likewise
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
@@ -69,7 +71,9 @@ def paged_decode_kernel(
     i_head = tl.program_id(1).to(tl.int64)
     i_kv_head = i_head // group_size
     o_d = tl.arange(0, BLOCK_D).to(tl.int64)
+    o_dv = tl.arange(0, BLOCK_DV).to(tl.int64)
     m_d = o_d < head_size
+    m_dv = o_dv < v_head_size
 
     p_q += i_seq * stride_qs + i_head * stride_qh
     seq_len = tl.load(p_seq_lens + i_seq * stride_len)
@@ -80,7 +84,7 @@ def paged_decode_kernel(
         b_q, p_k + i_kv_head * stride_kh, p_v + i_kv_head * stride_vh, p_table + i_seq * stride_table_s,
         0, seq_len, scale, block_size,
         stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-        o_d, m_d, seq_len - 1, window, soft_cap, slope, X, TILE, BLOCK_D, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
+        o_d, m_d, o_dv, m_dv, seq_len - 1, window, soft_cap, slope, X, TILE, BLOCK_DV, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
     )  # fmt: skip
 
     if HAS_SINKS:
@@ -89,4 +93,4 @@ def paged_decode_kernel(
 
     p_out += i_seq * stride_os + i_head * stride_oh
     p_lse += i_seq * stride_lse_s + i_head * stride_lse_h
-    store_state(p_out, p_lse, o_d, m_d, stride_od, row_max, exp_sum, acc)
+    store_state(p_out, p_lse, o_dv, m_dv, stride_od, row_max, exp_sum, acc)

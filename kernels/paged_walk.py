@@ -13,6 +13,9 @@ The packed layout (vLLM's first paged attention kernel) stores K as ``[num_block
 block_size, X]`` with X elements in 16 bytes, so that threads on neighbouring tokens read neighbouring 16 bytes. The
 other layouts have X = 1.
 
+Heads of V may have another size than those of q and K, as in multi-head latent attention (DeepSeek-V2, arXiv
+2405.04434), so each has dimensions ``o_d`` and ``o_dv`` of its own.
+
 With a sliding window the walk begins at the first token that the query sees. For it and other variants see
 ``score_variants``.
 """
@@ -40,15 +43,17 @@ def attend_pages(
     stride_kb, stride_kt, stride_kdo, stride_kx,
     stride_vb, stride_vt, stride_vd,
     stride_page,
-    o_d,
+    o_d,  # dimensions of q and K
     m_d,
+    o_dv,  # dimensions of V
+    m_dv,
     i_query,  # position of the query: the last token that it sees
     window,
     soft_cap,
     slope,
     X: tl.constexpr,
     TILE: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
@@ -58,15 +63,16 @@ def attend_pages(
         begin = tl.maximum(begin, window_begin(i_query, window))
     o_t = tl.arange(0, TILE)
     o_kd = (o_d // X) * stride_kdo + (o_d % X) * stride_kx
-    o_vd = o_d * stride_vd
+    o_vd = o_dv * stride_vd
 
     row_max = tl.full([], float("-inf"), tl.float32)
     exp_sum = tl.full([], 0.0, tl.float32)
-    acc = tl.zeros([BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_DV], tl.float32)
     for start in range(begin, end, TILE):
         i_t = start + o_t
         m_t = i_t < end
         m_td = m_t[:, None] & m_d[None, :]
+        m_tdv = m_t[:, None] & m_dv[None, :]
         # Entries past the last page may be anything and are not read. Ids are int64 before they meet a stride.
         i_page = (i_t // block_size).to(tl.int64)
         i_off = (i_t % block_size).to(tl.int64)
@@ -75,7 +81,7 @@ def attend_pages(
         o_vt = i_block * stride_vb + i_off * stride_vt
         # Dead rows of a page may hold NaN: they are not read either, since 0 · NaN is not 0.
         b_k = tl.load(p_k + o_kt[:, None] + o_kd[None, :], mask=m_td, other=0.0)  # [TILE, BLOCK_D]
-        b_v = tl.load(p_v + o_vt[:, None] + o_vd[None, :], mask=m_td, other=0.0)  # [TILE, BLOCK_D]
+        b_v = tl.load(p_v + o_vt[:, None] + o_vd[None, :], mask=m_tdv, other=0.0)  # [TILE, BLOCK_DV]
 
         b_s = tl.sum(b_q[None, :] * b_k.to(tl.float32), axis=1) * scale  # [TILE]
         b_s = vary_scores(b_s, i_t, i_query, slope, soft_cap, HAS_CAP, HAS_ALIBI)

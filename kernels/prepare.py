@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.kernels.checks import check_choice, check_positive, check_tensors, group_size_of
-from attnfuzz.kernels.layouts import check_paged
+from attnfuzz.kernels.layouts import check_paged, size_of_values
 from attnfuzz.kernels.specs import ATTENTION, DENSE, MERGE, MERGE_MANY, REDUCE
 
 __all__ = [
@@ -32,7 +32,7 @@ def prepare_dense(
     q: Tensor, k: Tensor, v: Tensor, seq_lens: Tensor, out: Tensor | None, lse: Tensor | None
 ) -> Prepared:
     """Of ``dense_decode``."""
-    out, lse = _empty_unless_given(out, q.shape, q.dtype, q), _empty_unless_given(lse, q.shape[:-1], torch.float32, q)
+    out, lse = _results_unless_given(out, lse, q, v.shape[-1] if v.dim() else 0)
     sizes = check_tensors({"q": q, "k": k, "v": v, "seq_lens": seq_lens, "out": out, "lse": lse}, DENSE)
     return out, lse, {**sizes, "group_size": group_size_of(sizes["num_q_heads"], sizes["num_kv_heads"])}
 
@@ -42,7 +42,7 @@ def prepare_paged(
 ) -> Prepared:
     """Of ``paged_decode``; ``inputs`` are q, k_cache, v_cache, block_table and seq_lens."""
     q = inputs["q"]
-    out, lse = _empty_unless_given(out, q.shape, q.dtype, q), _empty_unless_given(lse, q.shape[:-1], torch.float32, q)
+    out, lse = _results_unless_given(out, lse, q, size_of_values(inputs["v_cache"], layout))
     return out, lse, check_paged({**inputs, "out": out, "lse": lse}, layout, block_size)
 
 
@@ -51,7 +51,7 @@ def prepare_attention(
 ) -> Prepared:
     """Of ``paged_attention``; ``inputs`` are q, k_cache, v_cache, block_table, seq_lens and cu_seqlens_q."""
     q = inputs["q"]
-    out, lse = _empty_unless_given(out, q.shape, q.dtype, q), _empty_unless_given(lse, q.shape[:-1], torch.float32, q)
+    out, lse = _results_unless_given(out, lse, q, size_of_values(inputs["v_cache"], layout))
     sizes = check_paged({**inputs, "out": out, "lse": lse}, layout, block_size, ATTENTION)
     if sizes["num_seqs_plus_1"] != sizes["num_seqs"] + 1:
         raise ValueError(
@@ -73,7 +73,7 @@ def prepare_split(
     check_positive("num_splits", num_splits)
     q = inputs["q"]
     shape = (*q.shape[:-1], num_splits)
-    partial_out = _empty_unless_given(partial_out, (*shape, *q.shape[-1:]), q.dtype, q)
+    partial_out = _empty_unless_given(partial_out, (*shape, size_of_values(inputs["v_cache"], layout)), q.dtype, q)
     partial_lse = _empty_unless_given(partial_lse, shape, torch.float32, q)
     sizes = check_paged({**inputs, "partial_out": partial_out, "partial_lse": partial_lse}, layout, block_size)
     if sizes["num_splits"] != num_splits:
@@ -81,11 +81,11 @@ def prepare_split(
     return partial_out, partial_lse, sizes
 
 
-def empty_partials(q: Tensor, num_splits: int, dtype: str) -> Tensor:
-    """Room for partial outputs ``[num_seqs, num_q_heads, num_splits, head_size]``, float32 or q's dtype ("input")."""
+def empty_partials(q: Tensor, num_splits: int, dtype: str, v_head_size: int) -> Tensor:
+    """Room for partial outputs ``[num_seqs, num_q_heads, num_splits, v_head_size]``, float32 or q's dtype ("input")."""
     check_choice("partial_dtype", dtype, _PARTIAL_DTYPES)
     check_positive("num_splits", num_splits)
-    shape = (*q.shape[:-1], num_splits, *q.shape[-1:])
+    shape = (*q.shape[:-1], num_splits, v_head_size)
     return _empty_unless_given(None, shape, torch.float32 if dtype == "float32" else q.dtype, q)
 
 
@@ -122,6 +122,11 @@ def prepare_merge_many(
     output_lse = _empty_unless_given(output_lse, lses.shape[1:], torch.float32, lses)
     tensors = {"outputs": outputs, "lses": lses, "output": output, "output_lse": output_lse}
     return output, output_lse, check_tensors(tensors, MERGE_MANY[lse_layout])
+
+
+def _results_unless_given(out: Tensor | None, lse: Tensor | None, q: Tensor, v_head_size: int) -> tuple[Tensor, Tensor]:
+    rows = q.shape[:-1]
+    return _empty_unless_given(out, (*rows, v_head_size), q.dtype, q), _empty_unless_given(lse, rows, torch.float32, q)
 
 
 def _empty_unless_given(given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> Tensor:

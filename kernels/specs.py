@@ -9,9 +9,9 @@ __all__ = ["ATTENTION", "DENSE", "MERGE", "MERGE_MANY", "PAGED", "REDUCE"]
 DENSE: Specs = {
     "q": ("value", "num_seqs num_q_heads head_size"),
     "k": ("value", "num_seqs max_seq_len num_kv_heads head_size"),
-    "v": ("value", "num_seqs max_seq_len num_kv_heads head_size"),
+    "v": ("value", "num_seqs max_seq_len num_kv_heads v_head_size"),
     "seq_lens": ("index", "num_seqs"),
-    "out": ("value", "num_seqs num_q_heads head_size"),
+    "out": ("value", "num_seqs num_q_heads v_head_size"),
     "lse": ("lse", "num_seqs num_q_heads"),
 }
 
@@ -21,28 +21,30 @@ _PAGED_COMMON: Specs = {
     "seq_lens": ("index", "num_seqs"),
     "alibi_slopes": ("per head", "num_q_heads"),
     "sinks": ("per head", "num_q_heads"),
-    "out": ("value", "num_seqs num_q_heads head_size"),
+    "out": ("value", "num_seqs num_q_heads v_head_size"),
     "lse": ("lse", "num_seqs num_q_heads"),
-    "partial_out": ("partial", "num_seqs num_q_heads num_splits head_size"),
+    "partial_out": ("partial", "num_seqs num_q_heads num_splits v_head_size"),
     "partial_lse": ("lse", "num_seqs num_q_heads num_splits"),
 }
-_NHD = ("value", "num_blocks block_size num_kv_heads head_size")
-_HND = ("value", "num_blocks num_kv_heads block_size head_size")
+_NHD_K = ("value", "num_blocks block_size num_kv_heads head_size")
+_NHD_V = ("value", "num_blocks block_size num_kv_heads v_head_size")
+_HND_K = ("value", "num_blocks num_kv_heads block_size head_size")
+_HND_V = ("value", "num_blocks num_kv_heads block_size v_head_size")
 _PACKED_K = ("value", "num_blocks num_kv_heads head_chunks block_size x")
-_PACKED_V = ("value", "num_blocks num_kv_heads head_size block_size")
+_PACKED_V = ("value", "num_blocks num_kv_heads v_head_size block_size")
 
 PAGED: dict[str, Specs] = {
-    "NHD": {**_PAGED_COMMON, "k_cache": _NHD, "v_cache": _NHD},
-    "HND": {**_PAGED_COMMON, "k_cache": _HND, "v_cache": _HND},
+    "NHD": {**_PAGED_COMMON, "k_cache": _NHD_K, "v_cache": _NHD_V},
+    "HND": {**_PAGED_COMMON, "k_cache": _HND_K, "v_cache": _HND_V},
     "packed": {**_PAGED_COMMON, "k_cache": _PACKED_K, "v_cache": _PACKED_V},
-    "interleaved": {**_PAGED_COMMON, "k_cache": _NHD, "v_cache": _NHD},
+    "interleaved": {**_PAGED_COMMON, "k_cache": _NHD_K, "v_cache": _NHD_K},
 }
 """By layout."""
 
 _QUERIES: Specs = {
     "q": ("value", "num_tokens num_q_heads head_size"),
     "cu_seqlens_q": ("index", "num_seqs_plus_1"),
-    "out": ("value", "num_tokens num_q_heads head_size"),
+    "out": ("value", "num_tokens num_q_heads v_head_size"),
     "lse": ("lse", "num_tokens num_q_heads"),
 }
 

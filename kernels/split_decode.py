@@ -36,7 +36,7 @@ def split_decode_kernel(
     p_table,  # [num_seqs, max_blocks_per_seq]
     p_seq_lens,  # [num_seqs]
     # outputs
-    p_out,  # [num_seqs, num_q_heads, num_splits, head_size], each split's softmax already normalised
+    p_out,  # [num_seqs, num_q_heads, num_splits, v_head_size], each split's softmax already normalised
     p_lse,  # [num_seqs, num_q_heads, num_splits]
     # scalars
     scale,
@@ -44,6 +44,7 @@ def split_decode_kernel(
     block_size,  # tokens per page
     group_size,  # query heads per KV head
     head_size,
+    v_head_size,
     # strides in elements, as in paged_decode
     stride_qs, stride_qh, stride_qd,
     stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
@@ -61,6 +62,7 @@ def split_decode_kernel(
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    BLOCK_DV: tl.constexpr,  # v_head_size likewise
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
@@ -71,7 +73,9 @@ def split_decode_kernel(
     i_split = tl.program_id(2).to(tl.int64)
     i_kv_head = i_head // group_size
     o_d = tl.arange(0, BLOCK_D).to(tl.int64)
+    o_dv = tl.arange(0, BLOCK_DV).to(tl.int64)
     m_d = o_d < head_size
+    m_dv = o_dv < v_head_size
 
     seq_len = tl.load(p_seq_lens + i_seq * stride_len)
     per_split = tl.cdiv(seq_len, num_splits)
@@ -85,9 +89,9 @@ def split_decode_kernel(
         b_q, p_k + i_kv_head * stride_kh, p_v + i_kv_head * stride_vh, p_table + i_seq * stride_table_s,
         begin, end, scale, block_size,
         stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-        o_d, m_d, seq_len - 1, window, soft_cap, slope, X, TILE, BLOCK_D, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
+        o_d, m_d, o_dv, m_dv, seq_len - 1, window, soft_cap, slope, X, TILE, BLOCK_DV, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
     )  # fmt: skip
 
     p_out += i_seq * stride_os + i_head * stride_oh + i_split * stride_osplit
     p_lse += i_seq * stride_lse_s + i_head * stride_lse_h + i_split * stride_lse_split
-    store_state(p_out, p_lse, o_d, m_d, stride_od, row_max, exp_sum, acc)
+    store_state(p_out, p_lse, o_dv, m_dv, stride_od, row_max, exp_sum, acc)

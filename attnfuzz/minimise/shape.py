@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from attnfuzz.minimise.domain import Domain
-from attnfuzz.minimise.edits import changed, keep_sequences, rescaled_length, with_heads, with_lengths
+from attnfuzz.minimise.edits import changed, keep_sequences, rescaled_length, with_head_size, with_heads, with_lengths
 from attnfuzz.minimise.search import Proposal, first_of, lower_integer
 from attnfuzz.minimise.size import length_rank
 from attnfuzz.problems.boundaries import DEFAULT_TILES, num_splits_of, steps_of
@@ -92,10 +92,15 @@ def lower_layout(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]
 
 
 def lower_v_head_size(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
-    """That of K, then the others."""
+    """That of K, and K's as it is; then others, simplest first."""
+    if case.v_head_size is None:
+        return case
     layout = case.layout if isinstance(case, PagedDecodeCase) else None
-    sizes = v_head_sizes_of(domain.supports, case.head_size, layout) if case.v_head_size is not None else ()
-    return (yield from first_of(case, [changed(case, v_head_size=size) for size in sizes]))
+    sizes = v_head_sizes_of(domain.supports, case.head_size, layout)
+    smaller = (changed(case, v_head_size=size) for size in sizes)
+    return (
+        yield from first_of(case, [changed(case, v_head_size=None), with_head_size(case, case.v_head_size), *smaller])
+    )
 
 
 def lower_num_splits(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:

@@ -91,6 +91,7 @@ def _blocks(case: AttentionCase, starts: tuple[int, ...], query: int, out: int, 
             key_row=case.head_size if num_keys else 0,
             key_token=token,
             value=value + first * v_token if num_keys else 0,
+            value_row=case.value_size if num_keys else 0,
             value_token=v_token,
         )
         for row, num_keys, first in _visible(case, starts)

@@ -61,6 +61,7 @@ def _block(case: MergeStatesCase, out: int, lse: int) -> Block:
         key_row=1,
         key_token=num_pairs,
         value=2 * out,
+        value_row=case.head_size,
         value_token=num_pairs * case.head_size,
     )
 

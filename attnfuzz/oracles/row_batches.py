@@ -35,7 +35,7 @@ class Block(NamedTuple):
     """The rows of one query token, or of one merge; places are offsets in flat tensors.
 
     Row r, query head g and token t have their key at `key + r key_row + t key_token`, their value at
-    `value + r v_head_size + t value_token`, their query at `query + (r group + g) head_size`, their result at
+    `value + r value_row + t value_token`, their query at `query + (r group + g) head_size`, their result at
     `out + (r group + g) v_head_size` and their LSE at `lse + r group + g`.
     """
 
@@ -51,6 +51,7 @@ class Block(NamedTuple):
     key_row: int
     key_token: int
     value: int
+    value_row: int
     value_token: int
 
 
@@ -169,7 +170,7 @@ def _row_table(blocks: Sequence[Block], units: Float64[Tensor, "units blocks"]) 
     of_row_0 += [of["num_tokens"] - 1, of["group"] - 1, of["head_size"], of["v_head_size"]]
     of_row_0 += [of["query"], of["out"], of["lse"]]
     none = torch.zeros_like(first_row)
-    per_row = [of["key_row"], of["v_head_size"], *[none] * 6]
+    per_row = [of["key_row"], of["value_row"], *[none] * 6]
     per_row += [of["group"] * of["head_size"], of["group"] * of["v_head_size"], of["group"]]
     offsets = torch.stack(of_row_0)[:, block] + torch.stack(per_row)[:, block] * row
     return torch.cat([offsets.to(torch.float64), units[:, block]])

@@ -34,7 +34,7 @@ def device() -> Iterator[torch.device]:
 
 def solve(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> State:
     """``out`` and ``lse`` in float64, by the definition of attention, one query head at a time."""
-    out = torch.zeros(q.shape, dtype=torch.float64)
+    out = torch.zeros((*q.shape[:2], values[0].shape[2]), dtype=torch.float64)
     lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float64)
     for i, (k, v) in enumerate(zip(keys, values, strict=True)):
         for head in range(q.shape[1]) if len(k) else ():
@@ -85,24 +85,29 @@ class Problem:
 
 
 def _tokens(
-    lens: Sequence[int], heads: tuple[int, int], head_size: int, dtype: torch.dtype
+    lens: Sequence[int], heads: tuple[int, int], head_size: int, v_head_size: int | None, dtype: torch.dtype
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     generator = torch.Generator(torch.get_default_device()).manual_seed(1234)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    q = normal(len(lens), heads[0], head_size)
-    return q, [normal(n, heads[1], head_size) for n in lens], [normal(n, heads[1], head_size) for n in lens]
+    q, keys = normal(len(lens), heads[0], head_size), [normal(n, heads[1], head_size) for n in lens]
+    return q, keys, [normal(n, heads[1], v_head_size or head_size) for n in lens]
 
 
 def dense_problem(
-    lens: Sequence[int], *, heads: tuple[int, int] = (2, 1), head_size: int = 8, dtype: torch.dtype = torch.float16
+    lens: Sequence[int],
+    *,
+    heads: tuple[int, int] = (2, 1),
+    head_size: int = 8,
+    v_head_size: int | None = None,
+    dtype: torch.dtype = torch.float16,
 ) -> Problem:
     """``args`` of dense_decode; rows past each sequence's end, and one spare row, hold NaN."""
-    q, keys, values = _tokens(lens, heads, head_size, dtype)
+    q, keys, values = _tokens(lens, heads, head_size, v_head_size, dtype)
     k = torch.full((len(lens), max(lens) + 1, heads[1], head_size), math.nan, dtype=dtype)
-    v = k.clone()
+    v = k.new_full((*k.shape[:3], v_head_size or head_size), math.nan)
     for i, n in enumerate(lens):
         k[i, :n], v[i, :n] = keys[i], values[i]
     return Problem((q, k, v, torch.tensor(lens, dtype=torch.int32), SCALE), solve(q, keys, values), q, keys, values)
@@ -113,15 +118,16 @@ def paged_problem(
     *,
     heads: tuple[int, int] = (2, 1),
     head_size: int = 8,
+    v_head_size: int | None = None,
     block_size: int = 4,
     layout: str = "NHD",
     dtype: torch.dtype = torch.float16,
 ) -> Problem:
     """``args`` of paged_decode; pages lie in reverse order, with NaN in page tails and page 0, garbage in spare ids."""
-    q, keys, values = _tokens(lens, heads, head_size, dtype)
+    q, keys, values = _tokens(lens, heads, head_size, v_head_size, dtype)
     num_pages = [-(-n // block_size) for n in lens]
     k = torch.full((sum(num_pages) + 1, block_size, heads[1], head_size), math.nan, dtype=dtype)
-    v = k.clone()
+    v = k.new_full((*k.shape[:3], v_head_size or head_size), math.nan)
     table = torch.full((len(lens), max(num_pages) + 1), GARBAGE_ID, dtype=torch.int32)
     page = len(k)
     for i, n in enumerate(lens):

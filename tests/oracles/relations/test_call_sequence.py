@@ -75,7 +75,7 @@ def test_a_plan_that_grows_changes_bits_within_their_bounds(runner: Runner, tmp_
     grows = """    key = len(q), num_splits
     num_splits = _PLANS[key] = max(_PLANS.get(key, 1), min(num_splits, block_table.shape[1]))
 """
-    first = "    partial_out = empty_partials(q, num_splits, partial_dtype)\n"
+    first = "    partial_out = empty_partials(q, num_splits, partial_dtype, v_head_size)\n"
     edits = (plans, Edit("launch_paged.py", first, grows + first))
     target = plant(Mutant("growing_plan", "paged_split_k", "", "Q", "call_sequence", {}, edits), tmp_path)
     (declaration,) = runner.declarations([target])

@@ -1,0 +1,122 @@
+"""Heads of V that are larger or smaller than those of q and K: the kernels that take them, and refusals by the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from attnfuzz.kernels import (
+    eager,
+    eager_attention,
+    launch,
+    launch_attention,
+    launch_grouped,
+    launch_paged,
+    launch_partitioned,
+    launch_q_block,
+)
+
+LENGTHS = [0, 1, 9, 33]
+SIZES = [(16, 8), (8, 16), (24, 40), (40, 24), (16, 13)]
+"""Of K and of V: powers of two, others that fill one block of a power of two or different ones, and an odd one."""
+SPLIT = {"num_splits": 3}
+TOKENS = torch.arange(len(LENGTHS) + 1, dtype=torch.int32)
+
+Kernel = Callable[..., Any]
+
+
+@pytest.mark.parametrize(("head_size", "v_head_size"), SIZES)
+@pytest.mark.parametrize("kernel", [launch.dense_decode, eager.dense_decode], ids=["triton", "eager"])
+def test_dense(kernel: Kernel, head_size: int, v_head_size: int, dense_problem: Kernel, check: Kernel) -> None:
+    """V would be read, or the output written, in steps of K's heads, or in as many columns."""
+    problem = dense_problem(LENGTHS, heads=(4, 2), head_size=head_size, v_head_size=v_head_size)
+    for each in (problem, problem.spread()):
+        out, lse = kernel(*each.args)
+        assert out.shape == (len(LENGTHS), 4, v_head_size)
+        check((out, lse), each.expected)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND", "packed"])
+@pytest.mark.parametrize(("head_size", "v_head_size"), SIZES)
+@pytest.mark.parametrize(
+    ("kernel", "more"),
+    [
+        (launch_paged.paged_decode, {"tile": 16}),
+        (launch_paged.split_paged_decode, {**SPLIT, "tile": 16}),
+        (eager.paged_decode, {}),
+        (eager.split_paged_decode, SPLIT),
+    ],
+    ids=["triton", "triton split", "eager", "eager split"],
+)
+def test_paged(
+    kernel: Kernel,
+    more: dict[str, Any],
+    head_size: int,
+    v_head_size: int,
+    layout: str,
+    paged_problem: Kernel,
+    check: Kernel,
+) -> None:
+    """V would be read, or partial and final outputs written, in steps of K's heads, or in as many columns."""
+    problem = paged_problem(LENGTHS, heads=(4, 2), head_size=head_size, v_head_size=v_head_size, layout=layout)
+    for each in (problem, problem.spread()):
+        out, lse = kernel(*each.args, **more)
+        assert out.shape == (len(LENGTHS), 4, v_head_size)
+        check((out, lse), each.expected)
+
+
+@pytest.mark.parametrize(("head_size", "v_head_size"), SIZES)
+@pytest.mark.parametrize("kernels", [launch_attention, eager_attention], ids=["triton", "eager"])
+def test_a_query_token_each(
+    kernels: Any, head_size: int, v_head_size: int, paged_problem: Kernel, check: Kernel
+) -> None:
+    """What works in decode would not where rows are query tokens."""
+    problem = paged_problem(LENGTHS[1:], heads=(4, 2), head_size=head_size, v_head_size=v_head_size)
+    q, k_cache, v_cache, table, seq_lens, *rest = problem.args
+    state = kernels.paged_attention(
+        q, k_cache, v_cache, table, seq_lens, TOKENS[:-1].to(q.device), *rest, max_query_len=1, max_seq_len=33
+    )
+    check(state, problem.expected)
+
+
+def test_partials_have_the_size_of_v(paged_problem: Kernel) -> None:
+    """The second stage would merge columns of neighbouring heads."""
+    problem = paged_problem(LENGTHS, head_size=16, v_head_size=40)
+    for module in (launch_paged, eager):
+        partial_out, _ = module.split_decode(*problem.args, 3)
+        assert partial_out.shape == (len(LENGTHS), 2, 3, 40)
+
+
+def test_multi_head_latent_attention(paged_problem: Kernel, check: Kernel) -> None:
+    """The sizes that DeepSeek's models have, one head of K and V for all query heads, would not run."""
+    problem = paged_problem([1, 21], heads=(4, 1), head_size=576, v_head_size=512, dtype=torch.bfloat16)
+    check(launch_paged.paged_decode(*problem.args, tile=16), problem.expected)
+
+
+def test_kernels_of_one_block_size_say_so(paged_problem: Kernel) -> None:
+    """They would read V's heads as if they were as large as K's."""
+    problem = paged_problem(LENGTHS[1:], head_size=16, v_head_size=8, layout="packed")
+    q, k_cache, v_cache, table, seq_lens, scale, block_size, layout = problem.args
+    inputs = (q, k_cache, v_cache, table, seq_lens)
+    starts = TOKENS[:-1].to(q.device)
+    calls: list[Callable[[], Any]] = [
+        lambda: launch_grouped.grouped_decode(*inputs, scale, block_size, layout),
+        lambda: launch_partitioned.paged_attention_v1(*inputs, scale, block_size),
+        lambda: launch_partitioned.paged_attention_v2(*inputs, scale, block_size),
+        lambda: launch_q_block.q_block_attention(
+            *inputs, starts, scale, block_size, layout, max_query_len=1, max_seq_len=33
+        ),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="v_head_size=8 must be head_size=16"):
+            call()
+
+
+def test_an_interleaved_cache_has_one_size(paged_problem: Kernel) -> None:
+    """K and V that lie in one tensor would be taken apart in the wrong place."""
+    problem = paged_problem(LENGTHS, head_size=16, v_head_size=8)
+    with pytest.raises(ValueError, match=r"v_cache.shape=.* with head_size=16 as q has it, not 8"):
+        launch_paged.paged_decode(*problem.args[:7], layout="interleaved")
