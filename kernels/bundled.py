@@ -108,7 +108,7 @@ _GROUPED = {
     **_NUM_WARPS,
     "num_stages": (3, 2, 1),
     "pdl": (True, False),
-    "chunk": (64, 2),
+    "num_combined": (64, 2),
 }
 # All that the wrapper would choose by the batch is given, so that a row does not depend on it.
 _Q_BLOCKS = {"block_m": (16, 32, 64), **_TILED}

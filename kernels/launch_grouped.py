@@ -73,14 +73,14 @@ def grouped_decode(
     num_warps: int | None = None,
     num_stages: int | None = None,
     pdl: bool | None = None,
-    chunk: int | None = None,
+    num_combined: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``launch_paged.paged_decode`` at the speed of memory, in float16 or bfloat16.
 
     Arguments and result as there. ``num_splits``: programs that share a sequence, at most. ``tile`` and ``num_stages``
     are taken as far as they fit into shared memory. ``pdl``: programmatic dependent launch. What is not given is chosen
-    by ``plan_grouped``. ``chunk``: splits that are combined in one step, a power of two, as far as registers hold them.
-    Raises ValueError.
+    by ``plan_grouped``. ``num_combined``: splits that are combined in one step, a power of two, as far as registers
+    hold them. Raises ValueError.
     """
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
@@ -106,8 +106,8 @@ def grouped_decode(
         max(1, min(plan.num_stages if num_stages is None else num_stages, stages_that_fit)),
     )
     most = max(1, _CHUNK_ELEMENTS // block_d)
-    check_power_of_two("chunk", most if chunk is None else chunk)
-    chunk = min(most, chunk or most, triton.next_power_of_2(num_splits))
+    check_power_of_two("num_combined", most if num_combined is None else num_combined)
+    chunk = min(most, num_combined or most, triton.next_power_of_2(num_splits))
     pdl = _has_pdl(q.device) and (plan.pdl if pdl is None else pdl)
     dependent = {"launch_pdl": True} if pdl else {}
     partials = (num_seqs, num_q_heads, num_splits) if num_splits > 1 else (0,)

@@ -240,10 +240,14 @@ def _query_limits(plan: _Plan, format_: Format, lengths: LengthLimits) -> QueryL
 
 
 def _length_limits(plan: _Plan, format_: Format, num_splits: int, work: int) -> LengthLimits:
-    """A kernel may advance by its page or tile size, so short ones make the same length more work."""
-    steps = (*([format_.block_size] if format_.block_size else []), *tile_sizes(format_.options))
-    tile = max(4, min(16, *steps)) if steps else 16
+    """A kernel may advance by its page or tile size, so short ones make the same length more work.
+
+    One with a tile among its options advances by that.
+    """
+    tiles = tile_sizes(format_.options)
+    steps = (*([format_.block_size] if format_.block_size else []), *tiles)
     sizes = plan.sizes
+    tile = max(4, min(sizes.tile, *tiles)) if tiles else max(4, min(16, *steps)) if steps else 16
     head_size = max(format_.head_size, format_.v_head_size or 0)
     most_tokens = max(1, sizes.max_cache_elements // ((format_.num_kv_heads or 1) * head_size))
     window = _window(format_)

@@ -15,6 +15,7 @@ class Sizes:
       ``max_splits``.
     * Elements: ``max_head_elements`` (query heads times head size), ``max_page_elements`` (one page of K or V),
       ``max_cache_elements`` (K or V of all tokens; of a dense one, padding included).
+    * ``tile``: the most tokens of a step that count as one tile of work, of a kernel that has its tile as an option.
     * ``work``: choices for the work of one case, each as likely as the others, simplest first. Its unit is what one
       program of a kernel does with one tile of 16 tokens: a sequence of 40 tokens and 4 query heads counts 12.
     """
@@ -27,6 +28,7 @@ class Sizes:
     max_head_elements: int
     max_page_elements: int
     max_cache_elements: int
+    tile: int = 16
     work: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -50,6 +52,7 @@ CPU_SIZES = Sizes(
     max_head_elements=4096,
     max_page_elements=1 << 15,
     max_cache_elements=1 << 18,
+    tile=64,  # an operation on 64 rows takes little longer than one on 16
     work=(4, 6, 6, 8, 12, 16, 40),
 )
 
@@ -62,5 +65,6 @@ GPU_SIZES = Sizes(
     max_head_elements=16384,
     max_page_elements=1 << 17,
     max_cache_elements=1 << 23,
+    tile=16,
     work=(8, 16, 32, 64, 256, 1024, 8192),
 )

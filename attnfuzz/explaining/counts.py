@@ -46,11 +46,12 @@ def count_tokens(
     expected: Float64[Tensor, " seq_len"],
     bound: Float64[Tensor, " seq_len"],
     lse_error: float | None = None,
+    beside: float = 0.0,
 ) -> Counts | None:
     """The simplest counts that explain the weights; None if none do. A token whose weight is too small counts once.
 
     `lse_error`: how much too large the log-sum-exp is, None if that is not known. It tells a token that is dropped from
-    one in whose place another is read.
+    one in whose place another is read. `beside`: the weight of what is no token, a sink.
     """
     visible = expected > _VISIBLE * bound
     if not bool(visible.any()) or not bool(got.isfinite().all()):
@@ -61,12 +62,12 @@ def count_tokens(
     for base in _bases(ratio[visible]):
         times = torch.where(visible, (ratio / base).round(), 1.0)
         if int(times.max()) <= _MOST and bool(((times * base * expected - got).abs() <= slack)[visible].all()):
-            found.append(_explained(times.long(), base, expected))
+            found.append(_explained(times.long(), base, expected, beside))
     if not found:
         return None
 
     def preference(counts: Counts) -> tuple[bool, bool, int]:
-        total = math.log(max(float((counts.times * expected).sum()), _ROUNDOFF))
+        total = math.log(max(float((counts.times * expected).sum()) + beside, _ROUNDOFF))
         other_lse = lse_error is not None and abs(total - lse_error) > _ROUNDOFF
         return counts.sum == "other", other_lse, int(counts.times.max())
 
@@ -80,8 +81,10 @@ def _bases(ratio: Float64[Tensor, " visible"]) -> list[float]:
     return found + [found[0] / times for times in (2, 3) if found]
 
 
-def _explained(times: Int64[Tensor, " seq_len"], base: float, expected: Float64[Tensor, " seq_len"]) -> Counts:
-    total = float((times * expected).sum())
+def _explained(
+    times: Int64[Tensor, " seq_len"], base: float, expected: Float64[Tensor, " seq_len"], beside: float
+) -> Counts:
+    total = float((times * expected).sum()) + beside
     if abs(base * total - 1) <= 4 * _ROUNDOFF:
         return Counts(times, base, "same")
     return Counts(times, base, "all" if abs(base - 1) <= 4 * _ROUNDOFF else "other")

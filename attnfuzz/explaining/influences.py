@@ -150,7 +150,9 @@ def _foreign(
         return
     row_of_q, head = divmod(row, case.num_q_heads)
     seq = case.row_seqs[row_of_q]
-    own = set(places.own(seq, head // case.gqa_ratio)[: case.row_lens[row_of_q]].tolist())
+    length = case.row_lens[row_of_q]
+    first = max(0, length - (case.variant.window or length))
+    own = set(places.own(seq, head // case.gqa_ratio)[first:length].tolist())
     for tensor_name, slots in (("K", key_slots(rig.inputs)), ("V", value_tensors(rig.inputs)[0])):
         others = [place for place in range(places.count) if place not in own]
 

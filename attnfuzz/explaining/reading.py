@@ -12,8 +12,9 @@ from attnfuzz.explaining.redirected import another_page, read_elsewhere
 from attnfuzz.explaining.row import MeasuredRow, Reading
 from attnfuzz.explaining.sets import descriptions
 from attnfuzz.explaining.tables import read_through_table
+from attnfuzz.explaining.variant_reading import diagnosed, read_variant
 from attnfuzz.explaining.words import row_name, weight
-from attnfuzz.oracles.diagnosis import explain_lse, explain_row
+from attnfuzz.oracles.diagnosis import explain_lse
 from attnfuzz.oracles.words import number
 
 __all__ = ["read_row"]
@@ -35,9 +36,11 @@ def read_row(row: MeasuredRow) -> Reading | None:
     if not bool(row.weights.wrong[row.number].any()):
         return _lse_alone(row)
     got, expected, bound = (part[row.own] for part in (row.got, row.expected, row.bound))
-    counts = count_tokens(got, expected, bound, row.weights.lse_error(row.number))
+    counts = count_tokens(got, expected, bound, row.weights.lse_error(row.number), row.beside_tokens)
     if not bool((row.got.abs() > row.bound).any()):
         return _nothing_read(row)
+    if (of_variant := read_variant(row)) is not None:
+        return of_variant
     for read in (_result_of_another_row, _through_table, _elsewhere, _counted, _query_of_another_row):
         found = read(row, counts)
         if found is not None:
@@ -47,27 +50,38 @@ def read_row(row: MeasuredRow) -> Reading | None:
 
 def _empty(row: MeasuredRow) -> Reading | None:
     lse = row.weights.lse
-    right_lse = lse is None or float(lse[row.number]) == -math.inf
+    expected_lse = float(row.weights.expected_lse[row.number])
+    right_lse = lse is None or not bool(row.weights.wrong_lse[row.number])
     constant = row.weights.constant[row.number]
     if right_lse and bool((constant == 0).all()) and not bool((row.got != 0).any()):
         return None
     seen = "" if lse is None else f" and lse = {number(float(lse[row.number]))}"
     out = number(float(constant[0])) if not bool((row.got > 0).any()) else "an average of other tokens"
     return Reading(
-        f"the sequence is empty: got out = {out}{seen}, expected 0 and -inf",
+        f"the sequence is empty: got out = {out}{seen}, expected 0 and {number(expected_lse)}",
         ("the result of an empty sequence is wrong",),
     )
 
 
 def _nothing_read(row: MeasuredRow) -> Reading:
-    tokens = row.tokens(list(range(row.length)))
-    has = "has" if row.length == 1 else "have"
+    seen = range(row.first_seen, row.length)
+    tokens = row.tokens(list(seen))
+    has = "has" if len(seen) == 1 else "have"
     lse = row.weights.lse
-    as_empty = lse is not None and float(lse[row.number]) == -math.inf
-    why = "the sequence is treated as empty" if as_empty else f"{'it is' if row.length == 1 else 'all are'} dropped"
+    as_empty = lse is not None and _is_of_no_token(row, float(lse[row.number]))
+    why = "the sequence is treated as empty" if as_empty else f"{'it is' if len(seen) == 1 else 'all are'} dropped"
     top = float(row.scores(row.own).max())
     scores = f" (its largest score is {number(top)})" if abs(top) > 80 else ""
-    return Reading(f"{tokens} {has} weight 0, expected 1: {why}{scores}", ("no token has any weight",))
+    total = weight(row.expected.sum())
+    return Reading(f"{tokens} {has} weight 0, expected {total}: {why}{scores}", ("no token has any weight",))
+
+
+def _is_of_no_token(row: MeasuredRow, lse: float) -> bool:
+    """-inf, or the sink."""
+    if not row.beside_tokens:
+        return lse == -math.inf
+    sink = float(row.weights.expected_lse[row.number]) + math.log(row.beside_tokens)
+    return math.isclose(lse, sink, rel_tol=1e-4, abs_tol=1e-4)
 
 
 def _result_of_another_row(row: MeasuredRow, counts: Counts | None) -> Reading | None:
@@ -134,7 +148,7 @@ def _counted(row: MeasuredRow, counts: Counts | None) -> Reading | None:
         if row.reads_outside:
             what = "read from outside the cache"
         texts.append(f"{row.tokens(dropped)} {verb} weight 0, expected {total}: {what}")
-        general += [f"{name} is {what}" for name in descriptions(row.case, row.length, dropped)]
+        general += [f"{name} is {what}" for name in descriptions(row.case, row.length, dropped, row.first_seen)]
         general.append(f"tokens are {what}")
     for times in sorted({int(counts.times[position]) for position in repeated}):
         positions = counts.positions(times)
@@ -142,7 +156,8 @@ def _counted(row: MeasuredRow, counts: Counts | None) -> Reading | None:
         often = _often(times)
         verb = "has" if len(positions) == 1 else "have"
         texts.append(f"{row.tokens(positions)} {verb} weight {got}, expected {expected}: counted {often}")
-        general += [f"{name} is counted {often}" for name in descriptions(row.case, row.length, positions)]
+        names = descriptions(row.case, row.length, positions, row.first_seen)
+        general += [f"{name} is counted {often}" for name in names]
         general.append("tokens are counted more than once")
     return Reading("; ".join(texts), tuple(general))
 
@@ -171,8 +186,7 @@ def _often(times: int) -> str:
 
 def _factor(row: MeasuredRow, counts: Counts) -> Reading | None:
     """All weights too large or too small by the same factor."""
-    scores = row.scores(row.own)
-    total = float((scores - scores.max()).exp().sum())
+    total = 1 / max(float(row.expected.max()), row.beside_tokens)  # of exp(score - largest score)
     names = {
         total: f"not divided by the sum of the weights ({weight(total)})",
         1 / total: f"divided twice by the sum of the weights ({weight(total)})",
@@ -200,9 +214,7 @@ def _query_of_another_row(row: MeasuredRow, counts: Counts | None) -> Reading | 
         seq, q = row.case.row_seqs[number], row.values.q[number, head].double()
         if other == row.number or torch.equal(q, row.q):
             continue
-        predicted = torch.zeros_like(row.got)
-        predicted[row.own] = row.scores(row.own, q).softmax(0)
-        if row.length > 1 and row.fits(predicted):
+        if row.length > 1 and row.fits(row.predicted(row.own, row.own, q)):
             other_than = "head" if number == row.row else "token" if seq == row.seq else "sequence"
             return Reading(
                 f"the query of {row_name(row.case, other)} is read", (f"the query of another {other_than} is read",)
@@ -211,7 +223,9 @@ def _query_of_another_row(row: MeasuredRow, counts: Counts | None) -> Reading | 
 
 
 def _rescaled(row: MeasuredRow) -> Reading | None:
-    """Scores that are wrong by a factor, which the ratios of weights tell."""
+    """Scores that are wrong by a factor, which the ratios of weights tell, unless they are capped."""
+    if row.case.variant.soft_cap is not None:
+        return None
     got, expected = row.got[row.own], row.expected[row.own]
     visible = (got > 8 * row.bound[row.own]) & (expected > 8 * row.bound[row.own])
     scores = row.scores(row.own)[visible]
@@ -229,8 +243,7 @@ def _rescaled(row: MeasuredRow) -> Reading | None:
 
 def _by_diagnosis(row: MeasuredRow) -> Reading | None:
     """What mistake, of those that `attnfuzz.oracles.diagnosis` replays, gives all of these weights."""
-    full = row.diagnosable()
-    words = explain_row(full) if full is not None else None
+    words = diagnosed(row)
     return None if words is None else Reading(words, tuple(_without_numbers(words, row)))
 
 

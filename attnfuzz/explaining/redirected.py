@@ -51,7 +51,7 @@ def _another_head(row: MeasuredRow, gained: list[int], lost: list[int]) -> Readi
     what = ""
     if not row.fits(row.predicted(read, read)):
         what = "V of " if row.fits(row.predicted(row.own, read)) else ""
-    where = "" if len(lost) == row.length or not lost else f" for {row.tokens(lost)}"
+    where = "" if len(lost) == row.length - row.first_seen or not lost else f" for {row.tokens(lost)}"
     formulas = _head_formulas(row, head)
     return Reading(
         f"query head {row.head} reads {what}KV head {head}, expected {row.kv_head}{where}",
@@ -124,8 +124,9 @@ def _another_sequence(row: MeasuredRow, gained: list[int], lost: list[int]) -> R
     heads = {row.places.coordinates(place)[2] for place in gained}
     for seq in {seq for owners in others for seq, _ in owners} - {row.seq}:
         positions = [position for owners in others for owner, position in owners if owner == seq]
-        if len(positions) == len(gained) and heads == {row.kv_head} and len(lost) == row.length:
-            if sorted(positions) != list(range(len(positions))):
+        if len(positions) == len(gained) and heads == {row.kv_head} and len(lost) == row.length - row.first_seen:
+            start = min(positions) if row.first_seen else 0
+            if sorted(positions) != list(range(start, start + len(positions))):
                 continue
             step = seq - row.seq
             return Reading(

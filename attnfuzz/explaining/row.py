@@ -13,6 +13,8 @@ from attnfuzz.explaining.places import Places, tokens_name
 from attnfuzz.explaining.weights import Weights
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.problems.cases import AttentionCase
+from attnfuzz.problems.reference import row_weights
+from attnfuzz.problems.variants import PLAIN_VARIANT
 from attnfuzz.values import LogicalAttention
 
 __all__ = ["MeasuredRow", "Reading"]
@@ -104,13 +106,41 @@ class MeasuredRow:
     def scores(
         self, read: Int64[Tensor, " n"], q: Float64[Tensor, " head_size"] | None = None
     ) -> Float64[Tensor, " n"]:
-        """Of the keys in these places."""
+        """Of the keys in these places, before what a variant makes of them."""
         return self.case.scale * (self.keys[read] @ (self.q if q is None else q))
 
-    def predicted(self, keys_from: Int64[Tensor, " n"], values_from: Int64[Tensor, " n"]) -> Float64[Tensor, " places"]:
-        """The weights of a kernel that reads tokens there; a place that is read twice has both weights."""
+    @property
+    def final_scores(self) -> Float64[Tensor, " seq_len"]:
+        """Of its own keys, as the softmax takes them: with what a variant makes of them."""
+        scores = self.scores(self.own)
+        if self.case.variant == PLAIN_VARIANT:
+            return scores
+        weights, lse = row_weights(self.case, self.head, scores)
+        return weights.log() + lse
+
+    @property
+    def first_seen(self) -> int:
+        """The first position that it attends to: not 0 for a row with a window."""
+        window = self.case.variant.window
+        return 0 if window is None else max(0, self.length - window)
+
+    @property
+    def beside_tokens(self) -> float:
+        """The right weight of what is no token: the sink's."""
+        return max(0.0, 1 - float(self.expected.sum())) if self.case.variant.sinks is not None else 0.0
+
+    def predicted(
+        self,
+        keys_from: Int64[Tensor, " n"],
+        values_from: Int64[Tensor, " n"],
+        q: Float64[Tensor, " head_size"] | None = None,
+    ) -> Float64[Tensor, " places"]:
+        """The weights of a kernel that reads tokens there, in order of position; a place read twice has both weights.
+
+        What the case's variant makes of them is made of them. `q`: of another query.
+        """
         found = torch.zeros_like(self.got)
-        return found.index_add_(0, values_from, self.scores(keys_from).softmax(0))
+        return found.index_add_(0, values_from, row_weights(self.case, self.head, self.scores(keys_from, q))[0])
 
     def fits(self, predicted: Float64[Tensor, " places"]) -> bool:
         """Whether these weights are those that were measured, and explain what is wrong with them."""
@@ -128,7 +158,10 @@ class MeasuredRow:
         """Whether the LSE is that of the keys in these places; nothing speaks against it where there is none."""
         if self.weights.lse is None:
             return True
-        got, predicted = float(self.weights.lse[self.number]), float(self.scores(keys_from).logsumexp(0))
+        got, predicted = (
+            float(self.weights.lse[self.number]),
+            float(row_weights(self.case, self.head, self.scores(keys_from))[1]),
+        )
         slack = 2 * _BOUNDS * float(self.weights.lse_bound[self.number]) + _LSE_ROUNDOFF * (1 + abs(predicted))
         return not abs(got - predicted) > slack
 

@@ -40,7 +40,11 @@ def to_blame(case: Case, places: Places, weights: Weights, row: int) -> Bool[Ten
         number, head = divmod(row, case.num_q_heads)
         own = places.own(case.row_seqs[number], head // case.gqa_ratio)[: case.row_lens[number]]
         counts = count_tokens(
-            weights.got[row][own], weights.expected[row][own], weights.bound[row][own], weights.lse_error(row)
+            weights.got[row][own],
+            weights.expected[row][own],
+            weights.bound[row][own],
+            weights.lse_error(row),
+            max(0.0, 1 - float(weights.expected[row].sum())) if case.variant.sinks is not None else 0.0,
         )
         if counts is not None and bool((counts.times != 1).any()):
             wrong[own] = counts.times != 1

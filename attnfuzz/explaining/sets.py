@@ -11,11 +11,16 @@ __all__ = ["descriptions"]
 _TILES = (16, 32, 64, 128)
 
 
-def descriptions(case: object, length: int, positions: list[int]) -> Iterator[str]:
-    """Names of these positions of a sequence of this length, such as "the last token", the most telling first."""
+def descriptions(case: object, length: int, positions: list[int], first: int = 0) -> Iterator[str]:
+    """Names of these positions of a sequence of this length, such as "the last token", the most telling first.
+
+    `first`: the first position that counts, not 0 where there is a window.
+    """
     every = list(range(length))
-    if positions == every:
-        yield "every token"
+    if positions == every[first:]:
+        yield "every token" if not first else "every token of the window"
+    if positions == [first] and first and length > first + 1:
+        yield "the first token of the window"
     if positions == every[-1:]:
         yield "the last token"
     if positions == every[:1] and length > 1:

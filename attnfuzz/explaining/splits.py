@@ -43,7 +43,7 @@ def _wrong_lses(
     row: MeasuredRow, read: Bool[Tensor, "num_splits seq_len"], lse: Float64[Tensor, " num_splits"]
 ) -> Iterator[str]:
     """Of each split, compared with the tokens that it gave weight to."""
-    scores = row.scores(row.own)
+    scores = row.final_scores
     for split, got in enumerate(lse.tolist()):
         tokens = read[split].nonzero()[:, 0]
         if not len(tokens):

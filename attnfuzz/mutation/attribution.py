@@ -7,15 +7,31 @@ from collections.abc import Sequence
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.outcomes import ServiceError
 from attnfuzz.execution.runner import Runner
+from attnfuzz.mutation.outcomes import Kill
 from attnfuzz.oracles.verdict import RELATION_ORACLES, OracleName, Relations
-from attnfuzz.problems.cases import Case
+from attnfuzz.problems.cases import Case, decode_case
 from attnfuzz.problems.limits import CaseTooLarge
 
-__all__ = ["oracles_that_see"]
+__all__ = ["oracles_that_see", "seen_by"]
 
 _DEATHS = ("crash", "hang")
 _SECOND_RUN: tuple[OracleName, ...] = ("determinism",)
 """Asked beside the oracles of deaths: a kernel may die in the second run, which these alone would not have."""
+
+
+def seen_by(
+    runner: Runner, kernels: Sequence[Declaration], kill: Kill, oracles: Sequence[OracleName]
+) -> tuple[OracleName, ...]:
+    """The oracles of ``oracles`` that see the case of a kill of one of ``kernels``.
+
+    Nothing but the hang is to be seen of a case that hangs, and each oracle would wait for it.
+    """
+    if kill.by == "hang":
+        return ("hang",)
+    declaration = next(one for one in kernels if one.target == kill.kernel)
+    case = decode_case(declaration.problem, bytes(kill.case))
+    seen = {kill.by, *oracles_that_see(runner, declaration, case, oracles)}
+    return tuple(oracle for oracle in oracles if oracle in seen)
 
 
 def oracles_that_see(

@@ -11,15 +11,14 @@ import msgspec
 
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.runner import Runner
-from attnfuzz.mutation.attribution import oracles_that_see
+from attnfuzz.mutation.attribution import seen_by
 from attnfuzz.mutation.commands import Command
 from attnfuzz.mutation.equivalents import Equivalents
 from attnfuzz.mutation.hunting import Hunt, Hunted, Hunter
 from attnfuzz.mutation.mutants import Mutant
 from attnfuzz.mutation.outcomes import Kill, Outcome
-from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.overlay import VARIABLE
-from attnfuzz.problems.cases import Case, decode_case
+from attnfuzz.problems.cases import Case
 
 __all__ = ["CommandKiller", "EquivalentsAside", "Killer", "KnownAside", "SearchKiller"]
 
@@ -52,16 +51,11 @@ class SearchKiller:
                 return _survived(hunted)
             if kill.by == "exception" and (reason := never_runs(runner, self._hunter, mutant.kernels)) is not None:
                 return Outcome(status="stillborn", seconds=hunted.seconds, cases=hunted.cases, detail=reason)
-            kill = msgspec.structs.replace(kill, seen_by=self._seen_by(runner, mutant, kill))
+            seen = seen_by(runner, mutant.kernels, kill, self._hunter.oracles)
+            kill = msgspec.structs.replace(kill, seen_by=seen)
         if self._alone and len(kill.seen_by) == 1:
             kill = self._hunted_without(mutant, kill, environment)
         return Outcome(status="killed", seconds=hunted.seconds, cases=hunted.cases, kill=kill)
-
-    def _seen_by(self, runner: Runner, mutant: Mutant, kill: Kill) -> tuple[OracleName, ...]:
-        declaration = next(one for one in mutant.kernels if one.target == kill.kernel)
-        case = decode_case(declaration.problem, bytes(kill.case))
-        seen = {kill.by, *oracles_that_see(runner, declaration, case, self._hunter.oracles)}
-        return tuple(oracle for oracle in self._hunter.oracles if oracle in seen)
 
     def _hunted_without(self, mutant: Mutant, kill: Kill, environment: dict[str, str]) -> Kill:
         others = tuple(oracle for oracle in self._hunter.oracles if oracle not in kill.seen_by)

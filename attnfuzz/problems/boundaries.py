@@ -31,7 +31,7 @@ DEFAULT_TILES = (16, 32, 64)
 QUERY_TILE = 16
 """Rows of a matrix instruction, which kernels fill with query tokens, or with those of a group of query heads."""
 
-_LAUNCH_OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg", "num_sms"})
+_LAUNCH_OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg", "num_sms", "num_combined"})
 _NEAR = (-1, 0, 1)
 _MULTIPLES = (1, 2, 3)
 

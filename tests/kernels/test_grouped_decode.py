@@ -50,11 +50,11 @@ def test_more_splits_than_are_combined_at_a_time(paged_problem: Make) -> None:
     check(grouped_decode(*problem.args, num_splits=20, tile=16), problem.expected)
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 64])
-def test_splits_are_combined_in_steps(chunk: int, paged_problem: Make) -> None:
+@pytest.mark.parametrize("num_combined", [1, 2, 64])
+def test_splits_are_combined_in_steps(num_combined: int, paged_problem: Make) -> None:
     """All splits but the last step's would be lost, or their weights not rescaled; 264 of them run on an H100."""
     problem = paged_problem([330, 40, 17], heads=(2, 1), head_size=24)
-    check(grouped_decode(*problem.args, num_splits=7, tile=16, chunk=chunk), problem.expected)
+    check(grouped_decode(*problem.args, num_splits=7, tile=16, num_combined=num_combined), problem.expected)
 
 
 def test_as_the_wrapper_plans_it(paged_problem: Make) -> None:
