@@ -13,6 +13,7 @@ from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, SplitDecodeC
 from attnfuzz.problems.choices import (
     block_sizes_of,
     gqa_ratios_of,
+    head_sizes_of,
     is_power_of_two,
     layouts_of,
     min_seq_len,
@@ -92,14 +93,27 @@ def lower_layout(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]
 
 
 def lower_v_head_size(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
-    """That of K, and K's as it is; then others, simplest first."""
+    """One size for K and V; else the other way round, both as small as can be, and then that of V."""
     if case.v_head_size is None:
         return case
     layout = case.layout if isinstance(case, PagedDecodeCase) else None
     sizes = v_head_sizes_of(domain.supports, case.head_size, layout)
-    smaller = (changed(case, v_head_size=size) for size in sizes)
+    small = [
+        _with_head_sizes(case, head_size, v_head_size)
+        for head_size in head_sizes_of(domain.supports, case.dtype, layout)[:2]
+        for v_head_size in v_head_sizes_of(domain.supports, head_size, layout)[:4]
+    ]
     return (
-        yield from first_of(case, [changed(case, v_head_size=None), with_head_size(case, case.v_head_size), *smaller])
+        yield from first_of(
+            case,
+            [
+                changed(case, v_head_size=None),
+                _with_head_sizes(case, case.v_head_size, case.v_head_size),
+                _with_head_sizes(case, case.v_head_size, case.head_size),
+                *small,
+                *(changed(case, v_head_size=size) for size in sizes),
+            ],
+        )
     )
 
 
@@ -133,6 +147,11 @@ def _fill_pages(case: PagedDecodeCase, size: int) -> PagedDecodeCase | None:
 def _rescale_splits(case: SplitDecodeCase, count: int) -> SplitDecodeCase | None:
     followed = follow_step(case, case.num_splits, count)
     return changed(followed, num_splits=count) if isinstance(followed, SplitDecodeCase) else None
+
+
+def _with_head_sizes(case: AttentionCase, head_size: int, v_head_size: int) -> AttentionCase | None:
+    resized = with_head_size(case, head_size)
+    return resized and changed(resized, v_head_size=v_head_size)
 
 
 def _cap_lengths(case: AttentionCase, most: int) -> AttentionCase | None:

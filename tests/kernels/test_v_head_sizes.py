@@ -119,4 +119,4 @@ def test_an_interleaved_cache_has_one_size(paged_problem: Kernel) -> None:
     """K and V that lie in one tensor would be taken apart in the wrong place."""
     problem = paged_problem(LENGTHS, head_size=16, v_head_size=8)
     with pytest.raises(ValueError, match=r"v_cache.shape=.* with head_size=16 as q has it, not 8"):
-        launch_paged.paged_decode(*problem.args[:7], layout="interleaved")
+        launch_paged.paged_decode(*(*problem.args[:-1], "interleaved"))

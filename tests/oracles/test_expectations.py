@@ -50,6 +50,8 @@ CASES: tuple[Case, ...] = (
     DenseDecodeCase(**attention()),
     MergeStatesCase(num_q_heads=3, head_size=5, num_tokens=7, seed=2),
     DenseDecodeCase(**attention(seq_lens=(0, 0))),
+    DenseDecodeCase(**attention(v_head_size=40)),
+    PagedDecodeCase(**attention(block_size=4, head_size=40, v_head_size=16, num_kv_heads=4)),
     PagedDecodeCase(**attention(block_size=4, dtype="float32", values=HUGE, scale=8.0)),
     SplitDecodeCase(**attention(block_size=4, num_splits=3, head_size=13, values=NEEDLE)),
     MergeStatesCase(

@@ -35,6 +35,7 @@ def drawn(source: random.Random, seed: int) -> PagedDecodeCase:
         num_q_heads=num_kv_heads * source.choice([1, 2, 5]),
         num_kv_heads=num_kv_heads,
         head_size=source.choice([8, 20]),
+        v_head_size=source.choice([None, 5, 24]),
         dtype=source.choice(["float16", "float32"]),
         seq_lens=tuple(source.choice([0, 1, 5, 9, 33]) for _ in range(source.choice([1, 2, 3]))),
         scale=0.25,
@@ -76,3 +77,15 @@ def test_a_window_costs_no_operation_and_other_variants_a_fixed_number() -> None
     plain, window, sinks = (case_of_one_size(**fields) for fields in ({}, {"window": 5}, {"sinks": "level"}))
     assert operations([window] * 8) == operations([plain] * 8)
     assert operations([sinks]) == operations([sinks] * 20) < 345
+
+
+def test_a_lone_sequence_without_keys_has_its_sinks() -> None:
+    """A batch of nothing but empty sequences with sinks would be looked up outside of all values."""
+    case = PagedDecodeCase(
+        num_q_heads=6, num_kv_heads=3, head_size=8, seq_lens=(0, 0), scale=0.25, block_size=4,
+        variant=Variant(sinks="level"),
+    )  # fmt: skip
+    (found,) = expectations([request(case)], tolerance="bound", interpreted=False)
+    expected = problem_of(case).reference(case, problem_of(case).values(case, "cpu", Supports()))
+    assert torch.equal(found.expected.out, expected.out)
+    torch.testing.assert_close(found.expected.lse, expected.lse, rtol=1e-10, atol=0.0)

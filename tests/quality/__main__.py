@@ -155,6 +155,7 @@ def _size(catch: Catch) -> str:
     heads = f"head size {case.head_size}"
     if isinstance(case, MergeStatesCase):
         return f"{case.num_tokens} token(s), {case.num_q_heads} head(s), {heads}, LSE {list(case.lse_pairs)}"
+    heads += f" (V {case.v_head_size})" if case.v_head_size is not None else ""
     lengths = ", ".join(map(str, case.seq_lens))
     pages = f", page {case.block_size}" if hasattr(case, "block_size") else ""
     return f"lengths {lengths}; heads {case.num_q_heads}/{case.num_kv_heads}; {heads}{pages}"

@@ -53,8 +53,9 @@ def written(tensor: Tensor) -> int:
 
 
 def in_cache(case: PagedDecodeCase, cache: Tensor, which: str, place: tuple[int, int], head: int) -> Tensor:
-    """One token's vector of ``head_size``, element by element."""
-    return torch.stack([cache[index_in_cache(case, which, place, head, d)] for d in range(case.head_size)])
+    """One token's vector, element by element."""
+    size = case.head_size if which == "k" else case.value_size
+    return torch.stack([cache[index_in_cache(case, which, place, head, d)] for d in range(size)])
 
 
 def index_in_cache(case: PagedDecodeCase, which: str, place: tuple[int, int], head: int, d: int) -> tuple[int, ...]:
@@ -78,8 +79,8 @@ def check_cache(case: PagedDecodeCase, inputs: Any) -> None:
             for head in range(case.num_kv_heads):
                 assert torch.equal(in_cache(case, inputs.k_cache, "k", place, head), k[position, head])
                 assert torch.equal(in_cache(case, inputs.v_cache, "v", place, head), v[position, head])
-    live = len(places) * case.num_kv_heads * case.head_size
-    assert written(inputs.k_cache) == written(inputs.v_cache) == live
+    live = len(places) * case.num_kv_heads
+    assert (written(inputs.k_cache), written(inputs.v_cache)) == (live * case.head_size, live * case.value_size)
     assert torch.equal(inputs.q, values.q)
     assert inputs.seq_lens.tolist() == list(case.seq_lens)
     assert inputs.block_table.tolist() == [list(row) for row in block_table_rows(case)]
@@ -117,6 +118,21 @@ def test_strides_do_not_change_the_numbers(layout: Any, kind: StrideKind) -> Non
             expected = strided_layout(spec.shape, kind, 2 if spec.dtype == "float16" else 4)
             assert getattr(inputs, name).stride() == expected.strides
             assert getattr(inputs, name).storage_offset() == expected.offset
+
+
+@pytest.mark.parametrize("v_head_size", [5, 24])
+@pytest.mark.parametrize("layout", ["NHD", "HND", "packed"])
+def test_heads_of_v_have_their_own_size(layout: Any, v_head_size: int) -> None:
+    """A kernel would get V in rows of K's size, or room for an output of q's."""
+    case = paged(layout=layout, v_head_size=v_head_size)
+    inputs = build_paged(case, PlainAllocator(), SUPPORTS)
+    check_cache(case, inputs)
+    assert (inputs.q.shape, inputs.out.shape) == ((3, 4, 8), (3, 4, v_head_size))
+    split = SplitDecodeCase(**attention(block_size=4, num_splits=2, v_head_size=v_head_size))
+    assert build_split(split, PlainAllocator(), SUPPORTS).partial_out.shape == (3, 4, 2, v_head_size)
+    dense = build_dense(DenseDecodeCase(**attention(v_head_size=v_head_size)), PlainAllocator(), SUPPORTS)
+    assert (dense.k.shape, dense.v.shape) == ((3, 9, 2, 8), (3, 9, 2, v_head_size))
+    assert dense.out.shape == (3, 4, v_head_size)
 
 
 def test_interleaved_caches_are_views_of_one_tensor() -> None:

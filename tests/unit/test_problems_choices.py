@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from attnfuzz.problems.choices import (
     split_counts_of,
     stride_kinds_of,
     strided_tensors_of,
+    v_head_sizes_of,
 )
 from attnfuzz.problems.features import features
 from attnfuzz.problems.simplest import simplest_case
@@ -117,6 +119,29 @@ def test_simplest_case_passes_over_a_format_that_holds_no_head_size() -> None:
     """A kernel whose float16 head sizes cannot be packed would be refused although float32 ones can."""
     case = simplest_case("paged_decode", Supports(head_sizes=(4,), layouts=("packed",)), {})
     assert case.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("declared", "layout", "expected"),
+    [
+        ("equal", "NHD", (64,)),
+        ("any", "NHD", (64, 16, 13, 40, 72, 80, 96, 128, 192, 256)),
+        ("any", "interleaved", (64,)),
+        ((128, 64, 40), "HND", (64, 40, 128)),
+        ((128, 40), None, (40, 128)),
+    ],
+)
+def test_the_size_of_k_is_the_simplest_for_v(declared: Any, layout: Any, expected: tuple[int, ...]) -> None:
+    """A finding would have heads of two sizes where one shows the same, or of a size that the kernel does not take."""
+    assert v_head_sizes_of(Supports(v_head_sizes=declared), 64, layout) == expected
+
+
+def test_a_kernel_for_one_pair_of_sizes_has_a_simplest_case() -> None:
+    """A kernel for multi-head latent attention could not be declared: its K and V never have the same size."""
+    supports = Supports(head_sizes=(192,), v_head_sizes=(128,), layouts=("interleaved", "NHD"))
+    case = simplest_case("paged_decode", supports, {})
+    assert (case.head_size, case.value_size, case.layout) == (192, 128, "NHD")  # type: ignore[union-attr]  # it is paged
+    assert why_unsupported(supports, {}, case) is None
 
 
 def test_no_format_at_all_is_an_error_that_says_what_to_do() -> None:

@@ -33,6 +33,8 @@ SUPPORTS = [
         empty_sequences=False,
     ),
     Supports(block_sizes=(1,), max_seq_len=1, strides="contiguous", head_sizes=(16,), dtypes=("float32",)),
+    Supports(v_head_sizes="any", layouts=("interleaved", "HND")),
+    Supports(head_sizes=(192, 64), v_head_sizes=(64, 40)),
 ]
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -130,11 +132,14 @@ def test_a_declaration_limits_what_is_possible() -> None:
         (("sequences", "several, equal"), ("page order", "shared"), True),
         (("option tile", "16"), ("last tile", "1 short"), True),
         (("dtype", "float32"), ("split filling", "empty split"), True),
+        (("V head size", "smaller"), ("layout", "interleaved"), False),
+        (("V head size", "larger"), ("layout", "packed"), True),
+        (("V head size", "smaller"), ("head size", "other to 16"), False),
     ],
 )
 def test_what_excludes_each_other_is_known(one: tuple[str, str], other: tuple[str, str], possible: bool) -> None:
     """Arithmetic forbids some pairs, and a page full of holes that cannot be filled is not looked at twice."""
-    supports = Supports(head_sizes=(13, 64))
+    supports = Supports(head_sizes=(13, 64), v_head_sizes="any")
     space = InputSpace("paged_decode", supports, {"tile": (16, 64), "num_splits": (1, 2, 3)})
     pair = sorted(space.numbers[axis][level] for axis, level in (one, other))
     assert (pair_number(*pair) in space.possible) == possible

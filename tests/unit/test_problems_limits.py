@@ -22,6 +22,8 @@ CASES: list[Case] = [
     PagedDecodeCase(**attention(block_size=4, pages=Pages(spare_blocks=3, shared_blocks=1, extra_columns=2))),
     PagedDecodeCase(**attention(block_size=4, layout="interleaved", dtype="bfloat16")),
     SplitDecodeCase(**attention(block_size=3, layout="packed", num_splits=5, dtype="float32")),
+    SplitDecodeCase(**attention(block_size=3, layout="packed", num_splits=5, v_head_size=40)),
+    DenseDecodeCase(**attention(v_head_size=5)),
     MergeStatesCase(num_q_heads=3, head_size=5, num_tokens=7, lse_layout="TH"),
 ]
 
@@ -43,6 +45,7 @@ HUGE: list[Case] = [
     DenseDecodeCase(**attention(extra_rows=1 << 24, num_kv_heads=4, seq_lens=(1,) * 40000)),
     PagedDecodeCase(**attention(block_size=1, seq_lens=(1 << 24,) * 20000)),
     PagedDecodeCase(**attention(block_size=1 << 20, num_kv_heads=4, head_size=1024, pages=Pages(spare_blocks=1 << 20))),
+    PagedDecodeCase(**attention(block_size=1 << 20, head_size=1, v_head_size=1024, pages=Pages(spare_blocks=1 << 20))),
     PagedDecodeCase(**attention(block_size=1, seq_lens=(1,) * 65536, pages=Pages(extra_columns=1 << 16))),
     MergeStatesCase(num_q_heads=1024, head_size=1024, num_tokens=1 << 20),
 ]

@@ -30,7 +30,7 @@ def by_definition(case: Any, values: LogicalAttention, seq: int, head: int) -> t
     q = values.q[seq, head].tolist()
     scores = [case.scale * math.fsum(a * b for a, b in zip(q, row, strict=True)) for row in k[:, kv_head].tolist()]
     if not scores:
-        return [0.0] * case.head_size, -INF
+        return [0.0] * case.value_size, -INF
     total = math.fsum(math.exp(s) for s in scores)
     columns = zip(*v[:, kv_head].tolist(), strict=True)
     return [math.fsum(math.exp(s) * x for s, x in zip(scores, c, strict=True)) / total for c in columns], math.log(
@@ -38,9 +38,10 @@ def by_definition(case: Any, values: LogicalAttention, seq: int, head: int) -> t
     )
 
 
-def test_attention_is_its_definition() -> None:
+@pytest.mark.parametrize("v_head_size", [None, 3, 8])
+def test_attention_is_its_definition(v_head_size: int | None) -> None:
     """Every verdict would be measured against something else than attention."""
-    case = dense()
+    case = dense(v_head_size=v_head_size)
     values = attention_values(case)
     expected = attention_reference(case, values)
     for seq in range(3):

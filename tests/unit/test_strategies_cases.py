@@ -20,7 +20,7 @@ from attnfuzz.problems.supports import DTYPES, LAYOUTS, Supports
 from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, Sizes, cases
 
 OPTIONS = {"tile": (16, 32, 64), "num_splits": (1, 2, 8)}
-EVERYTHING = Supports(unused_table_entries="garbage")
+EVERYTHING = Supports(unused_table_entries="garbage", v_head_sizes="any")
 ATTENTION: tuple[Problem, ...] = ("dense_decode", "paged_decode", "split_decode")
 
 
@@ -45,6 +45,7 @@ SUPPORTS = st.builds(
     Supports,
     dtypes=subsets(DTYPES),
     head_sizes=st.none() | subsets((8, 13, 64, 80, 256)).map(lambda sizes: (*sizes, 24)),
+    v_head_sizes=st.sampled_from(("equal", "any")) | subsets((8, 13, 100)).map(lambda sizes: (*sizes, 24, 16)),
     block_sizes=st.none() | subsets((1, 3, 16, 256, 1000)),
     layouts=subsets(LAYOUTS),
     gqa_ratios=st.none() | subsets((1, 5, 24, 128)),
@@ -100,8 +101,9 @@ def test_sizes_are_kept(problem: Problem, sizes: Sizes) -> None:
         assert max(case.seq_lens) <= sizes.max_seq_len
         assert sum(case.seq_lens) <= sizes.max_tokens
         assert case.num_q_heads <= sizes.max_heads
-        assert case.num_q_heads * case.head_size <= sizes.max_head_elements
-        assert case.num_kv_heads * case.head_size * sum(case.seq_lens) <= sizes.max_cache_elements
+        size = max(case.head_size, case.value_size)
+        assert case.num_q_heads * size <= sizes.max_head_elements
+        assert case.num_kv_heads * size * sum(case.seq_lens) <= sizes.max_cache_elements
         assert case_nbytes(case) <= DEFAULT_LIMIT_BYTES
 
 
@@ -200,6 +202,18 @@ def test_lengths_of_cases_reach_their_own_boundaries() -> None:
     for rest in (0, 1, -1):
         hits = [case for case in found if any(ends_near_page(n, case.block_size, rest) for n in case.seq_lens)]
         assert len(hits) > len(found) // 50
+
+
+def test_heads_of_v_are_larger_and_smaller_and_seldom_multiples() -> None:
+    """A kernel that takes K's size for V's would be right on all sizes drawn, or nearly all cases would be unusual."""
+    found = drawn("paged_decode", CPU_SIZES)
+    pairs = {(case.head_size, case.v_head_size) for case in found if case.v_head_size is not None}
+    assert any(k < v for k, v in pairs)
+    assert any(k > v for k, v in pairs)
+    assert sum(k % v != 0 and v % k != 0 for k, v in pairs) > len(pairs) / 3
+    assert any(k & (k - 1) == v & (v - 1) == 0 for k, v in pairs)
+    assert any((k - 1).bit_length() == (v - 1).bit_length() for k, v in pairs)  # padded to the same block
+    assert 0.2 < sum(case.v_head_size is not None for case in found) / len(found) < 0.5
 
 
 def test_scale_follows_the_head_size_half_of_the_time() -> None:

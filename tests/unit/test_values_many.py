@@ -64,6 +64,7 @@ def test_every_recipe_side_by_side(device: str) -> None:
             num_q_heads=shapes[i % 3][0],
             num_kv_heads=shapes[i % 3][1],
             head_size=shapes[i % 3][2],
+            v_head_size=(None, 3, 12, None)[i % 4],
             seq_lens=((130, 0, 9), (0, 0, 1))[i % 2],
             scale=1.0,
             dtype=DTYPES[i % 3],
