@@ -106,7 +106,7 @@ def command(
     one (eager) or from a CUDA graph, with keys and values in memory (cold) or, where they fit, in the L2 cache (warm).
     Without a GPU it needs --device cpu, which only shows that everything runs.
 
-    The exit status is 1 if a kernel was wrong, failed or crashed.
+    The exit status is 1 if a kernel was wrong, failed or crashed, and 2 if only attnfuzz could not measure one.
     """
     from attnfuzz.bench.kernels.laboratory import Laboratory
     from attnfuzz.bench.kernels.plan import KernelBench
@@ -137,8 +137,10 @@ def command(
         progress = bench_kernels.Progress(console)
         report = measure_kernels(plan, laboratory, chosen, others, progress)
     show_and_write(console, report, json_file=json_file, html_file=html_file, png_file=png_file)
-    bad = ("wrong", "failed", "crashed")
-    return 1 if any(one.status in bad and not one.is_provider for one in report.results) else 0
+    statuses = {one.status for one in report.results if not one.is_provider}
+    if statuses & {"wrong", "failed", "crashed"}:
+        return 1
+    return 2 if "unmeasured" in statuses else 0
 
 
 def _check_options(asked: dict[str, tuple[OptionValue, ...]], declared: set[str]) -> None:

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
+from attnfuzz.bench.kernels import calls, measuring
+from attnfuzz.bench.kernels import service as service_module
 from attnfuzz.bench.kernels.messages import MachineReply, MeasureReply, MeasureRequest, ProvidersReply
 from attnfuzz.bench.kernels.service import TimingService
 from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.execution.judge_messages import DeclarationsReply, DeclarationsRequest
+from attnfuzz.execution.service import ExitAfterReply
 
 KERNELS = str(Path(__file__).parent / "timed_kernels.py")
 SHAPE = Shape(label="", num_q_heads=4, num_kv_heads=2, head_size=16, seq_lens=(40, 40), block_size=8)
@@ -67,6 +71,41 @@ def test_what_raises_says_why(service: TimingService) -> None:
     """One kernel that cannot run would end the run of all others, or leave no trace."""
     reply = measured(service, f"{KERNELS}:raises", SHAPE)
     assert (reply.status, reply.note) == ("failed", "RuntimeError: no room for 8")
+
+
+def test_what_attnfuzz_cannot_prepare_is_not_the_kernels_failure(
+    service: TimingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A right kernel would be called failing, and the run end with exit code 1, where memory for a shape runs out."""
+
+    def no_room(*arguments: object, **named: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB\nand more")
+
+    other = msgspec.structs.replace(SHAPE, seq_lens=(24, 24))  # nothing is drawn for it yet
+    for module, name in ((service_module, "draw_tensors"), (calls, "_inputs"), (measuring, "largest_error_ratio")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, no_room)
+            reply = measured(service, f"{KERNELS}:right", other, num_splits=2)
+        assert (reply.status, reply.note) == (
+            "unmeasured", "attnfuzz could not prepare or check it: OutOfMemoryError: tried to allocate 20 GiB"
+        )  # fmt: skip
+    assert measured(service, f"{KERNELS}:right", other, num_splits=2).status == "ok"
+
+
+def test_what_a_launch_did_is_the_kernels_failure(service: TimingService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA tells of a stray access when attnfuzz looks at the result: the kernel would not be blamed for it."""
+
+    def lost(*arguments: object, **named: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(measuring, "largest_error_ratio", lost)
+    monkeypatch.setattr(TimingService, "_device_answers", lambda self: False)
+    with pytest.raises(ExitAfterReply) as ended:
+        measured(service, f"{KERNELS}:right", SHAPE, num_splits=2)
+    service._is_spoiled = False
+    reply = msgspec.json.decode(ended.value.body, type=MeasureReply)
+    assert reply.status == "failed"
+    assert "illegal memory access" in reply.note
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from attnfuzz.problems.cases import Case, case_from_builtins
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supports import LAYOUTS, OptionValue
 
-__all__ = ["Prepared", "Unsupported", "objection", "prepare_kernel"]
+__all__ = ["NotMeasured", "Prepared", "Unsupported", "objection", "ours", "prepare_kernel"]
 
 Tensors = AttentionTensors | MergeTensors
 Result = tuple[Float[Tensor, "num_tokens num_q_heads head_size"], Float32[Tensor, "num_tokens num_q_heads"] | None]
@@ -27,6 +28,21 @@ Result = tuple[Float[Tensor, "num_tokens num_q_heads head_size"], Float32[Tensor
 
 class Unsupported(Exception):  # noqa: N818 - says what the shape is, not that anything went wrong
     """A contender does not take a shape; the message says why in a few words."""
+
+
+class NotMeasured(Exception):  # noqa: N818 - says what happened to the measurement
+    """What attnfuzz does before or after a contender's call went wrong: nothing is known of the contender."""
+
+
+@contextmanager
+def ours() -> Iterator[None]:
+    """What is raised within is not the contender's doing, and becomes a NotMeasured with its cause."""
+    try:
+        yield
+    except Unsupported:
+        raise
+    except Exception as error:
+        raise NotMeasured(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +81,12 @@ def objection(declaration: Declaration, shape: Shape) -> str | None:
 
 
 def prepare_kernel(kernel: Kernel, tensors: Tensors, options: dict[str, OptionValue]) -> Prepared:
-    """The call of ``kernel`` on one set of tensors, with results of its own. Raises Unsupported."""
+    """The call of ``kernel`` on one set of tensors, with results of its own. Raises Unsupported, NotMeasured."""
     declaration, shape = kernel.declaration, tensors.shape
     if (why := objection(declaration, shape)) is not None:
         raise Unsupported(why)
-    inputs, names = _inputs(declaration, tensors)
+    with ours():
+        inputs, names = _inputs(declaration, tensors)
 
     def read(returned: object) -> Result:
         out, *rest = named_results(returned, inputs, names, declaration.supports).values()

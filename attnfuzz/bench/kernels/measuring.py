@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.bench.kernels.accuracy import largest_error_ratio
-from attnfuzz.bench.kernels.calls import Prepared, Unsupported
+from attnfuzz.bench.kernels.calls import Prepared, Unsupported, ours
 from attnfuzz.bench.kernels.graphs import GraphOfCalls
 from attnfuzz.bench.kernels.messages import L2State, MeasureReply, MeasureRequest, Timed
 from attnfuzz.bench.kernels.tensors import AttentionTensors, MergeTensors
@@ -39,7 +39,10 @@ class Contender:
 def measure(
     contender: Contender, sets: Sequence[Tensors], request: MeasureRequest, stopwatch: Stopwatch, *, on_gpu: bool
 ) -> MeasureReply:
-    """``sets``: one for warm times; as many as the L2 cache cannot hold together, or none beside it, for cold ones."""
+    """``sets``: one for warm times; as many as the L2 cache cannot hold together, or none beside it, for cold ones.
+
+    Raises NotMeasured, and whatever the contender raises.
+    """
     try:
         prepared = [contender.prepare(tensors) for tensors in sets]
     except Unsupported as why:
@@ -115,14 +118,15 @@ def _error_ratio(
 ) -> float:
     out, lse = prepared.read(returned)
     _check_shape(tensors, out)
-    return largest_error_ratio(
-        tensors,
-        out,
-        lse,
-        numerics=contender.numerics,
-        num_partials=contender.num_partials,
-        interpreted=not on_gpu,
-    )
+    with ours():
+        return largest_error_ratio(
+            tensors,
+            out,
+            lse,
+            numerics=contender.numerics,
+            num_partials=contender.num_partials,
+            interpreted=not on_gpu,
+        )
 
 
 def _check_shape(tensors: Tensors, out: Tensor) -> None:

@@ -25,7 +25,8 @@ __all__ = [
 
 L2State = Literal["cold", "warm"]
 Mode = Literal["eager", "graph"]
-Status = Literal["ok", "wrong", "failed", "unsupported"]
+Status = Literal["ok", "wrong", "failed", "unmeasured", "unsupported"]
+"""``failed``: the contender raised. ``unmeasured``: attnfuzz did, before or after the contender's call."""
 
 
 class MachineReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

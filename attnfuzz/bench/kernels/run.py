@@ -131,5 +131,5 @@ def _key(entry: Entry) -> tuple[str, Shape]:
 def _rank(result: Result) -> tuple[int, float]:
     """Right ones first, by the time in a graph from memory, or the nearest to that there is."""
     medians = [timed.median_us for state in STATES if (timed := result.time(*state)) is not None]
-    failed = {"ok": 0, "wrong": 1, "crashed": 2, "failed": 3, "unsupported": 4}[result.status]
+    failed = {"ok": 0, "wrong": 1, "crashed": 2, "failed": 3, "unmeasured": 4, "unsupported": 5}[result.status]
     return failed, medians[0] if medians else float("inf")

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 import torch
 
-from attnfuzz.bench.kernels.calls import prepare_kernel
+from attnfuzz.bench.kernels.calls import NotMeasured, ours, prepare_kernel
 from attnfuzz.bench.kernels.copying import time_copy
 from attnfuzz.bench.kernels.graphs import CaptureFailed
 from attnfuzz.bench.kernels.measuring import Contender, measure
@@ -131,12 +131,16 @@ class TimingService:
                 return MeasureReply(status="unsupported", note="too small to be read from memory at each call")
         try:
             contender = self._contender(request)
-            drawn = self._sets(request.shape, sets or 1)
+            with ours():
+                drawn = self._sets(request.shape, sets or 1)
             return measure(contender, drawn, request, self._stopwatch, on_gpu=self._on_gpu)
         except Exception as error:  # noqa: BLE001 - whatever a kernel or a package raises is its result
             self._is_spoiled = isinstance(error, CaptureFailed) or not self._device_answers()
-            first_line = str(error).strip().partition("\n")[0]
-            return MeasureReply(status="failed", note=f"{type(error).__name__}: {first_line}"[:300])
+            if isinstance(error, NotMeasured) and not self._is_spoiled:  # else it met what a launch had done
+                return MeasureReply(status="unmeasured", note=f"attnfuzz could not prepare or check it: {error}"[:300])
+            raised = (isinstance(error, NotMeasured) and error.__cause__) or error
+            first_line = str(raised).strip().partition("\n")[0]
+            return MeasureReply(status="failed", note=f"{type(raised).__name__}: {first_line}"[:300])
 
     def _device_answers(self) -> bool:
         try:
