@@ -77,6 +77,7 @@ _PAGED = attnfuzz.Supports(
     v_head_sizes="any",
     unused_table_entries="garbage",
     variants=("window", "soft_cap", "alibi", "sinks"),
+    kv_dtypes=("float8_e4m3fn", "float8_e5m2"),
     batch_invariant=True,
     graph_replay=True,
 )
@@ -84,10 +85,14 @@ _BY_SHAPE = attnfuzz.Supports(
     v_head_sizes="any",
     unused_table_entries="garbage",
     variants=("window", "soft_cap", "alibi", "sinks"),
+    kv_dtypes=("float8_e4m3fn", "float8_e5m2"),
     graph_replay=True,
 )
 _PAGED_PADDED = attnfuzz.Supports(
-    v_head_sizes="any", unused_table_entries="garbage", variants=("window", "soft_cap", "alibi", "sinks")
+    v_head_sizes="any",
+    unused_table_entries="garbage",
+    variants=("window", "soft_cap", "alibi", "sinks"),
+    kv_dtypes=("float8_e4m3fn", "float8_e5m2"),
 )
 _FLOAT32 = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul="ieee")
 _MATRIX_UNITS = attnfuzz.Numerics(probabilities="input", partials="float32", matmul="tensor_core")
@@ -329,11 +334,14 @@ def _queries(inputs: Any) -> dict[str, Any]:
 
 
 def _paged(inputs: Any) -> dict[str, Any]:
-    return {name: getattr(inputs, name) for name in (*_CACHE, "window", "soft_cap", "alibi_slopes")}
+    return {
+        name: getattr(inputs, name) for name in (*_CACHE, "window", "soft_cap", "alibi_slopes", "k_scale", "v_scale")
+    }
 
 
 def _variants(inputs: Any) -> dict[str, Any]:
-    return {name: getattr(inputs, name) for name in ("window", "soft_cap", "alibi_slopes", "sinks")}
+    names = ("window", "soft_cap", "alibi_slopes", "sinks", "k_scale", "v_scale")
+    return {name: getattr(inputs, name) for name in names}
 
 
 def _packed(inputs: Any) -> dict[str, Any]:

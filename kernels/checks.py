@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "FLOAT8",
     "Specs",
     "check_choice",
     "check_equal_head_sizes",
@@ -19,11 +20,14 @@ __all__ = [
 ]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "value": _FLOATS,  # all tensors of this kind have one dtype
+    "cache": (*_FLOATS, *FLOAT8),  # likewise, and it is that of the values unless it has 8 bits
     "partial": _FLOATS,
     "lse": (torch.float32,),
     "per head": (torch.float32,),
+    "scale": (torch.float32,),
     "index": (torch.int32, torch.int64),
 }
 _NUM_WARPS = (1, 2, 4, 8, 16, 32)
@@ -36,7 +40,9 @@ def check_tensors(tensors: Mapping[str, Tensor], specs: Specs) -> dict[str, int]
     """Check shapes, dtypes and devices against ``specs``; returns the size of every named axis. Raises ValueError."""
     sizes = _bind_axes(tensors, specs)
     _check_same("device", tensors)
-    _check_same("dtype", {name: tensor for name, tensor in tensors.items() if specs[name][0] == "value"})
+    has_float8 = any(specs[name][0] == "cache" and tensor.dtype in FLOAT8 for name, tensor in tensors.items())
+    for alike in ({"value"}, {"cache"}) if has_float8 else ({"value", "cache"},):
+        _check_same("dtype", {name: tensor for name, tensor in tensors.items() if specs[name][0] in alike})
     for name, tensor in tensors.items():
         allowed = _DTYPES[specs[name][0]]
         if tensor.dtype not in allowed:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attnfuzz.kernels.kv_scales import KvScales
 from attnfuzz.kernels.layouts import gather_pages, size_of_values
 from attnfuzz.kernels.prepare import (
     empty_partials,
@@ -66,20 +67,24 @@ def paged_decode(
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``launch_paged.paged_decode``."""
     variant = Variant(window, soft_cap, alibi_slopes, sinks)
     check_variant(variant)
+    scales = KvScales(k_scale, v_scale)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs |= variant.tensors
+    inputs |= variant.tensors | scales.tensors
     out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
     is_live = _is_live(seq_lens, block_table.shape[1] * block_size)
     pages = block_table.where(is_live[:, ::block_size], 0)  # of a page in use, the first token is live
     position = torch.arange(is_live.shape[1], device=q.device).expand_as(is_live)
     scoring = _Scoring.of(variant, position, is_live, seq_lens)
+    of_heads = scales.of_heads(sizes["num_kv_heads"])
     for rows in _chunks(is_live, sizes):
         k, v = gather_pages(k_cache, v_cache, layout, pages[rows])
-        states = _attend(q[rows], k, v, scoring.is_live[rows], scale, scoring.part(rows))
+        states = _attend(q[rows], k, v, scoring.is_live[rows], scale, scoring.part(rows), of_heads)
         out[rows], lse[rows] = _with_sinks(*states, sinks)
     return out, lse
 
@@ -100,22 +105,26 @@ def split_decode(
     window: int | None = None,
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``launch_paged.split_decode``."""
     variant = Variant(window, soft_cap, alibi_slopes)
     check_variant(variant)
+    scales = KvScales(k_scale, v_scale)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs |= variant.tensors
+    inputs |= variant.tensors | scales.tensors
     partial_out, partial_lse, sizes = prepare_split(inputs, layout, block_size, num_splits, partial_out, partial_lse)
     tokens = block_table.shape[1] * block_size
     pages = block_table.where(_is_live(seq_lens, tokens)[:, ::block_size], 0)
     position, is_live = _split_positions(seq_lens, tokens, num_splits)
     scoring = _Scoring.of(variant, position, is_live, seq_lens)
+    of_heads = scales.of_heads(sizes["num_kv_heads"])
     for rows in _chunks(is_live.flatten(1), sizes):
         k, v = (_split(x, position[rows]) for x in gather_pages(k_cache, v_cache, layout, pages[rows]))
         queries = q[rows].repeat_interleave(num_splits, dim=0)
         visible = scoring.is_live[rows].flatten(0, 1)
-        parts = _attend(queries, k, v, visible, scale, scoring.part(rows))
+        parts = _attend(queries, k, v, visible, scale, scoring.part(rows), of_heads)
         for partial, part in zip((partial_out, partial_lse), parts, strict=True):
             partial[rows] = part.view(-1, num_splits, *part.shape[1:]).transpose(1, 2)
     return partial_out, partial_lse
@@ -152,6 +161,8 @@ def split_paged_decode(
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     partial_dtype: str = "float32",
 ) -> tuple[Tensor, Tensor]:
     """See ``launch_paged.split_paged_decode``."""
@@ -161,6 +172,7 @@ def split_paged_decode(
     partial_out, partial_lse = split_decode(
         q, k_cache, v_cache, block_table, seq_lens, scale, block_size, layout, num_splits,
         partial_out=partial_out, window=window, soft_cap=soft_cap, alibi_slopes=alibi_slopes,
+        k_scale=k_scale, v_scale=v_scale,
     )  # fmt: skip
     return reduce_splits(partial_out, partial_lse, out=out, lse=lse, sinks=sinks)
 
@@ -253,21 +265,30 @@ class _Scoring(NamedTuple):
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, is_live: Tensor, scale: float, scoring: _Scoring | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_live: Tensor,
+    scale: float,
+    scoring: _Scoring | None = None,
+    kv_scales: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``out [rows, num_q_heads, v_head_size]`` and ``lse [rows, num_q_heads]`` in float32.
 
     Shapes: ``q [rows, num_q_heads, head_size]``, ``k [rows, padded_len, num_kv_heads, head_size]``, ``v`` likewise,
-    ``is_live [rows, padded_len]``.
+    ``is_live [rows, padded_len]``, ``kv_scales [num_kv_heads]`` of K and V.
     """
+    k, v = k.float(), v.float()
+    if kv_scales is not None:
+        k, v = (part * scale[:, None] for part, scale in zip((k, v), kv_scales, strict=True))
     live = is_live[:, :, None, None]
     # query heads are [num_kv_heads, group_size]
     queries = q.float().reshape(q.shape[0], 1, k.shape[2], -1, q.shape[2])
-    products = queries * k.float().unsqueeze(3)
+    products = queries * k.unsqueeze(3)
     scores = (products.sum(-1) * scale).masked_fill(~live, -math.inf)  # [rows, padded_len, num_kv_heads, group_size]
     scores = scores if scoring is None else scoring.applied(scores)
     p = scores.softmax(1).masked_fill(~live, 0.0)  # a row without tokens has NaN
-    values = v.float().masked_fill(~live, 0.0).unsqueeze(3)
+    values = v.masked_fill(~live, 0.0).unsqueeze(3)
     return (p[..., None] * values).sum(1).flatten(1, 2), scores.logsumexp(1).flatten(1, 2)
 
 

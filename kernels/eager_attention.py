@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnfuzz.kernels import eager
 from attnfuzz.kernels.checks import check_positive
+from attnfuzz.kernels.kv_scales import KvScales
 from attnfuzz.kernels.prepare import prepare_attention
 from attnfuzz.kernels.variants import Variant, check_variant
 
@@ -36,12 +37,15 @@ def paged_attention(
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``launch_attention.paged_attention``."""
     variant = Variant(window, soft_cap, alibi_slopes, sinks)
     check_variant(variant)
+    scales = KvScales(k_scale, v_scale)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs |= {"cu_seqlens_q": cu_seqlens_q, **variant.tensors}
+    inputs |= {"cu_seqlens_q": cu_seqlens_q, **variant.tensors, **scales.tensors}
     out, lse, _ = prepare_attention(inputs, layout, block_size, out, lse)
     check_positive("max_query_len", max_query_len)
     check_positive("max_seq_len", max_seq_len)
@@ -58,6 +62,8 @@ def paged_attention(
         out=out,
         lse=lse,
         **variant._asdict(),
+        k_scale=k_scale,
+        v_scale=v_scale,
     )
 
 

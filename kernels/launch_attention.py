@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnfuzz.kernels.checks import check_launch, check_positive, check_power_of_two
 from attnfuzz.kernels.device import on_device_of
+from attnfuzz.kernels.kv_scales import KvScales
 from attnfuzz.kernels.layouts import cache_strides
 from attnfuzz.kernels.paged_attention import paged_attention_kernel
 from attnfuzz.kernels.prepare import prepare_attention
@@ -37,6 +38,8 @@ def paged_attention(
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     tile: int = 32,
     num_warps: int = 4,
     num_stages: int = 3,
@@ -49,15 +52,16 @@ def paged_attention(
     the launch's settings as for ``launch_paged.paged_decode``. With n query tokens in a sequence of length L, the j-th
     attends to positions 0 to L - n + j; n may be 0. ``max_query_len``, ``max_seq_len``: upper bounds of both lengths,
     which this kernel, with a program per token, can do without. ``window``, ``soft_cap``, ``alibi_slopes``, ``sinks``:
-    as for ``paged_decode``, from the position of each query token.
+    as for ``paged_decode``, from the position of each query token; so are ``k_scale`` and ``v_scale``.
 
     Returns ``out [num_tokens, num_q_heads, v_head_size]`` in q's dtype and ``lse [num_tokens, num_q_heads]`` float32,
     natural log: 0 and -inf (or the sink) for a row of q that no sequence has. Raises ValueError.
     """
     variant = Variant(window, soft_cap, alibi_slopes, sinks)
     check_variant(variant)
+    scales = KvScales(k_scale, v_scale)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs |= {"cu_seqlens_q": cu_seqlens_q, **variant.tensors}
+    inputs |= {"cu_seqlens_q": cu_seqlens_q, **variant.tensors, **scales.tensors}
     out, lse, sizes = prepare_attention(inputs, layout, block_size, out, lse)
     check_positive("max_query_len", max_query_len)
     check_positive("max_seq_len", max_seq_len)
@@ -75,6 +79,6 @@ def paged_attention(
             *out.stride(), *lse.stride(),
             X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
             BLOCK_DV=triton.next_power_of_2(sizes["v_head_size"]), **launch,
-            **variant.of_scores, **sink_arguments(sinks),
+            **variant.of_scores, **sink_arguments(sinks), **scales.arguments,
         )  # fmt: skip
     return out, lse

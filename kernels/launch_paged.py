@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnfuzz.kernels.checks import check_launch, check_power_of_two
 from attnfuzz.kernels.device import count_sms, on_device_of
+from attnfuzz.kernels.kv_scales import KvScales
 from attnfuzz.kernels.layouts import cache_strides, size_of_values
 from attnfuzz.kernels.num_splits import resolve_num_splits
 from attnfuzz.kernels.paged_decode import paged_decode_kernel
@@ -43,6 +44,8 @@ def paged_decode(
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     tile: int = 32,
     num_warps: int = 4,
     num_stages: int = 3,
@@ -57,14 +60,17 @@ def paged_decode(
     ``window``: the query sees so many keys, its own included. ``soft_cap``: ``s`` becomes ``soft_cap · tanh(s /
     soft_cap)``. ``alibi_slopes``: times ``key position - query position``, added to a head's scores. ``sinks``: a
     logit of each head that takes weight and has no value; the LSE includes it. Both float32 ``[num_q_heads]``.
+    ``k_scale``, ``v_scale``: of caches in float8_e4m3fn or float8_e5m2, what their numbers are multiplied with: float32
+    ``[1]`` or ``[num_kv_heads]``. A GPU needs compute capability 8.9 for the former format.
 
     Returns ``out [num_seqs, num_q_heads, v_head_size]`` in q's dtype and ``lse [num_seqs, num_q_heads]`` float32,
     natural log: 0 and -inf (or the sink) for an empty sequence. Raises ValueError.
     """
     variant = Variant(window, soft_cap, alibi_slopes, sinks)
     check_variant(variant)
+    scales = KvScales(k_scale, v_scale)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs |= variant.tensors
+    inputs |= variant.tensors | scales.tensors
     out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
     check_power_of_two("tile", tile)
     launch = check_launch(num_warps, num_stages)
@@ -77,7 +83,7 @@ def paged_decode(
             *out.stride(), *lse.stride(),
             X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
             BLOCK_DV=triton.next_power_of_2(sizes["v_head_size"]), **launch,
-            **variant.of_scores, **sink_arguments(sinks),
+            **variant.of_scores, **sink_arguments(sinks), **scales.arguments,
         )  # fmt: skip
     return out, lse
 
@@ -98,6 +104,8 @@ def split_decode(
     window: int | None = None,
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     tile: int = 32,
     num_warps: int = 4,
     num_stages: int = 3,
@@ -112,8 +120,9 @@ def split_decode(
     """
     variant = Variant(window, soft_cap, alibi_slopes)
     check_variant(variant)
+    scales = KvScales(k_scale, v_scale)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs |= variant.tensors
+    inputs |= variant.tensors | scales.tensors
     partial_out, partial_lse, sizes = prepare_split(inputs, layout, block_size, num_splits, partial_out, partial_lse)
     check_power_of_two("tile", tile)
     launch = check_launch(num_warps, num_stages)
@@ -126,7 +135,7 @@ def split_decode(
             *partial_out.stride(), *partial_lse.stride(),
             X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
             BLOCK_DV=triton.next_power_of_2(sizes["v_head_size"]), **launch,
-            **variant.of_scores,
+            **variant.of_scores, **scales.arguments,
         )  # fmt: skip
     return partial_out, partial_lse
 
@@ -176,6 +185,8 @@ def split_paged_decode(
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     max_seq_len: int | None = None,
     num_sms: int | None = None,
     tile: int = 32,
@@ -200,7 +211,7 @@ def split_paged_decode(
     partial_out, partial_lse = split_decode(
         q, k_cache, v_cache, block_table, seq_lens, scale, block_size, layout, num_splits,
         partial_out=partial_out, tile=tile, num_warps=num_warps, num_stages=num_stages,
-        window=window, soft_cap=soft_cap, alibi_slopes=alibi_slopes,
+        window=window, soft_cap=soft_cap, alibi_slopes=alibi_slopes, k_scale=k_scale, v_scale=v_scale,
     )  # fmt: skip
     return reduce_splits(
         partial_out, partial_lse, out=out, lse=lse, sinks=sinks, num_warps=num_warps, num_stages=num_stages

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from attnfuzz.kernels.checks import Specs, check_choice, check_tensors, group_size_of
+from attnfuzz.kernels.checks import FLOAT8, Specs, check_choice, check_tensors, group_size_of
 from attnfuzz.kernels.specs import PAGED
 
 __all__ = ["CacheStrides", "cache_strides", "check_paged", "gather_pages", "size_of_values"]
@@ -49,7 +50,22 @@ def check_paged(
             f"k_cache.shape={list(tensors['k_cache'].shape)} must hold head_size={sizes['head_size']} as "
             "head_chunks * x; reshape k_cache"
         )
+    _check_scales(tensors, sizes)
     return {**sizes, "group_size": group_size_of(sizes["num_q_heads"], sizes["num_kv_heads"])}
+
+
+def _check_scales(tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> None:
+    cache = tensors["k_cache"]
+    if (cache.dtype in FLOAT8) != ("k_scale" in tensors and "v_scale" in tensors):
+        raise ValueError(
+            f"k_cache.dtype={cache.dtype}: an 8-bit cache has k_scale and v_scale, and no other has; pass both to a "
+            "kernel that takes them, or a cache of q's dtype without them"
+        )
+    if "k_scale" in tensors and sizes["num_kv_scales"] not in (1, sizes["num_kv_heads"]):
+        raise ValueError(
+            f"k_scale.shape=[{sizes['num_kv_scales']}] must be [1] or [num_kv_heads={sizes['num_kv_heads']}]; "
+            "pass one scale, or one for each KV head"
+        )
 
 
 def cache_strides(k_cache: Tensor, v_cache: Tensor, layout: str) -> CacheStrides:
@@ -69,9 +85,16 @@ def size_of_values(v_cache: Tensor, layout: str) -> int:
 
 def gather_pages(k_cache: Tensor, v_cache: Tensor, layout: str, pages: Tensor) -> tuple[Tensor, Tensor]:
     """K and V of ``pages [rows, num_pages]``: ``[rows, num_pages * block_size, num_kv_heads, their head size]``."""
-    k, v = k_cache[pages], v_cache[pages]
+    k, v = (_pages_of(cache, pages) for cache in (k_cache, v_cache))
     if layout == "packed":
         k, v = k.permute(0, 1, 4, 2, 3, 5).flatten(4), v.permute(0, 1, 4, 2, 3)
     elif layout == "HND":
         k, v = k.transpose(2, 3), v.transpose(2, 3)
     return k.flatten(1, 2), v.flatten(1, 2)
+
+
+def _pages_of(cache: Tensor, pages: Tensor) -> Tensor:
+    """``cache[pages]``; of 8 bits, in float32: not all of torch's versions can index float8."""
+    if cache.dtype not in FLOAT8:
+        return cache[pages]
+    return cache.view(torch.uint8)[pages].view(cache.dtype).float()

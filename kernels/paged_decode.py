@@ -22,7 +22,7 @@ __all__ = ["paged_decode_kernel"]
 @triton.jit(
     do_not_specialize=[
         "group_size", "block_size", "stride_qs", "stride_qh", "stride_table_s", "stride_len", "stride_os", "stride_oh",
-        "stride_lse_s", "stride_lse_h", "window", "stride_slope", "stride_sink",
+        "stride_lse_s", "stride_lse_h", "window", "stride_slope", "stride_sink", "stride_k_scale", "stride_v_scale",
     ]
 )  # fmt: skip
 def paged_decode_kernel(
@@ -56,6 +56,11 @@ def paged_decode_kernel(
     soft_cap,
     stride_slope,
     stride_sink,
+    # scales of an 8-bit cache (see kv_scales): None or 0 without
+    p_k_scale,  # [1] or [num_kv_heads]
+    p_v_scale,
+    stride_k_scale,
+    stride_v_scale,
     # constants
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
@@ -65,6 +70,7 @@ def paged_decode_kernel(
     HAS_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_KV_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(num_seqs, num_q_heads)``."""
     i_seq = tl.program_id(0).to(tl.int64)
@@ -80,12 +86,16 @@ def paged_decode_kernel(
     b_q = tl.load(p_q + o_d * stride_qd, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK_D]
 
     slope = tl.load(p_slopes + i_head * stride_slope) if HAS_ALIBI else 0.0
+    if HAS_KV_SCALES:
+        scale *= tl.load(p_k_scale + i_kv_head * stride_k_scale)
     row_max, exp_sum, acc = attend_pages(
         b_q, p_k + i_kv_head * stride_kh, p_v + i_kv_head * stride_vh, p_table + i_seq * stride_table_s,
         0, seq_len, scale, block_size,
         stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
         o_d, m_d, o_dv, m_dv, seq_len - 1, window, soft_cap, slope, X, TILE, BLOCK_DV, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
     )  # fmt: skip
+    if HAS_KV_SCALES:
+        acc *= tl.load(p_v_scale + i_kv_head * stride_v_scale)
 
     if HAS_SINKS:
         sink = tl.load(p_sinks + i_head * stride_sink)

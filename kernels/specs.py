@@ -21,17 +21,19 @@ _PAGED_COMMON: Specs = {
     "seq_lens": ("index", "num_seqs"),
     "alibi_slopes": ("per head", "num_q_heads"),
     "sinks": ("per head", "num_q_heads"),
+    "k_scale": ("scale", "num_kv_scales"),
+    "v_scale": ("scale", "num_kv_scales"),
     "out": ("value", "num_seqs num_q_heads v_head_size"),
     "lse": ("lse", "num_seqs num_q_heads"),
     "partial_out": ("partial", "num_seqs num_q_heads num_splits v_head_size"),
     "partial_lse": ("lse", "num_seqs num_q_heads num_splits"),
 }
-_NHD_K = ("value", "num_blocks block_size num_kv_heads head_size")
-_NHD_V = ("value", "num_blocks block_size num_kv_heads v_head_size")
-_HND_K = ("value", "num_blocks num_kv_heads block_size head_size")
-_HND_V = ("value", "num_blocks num_kv_heads block_size v_head_size")
-_PACKED_K = ("value", "num_blocks num_kv_heads head_chunks block_size x")
-_PACKED_V = ("value", "num_blocks num_kv_heads v_head_size block_size")
+_NHD_K = ("cache", "num_blocks block_size num_kv_heads head_size")
+_NHD_V = ("cache", "num_blocks block_size num_kv_heads v_head_size")
+_HND_K = ("cache", "num_blocks num_kv_heads block_size head_size")
+_HND_V = ("cache", "num_blocks num_kv_heads block_size v_head_size")
+_PACKED_K = ("cache", "num_blocks num_kv_heads head_chunks block_size x")
+_PACKED_V = ("cache", "num_blocks num_kv_heads v_head_size block_size")
 
 PAGED: dict[str, Specs] = {
     "NHD": {**_PAGED_COMMON, "k_cache": _NHD_K, "v_cache": _NHD_V},

@@ -25,7 +25,7 @@ __all__ = ["split_decode_kernel"]
     do_not_specialize=[
         "num_splits", "group_size", "block_size", "stride_qs", "stride_qh", "stride_table_s", "stride_len",
         "stride_os", "stride_oh", "stride_osplit", "stride_lse_s", "stride_lse_h", "stride_lse_split",
-        "window", "stride_slope",
+        "window", "stride_slope", "stride_k_scale", "stride_v_scale",
     ]
 )  # fmt: skip
 def split_decode_kernel(
@@ -58,6 +58,11 @@ def split_decode_kernel(
     window,
     soft_cap,
     stride_slope,
+    # scales of an 8-bit cache (see kv_scales): None or 0 without
+    p_k_scale,  # [1] or [num_kv_heads]
+    p_v_scale,
+    stride_k_scale,
+    stride_v_scale,
     # constants
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
@@ -66,6 +71,7 @@ def split_decode_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
+    HAS_KV_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(num_seqs, num_q_heads, num_splits)``."""
     i_seq = tl.program_id(0).to(tl.int64)
@@ -85,12 +91,16 @@ def split_decode_kernel(
     p_q += i_seq * stride_qs + i_head * stride_qh
     b_q = tl.load(p_q + o_d * stride_qd, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK_D]
     slope = tl.load(p_slopes + i_head * stride_slope) if HAS_ALIBI else 0.0
+    if HAS_KV_SCALES:
+        scale *= tl.load(p_k_scale + i_kv_head * stride_k_scale)
     row_max, exp_sum, acc = attend_pages(
         b_q, p_k + i_kv_head * stride_kh, p_v + i_kv_head * stride_vh, p_table + i_seq * stride_table_s,
         begin, end, scale, block_size,
         stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
         o_d, m_d, o_dv, m_dv, seq_len - 1, window, soft_cap, slope, X, TILE, BLOCK_DV, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
     )  # fmt: skip
+    if HAS_KV_SCALES:
+        acc *= tl.load(p_v_scale + i_kv_head * stride_v_scale)
 
     p_out += i_seq * stride_os + i_head * stride_oh + i_split * stride_osplit
     p_lse += i_seq * stride_lse_s + i_head * stride_lse_h + i_split * stride_lse_split

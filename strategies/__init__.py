@@ -12,6 +12,7 @@ from attnfuzz.strategies.lse import lse_pairs as lse_pairs
 from attnfuzz.strategies.needles import needles as needles
 from attnfuzz.strategies.pages import block_sizes as block_sizes
 from attnfuzz.strategies.pages import page_maps as page_maps
+from attnfuzz.strategies.quantised_kv import quantised_kvs as quantised_kvs
 from attnfuzz.strategies.sizes import CPU_SIZES as CPU_SIZES
 from attnfuzz.strategies.sizes import GPU_SIZES as GPU_SIZES
 from attnfuzz.strategies.sizes import Sizes as Sizes
@@ -34,6 +35,7 @@ __all__ = [
     "needles",
     "option_choices",
     "page_maps",
+    "quantised_kvs",
     "scales",
     "seq_lens",
     "split_counts",

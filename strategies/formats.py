@@ -14,6 +14,7 @@ from attnfuzz.problems.choices import (
     dtypes_of,
     gqa_ratios_of,
     head_sizes_of,
+    kv_dtypes_of,
     layouts_of,
     split_counts_of,
     v_head_sizes_of,
@@ -25,6 +26,12 @@ from attnfuzz.problems.variants import PLAIN_VARIANT, absent_tensors
 from attnfuzz.strategies.decisions import Decisions
 from attnfuzz.strategies.heads import decide_gqa_heads
 from attnfuzz.strategies.launch import decide_options
+from attnfuzz.strategies.quantised_kv import (
+    QUANTISED_KV_BYTES,
+    decide_kv_strides,
+    decide_quantised_kv,
+    fits_packed,
+)
 from attnfuzz.strategies.sizes import CPU_SIZES, Sizes
 from attnfuzz.strategies.strides import STRIDES_BYTES, decide_strides
 from attnfuzz.strategies.variants import VARIANT_BYTES, decide_variant, decide_variant_strides
@@ -128,7 +135,8 @@ def format_bytes(plan: FormatPlan) -> int:
     """How many bytes ``decide_format`` reads."""
     of_variant = VARIANT_BYTES if variants_of(plan.problem, plan.supports) else 0
     of_values = 0 if plan.supports.v_head_sizes == "equal" else _V_HEAD_SIZE_BYTES
-    return 1 + _SHAPE_BYTES + len(plan.options) + STRIDES_BYTES + of_variant + of_values
+    of_kv = QUANTISED_KV_BYTES if kv_dtypes_of(plan.problem, plan.supports) else 0
+    return 1 + _SHAPE_BYTES + len(plan.options) + STRIDES_BYTES + of_variant + of_values + of_kv
 
 
 def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
@@ -163,6 +171,12 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
         variant = decide_variant(part, names, steps)
         of_variant = decide_variant_strides(part, variant, plan.supports.strides)
         strides = {name: kind for name, kind in strides.items() if name not in absent_tensors(variant)} | of_variant
+    kv = None
+    if kv_dtypes := kv_dtypes_of(plan.problem, plan.supports):
+        part = decisions.part(QUANTISED_KV_BYTES)
+        kv = decide_quantised_kv(part, kv_dtypes, plan.supports.kv_scales)
+        kv = kv if fits_packed(kv, layout, head_size) else None
+        strides |= decide_kv_strides(part, kv, plan.supports.strides)
     format_ = Format(
         dtype=dtype,
         layout=layout,
@@ -173,6 +187,7 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
         num_splits=num_splits,
         variant=None if variant == PLAIN_VARIANT else variant,
         v_head_size=None if v_head_size == head_size else v_head_size,
+        kv=kv,
         strides=strides,
         options=options,
     )

@@ -37,6 +37,7 @@ _GROUPS = (
     ("outputs",),
     ("variant",),
     ("v_head_size",),
+    ("kv",),
     ("head_size", "scale"),
     ("dtype",),
     ("num_tokens",),

@@ -7,6 +7,9 @@ Without them, kernels that are right on a GPU look wrong on a CPU (Triton 3.6 an
 * The result of a comparison is marked with the type of what was compared, so that combining a block mask with a
   scalar comparison, `mask & (lse > float("-inf"))`, raises a TypeError. Here it is a boolean.
 
+* It reads NaN and infinity of an 8-bit format as numbers, so that dead memory of such a cache would not be NaN, and the
+  smallest numbers of float8_e5m2 wrongly when it makes float16 of them.
+
 Its conversion from float32 to bfloat16 truncates; that is left alone, since the error bounds know it.
 """
 
@@ -46,6 +49,7 @@ def install_repairs() -> bool:
         (_FLOAT_COMPARISONS, repairs.comparison),
         (_INT_COMPARISONS, repairs.comparison),
         (("dot",), repairs.dot),
+        (("fp_to_fp",), repairs.conversion),
     ):
         for name in names:
             setattr(builder, f"create_{name}", repair(vars(builder)[f"create_{name}"]))
@@ -56,7 +60,7 @@ def install_repairs() -> bool:
 
 
 def _is_known(interpreter: ModuleType, builder: type) -> bool:
-    names = (*_ARITHMETIC, *_FLOAT_COMPARISONS, *_INT_COMPARISONS, "dot")
+    names = (*_ARITHMETIC, *_FLOAT_COMPARISONS, *_INT_COMPARISONS, "dot", "fp_to_fp")
     handle = getattr(interpreter, "TensorHandle", None)
     if not inspect.isclass(handle) or not all(callable(vars(builder).get(f"create_{name}")) for name in names):
         return False
@@ -65,6 +69,9 @@ def _is_known(interpreter: ModuleType, builder: type) -> bool:
         "self",
         "input",
     ]:
+        return False
+    conversion = list(inspect.signature(vars(builder)["create_fp_to_fp"]).parameters)
+    if conversion != ["self", "src", "dst_type", "rounding_mode"]:
         return False
     dot = list(inspect.signature(vars(builder)["create_dot"]).parameters)
     return list(inspect.signature(handle).parameters)[:2] == ["data", "dtype"] and dot[:4] == ["self", "a", "b", "d"]
@@ -76,6 +83,11 @@ class _Repairs:
     def __init__(self, interpreter: ModuleType) -> None:
         self._handle = vars(interpreter)["TensorHandle"]
         self._language = importlib.import_module("triton.language")
+        self._float8 = {
+            self._language.float8e4nv: _numbers_of_float8(4, 3, has_infinity=False),
+            self._language.float8e5: _numbers_of_float8(5, 2, has_infinity=True),
+        }
+        self._wide = {self._language.float16: np.float16, self._language.float32: np.float32}
 
     def arithmetic(self, method: Method) -> Method:
         def repaired(builder: object, *operands: Any) -> Any:
@@ -99,6 +111,17 @@ class _Repairs:
 
         return repaired
 
+    def conversion(self, method: Method) -> Method:
+        def repaired(builder: object, source: Any, destination: Any, rounding: Any) -> Any:
+            numbers, wide = self._float8.get(source.dtype.scalar), destination.scalar
+            if numbers is not None and wide in self._wide:
+                return self._handle(numbers[source.data].astype(self._wide[wide]), wide)
+            if numbers is not None and wide == self._language.bfloat16:
+                return self._handle(_to_bfloat16_bits(numbers[source.data]), wide)
+            return method(builder, source, destination, rounding)
+
+        return repaired
+
     def sum(self, method: Method) -> Method:
         def repaired(reduction: Any, tensor: Any) -> Any:
             if not self._is_bfloat16(tensor.handle):
@@ -117,6 +140,25 @@ class _Repairs:
             return operand
         bits = operand.data.astype(np.uint32) << np.uint32(16)
         return self._handle(bits.view(np.float32), self._language.float32)
+
+
+def _numbers_of_float8(exponent_bits: int, fraction_bits: int, *, has_infinity: bool) -> np.ndarray[Any, Any]:
+    """What each of the 256 bit patterns stands for, as float32.
+
+    Without infinity only the pattern of all ones is NaN; else the largest exponent is for these, as in IEEE 754.
+    """
+    codes = np.arange(256)
+    fraction = codes & (1 << fraction_bits) - 1
+    exponent = codes >> fraction_bits & (1 << exponent_bits) - 1
+    bias = (1 << exponent_bits - 1) - 1
+    hidden = np.where(exponent > 0, 1 << fraction_bits, 0)
+    numbers = np.ldexp(np.float32(1) * (hidden + fraction), np.maximum(exponent, 1) - bias - fraction_bits)
+    is_top = exponent == (1 << exponent_bits) - 1
+    if has_infinity:
+        numbers = np.where(is_top, np.where(fraction == 0, np.inf, np.nan), numbers)
+    else:
+        numbers = np.where(is_top & (fraction == (1 << fraction_bits) - 1), np.nan, numbers)
+    return np.where(codes & 128, -numbers, numbers).astype(np.float32)
 
 
 def _to_bfloat16_bits(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

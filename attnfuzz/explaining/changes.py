@@ -26,6 +26,7 @@ from attnfuzz.problems.choices import (
     layouts_of,
     split_counts_of,
 )
+from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import OptionValue, Supports
@@ -78,6 +79,7 @@ def _of_attention(case: AttentionCase, supports: Supports) -> Iterator[Change]:
         yield f"v_head_size {case.head_size} instead of {case.v_head_size}", changed(case, v_head_size=None)
     yield from _values(case)
     yield from _variant(case)
+    yield from _quantised(case)
 
 
 def _lengths(case: AttentionCase) -> Iterator[Change]:
@@ -126,6 +128,18 @@ def _variant(case: AttentionCase) -> Iterator[Change]:
         yield words[name], changed(case, variant=others, strides=strides)
 
 
+def _quantised(case: AttentionCase) -> Iterator[Change]:
+    if case.kv is None:
+        return
+    strides = {name: kind for name, kind in case.strides.items() if name not in KV_SCALE_TENSORS}
+    yield f"a cache of {case.dtype} instead of {case.kv.dtype}", changed(case, kv=None, strides=strides)
+    for field, name in (("scales", "scales"), ("per", "a scale per")):
+        plain = msgspec.structs.replace(case.kv, **{field: {"scales": "one", "per": "tensor"}[field]})
+        if plain != case.kv:
+            words = f"{name} {getattr(plain, field)} instead of {getattr(case.kv, field)}"
+            yield words, changed(case, kv=plain)
+
+
 def _of_states(case: MergeStatesCase) -> Iterator[Change]:
     if case.lse_pairs != (("finite", "finite"),):
         yield "finite LSEs only", changed(case, lse_pairs=(("finite", "finite"),))
@@ -141,7 +155,8 @@ def _of_any(case: Case, supports: Supports, options: Options) -> Iterator[Change
             others = {other: stride for other, stride in case.strides.items() if other != name}
             yield f"{name} contiguous instead of {kind}", changed(case, strides=others)
     layout = case.layout if isinstance(case, PagedDecodeCase) else None
-    for size in _nearest(head_sizes_of(supports, case.dtype, layout), case.head_size):
+    cached_as = case.dtype if isinstance(case, MergeStatesCase) else case.kv_dtype
+    for size in _nearest(head_sizes_of(supports, cached_as, layout), case.head_size):
         yield f"head_size {size} instead of {case.head_size}", with_head_size(case, size)
     for dtype in dtypes_of(supports):
         if dtype != case.dtype:

@@ -151,11 +151,14 @@ class _Explaining:
 
     @functools.cached_property
     def _read_from(self) -> tuple[LogicalAttention, Tensor]:
-        """Values on the host, and the key of every place."""
+        """Values on the host, and the key of every place, times its scale in an 8-bit cache."""
         values = self.rig.values
-        logical = LogicalAttention(values.q.cpu(), values.k.cpu(), values.v.cpu(), values.starts)
-        keys = key_slots(self.rig.reset()).reshape(self.places.count, self.rig.case.head_size)
-        return logical, keys.double().cpu()
+        scales = None if values.kv_scales is None else values.kv_scales.cpu()
+        logical = LogicalAttention(values.q.cpu(), values.k.cpu(), values.v.cpu(), values.starts, scales)
+        keys = key_slots(self.rig.reset()).reshape(self.places.count, self.rig.case.head_size).double().cpu()
+        if scales is not None:
+            keys *= scales[0].repeat(self.places.count // self.places.shape[2])[:, None]
+        return logical, keys
 
     def _states(self) -> LogicalStates:
         """Those of a merge, on the host."""

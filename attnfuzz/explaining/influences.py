@@ -159,7 +159,9 @@ def _foreign(
         def negate(chosen: Int64[Tensor, " n"], slots: Tensor = slots, others: list[int] = others) -> None:
             at = torch.tensor(others)[chosen].to(slots.device)
             a, b, c = torch.unravel_index(at, places.shape)
-            slots[a, b, c] = -2 * slots[a, b, c] + 1
+            turned = -2 * slots[a, b, c].float() + 1
+            limit = torch.finfo(slots.dtype).max
+            bits(slots)[a, b, c] = bits(turned.clamp(-limit, limit).to(slots.dtype))
 
         yield _place_name(places, tensor_name, seq), others, negate
     queries = [other for other in range(case.num_rows * case.num_q_heads) if other != row]

@@ -12,15 +12,16 @@ from torch import Tensor
 
 from attnfuzz.explaining.places import Places, key_slots, value_tensors
 from attnfuzz.explaining.rig import Results, Rig
+from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.expectations import expectations
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
 from attnfuzz.problems.placement import placements
 from attnfuzz.values import LogicalAttention
 from attnfuzz.values.token_table import token_table
 
-__all__ = ["ONE", "Probe", "probe", "run_with", "settle_keys"]
+__all__ = ["Probe", "probe", "run_with", "settle_keys", "unit_of_rows"]
 
-ONE = 64.0
+_ONE = 64.0
 """The element of a basis vector that is not 0: keeps small weights above the smallest number of float16."""
 
 
@@ -43,7 +44,7 @@ def settle_keys(rig: Rig) -> None:
     """Let dead keys be copies of live ones, so that a dead place that is read has a weight that can be seen."""
     if isinstance(rig.case, MergeStatesCase):
         return
-    keys = key_slots(rig.inputs)
+    keys = bits(key_slots(rig.inputs))
     live = torch.zeros(keys.shape[:2], dtype=torch.bool, device=keys.device)
     slots = _slots(rig)
     live[slots] = True
@@ -71,16 +72,29 @@ def probe(
     out, _ = rig.logical(results)
     request = (rig.kernel.declaration, rig.case, _logical_values(rig))
     (right,) = expectations([request], tolerance="bound", interpreted=rig.device == "cpu")
-    expected, bound = (part.flatten(0, 1)[:, dims] / ONE for part in (right.expected.out, right.bound.out))
+    unit = unit_of_rows(rig)
+    expected, bound = (part.flatten(0, 1)[:, dims] / unit for part in (right.expected.out, right.bound.out))
+    raw = next(iter(results.values())).double().flatten(0, 1)[..., dims]
     roundoff = torch.finfo(getattr(torch, rig.case.dtype)).eps
     return Probe(
-        got=(out.flatten(0, 1) - constant)[:, dims] / ONE,
+        got=(out.flatten(0, 1) - constant)[:, dims] / unit,
         expected=expected,
-        bound=bound + constant[:, dims].abs() * roundoff / ONE,
-        raw=next(iter(results.values())).double().flatten(0, 1)[..., dims] / ONE,
+        bound=bound + constant[:, dims].abs() * roundoff / unit,
+        raw=raw / unit.view(-1, *[1] * (raw.dim() - 1)),
         lse=right.expected.lse.flatten(),
         lse_bound=right.bound.lse.flatten(),
     )
+
+
+def unit_of_rows(rig: Rig) -> Float64[Tensor, "rows 1"]:
+    """What each row has of a place with weight 1: in an 8-bit cache `_ONE` stands for its product with V's scale."""
+    case = rig.case
+    if isinstance(case, MergeStatesCase):
+        return torch.full((case.num_tokens * case.num_q_heads, 1), _ONE, dtype=torch.float64)
+    of_head = torch.ones(case.num_kv_heads, dtype=torch.float64)
+    if rig.values.kv_scales is not None:
+        of_head = rig.values.kv_scales[1].cpu()
+    return _ONE * of_head.repeat_interleave(case.gqa_ratio).repeat(case.num_rows)[:, None]
 
 
 def run_with(rig: Rig, places: Places, chosen: Int64[Tensor, " n"], dims: Int64[Tensor, " n"] | None) -> Results:
@@ -92,10 +106,11 @@ def run_with(rig: Rig, places: Places, chosen: Int64[Tensor, " n"], dims: Int64[
         size = places.count // len(tensors)
         mine = (chosen >= first) & (chosen < first + size)
         where = torch.unravel_index((chosen[mine] - first).to(tensor.device), tensor.shape[:-1])
+        one = bits(torch.tensor(_ONE, dtype=tensor.dtype)).item()
         if dims is None:
-            tensor[where] = ONE
+            bits(tensor)[where] = one
         else:
-            tensor[(*where, dims[mine].to(tensor.device))] = ONE
+            bits(tensor)[(*where, dims[mine].to(tensor.device))] = one
         first += size
     return rig.run()
 
@@ -107,8 +122,9 @@ def _logical_values(rig: Rig) -> Any:
         prefix, suffix = (tensor.cpu().clone() for tensor in tensors)
         lses = {name: getattr(rig.values, name).cpu() for name in ("prefix_lse", "suffix_lse")}
         return dataclasses.replace(rig.values, prefix_output=prefix, suffix_output=suffix, **lses)
-    v = tensors[0][_slots(rig)].cpu()
-    return LogicalAttention(rig.values.q.cpu(), rig.values.k.cpu(), v, rig.values.starts)
+    v = bits(tensors[0])[_slots(rig)].view(tensors[0].dtype).cpu()
+    scales = None if rig.values.kv_scales is None else rig.values.kv_scales.cpu()
+    return LogicalAttention(rig.values.q.cpu(), rig.values.k.cpu(), v, rig.values.starts, scales)
 
 
 def _slots(rig: Rig) -> tuple[Tensor, Tensor]:

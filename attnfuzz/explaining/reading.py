@@ -15,6 +15,8 @@ from attnfuzz.explaining.tables import read_through_table
 from attnfuzz.explaining.variant_reading import diagnosed, read_variant
 from attnfuzz.explaining.words import row_name, weight
 from attnfuzz.oracles.diagnosis import explain_lse
+from attnfuzz.oracles.diagnosis.scales import wrong_scales
+from attnfuzz.oracles.diagnosis.suspect import first_match
 from attnfuzz.oracles.words import number
 
 __all__ = ["read_row"]
@@ -39,6 +41,8 @@ def read_row(row: MeasuredRow) -> Reading | None:
     counts = count_tokens(got, expected, bound, row.weights.lse_error(row.number), row.beside_tokens)
     if not bool((row.got.abs() > row.bound).any()):
         return _nothing_read(row)
+    if (of_scales := _by_scales(row)) is not None:
+        return of_scales
     if (of_variant := read_variant(row)) is not None:
         return of_variant
     for read in (_result_of_another_row, _through_table, _elsewhere, _counted, _query_of_another_row):
@@ -245,6 +249,13 @@ def _by_diagnosis(row: MeasuredRow) -> Reading | None:
     """What mistake, of those that `attnfuzz.oracles.diagnosis` replays, gives all of these weights."""
     words = diagnosed(row)
     return None if words is None else Reading(words, tuple(_without_numbers(words, row)))
+
+
+def _by_scales(row: MeasuredRow) -> Reading | None:
+    """Scales of an 8-bit cache that are not this row's own: before anything else, which would see odd weights."""
+    full = row.diagnosable() if row.values.kv_scales is not None else None
+    words = None if full is None else first_match(full, wrong_scales(full))
+    return None if words is None else Reading(words, (words,))
 
 
 def _without_numbers(words: str, row: MeasuredRow) -> Iterator[str]:

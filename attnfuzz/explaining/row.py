@@ -42,7 +42,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """A row of an attention case. `keys` are those of every place, as the kernel finds them in memory."""
+    """A row of an attention case. `keys` are those of every place, as the kernel finds them in memory.
+
+    Those of an 8-bit cache are multiplied with their scale.
+    """
 
     case: AttentionCase
     places: Places
@@ -190,7 +193,8 @@ class MeasuredRow:
         rows = [torch.stack(parts[seq * heads : (seq + 1) * heads], -1) for seq in range(case.num_seqs)]
         size = max(len(live), case.value_size)
         v = torch.nn.functional.one_hot(torch.cat(rows), size).double()
-        q, k = self.values.q.double(), self.values.k.double()
+        exact = self.values.dequantised()
+        q, k = exact.q.double(), exact.k.double()
         got, bound = (torch.nn.functional.pad(part[live], (0, size - len(live))) for part in (self.got, self.bound))
         lse = self.weights.lse
         return AttentionRow(
@@ -203,4 +207,5 @@ class MeasuredRow:
             bound=bound + _TINY,
             lse_bound=float(self.weights.lse_bound[self.number]),
             poison=0.0,
+            kv_scales=self.values.kv_scales,
         )

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from attnfuzz.explaining.places import Places
-from attnfuzz.explaining.probing import ONE, Probe, probe, run_with
+from attnfuzz.explaining.probing import Probe, probe, run_with, unit_of_rows
 from attnfuzz.explaining.rig import Rig
 from attnfuzz.oracles.comparison import natural_lse
 from attnfuzz.problems.cases import MergeStatesCase, SplitDecodeCase
@@ -159,6 +159,7 @@ def expected_weights(rig: Rig, places: Places) -> Float64[Tensor, "rows places"]
         parts = torch.where(parts.isinf(), -torch.inf, parts * (math.log(2) if values.lse_base2 else 1.0))
         sides = parts.softmax(0).nan_to_num(0.0)
         return (torch.eye(sides.shape[1], dtype=torch.float64)[:, None] * sides).flatten(1)
+    values = values.dequantised()
     found = torch.zeros((case.num_rows * case.num_q_heads, places.count), dtype=torch.float64)
     for number in range(len(found)):
         row, head = divmod(number, case.num_q_heads)
@@ -210,7 +211,7 @@ def _dims_that_differ(
 ) -> Bool[Tensor, " v_head_size"]:
     """Where every value is 1, each dimension must be the sum of the same weights: those `found`, if they are known."""
     out, _ = rig.logical(run_with(rig, places, torch.arange(places.count), None))
-    sums = (out.flatten(0, 1) - constant) / ONE
+    sums = (out.flatten(0, 1) - constant) / unit_of_rows(rig)
     usual = sums.median(-1, keepdim=True).values
     total = usual if found is None else found.got.sum(-1, keepdim=True)
     slack = 4 * torch.finfo(getattr(torch, rig.case.dtype)).eps * (total.abs() + sums.abs())

@@ -10,8 +10,9 @@ from attnfuzz.minimise.edits import changed, with_head_size
 from attnfuzz.minimise.search import Proposal, first_of
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.choices import dtypes_of, head_size_rank, head_sizes_of, stride_kinds_of
+from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.recipes import StrideKind
-from attnfuzz.problems.supports import OptionValue
+from attnfuzz.problems.supports import Dtype, OptionValue
 
 __all__ = ["lower_dtype", "lower_head_size", "lower_options", "lower_strides"]
 
@@ -20,7 +21,7 @@ C = TypeVar("C", AttentionCase, MergeStatesCase)
 
 def lower_head_size(case: C, domain: Domain) -> Proposal[C]:
     layout = case.layout if isinstance(case, PagedDecodeCase) else None
-    sizes = head_sizes_of(domain.supports, case.dtype, layout)
+    sizes = head_sizes_of(domain.supports, _cache_dtype(case), layout)
     simpler = [size for size in sizes if head_size_rank(size) < head_size_rank(case.head_size)]
     return (yield from first_of(case, [with_head_size(case, size) for size in simpler]))
 
@@ -46,6 +47,10 @@ def lower_options(case: C, domain: Domain, follow: Callable[[C, int, int], C | N
             followed = [(choice, follow(case, old, choice)) for choice in choices if isinstance(choice, int)]
             case = yield from first_of(case, [other and _with_option(other, name, new) for new, other in followed])
     return case
+
+
+def _cache_dtype(case: AttentionCase | MergeStatesCase) -> Dtype | KvDtype:
+    return case.dtype if isinstance(case, MergeStatesCase) else case.kv_dtype
 
 
 def _with_stride(case: C, name: str, kind: StrideKind) -> C | None:

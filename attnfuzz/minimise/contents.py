@@ -12,10 +12,11 @@ from attnfuzz.minimise.edits import changed, with_lengths
 from attnfuzz.minimise.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.choices import default_scale
+from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES, KV_SCALE_RECIPES, KV_SCALE_TENSORS
 from attnfuzz.problems.recipes import KeyRecipe, Padding, PageOrder, ValueRecipe
 from attnfuzz.problems.variants import ALIBI_RECIPES, SINK_RECIPES, absent_tensors
 
-__all__ = ["lower_needles", "lower_pages", "lower_values", "lower_variant"]
+__all__ = ["lower_needles", "lower_pages", "lower_quantised_kv", "lower_values", "lower_variant"]
 
 _SIMPLE_CAPS = (1.0, 30.0)
 
@@ -64,6 +65,21 @@ def lower_variant(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase
     for name, simpler in (("soft_cap", _SIMPLE_CAPS), ("alibi", ALIBI_RECIPES), ("sinks", SINK_RECIPES)):
         if getattr(case.variant, name) is not None:
             case = yield from first_of(case, [_set_variant(case, **{name: value}) for value in simpler])
+    return case
+
+
+def lower_quantised_kv(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
+    """A plain cache; or scales that are simpler."""
+    if case.kv is None:
+        return case
+    strides = {name: kind for name, kind in case.strides.items() if name not in KV_SCALE_TENSORS}
+    case = yield from first_of(case, [changed(case, kv=None, strides=strides)])
+    choices = {"dtype": KV_DTYPES, "per": KV_GRANULARITIES, "scales": KV_SCALE_RECIPES}
+    for name, simpler in choices.items():
+        if case.kv is not None:
+            kv = case.kv
+            others = [msgspec.structs.replace(kv, **{name: value}) for value in simpler]
+            case = yield from first_of(case, [changed(case, kv=other) for other in others])
     return case
 
 

@@ -18,6 +18,7 @@ _GROUPS: tuple[tuple[str, ...], ...] = (
     ("num_q_heads", "num_kv_heads"),
     ("values", "scale", "seed"),
     ("variant",),
+    ("kv",),
     ("strides", "pages", "extra_rows", "query_slack", "seq_slack", "padding_tokens"),
     ("dtype", "layout"),
     ("v_head_size",),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from attnfuzz.minimise.common import lower_dtype, lower_head_size, lower_options, lower_strides
-from attnfuzz.minimise.contents import lower_needles, lower_pages, lower_values, lower_variant
+from attnfuzz.minimise.contents import lower_needles, lower_pages, lower_quantised_kv, lower_values, lower_variant
 from attnfuzz.minimise.domain import Domain
 from attnfuzz.minimise.jumps import jump
 from attnfuzz.minimise.numbers import renumber
@@ -57,6 +57,7 @@ _ATTENTION: tuple[Propose, ...] = (
     lower_strides,
     lower_needles,
     lower_variant,
+    lower_quantised_kv,
     lower_values,
     renumber,
 )

@@ -16,6 +16,7 @@ from attnfuzz.problems.cases import (
     SplitDecodeCase,
 )
 from attnfuzz.problems.choices import block_size_rank, default_scale, head_size_rank
+from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES, KV_SCALE_RECIPES, QuantisedKv
 from attnfuzz.problems.recipes import KEY_RECIPES, LSE_KINDS, STRIDE_KINDS, VALUE_RECIPES, Padding, PageOrder
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue
 from attnfuzz.problems.variants import ALIBI_RECIPES, SINK_RECIPES, Variant
@@ -72,6 +73,7 @@ def _details(case: AttentionCase) -> Iterable[Any]:
     """What tells cases of one shape apart."""
     values = case.values
     yield _variant(case.variant)
+    yield () if case.kv is None else _quantised(case.kv)
     yield from (len(values.needles), KEY_RECIPES.index(values.keys), VALUE_RECIPES.index(values.values))
     yield from (abs(values.logit_exponent), values.logit_exponent < 0)
     yield (case.scale != default_scale(case.head_size), case.scale != 1.0, case.scale)
@@ -88,6 +90,10 @@ def _variant(variant: Variant) -> tuple[Any, ...]:
     alibi = -1 if variant.alibi is None else ALIBI_RECIPES.index(variant.alibi)
     sinks = -1 if variant.sinks is None else SINK_RECIPES.index(variant.sinks)
     return (len(variant.names), variant.window or 0, cap is not None, cap != 1.0, cap or 0.0, alibi, sinks)
+
+
+def _quantised(kv: QuantisedKv) -> tuple[int, ...]:
+    return KV_DTYPES.index(kv.dtype), KV_GRANULARITIES.index(kv.per), KV_SCALE_RECIPES.index(kv.scales)
 
 
 def _states(case: MergeStatesCase) -> Iterable[Any]:

@@ -36,6 +36,7 @@ def attention_bound(
     alibi_slopes: Float64[Tensor, " num_q_heads"] | None = None,
     sinks: Float64[Tensor, " num_q_heads"] | None = None,
     reach: int | None = None,
+    smallest_kv: tuple[float, float] | None = None,
 ) -> Bound:
     """Largest error of `out` and `lse` that a correct kernel with these numerics can make, for one sequence.
 
@@ -49,6 +50,9 @@ def attention_bound(
     and in which there is one copy of each score.
     `soft_cap`, `alibi_slopes`, `sinks`: as in `attnfuzz.problems.variants`. Of a window, pass the keys that the query
     sees, and as `reach` how many tokens the sequence has before the query; without a window these are the others.
+
+    `smallest_kv`: of an 8-bit cache, of which `k` and `v` are the numbers times their scales, the smallest magnitudes
+    other than 0 that these products can have; None without.
 
     Assumes that no intermediate overflows float32: head_size * max|q k| * |scale| and seq_len * max|v| below 3e38.
     Returns a `Bound` with `out [num_q_heads, v_head_size]` and `lse [num_q_heads]`, both zero when `seq_len` is 0.
@@ -64,6 +68,7 @@ def attention_bound(
         is_split=num_partials > 1 or sinks is not None,
         partial_merge=partial_merge,
         interpreted=interpreted,
+        smallest_kv=smallest_kv,
     )
     if seq_len == 0 and sinks is None:
         return Bound(out=q.new_zeros(num_q_heads, v.shape[-1]), lse=q.new_zeros(num_q_heads))

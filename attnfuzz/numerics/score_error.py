@@ -67,11 +67,11 @@ def dot_product_error(head_size: Number, arithmetic: Arithmetic) -> ScoreError:
     is a sum over a subset, so it is at most the larger of the sum P of the positive products and the sum N of the
     others' magnitudes; this is up to twice as sharp as the usual A = sum of all |q_d k_d| (Higham §3.1, §4.2). With
     P + N = A and scale (P - N) = s it is |scale| max(P, N) = (|scale| A + |s|) / 2. The roundings of single products
-    and of their operands count against A.
+    and of their operands count against A, that of its product with a scale of K against |s|.
     """
     half = gamma(head_size, arithmetic.addition) / 2
     every_product = _ROUNDINGS_PER_PRODUCT * arithmetic.addition + arithmetic.operand
-    return ScoreError(per_product=half + every_product, per_score=half)
+    return ScoreError(per_product=half + every_product, per_score=half + arithmetic.score)
 
 
 def exponent_error(*, of_score: int, of_difference: int) -> ScoreError:
@@ -106,7 +106,7 @@ def dot_copy_error(head_size: Number, arithmetic: Arithmetic) -> ScoreError:
     """The part of `score_copies_error` that one copy has from products and their sum."""
     head_size = torch.as_tensor(head_size, dtype=torch.float64)
     half = gamma(head_size.log2().ceil(), arithmetic.addition) / 2
-    return ScoreError(per_product=half + arithmetic.addition, per_score=half)
+    return ScoreError(per_product=half + arithmetic.addition, per_score=half + arithmetic.score)
 
 
 def split_exponent_error(log_num_tokens: Number) -> ScoreError:

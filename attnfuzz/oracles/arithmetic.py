@@ -5,6 +5,7 @@ import torch
 from attnfuzz.declaration import Declaration
 from attnfuzz.numerics.arithmetic import Arithmetic, attention_arithmetic, merge_arithmetic
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase, SplitDecodeCase
+from attnfuzz.problems.quantised_kv import kv_scales, smallest_magnitudes
 
 __all__ = ["arithmetic_of"]
 
@@ -24,7 +25,14 @@ def arithmetic_of(declaration: Declaration, case: AttentionCase | MergeStatesCas
         is_split=_num_partials(declaration, case) > 1 or case.variant.sinks is not None,
         partial_merge=isinstance(case, SplitDecodeCase),
         interpreted=interpreted,
+        smallest_kv=_smallest_kv(case),
     )
+
+
+def _smallest_kv(case: AttentionCase) -> tuple[float, float] | None:
+    if case.kv is None:
+        return None
+    return smallest_magnitudes(case.kv, kv_scales(case.kv, case.num_kv_heads, case.values.seed))
 
 
 def _num_partials(declaration: Declaration, case: AttentionCase) -> int:

@@ -58,7 +58,8 @@ def expect_attention(requests: Sequence[Request], *, interpreted: bool) -> tuple
     if blocks:
         widest = max(max(case.head_size, case.value_size) for _, case, _ in requests)
         queries = joined([values.q for _, _, values in requests], widest)
-        tokens = joined([part for _, _, values in requests for part in (values.k, values.v)], widest)
+        exact = [values.dequantised() for _, _, values in requests]
+        tokens = joined([part for values in exact for part in (values.k, values.v)], widest)
         units = _units(requests, blocks, case_of_block, interpreted=interpreted)
         per_head = to_device(_per_head(requests), device) if changes_scores(requests[0][1]) else None
         for batch in row_batches(blocks, units, device):

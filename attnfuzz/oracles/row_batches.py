@@ -138,12 +138,15 @@ def row_batches(
 def joined(tensors: Sequence[Float[Tensor, "..."]], spare: int) -> Float[Tensor, " elements"]:
     """All numbers, one tensor after another, and `spare` zeros. Neighbours of one dtype are joined at once.
 
-    Of several dtypes the result has float32, which holds the others' numbers exactly.
+    Of several dtypes the result has float32, or float64 if one of them is, which hold the others' numbers exactly.
     """
     runs = [list(run) for _, run in groupby(tensors, key=lambda tensor: tensor.dtype)]
     runs[-1].append(tensors[-1].new_zeros(spare))
     parts = [torch.cat([tensor.reshape(-1) for tensor in run]) for run in runs]
-    return torch.cat([part.float() for part in parts]) if len(parts) > 1 else parts[0]
+    if len(parts) == 1:
+        return parts[0]
+    widest = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
+    return torch.cat([part.to(widest) for part in parts])
 
 
 def windows(flat: Float[Tensor, " elements"], size: int) -> Float[Tensor, "starts size"]:

@@ -20,6 +20,7 @@ from attnfuzz.problems.cases import (
     Problem,
 )
 from attnfuzz.problems.choices import default_scale, is_power_of_two
+from attnfuzz.problems.quantised_kv import KvDtype, KvGranularity, QuantisedKv
 from attnfuzz.problems.recipes import KEY_RECIPES, STRIDE_KINDS, VALUE_RECIPES
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue, Supports
 from attnfuzz.problems.variants import VariantName
@@ -32,6 +33,8 @@ __all__ = [
     "SPLIT_CLASSES",
     "Axis",
     "Levels",
+    "cache_axes",
+    "cache_level",
     "case_axes",
     "classes",
     "option_axes",
@@ -97,6 +100,17 @@ def v_head_size_axes(problem: Problem, supports: Supports) -> tuple[Axis, ...]:
 def v_head_size_class(head_size: int, v_head_size: int) -> str:
     """The level of V's size beside K's."""
     return V_HEAD_SIZES[(v_head_size != head_size) + (v_head_size > head_size)]
+
+
+def cache_axes(dtypes: tuple[KvDtype, ...], granularities: tuple[KvGranularity, ...]) -> tuple[Axis, ...]:
+    """What the cache of a case holds, for a kernel that can read ``dtypes`` beside its own; no axis without any."""
+    kinds = tuple(cache_level(QuantisedKv(dtype=dtype, per=per)) for dtype in dtypes for per in granularities)
+    return (Axis("cache", ("plain", *kinds), lambda case: (cache_level(case.kv),)),) if dtypes else ()
+
+
+def cache_level(kv: QuantisedKv | None) -> str:
+    """The level of a cache: ``float8_e5m2 per head``."""
+    return "plain" if kv is None else f"{kv.dtype} per {kv.per}"
 
 
 @lru_cache(maxsize=4096)

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from attnfuzz.problems.quantised_kv import KvDtype, QuantisedKv
 from attnfuzz.problems.recipes import LseKind, Needle, Pages, StateRecipe, StrideKind, Values, check_range
 from attnfuzz.problems.supports import MAX_HEAD_SIZE, MAX_HEADS, Dtype, Layout, LseLayout, OptionValue
 from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
@@ -49,9 +50,9 @@ _PLAIN_PAGES = Pages()
 _PLAIN_PAIRS: tuple[LsePair, ...] = (("finite", "finite"),)
 
 
-def packed_width(dtype: Dtype) -> int:
+def packed_width(dtype: Dtype | KvDtype) -> int:
     """Elements in 16 bytes: the innermost K dimension ``x`` of the packed layout."""
-    return 4 if dtype == "float32" else 8
+    return {"float32": 4, "float16": 8, "bfloat16": 8}.get(dtype, 16)
 
 
 def _share_default(case: msgspec.Struct, name: str, default: object) -> None:
@@ -98,6 +99,8 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
     variant: Variant = PLAIN_VARIANT
     v_head_size: int | None = None
     """Size of a head of V and of the output, where it is not ``head_size``, that of q and K (see ``value_size``)."""
+    kv: QuantisedKv | None = None
+    """None: K and V have the dtype of q."""
 
     def __post_init__(self) -> None:
         _CaseBase.__post_init__(self)
@@ -126,6 +129,10 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def value_size(self) -> int:
         return self.v_head_size or self.head_size
+
+    @property
+    def kv_dtype(self) -> Dtype | KvDtype:
+        return self.dtype if self.kv is None else self.kv.dtype
 
     @property
     def num_seqs(self) -> int:
@@ -170,6 +177,10 @@ class DenseDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw
         check_range("extra_rows", self.extra_rows, 0, MAX_SEQ_LEN)
         if self.variant != PLAIN_VARIANT:
             raise ValueError(f"variant.{self.variant.names[0]} must be left out in dense_decode; use paged_decode")
+        if self.kv is not None:
+            raise ValueError(
+                f"kv={self.kv!r} must be left out in dense_decode, whose K and V are no cache; use paged_decode"
+            )
 
     @property
     def max_seq_len(self) -> int:
@@ -181,7 +192,8 @@ class PagedDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw
 
     problem: ClassVar[Problem] = "paged_decode"
     tensor_names: ClassVar[tuple[str, ...]] = (
-        "q", "k_cache", "v_cache", "block_table", "seq_lens", "alibi_slopes", "sinks", "out", "lse",
+        "q", "k_cache", "v_cache", "block_table", "seq_lens", "alibi_slopes", "sinks", "k_scale", "v_scale",
+        "out", "lse",
     )  # fmt: skip
 
     block_size: int
@@ -191,10 +203,10 @@ class PagedDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw
     def __post_init__(self) -> None:
         AttentionCase.__post_init__(self)
         check_range("block_size", self.block_size, 1, 1 << 20)
-        width = packed_width(self.dtype)
+        width = packed_width(self.kv_dtype)
         if self.layout == "packed" and self.head_size % width:
             raise ValueError(
-                f"head_size={self.head_size} must be a multiple of {width} (16 bytes of {self.dtype}) "
+                f"head_size={self.head_size} must be a multiple of {width} (16 bytes of {self.kv_dtype}) "
                 "in the packed layout; choose another head size or layout"
             )
         if self.layout == "interleaved" and self.strides.get("v_cache", "contiguous") != "contiguous":
@@ -223,7 +235,8 @@ class SplitDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, 
 
     problem: ClassVar[Problem] = "split_decode"
     tensor_names: ClassVar[tuple[str, ...]] = (
-        "q", "k_cache", "v_cache", "block_table", "seq_lens", "alibi_slopes", "partial_out", "partial_lse",
+        "q", "k_cache", "v_cache", "block_table", "seq_lens", "alibi_slopes", "k_scale", "v_scale",
+        "partial_out", "partial_lse",
     )  # fmt: skip
 
     num_splits: int
@@ -248,7 +261,8 @@ class PagedAttentionCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=Tru
 
     problem: ClassVar[Problem] = "paged_attention"
     tensor_names: ClassVar[tuple[str, ...]] = (
-        "q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q", "alibi_slopes", "sinks", "out", "lse",
+        "q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q", "alibi_slopes", "sinks",
+        "k_scale", "v_scale", "out", "lse",
     )  # fmt: skip
 
     query_lens: tuple[int, ...]

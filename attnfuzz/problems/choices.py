@@ -10,6 +10,7 @@ import struct
 from typing import get_args
 
 from attnfuzz.problems.cases import CASE_TYPES, Problem, packed_width
+from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_SCALE_TENSORS, KvDtype
 from attnfuzz.problems.recipes import STRIDE_KINDS, LseKind, Padding, StrideKind
 from attnfuzz.problems.strides import last_dim_contiguous
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Dtype, Layout, Strides, Supports
@@ -29,6 +30,7 @@ __all__ = [
     "head_size_rank",
     "head_sizes_of",
     "is_power_of_two",
+    "kv_dtypes_of",
     "layouts_of",
     "lse_kinds_of",
     "min_seq_len",
@@ -46,7 +48,7 @@ GQA_RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 24)
 KV_HEADS = (1, 2, 3, 4, 5, 7, 8, 16)
 NUM_SPLITS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 32)
 
-_VECTORS = frozenset({"seq_lens", "cu_seqlens_q", "alibi_slopes", "sinks"})
+_VECTORS = frozenset({"seq_lens", "cu_seqlens_q", "alibi_slopes", "sinks", *KV_SCALE_TENSORS})
 _MATRICES = frozenset({"block_table", "lse", "prefix_lse", "suffix_lse", "output_lse"})
 _PADDINGS: dict[str, tuple[Padding, ...]] = {
     "zero": ("zero",),
@@ -85,10 +87,10 @@ def layouts_of(supports: Supports) -> tuple[Layout, ...]:
     return tuple(layout for layout in LAYOUTS if layout in supports.layouts)
 
 
-def head_sizes_of(supports: Supports, dtype: Dtype, layout: Layout | None = None) -> tuple[int, ...]:
+def head_sizes_of(supports: Supports, dtype: Dtype | KvDtype, layout: Layout | None = None) -> tuple[int, ...]:
     """Empty if the packed layout can hold none of the supported sizes. ``layout=None``: no cache, hence no packing.
 
-    In the interleaved layout heads of V have K's size, which must be supported for them too.
+    ``dtype``: of the cache. In the interleaved layout heads of V have K's size, which must be supported for them too.
     """
     width = packed_width(dtype) if layout == "packed" else 1
     sizes = {size for size in supports.head_sizes or HEAD_SIZES if size % width == 0}
@@ -133,6 +135,12 @@ def variants_of(problem: Problem, supports: Supports) -> tuple[VariantName, ...]
     return supports.variants if "block_table" in CASE_TYPES[problem].tensor_names else ()
 
 
+def kv_dtypes_of(problem: Problem, supports: Supports) -> tuple[KvDtype, ...]:
+    """8-bit formats that the cache of a case of ``problem`` may have: none without a cache."""
+    has_cache = "block_table" in CASE_TYPES[problem].tensor_names
+    return tuple(dtype for dtype in KV_DTYPES if dtype in supports.kv_dtypes) if has_cache else ()
+
+
 def lse_kinds_of(supports: Supports) -> tuple[LseKind, ...]:
     """Kinds of input LSE; an infinite one stands for a state without keys."""
     return tuple(kind for kind in get_args(LseKind) if supports.empty_sequences or kind not in _EMPTY_KINDS)
@@ -141,10 +149,11 @@ def lse_kinds_of(supports: Supports) -> tuple[LseKind, ...]:
 def strided_tensors_of(problem: Problem, supports: Supports, layout: Layout | None = None) -> tuple[str, ...]:
     """Tensors whose strides matter to the kernel: an LSE that it never writes is left out, as is one of two views.
 
-    Of a variant that it supports the tensors are named, although only some cases have them.
+    Of a variant that it supports the tensors are named, although only some cases have them; so are scales of a cache.
     """
     unused = set(_RETURNED_LSE if supports.lse == "none" else ())
     unused |= {name for name, variant in VARIANT_TENSORS.items() if variant not in variants_of(problem, supports)}
+    unused |= set(() if kv_dtypes_of(problem, supports) else KV_SCALE_TENSORS)
     names = CASE_TYPES[problem].tensor_names
     return tuple(name for name in names if name not in unused and not (layout == "interleaved" and name == "v_cache"))
 

@@ -14,6 +14,7 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
 )
 from attnfuzz.problems.choices import default_scale, is_power_of_two
+from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
 from attnfuzz.problems.simplest import simplest_case
@@ -86,6 +87,8 @@ def _features(case: Case) -> Iterator[str]:
     yield from _lengths(case)
     yield from _values(case.values)
     yield from _variant(case)
+    if case.kv is not None:
+        yield from _quantised(case.kv)
     if case.scale != default_scale(case.head_size):
         yield "scale"
     if case.v_head_size is not None:
@@ -173,6 +176,18 @@ def _variant(case: AttentionCase) -> Iterator[str]:
     window = case.variant.window
     if window is not None and max(case.seq_lens) > window:
         yield "seq_len>window"
+
+
+def _quantised(kv: QuantisedKv) -> Iterator[str]:
+    yield "fp8 cache"
+    if kv.dtype != "float8_e4m3fn":
+        yield f"kv={kv.dtype}"
+    if kv.per != "tensor":
+        yield f"scale per {kv.per}"
+    if kv.scales != "one":
+        yield "scales"
+    if kv.scales == "scattered":
+        yield "scales not pow2"
 
 
 def _cache(case: PagedDecodeCase) -> Iterator[str]:

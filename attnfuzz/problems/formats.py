@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from attnfuzz.problems.cases import Case
+from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.supports import Dtype, Layout, OptionValue
 from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
@@ -31,6 +32,7 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     num_splits: int | None = None
     variant: Variant | None = None
     v_head_size: int | None = None
+    kv: QuantisedKv | None = None
     strides: Mapping[str, StrideKind] = {}
     options: Mapping[str, OptionValue] = {}
 

@@ -7,9 +7,9 @@ from functools import cached_property, lru_cache, partial
 from itertools import combinations, product
 from typing import NamedTuple
 
-from attnfuzz.problems.axes import Axis, case_axes, option_axes, v_head_size_axes, variant_axes
+from attnfuzz.problems.axes import Axis, cache_axes, case_axes, option_axes, v_head_size_axes, variant_axes
 from attnfuzz.problems.cases import Case, Problem
-from attnfuzz.problems.choices import variants_of
+from attnfuzz.problems.choices import kv_dtypes_of, variants_of
 from attnfuzz.problems.row_axes import Row, row_axes, rows_of
 from attnfuzz.problems.supports import OptionValue, Supports
 from attnfuzz.problems.witnesses import LONGEST, Witness, witnesses
@@ -67,7 +67,9 @@ class InputSpace:
         problem: Problem, supports: Supports, options: Mapping[str, tuple[OptionValue, ...]]
     ) -> tuple[Axis, ...]:
         variants = variant_axes(variants_of(problem, supports))
-        return (*case_axes(problem), *v_head_size_axes(problem, supports), *option_axes(options), *variants)
+        caches = cache_axes(kv_dtypes_of(problem, supports), supports.kv_scales)
+        sizes = v_head_size_axes(problem, supports)
+        return (*case_axes(problem), *sizes, *option_axes(options), *variants, *caches)
 
     def place(self, case: Case) -> Placement:
         """Where ``case`` lies."""

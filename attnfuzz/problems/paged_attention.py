@@ -28,8 +28,8 @@ class PagedAttentionInputs:
     ``seq_lens`` counts context and new tokens. The query tokens of sequence s are the rows from ``cu_seqlens_q[s]`` to
     ``cu_seqlens_q[s + 1]`` of q; with n of them and length L, the j-th attends to positions 0 to L - n + j. n may be 0.
     ``max_query_len`` and ``max_seq_len`` are upper bounds, known on the host. Dead memory is that of paged_decode: keys
-    behind a query are live, but not for this query. The last four are None unless the case asks for that variant
-    (`attnfuzz.problems.variants`).
+    behind a query are live, but not for this query. The last six are None unless the case asks for that variant
+    or for an 8-bit cache, as in paged_decode.
     """
 
     q: Float[Tensor, "num_tokens num_q_heads head_size"]
@@ -49,6 +49,8 @@ class PagedAttentionInputs:
     soft_cap: float | None = None
     alibi_slopes: Float32[Tensor, " num_q_heads"] | None = None
     sinks: Float32[Tensor, " num_q_heads"] | None = None
+    k_scale: Float32[Tensor, " num_kv_scales"] | None = None
+    v_scale: Float32[Tensor, " num_kv_scales"] | None = None
 
 
 def build(

@@ -12,6 +12,7 @@ from attnfuzz.problems.allocation import Allocator, allocate
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.layouts import split_interleaved, token_views
 from attnfuzz.problems.placement import Placement, placements
+from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.problems.reference import Expected, attention_reference
 from attnfuzz.problems.supports import Layout, Supports
 from attnfuzz.problems.variants import per_head_numbers
@@ -25,8 +26,9 @@ __all__ = ["PagedDecodeInputs", "build", "inputs_of", "reference", "with_both_ca
 class PagedDecodeInputs:
     """What a paged_decode kernel gets. The caches have the shapes of ``layout``.
 
-    Dead memory: slots past a sequence's last token, pages that no sequence owns. The last four are None unless the case
-    asks for that variant (`attnfuzz.problems.variants`).
+    Dead memory: slots past a sequence's last token, pages that no sequence owns. The last six are None unless the case
+    asks for that variant (`attnfuzz.problems.variants`) or for an 8-bit cache (`attnfuzz.problems.quantised_kv`): then
+    both caches have that format, and there is one scale, or one for each KV head.
     """
 
     q: Float[Tensor, "num_seqs num_q_heads head_size"]
@@ -43,6 +45,8 @@ class PagedDecodeInputs:
     soft_cap: float | None = None
     alibi_slopes: Float32[Tensor, " num_q_heads"] | None = None
     sinks: Float32[Tensor, " num_q_heads"] | None = None
+    k_scale: Float32[Tensor, " num_kv_scales"] | None = None
+    v_scale: Float32[Tensor, " num_kv_scales"] | None = None
 
 
 def build(
@@ -85,11 +89,19 @@ def write(case: PagedDecodeCase, tensors: dict[str, Tensor], values: LogicalAtte
     tensors["seq_lens"].copy_(placement.seq_lens)
     for name, numbers in per_head_numbers(case.variant, case.num_q_heads, case.values.seed).items():
         tensors[name].copy_(torch.tensor(numbers))
+    if values.kv_scales is not None:
+        for name, scales in zip(KV_SCALE_TENSORS, values.kv_scales, strict=True):
+            tensors[name].copy_(scales[: tensors[name].shape[-1]])
     tensors["q"][:, : case.num_rows].copy_(values.q)
     k_slots, v_slots = token_views(tensors["k_cache"], tensors["v_cache"], case.layout)
     pages, offsets = placement.slots
-    k_slots[:, pages, offsets] = values.k.view(len(values.k), *k_slots.shape[3:])
-    v_slots[:, pages, offsets] = values.v
+    k = values.k.view(len(values.k), *k_slots.shape[3:])
+    if case.kv is None:
+        k_slots[:, pages, offsets] = k
+        v_slots[:, pages, offsets] = values.v
+    else:  # as bytes: not all of torch's versions can index float8
+        k_slots.view(torch.uint8)[:, pages, offsets] = k.to(k_slots.dtype).view(torch.uint8)
+        v_slots.view(torch.uint8)[:, pages, offsets] = values.v.to(v_slots.dtype).view(torch.uint8)
 
 
 def with_both_caches(case: PagedDecodeCase, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

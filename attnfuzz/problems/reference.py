@@ -33,6 +33,7 @@ def attention_reference(case: AttentionCase, values: LogicalAttention) -> Expect
     Query head ``h`` reads KV head ``h // gqa_ratio``: the heads are grouped as ``[num_kv_heads, gqa_ratio]``. For what
     a case's variant changes see `attnfuzz.problems.variants`: a sink is one more key, with a value of 0.
     """
+    values = values.dequantised()
     out = values.q.new_zeros((*values.q.shape[:2], case.value_size), dtype=torch.float64)
     lse = torch.full(values.q.shape[:2], float("-inf"), dtype=torch.float64, device=values.q.device)
     q = values.q.double().view(case.num_rows, case.num_kv_heads, case.gqa_ratio, case.head_size)

@@ -15,20 +15,21 @@ from attnfuzz.problems.cases import (
     SplitDecodeCase,
     packed_width,
 )
+from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS, KvDtype
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.supports import Dtype
 
 __all__ = ["ITEMSIZE", "Role", "TensorSpec", "strides_of", "tensor_specs"]
 
 Role = Literal["input", "output"]
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
 
 class TensorSpec(NamedTuple):
     """``dtype`` is a torch dtype's name."""
 
     shape: tuple[int, ...]
-    dtype: Dtype | Literal["int32"]
+    dtype: Dtype | KvDtype | Literal["int32"]
     role: Role
 
 
@@ -46,7 +47,7 @@ def tensor_specs(case: Case) -> Specs:
         return _query(case) | _dense_kv(case) | _result(case)
     results = _partials(case) if isinstance(case, SplitDecodeCase) else _result(case)
     starts = _query_starts(case) if isinstance(case, PagedAttentionCase) else {}
-    return _query(case) | starts | _cache(case) | _table(case) | _per_head(case) | results
+    return _query(case) | starts | _cache(case) | _table(case) | _per_head(case) | _kv_scales(case) | results
 
 
 def strides_of(case: Case, name: str) -> StrideKind:
@@ -93,20 +94,29 @@ def _per_head(case: PagedDecodeCase) -> Specs:
     return {name: spec for name, recipe in wanted.items() if recipe is not None}
 
 
+def _kv_scales(case: PagedDecodeCase) -> Specs:
+    """What an 8-bit cache is multiplied with."""
+    if case.kv is None:
+        return {}
+    spec = TensorSpec((1 if case.kv.per == "tensor" else case.num_kv_heads,), "float32", "input")
+    return dict.fromkeys(KV_SCALE_TENSORS, spec)
+
+
 def _cache(case: PagedDecodeCase) -> Specs:
     blocks, size, heads = num_blocks(case), case.block_size, case.num_kv_heads
     dim, v_dim = case.head_size, case.value_size
     if case.layout == "interleaved":
-        return {"kv_cache": TensorSpec((blocks, 2, size, heads, dim), case.dtype, "input")}
+        return {"kv_cache": TensorSpec((blocks, 2, size, heads, dim), case.kv_dtype, "input")}
     if case.layout == "packed":
-        x = packed_width(case.dtype)
+        x = packed_width(case.kv_dtype)
         k_shape: tuple[int, ...] = (blocks, heads, dim // x, size, x)
         v_shape: tuple[int, ...] = (blocks, heads, v_dim, size)
     elif case.layout == "HND":
         k_shape, v_shape = (blocks, heads, size, dim), (blocks, heads, size, v_dim)
     else:
         k_shape, v_shape = (blocks, size, heads, dim), (blocks, size, heads, v_dim)
-    return {"k_cache": TensorSpec(k_shape, case.dtype, "input"), "v_cache": TensorSpec(v_shape, case.dtype, "input")}
+    k, v = (TensorSpec(shape, case.kv_dtype, "input") for shape in (k_shape, v_shape))
+    return {"k_cache": k, "v_cache": v}
 
 
 def _merge_states(case: MergeStatesCase) -> Specs:

@@ -35,6 +35,8 @@ class SplitDecodeInputs:
     window: int | None = None
     soft_cap: float | None = None
     alibi_slopes: Float32[Tensor, " num_q_heads"] | None = None
+    k_scale: Float32[Tensor, " num_kv_scales"] | None = None
+    v_scale: Float32[Tensor, " num_kv_scales"] | None = None
 
 
 def build(

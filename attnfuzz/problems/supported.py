@@ -16,6 +16,7 @@ from attnfuzz.problems.cases import (
     SplitDecodeCase,
 )
 from attnfuzz.problems.choices import lse_kinds_of, paddings_of
+from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.shapes import strides_of, tensor_specs
 from attnfuzz.problems.strides import last_dim_contiguous
 from attnfuzz.problems.supports import OptionValue, Supports
@@ -73,6 +74,8 @@ def _attention(supports: Supports, case: AttentionCase) -> Iterator[str]:
         yield from _not_among("block_size", case.block_size, supports.block_sizes)
         yield from _not_among("layout", case.layout, supports.layouts)
         yield from _not_among("pages.padding", case.pages.padding, paddings_of(supports))
+        if case.kv is not None:
+            yield from _quantised(supports, case.kv)
         for name in case.variant.names:
             if name not in supports.variants:
                 yield f"variant.{name}={getattr(case.variant, name)!r}, but the kernel declares {supports.variants}"
@@ -83,6 +86,13 @@ def _v_head_size(supports: Supports, case: AttentionCase) -> Iterator[str]:
         yield from _not_among("v_head_size", case.value_size, supports.v_head_sizes)
     elif supports.v_head_sizes == "equal" and case.v_head_size is not None:
         yield f"v_head_size={case.v_head_size} beside head_size={case.head_size}, but the kernel declares equal ones"
+
+
+def _quantised(supports: Supports, kv: QuantisedKv) -> Iterator[str]:
+    if kv.dtype not in supports.kv_dtypes:
+        yield f"kv.dtype={kv.dtype!r}, but the kernel declares kv_dtypes={supports.kv_dtypes}"
+    elif kv.per not in supports.kv_scales:
+        yield f"kv.per={kv.per!r}, but the kernel declares kv_scales={supports.kv_scales}"
 
 
 def _queries(supports: Supports, case: PagedAttentionCase) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES, KvDtype, KvGranularity
 from attnfuzz.problems.variants import VARIANTS, VariantName
 
 __all__ = [
@@ -58,6 +59,10 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     * ``variants``: those of ``attnfuzz.problems.variants`` that the kernel can do, each by itself and together:
       ``"window"``, ``"soft_cap"``, ``"alibi"``, ``"sinks"``. None unless declared. A kernel for the paged problems
       finds what a case asks for in ``inputs.window``, ``soft_cap``, ``alibi_slopes`` and ``sinks``.
+    * ``kv_dtypes``: 8-bit formats that the cache may have instead of q's dtype (``attnfuzz.problems.quantised_kv``):
+      ``"float8_e4m3fn"``, ``"float8_e5m2"``. None unless declared. ``kv_scales``: how many float32 scales there may be
+      in ``inputs.k_scale`` and ``v_scale``: one for the whole cache, in a tensor of one element (``"tensor"``), or one
+      for each KV head (``"head"``). Both are None where the cache is plain.
     * ``deterministic``: the same inputs give the same bits. ``batch_invariant``: a row does not depend on its batch.
     * ``graph_replay``: a call can be captured into a CUDA graph, which then gives what an eager call gives for whatever
       its tensors hold at the replay. Shapes, strides and what is passed by value (``max_seq_len``, ``max_query_len``,
@@ -80,6 +85,8 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     lse: LseKind = "natural"
     lse_layout: LseLayout = "HT"
     variants: tuple[VariantName, ...] = ()
+    kv_dtypes: tuple[KvDtype, ...] = ()
+    kv_scales: tuple[KvGranularity, ...] = KV_GRANULARITIES
     deterministic: bool = True
     batch_invariant: bool = False
     graph_replay: bool = False
@@ -100,6 +107,9 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             _check_choices(name, (getattr(self, name),), get_args(kind))
         if self.variants != ():
             _check_choices("variants", self.variants, VARIANTS)
+        if self.kv_dtypes != ():
+            _check_choices("kv_dtypes", self.kv_dtypes, KV_DTYPES)
+        _check_choices("kv_scales", self.kv_scales, KV_GRANULARITIES)
         for name in ("empty_sequences", "padding_tokens", "deterministic", "batch_invariant", "graph_replay"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"Supports({name}={getattr(self, name)!r}): must be True or False")

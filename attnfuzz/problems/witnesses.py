@@ -18,6 +18,7 @@ from attnfuzz.problems.axes import (
     PAGE_CLASSES,
     Axis,
     Levels,
+    cache_level,
     option_axes,
     query_phase,
     size_class,
@@ -39,6 +40,7 @@ from attnfuzz.problems.choices import (
     dtypes_of,
     gqa_ratios_of,
     head_sizes_of,
+    kv_dtypes_of,
     layouts_of,
     lse_kinds_of,
     min_seq_len,
@@ -48,6 +50,7 @@ from attnfuzz.problems.choices import (
     strided_tensors_of,
     v_head_sizes_of,
 )
+from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.row_axes import LENGTHS, Row, row_axes
 from attnfuzz.problems.supports import OptionValue, Supports
 
@@ -78,7 +81,7 @@ def witnesses(problem: Problem, supports: Supports, options: Options, *, longest
     else:
         groups += [_gqa_ratios(supports), _cuts(problem, supports, options, longest)]
     if _is_paged(problem):
-        groups += [_batches(), _paddings(supports)]
+        groups += [_batches(), _paddings(supports), _caches(problem, supports)]
     if problem == "paged_attention":
         groups += [_queries(supports, longest), _mixtures(), _bounds(supports), _padding_tokens(supports)]
     return [set(group) for group in groups]
@@ -99,6 +102,18 @@ def _formats(problem: Problem, supports: Supports) -> Iterator[Witness]:
                     continue
                 for v_size in v_head_sizes_of(supports, size, layout):
                     yield (*levels, ("V head size", (v_head_size_class(size, v_size),)))
+
+
+def _caches(problem: Problem, supports: Supports) -> Iterator[Witness]:
+    """In the packed layout, fewer head sizes than of a plain cache are made of whole pieces of 16 bytes."""
+    dtypes = kv_dtypes_of(problem, supports)
+    kinds = [QuantisedKv(dtype=dtype, per=per) for dtype in dtypes for per in supports.kv_scales]
+    for kv in (None, *kinds) if kinds else ():
+        for dtype in dtypes_of(supports):
+            for layout in layouts_of(supports):
+                for size in head_sizes_of(supports, dtype if kv is None else kv.dtype, layout):
+                    levels = ("cache", (cache_level(kv),)), ("head size", (size_class(size, HEAD_SIZE_CLASSES),))
+                    yield *levels, ("layout", (layout,)), ("dtype", (dtype,))
 
 
 def _strides(problem: Problem, supports: Supports) -> Iterator[Iterator[Witness]]:

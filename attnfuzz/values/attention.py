@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from attnfuzz.problems.block_table import shared_tokens
@@ -15,6 +15,7 @@ from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
 from attnfuzz.problems.hashing import fold, stream_key
 from attnfuzz.problems.limits import HASH_CHUNK_ELEMENTS
 from attnfuzz.values.draws import Stream, draw, drawn_as, element_words, exact
+from attnfuzz.values.quantised import drawn_for_cache, quantised_keys, quantised_needle, quantised_values, scales_of
 
 __all__ = [
     "DRAWN_KEYS",
@@ -39,17 +40,27 @@ class LogicalAttention:
 
     q has a row for each query token: in the decode problems, one for each sequence.
     ``starts[i]`` is the first token of sequence ``i``; ``starts[num_seqs]`` is ``total_tokens``.
+    ``kv_scales``: those of K and of V in an 8-bit cache, with which ``k`` and ``v``, as it holds them, are to be
+    multiplied; None where they stand for themselves.
     """
 
     q: Float[Tensor, "num_rows num_q_heads head_size"]
     k: Float[Tensor, "total_tokens num_kv_heads head_size"]
     v: Float[Tensor, "total_tokens num_kv_heads v_head_size"]
     starts: tuple[int, ...]
+    kv_scales: Float64[Tensor, "2 num_kv_heads"] | None = None
+
+    def dequantised(self) -> LogicalAttention:
+        """The same with K and V for which the cache's numbers stand, exact in float64; itself without scales."""
+        if self.kv_scales is None:
+            return self
+        k_scale, v_scale = self.kv_scales[..., None]
+        return replace(self, k=self.k.double() * k_scale, v=self.v.double() * v_scale, kv_scales=None)
 
     def sequence(
         self, i: int
     ) -> tuple[Float[Tensor, "seq_len num_kv_heads head_size"], Float[Tensor, "seq_len num_kv_heads v_head_size"]]:
-        """K and V of sequence ``i``, in order of position."""
+        """K and V of sequence ``i``, in order of position, as the cache holds them."""
         tokens = slice(self.starts[i], self.starts[i + 1])
         return self.k[tokens], self.v[tokens]
 
@@ -89,14 +100,16 @@ def attention_values(case: AttentionCase, device: torch.device | str = "cpu") ->
     * needles: ``16 σ`` at their position and KV head, whatever the recipe.
 
     Values: ``positions`` repeats the four numbers of ``decode_position``; ``integers``, ``normal``, ``fine``;
-    ``large`` is ±512 … ±1020.
+    ``large`` is ±512 … ±1020. For an 8-bit cache see `attnfuzz.values.quantised`.
     """
     dtype = getattr(torch, case.dtype)
     tokens = token_index(case, device)
     sign = _sign_pattern(case, device)
-    k = _keys(case, tokens, sign, dtype)
-    _set_needles(case, k, exact(sign * NEEDLE_LEVEL, dtype, case.values.logit_exponent))
-    return LogicalAttention(_queries(case, sign, dtype), k, _values(case, tokens, dtype), _starts(case))
+    k = quantised_keys(case, _keys(case, tokens, sign, dtype))
+    needle_key = exact(sign * NEEDLE_LEVEL, dtype, case.values.logit_exponent)
+    _set_needles(case, k, quantised_needle(case, needle_key))
+    v = quantised_values(case, _values(case, tokens, dtype))
+    return LogicalAttention(_queries(case, sign, dtype), k, v, _starts(case), scales_of(case, device))
 
 
 def decode_position(row: Sequence[float] | Float[Tensor, " head_size"]) -> tuple[int, int, int] | None:
@@ -186,8 +199,7 @@ def _drawn(
 ) -> Float[Tensor, "total_tokens num_kv_heads head_size_of_stream"]:
     of_keys = stream == Stream.K
     recipe, size = (case.values.keys, case.head_size) if of_keys else (case.values.values, case.value_size)
-    kind, own_exponent = drawn_as(recipe, dtype)
-    exponent += own_exponent
+    kind, exponent = drawn_for_cache(recipe, dtype, case.kv, exponent)
     states = _token_states(case, tokens, stream)
     chunk = max(1, HASH_CHUNK_ELEMENTS // (case.num_kv_heads * size))
     if len(states) <= chunk:

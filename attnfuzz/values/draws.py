@@ -28,7 +28,8 @@ _FINE_BITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 class Stream(IntEnum):
     """Hash streams of one seed. Numbers are part of saved cases: never reuse or renumber.
 
-    10 and 11 are taken by `attnfuzz.problems.variants`, which must not load torch.
+    10 and 11 are taken by `attnfuzz.problems.variants`, 12 and 13 by `attnfuzz.problems.quantised_kv`: neither may load
+    torch.
     """
 
     Q = 1

@@ -16,6 +16,7 @@ from attnfuzz.problems.recipes import LSE_KINDS, KeyRecipe, ValueRecipe
 from attnfuzz.values.attention import DRAWN_KEYS, NEEDLE_LEVEL, LogicalAttention, needle_tokens
 from attnfuzz.values.blocks import Block, Recipe, fill_blocks
 from attnfuzz.values.draws import Stream, drawn_as, exact
+from attnfuzz.values.quantised import drawn_for_cache, quantised_keys, quantised_needle, quantised_values, scales_of
 from attnfuzz.values.states import LogicalStates, lse_of_kinds
 from attnfuzz.values.token_table import TokenTable
 from attnfuzz.values.transfer import on_device
@@ -42,7 +43,13 @@ def attention_values_of_many(cases: Sequence[AttentionCase], tokens: TokenTable)
         blocks += _attention_blocks(case, rows, queries, tokens.tokens_of(i), signs[i])
     drawn = fill_blocks(blocks)
     values = [
-        LogicalAttention(q, k, v, tuple(itertools.accumulate(case.seq_lens, initial=0)))
+        LogicalAttention(
+            q,
+            quantised_keys(case, k),
+            quantised_values(case, v),
+            tuple(itertools.accumulate(case.seq_lens, initial=0)),
+            scales_of(case, device),
+        )
         for case, q, k, v in zip(cases, drawn[::3], drawn[1::3], drawn[2::3], strict=True)
     ]
     _set_needles(cases, values, signs)
@@ -126,15 +133,19 @@ def _attention_blocks(
             signs=signs,
         )
 
+    def drawn_query(state: Tensor, recipe: KeyRecipe) -> Block:
+        kind, exponent = drawn_as(recipe, dtype)
+        return block(state, kind, queries_shape, exponent)
+
     def drawn_block(state: Tensor, recipe: KeyRecipe | ValueRecipe, shape: tuple[int, int], exponent: int = 0) -> Block:
-        kind, own_exponent = drawn_as(recipe, dtype)
-        return block(state, kind, shape, exponent + own_exponent)
+        kind, exponent = drawn_for_cache(recipe, dtype, case.kv, exponent)
+        return block(state, kind, shape, exponent)
 
     exponent = case.values.logit_exponent - (4 if keys in ("rising", "falling") else 0)
     return [
         block(rows["signed"][queries], "signed", queries_shape, -2)
         if not drawn or case.values.needles
-        else drawn_block(rows["signed"][queries], keys, queries_shape),
+        else drawn_query(rows["signed"][queries], keys),
         drawn_block(rows["k"][tokens], keys, keys_shape, exponent)
         if drawn
         else block(rows[keys][tokens], "level", keys_shape, exponent),
@@ -178,7 +189,7 @@ def _set_needles(
         if hits:
             token, kv_head = on_device(torch.tensor(hits), signs[i].device).unbind(1)
             needle_key = exact(signs[i] * NEEDLE_LEVEL, values[i].k.dtype, case.values.logit_exponent)
-            values[i].k[token, kv_head] = needle_key
+            values[i].k[token, kv_head] = quantised_needle(case, needle_key)
 
 
 def _lses(cases: Sequence[MergeStatesCase], sizes: Sequence[int], device: torch.device | str) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attnfuzz.execution.interpreter_repairs import _to_bfloat16_bits, install_repairs
-from tests.unit.interpreted_kernels import arithmetic_kernel, scalar_mask_kernel
+from tests.unit.interpreted_kernels import arithmetic_kernel, conversion_kernel, scalar_mask_kernel
 
 pytestmark = pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1", reason="this run compiles kernels for a GPU")
 
@@ -39,6 +39,19 @@ def test_scalar_comparison_in_a_block_mask(lse: float, copied: int) -> None:
     out = torch.empty(16)
     scalar_mask_kernel[(1,)](torch.ones(16), torch.tensor([lse]), out, TILE=16)
     assert out.sum() == copied
+
+
+@pytest.mark.parametrize("wide", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("narrow", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_every_float8_number_is_read_as_torch_reads_it(narrow: torch.dtype, wide: torch.dtype) -> None:
+    """Dead memory of an 8-bit cache would not be NaN, and a correct kernel be reported for subnormal keys."""
+    assert install_repairs()
+    numbers = torch.arange(256, dtype=torch.uint8).view(narrow)
+    out = torch.empty(256, dtype=wide)
+    conversion_kernel[(1,)](numbers, out, TILE=256)
+    expected = numbers.to(wide)
+    expected[-1] = 0
+    assert torch.equal(out.nan_to_num(999.0, 777.0, -777.0), expected.nan_to_num(999.0, 777.0, -777.0))
 
 
 def test_rounding_to_bfloat16_is_that_of_torch() -> None:

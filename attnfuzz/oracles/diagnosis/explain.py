@@ -11,6 +11,7 @@ from attnfuzz.oracles.comparison import Comparison, Reference
 from attnfuzz.oracles.diagnosis import arithmetic, sources, tokens
 from attnfuzz.oracles.diagnosis.merge import explain_merge
 from attnfuzz.oracles.diagnosis.row import AttentionRow
+from attnfuzz.oracles.diagnosis.scales import scale_mistakes
 from attnfuzz.oracles.diagnosis.suspect import Suspect, chain, first_match, first_match_of_lse
 from attnfuzz.oracles.diagnosis.variants import variant_mistakes
 from attnfuzz.oracles.observation import Observation
@@ -68,7 +69,7 @@ def _explain(
     if case.row_lens[number] == 0:
         lse = "-inf" if case.variant.sinks is None else "the sink"
         return f"sequence {number} is empty: expected out = 0 and lse = {lse}"
-    row = _row(reference, case, comparisons, number, head, poison_value(getattr(torch, case.dtype), seen.poison))
+    row = _row(reference, case, comparisons, number, head, poison_value(getattr(torch, case.kv_dtype), seen.poison))
     if failed.name not in ("out", "lse"):
         return "a split without tokens has lse = -inf and an output that is written and finite"
     if not row.got.isfinite().all():
@@ -85,17 +86,20 @@ def explain_row(row: AttentionRow) -> str | None:
 
 def _families(row: AttentionRow) -> tuple[Family, ...]:
     """Those of plain attention know its scores only."""
-    return _FAMILIES if row.case.variant == PLAIN_VARIANT else (variant_mistakes,)
+    families = _FAMILIES if row.case.variant == PLAIN_VARIANT else (variant_mistakes,)
+    return families if row.kv_scales is None else (scale_mistakes, *families)
 
 
 def _row(
     reference: Reference, case: AttentionCase, comparisons: list[Comparison], number: int, head: int, poison: float
 ) -> AttentionRow:
     out, *rest = comparisons
+    values = reference.values_on_cpu
     has_lse = bool(rest) and rest[0].name == "lse"
     return AttentionRow(
         case=case,
-        values=reference.values_on_cpu,
+        values=values.dequantised(),
+        kv_scales=values.kv_scales,
         row=number,
         head=head,
         got=_here(out.got[number, head]),
@@ -124,6 +128,8 @@ def _explain_not_finite(row: AttentionRow) -> str | None:
 def explain_lse(row: AttentionRow) -> str | None:
     """The mistake that gives this LSE beside a right output."""
     got = float("nan") if row.got_lse is None else row.got_lse
+    if row.kv_scales is not None and (found := first_match_of_lse(row, scale_mistakes(row))):
+        return found
     if row.case.variant != PLAIN_VARIANT:
         return first_match_of_lse(row, variant_mistakes(row))
     for predicted, words in arithmetic.lse_formulas(row):

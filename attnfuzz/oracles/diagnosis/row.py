@@ -19,7 +19,8 @@ class AttentionRow:
     """Everything in float64 on the CPU. `row` is that of q: the number of the sequence in decode problems.
 
     `got_lse` is None for a kernel that returns none. `bound [v_head_size]` and `lse_bound` are error bounds; `poison`
-    is the number that dead memory held in this run.
+    is the number that dead memory held in this run. `values`: for which an 8-bit cache's numbers stand; `kv_scales` are
+    what these were multiplied with, None for a plain cache.
     """
 
     case: AttentionCase
@@ -31,6 +32,7 @@ class AttentionRow:
     bound: Float64[Tensor, " v_head_size"]
     lse_bound: float
     poison: float
+    kv_scales: Float64[Tensor, "2 num_kv_heads"] | None = None
 
     @property
     def seq(self) -> int:

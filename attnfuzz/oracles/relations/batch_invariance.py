@@ -99,7 +99,7 @@ def _values_of_row(case: Case, values: LogicalAttention | LogicalStates, row: in
             values.lse_base2,
         )
     k, v = values.sequence(row)
-    return LogicalAttention(values.q[one], k, v, (0, len(k)))
+    return LogicalAttention(values.q[one], k, v, (0, len(k)), values.kv_scales)
 
 
 def _row(results: Results, name: str, row: int, case: Case) -> Any:

@@ -35,8 +35,10 @@ def _check(trial: Trial) -> Failure | None:
         return None
     values: LogicalAttention = trial.reference.values_on(trial.device)
     k, v = (part.repeat_interleave(case.gqa_ratio, dim=1) for part in (values.k, values.v))
+    scales = None if values.kv_scales is None else values.kv_scales.repeat_interleave(case.gqa_ratio, dim=1)
     words = f"with K and V repeated for {case.num_q_heads} KV heads instead of {case.num_kv_heads}"
-    return too_far_apart("gqa_expansion", trial, Changed(words, _expanded(case), replace(values, k=k, v=v)))
+    expanded = replace(values, k=k, v=v, kv_scales=scales)
+    return too_far_apart("gqa_expansion", trial, Changed(words, _expanded(case), expanded))
 
 
 def _expanded(case: Case) -> Case:

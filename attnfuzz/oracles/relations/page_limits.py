@@ -35,7 +35,7 @@ def page_strides(case: PagedDecodeCase) -> dict[str, int]:
     """By cache, elements from one page to the next."""
     specs = tensor_specs(case)
     return {
-        name: strided_layout(specs[name].shape, strides_of(case, name), ITEMSIZE[case.dtype]).strides[0]
+        name: strided_layout(specs[name].shape, strides_of(case, name), ITEMSIZE[case.kv_dtype]).strides[0]
         for name in CACHES
         if name in specs
     }
@@ -43,7 +43,7 @@ def page_strides(case: PagedDecodeCase) -> dict[str, int]:
 
 def pages_to_same_alignment(case: PagedDecodeCase) -> int:
     """So many pages further, all caches are aligned as before."""
-    steps = [stride * ITEMSIZE[case.dtype] for stride in page_strides(case).values()]
+    steps = [stride * ITEMSIZE[case.kv_dtype] for stride in page_strides(case).values()]
     return math.lcm(*(_ALIGNMENT // math.gcd(_ALIGNMENT, step) for step in steps))
 
 
@@ -75,6 +75,6 @@ def _limits(case: PagedDecodeCase) -> Iterator[tuple[int, str, Unit]]:
         for name, stride in strides.items():
             where = "" if len(set(strides.values())) == 1 else f" of {name}"
             yield -(-(1 << power) // stride), f"2^{power} elements{where}", "elements"
-            yield -(-(1 << power) // (stride * ITEMSIZE[case.dtype])), f"2^{power} bytes{where}", "bytes"
+            yield -(-(1 << power) // (stride * ITEMSIZE[case.kv_dtype])), f"2^{power} bytes{where}", "bytes"
     for power in (15, 16):
         yield 1 << power, f"2^{power} page ids", "ids"

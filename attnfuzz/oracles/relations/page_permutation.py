@@ -74,11 +74,11 @@ def _reversed_order(case: PagedDecodeCase) -> list[int]:
 def _pages_to_same_alignment(case: PagedDecodeCase) -> int:
     specs = tensor_specs(case)
     distances = [
-        strided_layout(specs[name].shape, strides_of(case, name), ITEMSIZE[case.dtype]).strides[0]
+        strided_layout(specs[name].shape, strides_of(case, name), ITEMSIZE[case.kv_dtype]).strides[0]
         for name in ("k_cache", "v_cache", "kv_cache")
         if name in specs
     ]
-    return math.lcm(*(_ALIGNMENT // math.gcd(_ALIGNMENT, step * ITEMSIZE[case.dtype]) for step in distances))
+    return math.lcm(*(_ALIGNMENT // math.gcd(_ALIGNMENT, step * ITEMSIZE[case.kv_dtype]) for step in distances))
 
 
 def _moved(case: PagedDecodeCase, moved_to: list[int], contents: Contents) -> Placement:

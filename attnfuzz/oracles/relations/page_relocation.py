@@ -128,7 +128,7 @@ def _explained_by_pages(trial: Trial, far: Far, seen: Observation) -> Failure | 
 def _begins(case: PagedDecodeCase, page: int) -> Iterator[str]:
     for name, stride in page_strides(case).items():
         offset = page * stride
-        yield f"page {page} begins {offset} elements into {name}, {offset * ITEMSIZE[case.dtype]} bytes"
+        yield f"page {page} begins {offset} elements into {name}, {offset * ITEMSIZE[case.kv_dtype]} bytes"
 
 
 def _on_host(results: Results) -> Results:

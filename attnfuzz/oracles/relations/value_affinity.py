@@ -11,6 +11,8 @@ For a power of two, every number that a kernel may keep on the way has to be far
   its digits, the results, of which only larger ones are compared (2**-14 itself may have been rounded up), and partial
   results in the input dtype: a kernel that may keep such is only asked about the sign.
 * V stays below 2**15, so that no weighted average of it leaves float16. In bfloat16 and float32 it stays below 2**40.
+* An 8-bit cache holds -V, but not V times powers of two: its scale is multiplied with those. A kernel that rounds V
+  times its scale to float16 is only asked about the sign.
 * Products with weights below 2**-60 of the result may vanish in float32, where they do not count.
 
 That the result follows V + b too is what accuracy holds it to.
@@ -64,17 +66,19 @@ def _sign(declaration: Declaration, case: Case, contents: Contents) -> FurtherRu
 
 def _power(declaration: Declaration, case: Case, values: LogicalAttention | LogicalStates) -> int:
     """How often V can be doubled."""
-    if case.dtype == "float16" and declaration.numerics.partials != "float32":
+    numerics = declaration.numerics
+    rounds_v = isinstance(values, LogicalAttention) and values.kv_scales is not None and numerics.dequantised == "input"
+    if case.dtype == "float16" and (numerics.partials != "float32" or rounds_v):
         return 0
-    largest = max(float(part.abs().max()) for part in _scaled_parts(values).values())
+    exact = values.dequantised() if isinstance(values, LogicalAttention) else values
+    largest = max(float(part.abs().max()) for part in _scaled_parts(exact).values())
     return max(0, _LARGEST[case.dtype] - math.ceil(math.log2(largest))) if largest else 0
 
 
 def _times(factor: float, case: Case, contents: Contents) -> FurtherRuns:
     what = "both outputs" if isinstance(case, MergeStatesCase) else "V"
     words = "-1" if factor == -1 else f"-2**{math.frexp(factor)[1] - 1}"
-    scaled: Any = {name: part * factor for name, part in _scaled_parts(contents.values).items()}
-    changed = Changed(f"with {what} times {words}", case, replace(contents.values, **scaled), contents.placement)
+    changed = Changed(f"with {what} times {words}", case, _scaled(contents.values, factor), contents.placement)
 
     def compare(one: Results, others: Sequence[Results]) -> Failure | None:
         (found,) = others
@@ -92,6 +96,15 @@ def _times(factor: float, case: Case, contents: Contents) -> FurtherRuns:
         )
 
     return FurtherRuns([changed], compare)
+
+
+def _scaled(values: LogicalAttention | LogicalStates, factor: float) -> LogicalAttention | LogicalStates:
+    if isinstance(values, LogicalAttention) and values.kv_scales is not None:
+        k_scale, v_scale = values.kv_scales
+        scales = torch.stack((k_scale, v_scale * abs(factor)))
+        return replace(values, v=values.v * math.copysign(1.0, factor), kv_scales=scales)
+    scaled: Any = {name: part * factor for name, part in _scaled_parts(values).items()}
+    return replace(values, **scaled)
 
 
 def _scaled_parts(values: LogicalAttention | LogicalStates) -> dict[str, Float[Tensor, "..."]]:

@@ -1,0 +1,136 @@
+"""8-bit caches of the paged kernels: the definition, wherever scales lie, and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnfuzz.kernels import eager, eager_attention, launch_attention, launch_grouped, launch_paged
+
+HEADS, KV_HEADS, SIZE, PAGE = 4, 2, 16, 4
+LENGTHS = (0, 1, 7, 33)
+SPLIT = {"num_splits": 3}
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+PER_HEAD = torch.tensor([0.37, 5.2]), torch.tensor([3.3, 0.21])
+QUERIES: dict[str, Any] = {"cu_seqlens_q": torch.arange(5, dtype=torch.int32), "max_query_len": 1, "max_seq_len": 33}
+
+
+def inputs(dtype: torch.dtype = E4M3, layout: str = "NHD") -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    pages = [-(-length // PAGE) for length in LENGTHS]
+    table = torch.zeros(len(LENGTHS), max(pages), dtype=torch.int32)
+    for seq, count in enumerate(pages):
+        table[seq, :count] = torch.arange(sum(pages[:seq]), sum(pages[: seq + 1]))
+    shape = (sum(pages), PAGE, KV_HEADS, SIZE)
+    k, v = ((2 * torch.randn(shape, generator=generator)).to(dtype) for _ in range(2))
+    if layout == "packed":
+        k, v = k.view(*shape[:3], 1, 16).permute(0, 2, 3, 1, 4).contiguous(), v.permute(0, 2, 3, 1).contiguous()
+    return {
+        "q": torch.randn(len(LENGTHS), HEADS, SIZE, generator=generator),
+        "k_cache": k,
+        "v_cache": v,
+        "block_table": table,
+        "seq_lens": torch.tensor(LENGTHS, dtype=torch.int32),
+        "scale": 0.25,
+        "block_size": PAGE,
+        "layout": layout,
+    }
+
+
+def by_definition(
+    given: dict[str, Any], seq: int, head: int, k_scale: Tensor, v_scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    pages, kv_head = given["block_table"][seq].long(), head // 2
+    k, v = (given[name].double()[pages].flatten(0, 1)[: LENGTHS[seq], kv_head] for name in ("k_cache", "v_cache"))
+    k, v = (part * scale[kv_head % len(scale)].double() for part, scale in ((k, k_scale), (v, v_scale)))
+    scores = given["scale"] * (k @ given["q"][seq, head].double())
+    if not len(scores):
+        return torch.zeros(SIZE, dtype=torch.float64), torch.tensor(-torch.inf, dtype=torch.float64)
+    return scores.softmax(0) @ v, scores.logsumexp(0)
+
+
+def spread(scale: Tensor) -> Tensor:
+    """The same numbers, every third of a larger tensor."""
+    return scale.repeat_interleave(3)[1::3]
+
+
+KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "triton": (launch_paged.paged_decode, {"tile": 16}),
+    "triton split": (launch_paged.split_paged_decode, {**SPLIT, "tile": 16}),
+    "triton queries": (launch_attention.paged_attention, {**QUERIES, "tile": 16}),
+    "eager": (eager.paged_decode, {}),
+    "eager split": (eager.split_paged_decode, SPLIT),
+    "eager queries": (eager_attention.paged_attention, QUERIES),
+}
+
+
+@pytest.mark.parametrize(
+    "scales",
+    [tuple(scale[:1] for scale in PER_HEAD), PER_HEAD, tuple(map(spread, PER_HEAD))],
+    ids=["per tensor", "per head", "strided"],
+)
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
+@pytest.mark.parametrize("name", KERNELS)
+def test_scales_are_their_definition(name: str, dtype: torch.dtype, scales: tuple[Tensor, Tensor]) -> None:
+    """The kernels that 8-bit caches are demonstrated on would be wrong themselves."""
+    kernel, more = KERNELS[name]
+    given = inputs(dtype)
+    out, lse = kernel(**given, **more, k_scale=scales[0], v_scale=scales[1])
+    for seq in range(len(LENGTHS)):
+        for head in range(HEADS):
+            expected_out, expected_lse = by_definition(given, seq, head, *scales)
+            torch.testing.assert_close(out[seq, head].double(), expected_out, rtol=2e-5, atol=2e-5)
+            torch.testing.assert_close(lse[seq, head].double(), expected_lse, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["triton", "triton split", "eager", "eager split"])
+def test_packed_caches_have_16_elements_to_a_piece(name: str) -> None:
+    """Keys of the layout that PagedAttention's kernels read would be taken apart wrongly."""
+    kernel, more = KERNELS[name]
+    one, other = (
+        kernel(**inputs(layout=layout), **more, k_scale=PER_HEAD[0], v_scale=PER_HEAD[1]) for layout in LAYOUTS
+    )
+    torch.testing.assert_close(one, other)
+
+
+LAYOUTS = ("NHD", "packed")
+
+
+def test_dead_slots_may_hold_nan() -> None:
+    """A cache that was never written to would turn every result into NaN."""
+    given = inputs()
+    right = launch_paged.paged_decode(**given, k_scale=PER_HEAD[0], v_scale=PER_HEAD[1])
+    for name in ("k_cache", "v_cache"):
+        given[name].view(torch.uint8)[given["block_table"][3, 8].long(), 1:] = 0xFF
+    got = launch_paged.paged_decode(**given, k_scale=PER_HEAD[0], v_scale=PER_HEAD[1])
+    torch.testing.assert_close(got, right, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"v_scale": None}, "an 8-bit cache has k_scale and v_scale"),
+        ({"k_scale": PER_HEAD[0].repeat(2), "v_scale": PER_HEAD[1].repeat(2)}, r"must be \[1\] or \[num_kv_heads=2\]"),
+        ({"k_scale": PER_HEAD[0][:1]}, r"v_scale.shape=\[2\] must be \[num_kv_scales\]"),
+        ({"k_scale": PER_HEAD[0].half()}, "k_scale.dtype=torch.float16 must be torch.float32"),
+        ({"v_cache": inputs(E5M2)["v_cache"]}, "v_cache.dtype=torch.float8_e5m2 must be torch.float8_e4m3fn"),
+        ({name: inputs()[name].float() for name in ("k_cache", "v_cache")}, "and no other has"),
+    ],
+    ids=["one missing", "too many", "unequal", "half", "two formats", "plain cache"],
+)
+@pytest.mark.parametrize("module", [launch_paged, eager], ids=["triton", "eager"])
+def test_scales_that_make_no_sense_are_refused(module: Any, changes: dict[str, Any], words: str) -> None:
+    """Scales would be read past their end, or left out without a word."""
+    with pytest.raises(ValueError, match=words):
+        module.paged_decode(**{**inputs(), "k_scale": PER_HEAD[0], "v_scale": PER_HEAD[1]} | changes)
+
+
+def test_kernels_without_scales_refuse_the_cache() -> None:
+    """They would read it as it is, and be wrong by its scales."""
+    given = inputs()
+    given["q"] = given["q"].half()
+    with pytest.raises(ValueError, match="pass both to a kernel that takes them"):
+        launch_grouped.grouped_decode(**given)

@@ -1,0 +1,68 @@
+"""What is drawn of 8-bit caches: only what a kernel declares, and plain caches more often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from attnfuzz import strategies
+from attnfuzz.problems.quantised_kv import KV_DTYPES
+from attnfuzz.problems.supported import why_unsupported
+from attnfuzz.problems.supports import Supports
+
+
+def drawn_from(strategy: st.SearchStrategy[Any], draws: int = 400) -> list[Any]:
+    found: list[Any] = []
+
+    @settings(max_examples=draws, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
+    @given(strategy)
+    def collect(value: Any) -> None:
+        found.append(value)
+
+    collect()
+    return found
+
+
+@pytest.mark.parametrize("problem", ["paged_decode", "dense_decode", "merge_states"])
+def test_a_kernel_that_declares_nothing_gets_plain_caches(problem: Any) -> None:
+    """Every kernel written before would be blamed for a cache that it cannot read."""
+    supports = Supports() if problem == "paged_decode" else Supports(kv_dtypes=KV_DTYPES)
+    drawn = drawn_from(strategies.cases(problem, supports=supports), draws=60)
+    assert all(getattr(case, "kv", None) is None for case in drawn)
+
+
+@pytest.mark.parametrize("problem", ["paged_decode", "split_decode", "paged_attention"])
+def test_a_kernel_gets_what_it_declares(problem: Any) -> None:
+    """A scale per head would never be tried, or be drawn for a kernel with one scale."""
+    supports = Supports(kv_dtypes=("float8_e5m2",), kv_scales=("tensor",))
+    drawn = drawn_from(strategies.cases(problem, supports=supports), draws=200)
+    found = {(case.kv.dtype, case.kv.per) for case in drawn if case.kv is not None}
+    assert found == {("float8_e5m2", "tensor")}
+    assert all(why_unsupported(supports, {}, case) is None for case in drawn)
+    assert {name for case in drawn for name in case.strides} >= {"k_scale", "v_scale"}
+
+
+def test_all_combinations_occur_beside_plain_caches() -> None:
+    """Declaring a format would cost the search for everything else, or unequal scales stay untried."""
+    drawn = drawn_from(strategies.quantised_kvs(), draws=1000)
+    assert 0.6 < sum(kv is None for kv in drawn) / len(drawn) < 0.9
+    assert len({(kv.dtype, kv.per, kv.scales) for kv in drawn if kv is not None}) == 12
+
+
+def test_packed_caches_have_heads_of_whole_pieces() -> None:
+    """A case would be drawn that cannot be built."""
+    supports = Supports(kv_dtypes=KV_DTYPES, layouts=("packed",), head_sizes=(40, 64))
+    drawn = drawn_from(strategies.cases("paged_decode", supports=supports), draws=200)
+    assert {case.head_size for case in drawn if case.kv is not None} == {64}
+    assert {case.head_size for case in drawn} == {40, 64}
+
+
+def test_wrong_arguments_are_refused() -> None:
+    """A typing error would draw nothing of what was meant."""
+    with pytest.raises(ValueError, match="dtypes"):
+        strategies.quantised_kvs(dtypes=("float8",))  # type: ignore[arg-type]  # what is refused
+    with pytest.raises(ValueError, match="name at least one"):
+        strategies.quantised_kvs(granularities=())
