@@ -12,7 +12,7 @@ take a number from the host. All others can be captured into a CUDA graph: the h
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -61,22 +61,33 @@ __all__ = [
 
 State = tuple[Tensor, Tensor]
 
+_VARIANTS: Final = ("window", "soft_cap", "alibi", "sinks")
+
 _EVERYTHING = attnfuzz.Supports(unused_table_entries="garbage", batch_invariant=True, graph_replay=True)
 _DENSE = attnfuzz.Supports(v_head_sizes="any", batch_invariant=True, graph_replay=True)
 _DENSE_PADDED = attnfuzz.Supports(v_head_sizes="any")
-_CHOSEN_BY_BATCH = attnfuzz.Supports(unused_table_entries="garbage", graph_replay=True)
 _PACKED = attnfuzz.Supports(
-    layouts=("packed",), unused_table_entries="garbage", batch_invariant=True, graph_replay=True
+    layouts=("packed",), unused_table_entries="garbage", variants=_VARIANTS, batch_invariant=True, graph_replay=True
 )
 _HALVES = attnfuzz.Supports(
-    dtypes=("float16", "bfloat16"), unused_table_entries="garbage", batch_invariant=True, graph_replay=True
+    dtypes=("float16", "bfloat16"),
+    unused_table_entries="garbage",
+    variants=_VARIANTS,
+    batch_invariant=True,
+    graph_replay=True,
 )
-_HALVES_BY_SHAPE = attnfuzz.Supports(dtypes=("float16", "bfloat16"), unused_table_entries="garbage", graph_replay=True)
+_HALVES_BY_SHAPE = attnfuzz.Supports(
+    dtypes=("float16", "bfloat16"), unused_table_entries="garbage", variants=_VARIANTS, graph_replay=True
+)
+_Q_BLOCK = attnfuzz.Supports(
+    unused_table_entries="garbage", variants=_VARIANTS, batch_invariant=True, graph_replay=True
+)
+_Q_BLOCK_BY_SHAPE = attnfuzz.Supports(unused_table_entries="garbage", variants=_VARIANTS, graph_replay=True)
 _TOKENS_FIRST = attnfuzz.Supports(lse_layout="TH", batch_invariant=True, graph_replay=True)
 _PAGED = attnfuzz.Supports(
     v_head_sizes="any",
     unused_table_entries="garbage",
-    variants=("window", "soft_cap", "alibi", "sinks"),
+    variants=_VARIANTS,
     kv_dtypes=("float8_e4m3fn", "float8_e5m2"),
     batch_invariant=True,
     graph_replay=True,
@@ -84,14 +95,14 @@ _PAGED = attnfuzz.Supports(
 _BY_SHAPE = attnfuzz.Supports(
     v_head_sizes="any",
     unused_table_entries="garbage",
-    variants=("window", "soft_cap", "alibi", "sinks"),
+    variants=_VARIANTS,
     kv_dtypes=("float8_e4m3fn", "float8_e5m2"),
     graph_replay=True,
 )
 _PAGED_PADDED = attnfuzz.Supports(
     v_head_sizes="any",
     unused_table_entries="garbage",
-    variants=("window", "soft_cap", "alibi", "sinks"),
+    variants=_VARIANTS,
     kv_dtypes=("float8_e4m3fn", "float8_e5m2"),
 )
 _FLOAT32 = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul="ieee")
@@ -170,27 +181,36 @@ def paged_split_k_auto(inputs: Any, *, partials: str, **options: Any) -> State:
 def paged_grouped(inputs: Any, **options: Any) -> State:
     """All query heads of a KV head in one program, splits in parallel, then their combination."""
     return launch_grouped.grouped_decode(
-        **_packed(inputs), layout=inputs.layout, out=inputs.out, lse=inputs.lse, **options
+        **_packed(inputs), **_variants(inputs), layout=inputs.layout, out=inputs.out, lse=inputs.lse, **options
     )
 
 
 @attnfuzz.kernel("paged_decode", supports=_HALVES_BY_SHAPE, numerics=_MATRIX_UNITS)
 def paged_grouped_auto(inputs: Any) -> State:
     """The same as the wrapper plans it, by the size of the batch and of the GPU."""
-    return launch_grouped.grouped_decode(**_packed(inputs), layout=inputs.layout, out=inputs.out, lse=inputs.lse)
+    return launch_grouped.grouped_decode(
+        **_packed(inputs), **_variants(inputs), layout=inputs.layout, out=inputs.out, lse=inputs.lse
+    )
 
 
 @attnfuzz.kernel("paged_decode", supports=_PACKED, options=_LANES, numerics=_FLOAT32)
 def paged_attention_v1(inputs: Any, **options: Any) -> State:
     """The softmax of a whole sequence after all its scores, on the packed cache."""
-    return launch_partitioned.paged_attention_v1(**_packed(inputs), out=inputs.out, lse=inputs.lse, **options)
+    return launch_partitioned.paged_attention_v1(
+        **_packed(inputs), **_variants(inputs), out=inputs.out, lse=inputs.lse, **options
+    )
 
 
 @attnfuzz.kernel("paged_decode", supports=_PACKED, options={**_PARTITIONS, **_LANES}, numerics=_SHORT_PARTIALS)
 def paged_attention_v2(inputs: Any, *, partials: str, **options: Any) -> State:
     """The same in partitions of a fixed number of tokens, then their reduction."""
     return launch_partitioned.paged_attention_v2(
-        **_packed(inputs), out=inputs.out, lse=inputs.lse, partial_dtype=partials, **options
+        **_packed(inputs),
+        **_variants(inputs),
+        out=inputs.out,
+        lse=inputs.lse,
+        partial_dtype=partials,
+        **options,
     )
 
 
@@ -296,14 +316,14 @@ def paged_attention_eager(inputs: Any) -> State:
     return eager_attention.paged_attention(**_queries(inputs), **_variants(inputs))
 
 
-@attnfuzz.kernel("paged_attention", supports=_EVERYTHING, options=_Q_BLOCKS, numerics=_MATRIX_UNITS)
+@attnfuzz.kernel("paged_attention", supports=_Q_BLOCK, options=_Q_BLOCKS, numerics=_MATRIX_UNITS)
 def paged_attention_q_block(inputs: Any, **options: Any) -> State:
     """Query tokens times the query heads of a KV head in one program, which share each tile of K and V."""
     return _q_block(inputs, num_segments=1, **options)
 
 
 @attnfuzz.kernel(
-    "paged_attention", supports=_EVERYTHING, options={"num_splits": (2, 3, 5), **_Q_BLOCKS}, numerics=_MATRIX_UNITS
+    "paged_attention", supports=_Q_BLOCK, options={"num_splits": (2, 3, 5), **_Q_BLOCKS}, numerics=_MATRIX_UNITS
 )
 def paged_attention_segments(inputs: Any, *, num_splits: int, **options: Any) -> State:
     """The same over segments of each sequence in parallel, then their reduction."""
@@ -311,21 +331,23 @@ def paged_attention_segments(inputs: Any, *, num_splits: int, **options: Any) ->
 
 
 @attnfuzz.kernel(
-    "paged_attention", supports=_EVERYTHING, options={"num_splits": (1, 3), **_Q_BLOCKS}, numerics=_MATRIX_UNITS
+    "paged_attention", supports=_Q_BLOCK, options={"num_splits": (1, 3), **_Q_BLOCKS}, numerics=_MATRIX_UNITS
 )
 def paged_attention_static(inputs: Any, *, num_splits: int, **options: Any) -> State:
     """The same by a fixed number of programs that share out the work on the device."""
     return _q_block(inputs, num_segments=num_splits, static_grid=True, **options)
 
 
-@attnfuzz.kernel("paged_attention", supports=_CHOSEN_BY_BATCH, numerics=_MATRIX_UNITS)
+@attnfuzz.kernel("paged_attention", supports=_Q_BLOCK_BY_SHAPE, numerics=_MATRIX_UNITS)
 def paged_attention_auto(inputs: Any) -> State:
     """The same with blocks, tiles and segments that the wrapper chooses by the shapes of the batch."""
     return _q_block(inputs)
 
 
 def _q_block(inputs: Any, **options: Any) -> State:
-    return launch_q_block.q_block_attention(**_queries(inputs), out=inputs.out, lse=inputs.lse, **options)
+    return launch_q_block.q_block_attention(
+        **_queries(inputs), **_variants(inputs), out=inputs.out, lse=inputs.lse, **options
+    )
 
 
 def _queries(inputs: Any) -> dict[str, Any]:

@@ -3,7 +3,8 @@
     M = max_s row_max_s      w_s = exp(row_max_s - M)      out = Σ_s w_s · acc_s / Σ_s w_s · exp_sum_s
     lse = M + log Σ_s w_s · exp_sum_s
 
-Splits are read a chunk at a time, and the chunks are carried over as an online softmax carries tiles over.
+Splits are read a chunk at a time, and the chunks are carried over as an online softmax carries tiles over. Attention
+sinks are added here, once for each row (``score_variants``), unless the first half has stored the result.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Device code has no Python types.
@@ -11,6 +12,8 @@ Splits are read a chunk at a time, and the chunks are carried over as an online 
 import triton
 import triton.language as tl
 
+from attnfuzz.kernels.grouped_decode import count_splits, first_tile_begin
+from attnfuzz.kernels.score_variants import add_sink
 from attnfuzz.kernels.softmax_state import store_state
 
 __all__ = ["combine_partials_kernel"]
@@ -20,6 +23,7 @@ __all__ = ["combine_partials_kernel"]
 @triton.jit(
     do_not_specialize=[
         "num_splits", "num_q_heads", "stride_len", "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h",
+        "window", "stride_sink",
     ]
 )  # fmt: skip
 def combine_partials_kernel(
@@ -39,20 +43,29 @@ def combine_partials_kernel(
     stride_len,
     stride_os, stride_oh, stride_od,
     stride_lse_s, stride_lse_h,
+    # variants (see the wrapper): None or 0 unless asked for
+    p_sinks,  # [num_q_heads]
+    window,
+    stride_sink,
     # constants
     TILE: tl.constexpr,  # keys per step of the first half, whose splits are whole tiles
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
     CHUNK: tl.constexpr,  # splits per step, a power of two
     PDL: tl.constexpr,  # whether launched with programmatic dependent launch
+    HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid ``num_seqs * num_q_heads``."""
+    i_seq = (tl.program_id(0) // num_q_heads).to(tl.int64)
+    i_head = (tl.program_id(0) % num_q_heads).to(tl.int64)
+    # Before the wait: the first half lets this kernel start only after waiting for what came before, and writes no
+    # lengths itself.
+    seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
+    begin = first_tile_begin(seq_len, window, TILE) if HAS_WINDOW else 0
+    splits_used = count_splits(seq_len, begin, num_splits, TILE)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    i_seq = (tl.program_id(0) // num_q_heads).to(tl.int64)
-    i_head = (tl.program_id(0) % num_q_heads).to(tl.int64)
-    seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
-    splits_used = tl.minimum(tl.cdiv(seq_len, TILE), num_splits)
     if splits_used <= 1:  # stored by the first half
         return
 
@@ -78,6 +91,10 @@ def combine_partials_kernel(
         exp_sum = exp_sum * alpha + tl.sum(b_w * b_sum, axis=0)
         acc = acc * alpha + tl.sum(b_w[:, None] * b_acc, axis=0)
         row_max = new_max
+
+    if HAS_SINKS:
+        sink = tl.load(p_sinks + i_head * stride_sink)
+        row_max, exp_sum, acc = add_sink(row_max, exp_sum, acc, sink)
 
     p_out += i_seq * stride_os + i_head * stride_oh
     p_lse += i_seq * stride_lse_s + i_head * stride_lse_h

@@ -14,6 +14,9 @@ stands between a simple kernel and that:
   programmatic dependent launch (PDL) its programs, and those of whatever comes next, take their places before that, and
   wait in ``gdc_wait`` for the memory they depend on.
 
+Variants (``score_variants``): with a sliding window the tiles are counted from the one that holds the first token that
+the query sees, so that all splits have work; a sink is added where the result is stored, here or by the second kernel.
+
 The partial state of a split is ``(row_max, exp_sum, acc)`` as in ``softmax_state``, not yet divided. A sequence of one
 tile has one split, whose program stores the result itself. Probabilities are rounded to the dtype of V before they
 multiply it; everything else is float32.
@@ -24,7 +27,21 @@ multiply it; everything else is float32.
 import triton
 import triton.language as tl
 
-__all__ = ["grouped_decode_kernel"]
+from attnfuzz.kernels.score_variants import count_sink, vary_scores, window_begin
+
+__all__ = ["count_splits", "first_tile_begin", "grouped_decode_kernel"]
+
+
+@triton.jit
+def count_splits(seq_len, begin, num_splits, TILE: tl.constexpr):
+    """How many splits of the tokens ``[begin, seq_len)`` have a tile."""
+    return tl.minimum(tl.cdiv(seq_len - begin, TILE), num_splits)
+
+
+@triton.jit
+def first_tile_begin(seq_len, window, TILE: tl.constexpr):
+    """Where the tile begins that holds the first token in the window of a sequence's last one."""
+    return tl.maximum(window_begin(seq_len - 1, window), 0) // TILE * TILE
 
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
@@ -32,6 +49,7 @@ __all__ = ["grouped_decode_kernel"]
     do_not_specialize=[
         "max_blocks", "num_splits", "num_kv_heads", "group_size", "block_size", "stride_qs", "stride_qh",
         "stride_table_s", "stride_len", "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h",
+        "window", "stride_slope", "stride_sink",
     ]
 )  # fmt: skip
 def grouped_decode_kernel(
@@ -64,12 +82,23 @@ def grouped_decode_kernel(
     stride_len,
     stride_os, stride_oh, stride_od,
     stride_lse_s, stride_lse_h,
+    # variants (see the wrapper): None or 0 unless asked for
+    p_slopes,  # [num_q_heads]
+    p_sinks,  # [num_q_heads]
+    window,
+    soft_cap,
+    stride_slope,
+    stride_sink,
     # constants
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
     BLOCK_M: tl.constexpr,  # query heads of a program: a power of two of at least 16, for tl.dot
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two of at least 16
     PDL: tl.constexpr,  # whether launched with programmatic dependent launch
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid ``num_seqs * num_splits * num_kv_heads * cdiv(group_size, BLOCK_M)``: neighbours read the same pages."""
     if PDL:
@@ -85,13 +114,19 @@ def grouped_decode_kernel(
     o_t = tl.arange(0, TILE)
     p_pages = p_table + i_seq * stride_table_s
     step = num_splits * TILE
-    i_t = i_split * TILE + o_t
+    begin = 0
+    if HAS_WINDOW:
+        # Unlike without one, the first tile depends on the length.
+        seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
+        begin = first_tile_begin(seq_len, window, TILE)
+    i_t = begin + i_split * TILE + o_t
     i_page = i_t // block_size
     i_off = i_t - i_page * block_size
     # Within the row, though perhaps past the last page: such an entry is read, but not followed.
     i_block = tl.load(p_pages + i_page.to(tl.int64) * stride_page, mask=i_page < max_blocks, other=0)  # [TILE]
-    seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
-    splits_used = tl.maximum(tl.minimum(tl.cdiv(seq_len, TILE), num_splits), 1)
+    if not HAS_WINDOW:
+        seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
+    splits_used = tl.maximum(count_splits(seq_len, begin, num_splits, TILE), 1)
     if i_split >= splits_used:
         return
     o_m = tl.arange(0, BLOCK_M)
@@ -109,11 +144,17 @@ def grouped_decode_kernel(
     o_kd = (o_d // X) * stride_kdo + (o_d % X) * stride_kx if X > 1 else o_d * stride_kdo
     o_vd = o_d * stride_vd
 
+    if HAS_ALIBI:
+        slopes = tl.load(p_slopes + i_head * stride_slope, mask=m_m, other=0.0)  # [BLOCK_M]
+    else:
+        slopes = tl.zeros([BLOCK_M], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     exp_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for start in range(i_split * TILE, seq_len, step):
+    for start in range(begin + i_split * TILE, seq_len, step):
         m_t = start + o_t < seq_len
+        if HAS_WINDOW:
+            m_t = m_t & (start + o_t >= window_begin(seq_len - 1, window))
         m_td = m_t[:, None] & m_d[None, :]
         o_kt = i_block.to(tl.int64) * stride_kb + i_off.to(tl.int64) * stride_kt
         o_vt = i_block.to(tl.int64) * stride_vb + i_off.to(tl.int64) * stride_vt
@@ -126,6 +167,9 @@ def grouped_decode_kernel(
         i_block = tl.load(p_pages + i_page.to(tl.int64) * stride_page, mask=i_t < seq_len, other=0)  # [TILE]
 
         b_s = tl.dot(b_q, tl.trans(b_k)) * scale  # [BLOCK_M, TILE]
+        if HAS_CAP or HAS_ALIBI:
+            i_key = start + o_t[None, :]
+            b_s = vary_scores(b_s, i_key, seq_len - 1, slopes[:, None], soft_cap, HAS_CAP, HAS_ALIBI)
         b_s = tl.where(m_t[None, :], b_s, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(b_s, axis=1))
         ref = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -138,6 +182,10 @@ def grouped_decode_kernel(
     p_out += i_seq * stride_os
     p_lse += i_seq * stride_lse_s
     if splits_used == 1:
+        if HAS_SINKS:
+            sinks = tl.load(p_sinks + i_head * stride_sink, mask=m_m, other=0.0)  # [BLOCK_M]
+            row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sinks, False)
+            acc = acc * alpha[:, None]
         divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
         b_out = acc / divisor[:, None]  # [BLOCK_M, BLOCK_D]
         o_out = i_head[:, None] * stride_oh + o_d[None, :] * stride_od

@@ -14,6 +14,7 @@ from attnfuzz.kernels.device import on_device_of
 from attnfuzz.kernels.grouped_decode import grouped_decode_kernel
 from attnfuzz.kernels.layouts import cache_strides
 from attnfuzz.kernels.prepare import prepare_paged
+from attnfuzz.kernels.variants import Variant, check_variant, sink_arguments
 
 __all__ = ["GroupedPlan", "grouped_decode", "plan_grouped"]
 
@@ -68,6 +69,10 @@ def grouped_decode(
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     num_splits: int | None = None,
     tile: int | None = None,
     num_warps: int | None = None,
@@ -82,7 +87,10 @@ def grouped_decode(
     by ``plan_grouped``. ``num_combined``: splits that are combined in one step, a power of two, as far as registers
     hold them. Raises ValueError.
     """
+    variant = Variant(window, soft_cap, alibi_slopes, sinks)
+    check_variant(variant)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    inputs |= variant.tensors
     out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
     check_equal_head_sizes(sizes)
     if q.dtype not in _DTYPES:
@@ -93,7 +101,9 @@ def grouped_decode(
     most_heads = max(_LEAST_FOR_DOT, min(_MOST_HEADS, _MOST_ELEMENTS // block_d))
     block_m = min(most_heads, max(_LEAST_FOR_DOT, triton.next_power_of_2(group_size)))
     pairs = num_seqs * sizes["num_kv_heads"] * triton.cdiv(group_size, block_m)
-    plan = plan_grouped(pairs, block_table.shape[1] * block_size, _processors(q.device), block_d)
+    most_tokens = block_table.shape[1] * block_size
+    most_tokens = most_tokens if window is None else min(most_tokens, window)
+    plan = plan_grouped(pairs, most_tokens, _processors(q.device), block_d)
     num_splits = plan.num_splits if num_splits is None else num_splits
     check_positive("num_splits", num_splits)
     tile = plan.tile if tile is None else tile
@@ -122,12 +132,14 @@ def grouped_decode(
             *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
             *out.stride(), *lse.stride(),
             X=x, TILE=tile, BLOCK_M=block_m, BLOCK_D=block_d, PDL=pdl, **launch, **dependent,
+            **variant.of_scores, **sink_arguments(sinks),
         )  # fmt: skip
         if num_splits > 1:
             combine_partials_kernel[(num_seqs * num_q_heads,)](
                 seq_lens, partial_acc, partial_max, partial_sum, out, lse, num_splits, num_q_heads, head_size,
                 *seq_lens.stride(), *out.stride(), *lse.stride(),
                 TILE=tile, BLOCK_D=block_d, CHUNK=chunk, PDL=pdl, **dependent,
+                window=window or 0, HAS_WINDOW=window is not None, **sink_arguments(sinks),
             )  # fmt: skip
     return out, lse
 

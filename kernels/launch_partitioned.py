@@ -17,6 +17,7 @@ from attnfuzz.kernels.layouts import cache_strides
 from attnfuzz.kernels.paged_attention_v1 import paged_attention_v1_kernel
 from attnfuzz.kernels.paged_attention_v2 import paged_attention_v2_kernel, paged_attention_v2_reduce_kernel
 from attnfuzz.kernels.prepare import empty_partials, prepare_paged
+from attnfuzz.kernels.variants import Variant, check_variant, sink_arguments
 
 __all__ = ["paged_attention_v1", "paged_attention_v2"]
 
@@ -35,12 +36,19 @@ def paged_attention_v1(
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     tile: int = 16,
     num_warps: int = 4,
     num_stages: int = 3,
 ) -> tuple[Tensor, Tensor]:
     """``launch_paged.paged_decode`` on a cache in the packed layout; arguments, result and errors as there."""
+    variant = Variant(window, soft_cap, alibi_slopes, sinks)
+    check_variant(variant)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    inputs |= variant.tensors
     out, lse, sizes = prepare_paged(inputs, "packed", block_size, out, lse)
     check_equal_head_sizes(sizes)
     check_power_of_two("tile", tile)
@@ -55,6 +63,7 @@ def paged_attention_v1(
             *q.stride(), *in_units(k_strides, align), *v_strides, *block_table.stride(), *seq_lens.stride(),
             *logits.stride()[:-1], *out.stride(), *lse.stride(),
             ALIGN=align, X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
+            **variant.of_scores, **sink_arguments(sinks),
         )  # fmt: skip
     return out, lse
 
@@ -70,6 +79,10 @@ def paged_attention_v2(
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     partition_size: int = 512,
     partial_dtype: str = "float32",
     tile: int = 16,
@@ -81,7 +94,10 @@ def paged_attention_v2(
     ``partial_dtype``: ``"float32"``, or ``"input"`` to keep the partial outputs in q's dtype, as vLLM does, which
     halves their traffic and costs them one more rounding. Other arguments, result and errors as for v1.
     """
+    variant = Variant(window, soft_cap, alibi_slopes, sinks)
+    check_variant(variant)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    inputs |= variant.tensors
     out, lse, sizes = prepare_paged(inputs, "packed", block_size, out, lse)
     check_equal_head_sizes(sizes)
     check_power_of_two("tile", tile)
@@ -103,13 +119,14 @@ def paged_attention_v2(
             float(scale), partition_size, block_size, sizes["group_size"], sizes["head_size"],
             *q.stride(), *in_units(k_strides, align), *v_strides, *block_table.stride(), *seq_lens.stride(),
             *logits.stride()[:-1], *statistics,
-            ALIGN=align, X=x, TILE=tile, BLOCK_D=block_d, **launch,
+            ALIGN=align, X=x, TILE=tile, BLOCK_D=block_d, **launch, **variant.of_scores,
         )  # fmt: skip
         paged_attention_v2_reduce_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
             partial_out, max_logits, exp_sums, seq_lens, out, lse,
             partition_size, sizes["head_size"],
             *statistics, *seq_lens.stride(), *out.stride(), *lse.stride(),
             CHUNK=_PARTITIONS_PER_STEP, BLOCK_D=block_d, **launch,
+            window=window or 0, HAS_WINDOW=window is not None, **sink_arguments(sinks),
         )  # fmt: skip
     return out, lse
 

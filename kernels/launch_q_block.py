@@ -18,9 +18,11 @@ from attnfuzz.kernels.layouts import cache_strides
 from attnfuzz.kernels.prepare import prepare_attention
 from attnfuzz.kernels.q_block import q_block_kernel
 from attnfuzz.kernels.reduce_segments import reduce_segments_kernel
+from attnfuzz.kernels.variants import Variant, check_variant, sink_arguments
 
 __all__ = ["q_block_attention"]
 
+_INPUTS = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q")
 _SMS_OF_A_CPU = 2
 """In the interpreter, programs run one after the other."""
 
@@ -40,6 +42,10 @@ def q_block_attention(
     max_seq_len: int,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     block_m: int | None = None,
     tile: int | None = None,
     num_warps: int | None = None,
@@ -62,14 +68,17 @@ def q_block_attention(
     at least 16; ``tile``: keys per step, likewise; ``num_warps``, ``num_stages``: as in ``triton.Config``. All but the
     warps are lowered until they fit into registers and shared memory. ``num_segments``: ranges of each sequence that
     run in parallel, and are combined by a second kernel; 1 for none. ``static_grid``: launch ``num_programs`` (by
-    default as many as run at once) that share out the work on the device.
+    default as many as run at once) that share out the work on the device. ``window``, ``soft_cap``, ``alibi_slopes``,
+    ``sinks``: as for ``launch_paged.paged_decode``, from the position of each query token.
 
-    Returns ``out`` like q and ``lse [num_tokens, num_q_heads]`` float32, natural log: 0 and -inf for a query that sees
-    nothing. Raises ValueError.
+    Returns ``out`` like q and ``lse [num_tokens, num_q_heads]`` float32, natural log: 0 and -inf (or the sink) for a
+    query that sees nothing. Raises ValueError.
     """
+    variant = Variant(window, soft_cap, alibi_slopes, sinks)
+    check_variant(variant)
     inputs = {
         "q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens,
-        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_q": cu_seqlens_q, **variant.tensors,
     }  # fmt: skip
     out, lse, sizes = prepare_attention(inputs, layout, block_size, out, lse)
     check_equal_head_sizes(sizes)
@@ -78,7 +87,8 @@ def q_block_attention(
         "block_m": block_m, "tile": tile, "num_warps": num_warps, "num_stages": num_stages,
         "num_segments": num_segments,
     }  # fmt: skip
-    launch = _launch(given, sizes, q.element_size(), max_query_len, max_seq_len, num_sms)
+    longest = max_seq_len if window is None else min(max_seq_len, window + max(1, max_query_len) - 1)
+    launch = _launch(given, sizes, q.element_size(), max_query_len, longest, num_sms)
     resident = programs_per_sm(launch, head_size=sizes["head_size"], itemsize=q.element_size())
     programs = resident * num_sms if num_programs is None else num_programs
     check_positive("num_programs", programs)
@@ -88,12 +98,13 @@ def q_block_attention(
         if launch.num_segments == 1:
             results = (out, lse, lse)
             strides = (*out.stride()[:2], 0, out.stride(2), *lse.stride(), 0)
-            _attend(inputs, results, strides, scale, block_size, layout, launch, sizes, static_grid, programs)
+            _attend(inputs, results, strides, scale, block_size, layout, launch, sizes, static_grid, programs, variant)
         else:
             states = _empty_states(q, launch.num_segments)
             strides = (*states[0].stride(), *states[1].stride())
-            _attend(inputs, states, strides, scale, block_size, layout, launch, sizes, static_grid, programs)
-            _reduce(states, cu_seqlens_q, out, lse, sizes)
+            partial = variant._replace(sinks=None)
+            _attend(inputs, states, strides, scale, block_size, layout, launch, sizes, static_grid, programs, partial)
+            _reduce(states, cu_seqlens_q, out, lse, sizes, sinks)
     return out, lse
 
 
@@ -108,8 +119,9 @@ def _attend(
     sizes: Mapping[str, int],
     static_grid: bool,
     num_programs: int,
+    variant: Variant,
 ) -> None:
-    q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q = inputs.values()
+    q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q = (inputs[name] for name in _INPUTS)
     k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
     head_size, group = sizes["head_size"], sizes["group_size"]
     block_d = max(16, triton.next_power_of_2(head_size))
@@ -125,11 +137,17 @@ def _attend(
         GROUP=group, X=x, BLOCK_M=launch.block_m, TILE=launch.tile, BLOCK_D=block_d, WHOLE_HEAD=block_d == head_size,
         BLOCK_SIZE=block_size if is_worth_compiling else 0, SEGMENTED=launch.num_segments > 1, STATIC=static_grid,
         num_warps=launch.num_warps, num_stages=launch.num_stages,
+        **variant.of_scores, **sink_arguments(variant.sinks),
     )  # fmt: skip
 
 
 def _reduce(
-    states: tuple[Tensor, Tensor, Tensor], cu_seqlens_q: Tensor, out: Tensor, lse: Tensor, sizes: Mapping[str, int]
+    states: tuple[Tensor, Tensor, Tensor],
+    cu_seqlens_q: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    sizes: Mapping[str, int],
+    sinks: Tensor | None,
 ) -> None:
     acc, row_max, exp_sum = states
     num_segments, head_size = acc.shape[2:]
@@ -138,6 +156,7 @@ def _reduce(
         sizes["num_seqs"], num_segments, head_size,
         *cu_seqlens_q.stride(), *acc.stride(), *row_max.stride(), *out.stride(), *lse.stride(),
         SEGMENTS=triton.next_power_of_2(num_segments), BLOCK_D=triton.next_power_of_2(head_size),
+        **sink_arguments(sinks),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from attnfuzz.kernels.paged_attention_walk import attend_packed
+from attnfuzz.kernels.score_variants import count_sink
 
 __all__ = ["paged_attention_v1_kernel"]
 
@@ -19,7 +20,7 @@ __all__ = ["paged_attention_v1_kernel"]
     do_not_specialize=[
         "block_size", "group_size", "stride_qs", "stride_qh", "stride_kb", "stride_kt", "stride_kh", "stride_kdo",
         "stride_table_s", "stride_len", "stride_logit_s", "stride_logit_h", "stride_os", "stride_oh",
-        "stride_lse_s", "stride_lse_h",
+        "stride_lse_s", "stride_lse_h", "window", "stride_slope", "stride_sink",
     ]
 )  # fmt: skip
 def paged_attention_v1_kernel(
@@ -47,11 +48,22 @@ def paged_attention_v1_kernel(
     stride_logit_s, stride_logit_h,
     stride_os, stride_oh, stride_od,
     stride_lse_s, stride_lse_h,
+    # variants (see the wrapper): None or 0 unless asked for
+    p_slopes,  # [num_q_heads]
+    p_sinks,  # [num_q_heads]
+    window,
+    soft_cap,
+    stride_slope,
+    stride_sink,
     # constants
     ALIGN: tl.constexpr,  # elements, a divisor of K's strides but the last
     X: tl.constexpr,  # innermost K elements, a divisor of head_size
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(num_seqs, num_q_heads)``."""
     i_seq = tl.program_id(0).to(tl.int64)
@@ -63,13 +75,20 @@ def paged_attention_v1_kernel(
     p_q += i_seq * stride_qs + i_head * stride_qh
     seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
     b_q = tl.load(p_q + o_d * stride_qd, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK_D]
+    slope = tl.load(p_slopes + i_head * stride_slope) if HAS_ALIBI else 0.0
     qk_max, exp_sum, b_out = attend_packed(
         b_q, p_k + i_kv_head * stride_kh * ALIGN, p_v + i_kv_head * stride_vh, p_table + i_seq * stride_table_s,
         p_logits + i_seq * stride_logit_s + i_head * stride_logit_h,
         0, seq_len, scale, block_size,
         stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-        o_d, m_d, ALIGN, X, TILE, BLOCK_D,
+        o_d, m_d, seq_len - 1, window, soft_cap, slope, ALIGN, X, TILE, BLOCK_D, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
     )  # fmt: skip
+    if HAS_SINKS:
+        # The output is normalised: what the sink leaves of it is the share of the keys in the new sum.
+        sink = tl.load(p_sinks + i_head * stride_sink)
+        of_keys = exp_sum
+        qk_max, exp_sum, alpha = count_sink(qk_max, exp_sum, sink, False)
+        b_out = b_out * (of_keys * alpha / tl.where(exp_sum == 0.0, 1.0, exp_sum))
 
     p_out += i_seq * stride_os + i_head * stride_oh
     tl.store(p_out + o_d * stride_od, b_out.to(p_out.dtype.element_ty), mask=m_d)  # [BLOCK_D]

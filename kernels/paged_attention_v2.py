@@ -14,7 +14,7 @@ and the second kernel puts them together:
 Unlike split-K (``split_decode``), which cuts every sequence into equally many parts, the partitions of a short sequence
 are few: it has ``ceil(seq_len / n)``. The grid has as many as a full block table needs, since the host does not know
 the lengths; a program beyond the last partition of its sequence returns at once. What it leaves unwritten, the second
-kernel does not read.
+kernel does not read. With a sliding window the same holds for partitions before the window.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Device code has no Python types.
@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from attnfuzz.kernels.paged_attention_walk import attend_packed
+from attnfuzz.kernels.score_variants import count_sink, window_begin
 
 __all__ = ["paged_attention_v2_kernel", "paged_attention_v2_reduce_kernel"]
 
@@ -33,6 +34,7 @@ __all__ = ["paged_attention_v2_kernel", "paged_attention_v2_reduce_kernel"]
         "partition_size", "block_size", "group_size", "stride_qs", "stride_qh",
         "stride_kb", "stride_kt", "stride_kh", "stride_kdo", "stride_table_s", "stride_len",
         "stride_logit_s", "stride_logit_h", "stride_ps", "stride_ph", "stride_pp", "stride_stat_s", "stride_stat_h",
+        "window", "stride_slope",
     ]
 )  # fmt: skip
 def paged_attention_v2_kernel(
@@ -62,11 +64,19 @@ def paged_attention_v2_kernel(
     stride_logit_s, stride_logit_h,
     stride_ps, stride_ph, stride_pp, stride_pd,
     stride_stat_s, stride_stat_h,
+    # variants (see the wrapper): None or 0 unless asked for
+    p_slopes,  # [num_q_heads]
+    window,
+    soft_cap,
+    stride_slope,
     # constants
     ALIGN: tl.constexpr,  # elements, a divisor of K's strides but the last
     X: tl.constexpr,  # innermost K elements, a divisor of head_size
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(num_seqs, num_q_heads, num_partitions)``."""
     i_seq = tl.program_id(0).to(tl.int64)
@@ -79,15 +89,19 @@ def paged_attention_v2_kernel(
     seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
     begin = tl.program_id(2) * partition_size
     end = tl.minimum(begin + partition_size, seq_len)
-    if begin < seq_len:
+    is_seen = begin < seq_len
+    if HAS_WINDOW:
+        is_seen = is_seen & (end > window_begin(seq_len - 1, window))
+    if is_seen:
         p_q += i_seq * stride_qs + i_head * stride_qh
         b_q = tl.load(p_q + o_d * stride_qd, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK_D]
+        slope = tl.load(p_slopes + i_head * stride_slope) if HAS_ALIBI else 0.0
         qk_max, exp_sum, b_out = attend_packed(
             b_q, p_k + i_kv_head * stride_kh * ALIGN, p_v + i_kv_head * stride_vh, p_table + i_seq * stride_table_s,
             p_logits + i_seq * stride_logit_s + i_head * stride_logit_h,
             begin, end, scale, block_size,
             stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-            o_d, m_d, ALIGN, X, TILE, BLOCK_D,
+            o_d, m_d, seq_len - 1, window, soft_cap, slope, ALIGN, X, TILE, BLOCK_D, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
         )  # fmt: skip
 
         p_partial_out += i_seq * stride_ps + i_head * stride_ph + i_part * stride_pp
@@ -100,7 +114,7 @@ def paged_attention_v2_kernel(
 @triton.jit(
     do_not_specialize=[
         "partition_size", "stride_ps", "stride_ph", "stride_pp", "stride_stat_s", "stride_stat_h", "stride_len",
-        "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h",
+        "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h", "window", "stride_sink",
     ]
 )  # fmt: skip
 def paged_attention_v2_reduce_kernel(
@@ -121,9 +135,15 @@ def paged_attention_v2_reduce_kernel(
     stride_len,
     stride_os, stride_oh, stride_od,
     stride_lse_s, stride_lse_h,
+    # variants (see the wrapper): None or 0 unless asked for
+    p_sinks,  # [num_q_heads]
+    window,
+    stride_sink,
     # constants
     CHUNK: tl.constexpr,  # partitions per step, a power of two
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(num_seqs, num_q_heads)``."""
     i_seq = tl.program_id(0).to(tl.int64)
@@ -131,13 +151,17 @@ def paged_attention_v2_reduce_kernel(
     o_part = tl.arange(0, CHUNK).to(tl.int64)
     o_d = tl.arange(0, BLOCK_D).to(tl.int64)
     m_d = o_d < head_size
-    num_partitions = tl.cdiv(tl.load(p_seq_lens + i_seq * stride_len), partition_size)
+    seq_len = tl.load(p_seq_lens + i_seq * stride_len)
+    num_partitions = tl.cdiv(seq_len, partition_size)
+    first_partition = 0
+    if HAS_WINDOW:
+        first_partition = tl.maximum(window_begin(seq_len - 1, window), 0) // partition_size
     p_partial_out += i_seq * stride_ps + i_head * stride_ph
     p_max_logits += i_seq * stride_stat_s + i_head * stride_stat_h
     p_exp_sums += i_seq * stride_stat_s + i_head * stride_stat_h
 
     b_max = tl.full([CHUNK], float("-inf"), tl.float32)
-    for start in range(0, num_partitions, CHUNK):
+    for start in range(first_partition, num_partitions, CHUNK):
         i_part = start + o_part
         b_one = tl.load(p_max_logits + i_part, mask=i_part < num_partitions, other=float("-inf"))  # [CHUNK]
         b_max = tl.maximum(b_max, b_one)
@@ -146,7 +170,7 @@ def paged_attention_v2_reduce_kernel(
 
     b_sum = tl.zeros([CHUNK], tl.float32)
     acc = tl.zeros([BLOCK_D], tl.float32)
-    for start in range(0, num_partitions, CHUNK):
+    for start in range(first_partition, num_partitions, CHUNK):
         i_part = start + o_part
         m_part = i_part < num_partitions
         b_one = tl.load(p_max_logits + i_part, mask=m_part, other=float("-inf"))  # [CHUNK]
@@ -156,6 +180,10 @@ def paged_attention_v2_reduce_kernel(
         b_sum += b_w
         acc += tl.sum(b_w[:, None] * b_out.to(tl.float32), axis=0)
     exp_sum = tl.sum(b_sum, axis=0)
+    if HAS_SINKS:
+        sink = tl.load(p_sinks + i_head * stride_sink)
+        global_max, exp_sum, alpha = count_sink(global_max, exp_sum, sink, False)
+        acc = acc * alpha
     divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
 
     p_out += i_seq * stride_os + i_head * stride_oh

@@ -25,6 +25,8 @@ that they begin at a multiple of 16 bytes the compiler knows because strides com
 import triton
 import triton.language as tl
 
+from attnfuzz.kernels.score_variants import vary_scores, window_begin
+
 __all__ = ["attend_packed"]
 
 
@@ -52,12 +54,21 @@ def attend_packed(
     stride_page,
     o_d,
     m_d,
+    i_query,  # position of the query: the last token that it sees
+    window,
+    soft_cap,
+    slope,
     ALIGN: tl.constexpr,
     X: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
 ):  # fmt: skip
     """``qk_max``, ``exp_sum`` and ``out [BLOCK_D]`` over tokens ``[begin, end)``: -inf, 0 and 0 if there are none."""
+    if HAS_WINDOW:
+        begin = tl.maximum(begin, window_begin(i_query, window))
     o_t = tl.arange(0, TILE)
     o_kd = (o_d // X) * stride_kdo * ALIGN + (o_d % X) * stride_kx
     o_vd = o_d * stride_vd
@@ -70,6 +81,7 @@ def attend_packed(
         p_tile = p_k + ((i_block * stride_kb + i_off * stride_kt) * ALIGN)[:, None] + o_kd[None, :]
         b_k = tl.load(p_tile, mask=m_t[:, None] & m_d[None, :], other=0.0)  # [TILE, BLOCK_D]
         b_s = tl.sum(b_q[None, :] * b_k.to(tl.float32), axis=1) * scale  # [TILE]
+        b_s = vary_scores(b_s, i_t, i_query, slope, soft_cap, HAS_CAP, HAS_ALIBI)
         tl.store(p_logits + i_t, b_s, mask=m_t)  # [TILE]
         b_max = tl.maximum(b_max, tl.where(m_t, b_s, float("-inf")))
     qk_max = tl.max(b_max, axis=0)

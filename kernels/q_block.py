@@ -29,6 +29,10 @@ tensors have room for, without programs that are launched for nothing.
 
 Blocks are taken from the last to the first: those at the end of a prompt see the most tokens, and the short ones fill
 the gaps that are left when they are done.
+
+*Variants* (``score_variants``). A sliding window leaves out the tiles before the first token that the block's first
+query sees, and segments cut what is left. The sink of a row is added by the program that finishes it: this one, or the
+reduction.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Device code has no Python types.
@@ -37,6 +41,7 @@ import triton
 import triton.language as tl
 
 from attnfuzz.kernels.q_block_walk import attend_tiles
+from attnfuzz.kernels.score_variants import count_sink, window_begin
 
 __all__ = ["find_sequence", "q_block_kernel"]
 
@@ -59,7 +64,7 @@ def find_sequence(p_cu_seqlens, stride_cu, i_block, num_seqs, BLOCK_Q: tl.conste
 @triton.jit(
     do_not_specialize=[
         "num_seqs", "num_kv_heads", "num_segments", "block_size", "stride_table_s", "stride_len", "stride_cu",
-        "stride_lse_s", "stride_lse_h", "stride_lse_segment",
+        "stride_lse_s", "stride_lse_h", "stride_lse_segment", "window", "stride_slope", "stride_sink",
     ]
 )  # fmt: skip
 def q_block_kernel(
@@ -90,6 +95,13 @@ def q_block_kernel(
     stride_cu,
     stride_os, stride_oh, stride_osegment, stride_od,
     stride_lse_s, stride_lse_h, stride_lse_segment,
+    # variants (see the wrapper): None or 0 unless asked for
+    p_slopes,  # [num_q_heads]
+    p_sinks,  # [num_q_heads]; not used if SEGMENTED
+    window,
+    soft_cap,
+    stride_slope,
+    stride_sink,
     # constants
     GROUP: tl.constexpr,  # query heads per KV head
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
@@ -100,6 +112,10 @@ def q_block_kernel(
     BLOCK_SIZE: tl.constexpr,  # block_size if that is to be compiled in, else 0
     SEGMENTED: tl.constexpr,
     STATIC: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid: one dimension of any size if STATIC, else as many programs as there are blocks x KV heads x segments."""
     HEADS: tl.constexpr = GROUP if GROUP < BLOCK_M else BLOCK_M
@@ -117,7 +133,9 @@ def q_block_kernel(
                 stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vh, stride_vd,
                 stride_table_s, stride_page, stride_len, stride_cu,
                 stride_os, stride_oh, stride_osegment, stride_od, stride_lse_s, stride_lse_h, stride_lse_segment,
+                p_slopes, p_sinks, window, soft_cap, stride_slope, stride_sink,
                 GROUP, HEADS, BLOCK_Q, X, BLOCK_M, TILE, BLOCK_D, WHOLE_HEAD, BLOCK_SIZE, SEGMENTED,
+                HAS_WINDOW, HAS_CAP, HAS_ALIBI, HAS_SINKS,
             )  # fmt: skip
     else:
         i_work = tl.program_id(0)
@@ -130,7 +148,9 @@ def q_block_kernel(
                 stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vh, stride_vd,
                 stride_table_s, stride_page, stride_len, stride_cu,
                 stride_os, stride_oh, stride_osegment, stride_od, stride_lse_s, stride_lse_h, stride_lse_segment,
+                p_slopes, p_sinks, window, soft_cap, stride_slope, stride_sink,
                 GROUP, HEADS, BLOCK_Q, X, BLOCK_M, TILE, BLOCK_D, WHOLE_HEAD, BLOCK_SIZE, SEGMENTED,
+                HAS_WINDOW, HAS_CAP, HAS_ALIBI, HAS_SINKS,
             )  # fmt: skip
 
 
@@ -143,9 +163,11 @@ def _attend_q_block(
     stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vh, stride_vd,
     stride_table_s, stride_page, stride_len, stride_cu,
     stride_os, stride_oh, stride_osegment, stride_od, stride_lse_s, stride_lse_h, stride_lse_segment,
+    p_slopes, p_sinks, window, soft_cap, stride_slope, stride_sink,
     GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, X: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE_HEAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SEGMENTED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """One block, some heads of one KV head, one segment; arguments as those of the kernel."""
     HEAD_PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
@@ -166,10 +188,15 @@ def _attend_q_block(
         i_in_group = i_head_part % HEAD_PARTS * HEADS + o_m % HEADS  # [BLOCK_M]
         m_row = (o_m < BLOCK_Q * HEADS) & (i_query < query_len) & (i_in_group < GROUP)
         limits = context_len + i_query + 1
-        end = tl.maximum(context_len + tl.minimum(first + BLOCK_Q, query_len), 0)
-        per_segment = tl.cdiv(end, num_segments * TILE) * TILE
-        begin = i_segment * per_segment
-        end = tl.minimum(begin + per_segment, end)
+        last_limit = tl.maximum(context_len + tl.minimum(first + BLOCK_Q, query_len), 0)
+        first_seen = 0
+        first_tile = 0
+        if HAS_WINDOW:
+            first_seen = tl.maximum(window_begin(context_len + first, window), 0)
+            first_tile = first_seen // TILE * TILE
+        per_segment = tl.cdiv(last_limit - first_tile, num_segments * TILE) * TILE
+        begin = first_tile + i_segment * per_segment
+        end = tl.minimum(begin + per_segment, last_limit)
         end_for_all = begin + tl.maximum(tl.minimum(context_len + first + 1, end) - begin, 0) // TILE * TILE
 
         o_d = tl.arange(0, BLOCK_D).to(tl.int64)
@@ -186,16 +213,33 @@ def _attend_q_block(
         p_keys = p_k + i_kv_head.to(tl.int64) * stride_kh
         p_values = p_v + i_kv_head.to(tl.int64) * stride_vh
         p_pages = p_table + i_seq * stride_table_s
-        scale_log2 = scale * 1.4426950408889634
+        walk_scale = scale if HAS_CAP or HAS_ALIBI else scale * 1.4426950408889634
+        slopes = limits
+        if HAS_ALIBI:
+            slopes = tl.load(p_slopes + i_head * stride_slope, mask=m_row, other=0.0)  # [BLOCK_M]
+        if HAS_WINDOW:
+            # Tiles from here on lie in the windows of all rows.
+            window_for_all = begin + tl.cdiv(tl.maximum(window_begin(last_limit - 1, window) - begin, 0), TILE) * TILE
+            window_for_all = tl.maximum(begin, tl.minimum(window_for_all, end))
+            row_max, exp_sum, acc = attend_tiles(
+                row_max, exp_sum, acc, b_q, limits, p_keys, p_values, p_pages, begin, window_for_all, walk_scale,
+                block_size, stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
+                o_d, m_d, first_seen, window, soft_cap, slopes, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
+                True, WHOLE_HEAD, X, TILE, BLOCK_SIZE,
+            )  # fmt: skip
+            begin = window_for_all
+            end_for_all = tl.maximum(begin, end_for_all)
         row_max, exp_sum, acc = attend_tiles(
-            row_max, exp_sum, acc, b_q, limits, p_keys, p_values, p_pages, begin, end_for_all, scale_log2, block_size,
+            row_max, exp_sum, acc, b_q, limits, p_keys, p_values, p_pages, begin, end_for_all, walk_scale, block_size,
             stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-            o_d, m_d, False, WHOLE_HEAD, X, TILE, BLOCK_SIZE,
+            o_d, m_d, first_seen, window, soft_cap, slopes, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
+            False, WHOLE_HEAD, X, TILE, BLOCK_SIZE,
         )  # fmt: skip
         row_max, exp_sum, acc = attend_tiles(
-            row_max, exp_sum, acc, b_q, limits, p_keys, p_values, p_pages, end_for_all, end, scale_log2, block_size,
+            row_max, exp_sum, acc, b_q, limits, p_keys, p_values, p_pages, end_for_all, end, walk_scale, block_size,
             stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-            o_d, m_d, True, WHOLE_HEAD, X, TILE, BLOCK_SIZE,
+            o_d, m_d, first_seen, window, soft_cap, slopes, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
+            True, WHOLE_HEAD, X, TILE, BLOCK_SIZE,
         )  # fmt: skip
 
         i_place = i_segment.to(tl.int64)
@@ -208,6 +252,10 @@ def _attend_q_block(
             tl.store(p_exp_sum + o_lse, exp_sum, mask=m_row)
             tl.store(p_out + o_out, acc, mask=m_md & (exp_sum > 0.0)[:, None])
         else:
+            if HAS_SINKS:
+                sinks = tl.load(p_sinks + i_head * stride_sink, mask=m_row, other=0.0)  # [BLOCK_M]
+                row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sinks * 1.4426950408889634, True)
+                acc = acc * alpha[:, None]
             divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
             b_out = acc / divisor[:, None]
             tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_md)

@@ -10,7 +10,10 @@ less. P is rounded to V's dtype, as the matrix units want it; sums stay in float
 
 Row ``m`` sees the tokens below its limit. Limits differ within a block, since queries that follow each other see one
 token more each: tiles below the smallest limit need no mask, and as all but the last one or two are of that kind, they
-have a loop of their own (``MASKED=False``) without comparisons.
+have a loop of their own (``MASKED=False``) without comparisons. With a sliding window the first tiles are masked too:
+of the tokens before the largest limit less the window, not every row sees all.
+
+With a soft cap or ALiBi the scores are made in natural units, as ``score_variants`` wants them, and log2(e) comes last.
 
 Tiles step over tokens, not pages (see ``paged_walk``). If a page is a whole number of tiles, a tile lies in one page
 and one look into the block table places it; otherwise each token looks for itself.
@@ -20,6 +23,8 @@ and one look into the block table places it; otherwise each token looks for itse
 
 import triton
 import triton.language as tl
+
+from attnfuzz.kernels.score_variants import vary_scores, window_begin
 
 __all__ = ["attend_tiles"]
 
@@ -36,14 +41,22 @@ def attend_tiles(
     p_pages,  # at this sequence's row of the block table
     begin,
     end,
-    scale_log2,
+    scale,  # times log2(e) unless HAS_CAP or HAS_ALIBI
     block_size,
     stride_kb, stride_kt, stride_kdo, stride_kx,
     stride_vb, stride_vt, stride_vd,
     stride_page,
     o_d,
     m_d,
-    MASKED: tl.constexpr,  # whether a tile may reach beyond ``end`` or beyond a row's limit
+    # variants: not used unless asked for
+    first_seen,  # the first token that any row sees
+    window,
+    soft_cap,
+    slopes,  # [BLOCK_M]
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    MASKED: tl.constexpr,  # whether a tile may reach beyond ``end``, beyond a row's limit or before its window
     WHOLE_HEAD: tl.constexpr,  # whether BLOCK_D is head_size
     X: tl.constexpr,
     TILE: tl.constexpr,
@@ -60,6 +73,8 @@ def attend_tiles(
         i_next = _load_ids(p_pages, stride_page, start + TILE, end, block_size, TILE, BLOCK_SIZE)
         i_t = start + o_t
         m_t = i_t < end
+        if MASKED and HAS_WINDOW:
+            m_t = m_t & (i_t >= first_seen)
         if BLOCK_SIZE > 0 and BLOCK_SIZE % TILE == 0:
             i_off = (start % BLOCK_SIZE + o_t).to(tl.int64)
         elif BLOCK_SIZE > 0:
@@ -71,9 +86,16 @@ def attend_tiles(
         b_k = _load_tile(p_k + o_kt[:, None] + o_kd[None, :], m_t, m_d, MASKED, WHOLE_HEAD)  # [TILE, BLOCK_D]
         b_v = _load_tile(p_v + o_vt[:, None] + o_vd[None, :], m_t, m_d, MASKED, WHOLE_HEAD)  # [TILE, BLOCK_D]
 
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale_log2  # [BLOCK_M, TILE]
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale  # [BLOCK_M, TILE]
+        if HAS_CAP or HAS_ALIBI:
+            i_row = limits[:, None] - 1  # the query's own position
+            b_s = vary_scores(b_s, i_t[None, :], i_row, slopes[:, None], soft_cap, HAS_CAP, HAS_ALIBI)
+            b_s = b_s * 1.4426950408889634
         if MASKED:
-            b_s = tl.where(i_t[None, :] < limits[:, None], b_s, float("-inf"))
+            m_s = i_t[None, :] < limits[:, None]
+            if HAS_WINDOW:
+                m_s = m_s & (i_t[None, :] >= window_begin(limits - 1, window)[:, None])
+            b_s = tl.where(m_s, b_s, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(b_s, axis=1))
         # Without masks every row has seen a token, and its maximum is finite.
         ref = new_max

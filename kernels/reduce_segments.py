@@ -6,6 +6,8 @@ With the maximum ``m_s``, the sum ``l_s`` and the unnormalised output ``acc_s`` 
 
 Maxima are in base 2, as ``q_block_walk`` keeps them. A segment without tokens has m_s = -inf and l_s = 0; its acc_s was
 never written and is not read. Where all are empty, ``ref`` is 0 in place of m, every weight is 0, and so is the output.
+
+Attention sinks are added here, once for each row (``score_variants``).
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Device code has no Python types.
@@ -13,13 +15,15 @@ never written and is not read. Where all are empty, ``ref`` is 0 in place of m, 
 import triton
 import triton.language as tl
 
+from attnfuzz.kernels.score_variants import count_sink
+
 __all__ = ["reduce_segments_kernel"]
 
 
 @triton.jit(
     do_not_specialize=[
         "num_seqs", "num_segments", "stride_cu", "stride_ms", "stride_mh", "stride_msegment", "stride_lse_s",
-        "stride_lse_h",
+        "stride_lse_h", "stride_sink",
     ]
 )  # fmt: skip
 def reduce_segments_kernel(
@@ -41,9 +45,13 @@ def reduce_segments_kernel(
     stride_ms, stride_mh, stride_msegment,
     stride_os, stride_oh, stride_od,
     stride_lse_s, stride_lse_h,
+    # sinks: None and 0 unless asked for
+    p_sinks,  # [num_q_heads]
+    stride_sink,
     # constants
     SEGMENTS: tl.constexpr,  # num_segments rounded up to a power of two
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(num_tokens, num_q_heads)``."""
     i_token = tl.program_id(0).to(tl.int64)
@@ -66,8 +74,13 @@ def reduce_segments_kernel(
         ref = tl.where(row_max == float("-inf"), 0.0, row_max)
         b_w = tl.exp2(b_max - ref)  # [SEGMENTS]
         exp_sum = tl.sum(b_w * b_sum, axis=0)
+        acc = tl.sum(b_w[:, None] * b_acc, axis=0)  # [BLOCK_D]
+        if HAS_SINKS:
+            sink = tl.load(p_sinks + i_head * stride_sink) * 1.4426950408889634
+            row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sink, True)
+            acc = acc * alpha
         divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
-        b_out = tl.sum(b_w[:, None] * b_acc, axis=0) / divisor  # [BLOCK_D]
+        b_out = acc / divisor
 
         o_out = i_token * stride_os + i_head * stride_oh + o_d * stride_od
         tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_d)
