@@ -9,10 +9,14 @@ from torch import Tensor
 
 __all__ = ["count_sms", "on_device_of"]
 
+_AS_IT_IS = nullcontext()
+
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
     """Context in which Triton launches on ``tensor``'s GPU: it takes the current one, not the arguments'."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+    if not tensor.is_cuda or torch.cuda.current_device() == tensor.get_device():
+        return _AS_IT_IS
+    return torch.cuda.device(tensor.device)
 
 
 def count_sms(tensor: Tensor) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -93,55 +95,90 @@ def grouped_decode(
     inputs |= variant.tensors
     out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
     check_equal_head_sizes(sizes)
-    if q.dtype not in _DTYPES:
-        raise ValueError(f"q.dtype={q.dtype} must be one of {_DTYPES}, for matrix units; use launch_paged.paged_decode")
     num_seqs, num_q_heads, head_size = q.shape
-    group_size = sizes["group_size"]
+    num_tokens = block_table.shape[1] * block_size
+    num_tokens = num_tokens if window is None else min(num_tokens, window)
+    launch = _launch(
+        num_seqs, num_q_heads, sizes["num_kv_heads"], head_size, num_tokens,
+        q.dtype, q.device, num_splits, tile, num_warps, num_stages, pdl, num_combined,
+    )  # fmt: skip
+    num_splits = launch.num_splits
+    partials = (num_seqs, num_q_heads, num_splits) if num_splits > 1 else (0,)
+    partial_acc = torch.empty((*partials, head_size), dtype=torch.float32, device=q.device)
+    partial_max = torch.empty(partials, dtype=torch.float32, device=q.device)
+    partial_sum = torch.empty(partials, dtype=torch.float32, device=q.device)
+    k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
+    of_sinks = sink_arguments(sinks)
+    with on_device_of(q):
+        grouped_decode_kernel[(launch.programs,)](
+            q, k_cache, v_cache, block_table, seq_lens, out, lse, partial_acc, partial_max, partial_sum,
+            float(scale), num_splits, sizes["num_kv_heads"], sizes["group_size"], block_size, head_size,
+            block_table.shape[1],
+            *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
+            *out.stride(), *lse.stride(),
+            X=x, **launch.of_splits, **variant.of_scores, **of_sinks,
+        )  # fmt: skip
+        if num_splits > 1:
+            combine_partials_kernel[(num_seqs * num_q_heads,)](
+                seq_lens, partial_acc, partial_max, partial_sum, out, lse, num_splits, num_q_heads, head_size,
+                *seq_lens.stride(), *out.stride(), *lse.stride(),
+                **launch.of_combination, window=window or 0, HAS_WINDOW=window is not None, **of_sinks,
+            )  # fmt: skip
+    return out, lse
+
+
+class _Launch(NamedTuple):
+    """What follows from shapes and options. ``of_splits``, ``of_combination``: constants of the two kernels."""
+
+    programs: int
+    num_splits: int
+    of_splits: Mapping[str, Any]
+    of_combination: Mapping[str, Any]
+
+
+@lru_cache(maxsize=1024)
+def _launch(
+    num_seqs: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    num_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_splits: int | None,
+    tile: int | None,
+    num_warps: int | None,
+    num_stages: int | None,
+    pdl: bool | None,
+    num_combined: int | None,
+) -> _Launch:
+    """Computed once: eager decoding is as fast as the host can launch. Raises ValueError."""
+    if dtype not in _DTYPES:
+        raise ValueError(f"q.dtype={dtype} must be one of {_DTYPES}, for matrix units; use launch_paged.paged_decode")
+    group_size = num_q_heads // num_kv_heads
     block_d = max(_LEAST_FOR_DOT, triton.next_power_of_2(head_size))
     most_heads = max(_LEAST_FOR_DOT, min(_MOST_HEADS, _MOST_ELEMENTS // block_d))
     block_m = min(most_heads, max(_LEAST_FOR_DOT, triton.next_power_of_2(group_size)))
-    pairs = num_seqs * sizes["num_kv_heads"] * triton.cdiv(group_size, block_m)
-    most_tokens = block_table.shape[1] * block_size
-    most_tokens = most_tokens if window is None else min(most_tokens, window)
-    plan = plan_grouped(pairs, most_tokens, _processors(q.device), block_d)
+    pairs = num_seqs * num_kv_heads * triton.cdiv(group_size, block_m)
+    plan = plan_grouped(pairs, num_tokens, _processors(device), block_d)
     num_splits = plan.num_splits if num_splits is None else num_splits
     check_positive("num_splits", num_splits)
     tile = plan.tile if tile is None else tile
     check_power_of_two("tile", tile)
-    token_bytes = 2 * block_d * q.element_size()
+    token_bytes = 2 * block_d * dtype.itemsize
     tile = max(_LEAST_FOR_DOT, min(tile, triton.next_power_of_2(_SHARED_BYTES // token_bytes + 1) // 2))
     stages_that_fit = _SHARED_BYTES // (tile * token_bytes) + 1
-    launch = check_launch(
+    warps_and_stages = check_launch(
         plan.num_warps if num_warps is None else num_warps,
         max(1, min(plan.num_stages if num_stages is None else num_stages, stages_that_fit)),
     )
     most = max(1, _CHUNK_ELEMENTS // block_d)
     check_power_of_two("num_combined", most if num_combined is None else num_combined)
     chunk = min(most, num_combined or most, triton.next_power_of_2(num_splits))
-    pdl = _has_pdl(q.device) and (plan.pdl if pdl is None else pdl)
-    dependent = {"launch_pdl": True} if pdl else {}
-    partials = (num_seqs, num_q_heads, num_splits) if num_splits > 1 else (0,)
-    partial_acc = torch.empty((*partials, head_size), dtype=torch.float32, device=q.device)
-    partial_max = torch.empty(partials, dtype=torch.float32, device=q.device)
-    partial_sum = torch.empty(partials, dtype=torch.float32, device=q.device)
-    k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
-    with on_device_of(q):
-        grouped_decode_kernel[(pairs * num_splits,)](
-            q, k_cache, v_cache, block_table, seq_lens, out, lse, partial_acc, partial_max, partial_sum,
-            float(scale), num_splits, sizes["num_kv_heads"], group_size, block_size, head_size, block_table.shape[1],
-            *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
-            *out.stride(), *lse.stride(),
-            X=x, TILE=tile, BLOCK_M=block_m, BLOCK_D=block_d, PDL=pdl, **launch, **dependent,
-            **variant.of_scores, **sink_arguments(sinks),
-        )  # fmt: skip
-        if num_splits > 1:
-            combine_partials_kernel[(num_seqs * num_q_heads,)](
-                seq_lens, partial_acc, partial_max, partial_sum, out, lse, num_splits, num_q_heads, head_size,
-                *seq_lens.stride(), *out.stride(), *lse.stride(),
-                TILE=tile, BLOCK_D=block_d, CHUNK=chunk, PDL=pdl, **dependent,
-                window=window or 0, HAS_WINDOW=window is not None, **sink_arguments(sinks),
-            )  # fmt: skip
-    return out, lse
+    pdl = _has_pdl(device) and (plan.pdl if pdl is None else pdl)
+    both = {"TILE": tile, "BLOCK_D": block_d, "PDL": pdl, **({"launch_pdl": True} if pdl else {})}
+    of_splits = {"BLOCK_M": block_m, **both, **warps_and_stages}
+    return _Launch(pairs * num_splits, num_splits, of_splits, {"CHUNK": chunk, **both})
 
 
 def _processors(device: torch.device) -> int:
