@@ -1,6 +1,7 @@
 """`python -m tests.vendor [FILE]`: which re-created bugs each vendor-style suite finds, and attnfuzz, as Markdown.
 
-With `--resume RESULTS` what is found out is kept there after each bug, and what is there already is not tried again.
+With `--resume RESULTS` what is found out is kept there as soon as it is known, and what is there already is not tried
+again; `--shard 1/2` tries every second bug, and a later run of `--shard 2/2` that resumes makes one table of both.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.vendor", description=__doc__)
     parser.add_argument("file", nargs="?", type=Path, help="also write the table there")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu: Triton's interpreter")
-    parser.add_argument("--jobs", type=int, default=1, help="mutants at once")
+    parser.add_argument("--jobs", type=int, default=1, help="suites and searches at once")
+    parser.add_argument(
+        "--shard", type=_shard, default=(1, 1), metavar="NUMBER/COUNT", help="one of equal parts of all"
+    )
     parser.add_argument("--resume", type=Path, metavar="RESULTS", help="go on from this file, if it is there")
     parser.add_argument("--only", nargs="+", metavar="MUTANT", help="these mutants")
     parser.add_argument("--finders", nargs="+", choices=[ATTNFUZZ, *SUITES], default=[ATTNFUZZ, *SUITES])
@@ -53,39 +57,57 @@ def main() -> None:
     historical = [mutant for mutant in MUTANTS if mutant.reference]
     mutants = [mutant_named(name) for name in arguments.only] if arguments.only else historical
     os.environ["TRITON_INTERPRET"] = "1" if arguments.device == "cpu" else "0"  # the suites go by it
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many processes as there are jobs share the cores
     results = Results.read(arguments.resume, arguments.device)
-    earlier = dict(results.found)
     suites = {name: Command(_pytest(SUITES[name])) for name in arguments.finders if name != ATTNFUZZ}
+    number, count = arguments.shard
+    untried = [
+        (mutant, name)
+        for mutant in mutants[number - 1 :: count]
+        for name in arguments.finders
+        if name not in results.found.get(mutant.name, {})
+    ]
 
-    def put(mutant: Mutant) -> tuple[Mutant, dict[str, Found]]:
-        known = earlier.get(mutant.name, {})
-        found = {name: known[name] if name in known else _by_suite(mutant, suite) for name, suite in suites.items()}
-        if ATTNFUZZ in arguments.finders:
-            found[ATTNFUZZ] = known[ATTNFUZZ] if ATTNFUZZ in known else _by_attnfuzz(mutant, arguments.device)
-        return mutant, found
+    def put(mutant: Mutant, name: str) -> tuple[Mutant, str, Found]:
+        found = _by_attnfuzz(mutant, arguments.device) if name == ATTNFUZZ else _by_suite(mutant, suites[name])
+        return mutant, name, found
+
+    def is_done(mutant: Mutant) -> bool:
+        return set(arguments.finders) <= results.found.get(mutant.name, {}).keys()
 
     def page() -> str:
-        done = [mutant for mutant in mutants if set(arguments.finders) <= results.found.get(mutant.name, {}).keys()]
+        done = [mutant for mutant in mutants if is_done(mutant)]
         rows = [_row(mutant, results.found[mutant.name], arguments.finders) for mutant in done]
         header = _header([results.found[mutant.name] for mutant in done], results.baseline, arguments)
-        left = [f"\n**{len(mutants) - len(done)} bugs are still to be tried.**"] if len(done) < len(mutants) else []
+        left = [f"\n**Still to be tried: {len(mutants) - len(done)} bugs.**"] if len(done) < len(mutants) else []
         return "\n".join([*header, *rows, *left, ""])
 
     with closing_all(suites.values()), ThreadPoolExecutor(arguments.jobs) as pool:
         try:
-            for name, suite in suites.items():
-                results.baseline[name] = _check(suite)
-                print(f"{name}: {results.baseline[name]:.0f} s on the correct kernels", flush=True)
-            for future in as_completed([pool.submit(put, mutant) for mutant in mutants]):
-                mutant, found = future.result()
-                results.keep(mutant.name, found, arguments.resume)
-                print(_row(mutant, found, arguments.finders), flush=True)
-                if arguments.file is not None:
-                    arguments.file.write_text(page())
+            checked = {name: suite for name, suite in suites.items() if any(name == one for _, one in untried)}
+            for name, seconds in zip(checked, pool.map(_check, checked.values()), strict=True):
+                results.baseline[name] = seconds
+                print(f"{name}: {seconds:.0f} s on the correct kernels", flush=True)
+            for future in as_completed([pool.submit(put, *one) for one in untried]):
+                mutant, name, found = future.result()
+                results.keep(mutant.name, {name: found}, arguments.resume)
+                if is_done(mutant):
+                    print(_row(mutant, results.found[mutant.name], arguments.finders), flush=True)
+                    if arguments.file is not None:
+                        arguments.file.write_text(page())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    if arguments.file is not None:
+        arguments.file.write_text(page())
     print(page())
+
+
+def _shard(text: str) -> tuple[int, int]:
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal()) or not 1 <= int(number) <= int(count):
+        raise argparse.ArgumentTypeError(f"{text!r} must be NUMBER/COUNT with 1 <= NUMBER <= COUNT, such as 1/2")
+    return int(number), int(count)
 
 
 @dataclass
