@@ -12,6 +12,8 @@ _MAX_LENGTHS = 8
 def headline(case: Case) -> str:
     """Problem, dtype, heads and pages: "paged_decode · float16 · head_size 64 · 4 query heads on 1 KV head · ..."."""
     parts = [case.problem, case.dtype, f"head_size {case.head_size}"]
+    if isinstance(case, AttentionCase) and case.kv is not None:
+        parts[1] += f", cache {case.kv.dtype} with a scale per {case.kv.per}"
     if isinstance(case, AttentionCase) and case.v_head_size is not None:
         parts += [f"v_head_size {case.v_head_size}"]
     if isinstance(case, MergeStatesCase):
