@@ -47,13 +47,14 @@ def _ways_without(aspect: str, declaration: Declaration, case: Case) -> Iterator
 
 
 def _alike(declaration: Declaration, case: Case) -> Iterator[Changes]:
-    """The strides of K for V too, and those of V for K. The packed layout knows no such thing."""
+    """The strides of K for V too, and those of V for K: of heads of one size. The packed layout knows no such thing."""
     k, v = _kv_names(case)
     packed = isinstance(case, PagedDecodeCase) and case.layout == "packed"
     layout = _simplest_layout(declaration, case) if packed else {}
+    sizes = _equal_head_sizes(case) if isinstance(case, AttentionCase) and case.v_head_size is not None else {}
     for kind in dict.fromkeys((_kind(case, k), _kind(case, v))):
-        if layout or kind != "contiguous":
-            yield {**layout, "strides": {**case.strides, k: kind, v: kind}}
+        if layout or sizes or kind != "contiguous":
+            yield {**layout, **sizes, "strides": {**case.strides, k: kind, v: kind}}
 
 
 def _no_empty_sequence(case: AttentionCase) -> Changes:

@@ -6,6 +6,8 @@ import math
 import time
 from typing import Any
 
+import msgspec
+
 from attnfuzz.explaining.ablation import ablate
 from attnfuzz.explaining.changes import changes_of
 from attnfuzz.problems.cases import Case, MergeStatesCase, PagedDecodeCase, encode_case
@@ -53,6 +55,13 @@ def test_what_a_kernel_does_not_support_is_not_tried() -> None:
     """The kernel would raise, and the change would be said to fail."""
     found = changes(dtypes=("bfloat16",), block_sizes=(3,))
     assert not [words for words in found if "float" in words or "block_size" in words]
+
+
+def test_heads_of_v_can_be_as_large_as_those_of_k() -> None:
+    """That a bug needs two sizes is the first thing to know of it."""
+    case = msgspec.structs.replace(CASE, v_head_size=40)
+    words = f"v_head_size {case.head_size} instead of 40"
+    assert changes(case, v_head_sizes="any")[words].value_size == case.head_size
 
 
 def test_states_can_be_made_finite() -> None:
