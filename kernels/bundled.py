@@ -125,6 +125,7 @@ _GROUPED = {
     "num_stages": (3, 2, 1),
     "pdl": (True, False),
     "num_combined": (64, 2),
+    "last_combines": (False, True),
 }
 # All that the wrapper would choose by the batch is given, so that a row does not depend on it.
 _Q_BLOCKS = {"block_m": (16, 32, 64), **_TILED}
@@ -178,10 +179,17 @@ def paged_split_k_auto(inputs: Any, *, partials: str, **options: Any) -> State:
 
 
 @attnfuzz.kernel("paged_decode", supports=_HALVES, options=_GROUPED, numerics=_MATRIX_UNITS)
-def paged_grouped(inputs: Any, **options: Any) -> State:
+def paged_grouped(inputs: Any, *, last_combines: bool = False, **options: Any) -> State:
     """All query heads of a KV head in one program, splits in parallel, then their combination."""
+    counters = torch.zeros(inputs.q.shape[:2], dtype=torch.int32, device=inputs.q.device) if last_combines else None
     return launch_grouped.grouped_decode(
-        **_packed(inputs), **_variants(inputs), layout=inputs.layout, out=inputs.out, lse=inputs.lse, **options
+        **_packed(inputs),
+        **_variants(inputs),
+        layout=inputs.layout,
+        out=inputs.out,
+        lse=inputs.lse,
+        counters=counters,
+        **options,
     )
 
 

@@ -12,11 +12,11 @@ sinks are added here, once for each row (``score_variants``), unless the first h
 import triton
 import triton.language as tl
 
-from attnfuzz.kernels.grouped_decode import count_splits, first_tile_begin
-from attnfuzz.kernels.score_variants import add_sink
+from attnfuzz.kernels.score_variants import add_sink, count_sink
 from attnfuzz.kernels.softmax_state import store_state
+from attnfuzz.kernels.split_tiles import count_splits, first_tile_begin
 
-__all__ = ["combine_partials_kernel"]
+__all__ = ["combine_heads", "combine_partials_kernel"]
 
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
@@ -99,3 +99,55 @@ def combine_partials_kernel(
     p_out += i_seq * stride_os + i_head * stride_oh
     p_lse += i_seq * stride_lse_s + i_head * stride_lse_h
     store_state(p_out, p_lse, o_d, m_d, stride_od, row_max, exp_sum, acc)
+
+
+@triton.jit
+def combine_heads(
+    p_partial_acc, p_partial_max, p_partial_sum,  # as above
+    p_out, p_lse,  # at this sequence
+    p_sinks,
+    i_head, m_head,  # [BLOCK_G]
+    o_state,  # [BLOCK_G], where the states of each head begin
+    splits_used,
+    head_size,
+    stride_oh, stride_od, stride_lse_h, stride_sink,
+    BLOCK_G: tl.constexpr,  # heads, a power of two
+    BLOCK_D: tl.constexpr,
+    CHUNK: tl.constexpr,  # splits per step, a power of two
+    HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """The same for several heads at once, by the last of the programs that have just stored the states."""
+    o_d = tl.arange(0, BLOCK_D).to(tl.int64)
+    m_d = o_d < head_size
+    o_split = tl.arange(0, CHUNK)
+    row_max = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    exp_sum = tl.zeros([BLOCK_G], tl.float32)
+    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for start in range(0, splits_used, CHUNK):
+        i_s = start + o_split
+        m_s = m_head[:, None] & (i_s < splits_used)[None, :]
+        o_s = o_state[:, None] + i_s[None, :]
+        o_acc = o_s[:, :, None] * head_size + o_d[None, None, :]
+        m_acc = m_s[:, :, None] & m_d[None, None, :]
+        # From the second-level cache: what other programs write does not get into this one's first.
+        b_max = tl.load(p_partial_max + o_s, mask=m_s, other=float("-inf"), cache_modifier=".cg")  # [BLOCK_G, CHUNK]
+        b_sum = tl.load(p_partial_sum + o_s, mask=m_s, other=0.0, cache_modifier=".cg")  # [BLOCK_G, CHUNK]
+        b_acc = tl.load(p_partial_acc + o_acc, mask=m_acc, other=0.0, cache_modifier=".cg")  # [BLOCK_G, CHUNK, BLOCK_D]
+
+        new_max = tl.maximum(row_max, tl.max(b_max, axis=1))
+        ref = tl.where(new_max == float("-inf"), 0.0, new_max)
+        alpha = tl.exp(row_max - ref)
+        b_w = tl.exp(b_max - ref[:, None])  # [BLOCK_G, CHUNK]
+        exp_sum = exp_sum * alpha + tl.sum(b_w * b_sum, axis=1)
+        acc = acc * alpha[:, None] + tl.sum(b_w[:, :, None] * b_acc, axis=1)
+        row_max = new_max
+
+    if HAS_SINKS:
+        sinks = tl.load(p_sinks + i_head * stride_sink, mask=m_head, other=0.0)  # [BLOCK_G]
+        row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sinks, False)
+        acc = acc * alpha[:, None]
+    divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
+    b_out = acc / divisor[:, None]  # [BLOCK_G, BLOCK_D]
+    o_out = i_head[:, None] * stride_oh + o_d[None, :] * stride_od
+    tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_head[:, None] & m_d[None, :])
+    tl.store(p_lse + i_head * stride_lse_h, row_max + tl.log(divisor), mask=m_head)

@@ -13,6 +13,10 @@ stands between a simple kernel and that:
 * The second kernel, ``combine_partials``, would be launched when the last program of this one has ended. With
   programmatic dependent launch (PDL) its programs, and those of whatever comes next, take their places before that, and
   wait in ``gdc_wait`` for the memory they depend on.
+* Even then it costs a microsecond or two, also where no sequence is long enough to need it. With counters in memory
+  that the caller has zeroed once (``LAST_COMBINES``) there is no second kernel: each program counts itself when it has
+  stored its state, and who finds all others counted combines, and sets the counter back to 0. States are combined in
+  the order of the splits, whoever does it.
 
 Variants (``score_variants``): with a sliding window the tiles are counted from the one that holds the first token that
 the query sees, so that all splits have work; a sink is added where the result is stored, here or by the second kernel.
@@ -27,21 +31,11 @@ multiply it; everything else is float32.
 import triton
 import triton.language as tl
 
+from attnfuzz.kernels.combine_partials import combine_heads
 from attnfuzz.kernels.score_variants import count_sink, vary_scores, window_begin
+from attnfuzz.kernels.split_tiles import count_splits, first_tile_begin
 
-__all__ = ["count_splits", "first_tile_begin", "grouped_decode_kernel"]
-
-
-@triton.jit
-def count_splits(seq_len, begin, num_splits, TILE: tl.constexpr):
-    """How many splits of the tokens ``[begin, seq_len)`` have a tile."""
-    return tl.minimum(tl.cdiv(seq_len - begin, TILE), num_splits)
-
-
-@triton.jit
-def first_tile_begin(seq_len, window, TILE: tl.constexpr):
-    """Where the tile begins that holds the first token in the window of a sequence's last one."""
-    return tl.maximum(window_begin(seq_len - 1, window), 0) // TILE * TILE
+__all__ = ["grouped_decode_kernel"]
 
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
@@ -66,6 +60,7 @@ def grouped_decode_kernel(
     p_partial_acc,  # [num_seqs, num_q_heads, num_splits, head_size]
     p_partial_max,  # [num_seqs, num_q_heads, num_splits]
     p_partial_sum,  # [num_seqs, num_q_heads, num_splits]
+    p_counters,  # [num_seqs, num_q_heads], int32, 0 before and after; None unless LAST_COMBINES
     # scalars
     scale,
     num_splits,
@@ -95,6 +90,9 @@ def grouped_decode_kernel(
     BLOCK_M: tl.constexpr,  # query heads of a program: a power of two of at least 16, for tl.dot
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two of at least 16
     PDL: tl.constexpr,  # whether launched with programmatic dependent launch
+    LAST_COMBINES: tl.constexpr,  # whether there is no second kernel
+    BLOCK_G: tl.constexpr,  # LAST_COMBINES: as BLOCK_M, but no more than the group rounded up to a power of two
+    CHUNK: tl.constexpr,  # LAST_COMBINES: splits that are combined in one step, a power of two
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
@@ -198,3 +196,17 @@ def grouped_decode_kernel(
     tl.store(p_partial_acc + o_state[:, None] * head_size + o_d[None, :], acc, mask=m_md)
     tl.store(p_partial_max + o_state, row_max, mask=m_m)
     tl.store(p_partial_sum + o_state, exp_sum, mask=m_m)
+    if LAST_COMBINES:
+        # All threads have stored before one of them counts, and that one's release makes it visible to who acquires.
+        tl.debug_barrier()
+        p_counter = p_counters + i_seq * num_q_heads + i_kv_head * group_size + i_head_block
+        arrived = tl.atomic_add(p_counter, 1, sem="acq_rel")
+        if arrived == splits_used - 1:
+            tl.store(p_counter, 0)
+            i_in_group = i_head_block * BLOCK_M + tl.arange(0, BLOCK_G)
+            i_heads = i_kv_head * group_size + i_in_group
+            combine_heads(
+                p_partial_acc, p_partial_max, p_partial_sum, p_out, p_lse, p_sinks, i_heads, i_in_group < group_size,
+                (i_seq * num_q_heads + i_heads) * num_splits, splits_used, head_size,
+                stride_oh, stride_od, stride_lse_h, stride_sink, BLOCK_G, BLOCK_D, CHUNK, HAS_SINKS,
+            )  # fmt: skip

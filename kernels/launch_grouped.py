@@ -30,6 +30,7 @@ _CHUNK_ELEMENTS = 8192
 _SHARED_BYTES = 160 << 10
 """Of the tiles that are on their way at a time; a multiprocessor of an A100 has 164 KiB, of an H100 228."""
 _PDL_CAPABILITY = (9, 0)
+_SECOND_KERNEL = {"LAST_COMBINES": False, "BLOCK_G": 1, "CHUNK": 1}
 
 
 class GroupedPlan(NamedTuple):
@@ -81,13 +82,18 @@ def grouped_decode(
     num_stages: int | None = None,
     pdl: bool | None = None,
     num_combined: int | None = None,
+    counters: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``launch_paged.paged_decode`` at the speed of memory, in float16 or bfloat16.
 
     Arguments and result as there. ``num_splits``: programs that share a sequence, at most. ``tile`` and ``num_stages``
     are taken as far as they fit into shared memory. ``pdl``: programmatic dependent launch. What is not given is chosen
     by ``plan_grouped``. ``num_combined``: splits that are combined in one step, a power of two, as far as registers
-    hold them. Raises ValueError.
+    hold them.
+
+    ``counters [num_seqs, num_q_heads]`` int32, contiguous and zero: with it there is no second kernel, since the last
+    program of a sequence's splits combines them. It is zero again afterwards, so one tensor serves any number of calls
+    one after the other, but none that run at the same time. Raises ValueError.
     """
     variant = Variant(window, soft_cap, alibi_slopes, sinks)
     check_variant(variant)
@@ -103,6 +109,8 @@ def grouped_decode(
         q.dtype, q.device, num_splits, tile, num_warps, num_stages, pdl, num_combined,
     )  # fmt: skip
     num_splits = launch.num_splits
+    if counters is not None:
+        _check_counters(counters, q)
     partials = (num_seqs, num_q_heads, num_splits) if num_splits > 1 else (0,)
     partial_acc = torch.empty((*partials, head_size), dtype=torch.float32, device=q.device)
     partial_max = torch.empty(partials, dtype=torch.float32, device=q.device)
@@ -111,14 +119,15 @@ def grouped_decode(
     of_sinks = sink_arguments(sinks)
     with on_device_of(q):
         grouped_decode_kernel[(launch.programs,)](
-            q, k_cache, v_cache, block_table, seq_lens, out, lse, partial_acc, partial_max, partial_sum,
+            q, k_cache, v_cache, block_table, seq_lens, out, lse, partial_acc, partial_max, partial_sum, counters,
             float(scale), num_splits, sizes["num_kv_heads"], sizes["group_size"], block_size, head_size,
             block_table.shape[1],
             *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
             *out.stride(), *lse.stride(),
-            X=x, **launch.of_splits, **variant.of_scores, **of_sinks,
+            X=x, **launch.of_splits, **(_SECOND_KERNEL if counters is None else launch.of_last), **variant.of_scores,
+            **of_sinks,
         )  # fmt: skip
-        if num_splits > 1:
+        if num_splits > 1 and counters is None:
             combine_partials_kernel[(num_seqs * num_q_heads,)](
                 seq_lens, partial_acc, partial_max, partial_sum, out, lse, num_splits, num_q_heads, head_size,
                 *seq_lens.stride(), *out.stride(), *lse.stride(),
@@ -128,12 +137,16 @@ def grouped_decode(
 
 
 class _Launch(NamedTuple):
-    """What follows from shapes and options. ``of_splits``, ``of_combination``: constants of the two kernels."""
+    """What follows from shapes and options.
+
+    ``of_splits``, ``of_combination``: constants of the two kernels. ``of_last``: of the first without the second.
+    """
 
     programs: int
     num_splits: int
     of_splits: Mapping[str, Any]
     of_combination: Mapping[str, Any]
+    of_last: Mapping[str, Any]
 
 
 @lru_cache(maxsize=1024)
@@ -177,8 +190,27 @@ def _launch(
     chunk = min(most, num_combined or most, triton.next_power_of_2(num_splits))
     pdl = _has_pdl(device) and (plan.pdl if pdl is None else pdl)
     both = {"TILE": tile, "BLOCK_D": block_d, "PDL": pdl, **({"launch_pdl": True} if pdl else {})}
-    of_splits = {"BLOCK_M": block_m, **both, **warps_and_stages}
-    return _Launch(pairs * num_splits, num_splits, of_splits, {"CHUNK": chunk, **both})
+    block_g = min(block_m, triton.next_power_of_2(group_size))
+    # More would be more registers than two programs of a multiprocessor have.
+    elements = _CHUNK_ELEMENTS if warps_and_stages["num_warps"] <= 4 else _CHUNK_ELEMENTS // 4
+    in_one_step = max(1, min(chunk, elements // (block_g * block_d)))
+    return _Launch(
+        programs=pairs * num_splits,
+        num_splits=num_splits,
+        of_splits={"BLOCK_M": block_m, **both, **warps_and_stages},
+        of_combination={"CHUNK": chunk, **both},
+        of_last={"LAST_COMBINES": True, "BLOCK_G": block_g, "CHUNK": in_one_step},
+    )
+
+
+def _check_counters(counters: Tensor, q: Tensor) -> None:
+    if counters.shape != q.shape[:2] or counters.dtype != torch.int32 or not counters.is_contiguous():
+        raise ValueError(
+            f"counters.shape={list(counters.shape)}, {counters.dtype}, strides {counters.stride()}, must be "
+            f"[num_seqs, num_q_heads]={list(q.shape[:2])}, torch.int32 and contiguous; make them with torch.zeros"
+        )
+    if counters.device != q.device:
+        raise ValueError(f"counters.device={counters.device} must be {q.device}, that of q; make them there")
 
 
 def _processors(device: torch.device) -> int:

@@ -23,6 +23,10 @@ def slopes() -> Tensor:
     return torch.tensor([0.5, 0.25, 0.125, 0.0625])
 
 
+def counters() -> Tensor:
+    return torch.zeros(len(DECODE), HEADS, dtype=torch.int32)
+
+
 def sinks() -> Tensor:
     return torch.tensor([0.5, -30.0, 40.0, 2.0])
 
@@ -38,14 +42,15 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "segments": (q_block_attention, {"block_m": 32, "tile": 16, "num_segments": 2, "static_grid": True}),
     "grouped": (grouped_decode, {}),
     "grouped splits": (grouped_decode, {"tile": 16, "num_splits": 3}),
+    "grouped by the last": (grouped_decode, {"tile": 16, "num_splits": 3, "counters": counters}),
     "v1": (paged_attention_v1, {}),
     "v2": (paged_attention_v2, {"partition_size": 12}),
 }
 
 
-def made(variant: dict[str, Any]) -> dict[str, Any]:
+def made(arguments: dict[str, Any]) -> dict[str, Any]:
     """Tensors are made within the test, on its device."""
-    return {name: value() if callable(value) else value for name, value in variant.items()}
+    return {name: value() if callable(value) else value for name, value in arguments.items()}
 
 
 def inputs(kernel: Any) -> tuple[dict[str, Any], list[Tensor], list[Tensor]]:
@@ -82,7 +87,8 @@ def by_definition(
     q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], seqs: Sequence[tuple[int, int]], **variant: Any
 ) -> tuple[Tensor, Tensor]:
     """In float64, one query token and head at a time."""
-    outs, lses = [], []
+    outs: list[Tensor] = []
+    lses: list[Tensor] = []
     for (num_queries, length), k, v in zip(seqs, keys, values, strict=True):
         for query in range(num_queries):
             distance = torch.arange(length) - (length - num_queries + query)
@@ -107,7 +113,7 @@ def test_variants_are_their_definition(name: str, variant: str) -> None:
     kernel, options = KERNELS[name]
     args, keys, values = inputs(kernel)
     asked = made(VARIANTS[variant])
-    out, lse = kernel(**args, **options, **asked)
+    out, lse = kernel(**args, **made(options), **asked)
     seqs = MIXED if kernel is q_block_attention else DECODE
     expected_out, expected_lse = by_definition(args["q"], keys, values, seqs, **asked)
     torch.testing.assert_close(out.double(), expected_out, rtol=2.0**-9, atol=2.0**-9)
@@ -119,14 +125,14 @@ def test_what_lies_before_all_windows_is_not_even_read(name: str) -> None:
     """A cache that frees pages behind the window would have its NaN read back, and their ids followed."""
     kernel, options = KERNELS[name]
     args, _, _ = inputs(kernel)
-    right = kernel(**args, window=5, **options)
+    right = kernel(**args, window=5, **made(options))
     for seq, (num_queries, length) in enumerate(MIXED if kernel is q_block_attention else DECODE):
         free = max(0, length - num_queries + 1 - 5) // PAGE
         ids = args["block_table"][seq, :free].long()
         args["k_cache"][ids] = torch.nan
         args["v_cache"][ids] = torch.nan
         args["block_table"][seq, :free] = 2**31 - 1
-    out, lse = kernel(**args, window=5, **options)
+    out, lse = kernel(**args, window=5, **made(options))
     assert torch.equal(out, right[0])
     assert torch.equal(lse, right[1])
 
@@ -146,7 +152,7 @@ def test_variants_that_make_no_sense_are_refused(name: str, variant: dict[str, A
     """A short tensor of sinks would be read past its end on the device."""
     kernel, options = KERNELS[name]
     with pytest.raises(ValueError, match=words):
-        kernel(**inputs(kernel)[0], **options, **made(variant))
+        kernel(**inputs(kernel)[0], **made(options), **made(variant))
 
 
 def test_a_window_is_planned_for_and_not_the_length() -> None:

@@ -74,6 +74,27 @@ def test_every_stride_is_honoured(paged_problem: Make, spread: Make) -> None:
         assert int(result._base.isfinite().sum()) == result.numel()
 
 
+@pytest.mark.parametrize(("heads", "num_combined"), [((6, 2), 4), ((6, 2), 1), ((70, 1), 4)])
+def test_the_last_program_combines_and_leaves_the_counters_at_zero(
+    heads: tuple[int, int], num_combined: int, paged_problem: Make
+) -> None:
+    """The next call would combine before all states are stored, or never; heads beyond a block would be left out."""
+    problem = paged_problem([0, 1, 16, 33, 100], heads=heads)
+    counters = torch.zeros(5, heads[0], dtype=torch.int32)
+    launch: dict[str, Any] = {"num_splits": 4, "tile": 16, "num_combined": num_combined}
+    for _ in range(2):
+        check(grouped_decode(*problem.args, **launch, counters=counters), problem.expected)
+        assert not counters.any()
+
+
+def test_counters_that_do_not_fit_are_refused(paged_problem: Make) -> None:
+    """Programs would count in memory that is somebody else's."""
+    args = paged_problem([1, 36], heads=(4, 2)).args
+    for counters in (torch.zeros(2, 2, dtype=torch.int32), torch.zeros(2, 4), torch.zeros(4, 2, dtype=torch.int32).t()):
+        with pytest.raises(ValueError, match=r"must be \[num_seqs, num_q_heads\]=\[2, 4\], torch.int32 and contiguous"):
+            grouped_decode(*args, counters=counters)
+
+
 def test_float32_is_refused(paged_problem: Make) -> None:
     """Matrix units would silently multiply in TF32."""
     with pytest.raises(ValueError, match=r"q\.dtype=torch\.float32 must be one of"):
