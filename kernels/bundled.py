@@ -314,14 +314,14 @@ def merge_states_eager(inputs: Any) -> State:
 def paged_attention_naive(inputs: Any, **options: Any) -> State:
     """One program per query token and query head."""
     return launch_attention.paged_attention(
-        **_queries(inputs), **_variants(inputs), out=inputs.out, lse=inputs.lse, **options
+        **_queries(inputs), **_variants(inputs), **_scales(inputs), out=inputs.out, lse=inputs.lse, **options
     )
 
 
 @attnfuzz.kernel("paged_attention", supports=_PAGED_PADDED, numerics=_FLOAT32)
 def paged_attention_eager(inputs: Any) -> State:
     """Each query token as a row of a decode batch."""
-    return eager_attention.paged_attention(**_queries(inputs), **_variants(inputs))
+    return eager_attention.paged_attention(**_queries(inputs), **_variants(inputs), **_scales(inputs))
 
 
 @attnfuzz.kernel("paged_attention", supports=_Q_BLOCK, options=_Q_BLOCKS, numerics=_MATRIX_UNITS)
@@ -370,8 +370,11 @@ def _paged(inputs: Any) -> dict[str, Any]:
 
 
 def _variants(inputs: Any) -> dict[str, Any]:
-    names = ("window", "soft_cap", "alibi_slopes", "sinks", "k_scale", "v_scale")
-    return {name: getattr(inputs, name) for name in names}
+    return {name: getattr(inputs, name) for name in ("window", "soft_cap", "alibi_slopes", "sinks")}
+
+
+def _scales(inputs: Any) -> dict[str, Any]:
+    return {name: getattr(inputs, name) for name in ("k_scale", "v_scale")}
 
 
 def _packed(inputs: Any) -> dict[str, Any]:
