@@ -124,6 +124,7 @@ _GROUPED = {
     **_NUM_WARPS,
     "num_stages": (3, 2, 1),
     "pdl": (True, False),
+    "block_m": (64, 16),
     "num_combined": (64, 2),
     "last_combines": (False, True),
 }

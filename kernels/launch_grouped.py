@@ -81,6 +81,7 @@ def grouped_decode(
     num_warps: int | None = None,
     num_stages: int | None = None,
     pdl: bool | None = None,
+    block_m: int | None = None,
     num_combined: int | None = None,
     counters: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -88,8 +89,9 @@ def grouped_decode(
 
     Arguments and result as there. ``num_splits``: programs that share a sequence, at most. ``tile`` and ``num_stages``
     are taken as far as they fit into shared memory. ``pdl``: programmatic dependent launch. What is not given is chosen
-    by ``plan_grouped``. ``num_combined``: splits that are combined in one step, a power of two, as far as registers
-    hold them.
+    by ``plan_grouped``. ``block_m``: query heads of a program, a power of two, at least 16 and as far as registers hold
+    its accumulator; larger groups are shared out. ``num_combined``: splits that are combined in one step, a power of
+    two, as far as registers hold them.
 
     ``counters [num_seqs, num_q_heads]`` int32, contiguous and zero: with it there is no second kernel, since the last
     program of a sequence's splits combines them. It is zero again afterwards, so one tensor serves any number of calls
@@ -106,7 +108,7 @@ def grouped_decode(
     num_tokens = num_tokens if window is None else min(num_tokens, window)
     launch = _launch(
         num_seqs, num_q_heads, sizes["num_kv_heads"], head_size, num_tokens,
-        q.dtype, q.device, num_splits, tile, num_warps, num_stages, pdl, num_combined,
+        q.dtype, q.device, num_splits, tile, num_warps, num_stages, pdl, block_m, num_combined,
     )  # fmt: skip
     num_splits = launch.num_splits
     if counters is not None:
@@ -163,6 +165,7 @@ def _launch(
     num_warps: int | None,
     num_stages: int | None,
     pdl: bool | None,
+    block_m: int | None,
     num_combined: int | None,
 ) -> _Launch:
     """Computed once: eager decoding is as fast as the host can launch. Raises ValueError."""
@@ -171,7 +174,8 @@ def _launch(
     group_size = num_q_heads // num_kv_heads
     block_d = max(_LEAST_FOR_DOT, triton.next_power_of_2(head_size))
     most_heads = max(_LEAST_FOR_DOT, min(_MOST_HEADS, _MOST_ELEMENTS // block_d))
-    block_m = min(most_heads, max(_LEAST_FOR_DOT, triton.next_power_of_2(group_size)))
+    check_power_of_two("block_m", most_heads if block_m is None else block_m)
+    block_m = max(_LEAST_FOR_DOT, min(most_heads, block_m or most_heads, triton.next_power_of_2(group_size)))
     pairs = num_seqs * num_kv_heads * triton.cdiv(group_size, block_m)
     plan = plan_grouped(pairs, num_tokens, _processors(device), block_d)
     num_splits = plan.num_splits if num_splits is None else num_splits

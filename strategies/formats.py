@@ -39,11 +39,13 @@ from attnfuzz.strategies.variants import VARIANT_BYTES, decide_variant, decide_v
 __all__ = ["FormatPlan", "decide_format", "draw_formats", "first_formats", "format_bytes"]
 
 _MERGE_HEADS = (1, 2, 3, 4, 5, 8, 12, 16, 17, 32)
-_HEADS = ((6, False),) * 4 + ((3, False),) * 3 + ((1, False), (1, True))
-"""Work for each head, as many of them leave little for many or long sequences, and whether groups are to be wide: one
-case in a hundred has several KV heads with more than 16 query heads each, and takes six times as long as others."""
+_HEADS = ((6, 0),) * 8 + ((3, 0),) * 6 + ((1, 0), (1, 0), (1, 2), (1, 2), (1, 1))
+"""Work for each head, as many of them leave little for many or long sequences, and how many wide groups there must be:
+one case in a hundred has several KV heads with more than 16 query heads each, and takes six times as long as others;
+one in thirty has one such group, and hardly a token beside it."""
 _ROOM_FOR_WIDE = 1.2
 """Times the heads that there is work for: 2 groups of 24 in a case that may have 40."""
+_HEADS_OF_ONE_WIDE = 24
 _SHAPE_BYTES = 8
 _V_HEAD_SIZE_BYTES = 2
 _POOL = 6
@@ -156,7 +158,8 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
     num_splits = _pick_splits(splits, plan)
     per_head, wide = shape.pick(_HEADS)
     most_heads = work // (per_head * (1 + (num_splits or split_count(options)) // 4))
-    most_heads = int(_ROOM_FOR_WIDE * most_heads) if wide else most_heads
+    if wide:
+        most_heads = max(int(_ROOM_FOR_WIDE * most_heads), _HEADS_OF_ONE_WIDE if wide == 1 else 0)
     num_q_heads, num_kv_heads = decide_gqa_heads(
         shape, gqa_ratios_of(plan.supports), min(plan.sizes.max_heads, max(1, most_heads)), wide=wide
     )

@@ -16,15 +16,15 @@ _WIDE = 16
 
 
 def decide_gqa_heads(
-    decisions: Decisions, ratios: tuple[int, ...], max_heads: int, *, wide: bool = False
+    decisions: Decisions, ratios: tuple[int, ...], max_heads: int, *, wide: int = 0
 ) -> tuple[int, int]:
     """``ratios`` ascending; where all of them exceed ``max_heads``, the first is drawn.
 
-    ``wide``: a ratio of at least 16 and two KV heads, where ``max_heads`` has room for them.
+    ``wide``: a ratio of at least 16 and so many KV heads, where ``max_heads`` has room for them; 0: any.
     """
-    wide_ratios = [ratio for ratio in ratios if wide and ratio >= _WIDE and 2 * ratio <= max_heads]
+    wide_ratios = [ratio for ratio in ratios if wide and ratio >= _WIDE and wide * ratio <= max_heads]
     ratio = decisions.pick(wide_ratios or [ratio for ratio in ratios if ratio <= max_heads] or ratios[:1])
-    least = 2 if wide_ratios else 1
+    least = wide if wide_ratios else 1
     counts = [count for count in KV_HEADS if least <= count and count * ratio <= max_heads]
     num_kv_heads = decisions.pick(counts or KV_HEADS[:1])
     return ratio * num_kv_heads, num_kv_heads

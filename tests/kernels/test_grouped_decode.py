@@ -35,6 +35,8 @@ def test_groups_that_are_shared_out(paged_problem: Make) -> None:
     """Heads beyond the first block of a large group would be left out or doubled."""
     problem = paged_problem([3, 20], heads=(70, 1))
     check(grouped_decode(*problem.args, num_splits=2, tile=16), problem.expected)
+    problem = paged_problem([3, 20], heads=(34, 2))
+    check(grouped_decode(*problem.args, num_splits=1, tile=16, block_m=16), problem.expected)
 
 
 @pytest.mark.parametrize("num_splits", [1, 2, 5, 40])
