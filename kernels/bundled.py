@@ -67,7 +67,12 @@ _EVERYTHING = attnfuzz.Supports(unused_table_entries="garbage", batch_invariant=
 _DENSE = attnfuzz.Supports(v_head_sizes="any", batch_invariant=True, graph_replay=True)
 _DENSE_PADDED = attnfuzz.Supports(v_head_sizes="any")
 _PACKED = attnfuzz.Supports(
-    layouts=("packed",), unused_table_entries="garbage", variants=_VARIANTS, batch_invariant=True, graph_replay=True
+    layouts=("packed",),
+    v_head_sizes="any",
+    unused_table_entries="garbage",
+    variants=_VARIANTS,
+    batch_invariant=True,
+    graph_replay=True,
 )
 _HALVES = attnfuzz.Supports(
     dtypes=("float16", "bfloat16"),

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from attnfuzz.kernels.alignment import common_alignment, in_units
-from attnfuzz.kernels.checks import check_equal_head_sizes, check_launch, check_positive, check_power_of_two
+from attnfuzz.kernels.checks import check_launch, check_positive, check_power_of_two
 from attnfuzz.kernels.device import on_device_of
 from attnfuzz.kernels.layouts import cache_strides
 from attnfuzz.kernels.paged_attention_v1 import paged_attention_v1_kernel
@@ -50,7 +50,6 @@ def paged_attention_v1(
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     inputs |= variant.tensors
     out, lse, sizes = prepare_paged(inputs, "packed", block_size, out, lse)
-    check_equal_head_sizes(sizes)
     check_power_of_two("tile", tile)
     launch = check_launch(num_warps, num_stages)
     k_strides, v_strides, x = cache_strides(k_cache, v_cache, "packed")
@@ -59,10 +58,11 @@ def paged_attention_v1(
     with on_device_of(q):
         paged_attention_v1_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
             q, k_cache, v_cache, block_table, seq_lens, logits, out, lse,
-            float(scale), block_size, sizes["group_size"], sizes["head_size"],
+            float(scale), block_size, sizes["group_size"], sizes["head_size"], sizes["v_head_size"],
             *q.stride(), *in_units(k_strides, align), *v_strides, *block_table.stride(), *seq_lens.stride(),
             *logits.stride()[:-1], *out.stride(), *lse.stride(),
-            ALIGN=align, X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
+            ALIGN=align, X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
+            BLOCK_DV=triton.next_power_of_2(sizes["v_head_size"]), **launch,
             **variant.of_scores, **sink_arguments(sinks),
         )  # fmt: skip
     return out, lse
@@ -99,7 +99,6 @@ def paged_attention_v2(
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     inputs |= variant.tensors
     out, lse, sizes = prepare_paged(inputs, "packed", block_size, out, lse)
-    check_equal_head_sizes(sizes)
     check_power_of_two("tile", tile)
     check_positive("partition_size", partition_size)
     launch = check_launch(num_warps, num_stages)
@@ -111,21 +110,21 @@ def paged_attention_v2(
     partial_out = empty_partials(q, num_partitions, partial_dtype, sizes["v_head_size"])
     max_logits = torch.empty(partial_out.shape[:-1], dtype=torch.float32, device=q.device)
     exp_sums = torch.empty_like(max_logits)
-    block_d = triton.next_power_of_2(sizes["head_size"])
+    block_d, block_dv = (triton.next_power_of_2(sizes[name]) for name in ("head_size", "v_head_size"))
     statistics = (*partial_out.stride(), *max_logits.stride()[:-1])
     with on_device_of(q):
         paged_attention_v2_kernel[(sizes["num_seqs"], sizes["num_q_heads"], num_partitions)](
             q, k_cache, v_cache, block_table, seq_lens, logits, partial_out, max_logits, exp_sums,
-            float(scale), partition_size, block_size, sizes["group_size"], sizes["head_size"],
+            float(scale), partition_size, block_size, sizes["group_size"], sizes["head_size"], sizes["v_head_size"],
             *q.stride(), *in_units(k_strides, align), *v_strides, *block_table.stride(), *seq_lens.stride(),
             *logits.stride()[:-1], *statistics,
-            ALIGN=align, X=x, TILE=tile, BLOCK_D=block_d, **launch, **variant.of_scores,
+            ALIGN=align, X=x, TILE=tile, BLOCK_D=block_d, BLOCK_DV=block_dv, **launch, **variant.of_scores,
         )  # fmt: skip
         paged_attention_v2_reduce_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
             partial_out, max_logits, exp_sums, seq_lens, out, lse,
-            partition_size, sizes["head_size"],
+            partition_size, sizes["v_head_size"],
             *statistics, *seq_lens.stride(), *out.stride(), *lse.stride(),
-            CHUNK=_PARTITIONS_PER_STEP, BLOCK_D=block_d, **launch,
+            CHUNK=_PARTITIONS_PER_STEP, BLOCK_DV=block_dv, **launch,
             window=window or 0, HAS_WINDOW=window is not None, **sink_arguments(sinks),
         )  # fmt: skip
     return out, lse

@@ -27,18 +27,19 @@ def paged_attention_v1_kernel(
     # inputs
     p_q,  # [num_seqs, num_q_heads, head_size]
     p_k,  # [num_blocks, num_kv_heads, head_size / X, block_size, X]
-    p_v,  # [num_blocks, num_kv_heads, head_size, block_size]
+    p_v,  # [num_blocks, num_kv_heads, v_head_size, block_size]
     p_table,  # [num_seqs, max_blocks_per_seq]
     p_seq_lens,  # [num_seqs]
     # workspace and outputs
     p_logits,  # [num_seqs, num_q_heads, max_blocks_per_seq * block_size]
-    p_out,  # [num_seqs, num_q_heads, head_size]
+    p_out,  # [num_seqs, num_q_heads, v_head_size]
     p_lse,  # [num_seqs, num_q_heads]
     # scalars
     scale,
     block_size,  # tokens per page
     group_size,  # query heads per KV head
     head_size,
+    v_head_size,
     # strides in elements: s sequence, h head, d head dimension, b block, t token, kdo and kx the two parts of K's d
     stride_qs, stride_qh, stride_qd,
     stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,  # all but the last in units of ALIGN elements
@@ -60,6 +61,7 @@ def paged_attention_v1_kernel(
     X: tl.constexpr,  # innermost K elements, a divisor of head_size
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    BLOCK_DV: tl.constexpr,  # v_head_size likewise
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
@@ -70,7 +72,9 @@ def paged_attention_v1_kernel(
     i_head = tl.program_id(1).to(tl.int64)
     i_kv_head = i_head // group_size
     o_d = tl.arange(0, BLOCK_D).to(tl.int64)
+    o_dv = tl.arange(0, BLOCK_DV).to(tl.int64)
     m_d = o_d // X < head_size // X
+    m_dv = o_dv < v_head_size
 
     p_q += i_seq * stride_qs + i_head * stride_qh
     seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
@@ -81,7 +85,8 @@ def paged_attention_v1_kernel(
         p_logits + i_seq * stride_logit_s + i_head * stride_logit_h,
         0, seq_len, scale, block_size,
         stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-        o_d, m_d, seq_len - 1, window, soft_cap, slope, ALIGN, X, TILE, BLOCK_D, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
+        o_d, m_d, o_dv, m_dv, seq_len - 1, window, soft_cap, slope, ALIGN, X, TILE, BLOCK_DV,
+        HAS_WINDOW, HAS_CAP, HAS_ALIBI,
     )  # fmt: skip
     if HAS_SINKS:
         # The output is normalised: what the sink leaves of it is the share of the keys in the new sum.
@@ -91,7 +96,7 @@ def paged_attention_v1_kernel(
         b_out = b_out * (of_keys * alpha / tl.where(exp_sum == 0.0, 1.0, exp_sum))
 
     p_out += i_seq * stride_os + i_head * stride_oh
-    tl.store(p_out + o_d * stride_od, b_out.to(p_out.dtype.element_ty), mask=m_d)  # [BLOCK_D]
+    tl.store(p_out + o_dv * stride_od, b_out.to(p_out.dtype.element_ty), mask=m_dv)  # [BLOCK_DV]
     # Without tokens qk_max is -inf, and so is the sum, whatever the logarithm of 1 is.
     lse = qk_max + tl.log(tl.where(exp_sum == 0.0, 1.0, exp_sum))
     tl.store(p_lse + i_seq * stride_lse_s + i_head * stride_lse_h, lse)

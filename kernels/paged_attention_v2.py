@@ -41,12 +41,12 @@ def paged_attention_v2_kernel(
     # inputs
     p_q,  # [num_seqs, num_q_heads, head_size]
     p_k,  # [num_blocks, num_kv_heads, head_size / X, block_size, X]
-    p_v,  # [num_blocks, num_kv_heads, head_size, block_size]
+    p_v,  # [num_blocks, num_kv_heads, v_head_size, block_size]
     p_table,  # [num_seqs, max_blocks_per_seq]
     p_seq_lens,  # [num_seqs]
     # workspace and outputs
     p_logits,  # [num_seqs, num_q_heads, max_blocks_per_seq * block_size]
-    p_partial_out,  # [num_seqs, num_q_heads, num_partitions, head_size], each partition's softmax already normalised
+    p_partial_out,  # [num_seqs, num_q_heads, num_partitions, v_head_size], each partition's softmax already normalised
     p_max_logits,  # [num_seqs, num_q_heads, num_partitions], contiguous
     p_exp_sums,  # like p_max_logits
     # scalars
@@ -55,6 +55,7 @@ def paged_attention_v2_kernel(
     block_size,  # tokens per page
     group_size,  # query heads per KV head
     head_size,
+    v_head_size,
     # strides in elements: p partition, otherwise as in paged_attention_v1
     stride_qs, stride_qh, stride_qd,
     stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,  # all but the last in units of ALIGN elements
@@ -74,6 +75,7 @@ def paged_attention_v2_kernel(
     X: tl.constexpr,  # innermost K elements, a divisor of head_size
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    BLOCK_DV: tl.constexpr,  # v_head_size likewise
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
@@ -84,7 +86,9 @@ def paged_attention_v2_kernel(
     i_part = tl.program_id(2).to(tl.int64)
     i_kv_head = i_head // group_size
     o_d = tl.arange(0, BLOCK_D).to(tl.int64)
+    o_dv = tl.arange(0, BLOCK_DV).to(tl.int64)
     m_d = o_d // X < head_size // X
+    m_dv = o_dv < v_head_size
 
     seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
     begin = tl.program_id(2) * partition_size
@@ -101,11 +105,12 @@ def paged_attention_v2_kernel(
             p_logits + i_seq * stride_logit_s + i_head * stride_logit_h,
             begin, end, scale, block_size,
             stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-            o_d, m_d, seq_len - 1, window, soft_cap, slope, ALIGN, X, TILE, BLOCK_D, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
+            o_d, m_d, o_dv, m_dv, seq_len - 1, window, soft_cap, slope, ALIGN, X, TILE, BLOCK_DV,
+            HAS_WINDOW, HAS_CAP, HAS_ALIBI,
         )  # fmt: skip
 
         p_partial_out += i_seq * stride_ps + i_head * stride_ph + i_part * stride_pp
-        tl.store(p_partial_out + o_d * stride_pd, b_out.to(p_partial_out.dtype.element_ty), mask=m_d)  # [BLOCK_D]
+        tl.store(p_partial_out + o_dv * stride_pd, b_out.to(p_partial_out.dtype.element_ty), mask=m_dv)  # [BLOCK_DV]
         o_stat = i_seq * stride_stat_s + i_head * stride_stat_h + i_part
         tl.store(p_max_logits + o_stat, qk_max)
         tl.store(p_exp_sums + o_stat, exp_sum)
@@ -119,16 +124,16 @@ def paged_attention_v2_kernel(
 )  # fmt: skip
 def paged_attention_v2_reduce_kernel(
     # inputs
-    p_partial_out,  # [num_seqs, num_q_heads, num_partitions, head_size]
+    p_partial_out,  # [num_seqs, num_q_heads, num_partitions, v_head_size]
     p_max_logits,  # [num_seqs, num_q_heads, num_partitions], contiguous
     p_exp_sums,  # like p_max_logits
     p_seq_lens,  # [num_seqs]
     # outputs
-    p_out,  # [num_seqs, num_q_heads, head_size]
+    p_out,  # [num_seqs, num_q_heads, v_head_size]
     p_lse,  # [num_seqs, num_q_heads]
     # scalars
     partition_size,
-    head_size,
+    v_head_size,
     # strides in elements
     stride_ps, stride_ph, stride_pp, stride_pd,
     stride_stat_s, stride_stat_h,
@@ -141,7 +146,7 @@ def paged_attention_v2_reduce_kernel(
     stride_sink,
     # constants
     CHUNK: tl.constexpr,  # partitions per step, a power of two
-    BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    BLOCK_DV: tl.constexpr,  # v_head_size rounded up to a power of two
     HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
@@ -149,8 +154,8 @@ def paged_attention_v2_reduce_kernel(
     i_seq = tl.program_id(0).to(tl.int64)
     i_head = tl.program_id(1).to(tl.int64)
     o_part = tl.arange(0, CHUNK).to(tl.int64)
-    o_d = tl.arange(0, BLOCK_D).to(tl.int64)
-    m_d = o_d < head_size
+    o_d = tl.arange(0, BLOCK_DV).to(tl.int64)
+    m_d = o_d < v_head_size
     seq_len = tl.load(p_seq_lens + i_seq * stride_len)
     num_partitions = tl.cdiv(seq_len, partition_size)
     first_partition = 0
@@ -169,14 +174,14 @@ def paged_attention_v2_reduce_kernel(
     ref = tl.where(global_max == float("-inf"), 0.0, global_max)
 
     b_sum = tl.zeros([CHUNK], tl.float32)
-    acc = tl.zeros([BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_DV], tl.float32)
     for start in range(first_partition, num_partitions, CHUNK):
         i_part = start + o_part
         m_part = i_part < num_partitions
         b_one = tl.load(p_max_logits + i_part, mask=m_part, other=float("-inf"))  # [CHUNK]
         b_w = tl.load(p_exp_sums + i_part, mask=m_part, other=0.0) * tl.exp(b_one - ref)  # [CHUNK]
         o_partial = (i_part * stride_pp)[:, None] + (o_d * stride_pd)[None, :]
-        b_out = tl.load(p_partial_out + o_partial, mask=m_part[:, None] & m_d[None, :], other=0.0)  # [CHUNK, BLOCK_D]
+        b_out = tl.load(p_partial_out + o_partial, mask=m_part[:, None] & m_d[None, :], other=0.0)  # [CHUNK, BLOCK_DV]
         b_sum += b_w
         acc += tl.sum(b_w[:, None] * b_out.to(tl.float32), axis=0)
     exp_sum = tl.sum(b_sum, axis=0)
@@ -187,5 +192,5 @@ def paged_attention_v2_reduce_kernel(
     divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
 
     p_out += i_seq * stride_os + i_head * stride_oh
-    tl.store(p_out + o_d * stride_od, (acc / divisor).to(p_out.dtype.element_ty), mask=m_d)  # [BLOCK_D]
+    tl.store(p_out + o_d * stride_od, (acc / divisor).to(p_out.dtype.element_ty), mask=m_d)  # [BLOCK_DV]
     tl.store(p_lse + i_seq * stride_lse_s + i_head * stride_lse_h, global_max + tl.log(divisor))

@@ -15,7 +15,7 @@ output by up to 1e-6 of itself, 17 times the rounding of float32, and is there f
 makes 0 · 1e6 of 0 / 0. Those are told apart here, so nothing is added.
 
 The layout is the packed one: K as ``[num_blocks, num_kv_heads, head_size / X, block_size, X]`` with X elements in 16
-bytes, V as ``[num_blocks, num_kv_heads, head_size, block_size]``. Of K a thread reads X elements of a token at once;
+bytes, V as ``[num_blocks, num_kv_heads, v_head_size, block_size]``. Of K a thread reads X elements of a token at once;
 that they begin at a multiple of 16 bytes the compiler knows because strides come divided by ``ALIGN`` (as in
 ``merge_states_wide``) and ``head_size`` is compared in units of X. Of V neighbouring threads read neighbouring tokens.
 """
@@ -52,8 +52,10 @@ def attend_packed(
     stride_kb, stride_kt, stride_kdo, stride_kx,  # the first three in units of ALIGN elements
     stride_vb, stride_vt, stride_vd,
     stride_page,
-    o_d,
+    o_d,  # dimensions of q and K
     m_d,
+    o_dv,  # dimensions of V
+    m_dv,
     i_query,  # position of the query: the last token that it sees
     window,
     soft_cap,
@@ -61,17 +63,17 @@ def attend_packed(
     ALIGN: tl.constexpr,
     X: tl.constexpr,
     TILE: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
 ):  # fmt: skip
-    """``qk_max``, ``exp_sum`` and ``out [BLOCK_D]`` over tokens ``[begin, end)``: -inf, 0 and 0 if there are none."""
+    """``qk_max``, ``exp_sum`` and ``out [BLOCK_DV]`` over tokens ``[begin, end)``: -inf, 0 and 0 if there are none."""
     if HAS_WINDOW:
         begin = tl.maximum(begin, window_begin(i_query, window))
     o_t = tl.arange(0, TILE)
     o_kd = (o_d // X) * stride_kdo * ALIGN + (o_d % X) * stride_kx
-    o_vd = o_d * stride_vd
+    o_vd = o_dv * stride_vd
 
     b_max = tl.full([TILE], float("-inf"), tl.float32)
     for start in range(begin, end, TILE):
@@ -96,7 +98,7 @@ def attend_packed(
     exp_sum = tl.sum(b_sum, axis=0)
     inv_sum = 1.0 / tl.where(exp_sum == 0.0, 1.0, exp_sum)
 
-    b_acc = tl.zeros([TILE, BLOCK_D], tl.float32)
+    b_acc = tl.zeros([TILE, BLOCK_DV], tl.float32)
     for start in range(begin, end, TILE):
         i_t = start + o_t
         m_t = i_t < end
@@ -105,6 +107,6 @@ def attend_packed(
         i_block, i_off = _pages_of(p_pages, i_t, m_t, block_size, stride_page)
         p_tile = p_v + (i_block * stride_vb + i_off * stride_vt)[:, None] + o_vd[None, :]
         # Dead rows of a page may hold NaN: they are not read, since 0 · NaN is not 0.
-        b_v = tl.load(p_tile, mask=m_t[:, None] & m_d[None, :], other=0.0)  # [TILE, BLOCK_D]
+        b_v = tl.load(p_tile, mask=m_t[:, None] & m_dv[None, :], other=0.0)  # [TILE, BLOCK_DV]
         b_acc += b_p[:, None] * b_v.to(tl.float32)
     return qk_max, exp_sum, tl.sum(b_acc, axis=0)

@@ -69,6 +69,33 @@ def test_paged(
 
 
 @pytest.mark.parametrize(("head_size", "v_head_size"), SIZES)
+@pytest.mark.parametrize(
+    ("kernel", "more"),
+    [
+        (launch_partitioned.paged_attention_v1, {}),
+        (launch_partitioned.paged_attention_v2, {"partition_size": 5}),
+        (launch_partitioned.paged_attention_v2, {"partition_size": 16, "partial_dtype": "input"}),
+    ],
+    ids=["v1", "v2", "v2 short partials"],
+)
+def test_partitioned(
+    kernel: Kernel,
+    more: dict[str, Any],
+    head_size: int,
+    v_head_size: int,
+    paged_problem: Kernel,
+    check: Kernel,
+) -> None:
+    """Logits or partitions would take their sizes from the wrong one of K and V."""
+    lens = LENGTHS[:-1] if "partial_dtype" in more else LENGTHS
+    problem = paged_problem(
+        lens, heads=(4, 2), head_size=head_size, v_head_size=v_head_size, layout="packed", dtype=torch.float16
+    )
+    for each in (problem, problem.spread()):
+        check(kernel(*each.args[:-1], **more), each.expected)
+
+
+@pytest.mark.parametrize(("head_size", "v_head_size"), SIZES)
 @pytest.mark.parametrize("kernels", [launch_attention, eager_attention], ids=["triton", "eager"])
 def test_a_query_token_each(
     kernels: Any, head_size: int, v_head_size: int, paged_problem: Kernel, check: Kernel
@@ -104,8 +131,6 @@ def test_kernels_of_one_block_size_say_so(paged_problem: Kernel) -> None:
     starts = TOKENS[:-1].to(q.device)
     calls: list[Callable[[], Any]] = [
         lambda: launch_grouped.grouped_decode(*inputs, scale, block_size, layout),
-        lambda: launch_partitioned.paged_attention_v1(*inputs, scale, block_size),
-        lambda: launch_partitioned.paged_attention_v2(*inputs, scale, block_size),
         lambda: launch_q_block.q_block_attention(
             *inputs, starts, scale, block_size, layout, max_query_len=1, max_seq_len=33
         ),
