@@ -21,6 +21,7 @@ from attnfuzz.problems.choices import (
     variants_of,
 )
 from attnfuzz.problems.formats import Format, format_key
+from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.problems.supports import Dtype, Layout, OptionValue, Supports
 from attnfuzz.problems.variants import PLAIN_VARIANT, absent_tensors
 from attnfuzz.strategies.decisions import Decisions
@@ -179,7 +180,9 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
         part = decisions.part(QUANTISED_KV_BYTES)
         kv = decide_quantised_kv(part, kv_dtypes, plan.supports.kv_scales)
         kv = kv if fits_packed(kv, layout, head_size) else None
-        strides |= decide_kv_strides(part, kv, plan.supports.strides)
+        absent = () if kv is not None else KV_SCALE_TENSORS
+        of_kv = decide_kv_strides(part, kv, plan.supports.strides)
+        strides = {name: kind for name, kind in strides.items() if name not in absent} | of_kv
     format_ = Format(
         dtype=dtype,
         layout=layout,

@@ -7,7 +7,8 @@ from functools import lru_cache
 from hypothesis import strategies as st
 
 from attnfuzz.problems.cases import PROBLEMS, Problem
-from attnfuzz.problems.choices import stride_kinds_of, strided_tensors_of, variants_of
+from attnfuzz.problems.choices import kv_dtypes_of, stride_kinds_of, strided_tensors_of, variants_of
+from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.supports import LAYOUTS, Layout, Strides, Supports
 from attnfuzz.problems.variants import VariantName
@@ -31,7 +32,8 @@ def decide_strides(
     max_strided: int = _MOST_STRIDED,
 ) -> dict[str, StrideKind]:
     """Tensors that are not contiguous: each decision adds one to every fourth case."""
-    recipes = _recipes(problem, supports.strides, supports.lse == "none", layout, variants_of(problem, supports))
+    tensors_of = variants_of(problem, supports), kv_dtypes_of(problem, supports)
+    recipes = _recipes(problem, supports.strides, supports.lse == "none", layout, *tensors_of)
     drawn = (decisions.pick(recipes) for _ in range(max_strided))
     return dict(sorted(recipe for recipe in drawn if recipe is not None))
 
@@ -42,19 +44,20 @@ def strides(
     allowed: Strides = "any",
     layout: Layout | None = None,
     variants: tuple[VariantName, ...] = (),
+    kv_dtypes: tuple[KvDtype, ...] = (),
     max_strided: int = _MOST_STRIDED,
 ) -> st.SearchStrategy[dict[str, StrideKind]]:
     """Stride kinds for up to ``max_strided`` tensors of ``problem``, outputs included; the rest is contiguous.
 
-    ``allowed``: what the kernel takes (see ``Supports``). ``layout``: of the KV cache. ``variants``: those whose
-    tensors count too. Shrinks to ``{}``.
+    ``allowed``: what the kernel takes (see ``Supports``). ``layout``: of the KV cache. ``variants``, ``kv_dtypes``:
+    those whose tensors count too. Shrinks to ``{}``.
     Raises ValueError.
     """
     check_one_of("problem", problem, PROBLEMS)
     check_one_of("allowed", allowed, ("any", "last_contiguous", "contiguous"))
     check_one_of("layout", layout, (None, *LAYOUTS))
     check_int("max_strided", max_strided, low=0, high=_MOST_STRIDED)
-    supports = Supports(strides=allowed, variants=variants)
+    supports = Supports(strides=allowed, variants=variants, kv_dtypes=kv_dtypes)
     return decided(
         lambda decisions: decide_strides(decisions, problem, supports, layout, max_strided=max_strided),
         size=STRIDES_BYTES,
@@ -68,8 +71,9 @@ def _recipes(
     without_lse: bool,
     layout: Layout | None,
     variants: tuple[VariantName, ...],
+    kv_dtypes: tuple[KvDtype, ...],
 ) -> tuple[Recipe | None, ...]:
-    supports = Supports(lse="none" if without_lse else "natural", variants=variants)
+    supports = Supports(lse="none" if without_lse else "natural", variants=variants, kv_dtypes=kv_dtypes)
     recipes = [
         (tensor, kind)
         for tensor in strided_tensors_of(problem, supports, layout)

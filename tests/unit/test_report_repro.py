@@ -106,6 +106,11 @@ BUNDLED: list[tuple[Problem, str, dict[str, Any]]] = [
         {**PAGED, "seq_lens": [5, 2, 9], "query_lens": [3, 0, 1], "padding_tokens": 2},
     ),
     (
+        "paged_decode",
+        "paged_eager",
+        {**PAGED, "kv": {"dtype": "float8_e4m3fn", "per": "head", "scales": "scattered"}},
+    ),
+    (
         "merge_states",
         "merge_states_triton",
         {

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from attnfuzz import strategies
 from attnfuzz.problems.cases import CASE_TYPES, PROBLEMS, Problem
 from attnfuzz.problems.choices import default_scale
+from attnfuzz.problems.quantised_kv import KV_DTYPES
 from attnfuzz.problems.recipes import LSE_KINDS, STRIDE_KINDS, KeyRecipe, Needle, Pages, ValueRecipe, Values
 from attnfuzz.problems.variants import VARIANTS
 
@@ -145,11 +146,10 @@ def test_every_tensor_meets_every_stride(problem: Problem) -> None:
     """A wrapper that assumes a contiguous tensor would pass."""
     kinds = set(STRIDE_KINDS) - {"contiguous"}
     expected = {(tensor, kind) for tensor in CASE_TYPES[problem].tensor_names for kind in kinds}
-    vectors = ("seq_lens", "cu_seqlens_q", "alibi_slopes", "sinks")
+    vectors = ("seq_lens", "cu_seqlens_q", "alibi_slopes", "sinks", "k_scale", "v_scale")
     expected -= {(name, kind) for name in vectors for kind in ("padded_rows", "transposed")}  # which change nothing
-    assert {
-        recipe for strides in drawn_from(strategies.strides(problem, variants=VARIANTS)) for recipe in strides.items()
-    } == expected
+    drawn = drawn_from(strategies.strides(problem, variants=VARIANTS, kv_dtypes=KV_DTYPES))
+    assert {recipe for strides in drawn for recipe in strides.items()} == expected
 
 
 def test_strides_stay_within_what_the_kernel_takes() -> None:

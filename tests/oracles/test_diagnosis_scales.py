@@ -1,0 +1,103 @@
+"""Mistakes with the scales of an 8-bit cache are named, and right rows are not accused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from attnfuzz.oracles.diagnosis.explain import explain_lse, explain_row
+from attnfuzz.oracles.diagnosis.row import AttentionRow
+from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.quantised_kv import QuantisedKv
+from attnfuzz.problems.recipes import Values
+from attnfuzz.problems.reference import row_weights
+from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
+from attnfuzz.values import attention_values
+
+SMALL = torch.full((16,), 1e-6, dtype=torch.float64)
+
+
+def row_that_got(k_scale: Any, v_scale: Any, *, read_as: str | None = None, variant: Variant = PLAIN_VARIANT) -> Any:
+    """A row of query head 2, on KV head 1, of a kernel that takes these scales: functions of those of K and of V."""
+    case = PagedDecodeCase(
+        num_q_heads=4,
+        num_kv_heads=2,
+        head_size=16,
+        seq_lens=(9,),
+        scale=0.25,
+        block_size=4,
+        values=Values(keys="integers", values="normal", seed=5),
+        variant=variant,
+        kv=QuantisedKv(dtype="float8_e4m3fn", per="head", scales="scattered"),
+    )
+    values = attention_values(case)
+    assert values.kv_scales is not None
+    k, v = values.sequence(0)
+    if read_as is not None:
+        k, v = (part.to(torch.float8_e4m3fn).view(getattr(torch, read_as)).float() for part in (k, v))
+    of_k, of_v = values.kv_scales.tolist()
+    dots = case.scale * k_scale(of_k, of_v) * (k[:, 1].double() @ values.q[0, 2].double())
+    weights, lse = row_weights(case, 2, dots)
+    return AttentionRow(
+        case=case,
+        values=values.dequantised(),
+        kv_scales=values.kv_scales,
+        row=0,
+        head=2,
+        got=weights @ v[:, 1].double() * v_scale(of_k, of_v),
+        got_lse=float(lse),
+        bound=SMALL,
+        lse_bound=1e-7,
+        poison=0.0,
+    )
+
+
+MISTAKES: list[tuple[Any, Any, str]] = [
+    (lambda k, v: 1.0, lambda k, v: 1.0, "the scales of K and V are left out"),
+    (lambda k, v: 1.0, lambda k, v: v[1], "the scale of K is left out"),
+    (lambda k, v: k[1], lambda k, v: 1.0, "the scale of V is left out"),
+    (lambda k, v: v[1], lambda k, v: k[1], "the scales of K and V are swapped"),
+    (lambda k, v: k[1] ** 2, lambda k, v: v[1], "the scale of K is applied twice"),
+    (lambda k, v: k[1], lambda k, v: v[1] ** 2, "the scale of V is applied twice"),
+    (lambda k, v: k[1], lambda k, v: 1 / v[1], "V is divided by its scale"),
+    (lambda k, v: v[1], lambda k, v: v[1], "K is multiplied with the scale of V"),
+    (lambda k, v: k[0], lambda k, v: v[0], "KV head 1 is read with the scales of KV head 0"),
+    (lambda k, v: k[0], lambda k, v: v[1], "KV head 1 is read with the scale of K of KV head 0"),
+]
+
+
+@pytest.mark.parametrize("variant", [PLAIN_VARIANT, Variant(sinks="level", window=5)], ids=["plain", "variant"])
+@pytest.mark.parametrize(("k_scale", "v_scale", "words"), MISTAKES, ids=[words for *_, words in MISTAKES])
+def test_a_wrong_scale_is_named(k_scale: Any, v_scale: Any, words: str, variant: Variant) -> None:
+    """Whoever has to repair the kernel would have to guess which scale is wrong."""
+    assert explain_row(row_that_got(k_scale, v_scale, variant=variant)) == words
+
+
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fnuz"])
+def test_a_cache_read_in_another_format_is_named(dtype: str) -> None:
+    """Wrong numbers everywhere would be blamed on keys."""
+    row = row_that_got(lambda k, v: k[1], lambda k, v: v[1], read_as=dtype)
+    assert explain_row(row) == f"the cache is read as {dtype}"
+
+
+def test_a_wrong_lse_beside_a_right_output_is_named() -> None:
+    """An LSE from unscaled keys would be reported as a number."""
+    right = row_that_got(lambda k, v: k[1], lambda k, v: v[1])
+    with_one_key = replace(right, case=replace_lengths(right.case))
+    wrong = float(with_one_key.case.scale * (with_one_key.k[0] @ with_one_key.q) / with_one_key.kv_scales[0, 1])
+    assert explain_lse(replace(with_one_key, got=with_one_key.v[0], got_lse=wrong)) == "the scale of K is left out"
+
+
+def replace_lengths(case: PagedDecodeCase) -> PagedDecodeCase:
+    return PagedDecodeCase(**{name: getattr(case, name) for name in case.__struct_fields__} | {"seq_lens": (1,)})
+
+
+def test_other_mistakes_are_still_named() -> None:
+    """A dropped token would be blamed on scales, or on nothing."""
+    right = row_that_got(lambda k, v: k[1], lambda k, v: v[1])
+    weights, lse = row_weights(right.case, 2, right.scores[:-1])
+    found = explain_row(replace(right, got=weights @ right.v[:-1], got_lse=float(lse)))
+    assert found == "token 8 (page 2, offset 0) of sequence 0 is dropped"
