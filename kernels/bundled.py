@@ -85,9 +85,11 @@ _HALVES_BY_SHAPE = attnfuzz.Supports(
     dtypes=("float16", "bfloat16"), unused_table_entries="garbage", variants=_VARIANTS, graph_replay=True
 )
 _Q_BLOCK = attnfuzz.Supports(
-    unused_table_entries="garbage", variants=_VARIANTS, batch_invariant=True, graph_replay=True
+    v_head_sizes="any", unused_table_entries="garbage", variants=_VARIANTS, batch_invariant=True, graph_replay=True
 )
-_Q_BLOCK_BY_SHAPE = attnfuzz.Supports(unused_table_entries="garbage", variants=_VARIANTS, graph_replay=True)
+_Q_BLOCK_BY_SHAPE = attnfuzz.Supports(
+    v_head_sizes="any", unused_table_entries="garbage", variants=_VARIANTS, graph_replay=True
+)
 _TOKENS_FIRST = attnfuzz.Supports(lse_layout="TH", batch_invariant=True, graph_replay=True)
 _PAGED = attnfuzz.Supports(
     v_head_sizes="any",

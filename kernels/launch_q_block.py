@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from attnfuzz.kernels.checks import check_equal_head_sizes, check_launch, check_positive
+from attnfuzz.kernels.checks import check_launch, check_positive
 from attnfuzz.kernels.device import on_device_of
 from attnfuzz.kernels.heuristics_hopper import MAX_SEGMENTS, Launch, choose, fitting, programs_per_sm
 from attnfuzz.kernels.layouts import cache_strides
@@ -71,8 +71,8 @@ def q_block_attention(
     default as many as run at once) that share out the work on the device. ``window``, ``soft_cap``, ``alibi_slopes``,
     ``sinks``: as for ``launch_paged.paged_decode``, from the position of each query token.
 
-    Returns ``out`` like q and ``lse [num_tokens, num_q_heads]`` float32, natural log: 0 and -inf (or the sink) for a
-    query that sees nothing. Raises ValueError.
+    Returns ``out [num_tokens, num_q_heads, v_head_size]`` in q's dtype and ``lse [num_tokens, num_q_heads]`` float32,
+    natural log: 0 and -inf (or the sink) for a query that sees nothing. Raises ValueError.
     """
     variant = Variant(window, soft_cap, alibi_slopes, sinks)
     check_variant(variant)
@@ -81,7 +81,6 @@ def q_block_attention(
         "cu_seqlens_q": cu_seqlens_q, **variant.tensors,
     }  # fmt: skip
     out, lse, sizes = prepare_attention(inputs, layout, block_size, out, lse)
-    check_equal_head_sizes(sizes)
     num_sms = _num_sms(q)
     given = {
         "block_m": block_m, "tile": tile, "num_warps": num_warps, "num_stages": num_stages,
@@ -89,7 +88,7 @@ def q_block_attention(
     }  # fmt: skip
     longest = max_seq_len if window is None else min(max_seq_len, window + max(1, max_query_len) - 1)
     launch = _launch(given, sizes, q.element_size(), max_query_len, longest, num_sms)
-    resident = programs_per_sm(launch, head_size=sizes["head_size"], itemsize=q.element_size())
+    resident = programs_per_sm(launch, head_size=_widest(sizes), itemsize=q.element_size())
     programs = resident * num_sms if num_programs is None else num_programs
     check_positive("num_programs", programs)
     if sizes["num_seqs"] == 0 or sizes["num_tokens"] == 0:
@@ -100,7 +99,7 @@ def q_block_attention(
             strides = (*out.stride()[:2], 0, out.stride(2), *lse.stride(), 0)
             _attend(inputs, results, strides, scale, block_size, layout, launch, sizes, static_grid, programs, variant)
         else:
-            states = _empty_states(q, launch.num_segments)
+            states = _empty_states(out, launch.num_segments)
             strides = (*states[0].stride(), *states[1].stride())
             partial = variant._replace(sinks=None)
             _attend(inputs, states, strides, scale, block_size, layout, launch, sizes, static_grid, programs, partial)
@@ -123,18 +122,20 @@ def _attend(
 ) -> None:
     q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q = (inputs[name] for name in _INPUTS)
     k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
-    head_size, group = sizes["head_size"], sizes["group_size"]
-    block_d = max(16, triton.next_power_of_2(head_size))
+    head_size, v_head_size, group = sizes["head_size"], sizes["v_head_size"], sizes["group_size"]
+    block_d, block_dv = (max(16, triton.next_power_of_2(size)) for size in (head_size, v_head_size))
     heads = min(group, launch.block_m)
     num_blocks = sizes["num_tokens"] // (launch.block_m // heads) + sizes["num_seqs"]
     num_work = num_blocks * launch.num_segments * sizes["num_kv_heads"] * triton.cdiv(group, heads)
     is_worth_compiling = block_size % launch.tile == 0 or block_size & (block_size - 1) == 0
     q_block_kernel[(min(num_programs, num_work) if static_grid else num_work,)](
         q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, *results,
-        float(scale), sizes["num_seqs"], sizes["num_kv_heads"], launch.num_segments, block_size, head_size,
+        float(scale), sizes["num_seqs"], sizes["num_kv_heads"], launch.num_segments, block_size,
+        head_size, v_head_size,
         *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(), *cu_seqlens_q.stride(),
         *result_strides,
-        GROUP=group, X=x, BLOCK_M=launch.block_m, TILE=launch.tile, BLOCK_D=block_d, WHOLE_HEAD=block_d == head_size,
+        GROUP=group, X=x, BLOCK_M=launch.block_m, TILE=launch.tile, BLOCK_D=block_d, BLOCK_DV=block_dv,
+        WHOLE_HEAD=block_d == head_size, WHOLE_V=block_dv == v_head_size,
         BLOCK_SIZE=block_size if is_worth_compiling else 0, SEGMENTED=launch.num_segments > 1, STATIC=static_grid,
         num_warps=launch.num_warps, num_stages=launch.num_stages,
         **variant.of_scores, **sink_arguments(variant.sinks),
@@ -150,22 +151,27 @@ def _reduce(
     sinks: Tensor | None,
 ) -> None:
     acc, row_max, exp_sum = states
-    num_segments, head_size = acc.shape[2:]
+    num_segments, v_head_size = acc.shape[2:]
     reduce_segments_kernel[(sizes["num_tokens"], sizes["num_q_heads"])](
         acc, row_max, exp_sum, cu_seqlens_q, out, lse,
-        sizes["num_seqs"], num_segments, head_size,
+        sizes["num_seqs"], num_segments, v_head_size,
         *cu_seqlens_q.stride(), *acc.stride(), *row_max.stride(), *out.stride(), *lse.stride(),
-        SEGMENTS=triton.next_power_of_2(num_segments), BLOCK_D=triton.next_power_of_2(head_size),
+        SEGMENTS=triton.next_power_of_2(num_segments), BLOCK_DV=triton.next_power_of_2(v_head_size),
         **sink_arguments(sinks),
     )  # fmt: skip
 
 
-def _empty_states(q: Tensor, num_segments: int) -> tuple[Tensor, Tensor, Tensor]:
+def _empty_states(out: Tensor, num_segments: int) -> tuple[Tensor, Tensor, Tensor]:
     """Room for ``acc``, ``row_max`` and ``exp_sum`` of each segment, float32."""
-    num_tokens, num_q_heads, head_size = q.shape
+    num_tokens, num_q_heads, v_head_size = out.shape
     shape = (num_tokens, num_q_heads, num_segments)
-    sums = (torch.empty(shape, dtype=torch.float32, device=q.device) for _ in range(2))
-    return torch.empty((*shape, head_size), dtype=torch.float32, device=q.device), next(sums), next(sums)
+    sums = (torch.empty(shape, dtype=torch.float32, device=out.device) for _ in range(2))
+    return torch.empty((*shape, v_head_size), dtype=torch.float32, device=out.device), next(sums), next(sums)
+
+
+def _widest(sizes: Mapping[str, int]) -> int:
+    """What registers and shared memory are counted for: the larger heads of K and V."""
+    return max(sizes["head_size"], sizes["v_head_size"])
 
 
 def _launch(
@@ -181,7 +187,7 @@ def _launch(
         num_seqs=sizes["num_seqs"],
         num_q_heads=sizes["num_q_heads"],
         num_kv_heads=sizes["num_kv_heads"],
-        head_size=sizes["head_size"],
+        head_size=_widest(sizes),
         itemsize=itemsize,
         max_query_len=max(1, max_query_len),
         max_seq_len=max_seq_len,
@@ -197,7 +203,7 @@ def _launch(
             f"num_segments={launch.num_segments} must be at most {MAX_SEGMENTS}, since one program combines all of a "
             "row; longer segments keep a GPU as busy"
         )
-    return fitting(launch, head_size=sizes["head_size"], itemsize=itemsize)
+    return fitting(launch, head_size=_widest(sizes), itemsize=itemsize)
 
 
 def _check_block(name: str, value: int) -> None:

@@ -76,7 +76,7 @@ def q_block_kernel(
     p_seq_lens,  # [num_seqs]
     p_cu_seqlens,  # [num_seqs + 1], where each sequence's queries begin in q
     # outputs
-    p_out,  # [num_tokens, num_q_heads, head_size]; SEGMENTED: acc, [num_tokens, num_q_heads, num_segments, head_size]
+    p_out,  # [num_tokens, num_q_heads, v_head_size]; SEGMENTED: acc, with num_segments before the last axis
     p_lse,  # [num_tokens, num_q_heads]; SEGMENTED: row_max in base 2, [num_tokens, num_q_heads, num_segments]
     p_exp_sum,  # SEGMENTED: as row_max, with the same strides; otherwise not used
     # scalars
@@ -86,6 +86,7 @@ def q_block_kernel(
     num_segments,
     block_size,  # tokens per page
     head_size,
+    v_head_size,
     # strides in elements: s token or sequence, h head, d head dimension, others as in paged_decode
     stride_qs, stride_qh, stride_qd,
     stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
@@ -108,7 +109,9 @@ def q_block_kernel(
     BLOCK_M: tl.constexpr,  # rows of a Q-Block, a power of two of at least 16, as tl.dot wants it
     TILE: tl.constexpr,  # keys per step, likewise
     BLOCK_D: tl.constexpr,  # head_size rounded up, likewise
+    BLOCK_DV: tl.constexpr,  # v_head_size rounded up, likewise
     WHOLE_HEAD: tl.constexpr,  # whether BLOCK_D is head_size
+    WHOLE_V: tl.constexpr,  # whether BLOCK_DV is v_head_size
     BLOCK_SIZE: tl.constexpr,  # block_size if that is to be compiled in, else 0
     SEGMENTED: tl.constexpr,
     STATIC: tl.constexpr,
@@ -128,13 +131,13 @@ def q_block_kernel(
             _attend_q_block(
                 tl.cast(i_work, tl.int32), num_blocks,
                 p_q, p_k, p_v, p_table, p_seq_lens, p_cu_seqlens, p_out, p_lse, p_exp_sum,
-                scale, num_seqs, num_segments, block_size, head_size,
+                scale, num_seqs, num_segments, block_size, head_size, v_head_size,
                 stride_qs, stride_qh, stride_qd,
                 stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vh, stride_vd,
                 stride_table_s, stride_page, stride_len, stride_cu,
                 stride_os, stride_oh, stride_osegment, stride_od, stride_lse_s, stride_lse_h, stride_lse_segment,
                 p_slopes, p_sinks, window, soft_cap, stride_slope, stride_sink,
-                GROUP, HEADS, BLOCK_Q, X, BLOCK_M, TILE, BLOCK_D, WHOLE_HEAD, BLOCK_SIZE, SEGMENTED,
+                GROUP, HEADS, BLOCK_Q, X, BLOCK_M, TILE, BLOCK_D, BLOCK_DV, WHOLE_HEAD, WHOLE_V, BLOCK_SIZE, SEGMENTED,
                 HAS_WINDOW, HAS_CAP, HAS_ALIBI, HAS_SINKS,
             )  # fmt: skip
     else:
@@ -143,13 +146,13 @@ def q_block_kernel(
             _attend_q_block(
                 i_work, num_blocks,
                 p_q, p_k, p_v, p_table, p_seq_lens, p_cu_seqlens, p_out, p_lse, p_exp_sum,
-                scale, num_seqs, num_segments, block_size, head_size,
+                scale, num_seqs, num_segments, block_size, head_size, v_head_size,
                 stride_qs, stride_qh, stride_qd,
                 stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vh, stride_vd,
                 stride_table_s, stride_page, stride_len, stride_cu,
                 stride_os, stride_oh, stride_osegment, stride_od, stride_lse_s, stride_lse_h, stride_lse_segment,
                 p_slopes, p_sinks, window, soft_cap, stride_slope, stride_sink,
-                GROUP, HEADS, BLOCK_Q, X, BLOCK_M, TILE, BLOCK_D, WHOLE_HEAD, BLOCK_SIZE, SEGMENTED,
+                GROUP, HEADS, BLOCK_Q, X, BLOCK_M, TILE, BLOCK_D, BLOCK_DV, WHOLE_HEAD, WHOLE_V, BLOCK_SIZE, SEGMENTED,
                 HAS_WINDOW, HAS_CAP, HAS_ALIBI, HAS_SINKS,
             )  # fmt: skip
 
@@ -158,15 +161,15 @@ def q_block_kernel(
 def _attend_q_block(
     i_work, num_blocks,
     p_q, p_k, p_v, p_table, p_seq_lens, p_cu_seqlens, p_out, p_lse, p_exp_sum,
-    scale, num_seqs, num_segments, block_size, head_size,
+    scale, num_seqs, num_segments, block_size, head_size, v_head_size,
     stride_qs, stride_qh, stride_qd,
     stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vh, stride_vd,
     stride_table_s, stride_page, stride_len, stride_cu,
     stride_os, stride_oh, stride_osegment, stride_od, stride_lse_s, stride_lse_h, stride_lse_segment,
     p_slopes, p_sinks, window, soft_cap, stride_slope, stride_sink,
     GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, X: tl.constexpr,
-    BLOCK_M: tl.constexpr, TILE: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE_HEAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, SEGMENTED: tl.constexpr,
+    BLOCK_M: tl.constexpr, TILE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    WHOLE_HEAD: tl.constexpr, WHOLE_V: tl.constexpr, BLOCK_SIZE: tl.constexpr, SEGMENTED: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """One block, some heads of one KV head, one segment; arguments as those of the kernel."""
@@ -200,7 +203,9 @@ def _attend_q_block(
         end_for_all = begin + tl.maximum(tl.minimum(context_len + first + 1, end) - begin, 0) // TILE * TILE
 
         o_d = tl.arange(0, BLOCK_D).to(tl.int64)
+        o_dv = tl.arange(0, BLOCK_DV).to(tl.int64)
         m_d = o_d < head_size
+        m_dv = o_dv < v_head_size
         i_token = (query_start + i_query).to(tl.int64)
         i_head = (i_kv_head * GROUP + i_in_group).to(tl.int64)
         m_md = m_row[:, None] & m_d[None, :]
@@ -209,7 +214,7 @@ def _attend_q_block(
 
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         exp_sum = tl.full([BLOCK_M], 0.0, tl.float32)
-        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
         p_keys = p_k + i_kv_head.to(tl.int64) * stride_kh
         p_values = p_v + i_kv_head.to(tl.int64) * stride_vh
         p_pages = p_table + i_seq * stride_table_s
@@ -224,33 +229,34 @@ def _attend_q_block(
             row_max, exp_sum, acc = attend_tiles(
                 row_max, exp_sum, acc, b_q, limits, p_keys, p_values, p_pages, begin, window_for_all, walk_scale,
                 block_size, stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-                o_d, m_d, first_seen, window, soft_cap, slopes, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
-                True, WHOLE_HEAD, X, TILE, BLOCK_SIZE,
+                o_d, m_d, o_dv, m_dv, first_seen, window, soft_cap, slopes, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
+                True, WHOLE_HEAD, WHOLE_V, X, TILE, BLOCK_SIZE,
             )  # fmt: skip
             begin = window_for_all
             end_for_all = tl.maximum(begin, end_for_all)
         row_max, exp_sum, acc = attend_tiles(
             row_max, exp_sum, acc, b_q, limits, p_keys, p_values, p_pages, begin, end_for_all, walk_scale, block_size,
             stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-            o_d, m_d, first_seen, window, soft_cap, slopes, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
-            False, WHOLE_HEAD, X, TILE, BLOCK_SIZE,
+            o_d, m_d, o_dv, m_dv, first_seen, window, soft_cap, slopes, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
+            False, WHOLE_HEAD, WHOLE_V, X, TILE, BLOCK_SIZE,
         )  # fmt: skip
         row_max, exp_sum, acc = attend_tiles(
             row_max, exp_sum, acc, b_q, limits, p_keys, p_values, p_pages, end_for_all, end, walk_scale, block_size,
             stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
-            o_d, m_d, first_seen, window, soft_cap, slopes, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
-            True, WHOLE_HEAD, X, TILE, BLOCK_SIZE,
+            o_d, m_d, o_dv, m_dv, first_seen, window, soft_cap, slopes, HAS_WINDOW, HAS_CAP, HAS_ALIBI,
+            True, WHOLE_HEAD, WHOLE_V, X, TILE, BLOCK_SIZE,
         )  # fmt: skip
 
         i_place = i_segment.to(tl.int64)
         o_lse = i_token * stride_lse_s + i_head * stride_lse_h + i_place * stride_lse_segment  # [BLOCK_M]
         o_out = (i_token * stride_os + i_head * stride_oh + i_place * stride_osegment)[:, None]
-        o_out = o_out + (o_d * stride_od)[None, :]  # [BLOCK_M, BLOCK_D]
+        o_out = o_out + (o_dv * stride_od)[None, :]  # [BLOCK_M, BLOCK_DV]
+        m_mdv = m_row[:, None] & m_dv[None, :]
         if SEGMENTED:
             # Rows that saw no token say so, and that is all that is read of them.
             tl.store(p_lse + o_lse, row_max, mask=m_row)
             tl.store(p_exp_sum + o_lse, exp_sum, mask=m_row)
-            tl.store(p_out + o_out, acc, mask=m_md & (exp_sum > 0.0)[:, None])
+            tl.store(p_out + o_out, acc, mask=m_mdv & (exp_sum > 0.0)[:, None])
         else:
             if HAS_SINKS:
                 sinks = tl.load(p_sinks + i_head * stride_sink, mask=m_row, other=0.0)  # [BLOCK_M]
@@ -258,5 +264,5 @@ def _attend_q_block(
                 acc = acc * alpha[:, None]
             divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
             b_out = acc / divisor[:, None]
-            tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_md)
+            tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_mdv)
             tl.store(p_lse + o_lse, (row_max + tl.log2(divisor)) * 0.6931471805599453, mask=m_row)

@@ -33,7 +33,7 @@ __all__ = ["attend_tiles"]
 def attend_tiles(
     row_max,  # [BLOCK_M], in base 2
     exp_sum,  # [BLOCK_M]
-    acc,  # [BLOCK_M, BLOCK_D]
+    acc,  # [BLOCK_M, BLOCK_DV]
     b_q,  # [BLOCK_M, BLOCK_D], in the input dtype
     limits,  # [BLOCK_M], how many tokens each row sees
     p_k,  # at this KV head
@@ -46,8 +46,10 @@ def attend_tiles(
     stride_kb, stride_kt, stride_kdo, stride_kx,
     stride_vb, stride_vt, stride_vd,
     stride_page,
-    o_d,
+    o_d,  # dimensions of q and K
     m_d,
+    o_dv,  # dimensions of V
+    m_dv,
     # variants: not used unless asked for
     first_seen,  # the first token that any row sees
     window,
@@ -58,6 +60,7 @@ def attend_tiles(
     HAS_ALIBI: tl.constexpr,
     MASKED: tl.constexpr,  # whether a tile may reach beyond ``end``, beyond a row's limit or before its window
     WHOLE_HEAD: tl.constexpr,  # whether BLOCK_D is head_size
+    WHOLE_V: tl.constexpr,  # whether BLOCK_DV is v_head_size
     X: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,  # block_size if that is to be compiled in, else 0
@@ -65,7 +68,7 @@ def attend_tiles(
     """The state after the tokens ``[begin, end)``; ``begin`` is a multiple of TILE."""
     o_t = tl.arange(0, TILE)
     o_kd = (o_d // X) * stride_kdo + (o_d % X) * stride_kx
-    o_vd = o_d * stride_vd
+    o_vd = o_dv * stride_vd
     # The block ids of the next tile are loaded while this one is worked on. Were they loaded in the step that needs
     # them, the compiler would spend its pipeline stages on these loads, and one tile less would be on its way.
     i_block = _load_ids(p_pages, stride_page, begin, end, block_size, TILE, BLOCK_SIZE)
@@ -84,7 +87,7 @@ def attend_tiles(
         o_kt = i_block.to(tl.int64) * stride_kb + i_off * stride_kt
         o_vt = i_block.to(tl.int64) * stride_vb + i_off * stride_vt
         b_k = _load_tile(p_k + o_kt[:, None] + o_kd[None, :], m_t, m_d, MASKED, WHOLE_HEAD)  # [TILE, BLOCK_D]
-        b_v = _load_tile(p_v + o_vt[:, None] + o_vd[None, :], m_t, m_d, MASKED, WHOLE_HEAD)  # [TILE, BLOCK_D]
+        b_v = _load_tile(p_v + o_vt[:, None] + o_vd[None, :], m_t, m_dv, MASKED, WHOLE_V)  # [TILE, BLOCK_DV]
 
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale  # [BLOCK_M, TILE]
         if HAS_CAP or HAS_ALIBI:
@@ -127,7 +130,7 @@ def _load_ids(p_pages, stride_page, start, end, block_size, TILE: tl.constexpr, 
 
 @triton.jit
 def _load_tile(pointers, m_t, m_d, MASKED: tl.constexpr, WHOLE_HEAD: tl.constexpr):
-    """``[TILE, BLOCK_D]``. Dead rows of a page may hold NaN: they are not read, since 0 · NaN is not 0."""
+    """A tile of K or V. Dead rows of a page may hold NaN: they are not read, since 0 · NaN is not 0."""
     if MASKED:
         tile = tl.load(pointers, mask=m_t[:, None] & m_d[None, :], other=0.0)
     elif WHOLE_HEAD:

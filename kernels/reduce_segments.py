@@ -28,17 +28,17 @@ __all__ = ["reduce_segments_kernel"]
 )  # fmt: skip
 def reduce_segments_kernel(
     # inputs
-    p_acc,  # [num_tokens, num_q_heads, num_segments, head_size]
+    p_acc,  # [num_tokens, num_q_heads, num_segments, v_head_size]
     p_row_max,  # [num_tokens, num_q_heads, num_segments]
     p_exp_sum,  # likewise, with the same strides
     p_cu_seqlens,  # [num_seqs + 1]
     # outputs
-    p_out,  # [num_tokens, num_q_heads, head_size]
+    p_out,  # [num_tokens, num_q_heads, v_head_size]
     p_lse,  # [num_tokens, num_q_heads]
     # scalars
     num_seqs,
     num_segments,
-    head_size,
+    v_head_size,
     # strides in elements: s token, h head, d head dimension
     stride_cu,
     stride_as, stride_ah, stride_asegment, stride_ad,
@@ -50,7 +50,7 @@ def reduce_segments_kernel(
     stride_sink,
     # constants
     SEGMENTS: tl.constexpr,  # num_segments rounded up to a power of two
-    BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    BLOCK_DV: tl.constexpr,  # v_head_size rounded up to a power of two
     HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(num_tokens, num_q_heads)``."""
@@ -59,22 +59,22 @@ def reduce_segments_kernel(
     # A captured graph may have room for more tokens than the batch has.
     if i_token < tl.load(p_cu_seqlens + tl.cast(num_seqs, tl.int64) * stride_cu):
         o_segment = tl.arange(0, SEGMENTS).to(tl.int64)
-        o_d = tl.arange(0, BLOCK_D).to(tl.int64)
+        o_d = tl.arange(0, BLOCK_DV).to(tl.int64)
         m_segment = o_segment < num_segments
-        m_d = o_d < head_size
+        m_d = o_d < v_head_size
         o_state = i_token * stride_ms + i_head * stride_mh + o_segment * stride_msegment
         b_max = tl.load(p_row_max + o_state, mask=m_segment, other=float("-inf"))  # [SEGMENTS]
         b_sum = tl.load(p_exp_sum + o_state, mask=m_segment, other=0.0)  # [SEGMENTS]
         m_acc = (b_max > float("-inf"))[:, None] & m_d[None, :]
         o_acc = (o_segment * stride_asegment)[:, None] + (o_d * stride_ad)[None, :]
         p_row = p_acc + i_token * stride_as + i_head * stride_ah
-        b_acc = tl.load(p_row + o_acc, mask=m_acc, other=0.0)  # [SEGMENTS, BLOCK_D]
+        b_acc = tl.load(p_row + o_acc, mask=m_acc, other=0.0)  # [SEGMENTS, BLOCK_DV]
 
         row_max = tl.max(b_max, axis=0)
         ref = tl.where(row_max == float("-inf"), 0.0, row_max)
         b_w = tl.exp2(b_max - ref)  # [SEGMENTS]
         exp_sum = tl.sum(b_w * b_sum, axis=0)
-        acc = tl.sum(b_w[:, None] * b_acc, axis=0)  # [BLOCK_D]
+        acc = tl.sum(b_w[:, None] * b_acc, axis=0)  # [BLOCK_DV]
         if HAS_SINKS:
             sink = tl.load(p_sinks + i_head * stride_sink) * 1.4426950408889634
             row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sink, True)

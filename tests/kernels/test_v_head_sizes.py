@@ -96,15 +96,25 @@ def test_partitioned(
 
 
 @pytest.mark.parametrize(("head_size", "v_head_size"), SIZES)
-@pytest.mark.parametrize("kernels", [launch_attention, eager_attention], ids=["triton", "eager"])
+@pytest.mark.parametrize(
+    ("kernel", "more"),
+    [
+        (launch_attention.paged_attention, {}),
+        (eager_attention.paged_attention, {}),
+        (launch_q_block.q_block_attention, {"num_segments": 1}),
+        (launch_q_block.q_block_attention, {"num_segments": 3, "tile": 16, "static_grid": True}),
+    ],
+    ids=["triton", "eager", "q_block", "q_block segments"],
+)
 def test_a_query_token_each(
-    kernels: Any, head_size: int, v_head_size: int, paged_problem: Kernel, check: Kernel
+    kernel: Kernel, more: dict[str, Any], head_size: int, v_head_size: int, paged_problem: Kernel, check: Kernel
 ) -> None:
     """What works in decode would not where rows are query tokens."""
-    problem = paged_problem(LENGTHS[1:], heads=(4, 2), head_size=head_size, v_head_size=v_head_size)
+    sizes = {"head_size": head_size, "v_head_size": v_head_size}
+    problem = paged_problem(LENGTHS[1:], heads=(4, 2), dtype=torch.float32, **sizes)  # in which weights are not rounded
     q, k_cache, v_cache, table, seq_lens, *rest = problem.args
-    state = kernels.paged_attention(
-        q, k_cache, v_cache, table, seq_lens, TOKENS[:-1].to(q.device), *rest, max_query_len=1, max_seq_len=33
+    state = kernel(
+        q, k_cache, v_cache, table, seq_lens, TOKENS[:-1].to(q.device), *rest, max_query_len=1, max_seq_len=33, **more
     )
     check(state, problem.expected)
 
@@ -123,21 +133,11 @@ def test_multi_head_latent_attention(paged_problem: Kernel, check: Kernel) -> No
     check(launch_paged.paged_decode(*problem.args, tile=16), problem.expected)
 
 
-def test_kernels_of_one_block_size_say_so(paged_problem: Kernel) -> None:
-    """They would read V's heads as if they were as large as K's."""
-    problem = paged_problem(LENGTHS[1:], head_size=16, v_head_size=8, layout="packed")
-    q, k_cache, v_cache, table, seq_lens, scale, block_size, layout = problem.args
-    inputs = (q, k_cache, v_cache, table, seq_lens)
-    starts = TOKENS[:-1].to(q.device)
-    calls: list[Callable[[], Any]] = [
-        lambda: launch_grouped.grouped_decode(*inputs, scale, block_size, layout),
-        lambda: launch_q_block.q_block_attention(
-            *inputs, starts, scale, block_size, layout, max_query_len=1, max_seq_len=33
-        ),
-    ]
-    for call in calls:
-        with pytest.raises(ValueError, match="v_head_size=8 must be head_size=16"):
-            call()
+def test_a_kernel_of_one_block_size_says_so(paged_problem: Kernel) -> None:
+    """It would read V's heads as if they were as large as K's."""
+    problem = paged_problem(LENGTHS, head_size=16, v_head_size=8)
+    with pytest.raises(ValueError, match="v_head_size=8 must be head_size=16"):
+        launch_grouped.grouped_decode(*problem.args)
 
 
 def test_an_interleaved_cache_has_one_size(paged_problem: Kernel) -> None:
