@@ -61,6 +61,7 @@ __all__ = [
 
 State = tuple[Tensor, Tensor]
 
+_FLOAT8: Final = ("float8_e4m3fn", "float8_e5m2")
 _VARIANTS: Final = ("window", "soft_cap", "alibi", "sinks")
 
 _EVERYTHING = attnfuzz.Supports(unused_table_entries="garbage", batch_invariant=True, graph_replay=True)
@@ -78,11 +79,16 @@ _HALVES = attnfuzz.Supports(
     dtypes=("float16", "bfloat16"),
     unused_table_entries="garbage",
     variants=_VARIANTS,
+    kv_dtypes=_FLOAT8,
     batch_invariant=True,
     graph_replay=True,
 )
 _HALVES_BY_SHAPE = attnfuzz.Supports(
-    dtypes=("float16", "bfloat16"), unused_table_entries="garbage", variants=_VARIANTS, graph_replay=True
+    dtypes=("float16", "bfloat16"),
+    unused_table_entries="garbage",
+    variants=_VARIANTS,
+    kv_dtypes=_FLOAT8,
+    graph_replay=True,
 )
 _Q_BLOCK = attnfuzz.Supports(
     v_head_sizes="any", unused_table_entries="garbage", variants=_VARIANTS, batch_invariant=True, graph_replay=True
@@ -95,7 +101,7 @@ _PAGED = attnfuzz.Supports(
     v_head_sizes="any",
     unused_table_entries="garbage",
     variants=_VARIANTS,
-    kv_dtypes=("float8_e4m3fn", "float8_e5m2"),
+    kv_dtypes=_FLOAT8,
     batch_invariant=True,
     graph_replay=True,
 )
@@ -103,14 +109,14 @@ _BY_SHAPE = attnfuzz.Supports(
     v_head_sizes="any",
     unused_table_entries="garbage",
     variants=_VARIANTS,
-    kv_dtypes=("float8_e4m3fn", "float8_e5m2"),
+    kv_dtypes=_FLOAT8,
     graph_replay=True,
 )
 _PAGED_PADDED = attnfuzz.Supports(
     v_head_sizes="any",
     unused_table_entries="garbage",
     variants=_VARIANTS,
-    kv_dtypes=("float8_e4m3fn", "float8_e5m2"),
+    kv_dtypes=_FLOAT8,
 )
 _FLOAT32 = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul="ieee")
 _MATRIX_UNITS = attnfuzz.Numerics(probabilities="input", partials="float32", matmul="tensor_core")
@@ -193,6 +199,7 @@ def paged_grouped(inputs: Any, *, last_combines: bool = False, **options: Any) -
     return launch_grouped.grouped_decode(
         **_packed(inputs),
         **_variants(inputs),
+        **_scales(inputs),
         layout=inputs.layout,
         out=inputs.out,
         lse=inputs.lse,
@@ -205,7 +212,12 @@ def paged_grouped(inputs: Any, *, last_combines: bool = False, **options: Any) -
 def paged_grouped_auto(inputs: Any) -> State:
     """The same as the wrapper plans it, by the size of the batch and of the GPU."""
     return launch_grouped.grouped_decode(
-        **_packed(inputs), **_variants(inputs), layout=inputs.layout, out=inputs.out, lse=inputs.lse
+        **_packed(inputs),
+        **_variants(inputs),
+        **_scales(inputs),
+        layout=inputs.layout,
+        out=inputs.out,
+        lse=inputs.lse,
     )
 
 

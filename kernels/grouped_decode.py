@@ -22,8 +22,8 @@ Variants (``score_variants``): with a sliding window the tiles are counted from 
 the query sees, so that all splits have work; a sink is added where the result is stored, here or by the second kernel.
 
 The partial state of a split is ``(row_max, exp_sum, acc)`` as in ``softmax_state``, not yet divided. A sequence of one
-tile has one split, whose program stores the result itself. Probabilities are rounded to the dtype of V before they
-multiply it; everything else is float32.
+tile has one split, whose program stores the result itself. Probabilities are rounded to the dtype of q before they
+multiply V, and the numbers of an 8-bit cache take that dtype, which holds them exactly; everything else is float32.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Device code has no Python types.
@@ -43,7 +43,7 @@ __all__ = ["grouped_decode_kernel"]
     do_not_specialize=[
         "max_blocks", "num_splits", "num_kv_heads", "group_size", "block_size", "stride_qs", "stride_qh",
         "stride_table_s", "stride_len", "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h",
-        "window", "stride_slope", "stride_sink",
+        "window", "stride_slope", "stride_sink", "stride_k_scale", "stride_v_scale",
     ]
 )  # fmt: skip
 def grouped_decode_kernel(
@@ -84,6 +84,11 @@ def grouped_decode_kernel(
     soft_cap,
     stride_slope,
     stride_sink,
+    # scales of an 8-bit cache (see kv_scales): None or 0 without
+    p_k_scale,  # [1] or [num_kv_heads]
+    p_v_scale,
+    stride_k_scale,
+    stride_v_scale,
     # constants
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
@@ -97,6 +102,7 @@ def grouped_decode_kernel(
     HAS_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_KV_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Grid ``num_seqs * num_splits * num_kv_heads * cdiv(group_size, BLOCK_M)``: neighbours read the same pages."""
     if PDL:
@@ -142,6 +148,8 @@ def grouped_decode_kernel(
     o_kd = (o_d // X) * stride_kdo + (o_d % X) * stride_kx if X > 1 else o_d * stride_kdo
     o_vd = o_d * stride_vd
 
+    if HAS_KV_SCALES:
+        scale *= tl.load(p_k_scale + i_kv_head * stride_k_scale)
     if HAS_ALIBI:
         slopes = tl.load(p_slopes + i_head * stride_slope, mask=m_m, other=0.0)  # [BLOCK_M]
     else:
@@ -164,7 +172,7 @@ def grouped_decode_kernel(
         i_off = i_t - i_page * block_size
         i_block = tl.load(p_pages + i_page.to(tl.int64) * stride_page, mask=i_t < seq_len, other=0)  # [TILE]
 
-        b_s = tl.dot(b_q, tl.trans(b_k)) * scale  # [BLOCK_M, TILE]
+        b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype))) * scale  # [BLOCK_M, TILE]
         if HAS_CAP or HAS_ALIBI:
             i_key = start + o_t[None, :]
             b_s = vary_scores(b_s, i_key, seq_len - 1, slopes[:, None], soft_cap, HAS_CAP, HAS_ALIBI)
@@ -174,8 +182,10 @@ def grouped_decode_kernel(
         alpha = tl.exp(row_max - ref)
         b_p = tl.exp(b_s - ref[:, None])  # [BLOCK_M, TILE]
         exp_sum = exp_sum * alpha + tl.sum(b_p, axis=1)
-        acc = tl.dot(b_p.to(b_v.dtype), b_v, acc * alpha[:, None])
+        acc = tl.dot(b_p.to(b_q.dtype), b_v.to(b_q.dtype), acc * alpha[:, None])
         row_max = new_max
+    if HAS_KV_SCALES:
+        acc *= tl.load(p_v_scale + i_kv_head * stride_v_scale)
 
     p_out += i_seq * stride_os
     p_lse += i_seq * stride_lse_s

@@ -14,6 +14,7 @@ from attnfuzz.kernels.checks import check_equal_head_sizes, check_launch, check_
 from attnfuzz.kernels.combine_partials import combine_partials_kernel
 from attnfuzz.kernels.device import on_device_of
 from attnfuzz.kernels.grouped_decode import grouped_decode_kernel
+from attnfuzz.kernels.kv_scales import KvScales
 from attnfuzz.kernels.layouts import cache_strides
 from attnfuzz.kernels.prepare import prepare_paged
 from attnfuzz.kernels.variants import Variant, check_variant, sink_arguments
@@ -76,6 +77,8 @@ def grouped_decode(
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     num_splits: int | None = None,
     tile: int | None = None,
     num_warps: int | None = None,
@@ -99,8 +102,9 @@ def grouped_decode(
     """
     variant = Variant(window, soft_cap, alibi_slopes, sinks)
     check_variant(variant)
+    scales = KvScales(k_scale, v_scale)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs |= variant.tensors
+    inputs |= variant.tensors | scales.tensors
     out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
     check_equal_head_sizes(sizes)
     num_seqs, num_q_heads, head_size = q.shape
@@ -127,7 +131,7 @@ def grouped_decode(
             *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
             *out.stride(), *lse.stride(),
             X=x, **launch.of_splits, **(_SECOND_KERNEL if counters is None else launch.of_last), **variant.of_scores,
-            **of_sinks,
+            **of_sinks, **scales.arguments,
         )  # fmt: skip
         if num_splits > 1 and counters is None:
             combine_partials_kernel[(num_seqs * num_q_heads,)](

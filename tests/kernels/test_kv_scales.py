@@ -86,6 +86,24 @@ def test_scales_are_their_definition(name: str, dtype: torch.dtype, scales: tupl
             torch.testing.assert_close(lse[seq, head].double(), expected_lse, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("layout", ["NHD", "packed"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_matrix_units_take_the_dtype_of_q(num_splits: int, dtype: torch.dtype, layout: str) -> None:
+    """Weights would be rounded to 8 bits, or the cache's numbers not be scaled."""
+    given = inputs(layout=layout)
+    given["q"] = given["q"].to(dtype)
+    out, lse = launch_grouped.grouped_decode(
+        **given, num_splits=num_splits, tile=16, k_scale=PER_HEAD[0], v_scale=PER_HEAD[1]
+    )
+    plain = {**inputs(), "q": given["q"]}
+    for seq in range(len(LENGTHS)):
+        for head in range(HEADS):
+            expected_out, expected_lse = by_definition(plain, seq, head, *PER_HEAD)
+            torch.testing.assert_close(out[seq, head].double(), expected_out, rtol=0.02, atol=0.02)
+            torch.testing.assert_close(lse[seq, head].double(), expected_lse, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["triton", "triton split", "eager", "eager split"])
 def test_packed_caches_have_16_elements_to_a_piece(name: str) -> None:
     """Keys of the layout that PagedAttention's kernels read would be taken apart wrongly."""
