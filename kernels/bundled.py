@@ -72,6 +72,7 @@ _PACKED = attnfuzz.Supports(
     v_head_sizes="any",
     unused_table_entries="garbage",
     variants=_VARIANTS,
+    kv_dtypes=_FLOAT8,
     batch_invariant=True,
     graph_replay=True,
 )
@@ -225,7 +226,7 @@ def paged_grouped_auto(inputs: Any) -> State:
 def paged_attention_v1(inputs: Any, **options: Any) -> State:
     """The softmax of a whole sequence after all its scores, on the packed cache."""
     return launch_partitioned.paged_attention_v1(
-        **_packed(inputs), **_variants(inputs), out=inputs.out, lse=inputs.lse, **options
+        **_packed(inputs), **_variants(inputs), **_scales(inputs), out=inputs.out, lse=inputs.lse, **options
     )
 
 
@@ -235,6 +236,7 @@ def paged_attention_v2(inputs: Any, *, partials: str, **options: Any) -> State:
     return launch_partitioned.paged_attention_v2(
         **_packed(inputs),
         **_variants(inputs),
+        **_scales(inputs),
         out=inputs.out,
         lse=inputs.lse,
         partial_dtype=partials,

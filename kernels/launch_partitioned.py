@@ -13,6 +13,7 @@ from torch import Tensor
 from attnfuzz.kernels.alignment import common_alignment, in_units
 from attnfuzz.kernels.checks import check_launch, check_positive, check_power_of_two
 from attnfuzz.kernels.device import on_device_of
+from attnfuzz.kernels.kv_scales import KvScales
 from attnfuzz.kernels.layouts import cache_strides
 from attnfuzz.kernels.paged_attention_v1 import paged_attention_v1_kernel
 from attnfuzz.kernels.paged_attention_v2 import paged_attention_v2_kernel, paged_attention_v2_reduce_kernel
@@ -40,6 +41,8 @@ def paged_attention_v1(
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     tile: int = 16,
     num_warps: int = 4,
     num_stages: int = 3,
@@ -47,8 +50,9 @@ def paged_attention_v1(
     """``launch_paged.paged_decode`` on a cache in the packed layout; arguments, result and errors as there."""
     variant = Variant(window, soft_cap, alibi_slopes, sinks)
     check_variant(variant)
+    scales = KvScales(k_scale, v_scale)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs |= variant.tensors
+    inputs |= variant.tensors | scales.tensors
     out, lse, sizes = prepare_paged(inputs, "packed", block_size, out, lse)
     check_power_of_two("tile", tile)
     launch = check_launch(num_warps, num_stages)
@@ -63,7 +67,7 @@ def paged_attention_v1(
             *logits.stride()[:-1], *out.stride(), *lse.stride(),
             ALIGN=align, X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
             BLOCK_DV=triton.next_power_of_2(sizes["v_head_size"]), **launch,
-            **variant.of_scores, **sink_arguments(sinks),
+            **variant.of_scores, **sink_arguments(sinks), **scales.arguments,
         )  # fmt: skip
     return out, lse
 
@@ -83,6 +87,8 @@ def paged_attention_v2(
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     partition_size: int = 512,
     partial_dtype: str = "float32",
     tile: int = 16,
@@ -96,8 +102,9 @@ def paged_attention_v2(
     """
     variant = Variant(window, soft_cap, alibi_slopes, sinks)
     check_variant(variant)
+    scales = KvScales(k_scale, v_scale)
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs |= variant.tensors
+    inputs |= variant.tensors | scales.tensors
     out, lse, sizes = prepare_paged(inputs, "packed", block_size, out, lse)
     check_power_of_two("tile", tile)
     check_positive("partition_size", partition_size)
@@ -118,7 +125,8 @@ def paged_attention_v2(
             float(scale), partition_size, block_size, sizes["group_size"], sizes["head_size"], sizes["v_head_size"],
             *q.stride(), *in_units(k_strides, align), *v_strides, *block_table.stride(), *seq_lens.stride(),
             *logits.stride()[:-1], *statistics,
-            ALIGN=align, X=x, TILE=tile, BLOCK_D=block_d, BLOCK_DV=block_dv, **launch, **variant.of_scores,
+            ALIGN=align, X=x, TILE=tile, BLOCK_D=block_d, BLOCK_DV=block_dv, **launch,
+            **variant.of_scores, **scales.arguments,
         )  # fmt: skip
         paged_attention_v2_reduce_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
             partial_out, max_logits, exp_sums, seq_lens, out, lse,

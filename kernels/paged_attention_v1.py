@@ -21,6 +21,7 @@ __all__ = ["paged_attention_v1_kernel"]
         "block_size", "group_size", "stride_qs", "stride_qh", "stride_kb", "stride_kt", "stride_kh", "stride_kdo",
         "stride_table_s", "stride_len", "stride_logit_s", "stride_logit_h", "stride_os", "stride_oh",
         "stride_lse_s", "stride_lse_h", "window", "stride_slope", "stride_sink",
+        "stride_k_scale", "stride_v_scale",
     ]
 )  # fmt: skip
 def paged_attention_v1_kernel(
@@ -56,6 +57,11 @@ def paged_attention_v1_kernel(
     soft_cap,
     stride_slope,
     stride_sink,
+    # scales of an 8-bit cache (see kv_scales): None or 0 without
+    p_k_scale,  # [1] or [num_kv_heads]
+    p_v_scale,
+    stride_k_scale,
+    stride_v_scale,
     # constants
     ALIGN: tl.constexpr,  # elements, a divisor of K's strides but the last
     X: tl.constexpr,  # innermost K elements, a divisor of head_size
@@ -66,6 +72,7 @@ def paged_attention_v1_kernel(
     HAS_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_KV_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Grid ``(num_seqs, num_q_heads)``."""
     i_seq = tl.program_id(0).to(tl.int64)
@@ -80,6 +87,8 @@ def paged_attention_v1_kernel(
     seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
     b_q = tl.load(p_q + o_d * stride_qd, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK_D]
     slope = tl.load(p_slopes + i_head * stride_slope) if HAS_ALIBI else 0.0
+    if HAS_KV_SCALES:
+        scale *= tl.load(p_k_scale + i_kv_head * stride_k_scale)
     qk_max, exp_sum, b_out = attend_packed(
         b_q, p_k + i_kv_head * stride_kh * ALIGN, p_v + i_kv_head * stride_vh, p_table + i_seq * stride_table_s,
         p_logits + i_seq * stride_logit_s + i_head * stride_logit_h,
@@ -88,6 +97,8 @@ def paged_attention_v1_kernel(
         o_d, m_d, o_dv, m_dv, seq_len - 1, window, soft_cap, slope, ALIGN, X, TILE, BLOCK_DV,
         HAS_WINDOW, HAS_CAP, HAS_ALIBI,
     )  # fmt: skip
+    if HAS_KV_SCALES:
+        b_out *= tl.load(p_v_scale + i_kv_head * stride_v_scale)
     if HAS_SINKS:
         # The output is normalised: what the sink leaves of it is the share of the keys in the new sum.
         sink = tl.load(p_sinks + i_head * stride_sink)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels import eager, eager_attention, launch_attention, launch_grouped, launch_paged
+from attnfuzz.kernels import eager, eager_attention, launch_attention, launch_grouped, launch_paged, launch_partitioned
 
 HEADS, KV_HEADS, SIZE, PAGE = 4, 2, 16, 4
 LENGTHS = (0, 1, 7, 33)
@@ -66,6 +66,11 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "eager queries": (eager_attention.paged_attention, QUERIES),
 }
 
+PACKED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "v1": (launch_partitioned.paged_attention_v1, {}),
+    "v2": (launch_partitioned.paged_attention_v2, {"partition_size": 12}),
+}
+
 
 @pytest.mark.parametrize(
     "scales",
@@ -87,12 +92,11 @@ def test_scales_are_their_definition(name: str, dtype: torch.dtype, scales: tupl
 
 
 @pytest.mark.parametrize("layout", ["NHD", "packed"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("num_splits", [1, 3])
-def test_matrix_units_take_the_dtype_of_q(num_splits: int, dtype: torch.dtype, layout: str) -> None:
+def test_matrix_units_take_the_dtype_of_q(num_splits: int, layout: str) -> None:
     """Weights would be rounded to 8 bits, or the cache's numbers not be scaled."""
     given = inputs(layout=layout)
-    given["q"] = given["q"].to(dtype)
+    given["q"] = given["q"].half()
     out, lse = launch_grouped.grouped_decode(
         **given, num_splits=num_splits, tile=16, k_scale=PER_HEAD[0], v_scale=PER_HEAD[1]
     )
@@ -100,21 +104,19 @@ def test_matrix_units_take_the_dtype_of_q(num_splits: int, dtype: torch.dtype, l
     for seq in range(len(LENGTHS)):
         for head in range(HEADS):
             expected_out, expected_lse = by_definition(plain, seq, head, *PER_HEAD)
-            torch.testing.assert_close(out[seq, head].double(), expected_out, rtol=0.02, atol=0.02)
+            torch.testing.assert_close(out[seq, head].double(), expected_out, rtol=4e-3, atol=4e-3)
             torch.testing.assert_close(lse[seq, head].double(), expected_lse, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["triton", "triton split", "eager", "eager split"])
+@pytest.mark.parametrize("name", ["triton", "triton split", "eager", "eager split", "v1", "v2"])
 def test_packed_caches_have_16_elements_to_a_piece(name: str) -> None:
     """Keys of the layout that PagedAttention's kernels read would be taken apart wrongly."""
-    kernel, more = KERNELS[name]
-    one, other = (
-        kernel(**inputs(layout=layout), **more, k_scale=PER_HEAD[0], v_scale=PER_HEAD[1]) for layout in LAYOUTS
-    )
-    torch.testing.assert_close(one, other)
-
-
-LAYOUTS = ("NHD", "packed")
+    kernel, more = (KERNELS | PACKED)[name]
+    scales = {"k_scale": PER_HEAD[0], "v_scale": PER_HEAD[1]}
+    packed = inputs(layout="packed")
+    if name in PACKED:
+        del packed["layout"]
+    torch.testing.assert_close(kernel(**packed, **more, **scales), eager.paged_decode(**inputs(), **scales))
 
 
 def test_dead_slots_may_hold_nan() -> None:
