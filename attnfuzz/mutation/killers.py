@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.execution.outcomes import ServiceError
 from attnfuzz.execution.runner import Runner
 from attnfuzz.mutation.attribution import seen_by
 from attnfuzz.mutation.commands import Command
@@ -20,7 +21,7 @@ from attnfuzz.mutation.outcomes import Kill, Outcome
 from attnfuzz.overlay import VARIABLE
 from attnfuzz.problems.cases import Case
 
-__all__ = ["CommandKiller", "EquivalentsAside", "Killer", "KnownAside", "SearchKiller"]
+__all__ = ["CommandKiller", "EquivalentsAside", "Killer", "KnownAside", "SearchKiller", "never_runs"]
 
 _SAMPLE = (0, 4, 20, 60, 110, 170)
 """Cases from the simplest on: code that raises in all of them never runs at all."""
@@ -146,11 +147,18 @@ def fails_to_load(runner: Runner, kernels: Sequence[Declaration]) -> str | None:
 
 
 def never_runs(runner: Runner, hunter: Hunter, kernels: Sequence[Declaration]) -> str | None:
-    """What every kernel raises in every case of a sample; None if one does not."""
+    """What every kernel raises in every case of a sample; None if one does not.
+
+    Nor does one that leaves a process in which attnfuzz fails: it has written where nothing was its own.
+    """
     message = None
     for declaration in kernels:
         for case in _sample(hunter, declaration):
-            failure = runner.judge(declaration, case, thorough=False, relations=()).failure
+            try:
+                failure = runner.judge(declaration, case, thorough=False, relations=()).failure
+            except ServiceError:
+                runner.restart()
+                return None
             if failure is None or failure.oracle != "exception":
                 return None
             message = failure.message

@@ -20,7 +20,16 @@ from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.bounds import bound_of
 from attnfuzz.problems.allocation import PlainAllocator
-from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.cases import (
+    CASE_TYPES,
+    Case,
+    DenseDecodeCase,
+    MergeStatesCase,
+    PagedAttentionCase,
+    PagedDecodeCase,
+    Problem,
+    SplitDecodeCase,
+)
 from attnfuzz.problems.recipes import (
     KEY_RECIPES,
     LSE_KINDS,
@@ -69,7 +78,7 @@ def strided(case: Case) -> Iterator[Case]:
 def plain(case: Case, supports: Supports, device: str) -> list[Tensor]:
     """The storage of each tensor, padding and gaps included, as bytes on the CPU."""
     inputs = problem_of(case).build(case, PlainAllocator(device), supports)
-    tensors = [getattr(inputs, name) for name in case.tensor_names]
+    tensors = [tensor for name in case.tensor_names if (tensor := getattr(inputs, name)) is not None]
     storages = [torch.empty(0, dtype=torch.uint8, device=device).set_(part.untyped_storage()) for part in tensors]
     return [storage.cpu() for storage in storages]
 
@@ -108,12 +117,15 @@ def check_results(case: Case, supports: Supports) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("problem", ["paged_decode", "split_decode"])
-def test_paged_inputs(problem: str, layout: Layout, dtype: Dtype) -> None:
+@pytest.mark.parametrize("problem", ["paged_decode", "split_decode", "paged_attention"])
+def test_paged_inputs(problem: Problem, layout: Layout, dtype: Dtype) -> None:
     """A case found on a GPU would be another one when it is replayed on a CPU."""
-    types: dict[str, type[Any]] = {"paged_decode": PagedDecodeCase, "split_decode": SplitDecodeCase}
-    fields: dict[str, Any] = {"num_splits": 3} if problem == "split_decode" else {}
-    for case in attention_cases(types[problem], block_size=4, pages=PAGES, layout=layout, dtype=dtype, **fields):
+    more: dict[str, dict[str, Any]] = {
+        "split_decode": {"num_splits": 3},
+        "paged_attention": {"query_lens": (2, 0, 17), "padding_tokens": 3},
+    }
+    fields: dict[str, Any] = {"block_size": 4, "pages": PAGES, "layout": layout, "dtype": dtype}
+    for case in attention_cases(CASE_TYPES[problem], **fields, **more.get(problem, {})):
         check_inputs(case, Supports())
 
 
@@ -136,6 +148,8 @@ def test_merge_inputs(supports: Supports, lse_layout: str, dtype: Dtype) -> None
 def test_attention_results(dtype: Dtype) -> None:
     """What is a failure on a GPU would be none on a CPU, since references or bounds differ."""
     for case in attention_cases(SplitDecodeCase, block_size=4, pages=PAGES, dtype=dtype, num_splits=3):
+        check_results(case, Supports())
+    for case in attention_cases(PagedAttentionCase, block_size=4, pages=PAGES, dtype=dtype, query_lens=(2, 0, 17)):
         check_results(case, Supports())
     for case in attention_cases(DenseDecodeCase, dtype=dtype):
         check_results(case, Supports())

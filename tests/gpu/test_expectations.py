@@ -12,10 +12,11 @@ import torch
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.expectations import Expectation, expectations, on_device
-from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, SplitDecodeCase
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.tolerance import FixedTolerance
+from attnfuzz.problems.variants import Variant
 
 NORMAL = Values(keys="normal", values="normal", seed=1)
 CASES: tuple[Case, ...] = (
@@ -28,6 +29,10 @@ CASES: tuple[Case, ...] = (
         dtype="float32", values=Values(keys="rising", values="large", logit_exponent=8),
     ),
     MergeStatesCase(num_q_heads=1, head_size=256, num_tokens=2, dtype="float32"),
+    PagedAttentionCase(
+        num_q_heads=6, num_kv_heads=2, head_size=64, seq_lens=(300, 2, 40), query_lens=(3, 0, 40), scale=0.1,
+        block_size=24, values=NORMAL, variant=Variant(window=17, alibi="geometric", sinks="level"),
+    ),
 )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.strategies import cases
+from tests.gpu.bundled_cases import BUNDLED
 
 KERNELS = Path(__file__).parents[1] / "oracles" / "relations" / "reaching_kernels.py"
 RUNS = 25
@@ -28,10 +29,12 @@ RUNS = 25
 DENSE = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 24, "seq_lens": (3, 0, 5, 2)}
 PAGED = {**DENSE, "block_size": 4}
 ATTENTION = ("q", "k_cache", "v_cache", "block_table", "seq_lens")
+QUERIES = {**PAGED, "seq_lens": (3, 0, 5), "query_lens": (2, 0, 2), "layout": "NHD"}
 MERGE = {"num_q_heads": 3, "head_size": 24, "num_tokens": 4}
 PLANTED: list[tuple[str, str, dict[str, Any]]] = [
     *(("paged", name, PAGED | {"layout": "NHD"}) for name in (*ATTENTION, "out", "lse", "workspace")),
     *(("paged", name, PAGED | {"layout": layout}) for layout in ("HND", "packed") for name in ("k_cache", "v_cache")),
+    *(("queries", name, QUERIES) for name in ("q", "cu_seqlens_q", "out", "lse")),
     *(("dense", name, DENSE) for name in ("k", "v")),
     *(("split", name, PAGED | {"num_splits": 3}) for name in ("partial_out", "partial_lse")),
     *(
@@ -56,10 +59,6 @@ NAMED = [
         "the kernel wrote before workspace (float32 [4, 5]): 1 element (4 bytes) before its start",
     ),
 ]
-CORRECT = (
-    "dense_naive", "dense_eager", "paged_naive", "paged_split_k", "paged_eager", "split_k_partials",
-    "merge_states_triton", "merge_states_eager",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +136,7 @@ def test_bugs_of_the_past_are_found(guarded: Runner, kernel: str, changes: dict[
     assert failure.oracle == "guard_page"
 
 
-@pytest.mark.parametrize("target", CORRECT)
+@pytest.mark.parametrize("target", BUNDLED)
 def test_correct_kernels_are_left_alone(
     target: str, guarded: Runner, record_property: Callable[[str, object], None]
 ) -> None:

@@ -17,50 +17,42 @@ from attnfuzz.oracles import quick
 from attnfuzz.oracles.quick import judge_many
 from attnfuzz.oracles.relations.catalogue import drawn
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Relations, Verdict
-from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
-from attnfuzz.problems.recipes import Needle, Pages, Values
+from attnfuzz.problems.cases import Case, Problem
+from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supports import DTYPES
+from tests.gpu.bundled_cases import BUNDLED, CASES, fitted
 
 Broken = dict[str, Declaration]
 
-SHAPE = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 16, "scale": 0.25}
-VALUES = Values(keys="normal", values="normal", needles=(Needle(2, 30, 1),))
-DENSE = DenseDecodeCase(**SHAPE, seq_lens=(5, 0, 37), extra_rows=2, values=VALUES)  # type: ignore[arg-type]  # a dict of several types
-PAGED = PagedDecodeCase(
-    **SHAPE, seq_lens=(5, 0, 37), block_size=8, values=VALUES,  # type: ignore[arg-type]  # as above
-    pages=Pages(order="shuffled", spare_blocks=2, extra_columns=1, shared_blocks=1),
-)  # fmt: skip
-SPLIT = SplitDecodeCase(**{name: getattr(PAGED, name) for name in PAGED.__struct_fields__}, num_splits=4)
-MERGE = MergeStatesCase(num_q_heads=4, head_size=16, num_tokens=9, lse_pairs=(("finite", "-inf"), ("high", "equal")))
-CASES: dict[str, Case] = {case.problem: case for case in (DENSE, PAGED, SPLIT, MERGE)}
-LARGE = msgspec.structs.replace(PAGED, seq_lens=(4097, 8192, 50), num_q_heads=16, head_size=64, values=Values(seed=3))
+DENSE = CASES["dense_decode"]
+LARGE = msgspec.structs.replace(
+    CASES["paged_decode"], seq_lens=(4097, 8192, 50), num_q_heads=16, head_size=64, values=Values(seed=3)
+)
 
 
-def mixed(problem: str) -> list[Case]:
+def mixed(declaration: Declaration) -> list[Case]:
     """Several dtypes, a small case and a large one beside it where there is one."""
-    cases = [msgspec.structs.replace(CASES[problem], dtype=dtype) for dtype in DTYPES]
-    if problem == "paged_decode":
+    dtypes = [dtype for dtype in DTYPES if dtype in declaration.supports.dtypes]
+    cases = [msgspec.structs.replace(CASES[declaration.problem], dtype=dtype) for dtype in dtypes]
+    if declaration.problem == "paged_decode":
         cases.insert(1, LARGE)
-    return cases
+    return [fitted(declaration, case) for case in cases]
 
 
 def without_timing(verdict: Verdict) -> Verdict:
     return msgspec.structs.replace(verdict, timing=Verdict().timing)
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "dense_naive", "dense_eager", "paged_naive", "paged_split_k", "paged_eager", "split_k_partials",
-        "split_k_partials_eager", "merge_states_triton", "merge_states_triton_th", "merge_states_eager",
-    ],
-)  # fmt: skip
+def test_all_bundled_kernels_are_meant(runner: Runner) -> None:
+    """A kernel that was added later would not be run on a GPU in any of these tests."""
+    assert {one.name: one.problem for one in runner.declarations(["*"])} == BUNDLED
+
+
+@pytest.mark.parametrize("target", BUNDLED)
 def test_bundled_kernels_pass_as_they_do_alone(target: str, runner: Runner) -> None:
     """Batches would raise false alarms, or compare with other numbers than single cases do."""
     (declaration,) = runner.declarations([target])
-    cases = mixed(declaration.problem)
-    if declaration.supports.lse_layout == "TH":
-        cases = [msgspec.structs.replace(case, lse_layout="TH") for case in cases]
+    cases = mixed(declaration)
     alone = [runner.judge(declaration, case) for case in cases]
     for one, many in zip(alone, runner.judge_many(declaration, cases, timeout_s=120.0), strict=True):
         assert many.failure is None
@@ -121,9 +113,10 @@ def related(runner: Runner) -> Broken:
     return {declaration.name: declaration for declaration in runner.declarations([str(RELATED_KERNELS)])}
 
 
-def variations(problem: str) -> Iterator[Case]:
-    """The same case with other numbers, in float32."""
-    case = msgspec.structs.replace(CASES[problem], dtype="float32")
+def variations(declaration: Declaration) -> Iterator[Case]:
+    """The same case with other numbers, in float32 where the kernel takes that."""
+    problem: Problem = declaration.problem
+    case = fitted(declaration, msgspec.structs.replace(CASES[problem], dtype="float32"))
     for seed in range(2000):
         changed = (
             {"seed": seed}
@@ -151,7 +144,7 @@ def test_relations_find_in_a_batch_what_they_find_alone(
     declaration = related[kernel]
     draws = (
         case
-        for case in variations(declaration.problem)
+        for case in variations(declaration)
         if (one := drawn(declaration, case, DEFAULT_ORACLES, device="cuda")) and one.name == relation
     )
     case = next(draws)
@@ -165,24 +158,25 @@ def test_relations_find_in_a_batch_what_they_find_alone(
     assert together[0].failure == alone
 
 
-@pytest.mark.parametrize("target", ["dense_naive", "paged_split_k", "split_k_partials", "merge_states_triton"])
+@pytest.mark.parametrize("target", BUNDLED)
 def test_relations_leave_right_kernels_alone_in_a_batch(target: str, runner: Runner) -> None:
     """A campaign on a GPU would report a correct kernel, once in so many cases."""
     (declaration,) = runner.declarations([target])
     draws = [
         case
-        for case in variations(declaration.problem)
+        for case in variations(declaration)
         if (one := drawn(declaration, case, DEFAULT_ORACLES, device="cuda")) and one.further is not None
-    ]
-    verdicts = runner.judge_together(declaration, draws[:40], timeout_s=120.0)
+    ][:40]
+    assert draws
+    verdicts = runner.judge_together(declaration, draws, timeout_s=120.0)
     assert verdicts is not None
-    assert [verdict.failure for verdict in verdicts] == [None] * 40
+    assert [verdict.failure for verdict in verdicts] == [None] * len(draws)
 
 
 def test_relations_cost_a_batch_no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many cases get through a GPU as there are waits. Uses CUDA in this process."""
     (kernel,) = load_kernels(f"{RELATED_KERNELS}:without_triton")
-    cases = list(variations("dense_decode"))[:24]
+    cases = list(variations(kernel.declaration))[:24]
 
     def waits(relations: Relations) -> int:
         with warnings.catch_warnings(record=True) as seen:

@@ -16,6 +16,7 @@ from attnfuzz.problems.layouts import token_views
 
 REACH = {"access": ("read", "write"), "side": ("past", "before")}
 PAGED = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "out", "lse", "workspace")
+QUERIES = (*PAGED, "cu_seqlens_q")
 DENSE = ("q", "k", "v", "seq_lens", "out", "lse", "workspace")
 SPLIT = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "partial_out", "partial_lse", "workspace")
 MERGE = ("prefix_output", "prefix_lse", "suffix_output", "suffix_lse", "output", "output_lse", "workspace")
@@ -40,6 +41,11 @@ def reach(inputs: Any, tensor: str, access: str, side: str) -> None:
 
 @attnfuzz.kernel("paged_decode", options={"tensor": PAGED, **REACH})
 def paged(inputs: Any, *, tensor: str, access: str, side: str) -> None:
+    reach(inputs, tensor, access, side)
+
+
+@attnfuzz.kernel("paged_attention", options={"tensor": QUERIES, **REACH})
+def queries(inputs: Any, *, tensor: str, access: str, side: str) -> None:
     reach(inputs, tensor, access, side)
 
 

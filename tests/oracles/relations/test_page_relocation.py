@@ -14,7 +14,14 @@ from attnfuzz.execution.runner import Runner
 from attnfuzz.memory.reservation import SparseUnavailable
 from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
-from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.cases import (
+    Case,
+    DenseDecodeCase,
+    MergeStatesCase,
+    PagedAttentionCase,
+    PagedDecodeCase,
+    SplitDecodeCase,
+)
 from attnfuzz.problems.supported import adapt_options
 from tests.quality.mutants import Edit, Mutant
 from tests.quality.planting import plant
@@ -31,11 +38,13 @@ OTHER_LAYOUTS: list[dict[str, Any]] = [
     {"layout": "NHD", "strides": {"k_cache": "offset", "v_cache": "every_other"}},
     {"block_size": 1, "seq_lens": (1,)},
 ]
-RIGHT = [
+QUERIES = PagedAttentionCase(**ROWS, block_size=4, query_lens=tuple(min(1, n) for n in ROWS["seq_lens"]))
+RIGHT: list[tuple[Case, list[str]]] = [
     (PAGED, ["paged_naive", "paged_split_k", "paged_eager", "paged_split_k_eager"]),
     (DENSE, ["dense_naive", "dense_eager"]),
     (SPLIT, ["split_k_partials", "split_k_partials_eager"]),
     (MERGE, ["merge_states_triton", "merge_states_eager"]),
+    (QUERIES, ["paged_attention_naive", "paged_attention_eager"]),
 ]
 
 LOAD = ".to(tl.int64)  # [TILE]"
