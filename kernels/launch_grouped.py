@@ -15,6 +15,7 @@ from attnfuzz.kernels.combine_partials import combine_partials_kernel
 from attnfuzz.kernels.device import on_device_of
 from attnfuzz.kernels.grouped_decode import grouped_decode_kernel
 from attnfuzz.kernels.kv_scales import KvScales
+from attnfuzz.kernels.launch_again import launch_again
 from attnfuzz.kernels.layouts import cache_strides
 from attnfuzz.kernels.prepare import prepare_paged
 from attnfuzz.kernels.variants import Variant, check_variant, sink_arguments
@@ -124,20 +125,30 @@ def grouped_decode(
     k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
     of_sinks = sink_arguments(sinks)
     with on_device_of(q):
-        grouped_decode_kernel[(launch.programs,)](
-            q, k_cache, v_cache, block_table, seq_lens, out, lse, partial_acc, partial_max, partial_sum, counters,
-            float(scale), num_splits, sizes["num_kv_heads"], sizes["group_size"], block_size, head_size,
-            block_table.shape[1],
-            *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
-            *out.stride(), *lse.stride(),
-            X=x, **launch.of_splits, **(_SECOND_KERNEL if counters is None else launch.of_last), **variant.of_scores,
-            **of_sinks, **scales.arguments,
+        launch_again(
+            grouped_decode_kernel, launch.programs,
+            (
+                q, k_cache, v_cache, block_table, seq_lens, out, lse, partial_acc, partial_max, partial_sum, counters,
+                float(scale), num_splits, sizes["num_kv_heads"], sizes["group_size"], block_size, head_size,
+                block_table.shape[1],
+                *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
+                *out.stride(), *lse.stride(),
+            ),
+            {
+                "X": x, **launch.of_splits, **(_SECOND_KERNEL if counters is None else launch.of_last),
+                **variant.of_scores, **of_sinks, **scales.arguments,
+            },
+            launch.options,
         )  # fmt: skip
         if num_splits > 1 and counters is None:
-            combine_partials_kernel[(num_seqs * num_q_heads,)](
-                seq_lens, partial_acc, partial_max, partial_sum, out, lse, num_splits, num_q_heads, head_size,
-                *seq_lens.stride(), *out.stride(), *lse.stride(),
-                **launch.of_combination, window=window or 0, HAS_WINDOW=window is not None, **of_sinks,
+            launch_again(
+                combine_partials_kernel, num_seqs * num_q_heads,
+                (
+                    seq_lens, partial_acc, partial_max, partial_sum, out, lse, num_splits, num_q_heads, head_size,
+                    *seq_lens.stride(), *out.stride(), *lse.stride(),
+                ),
+                {**launch.of_combination, "window": window or 0, "HAS_WINDOW": window is not None, **of_sinks},
+                launch.options_of_combination,
             )  # fmt: skip
     return out, lse
 
@@ -145,7 +156,8 @@ def grouped_decode(
 class _Launch(NamedTuple):
     """What follows from shapes and options.
 
-    ``of_splits``, ``of_combination``: constants of the two kernels. ``of_last``: of the first without the second.
+    ``of_splits``, ``of_combination``: constants of the two kernels. ``of_last``: of the first without the second. The
+    ``options`` are those of ``triton.Config``.
     """
 
     programs: int
@@ -153,6 +165,8 @@ class _Launch(NamedTuple):
     of_splits: Mapping[str, Any]
     of_combination: Mapping[str, Any]
     of_last: Mapping[str, Any]
+    options: Mapping[str, Any]
+    options_of_combination: Mapping[str, Any]
 
 
 @lru_cache(maxsize=1024)
@@ -197,7 +211,8 @@ def _launch(
     check_power_of_two("num_combined", most if num_combined is None else num_combined)
     chunk = min(most, num_combined or most, triton.next_power_of_2(num_splits))
     pdl = _has_pdl(device) and (plan.pdl if pdl is None else pdl)
-    both = {"TILE": tile, "BLOCK_D": block_d, "PDL": pdl, **({"launch_pdl": True} if pdl else {})}
+    both = {"TILE": tile, "BLOCK_D": block_d, "PDL": pdl}
+    dependent = {"launch_pdl": True} if pdl else {}
     block_g = min(block_m, triton.next_power_of_2(group_size))
     # More would be more registers than two programs of a multiprocessor have.
     elements = _CHUNK_ELEMENTS if warps_and_stages["num_warps"] <= 4 else _CHUNK_ELEMENTS // 4
@@ -205,9 +220,11 @@ def _launch(
     return _Launch(
         programs=pairs * num_splits,
         num_splits=num_splits,
-        of_splits={"BLOCK_M": block_m, **both, **warps_and_stages},
+        of_splits={"BLOCK_M": block_m, **both},
         of_combination={"CHUNK": chunk, **both},
         of_last={"LAST_COMBINES": True, "BLOCK_G": block_g, "CHUNK": in_one_step},
+        options={**warps_and_stages, **dependent},
+        options_of_combination=dependent,
     )
 
 

@@ -127,3 +127,14 @@ def test_wrong_merge_arguments(kernels: ModuleType) -> None:
         kernels.merge_states(out, lse, out, lse)
     with pytest.raises(ValueError, match="lse_layout='ht' must be one of"):
         kernels.merge_states(out, lse, out, lse, lse_layout="ht")
+
+
+def test_a_call_that_has_passed_does_not_vouch_for_another(paged_problem: Make) -> None:
+    """What is remembered of one call's tensors would be taken for the next one's, of another shape, dtype or layout."""
+    args = dict(zip(PAGED_NAMES, paged_problem([1, 5], heads=(2, 2)).args, strict=True))
+    for _ in range(2):
+        launch_paged.paged_decode(**args)
+    for name, spoil, message in WRONG_PAGED:
+        if "multiple" not in message:
+            with pytest.raises(ValueError, match=message):
+                launch_paged.paged_decode(**{**args, name: spoil(args[name])})
