@@ -54,7 +54,7 @@ def plan_grouped(pairs: int, max_seq_len: int, processors: int, block_d: int) ->
     small launch, long ones more loads on their way.
     """
     tile = max(_LEAST_FOR_DOT, min(64, 8192 // block_d))
-    num_splits = max(1, min(2 * processors // pairs, triton.cdiv(max_seq_len, tile)))
+    num_splits = max(1, min(2 * processors // max(1, pairs), triton.cdiv(max_seq_len, tile)))
     if max_seq_len >= 1024 * num_splits:
         return GroupedPlan(num_splits, tile, num_warps=8, num_stages=3, pdl=False)
     if num_splits > 1:
