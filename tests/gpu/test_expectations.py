@@ -33,6 +33,7 @@ CASES: tuple[Case, ...] = (
         num_q_heads=6, num_kv_heads=2, head_size=64, seq_lens=(300, 2, 40), query_lens=(3, 0, 40), scale=0.1,
         block_size=24, values=NORMAL, variant=Variant(window=17, alibi="geometric", sinks="level"),
     ),
+    DenseDecodeCase(num_q_heads=4, num_kv_heads=2, head_size=16, v_head_size=40, seq_lens=(3, 65), scale=0.25),
 )  # fmt: skip
 
 
