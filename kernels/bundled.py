@@ -78,6 +78,7 @@ _PACKED = attnfuzz.Supports(
 )
 _HALVES = attnfuzz.Supports(
     dtypes=("float16", "bfloat16"),
+    v_head_sizes="any",
     unused_table_entries="garbage",
     variants=_VARIANTS,
     kv_dtypes=_FLOAT8,
@@ -86,6 +87,7 @@ _HALVES = attnfuzz.Supports(
 )
 _HALVES_BY_SHAPE = attnfuzz.Supports(
     dtypes=("float16", "bfloat16"),
+    v_head_sizes="any",
     unused_table_entries="garbage",
     variants=_VARIANTS,
     kv_dtypes=_FLOAT8,

@@ -11,7 +11,6 @@ __all__ = [
     "FLOAT8",
     "Specs",
     "check_choice",
-    "check_equal_head_sizes",
     "check_launch",
     "check_positive",
     "check_power_of_two",
@@ -99,15 +98,6 @@ def check_choice(name: str, value: str, choices: Mapping[str, object]) -> None:
     """Raise ValueError unless ``value`` is a key of ``choices``."""
     if value not in choices:
         raise ValueError(f"{name}={value!r} must be one of {tuple(choices)}; name the one that the tensors have")
-
-
-def check_equal_head_sizes(sizes: Mapping[str, int]) -> None:
-    """Raise ValueError unless heads of V are as large as those of K, for kernels that keep both in one block size."""
-    if sizes["v_head_size"] != sizes["head_size"]:
-        raise ValueError(
-            f"v_head_size={sizes['v_head_size']} must be head_size={sizes['head_size']}, since this kernel loads K and "
-            "V in blocks of one size; use launch_paged or launch_attention, which load them apart"
-        )
 
 
 def check_positive(name: str, value: int) -> None:

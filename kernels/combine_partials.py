@@ -29,16 +29,16 @@ __all__ = ["combine_heads", "combine_partials_kernel"]
 def combine_partials_kernel(
     # inputs
     p_seq_lens,  # [num_seqs]
-    p_partial_acc,  # [num_seqs, num_q_heads, num_splits, head_size], float32, contiguous
+    p_partial_acc,  # [num_seqs, num_q_heads, num_splits, v_head_size], float32, contiguous
     p_partial_max,  # [num_seqs, num_q_heads, num_splits], float32, contiguous
     p_partial_sum,  # [num_seqs, num_q_heads, num_splits], float32, contiguous
     # outputs
-    p_out,  # [num_seqs, num_q_heads, head_size]
+    p_out,  # [num_seqs, num_q_heads, v_head_size]
     p_lse,  # [num_seqs, num_q_heads]
     # scalars
     num_splits,
     num_q_heads,
-    head_size,
+    v_head_size,
     # strides in elements: s sequence, h head, d head dimension
     stride_len,
     stride_os, stride_oh, stride_od,
@@ -49,7 +49,7 @@ def combine_partials_kernel(
     stride_sink,
     # constants
     TILE: tl.constexpr,  # keys per step of the first half, whose splits are whole tiles
-    BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    BLOCK_DV: tl.constexpr,  # v_head_size rounded up to a power of two
     CHUNK: tl.constexpr,  # splits per step, a power of two
     PDL: tl.constexpr,  # whether launched with programmatic dependent launch
     HAS_WINDOW: tl.constexpr,
@@ -69,20 +69,20 @@ def combine_partials_kernel(
     if splits_used <= 1:  # stored by the first half
         return
 
-    o_d = tl.arange(0, BLOCK_D).to(tl.int64)
-    m_d = o_d < head_size
+    o_d = tl.arange(0, BLOCK_DV).to(tl.int64)
+    m_d = o_d < v_head_size
     o_split = tl.arange(0, CHUNK)
     o_state = (i_seq * num_q_heads + i_head) * num_splits
     row_max = tl.full([], float("-inf"), tl.float32)
     exp_sum = tl.full([], 0.0, tl.float32)
-    acc = tl.zeros([BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_DV], tl.float32)
     for start in range(0, splits_used, CHUNK):
         i_s = start + o_split
         m_s = i_s < splits_used
         b_max = tl.load(p_partial_max + o_state + i_s, mask=m_s, other=float("-inf"))  # [CHUNK]
         b_sum = tl.load(p_partial_sum + o_state + i_s, mask=m_s, other=0.0)  # [CHUNK]
-        o_acc = (o_state + i_s)[:, None] * head_size + o_d[None, :]
-        b_acc = tl.load(p_partial_acc + o_acc, mask=m_s[:, None] & m_d[None, :], other=0.0)  # [CHUNK, BLOCK_D]
+        o_acc = (o_state + i_s)[:, None] * v_head_size + o_d[None, :]
+        b_acc = tl.load(p_partial_acc + o_acc, mask=m_s[:, None] & m_d[None, :], other=0.0)  # [CHUNK, BLOCK_DV]
 
         new_max = tl.maximum(row_max, tl.max(b_max, axis=0))
         ref = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -109,30 +109,30 @@ def combine_heads(
     i_head, m_head,  # [BLOCK_G]
     o_state,  # [BLOCK_G], where the states of each head begin
     splits_used,
-    head_size,
+    v_head_size,
     stride_oh, stride_od, stride_lse_h, stride_sink,
     BLOCK_G: tl.constexpr,  # heads, a power of two
-    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
     CHUNK: tl.constexpr,  # splits per step, a power of two
     HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """The same for several heads at once, by the last of the programs that have just stored the states."""
-    o_d = tl.arange(0, BLOCK_D).to(tl.int64)
-    m_d = o_d < head_size
+    o_d = tl.arange(0, BLOCK_DV).to(tl.int64)
+    m_d = o_d < v_head_size
     o_split = tl.arange(0, CHUNK)
     row_max = tl.full([BLOCK_G], float("-inf"), tl.float32)
     exp_sum = tl.zeros([BLOCK_G], tl.float32)
-    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_G, BLOCK_DV], tl.float32)
     for start in range(0, splits_used, CHUNK):
         i_s = start + o_split
         m_s = m_head[:, None] & (i_s < splits_used)[None, :]
         o_s = o_state[:, None] + i_s[None, :]
-        o_acc = o_s[:, :, None] * head_size + o_d[None, None, :]
+        o_acc = o_s[:, :, None] * v_head_size + o_d[None, None, :]
         m_acc = m_s[:, :, None] & m_d[None, None, :]
         # From the second-level cache: what other programs write does not get into this one's first.
         b_max = tl.load(p_partial_max + o_s, mask=m_s, other=float("-inf"), cache_modifier=".cg")  # [BLOCK_G, CHUNK]
         b_sum = tl.load(p_partial_sum + o_s, mask=m_s, other=0.0, cache_modifier=".cg")  # [BLOCK_G, CHUNK]
-        b_acc = tl.load(p_partial_acc + o_acc, mask=m_acc, other=0.0, cache_modifier=".cg")  # [BLOCK_G, CHUNK, BLOCK_D]
+        b_acc = tl.load(p_partial_acc + o_acc, mask=m_acc, other=0.0, cache_modifier=".cg")  # [BLOCK_G, CHUNK, DV]
 
         new_max = tl.maximum(row_max, tl.max(b_max, axis=1))
         ref = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -147,7 +147,7 @@ def combine_heads(
         row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sinks, False)
         acc = acc * alpha[:, None]
     divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
-    b_out = acc / divisor[:, None]  # [BLOCK_G, BLOCK_D]
+    b_out = acc / divisor[:, None]  # [BLOCK_G, BLOCK_DV]
     o_out = i_head[:, None] * stride_oh + o_d[None, :] * stride_od
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_head[:, None] & m_d[None, :])
     tl.store(p_lse + i_head * stride_lse_h, row_max + tl.log(divisor), mask=m_head)

@@ -54,10 +54,10 @@ def grouped_decode_kernel(
     p_table,  # [num_seqs, max_blocks_per_seq]
     p_seq_lens,  # [num_seqs]
     # outputs
-    p_out,  # [num_seqs, num_q_heads, head_size]
+    p_out,  # [num_seqs, num_q_heads, v_head_size]
     p_lse,  # [num_seqs, num_q_heads]
     # to be combined: float32, contiguous; those of splits without tiles are left as they are
-    p_partial_acc,  # [num_seqs, num_q_heads, num_splits, head_size]
+    p_partial_acc,  # [num_seqs, num_q_heads, num_splits, v_head_size]
     p_partial_max,  # [num_seqs, num_q_heads, num_splits]
     p_partial_sum,  # [num_seqs, num_q_heads, num_splits]
     p_counters,  # [num_seqs, num_q_heads], int32, 0 before and after; None unless LAST_COMBINES
@@ -68,6 +68,7 @@ def grouped_decode_kernel(
     group_size,  # query heads per KV head
     block_size,  # tokens per page
     head_size,
+    v_head_size,
     max_blocks,  # entries of a row of the block table
     # strides in elements, as in paged_decode
     stride_qs, stride_qh, stride_qd,
@@ -94,6 +95,8 @@ def grouped_decode_kernel(
     TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
     BLOCK_M: tl.constexpr,  # query heads of a program: a power of two of at least 16, for tl.dot
     BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two of at least 16
+    BLOCK_DV: tl.constexpr,  # v_head_size likewise
+    OWN_V: tl.constexpr,  # whether v_head_size is not head_size: else one mask serves both
     PDL: tl.constexpr,  # whether launched with programmatic dependent launch
     LAST_COMBINES: tl.constexpr,  # whether there is no second kernel
     BLOCK_G: tl.constexpr,  # LAST_COMBINES: as BLOCK_M, but no more than the group rounded up to a power of two
@@ -136,17 +139,23 @@ def grouped_decode_kernel(
     o_m = tl.arange(0, BLOCK_M)
     o_d = tl.arange(0, BLOCK_D).to(tl.int64)
     m_d = o_d < head_size
+    o_dv = o_d
+    m_dv = m_d
+    if OWN_V:
+        o_dv = tl.arange(0, BLOCK_DV).to(tl.int64)
+        m_dv = o_dv < v_head_size
     i_member = i_head_block * BLOCK_M + o_m  # of the group
     m_m = i_member < group_size
     i_head = i_kv_head * group_size + i_member
     m_md = m_m[:, None] & m_d[None, :]
+    m_mdv = m_m[:, None] & m_dv[None, :]
     o_q = i_seq * stride_qs + i_head[:, None] * stride_qh + o_d[None, :] * stride_qd
     b_q = tl.load(p_q + o_q, mask=m_md, other=0.0)  # [BLOCK_M, BLOCK_D]
 
     p_k += i_kv_head * stride_kh
     p_v += i_kv_head * stride_vh
     o_kd = (o_d // X) * stride_kdo + (o_d % X) * stride_kx if X > 1 else o_d * stride_kdo
-    o_vd = o_d * stride_vd
+    o_vd = o_dv * stride_vd
 
     if HAS_KV_SCALES:
         scale *= tl.load(p_k_scale + i_kv_head * stride_k_scale)
@@ -156,17 +165,18 @@ def grouped_decode_kernel(
         slopes = tl.zeros([BLOCK_M], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     exp_sum = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     for start in range(begin + i_split * TILE, seq_len, step):
         m_t = start + o_t < seq_len
         if HAS_WINDOW:
             m_t = m_t & (start + o_t >= window_begin(seq_len - 1, window))
         m_td = m_t[:, None] & m_d[None, :]
+        m_tdv = m_t[:, None] & m_dv[None, :]
         o_kt = i_block.to(tl.int64) * stride_kb + i_off.to(tl.int64) * stride_kt
         o_vt = i_block.to(tl.int64) * stride_vb + i_off.to(tl.int64) * stride_vt
         # Dead rows of a page may hold NaN: they are not read, since 0 · NaN is not 0.
         b_k = tl.load(p_k + o_kt[:, None] + o_kd[None, :], mask=m_td, other=0.0)  # [TILE, BLOCK_D]
-        b_v = tl.load(p_v + o_vt[:, None] + o_vd[None, :], mask=m_td, other=0.0)  # [TILE, BLOCK_D]
+        b_v = tl.load(p_v + o_vt[:, None] + o_vd[None, :], mask=m_tdv, other=0.0)  # [TILE, BLOCK_DV]
         i_t = start + step + o_t
         i_page = i_t // block_size
         i_off = i_t - i_page * block_size
@@ -195,15 +205,15 @@ def grouped_decode_kernel(
             row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sinks, False)
             acc = acc * alpha[:, None]
         divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
-        b_out = acc / divisor[:, None]  # [BLOCK_M, BLOCK_D]
-        o_out = i_head[:, None] * stride_oh + o_d[None, :] * stride_od
-        tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_md)
+        b_out = acc / divisor[:, None]  # [BLOCK_M, BLOCK_DV]
+        o_out = i_head[:, None] * stride_oh + o_dv[None, :] * stride_od
+        tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_mdv)
         tl.store(p_lse + i_head * stride_lse_h, row_max + tl.log(divisor), mask=m_m)
         return
 
     num_q_heads = num_kv_heads * group_size
     o_state = (i_seq * num_q_heads + i_head) * num_splits + i_split  # [BLOCK_M]
-    tl.store(p_partial_acc + o_state[:, None] * head_size + o_d[None, :], acc, mask=m_md)
+    tl.store(p_partial_acc + o_state[:, None] * v_head_size + o_dv[None, :], acc, mask=m_mdv)
     tl.store(p_partial_max + o_state, row_max, mask=m_m)
     tl.store(p_partial_sum + o_state, exp_sum, mask=m_m)
     if LAST_COMBINES:
@@ -217,6 +227,6 @@ def grouped_decode_kernel(
             i_heads = i_kv_head * group_size + i_in_group
             combine_heads(
                 p_partial_acc, p_partial_max, p_partial_sum, p_out, p_lse, p_sinks, i_heads, i_in_group < group_size,
-                (i_seq * num_q_heads + i_heads) * num_splits, splits_used, head_size,
-                stride_oh, stride_od, stride_lse_h, stride_sink, BLOCK_G, BLOCK_D, CHUNK, HAS_SINKS,
+                (i_seq * num_q_heads + i_heads) * num_splits, splits_used, v_head_size,
+                stride_oh, stride_od, stride_lse_h, stride_sink, BLOCK_G, BLOCK_DV, CHUNK, HAS_SINKS,
             )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from attnfuzz.kernels.checks import check_equal_head_sizes, check_launch, check_positive, check_power_of_two
+from attnfuzz.kernels.checks import check_launch, check_positive, check_power_of_two
 from attnfuzz.kernels.combine_partials import combine_partials_kernel
 from attnfuzz.kernels.device import on_device_of
 from attnfuzz.kernels.grouped_decode import grouped_decode_kernel
@@ -48,10 +48,10 @@ class GroupedPlan(NamedTuple):
 def plan_grouped(pairs: int, max_seq_len: int, processors: int, block_d: int) -> GroupedPlan:
     """The launch for ``pairs`` of a sequence and a block of query heads, on a GPU with so many ``processors``.
 
-    ``max_seq_len``: what the block table has room for, since the lengths are on the GPU. ``block_d``: the head size
-    rounded up to a power of two. Measured on an H100 with 8 KV heads of size 128, four query heads each: two programs a
-    multiprocessor read about as fast as any number does, and fewer splits are less to combine; short splits want a
-    small launch, long ones more loads on their way.
+    ``max_seq_len``: what the block table has room for, since the lengths are on the GPU. ``block_d``: the larger head
+    size rounded up to a power of two. Measured on an H100 with 8 KV heads of size 128, four query heads each: two
+    programs a multiprocessor read about as fast as any number does, and fewer splits are less to combine; short splits
+    want a small launch, long ones more loads on their way.
     """
     tile = max(_LEAST_FOR_DOT, min(64, 8192 // block_d))
     num_splits = max(1, min(2 * processors // max(1, pairs), triton.cdiv(max_seq_len, tile)))
@@ -107,19 +107,19 @@ def grouped_decode(
     inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     inputs |= variant.tensors | scales.tensors
     out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
-    check_equal_head_sizes(sizes)
     num_seqs, num_q_heads, head_size = q.shape
+    v_head_size = sizes["v_head_size"]
     num_tokens = block_table.shape[1] * block_size
     num_tokens = num_tokens if window is None else min(num_tokens, window)
     launch = _launch(
-        num_seqs, num_q_heads, sizes["num_kv_heads"], head_size, num_tokens,
+        num_seqs, num_q_heads, sizes["num_kv_heads"], head_size, v_head_size, num_tokens,
         q.dtype, q.device, num_splits, tile, num_warps, num_stages, pdl, block_m, num_combined,
     )  # fmt: skip
     num_splits = launch.num_splits
     if counters is not None:
         _check_counters(counters, q)
     partials = (num_seqs, num_q_heads, num_splits) if num_splits > 1 else (0,)
-    partial_acc = torch.empty((*partials, head_size), dtype=torch.float32, device=q.device)
+    partial_acc = torch.empty((*partials, v_head_size), dtype=torch.float32, device=q.device)
     partial_max = torch.empty(partials, dtype=torch.float32, device=q.device)
     partial_sum = torch.empty(partials, dtype=torch.float32, device=q.device)
     k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
@@ -130,7 +130,7 @@ def grouped_decode(
             (
                 q, k_cache, v_cache, block_table, seq_lens, out, lse, partial_acc, partial_max, partial_sum, counters,
                 float(scale), num_splits, sizes["num_kv_heads"], sizes["group_size"], block_size, head_size,
-                block_table.shape[1],
+                v_head_size, block_table.shape[1],
                 *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
                 *out.stride(), *lse.stride(),
             ),
@@ -144,7 +144,7 @@ def grouped_decode(
             launch_again(
                 combine_partials_kernel, num_seqs * num_q_heads,
                 (
-                    seq_lens, partial_acc, partial_max, partial_sum, out, lse, num_splits, num_q_heads, head_size,
+                    seq_lens, partial_acc, partial_max, partial_sum, out, lse, num_splits, num_q_heads, v_head_size,
                     *seq_lens.stride(), *out.stride(), *lse.stride(),
                 ),
                 {**launch.of_combination, "window": window or 0, "HAS_WINDOW": window is not None, **of_sinks},
@@ -175,6 +175,7 @@ def _launch(
     num_q_heads: int,
     num_kv_heads: int,
     head_size: int,
+    v_head_size: int,
     num_tokens: int,
     dtype: torch.dtype,
     device: torch.device,
@@ -190,37 +191,38 @@ def _launch(
     if dtype not in _DTYPES:
         raise ValueError(f"q.dtype={dtype} must be one of {_DTYPES}, for matrix units; use launch_paged.paged_decode")
     group_size = num_q_heads // num_kv_heads
-    block_d = max(_LEAST_FOR_DOT, triton.next_power_of_2(head_size))
-    most_heads = max(_LEAST_FOR_DOT, min(_MOST_HEADS, _MOST_ELEMENTS // block_d))
+    block_d, block_dv = (max(_LEAST_FOR_DOT, triton.next_power_of_2(size)) for size in (head_size, v_head_size))
+    most_heads = max(_LEAST_FOR_DOT, min(_MOST_HEADS, _MOST_ELEMENTS // max(block_d, block_dv)))
     check_power_of_two("block_m", most_heads if block_m is None else block_m)
     block_m = max(_LEAST_FOR_DOT, min(most_heads, block_m or most_heads, triton.next_power_of_2(group_size)))
     pairs = num_seqs * num_kv_heads * triton.cdiv(group_size, block_m)
-    plan = plan_grouped(pairs, num_tokens, _processors(device), block_d)
+    plan = plan_grouped(pairs, num_tokens, _processors(device), max(block_d, block_dv))
     num_splits = plan.num_splits if num_splits is None else num_splits
     check_positive("num_splits", num_splits)
     tile = plan.tile if tile is None else tile
     check_power_of_two("tile", tile)
-    token_bytes = 2 * block_d * dtype.itemsize
+    token_bytes = (block_d + block_dv) * dtype.itemsize
     tile = max(_LEAST_FOR_DOT, min(tile, triton.next_power_of_2(_SHARED_BYTES // token_bytes + 1) // 2))
     stages_that_fit = _SHARED_BYTES // (tile * token_bytes) + 1
     warps_and_stages = check_launch(
         plan.num_warps if num_warps is None else num_warps,
         max(1, min(plan.num_stages if num_stages is None else num_stages, stages_that_fit)),
     )
-    most = max(1, _CHUNK_ELEMENTS // block_d)
+    most = max(1, _CHUNK_ELEMENTS // block_dv)
     check_power_of_two("num_combined", most if num_combined is None else num_combined)
     chunk = min(most, num_combined or most, triton.next_power_of_2(num_splits))
     pdl = _has_pdl(device) and (plan.pdl if pdl is None else pdl)
-    both = {"TILE": tile, "BLOCK_D": block_d, "PDL": pdl}
+    own_v = v_head_size != head_size
+    both = {"TILE": tile, "BLOCK_DV": block_dv, "PDL": pdl}
     dependent = {"launch_pdl": True} if pdl else {}
     block_g = min(block_m, triton.next_power_of_2(group_size))
     # More would be more registers than two programs of a multiprocessor have.
     elements = _CHUNK_ELEMENTS if warps_and_stages["num_warps"] <= 4 else _CHUNK_ELEMENTS // 4
-    in_one_step = max(1, min(chunk, elements // (block_g * block_d)))
+    in_one_step = max(1, min(chunk, elements // (block_g * block_dv)))
     return _Launch(
         programs=pairs * num_splits,
         num_splits=num_splits,
-        of_splits={"BLOCK_M": block_m, **both},
+        of_splits={"BLOCK_M": block_m, "BLOCK_D": block_d, "OWN_V": own_v, **both},
         of_combination={"CHUNK": chunk, **both},
         of_last={"LAST_COMBINES": True, "BLOCK_G": block_g, "CHUNK": in_one_step},
         options={**warps_and_stages, **dependent},

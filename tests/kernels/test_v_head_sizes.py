@@ -133,11 +133,18 @@ def test_multi_head_latent_attention(paged_problem: Kernel, check: Kernel) -> No
     check(launch_paged.paged_decode(*problem.args, tile=16), problem.expected)
 
 
-def test_a_kernel_of_one_block_size_says_so(paged_problem: Kernel) -> None:
-    """It would read V's heads as if they were as large as K's."""
-    problem = paged_problem(LENGTHS, head_size=16, v_head_size=8)
-    with pytest.raises(ValueError, match="v_head_size=8 must be head_size=16"):
-        launch_grouped.grouped_decode(*problem.args)
+@pytest.mark.parametrize(("head_size", "v_head_size"), SIZES)
+@pytest.mark.parametrize("more", [{}, {"num_splits": 3, "tile": 16}, {"num_splits": 3, "tile": 16, "counters": True}])
+def test_grouped(more: dict[str, Any], head_size: int, v_head_size: int, paged_problem: Kernel) -> None:
+    """Partial states would lie as far apart as heads of K, or one mask serve both."""
+    problem = paged_problem([1, 9, 33, 70], heads=(4, 2), head_size=head_size, v_head_size=v_head_size)
+    if more.get("counters"):
+        more = more | {"counters": torch.zeros(4, 4, dtype=torch.int32, device=problem.q.device)}
+    for each in (problem, problem.spread()):
+        out, lse = launch_grouped.grouped_decode(*each.args, **more)
+        expected, expected_lse = each.expected
+        torch.testing.assert_close(out.double(), expected, rtol=4e-3, atol=4e-3)  # weights are rounded to float16
+        torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=1e-5)
 
 
 def test_an_interleaved_cache_has_one_size(paged_problem: Kernel) -> None:
