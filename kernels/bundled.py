@@ -93,12 +93,6 @@ _HALVES_BY_SHAPE = attnfuzz.Supports(
     kv_dtypes=_FLOAT8,
     graph_replay=True,
 )
-_Q_BLOCK = attnfuzz.Supports(
-    v_head_sizes="any", unused_table_entries="garbage", variants=_VARIANTS, batch_invariant=True, graph_replay=True
-)
-_Q_BLOCK_BY_SHAPE = attnfuzz.Supports(
-    v_head_sizes="any", unused_table_entries="garbage", variants=_VARIANTS, graph_replay=True
-)
 _TOKENS_FIRST = attnfuzz.Supports(lse_layout="TH", batch_invariant=True, graph_replay=True)
 _PAGED = attnfuzz.Supports(
     v_head_sizes="any",
@@ -109,17 +103,10 @@ _PAGED = attnfuzz.Supports(
     graph_replay=True,
 )
 _BY_SHAPE = attnfuzz.Supports(
-    v_head_sizes="any",
-    unused_table_entries="garbage",
-    variants=_VARIANTS,
-    kv_dtypes=_FLOAT8,
-    graph_replay=True,
+    v_head_sizes="any", unused_table_entries="garbage", variants=_VARIANTS, kv_dtypes=_FLOAT8, graph_replay=True
 )
 _PAGED_PADDED = attnfuzz.Supports(
-    v_head_sizes="any",
-    unused_table_entries="garbage",
-    variants=_VARIANTS,
-    kv_dtypes=_FLOAT8,
+    v_head_sizes="any", unused_table_entries="garbage", variants=_VARIANTS, kv_dtypes=_FLOAT8
 )
 _FLOAT32 = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul="ieee")
 _MATRIX_UNITS = attnfuzz.Numerics(probabilities="input", partials="float32", matmul="tensor_core")
@@ -202,7 +189,6 @@ def paged_grouped(inputs: Any, *, last_combines: bool = False, **options: Any) -
     return launch_grouped.grouped_decode(
         **_packed(inputs),
         **_variants(inputs),
-        **_scales(inputs),
         layout=inputs.layout,
         out=inputs.out,
         lse=inputs.lse,
@@ -217,7 +203,6 @@ def paged_grouped_auto(inputs: Any) -> State:
     return launch_grouped.grouped_decode(
         **_packed(inputs),
         **_variants(inputs),
-        **_scales(inputs),
         layout=inputs.layout,
         out=inputs.out,
         lse=inputs.lse,
@@ -228,7 +213,7 @@ def paged_grouped_auto(inputs: Any) -> State:
 def paged_attention_v1(inputs: Any, **options: Any) -> State:
     """The softmax of a whole sequence after all its scores, on the packed cache."""
     return launch_partitioned.paged_attention_v1(
-        **_packed(inputs), **_variants(inputs), **_scales(inputs), out=inputs.out, lse=inputs.lse, **options
+        **_packed(inputs), **_variants(inputs), out=inputs.out, lse=inputs.lse, **options
     )
 
 
@@ -238,7 +223,6 @@ def paged_attention_v2(inputs: Any, *, partials: str, **options: Any) -> State:
     return launch_partitioned.paged_attention_v2(
         **_packed(inputs),
         **_variants(inputs),
-        **_scales(inputs),
         out=inputs.out,
         lse=inputs.lse,
         partial_dtype=partials,
@@ -338,24 +322,24 @@ def merge_states_eager(inputs: Any) -> State:
 def paged_attention_naive(inputs: Any, **options: Any) -> State:
     """One program per query token and query head."""
     return launch_attention.paged_attention(
-        **_queries(inputs), **_variants(inputs), **_scales(inputs), out=inputs.out, lse=inputs.lse, **options
+        **_queries(inputs), **_variants(inputs), out=inputs.out, lse=inputs.lse, **options
     )
 
 
 @attnfuzz.kernel("paged_attention", supports=_PAGED_PADDED, numerics=_FLOAT32)
 def paged_attention_eager(inputs: Any) -> State:
     """Each query token as a row of a decode batch."""
-    return eager_attention.paged_attention(**_queries(inputs), **_variants(inputs), **_scales(inputs))
+    return eager_attention.paged_attention(**_queries(inputs), **_variants(inputs))
 
 
-@attnfuzz.kernel("paged_attention", supports=_Q_BLOCK, options=_Q_BLOCKS, numerics=_MATRIX_UNITS)
+@attnfuzz.kernel("paged_attention", supports=_PAGED, options=_Q_BLOCKS, numerics=_MATRIX_UNITS)
 def paged_attention_q_block(inputs: Any, **options: Any) -> State:
     """Query tokens times the query heads of a KV head in one program, which share each tile of K and V."""
     return _q_block(inputs, num_segments=1, **options)
 
 
 @attnfuzz.kernel(
-    "paged_attention", supports=_Q_BLOCK, options={"num_splits": (2, 3, 5), **_Q_BLOCKS}, numerics=_MATRIX_UNITS
+    "paged_attention", supports=_PAGED, options={"num_splits": (2, 3, 5), **_Q_BLOCKS}, numerics=_MATRIX_UNITS
 )
 def paged_attention_segments(inputs: Any, *, num_splits: int, **options: Any) -> State:
     """The same over segments of each sequence in parallel, then their reduction."""
@@ -363,14 +347,14 @@ def paged_attention_segments(inputs: Any, *, num_splits: int, **options: Any) ->
 
 
 @attnfuzz.kernel(
-    "paged_attention", supports=_Q_BLOCK, options={"num_splits": (1, 3), **_Q_BLOCKS}, numerics=_MATRIX_UNITS
+    "paged_attention", supports=_PAGED, options={"num_splits": (1, 3), **_Q_BLOCKS}, numerics=_MATRIX_UNITS
 )
 def paged_attention_static(inputs: Any, *, num_splits: int, **options: Any) -> State:
     """The same by a fixed number of programs that share out the work on the device."""
     return _q_block(inputs, num_segments=num_splits, static_grid=True, **options)
 
 
-@attnfuzz.kernel("paged_attention", supports=_Q_BLOCK_BY_SHAPE, numerics=_MATRIX_UNITS)
+@attnfuzz.kernel("paged_attention", supports=_BY_SHAPE, numerics=_MATRIX_UNITS)
 def paged_attention_auto(inputs: Any) -> State:
     """The same with blocks, tiles and segments that the wrapper chooses by the shapes of the batch."""
     return _q_block(inputs)
@@ -394,11 +378,8 @@ def _paged(inputs: Any) -> dict[str, Any]:
 
 
 def _variants(inputs: Any) -> dict[str, Any]:
-    return {name: getattr(inputs, name) for name in ("window", "soft_cap", "alibi_slopes", "sinks")}
-
-
-def _scales(inputs: Any) -> dict[str, Any]:
-    return {name: getattr(inputs, name) for name in ("k_scale", "v_scale")}
+    names = ("window", "soft_cap", "alibi_slopes", "sinks", "k_scale", "v_scale")
+    return {name: getattr(inputs, name) for name in names}
 
 
 def _packed(inputs: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from attnfuzz.kernels.checks import check_launch, check_positive
 from attnfuzz.kernels.device import on_device_of
 from attnfuzz.kernels.heuristics_hopper import MAX_SEGMENTS, Launch, choose, fitting, programs_per_sm
+from attnfuzz.kernels.kv_scales import KvScales
 from attnfuzz.kernels.layouts import cache_strides
 from attnfuzz.kernels.prepare import prepare_attention
 from attnfuzz.kernels.q_block import q_block_kernel
@@ -46,6 +47,8 @@ def q_block_attention(
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     block_m: int | None = None,
     tile: int | None = None,
     num_warps: int | None = None,
@@ -69,16 +72,17 @@ def q_block_attention(
     warps are lowered until they fit into registers and shared memory. ``num_segments``: ranges of each sequence that
     run in parallel, and are combined by a second kernel; 1 for none. ``static_grid``: launch ``num_programs`` (by
     default as many as run at once) that share out the work on the device. ``window``, ``soft_cap``, ``alibi_slopes``,
-    ``sinks``: as for ``launch_paged.paged_decode``, from the position of each query token.
+    ``sinks``, ``k_scale``, ``v_scale``: as for ``launch_paged.paged_decode``, from the position of each query token.
 
     Returns ``out [num_tokens, num_q_heads, v_head_size]`` in q's dtype and ``lse [num_tokens, num_q_heads]`` float32,
     natural log: 0 and -inf (or the sink) for a query that sees nothing. Raises ValueError.
     """
     variant = Variant(window, soft_cap, alibi_slopes, sinks)
     check_variant(variant)
+    scales = KvScales(k_scale, v_scale)
     inputs = {
         "q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens,
-        "cu_seqlens_q": cu_seqlens_q, **variant.tensors,
+        "cu_seqlens_q": cu_seqlens_q, **variant.tensors, **scales.tensors,
     }  # fmt: skip
     out, lse, sizes = prepare_attention(inputs, layout, block_size, out, lse)
     num_sms = _num_sms(q)
@@ -121,6 +125,7 @@ def _attend(
     variant: Variant,
 ) -> None:
     q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q = (inputs[name] for name in _INPUTS)
+    scales = KvScales(inputs.get("k_scale"), inputs.get("v_scale"))
     k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
     head_size, v_head_size, group = sizes["head_size"], sizes["v_head_size"], sizes["group_size"]
     block_d, block_dv = (max(16, triton.next_power_of_2(size)) for size in (head_size, v_head_size))
@@ -138,7 +143,7 @@ def _attend(
         WHOLE_HEAD=block_d == head_size, WHOLE_V=block_dv == v_head_size,
         BLOCK_SIZE=block_size if is_worth_compiling else 0, SEGMENTED=launch.num_segments > 1, STATIC=static_grid,
         num_warps=launch.num_warps, num_stages=launch.num_stages,
-        **variant.of_scores, **sink_arguments(variant.sinks),
+        **variant.of_scores, **sink_arguments(variant.sinks), **scales.arguments,
     )  # fmt: skip
 
 

@@ -65,6 +65,7 @@ def find_sequence(p_cu_seqlens, stride_cu, i_block, num_seqs, BLOCK_Q: tl.conste
     do_not_specialize=[
         "num_seqs", "num_kv_heads", "num_segments", "block_size", "stride_table_s", "stride_len", "stride_cu",
         "stride_lse_s", "stride_lse_h", "stride_lse_segment", "window", "stride_slope", "stride_sink",
+        "stride_k_scale", "stride_v_scale",
     ]
 )  # fmt: skip
 def q_block_kernel(
@@ -103,6 +104,11 @@ def q_block_kernel(
     soft_cap,
     stride_slope,
     stride_sink,
+    # scales of an 8-bit cache (see kv_scales): None or 0 without
+    p_k_scale,  # [1] or [num_kv_heads]
+    p_v_scale,
+    stride_k_scale,
+    stride_v_scale,
     # constants
     GROUP: tl.constexpr,  # query heads per KV head
     X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
@@ -119,6 +125,7 @@ def q_block_kernel(
     HAS_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_KV_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Grid: one dimension of any size if STATIC, else as many programs as there are blocks x KV heads x segments."""
     HEADS: tl.constexpr = GROUP if GROUP < BLOCK_M else BLOCK_M
@@ -137,8 +144,9 @@ def q_block_kernel(
                 stride_table_s, stride_page, stride_len, stride_cu,
                 stride_os, stride_oh, stride_osegment, stride_od, stride_lse_s, stride_lse_h, stride_lse_segment,
                 p_slopes, p_sinks, window, soft_cap, stride_slope, stride_sink,
+                p_k_scale, p_v_scale, stride_k_scale, stride_v_scale,
                 GROUP, HEADS, BLOCK_Q, X, BLOCK_M, TILE, BLOCK_D, BLOCK_DV, WHOLE_HEAD, WHOLE_V, BLOCK_SIZE, SEGMENTED,
-                HAS_WINDOW, HAS_CAP, HAS_ALIBI, HAS_SINKS,
+                HAS_WINDOW, HAS_CAP, HAS_ALIBI, HAS_SINKS, HAS_KV_SCALES,
             )  # fmt: skip
     else:
         i_work = tl.program_id(0)
@@ -152,8 +160,9 @@ def q_block_kernel(
                 stride_table_s, stride_page, stride_len, stride_cu,
                 stride_os, stride_oh, stride_osegment, stride_od, stride_lse_s, stride_lse_h, stride_lse_segment,
                 p_slopes, p_sinks, window, soft_cap, stride_slope, stride_sink,
+                p_k_scale, p_v_scale, stride_k_scale, stride_v_scale,
                 GROUP, HEADS, BLOCK_Q, X, BLOCK_M, TILE, BLOCK_D, BLOCK_DV, WHOLE_HEAD, WHOLE_V, BLOCK_SIZE, SEGMENTED,
-                HAS_WINDOW, HAS_CAP, HAS_ALIBI, HAS_SINKS,
+                HAS_WINDOW, HAS_CAP, HAS_ALIBI, HAS_SINKS, HAS_KV_SCALES,
             )  # fmt: skip
 
 
@@ -167,10 +176,12 @@ def _attend_q_block(
     stride_table_s, stride_page, stride_len, stride_cu,
     stride_os, stride_oh, stride_osegment, stride_od, stride_lse_s, stride_lse_h, stride_lse_segment,
     p_slopes, p_sinks, window, soft_cap, stride_slope, stride_sink,
+    p_k_scale, p_v_scale, stride_k_scale, stride_v_scale,
     GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, X: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     WHOLE_HEAD: tl.constexpr, WHOLE_V: tl.constexpr, BLOCK_SIZE: tl.constexpr, SEGMENTED: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_KV_SCALES: tl.constexpr,
 ):  # fmt: skip
     """One block, some heads of one KV head, one segment; arguments as those of the kernel."""
     HEAD_PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
@@ -219,6 +230,8 @@ def _attend_q_block(
         p_values = p_v + i_kv_head.to(tl.int64) * stride_vh
         p_pages = p_table + i_seq * stride_table_s
         walk_scale = scale if HAS_CAP or HAS_ALIBI else scale * 1.4426950408889634
+        if HAS_KV_SCALES:
+            walk_scale *= tl.load(p_k_scale + i_kv_head.to(tl.int64) * stride_k_scale)
         slopes = limits
         if HAS_ALIBI:
             slopes = tl.load(p_slopes + i_head * stride_slope, mask=m_row, other=0.0)  # [BLOCK_M]
@@ -247,6 +260,8 @@ def _attend_q_block(
             True, WHOLE_HEAD, WHOLE_V, X, TILE, BLOCK_SIZE,
         )  # fmt: skip
 
+        if HAS_KV_SCALES:
+            acc *= tl.load(p_v_scale + i_kv_head.to(tl.int64) * stride_v_scale)
         i_place = i_segment.to(tl.int64)
         o_lse = i_token * stride_lse_s + i_head * stride_lse_h + i_place * stride_lse_segment  # [BLOCK_M]
         o_out = (i_token * stride_os + i_head * stride_oh + i_place * stride_osegment)[:, None]

@@ -6,7 +6,8 @@ products go to the matrix units. For a tile of tokens ``t``:
     S = scale · log2(e) · Q Kᵀ       P = exp2(S - max)       acc = acc · alpha + P V
 
 in base 2, which is what the hardware's exponential is in: with log2(e) inside the scale, an element costs one product
-less. P is rounded to V's dtype, as the matrix units want it; sums stay in float32. See ``softmax_state`` for the rest.
+less. P is rounded to q's dtype, as the matrix units want it, and the numbers of an 8-bit cache take it too, which holds
+them exactly; sums stay in float32. See ``softmax_state`` for the rest.
 
 Row ``m`` sees the tokens below its limit. Limits differ within a block, since queries that follow each other see one
 token more each: tiles below the smallest limit need no mask, and as all but the last one or two are of that kind, they
@@ -89,7 +90,7 @@ def attend_tiles(
         b_k = _load_tile(p_k + o_kt[:, None] + o_kd[None, :], m_t, m_d, MASKED, WHOLE_HEAD)  # [TILE, BLOCK_D]
         b_v = _load_tile(p_v + o_vt[:, None] + o_vd[None, :], m_t, m_dv, MASKED, WHOLE_V)  # [TILE, BLOCK_DV]
 
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale  # [BLOCK_M, TILE]
+        b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee") * scale  # [BLOCK_M, TILE]
         if HAS_CAP or HAS_ALIBI:
             i_row = limits[:, None] - 1  # the query's own position
             b_s = vary_scores(b_s, i_t[None, :], i_row, slopes[:, None], soft_cap, HAS_CAP, HAS_ALIBI)
@@ -107,7 +108,7 @@ def attend_tiles(
         alpha = tl.exp2(row_max - ref)
         b_p = tl.exp2(b_s - ref[:, None])
         exp_sum = exp_sum * alpha + tl.sum(b_p, axis=1)
-        acc = tl.dot(b_p.to(b_v.dtype), b_v, acc * alpha[:, None], input_precision="ieee")
+        acc = tl.dot(b_p.to(b_q.dtype), b_v.to(b_q.dtype), acc * alpha[:, None], input_precision="ieee")
         row_max = new_max
         i_block = i_next
     return row_max, exp_sum, acc

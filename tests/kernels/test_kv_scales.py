@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels import eager, eager_attention, launch_attention, launch_grouped, launch_paged, launch_partitioned
+from attnfuzz.kernels import (
+    eager,
+    eager_attention,
+    launch_attention,
+    launch_grouped,
+    launch_paged,
+    launch_partitioned,
+    launch_q_block,
+)
 
 HEADS, KV_HEADS, SIZE, PAGE = 4, 2, 16, 4
 LENGTHS = (0, 1, 7, 33)
@@ -61,6 +69,8 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "triton": (launch_paged.paged_decode, {"tile": 16}),
     "triton split": (launch_paged.split_paged_decode, {**SPLIT, "tile": 16}),
     "triton queries": (launch_attention.paged_attention, {**QUERIES, "tile": 16}),
+    "q block": (launch_q_block.q_block_attention, {**QUERIES, "num_segments": 1}),
+    "q block segments": (launch_q_block.q_block_attention, {**QUERIES, "num_segments": 3, "static_grid": True}),
     "eager": (eager.paged_decode, {}),
     "eager split": (eager.split_paged_decode, SPLIT),
     "eager queries": (eager_attention.paged_attention, QUERIES),
