@@ -27,7 +27,7 @@ from attnfuzz.execution.judge_messages import (
 )
 from attnfuzz.execution.leaks import MemoryUse, find_leak
 from attnfuzz.execution.likely_device import Device, likely_device
-from attnfuzz.execution.outcomes import DeviceLost, Died, ExecutorUnavailable, Reply, TimedOut
+from attnfuzz.execution.outcomes import DeviceLost, Died, ExecutorUnavailable, Reply, ServiceError, TimedOut
 from attnfuzz.execution.process import resident_bytes
 from attnfuzz.execution.zygote_client import Zygote
 from attnfuzz.explaining.explanation import Explanation
@@ -154,14 +154,19 @@ class Runner:
         count against `timeout_s`, which is longer for all relations.
 
         Raises `CaseTooLarge`, also if the GPU has no memory for it, `KernelLoadError`, `ExecutorUnavailable` (the
-        environment cannot run kernels), and `ServiceError` for a bug of the framework.
+        environment cannot run kernels), and `ServiceError` for a bug of the framework, which shows
+        in a fresh process too.
         """
         check_size(case)
         encoded = msgspec.Raw(encode_case(case))
         request = JudgeRequest(declaration.target, encoded, self.oracles, self.tolerance, thorough, relations)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         timeout_s *= _TIMES_FOR_ALL if relations == "all" else 1.0
-        reply = self._ask(declaration, request, timeout_s)
+        try:
+            reply = self._ask(declaration, request, timeout_s)
+        except ServiceError:  # perhaps of what kernels have written into the process: a fresh one tells
+            self.restart()
+            reply = self._ask(declaration, request, timeout_s)
         if isinstance(reply, JudgeReply) and reply.exhausted is not None:  # a fresh process has the memory to itself
             reply = self._ask(declaration, request, timeout_s)
         if not isinstance(reply, JudgeReply):

@@ -132,6 +132,35 @@ def test_exhausted_executor_is_replaced(runner: Runner, declared: dict[str, Decl
     assert runner.restarts == restarts + 1
 
 
+DAMAGING = """
+import attnfuzz
+from attnfuzz.kernels import eager
+from attnfuzz.problems import dense_decode
+
+calls = []
+
+
+@attnfuzz.kernel("dense_decode")
+def damages(inputs):
+    calls.append(1)
+    if len(calls) == 2:  # the last run of the first case
+        dense_decode.allocate = None
+    return eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
+"""
+
+
+def test_a_process_that_a_kernel_has_damaged_is_not_asked_again(runner: Runner, tmp_path: Path) -> None:
+    """What a stray write broke in attnfuzz would be told as its own fault from then on, and the kernel's bug never."""
+    path = tmp_path / "damaging.py"
+    path.write_text(DAMAGING)
+    (declaration,) = runner.declarations([str(path)])
+    before = runner.restarts
+    for _ in range(2):
+        assert runner.judge(declaration, CASE, relations=()).failure is None
+    assert runner.restarts == before + 1
+    runner.restart()
+
+
 def test_case_that_finds_no_memory_in_a_fresh_process_is_too_large(runner: Runner, tmp_path: Path) -> None:
     """Executors would be replaced without end for a case that a GPU full of something else has no room for."""
     path = tmp_path / "starving.py"
