@@ -218,11 +218,11 @@ def test_nothing_found_is_said_within_the_budget(tmp_path: Path) -> None:
     """The sentence that a kernel's author wants to read, with the effort behind it, and no files left behind."""
     started = time.monotonic()
     run = attnfuzz(
-        "explore", "dense_eager", "merge_states_*", "--budget", "8s", "--json", "a.json", "--seed", "5", cwd=tmp_path
+        "explore", "dense_eager", "merge_states_*", "--budget", "12s", "--json", "a.json", "--seed", "5", cwd=tmp_path
     )
     elapsed_s = time.monotonic() - started
     assert run.returncode == 0, run.stdout + run.stderr
-    assert elapsed_s < 8.0 + 5.0 + 2.0  # the budget, what it may be exceeded by, and the interpreter's own start
+    assert elapsed_s < 12.0 + 5.0 + 2.0  # the budget, what it may be exceeded by, and the interpreter's own start
     summary = msgspec.json.decode((tmp_path / "a.json").read_bytes(), type=Summary)
     assert summary.stop_reason == "budget"
     assert summary.cases == sum(kernel.cases for kernel in summary.kernels) > 0
