@@ -100,7 +100,7 @@ def lower_v_head_size(case: AttentionCase, domain: Domain) -> Proposal[Attention
     sizes = v_head_sizes_of(domain.supports, case.head_size, layout)
     small = [
         _with_head_sizes(case, head_size, v_head_size)
-        for head_size in head_sizes_of(domain.supports, case.dtype, layout)[:2]
+        for head_size in head_sizes_of(domain.supports, case.kv_dtype, layout)[:2]
         for v_head_size in v_head_sizes_of(domain.supports, head_size, layout)[:4]
     ]
     return (
