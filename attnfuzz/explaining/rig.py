@@ -24,7 +24,7 @@ from attnfuzz.problems.shapes import tensor_specs
 __all__ = ["UNIT", "OutOfRuns", "Rig"]
 
 UNIT = 2
-"""Bytes of the smallest piece of memory that is changed by itself: one element of the narrowest dtype."""
+"""Bytes of the smallest piece of memory that is changed by itself: one element of float16, two of an 8-bit cache."""
 
 _ZONES_PER_TENSOR = 4 * 256
 

@@ -122,7 +122,7 @@ def test_matrix_units_take_the_dtype_of_q(num_splits: int, layout: str) -> None:
 def test_packed_caches_have_16_elements_to_a_piece(name: str) -> None:
     """Keys of the layout that PagedAttention's kernels read would be taken apart wrongly."""
     kernel, more = (KERNELS | PACKED)[name]
-    scales = {"k_scale": PER_HEAD[0], "v_scale": PER_HEAD[1]}
+    scales: dict[str, Any] = {"k_scale": PER_HEAD[0], "v_scale": PER_HEAD[1]}
     packed = inputs(layout="packed")
     if name in PACKED:
         del packed["layout"]
