@@ -12,7 +12,7 @@ take a number from the host. All others can be captured into a CUDA graph: the h
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,53 +61,23 @@ __all__ = [
 
 State = tuple[Tensor, Tensor]
 
-_FLOAT8: Final = ("float8_e4m3fn", "float8_e5m2")
-_VARIANTS: Final = ("window", "soft_cap", "alibi", "sinks")
-
-_EVERYTHING = attnfuzz.Supports(unused_table_entries="garbage", batch_invariant=True, graph_replay=True)
-_DENSE = attnfuzz.Supports(v_head_sizes="any", batch_invariant=True, graph_replay=True)
+_ROW_BY_ROW: dict[str, Any] = {"batch_invariant": True, "graph_replay": True}
+_ANY_CACHE: dict[str, Any] = {
+    "v_head_sizes": "any",
+    "unused_table_entries": "garbage",
+    "variants": ("window", "soft_cap", "alibi", "sinks"),
+    "kv_dtypes": ("float8_e4m3fn", "float8_e5m2"),
+}
+_STATES = attnfuzz.Supports(**_ROW_BY_ROW)
+_TOKENS_FIRST = attnfuzz.Supports(lse_layout="TH", **_ROW_BY_ROW)
+_DENSE = attnfuzz.Supports(v_head_sizes="any", **_ROW_BY_ROW)
 _DENSE_PADDED = attnfuzz.Supports(v_head_sizes="any")
-_PACKED = attnfuzz.Supports(
-    layouts=("packed",),
-    v_head_sizes="any",
-    unused_table_entries="garbage",
-    variants=_VARIANTS,
-    kv_dtypes=_FLOAT8,
-    batch_invariant=True,
-    graph_replay=True,
-)
-_HALVES = attnfuzz.Supports(
-    dtypes=("float16", "bfloat16"),
-    v_head_sizes="any",
-    unused_table_entries="garbage",
-    variants=_VARIANTS,
-    kv_dtypes=_FLOAT8,
-    batch_invariant=True,
-    graph_replay=True,
-)
-_HALVES_BY_SHAPE = attnfuzz.Supports(
-    dtypes=("float16", "bfloat16"),
-    v_head_sizes="any",
-    unused_table_entries="garbage",
-    variants=_VARIANTS,
-    kv_dtypes=_FLOAT8,
-    graph_replay=True,
-)
-_TOKENS_FIRST = attnfuzz.Supports(lse_layout="TH", batch_invariant=True, graph_replay=True)
-_PAGED = attnfuzz.Supports(
-    v_head_sizes="any",
-    unused_table_entries="garbage",
-    variants=_VARIANTS,
-    kv_dtypes=_FLOAT8,
-    batch_invariant=True,
-    graph_replay=True,
-)
-_BY_SHAPE = attnfuzz.Supports(
-    v_head_sizes="any", unused_table_entries="garbage", variants=_VARIANTS, kv_dtypes=_FLOAT8, graph_replay=True
-)
-_PAGED_PADDED = attnfuzz.Supports(
-    v_head_sizes="any", unused_table_entries="garbage", variants=_VARIANTS, kv_dtypes=_FLOAT8
-)
+_PAGED = attnfuzz.Supports(**_ANY_CACHE, **_ROW_BY_ROW)
+_BY_SHAPE = attnfuzz.Supports(**_ANY_CACHE, graph_replay=True)
+_PAGED_PADDED = attnfuzz.Supports(**_ANY_CACHE)
+_PACKED = attnfuzz.Supports(layouts=("packed",), **_ANY_CACHE, **_ROW_BY_ROW)
+_HALVES = attnfuzz.Supports(dtypes=("float16", "bfloat16"), **_ANY_CACHE, **_ROW_BY_ROW)
+_HALVES_BY_SHAPE = attnfuzz.Supports(dtypes=("float16", "bfloat16"), **_ANY_CACHE, graph_replay=True)
 _FLOAT32 = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul="ieee")
 _MATRIX_UNITS = attnfuzz.Numerics(probabilities="input", partials="float32", matmul="tensor_core")
 _SHORT_PARTIALS = attnfuzz.Numerics(probabilities="float32", partials="input", matmul="ieee")
@@ -260,7 +230,7 @@ def split_k_partials_eager(inputs: Any) -> State:
     return eager.split_decode(**_paged(inputs), num_splits=inputs.num_splits)
 
 
-@attnfuzz.kernel("merge_states", supports=_EVERYTHING, options=_NUM_WARPS, numerics=_FLOAT32)
+@attnfuzz.kernel("merge_states", supports=_STATES, options=_NUM_WARPS, numerics=_FLOAT32)
 def merge_states_triton(inputs: Any, **options: Any) -> State:
     """One program per token and head, LSEs with heads first."""
     return launch.merge_states(**_states(inputs), output=inputs.output, output_lse=inputs.output_lse, **options)
@@ -274,7 +244,7 @@ def merge_states_triton_th(inputs: Any, **options: Any) -> State:
     )
 
 
-@attnfuzz.kernel("merge_states", supports=_EVERYTHING, options=_BLOCKS, numerics=_FLOAT32)
+@attnfuzz.kernel("merge_states", supports=_STATES, options=_BLOCKS, numerics=_FLOAT32)
 def merge_states_wide(inputs: Any, **options: Any) -> State:
     """One program for a block of tokens and heads, LSEs with heads first."""
     return launch_merge.merge_states_wide(
@@ -290,7 +260,7 @@ def merge_states_wide_th(inputs: Any, **options: Any) -> State:
     )
 
 
-@attnfuzz.kernel("merge_states", supports=_EVERYTHING, options=_BLOCKS, numerics=_FLOAT32)
+@attnfuzz.kernel("merge_states", supports=_STATES, options=_BLOCKS, numerics=_FLOAT32)
 def merge_states_in_place(inputs: Any, **options: Any) -> State:
     """The suffix merged into a copy of the prefix: inputs must not change, and in place they would."""
     output, lse = inputs.output.copy_(inputs.prefix_output), inputs.output_lse.copy_(inputs.prefix_lse)
@@ -312,7 +282,7 @@ def merge_many_th(inputs: Any, *, num_states: int, **options: Any) -> State:
     )
 
 
-@attnfuzz.kernel("merge_states", supports=_EVERYTHING, numerics=_FLOAT32)
+@attnfuzz.kernel("merge_states", supports=_STATES, numerics=_FLOAT32)
 def merge_states_eager(inputs: Any) -> State:
     """All tokens and heads at once."""
     return eager.merge_states(**_states(inputs))
