@@ -159,7 +159,8 @@ def test_a_crash_in_a_batch_is_found_and_the_other_cases_are_still_judged() -> N
     assert bench.of(Minimised)[0].features == GROUPED
     bench = BatchBench(lambda case: CRASH if case.gqa_ratio == 3 else None, budget_s=2.0).run()
     *early, _, _ = bench.batches_encoded()  # what is left of the last ones waits for a turn that never comes
-    assert set().union(*early) <= set(bench.verdicts)
+    others = {msgspec.json.encode(case) for batch in bench.batches for case in batch if case.gqa_ratio != 3}
+    assert set().union(*early) & others <= set(bench.verdicts)
 
 
 def test_a_hang_in_a_batch_is_found() -> None:
