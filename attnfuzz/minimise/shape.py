@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from attnfuzz.minimise.domain import Domain
 from attnfuzz.minimise.edits import changed, keep_sequences, rescaled_length, with_head_size, with_heads, with_lengths
 from attnfuzz.minimise.search import Proposal, first_of, lower_integer
@@ -35,7 +37,7 @@ _MOST_RESCALED = 4
 
 
 def drop_sequences(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
-    """Halves, quarters, … single sequences (delta debugging); then the simplest first."""
+    """Halves, quarters, … single sequences (delta debugging); one with pages in another order; the simplest first."""
     chunk = case.num_seqs // 2
     while chunk:
         start = 0
@@ -47,6 +49,7 @@ def drop_sequences(case: AttentionCase, domain: Domain) -> Proposal[AttentionCas
             else:
                 start += chunk
         chunk //= 2
+    case = yield from first_of(case, _alone_on_moved_pages(case))
     simplest_first = sorted(range(case.num_seqs), key=lambda seq: length_rank(case.seq_lens[seq]))
     return (yield from first_of(case, [keep_sequences(case, simplest_first)]))
 
@@ -131,6 +134,16 @@ def follow_step(case: AttentionCase, old: int, new: int) -> AttentionCase | None
         return None
     lengths = [rescaled_length(length, old, new) for length in case.seq_lens]
     return with_lengths(case, lengths, lambda at, _, length: min(rescaled_length(at, old, new), length - 1))
+
+
+def _alone_on_moved_pages(case: AttentionCase) -> Iterator[AttentionCase | None]:
+    """Where sequences share a page, the next one of all but one lies elsewhere: of a single one, in reversed order."""
+    if not isinstance(case, PagedDecodeCase) or case.pages.shared_blocks == 0:
+        return
+    moved = msgspec.structs.replace(case.pages, order="reversed", shared_blocks=0)
+    for seq in range(case.num_seqs):
+        alone = keep_sequences(case, [seq])
+        yield None if alone is None else changed(alone, pages=moved)
 
 
 def _rescale_pages(case: PagedDecodeCase, size: int) -> PagedDecodeCase | None:

@@ -272,6 +272,18 @@ def test_a_row_that_fails_for_its_numbers_becomes_the_only_one() -> None:
     assert len(run) <= 100
 
 
+def test_pages_out_of_order_need_no_second_sequence_to_share_one() -> None:
+    """Whoever takes pages for neighbours would be shown two sequences, where one with its pages reversed says it."""
+
+    def fails(case: Any) -> bool:
+        apart = case.pages.order != "identity" or (case.num_seqs > 1 and case.pages.shared_blocks > 0)
+        return apart and any(case.blocks_of(seq) > 1 for seq in range(case.num_seqs))
+
+    start = simplest("paged_decode", seq_lens=(2, 2), pages=Pages(shared_blocks=1))
+    assert fails(start)
+    assert reduced(start, fails)[0] == simplest("paged_decode", seq_lens=(2,), pages=Pages(order="reversed"))
+
+
 def test_numbers_are_not_tried_where_they_do_not_matter() -> None:
     """A bug that needs two rows would cost many runs more, each of them seconds where it hangs."""
     case = simplest("paged_decode", seq_lens=(1, 1))
