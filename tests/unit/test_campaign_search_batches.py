@@ -30,7 +30,7 @@ GROUPED = {"gqa_ratio>1", "gqa_ratio not pow2"}
 class BatchBench(Bench):
     """Judges batches too: one with a case that crashes or hangs is lost, as with a real process."""
 
-    batches: list[list[Case]] = field(default_factory=list)
+    batches: list[list[DenseDecodeCase]] = field(default_factory=list)
     verdicts: Counter[bytes] = field(default_factory=Counter)
     overlaps: int = 0
     lost: int = 0
