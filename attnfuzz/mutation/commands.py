@@ -72,7 +72,8 @@ class Command:
             names = ", ".join(sorted({file.name for file in files}))
             raise KernelLoadError(
                 f"{self.line!r} does not load {names} with attnfuzz's pytest plugin in force, so that no mutant could "
-                "fail it; name a pytest command whose tests import these files, without -p no:attnfuzz"
+                "fail it; name a pytest command whose tests import these files, without -p no:attnfuzz. It wrote:\n"
+                f"{run.tail}"
             )
         self.limit_s = max(_LEAST_LIMIT_S, _SLOWER * run.seconds)
 
