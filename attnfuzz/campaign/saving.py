@@ -129,7 +129,7 @@ class SaveFolder:
     def _other_folders(self) -> Iterator[Path]:
         yield FALLBACK
         if self._last_resort is None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # no room there either: findings are printed, which is told
                 self._last_resort = Path(tempfile.mkdtemp(prefix="attnfuzz-findings-"))
         if self._last_resort is not None:
             yield self._last_resort

@@ -190,13 +190,13 @@ class StateFile:
     def remove(self) -> None:
         """There is nothing to continue."""
         if self._lock is not None:
-            with suppress(OSError):
+            with suppress(OSError):  # a folder that cannot be written any more: the old state stays
                 self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let other campaigns run here."""
         if self._lock is not None:
-            with suppress(OSError):
+            with suppress(OSError):  # an unlocked file that stays behind keeps nobody out
                 self._path.with_suffix(".lock").unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None

@@ -22,7 +22,7 @@ def detach_output() -> None:
     """Have what is still to be printed go nowhere, so that the interpreter's own flush at its end does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
-        with suppress(OSError):
+        with suppress(OSError):  # one that is closed already
             os.dup2(nowhere, descriptor)
     os.close(nowhere)
 

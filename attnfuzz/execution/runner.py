@@ -154,8 +154,8 @@ class Runner:
         count against `timeout_s`, which is longer for all relations.
 
         Raises `CaseTooLarge`, also if the GPU has no memory for it, `KernelLoadError`, `ExecutorUnavailable` (the
-        environment cannot run kernels), and `ServiceError` for a bug of the framework, which shows
-        in a fresh process too.
+        environment cannot run kernels), and `ServiceError` for a bug of the framework, after which cases have a fresh
+        process: what kernels have written into this one may be behind it.
         """
         check_size(case)
         encoded = msgspec.Raw(encode_case(case))
@@ -164,9 +164,9 @@ class Runner:
         timeout_s *= _TIMES_FOR_ALL if relations == "all" else 1.0
         try:
             reply = self._ask(declaration, request, timeout_s)
-        except ServiceError:  # perhaps of what kernels have written into the process: a fresh one tells
+        except ServiceError:
             self.restart()
-            reply = self._ask(declaration, request, timeout_s)
+            raise
         if isinstance(reply, JudgeReply) and reply.exhausted is not None:  # a fresh process has the memory to itself
             reply = self._ask(declaration, request, timeout_s)
         if not isinstance(reply, JudgeReply):
