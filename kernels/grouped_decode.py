@@ -11,8 +11,8 @@ stands between a simple kernel and that:
 * An address in the cache depends on a page id, which is a load of its own. The ids of the next tile are loaded one step
   ahead; otherwise they would take half of the pipeline's stages, and half as much of K and V would be on its way.
 * The second kernel, ``combine_partials``, would be launched when the last program of this one has ended. With
-  programmatic dependent launch (PDL) its programs, and those of whatever comes next, take their places before that, and
-  wait in ``gdc_wait`` for the memory they depend on.
+  programmatic dependent launch (PDL) its programs, and those of whatever comes next, take their places as soon as all
+  programs of this one have read their tokens, and wait in ``gdc_wait`` for the memory they depend on.
 * Even then it costs a microsecond or two, also where no sequence is long enough to need it. With counters in memory
   that the caller has zeroed once (``LAST_COMBINES``) there is no second kernel: each program counts itself when it has
   stored its state, and who finds all others counted combines, and sets the counter back to 0. States are combined in
@@ -110,7 +110,6 @@ def grouped_decode_kernel(
     """Grid ``num_seqs * num_splits * num_kv_heads * cdiv(group_size, BLOCK_M)``: neighbours read the same pages."""
     if PDL:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     head_blocks = tl.cdiv(group_size, BLOCK_M)
     i_program = tl.program_id(0)
     i_head_block = i_program % head_blocks
@@ -194,6 +193,9 @@ def grouped_decode_kernel(
         exp_sum = exp_sum * alpha + tl.sum(b_p, axis=1)
         acc = tl.dot(b_p.to(b_q.dtype), b_v.to(b_q.dtype), acc * alpha[:, None])
         row_max = new_max
+    if PDL:
+        # Not before: programs of the second kernel would take the places, and the bandwidth, that are needed here.
+        tl.extra.cuda.gdc_launch_dependents()
     if HAS_KV_SCALES:
         acc *= tl.load(p_v_scale + i_kv_head * stride_v_scale)
 

@@ -50,15 +50,15 @@ def plan_grouped(pairs: int, max_seq_len: int, processors: int, block_d: int) ->
 
     ``max_seq_len``: what the block table has room for, since the lengths are on the GPU. ``block_d``: the larger head
     size rounded up to a power of two. Measured on an H100 with 8 KV heads of size 128, four query heads each: two
-    programs a multiprocessor read about as fast as any number does, and fewer splits are less to combine; short splits
-    want a small launch, long ones more loads on their way.
+    programs a multiprocessor read about as fast as any number does, and fewer splits are less to combine; splits want a
+    small launch, which serves short lengths too, and whole sequences, if long, more loads on their way.
     """
     tile = max(_LEAST_FOR_DOT, min(64, 8192 // block_d))
     num_splits = max(1, min(2 * processors // max(1, pairs), triton.cdiv(max_seq_len, tile)))
-    if max_seq_len >= 1024 * num_splits:
-        return GroupedPlan(num_splits, tile, num_warps=8, num_stages=3, pdl=False)
     if num_splits > 1:
         return GroupedPlan(num_splits, tile, num_warps=4, num_stages=2, pdl=True)
+    if max_seq_len >= 1024:
+        return GroupedPlan(1, tile, num_warps=8, num_stages=3, pdl=False)
     return GroupedPlan(1, max(_LEAST_FOR_DOT, tile // 2), num_warps=4, num_stages=3, pdl=False)
 
 

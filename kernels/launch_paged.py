@@ -25,7 +25,9 @@ from attnfuzz.kernels.variants import Variant, check_variant, sink_arguments
 __all__ = ["paged_decode", "reduce_splits", "split_decode", "split_paged_decode"]
 
 _SPLITS_PER_STEP = 4
-"""Fewer than a kernel is declared to be tried with, so that more than one step is."""
+"""At least. Fewer than a kernel is declared to be tried with, so that more than one step is."""
+_ELEMENTS_PER_STEP = 8192
+"""Of partial outputs, at most: 64 registers of each of 128 threads."""
 
 
 def paged_decode(
@@ -157,12 +159,15 @@ def reduce_splits(
     """
     out, lse, sizes = prepare_reduce(partial_out, partial_lse, out, lse, sinks)
     launch = check_launch(num_warps, num_stages)
+    num_splits, block_d = sizes["num_splits"], triton.next_power_of_2(sizes["head_size"])
+    # Steps wait for each other: many splits are read in four.
+    chunk = max(_SPLITS_PER_STEP, min(triton.next_power_of_2(num_splits) // 4, _ELEMENTS_PER_STEP // block_d))
     with on_device_of(out):
         reduce_splits_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
             partial_out, partial_lse, out, lse,
-            sizes["num_splits"], sizes["head_size"],
+            num_splits, sizes["head_size"],
             *partial_out.stride(), *partial_lse.stride(), *out.stride(), *lse.stride(),
-            CHUNK=_SPLITS_PER_STEP, BLOCK_D=triton.next_power_of_2(sizes["head_size"]), **launch,
+            CHUNK=chunk, BLOCK_D=block_d, **launch,
             **sink_arguments(sinks),
         )  # fmt: skip
     return out, lse

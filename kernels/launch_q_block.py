@@ -142,7 +142,7 @@ def _attend(
         GROUP=group, X=x, BLOCK_M=launch.block_m, TILE=launch.tile, BLOCK_D=block_d, BLOCK_DV=block_dv,
         WHOLE_HEAD=block_d == head_size, WHOLE_V=block_dv == v_head_size,
         BLOCK_SIZE=block_size if is_worth_compiling else 0, SEGMENTED=launch.num_segments > 1, STATIC=static_grid,
-        num_warps=launch.num_warps, num_stages=launch.num_stages,
+        num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=False,  # see q_block_walk
         **variant.of_scores, **sink_arguments(variant.sinks), **scales.arguments,
     )  # fmt: skip
 

@@ -14,6 +14,10 @@ token more each: tiles below the smallest limit need no mask, and as all but the
 have a loop of their own (``MASKED=False``) without comparisons. With a sliding window the first tiles are masked too:
 of the tokens before the largest limit less the window, not every row sees all.
 
+No multiplication is fused with an addition (``enable_fp_fusion=False``). In tiles without masks the compiler would
+compute ``scale · (Q Kᵀ) - max`` in one step, without rounding the product as it was rounded for the maximum: that may
+be above 0 by half a unit in the last place of the largest score, which from 2^31 on is more than exp2 can take.
+
 With a soft cap or ALiBi the scores are made in natural units, as ``score_variants`` wants them, and log2(e) comes last.
 
 Tiles step over tokens, not pages (see ``paged_walk``). If a page is a whole number of tiles, a tile lies in one page
