@@ -6,7 +6,8 @@ While the environment variable ``ATTNFUZZ_OVERLAY`` names a JSON file
 
 a module whose source file is a key of ``files`` runs the copy's code. The module keeps its name and its ``__file__``,
 so that it finds its neighbours; its functions say that their source is the copy, which is where Triton reads it. Each
-original whose copy is loaded is noted in ``loaded``, if that is given. The file is data: reading it executes nothing.
+original whose copy is loaded is noted in ``loaded``, if that is given, and so is a file that is imported in its stead,
+from another installation of the same package. The file is data: reading it executes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -24,7 +25,16 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["VARIABLE", "Overlay", "OverlayError", "install_overlay", "original_of", "spec_from_file", "write_overlay"]
+__all__ = [
+    "VARIABLE",
+    "Overlay",
+    "OverlayError",
+    "install_overlay",
+    "namesake",
+    "original_of",
+    "spec_from_file",
+    "write_overlay",
+]
 
 VARIABLE = "ATTNFUZZ_OVERLAY"
 
@@ -45,11 +55,11 @@ class Overlay(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """``files`` with symbolic links in the originals' paths resolved."""
         return {os.path.realpath(original): copy for original, copy in self.files.items()}
 
-    def note_loaded(self, original: str) -> None:
-        """Append ``original`` to the log, if there is one."""
+    def note_loaded(self, path: str) -> None:
+        """Append ``path`` to the log, if there is one."""
         if self.loaded is not None:
             with Path(self.loaded).open("a", encoding="utf-8") as log:
-                log.write(f"{os.path.realpath(original)}\n")
+                log.write(f"{os.path.realpath(path)}\n")
 
 
 def write_overlay(path: Path, files: Mapping[Path, Path], *, loaded: Path | None = None) -> None:
@@ -74,6 +84,11 @@ def original_of(path: str) -> str:
             originals = {copy: original for original, copy in finder.overlay.files.items()}
             return originals.get(path, path)
     return path
+
+
+def namesake(path: str, originals: Iterable[str]) -> str | None:
+    """The one of ``originals`` that ``path`` seems to be another copy of, by the names of the file and its folder."""
+    return next((one for one in originals if one != path and Path(one).parts[-2:] == Path(path).parts[-2:]), None)
 
 
 def _read(path: Path) -> Overlay:
@@ -103,8 +118,11 @@ class _Finder(importlib.abc.MetaPathFinder):
         """``spec`` with another loader; None if there is no copy, so that it is left to others."""
         if spec is None or spec.origin is None or not spec.has_location:
             return None
-        copy = self.overlay.copies.get(os.path.realpath(spec.origin))
+        path = os.path.realpath(spec.origin)
+        copy = self.overlay.copies.get(path)
         if copy is None:
+            if namesake(path, self.overlay.copies):
+                self.overlay.note_loaded(path)
             return None
         spec.loader = _CopyLoader(spec.name, spec.origin, copy, self.overlay)
         return spec

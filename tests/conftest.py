@@ -17,6 +17,12 @@ pytest_plugins = ["pytester"]
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel; threads of tiny tensors only get in their way
 
+# Processes that tests start, and those of other folders above all, import the attnfuzz that is tested, whatever the
+# environment's own paths name first.
+_ROOT = os.fspath(Path(attnfuzz.__file__).parents[1])
+_PATHS = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+os.environ["PYTHONPATH"] = os.pathsep.join([_ROOT, *(path for path in _PATHS if path not in ("", _ROOT))])
+
 
 def _modules_with_shapes() -> Iterator[str]:
     """Only these are checked: beartype draws random numbers, which functions that strategies call may not."""

@@ -7,14 +7,14 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from attnfuzz.declaration import KernelLoadError
-from attnfuzz.overlay import VARIABLE
+from attnfuzz.overlay import VARIABLE, namesake
 
 __all__ = ["Command", "CommandRun"]
 
@@ -68,13 +68,9 @@ class Command:
                 f"{self.line!r} does not pass without a mutant; repair it first. It wrote:\n{run.tail}"
             )
         seen = loaded.read_text(encoding="utf-8").splitlines() if loaded.exists() else []
-        if not {os.path.realpath(file) for file in files} & set(seen):
-            names = ", ".join(sorted({file.name for file in files}))
-            raise KernelLoadError(
-                f"{self.line!r} does not load {names} with attnfuzz's pytest plugin in force, so that no mutant could "
-                "fail it; name a pytest command whose tests import these files, without -p no:attnfuzz. It wrote:\n"
-                f"{run.tail}"
-            )
+        wanted = {os.path.realpath(file): file.name for file in files}
+        if not wanted.keys() & set(seen):
+            raise KernelLoadError(f"{self.line!r} {_unseen(wanted, seen)}. It wrote:\n{run.tail}")
         self.limit_s = max(_LEAST_LIMIT_S, _SLOWER * run.seconds)
 
     def run(self, overlay: Path) -> CommandRun:
@@ -111,6 +107,20 @@ class Command:
         if status == 0:
             return "passed"
         return "failed" if status == _TESTS_FAILED or status < 0 or not self._is_pytest else "error"
+
+
+def _unseen(wanted: Mapping[str, str], seen: Sequence[str]) -> str:
+    """What to say of a command that loads none of the files ``wanted``, which have names, but possibly others."""
+    for other in seen:
+        if original := namesake(other, wanted):
+            return (
+                f"loads {other} in place of {original}, so that no mutant of that could fail it; make its tests import "
+                "that file, with PYTHONPATH or an editable installation, or name the other one's kernel"
+            )
+    return (
+        f"does not load {', '.join(sorted(set(wanted.values())))} with attnfuzz's pytest plugin in force, so that no "
+        "mutant could fail it; name a pytest command whose tests import these files, without -p no:attnfuzz"
+    )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

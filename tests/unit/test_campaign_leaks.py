@@ -26,7 +26,6 @@ from tests.unit.pretended_process import KERNEL, a_case
 from tests.unit.test_campaign_pursuit import explore, last, replay
 
 KERNELS = Path(__file__).parent / "leaking_kernels.py"
-ROOT = Path(__file__).parents[2]
 LEAK = Failure(oracle="crash", kind="leak", message="every call keeps another 16.0 MiB of memory (seen over 20 calls)")
 OUT_OF_MEMORY = Failure(oracle="crash", kind="memory", message="the kernel's process outgrew its memory limit")
 OUT_OF_GPU_MEMORY = Failure(oracle="exception", kind="OutOfMemoryError in kernel", message="CUDA out of memory")
@@ -119,7 +118,7 @@ def test_a_campaign_finds_a_leak_of_gpu_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.unit.pretended_gpu", "explore", *targets, "--device", "cuda"]
     command += ["--workers", "2", "--fail-fast", "--budget", "120s", "--seed", "1", "--save-dir", str(tmp_path)]
     environment = {**os.environ, LIMIT: str(300 << 20)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=240)
     output = done.stdout + done.stderr
     assert done.returncode == 1, output
     assert "internal error" not in output, output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -164,6 +165,19 @@ def test_a_suite_that_cannot_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "test_mine.py").write_text(f"def test(): {test}\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(KernelLoadError, match=problem):
+        measure(request(kernel, "store", command=PYTEST))
+
+
+def test_a_suite_that_loads_another_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever changes a checkout while the tests import what is installed would be told to look at the plugin."""
+    for name in ("checkout", "installed"):
+        (tmp_path / name / "ops").mkdir(parents=True)
+        write_project(tmp_path / name / "ops")
+    (tmp_path / "test_mine.py").write_text("import ops.combining\ndef test(): assert ops.combining.combine\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'installed'}{os.pathsep}{os.environ['PYTHONPATH']}")
+    kernel = tmp_path / "checkout" / "ops" / "declaring.py"
+    with pytest.raises(KernelLoadError, match=r"loads \S+installed/ops/combining\.py in place of \S+checkout/ops/comb"):
         measure(request(kernel, "store", command=PYTEST))
 
 
