@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,13 +74,22 @@ def declaration_of(target: str) -> Declaration:
 
 
 def run(scripts: list[str], folder: Path) -> list[str]:
-    """What each script prints and ends with, all in one process, where attnfuzz cannot be imported."""
+    """What each script prints and ends with, all in one process, where attnfuzz cannot be imported.
+
+    None of them may leave a temporary folder behind; torch makes one for its caches.
+    """
+    temporary = folder / "temporary"
+    temporary.mkdir()
     paths = [folder / f"repro{i}.py" for i in range(len(scripts))]
     for path, script in zip(paths, scripts, strict=True):
         path.write_text(script, encoding="utf-8")
     command = [sys.executable, "-I", "-c", WITHOUT_ATTNFUZZ, *map(str, paths)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
+    assert list(temporary.glob("repro-*")) == []
     return done.stdout.split("SCRIPT\n")[1:]
 
 
@@ -222,6 +233,23 @@ def test_a_flaky_case_runs_several_times(tmp_path: Path) -> None:
     (output,) = run([stateful_script(tmp_path / "flaky", now_and_then, finding=flaky)], tmp_path)
     assert output.splitlines().count("PASS") == 10
     assert output.splitlines()[-1] == "STATUS 1"
+
+
+def test_a_kernel_that_crashes_leaves_no_files_behind(tmp_path: Path) -> None:
+    """Every run of the script of a crash, which ends it before it can clear up, would leave a folder behind."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    script = tmp_path / "script.py"
+    crash = "import os; print(__file__, flush=True); os.kill(os.getpid(), 9)"
+    script.write_text(stateful_script(tmp_path / "crashing", crash), encoding="utf-8")
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    # what the script started holds stdout as well, so that all of it has ended when this returns
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert done.stdout.splitlines()[-1].startswith(str(temporary))
+    assert list(temporary.glob("repro-*")) == []
 
 
 def test_a_leak_shows_in_a_script(tmp_path: Path) -> None:
