@@ -153,6 +153,7 @@ def _side_lines(result: CampaignResult) -> Iterator[Text]:
     for found in result.elsewhere:
         yield Text()
         yield Text(f"known elsewhere: {found}", style="yellow")
+    told = "cannot go on here" if result.stop_reason == "environment" else "internal error"
     for trouble in result.troubles:
         yield Text()
-        yield Text(f"internal error: {trouble.strip()}", style="yellow")
+        yield Text(f"{told}: {trouble.strip()}", style="yellow")

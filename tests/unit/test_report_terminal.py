@@ -141,6 +141,13 @@ def test_doubts_are_told() -> None:
         assert words in text
 
 
+def test_what_is_missing_here_is_not_called_an_error_of_attnfuzz() -> None:
+    """A user who has to install another NumPy would report a bug instead."""
+    text = printed(a_result(stop_reason="environment", troubles=("pip install another NumPy",)))
+    assert "cannot go on here: pip install another NumPy" in text
+    assert "internal error" not in text
+
+
 def test_plain_lines_carry_the_whole_path() -> None:
     """A path wrapped at column 80 cannot be copied out of a log."""
     console = a_console()
