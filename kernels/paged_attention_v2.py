@@ -176,7 +176,7 @@ def paged_attention_v2_reduce_kernel(
     p_exp_sums += i_seq * stride_stat_s + i_head * stride_stat_h
 
     b_max = tl.full([CHUNK], float("-inf"), tl.float32)
-    for start in range(first_partition, num_partitions, CHUNK):
+    for start in range(first_partition, num_partitions, CHUNK):  # pass 1: the maximum
         i_part = start + o_part
         b_one = tl.load(p_max_logits + i_part, mask=i_part < num_partitions, other=float("-inf"))  # [CHUNK]
         b_max = tl.maximum(b_max, b_one)
@@ -185,7 +185,7 @@ def paged_attention_v2_reduce_kernel(
 
     b_sum = tl.zeros([CHUNK], tl.float32)
     acc = tl.zeros([BLOCK_DV], tl.float32)
-    for start in range(first_partition, num_partitions, CHUNK):
+    for start in range(first_partition, num_partitions, CHUNK):  # pass 2: the sums
         i_part = start + o_part
         m_part = i_part < num_partitions
         b_one = tl.load(p_max_logits + i_part, mask=m_part, other=float("-inf"))  # [CHUNK]

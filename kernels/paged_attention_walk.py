@@ -76,7 +76,7 @@ def attend_packed(
     o_vd = o_dv * stride_vd
 
     b_max = tl.full([TILE], float("-inf"), tl.float32)
-    for start in range(begin, end, TILE):
+    for start in range(begin, end, TILE):  # pass 1: scores
         i_t = start + o_t
         m_t = i_t < end
         i_block, i_off = _pages_of(p_pages, i_t, m_t, block_size, stride_page)
@@ -91,7 +91,7 @@ def attend_packed(
     tl.debug_barrier()
 
     b_sum = tl.zeros([TILE], tl.float32)
-    for start in range(begin, end, TILE):
+    for start in range(begin, end, TILE):  # pass 2: their sum
         i_t = start + o_t
         b_s = tl.load(p_logits + i_t, mask=i_t < end, other=float("-inf"))  # [TILE]
         b_sum += tl.exp(b_s - ref)
@@ -99,7 +99,7 @@ def attend_packed(
     inv_sum = 1.0 / tl.where(exp_sum == 0.0, 1.0, exp_sum)
 
     b_acc = tl.zeros([TILE, BLOCK_DV], tl.float32)
-    for start in range(begin, end, TILE):
+    for start in range(begin, end, TILE):  # pass 3: values
         i_t = start + o_t
         m_t = i_t < end
         b_s = tl.load(p_logits + i_t, mask=m_t, other=float("-inf"))  # [TILE]
