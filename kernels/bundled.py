@@ -268,13 +268,22 @@ def merge_states_in_place(inputs: Any, **options: Any) -> State:
 
 
 @attnfuzz.kernel(
-    "merge_states", supports=_TOKENS_FIRST, options={"num_states": (2, 3, 5), **_BLOCKS}, numerics=_FLOAT32
+    "merge_states",
+    supports=_TOKENS_FIRST,
+    options={"num_states": (2, 3, 5), "side_by_side": (False, True), **_BLOCKS},
+    numerics=_FLOAT32,
 )
-def merge_many_th(inputs: Any, *, num_states: int, **options: Any) -> State:
-    """The merge of any number of states, of the prefix, empty ones that nothing was written to, and the suffix."""
-    shape = num_states, *inputs.prefix_output.shape
+def merge_many_th(inputs: Any, *, num_states: int, side_by_side: bool = False, **options: Any) -> State:
+    """The merge of any number of states, of the prefix, empty ones that nothing was written to, and the suffix.
+
+    They lie one after another in memory, or those of a token side by side.
+    """
+    num_tokens, *rest = inputs.prefix_output.shape
+    shape = (num_tokens, num_states, *rest) if side_by_side else (num_states, num_tokens, *rest)
     outputs = torch.empty(shape, dtype=inputs.prefix_output.dtype, device=inputs.prefix_output.device)
     lses = torch.full(shape[:-1], -torch.inf, device=inputs.prefix_lse.device)
+    if side_by_side:
+        outputs, lses = outputs.transpose(0, 1), lses.transpose(0, 1)
     outputs[0], lses[0] = inputs.prefix_output, inputs.prefix_lse
     outputs[-1], lses[-1] = inputs.suffix_output, inputs.suffix_lse
     return launch_merge.merge_many(
