@@ -48,6 +48,20 @@ def test_bugs_that_each_need_something_of_their_own_stay_apart() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "other", "same"),
+    [
+        ("strides of q", "strides of q", True),
+        ("strides of q", "strides of out", False),
+        ("page ids", "page ids", False),
+    ],
+)
+def test_narrow_indices_are_told_apart_by_tensor(kind: str, other: str, same: bool) -> None:
+    """One index of 32 bits would be reported once for each thing that a case needs to have its tensor drawn."""
+    one = a_finding("page_relocation", kind, "strides:q")
+    assert are_same_bug(one, a_finding("page_relocation", other, "empty sequence")) is same
+
+
+@pytest.mark.parametrize(
     ("message", "explained"),
     [
         ("out[seq 0, head 0, dim 0] = 1.0, expected 1.5; token 1 (page 1, offset 0) of sequence 0 is dropped", True),

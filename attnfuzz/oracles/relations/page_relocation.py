@@ -43,6 +43,7 @@ _KIND = "page ids"
 """Whatever the limit: where two of them are reached with the same page, which it is cannot be told."""
 
 _WIDER_OFFSETS = "make an index 64 bits wide before it meets a stride (`.to(tl.int64)`, `int64_t`)"
+_LAST_CONTIGUOUS = "a kernel whose callers keep last dimensions contiguous declares Supports(strides='last_contiguous')"
 _WIDER_IDS = "keep page ids in 32 bits, and offsets made of them in 64"
 
 
@@ -97,7 +98,8 @@ def _explained(trial: Trial, far: Far, seen: Observation) -> Failure | None:
             alone = _wrong(trial, Far(stretched={name: axis})) if shape[axis] > 1 else None
             if alone is not None:
                 words = f"with dimension {axis} of {name} so wide apart that offsets pass 2^31 elements"
-                return _failure(trial, alone, f"strides of {name}", words, _WIDER_OFFSETS)
+                details = [_WIDER_OFFSETS, *([_LAST_CONTIGUOUS] if axis == len(shape) - 1 else [])]
+                return _failure(trial, alone, f"strides of {name}", words, *details)
     words = f"with strides of {', '.join(far.stretched)} so wide that offsets pass 2^31 elements"
     return _failure(trial, seen, "strides", words, _WIDER_OFFSETS)
 

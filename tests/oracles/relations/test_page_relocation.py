@@ -167,6 +167,16 @@ def test_message_names_page_offset_and_limit(runner: Runner, tmp_path: Path) -> 
     assert any("64 bits wide before it meets a stride" in line for line in failure.details)
 
 
+def test_a_dimension_that_callers_keep_contiguous_can_be_declared(runner: Runner, tmp_path: Path) -> None:
+    """Whoever knows that no caller spreads the elements of a head would take the report for a false alarm."""
+    edit = Edit("dense_decode.py", "o_d = tl.arange(0, BLOCK_D).to(tl.int64)", "o_d = tl.arange(0, BLOCK_D)")
+    target = plant(Mutant("dimension", "dense_naive", "", "D", "page_relocation", {}, (edit,)), tmp_path)
+    failure = judged(runner, target, msgspec.structs.replace(DENSE, num_q_heads=1, num_kv_heads=1), "page_relocation")
+    assert failure is not None
+    assert (failure.kind, "dimension 2 of q so wide apart" in failure.message) == ("strides of q", True)
+    assert any("Supports(strides='last_contiguous')" in line for line in failure.details)
+
+
 def test_death_below_the_cache_is_told_as_such(runner: Runner, tmp_path: Path) -> None:
     """A negative offset that nobody expected would be a crash that the case by itself does not show."""
     edit = Edit("paged_walk.py", K_OFFSET, f"{K_OFFSET}\n        o_kt = tl.where(o_kt >> 31, -(1 << 28), o_kt)")
