@@ -30,13 +30,16 @@ def find_unwritten(rig: Rig) -> Unwritten:
     rig.reset()
     one = rig.run(prefill="finite")
     rig.reset()
+    rig.prefill("low")
+    third = rig.run(prefill="low")
+    rig.reset()
     rig.prefill("nan")
     other = rig.run(prefill="nan")
     lines, rows = [], set()
     for name, part in one.items():
         differs = bits(part) != bits(other[name])
         if bool(differs.any()):
-            held = holds_prefill(other[name], "nan")
+            held = holds_prefill(other[name], "nan") & holds_prefill(third[name], "low")
             what = "is not written" if torch.equal(held, differs) else "is made of memory that was never written"
             lines.append(f"{name}{_where(name, differs, rig.case)} {what}")
             rows |= _rows_of(differs, rig.case)

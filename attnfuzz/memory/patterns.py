@@ -2,7 +2,9 @@
 
 *Poison* fills whatever a kernel must not read: NaN, so that one stray read shows in the result. *Pre-fill* is what
 outputs and workspaces hold before a kernel writes them: another NaN, with a payload that tells "never written" from
-"computed". Each comes in a second, finite version: a result that depends on neither has the same bits under both.
+"computed". Each comes in a second, finite version: a result that depends on neither has the same bits under both. The
+third is so low that it loses every comparison: a log-sum-exp or a maximum over numbers that were never written holds
+the first two as if it had not been written itself, where they outweigh the others, but not the third.
 """
 
 from typing import Literal
@@ -13,9 +15,9 @@ from torch import Tensor
 
 __all__ = ["POISON_BYTES", "Fill", "bits", "holds_prefill", "poison_value", "prefill_"]
 
-Fill = Literal["nan", "finite"]
+Fill = Literal["nan", "finite", "low"]
 
-POISON_BYTES: dict[Fill, int] = {"nan": 0xFF, "finite": 0x3C}
+POISON_BYTES: dict[Fill, int] = {"nan": 0xFF, "finite": 0x3C, "low": 0xBC}
 """Repeated over whole buffers. 0xFF is NaN in float16, bfloat16, float32 and float64 and -1 as an integer; 0x3C is a
 small positive number in all four (1.06 in float16, 0.0115 in bfloat16 and float32)."""
 
@@ -34,9 +36,15 @@ _PREFILL_BITS: dict[Fill, dict[torch.dtype, int]] = {
         torch.float32: 0x42424242,
         torch.float64: 0x4042424242424242,
     },
+    "low": {  # about -8.7e3 in float16, -3.8e30 in bfloat16 and float32, -6e232 in float64
+        torch.float16: 0xF042,
+        torch.bfloat16: 0xF242,
+        torch.float32: 0xF2424242,
+        torch.float64: 0xF042424242424242,
+    },
 }
 
-_PREFILL_BYTES: dict[Fill, int] = {"nan": 0x7F, "finite": 0x01}
+_PREFILL_BYTES: dict[Fill, int] = {"nan": 0x7F, "finite": 0x01, "low": 0x81}
 """For other dtypes: 0x7F is a NaN in float8_e4m3fn and float8_e5m2 and the largest number of a signed byte."""
 
 
@@ -74,6 +82,6 @@ def poison_value(dtype: torch.dtype, fill: Fill) -> float:
 
 def _prefill_bits(dtype: torch.dtype, fill: Fill) -> int:
     known = _PREFILL_BITS[fill].get(dtype)
-    if known is not None:
-        return known
-    return int.from_bytes(bytes([_PREFILL_BYTES[fill]]) * dtype.itemsize, "little")
+    size = dtype.itemsize
+    pattern = bytes([_PREFILL_BYTES[fill]]) * size if known is None else known.to_bytes(size, "little")
+    return int.from_bytes(pattern, "little", signed=size > 1)  # as `bits` has it

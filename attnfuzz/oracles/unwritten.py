@@ -1,6 +1,7 @@
 """Results that were never written, or that depend on memory nobody wrote."""
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from attnfuzz.memory.allocations import WORKSPACE
 from attnfuzz.memory.patterns import holds_prefill
 from attnfuzz.oracles.elements import axes_of, differing, extent, first_index
 from attnfuzz.oracles.interference import cause_of_difference
+from attnfuzz.oracles.observation import Observation
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.oracles.words import element, plural, row_words, shape_of
@@ -27,10 +29,18 @@ def check(trial: Trial) -> Failure | None:
 
 
 def _untouched(trial: Trial) -> dict[str, Tensor]:
-    """Elements that no run wrote. One run does not tell: a NaN keeps its payload when something is added to it."""
-    masks = [
-        {name: holds_prefill(result, seen.prefill) for name, result in seen.results.items()} for seen in trial.runs
-    ]
+    """Elements that no run wrote. One run does not tell: a NaN keeps its payload when something is added to it.
+
+    Nor do two where a number that was never written outweighs the others, as in a log-sum-exp over splits.
+    """
+    untouched = _holding_prefill(trial.runs)
+    if not any(mask.any() for mask in untouched.values()):
+        return untouched
+    return _holding_prefill([*trial.runs, trial.prefilled_low])
+
+
+def _holding_prefill(runs: Sequence[Observation]) -> dict[str, Tensor]:
+    masks = [{name: holds_prefill(result, seen.prefill) for name, result in seen.results.items()} for seen in runs]
     return {name: functools.reduce(torch.logical_and, (mask[name] for mask in masks)) for name in masks[0]}
 
 

@@ -83,6 +83,17 @@ def test_reading_a_workspace_before_writing_it(plant: Any, dense: Case, failure_
     assert any("float32 [8]" in detail for detail in failure.details)
 
 
+def test_a_result_that_unwritten_memory_outweighs_is_written(plant: Any, dense: Case, failure_of: Any) -> None:
+    """A reduction over a split that nobody wrote would be reported as a kernel that returns no LSE."""
+
+    def add_split(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        split = torch.empty_like(lse)  # 48.6 in the second run, against which lse rounds away in a log-sum-exp
+        return out, torch.where(lse > split, lse, split)
+
+    failure = failure_of(plant(after=add_split), msgspec.structs.replace(dense, seq_lens=(5, 21)))
+    assert (failure.oracle, failure.kind) == ("unwritten", "read before written")
+
+
 def test_initialised_workspace_is_not_prefilled(plant: Any, dense: Case) -> None:
     """`torch.zeros` and `torch.full` would not hold what they promise."""
 

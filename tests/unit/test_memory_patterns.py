@@ -43,6 +43,18 @@ def test_two_prefills_have_different_bits(dtype: torch.dtype) -> None:
     assert not holds_prefill(other, "nan").any()
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, *OTHERS[1:]], ids=str)
+def test_a_third_prefill_differs_from_both(dtype: torch.dtype) -> None:
+    """A result that outweighs two patterns would outweigh the third, and count as never written."""
+    third, finite = torch.empty(4, dtype=dtype), torch.empty(4, dtype=dtype)
+    prefill_(third, "low")
+    prefill_(finite, "finite")
+    assert holds_prefill(third, "low").all()
+    assert not (holds_prefill(third, "finite") | holds_prefill(third, "nan") | holds_prefill(finite, "low")).any()
+    if dtype in FLOATS:
+        assert bool((third < -8000).all())
+
+
 def test_bits_tell_nans_and_zeros_apart() -> None:
     """NaN would never equal itself, and -0.0 would equal 0.0, in a comparison of bits."""
     one = torch.tensor([math.nan, 0.0, 1.0])
