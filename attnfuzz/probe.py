@@ -29,9 +29,9 @@ def sum_kernel(p_x, p_n, p_sum, TILE: tl.constexpr):  # noqa: N803 - Triton's co
 
 
 def _interpreter() -> dict[str, object]:
-    x = torch.arange(5, dtype=torch.float32)
-    result = torch.zeros(1)
-    sum_kernel[(1,)](x, torch.tensor([5], dtype=torch.int32), result, TILE=4)
+    x = torch.arange(5, dtype=torch.float32, device="cpu")
+    result = torch.zeros(1, dtype=torch.float32, device="cpu")
+    sum_kernel[(1,)](x, torch.tensor([5], dtype=torch.int32, device="cpu"), result, TILE=4)
     return {"works": result.item() == 10.0}
 
 

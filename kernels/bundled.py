@@ -281,7 +281,7 @@ def merge_many_th(inputs: Any, *, num_states: int, side_by_side: bool = False, *
     num_tokens, *rest = inputs.prefix_output.shape
     shape = (num_tokens, num_states, *rest) if side_by_side else (num_states, num_tokens, *rest)
     outputs = torch.empty(shape, dtype=inputs.prefix_output.dtype, device=inputs.prefix_output.device)
-    lses = torch.full(shape[:-1], -torch.inf, device=inputs.prefix_lse.device)
+    lses = torch.full(shape[:-1], -torch.inf, dtype=torch.float32, device=inputs.prefix_lse.device)
     if side_by_side:
         outputs, lses = outputs.transpose(0, 1), lses.transpose(0, 1)
     outputs[0], lses[0] = inputs.prefix_output, inputs.prefix_lse

@@ -39,7 +39,7 @@ def hangs(inputs: Any) -> tuple[Tensor, Tensor]:
 @attnfuzz.kernel("dense_decode", numerics=_FLOAT32)
 def leaks(inputs: Any) -> tuple[Tensor, Tensor]:
     """Keeps 8 MiB of every call."""
-    _leaked.append(torch.ones(_LEAKED_BYTES, dtype=torch.uint8))
+    _leaked.append(torch.ones(_LEAKED_BYTES, dtype=torch.uint8, device="cpu"))
     return _right(inputs)
 
 

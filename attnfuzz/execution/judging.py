@@ -189,7 +189,7 @@ class JudgingService:
     def _describe_device(self, payload: bytes) -> DeviceReply:
         del payload
         name = torch.cuda.get_device_name() if self.device == "cuda" else _processor_name()
-        torch.zeros(1, device=self.device).item()  # a GPU may be known by name and not answer
+        torch.zeros(1, dtype=torch.float32, device=self.device).item()  # a GPU may be known by name and not answer
         versions = {"python": platform.python_version()} | {name: _version(name) for name in _LIBRARIES}
         return DeviceReply(self.device, name, versions)
 

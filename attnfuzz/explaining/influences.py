@@ -31,7 +31,7 @@ def dead_influences(rig: Rig, places: Places) -> Iterator[Influence]:
     units = rig.dead_units()
     found: set[str] = set()
     search = _Search(rig, lambda chosen: rig.poison_(units[chosen]))
-    remaining = torch.arange(len(units))
+    remaining = torch.arange(len(units), device="cpu")
     while len(found) < _MOST and (first := search.first(remaining)) is not None:
         stretch, name = name_of(rig, places, int(units[first]))
         rows = search.rows_changed(remaining[remaining == first])
@@ -41,7 +41,7 @@ def dead_influences(rig: Rig, places: Places) -> Iterator[Influence]:
         remaining = _beyond(stretch, remaining[remaining > first], lambda i: name_of(rig, places, int(units[i]))[0])
 
 
-def _beyond(stretch: str, remaining: Int64[Tensor, " n"], stretch_of: Callable[[int], str]) -> Int64[Tensor, " n"]:
+def _beyond(stretch: str, remaining: Int64[Tensor, " n"], stretch_of: Callable[[int], str]) -> Int64[Tensor, " rest"]:
     """Without those at the front that lie in the same stretch of memory."""
     end = bisect.bisect_left(range(len(remaining)), 1, key=lambda i: stretch_of(int(remaining[i])) != stretch)
     return remaining[end:]
@@ -56,9 +56,9 @@ def table_influences(rig: Rig) -> Iterator[Influence]:
             words[dead[chosen.to(dead.device)]] = other
 
         search = _Search(rig, change)
-        first = search.first(torch.arange(len(dead)))
+        first = search.first(torch.arange(len(dead), device="cpu"))
         if first is not None:
-            yield f"an integer that is no element of {name}", search.rows_changed(torch.tensor([first]))
+            yield f"an integer that is no element of {name}", search.rows_changed(_only(first))
     if isinstance(rig.case, PagedDecodeCase):
         yield from _unused_entries(rig, rig.case)
 
@@ -68,7 +68,7 @@ def foreign_influences(rig: Rig, places: Places, row: int) -> list[str]:
     found = []
     for name, candidates, change in _foreign(rig, places, row):
         search = _Search(rig, change, row=row)
-        first = search.first(torch.arange(len(candidates)))
+        first = search.first(torch.arange(len(candidates), device="cpu"))
         if first is not None:
             found.append(name(candidates[first]))
     return found
@@ -105,10 +105,14 @@ class _Search:
         return bool(rows) if self._row is None else self._row in rows
 
 
+def _only(change: int) -> Int64[Tensor, "1"]:
+    return torch.tensor([change], dtype=torch.int64, device="cpu")
+
+
 def _rows_that_differ(one: Results, other: Results, rig: Rig) -> Rows:
     first, second = rig.logical(one), rig.logical(other)
     heads = rig.case.num_q_heads
-    differs = torch.zeros(first[0].shape[0] * heads, dtype=torch.bool)
+    differs = torch.zeros(first[0].shape[0] * heads, dtype=torch.bool, device="cpu")
     for before, after in zip(first, second, strict=True):
         if before is not None and after is not None:
             differs |= (bits(before) != bits(after)).reshape(len(differs), -1).any(-1)
@@ -134,11 +138,11 @@ def _unused_entries(rig: Rig, case: PagedDecodeCase) -> Iterator[Influence]:
             table[seq, column] = 0 if int(table[seq, column]) != 0 else min(1, pages - 1)
 
     search = _Search(rig, change)
-    first = search.first(torch.arange(len(unused)))
+    first = search.first(torch.arange(len(unused), device="cpu"))
     if first is not None:
         seq, column = divmod(unused[first], columns)
         name = f"block_table[{seq}, {column}], an entry past the last page of sequence {seq}"
-        yield name, search.rows_changed(torch.tensor([first]))
+        yield name, search.rows_changed(_only(first))
 
 
 def _foreign(
@@ -157,7 +161,7 @@ def _foreign(
         others = [place for place in range(places.count) if place not in own]
 
         def negate(chosen: Int64[Tensor, " n"], slots: Tensor = slots, others: list[int] = others) -> None:
-            at = torch.tensor(others)[chosen].to(slots.device)
+            at = torch.tensor(others, dtype=torch.int64, device="cpu")[chosen].to(slots.device)
             a, b, c = torch.unravel_index(at, places.shape)
             turned = -2 * slots[a, b, c].float() + 1
             limit = torch.finfo(slots.dtype).max

@@ -122,7 +122,7 @@ def _mistakes(row: MergedRow) -> Iterator[str]:
         lse = float(getattr(row.states, f"{SIDES[i]}_lse")[row.at])
         yield f"the {SIDES[i]} is empty (lse = {lse:+}), but has weight"
     yield from _lse_of_another_row(row)
-    ones = torch.eye(2, dtype=torch.float64).expand(row.case.num_tokens, row.case.num_q_heads, 2, 2)
+    ones = torch.eye(2, dtype=torch.float64, device="cpu").expand(row.case.num_tokens, row.case.num_q_heads, 2, 2)
     states = LogicalStates(
         ones[..., 0, :], ones[..., 1, :], row.states.prefix_lse, row.states.suffix_lse, row.states.lse_base2
     )
@@ -142,7 +142,7 @@ def _lse_of_another_row(row: MergedRow) -> Iterator[str]:
             if all(map(math.isinf, lses)):
                 continue
             top = max(lses)
-            parts = torch.tensor([math.exp(lse - top) for lse in lses], dtype=torch.float64)
+            parts = torch.tensor([math.exp(lse - top) for lse in lses], dtype=torch.float64, device="cpu")
             if _close(row, parts / parts.sum()):
                 what = " and ".join(SIDES[side] for side in changed)
                 exchanged = ", as if its axes were exchanged" if other == (head, token) else ""

@@ -72,7 +72,7 @@ class Places:
         """The places that a row must read, in order of position."""
         length = self.case.seq_lens[seq] if isinstance(self.case, AttentionCase) else 0
         found = [self.number(*self.slot(seq, position), kv_head) for position in range(length)]
-        return torch.tensor(found, dtype=torch.int64)
+        return torch.tensor(found, dtype=torch.int64, device="cpu")
 
     def name(self, place: int, *, reader: int | None = None) -> str:
         """Where a place is and what it holds, as seen from sequence `reader`."""

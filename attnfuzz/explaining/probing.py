@@ -90,8 +90,8 @@ def unit_of_rows(rig: Rig) -> Float64[Tensor, "rows 1"]:
     """What each row has of a place with weight 1: in an 8-bit cache `_ONE` stands for its product with V's scale."""
     case = rig.case
     if isinstance(case, MergeStatesCase):
-        return torch.full((case.num_tokens * case.num_q_heads, 1), _ONE, dtype=torch.float64)
-    of_head = torch.ones(case.num_kv_heads, dtype=torch.float64)
+        return torch.full((case.num_tokens * case.num_q_heads, 1), _ONE, dtype=torch.float64, device="cpu")
+    of_head = torch.ones(case.num_kv_heads, dtype=torch.float64, device="cpu")
     if rig.values.kv_scales is not None:
         of_head = rig.values.kv_scales[1].cpu()
     return _ONE * of_head.repeat_interleave(case.gqa_ratio).repeat(case.num_rows)[:, None]
@@ -106,7 +106,7 @@ def run_with(rig: Rig, places: Places, chosen: Int64[Tensor, " n"], dims: Int64[
         size = places.count // len(tensors)
         mine = (chosen >= first) & (chosen < first + size)
         where = torch.unravel_index((chosen[mine] - first).to(tensor.device), tensor.shape[:-1])
-        one = bits(torch.tensor(_ONE, dtype=tensor.dtype)).item()
+        one = bits(torch.tensor(_ONE, dtype=tensor.dtype, device="cpu")).item()
         if dims is None:
             bits(tensor)[where] = one
         else:

@@ -47,7 +47,11 @@ def _another_head(row: MeasuredRow, gained: list[int], lost: list[int]) -> Readi
     if len(heads) != 1 or any((a, b) not in slots for a, b, _ in found):
         return None
     (head,) = heads
-    read = torch.tensor([row.places.number(*row.places.coordinates(int(place))[:2], head) for place in row.own])
+    read = torch.tensor(
+        [row.places.number(*row.places.coordinates(int(place))[:2], head) for place in row.own],
+        dtype=torch.int64,
+        device="cpu",
+    )
     what = ""
     if not row.fits(row.predicted(read, read)):
         what = "V of " if row.fits(row.predicted(row.own, read)) else ""

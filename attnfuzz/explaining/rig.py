@@ -101,7 +101,7 @@ class Rig:
         """Output and natural LSE of a run in the axes of the reference, in float64; None without an LSE."""
         out, *rest = results.values()
         if not rest:
-            lse = torch.zeros(out.shape[:-1], dtype=torch.float64)
+            lse = torch.zeros(out.shape[:-1], dtype=torch.float64, device="cpu")
             return self.problem.logical_result(self.case, out, lse)[0], None
         return self.problem.logical_result(self.case, out, natural_lse(self.kernel.declaration, rest[0]))
 

@@ -56,7 +56,9 @@ def _rules(case: PagedDecodeCase, seq: int, count: int) -> Iterator[tuple[str, l
 
 def _fits(row: MeasuredRow, case: PagedDecodeCase, pages: list[int]) -> bool:
     steps = (divmod(position, case.block_size) for position in range(row.length))
-    read = torch.tensor([row.places.number(pages[page], offset, row.kv_head) for page, offset in steps])
+    read = torch.tensor(
+        [row.places.number(pages[page], offset, row.kv_head) for page, offset in steps], dtype=torch.int64, device="cpu"
+    )
     return row.fits_lse(read) and row.fits(row.predicted(read, read))
 
 

@@ -27,7 +27,7 @@ _EXACT_RUNS = 24
 _GROUP_RUNS = 8
 _TINY = 1e-12
 _UNCERTAIN = 0.2
-_NONE = torch.zeros(0, dtype=torch.int64)
+_NONE = torch.zeros(0, dtype=torch.int64, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def measure(rig: Rig, places: Places) -> Weights:
 
 def weigh_each(rig: Rig, places: Places, constant: Float64[Tensor, "rows v_head_size"]) -> Probe:
     """All places, each in a dimension of its own."""
-    return _weigh(rig, places, torch.arange(places.count), constant)
+    return _weigh(rig, places, torch.arange(places.count, device="cpu"), constant)
 
 
 def weigh_in_groups(rig: Rig, places: Places, constant: Float64[Tensor, "rows v_head_size"]) -> tuple[Probe, Groups]:
@@ -134,7 +134,7 @@ def weigh_in_groups(rig: Rig, places: Places, constant: Float64[Tensor, "rows v_
     """
     size = rig.case.value_size
     count = _GROUP_RUNS * size - 1 + _GROUP_RUNS * size % 2  # odd, as pages hold even numbers of places
-    group = torch.arange(places.count) % count
+    group = torch.arange(places.count, device="cpu") % count
     sums = _probe_groups(rig, places, group, constant)
     factor = torch.where(sums.expected > sums.bound, sums.got / sums.expected, 1.0)
     usual = factor.median(-1, keepdim=True).values  # of a token that is missing all others have a share
@@ -145,7 +145,7 @@ def weigh_in_groups(rig: Rig, places: Places, constant: Float64[Tensor, "rows v_
     got, bound = expected * factor, expected * _UNCERTAIN + _TINY
     exact = _weigh(rig, places, chosen, constant)
     got[:, chosen], expected[:, chosen], bound[:, chosen] = exact.got, exact.expected, exact.bound
-    measured = torch.zeros(places.count, dtype=torch.bool)
+    measured = torch.zeros(places.count, dtype=torch.bool, device="cpu")
     measured[chosen] = True
     groups = Groups(group, sums.got, sums.bound, measured)
     return dataclasses.replace(sums, got=got, expected=expected, bound=bound), groups
@@ -158,9 +158,9 @@ def expected_weights(rig: Rig, places: Places) -> Float64[Tensor, "rows places"]
         parts = torch.stack((values.prefix_lse, values.suffix_lse)).cpu().double().flatten(1)
         parts = torch.where(parts.isinf(), -torch.inf, parts * (math.log(2) if values.lse_base2 else 1.0))
         sides = parts.softmax(0).nan_to_num(0.0)
-        return (torch.eye(sides.shape[1], dtype=torch.float64)[:, None] * sides).flatten(1)
+        return (torch.eye(sides.shape[1], dtype=torch.float64, device="cpu")[:, None] * sides).flatten(1)
     values = values.dequantised()
-    found = torch.zeros((case.num_rows * case.num_q_heads, places.count), dtype=torch.float64)
+    found = torch.zeros((case.num_rows * case.num_q_heads, places.count), dtype=torch.float64, device="cpu")
     for number in range(len(found)):
         row, head = divmod(number, case.num_q_heads)
         seq, length, kv_head = case.row_seqs[row], case.row_lens[row], head // case.gqa_ratio
@@ -188,8 +188,8 @@ def _weigh(
 ) -> Probe:
     size = rig.case.value_size
     parts = torch.split(chosen, size)
-    probes = [probe(rig, places, part, torch.arange(len(part)), constant) for part in parts]
-    return _joined(probes, torch.arange(len(chosen)))
+    probes = [probe(rig, places, part, torch.arange(len(part), device="cpu"), constant) for part in parts]
+    return _joined(probes, torch.arange(len(chosen), device="cpu"))
 
 
 def _joined(probes: list[Probe], order: Int64[Tensor, " n"]) -> Probe:
@@ -210,7 +210,7 @@ def _dims_that_differ(
     rig: Rig, places: Places, found: Probe | None, constant: Float64[Tensor, "rows v_head_size"]
 ) -> Bool[Tensor, " v_head_size"]:
     """Where every value is 1, each dimension must be the sum of the same weights: those `found`, if they are known."""
-    out, _ = rig.logical(run_with(rig, places, torch.arange(places.count), None))
+    out, _ = rig.logical(run_with(rig, places, torch.arange(places.count, device="cpu"), None))
     sums = (out.flatten(0, 1) - constant) / unit_of_rows(rig)
     usual = sums.median(-1, keepdim=True).values
     total = usual if found is None else found.got.sum(-1, keepdim=True)

@@ -187,7 +187,7 @@ class _Background:
         nbytes = sum(_PIECES) * memory.granule
         mapped = _Mapped(memory, _Kind(0, nbytes, (), (), numbers), pieces, list(self._handles.values()))
         self._all = memory.tensor(mapped.address, nbytes).view(-1, memory.granule)
-        content = _numbers(memory.granule) if numbers else torch.zeros(memory.granule, dtype=torch.uint8)
+        content = _numbers(memory.granule) if numbers else torch.zeros(memory.granule, dtype=torch.uint8, device="cpu")
         self._content = content.to(self._all.device)
 
     def fill(self) -> None:
@@ -216,7 +216,7 @@ def _without(ranges: Ranges, granules: Iterable[int]) -> Iterator[tuple[int, int
 
 def _numbers(nbytes: int) -> UInt8[Tensor, " nbytes"]:
     """Between 0.5 and 8, of either sign, in float16, bfloat16 and float32, and different from one to the next."""
-    index = torch.arange(nbytes // 2, dtype=torch.int64)
+    index = torch.arange(nbytes // 2, dtype=torch.int64, device="cpu")
     mixed = index * 40503 >> 3
     return (0x3F00 + mixed % 0x200 + (mixed >> 9) % 2 * 0x8000).to(torch.int16).view(torch.uint8)
 

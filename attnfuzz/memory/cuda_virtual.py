@@ -161,7 +161,7 @@ class CudaVirtualMemory:
         owner = _Owner(address, nbytes)
         if once_unused is not None:
             weakref.finalize(owner, once_unused).atexit = False  # tensors may outlive the interpreter
-        found = torch.as_tensor(owner, device=self.device)
+        found = torch.as_tensor(owner, dtype=torch.uint8, device=self.device)
         if found.data_ptr() != address:
             raise DriverError(f"torch copied the memory at {address:#x} instead of using it")
         return found

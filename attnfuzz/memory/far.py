@@ -257,7 +257,7 @@ def _region(name: str, elements: int, dtype: torch.dtype, buffer: SparseBuffer) 
 
 def _decoy(length: int, dtype: torch.dtype) -> Tensor:
     """Finite, exact in all dtypes, and different from one element to the next."""
-    return (torch.arange(length) * 37 % 61 - 30).to(dtype)
+    return (torch.arange(length, device="cpu") * 37 % 61 - 30).to(dtype)
 
 
 def _poison(tensor: Tensor) -> None:

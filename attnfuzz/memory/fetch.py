@@ -63,4 +63,4 @@ class Fetch:
 
 def pinned(nbytes: int) -> UInt8[Tensor, " nbytes"]:
     """Host memory that a GPU reads and writes by itself; torch keeps what is given back for the next one to ask."""
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)

@@ -76,7 +76,7 @@ def holds_prefill(tensor: Shaped[Tensor, "*shape"], fill: Fill) -> Bool[Tensor, 
 
 def poison_value(dtype: torch.dtype, fill: Fill) -> float:
     """The number that poisoned memory reads as in `dtype`."""
-    pattern = torch.full((dtype.itemsize,), POISON_BYTES[fill], dtype=torch.uint8)
+    pattern = torch.full((dtype.itemsize,), POISON_BYTES[fill], dtype=torch.uint8, device="cpu")
     return float(pattern.view(dtype).item())
 
 

@@ -47,7 +47,7 @@ class Arithmetic(NamedTuple):
 
 def side_by_side(rows: list[Arithmetic]) -> Arithmetic:
     """The same for many rows: float64 tensors on the CPU."""
-    return Arithmetic(*torch.tensor(rows, dtype=torch.float64).unbind(1))
+    return Arithmetic(*torch.tensor(rows, dtype=torch.float64, device="cpu").unbind(1))
 
 
 @lru_cache(maxsize=256)

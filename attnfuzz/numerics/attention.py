@@ -153,7 +153,7 @@ def _joined(parts: list[RowResult], dim: int) -> RowResult:
 
 def _columns(numbers: dict[str, float]) -> dict[str, Tensor]:
     """Each number as the column of one row."""
-    return {name: torch.tensor([float(number)], dtype=torch.float64) for name, number in numbers.items()}
+    return {name: torch.tensor([float(number)], dtype=torch.float64, device="cpu") for name, number in numbers.items()}
 
 
 def _check(num_q_heads: int, num_kv_heads: int, num_partials: int) -> None:

@@ -35,7 +35,7 @@ def merge_bound(
         raise ValueError("an LSE of +inf or NaN has no merge; replace +inf by -inf first, and never pass NaN")
     outputs = torch.stack([prefix_output, suffix_output], dim=-2).flatten(0, -3)
     arithmetic = merge_arithmetic(out_dtype, interpreted=interpreted)
-    columns = merge_units(side_by_side([arithmetic]), lse_unit=torch.ones(1, dtype=torch.float64))
+    columns = merge_units(side_by_side([arithmetic]), lse_unit=torch.ones(1, dtype=torch.float64, device="cpu"))
     units = RowUnits.of_columns(columns.expand(-1, len(lse)).to(lse.device))
     rows = merge_rows(lse, outputs, units)
     return Bound(out=rows.out_error.view(prefix_output.shape), lse=rows.lse_error.view(prefix_lse.shape))

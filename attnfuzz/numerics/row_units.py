@@ -194,5 +194,5 @@ def _columns(
         *(error.per_distance for error in of_scores),
         *(error.constant for error in of_scores),
     ]
-    columns = (torch.as_tensor(unit, dtype=torch.float64) for unit in (*scores, *units.values()))
+    columns = (torch.as_tensor(unit, dtype=torch.float64, device="cpu") for unit in (*scores, *units.values()))
     return torch.stack([column.expand_as(num_tokens) for column in columns])

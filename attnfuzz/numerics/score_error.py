@@ -104,7 +104,7 @@ def score_copies_error(head_size: Number, arithmetic: Arithmetic) -> ScoreError:
 
 def dot_copy_error(head_size: Number, arithmetic: Arithmetic) -> ScoreError:
     """The part of `score_copies_error` that one copy has from products and their sum."""
-    head_size = torch.as_tensor(head_size, dtype=torch.float64)
+    head_size = torch.as_tensor(head_size, dtype=torch.float64, device="cpu")
     half = gamma(head_size.log2().ceil(), arithmetic.addition) / 2
     return ScoreError(per_product=half + arithmetic.addition, per_score=half + arithmetic.score)
 

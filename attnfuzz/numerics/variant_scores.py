@@ -138,7 +138,7 @@ def variant_score_errors(
     copy += ScoreError(per_product=dot_copy.per_product)
     twice = 2 * arithmetic.copies
     per_dot = (dot.per_score + before, dot.per_score + before, (dot_copy.per_score + before) * twice)
-    columns = (torch.as_tensor(each, dtype=torch.float64).expand_as(num_tokens) for each in per_dot)
+    columns = (torch.as_tensor(each, dtype=torch.float64, device="cpu").expand_as(num_tokens) for each in per_dot)
     return (result, result, copy * twice), torch.stack(list(columns))
 
 

@@ -143,7 +143,7 @@ def _out_and_lse(declaration: Declaration, seen: Observation) -> tuple[Tensor, T
 
 def _empty_partials(case: SplitDecodeCase, out: Tensor, lse: Tensor) -> list[Comparison]:
     """An empty sequence leaves 0 and -inf in every split; what lies beside an LSE of -inf must be a number."""
-    empty = (torch.tensor(case.seq_lens, device=lse.device) == 0).view(-1, 1, 1).expand_as(lse)
+    empty = (torch.tensor(case.seq_lens, dtype=torch.int64, device=lse.device) == 0).view(-1, 1, 1).expand_as(lse)
     unused = lse.isneginf().unsqueeze(-1).expand_as(out)
     should_be = torch.where(unused & out.isfinite() & ~empty.unsqueeze(-1), out.double(), 0.0)
     zeros = torch.zeros_like(should_be)

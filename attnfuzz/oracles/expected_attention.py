@@ -116,6 +116,7 @@ def _units(
     sizes = torch.tensor(
         [(scales[i], block.head_size, block.num_tokens) for i, block in zip(case_of_block, blocks, strict=True)],
         dtype=torch.float64,
+        device="cpu",
     )
     scale, head_size, num_tokens = sizes.unbind(1)
     of_block = side_by_side([arithmetic[i] for i in case_of_block])
@@ -141,7 +142,7 @@ def _variant_columns(cases: Sequence[AttentionCase]) -> Sequence[Tensor]:
         (variant.soft_cap or 0.0, variant.alibi is not None, max(case.seq_lens) - 1, variant.sinks is not None)
         for case, variant in zip(cases, variants, strict=True)
     ]
-    return torch.tensor(rows, dtype=torch.float64).unbind(1)
+    return torch.tensor(rows, dtype=torch.float64, device="cpu").unbind(1)
 
 
 def _per_head(requests: Sequence[Request]) -> Tensor:
@@ -153,7 +154,7 @@ def _per_head(requests: Sequence[Request]) -> Tensor:
         none = (0.0,) * case.num_q_heads
         slopes += numbers.get("alibi_slopes", none) * case.num_rows
         sinks += numbers.get("sinks", none) * case.num_rows
-    return torch.tensor([slopes, sinks], dtype=torch.float64)
+    return torch.tensor([slopes, sinks], dtype=torch.float64, device="cpu")
 
 
 def _attention_with_variants(batch: RowBatch, queries: Tensor, tokens: Tensor, per_head: Tensor) -> RowResult:

@@ -39,7 +39,7 @@ def expect_merges(requests: Sequence[Request], *, interpreted: bool) -> tuple[Re
     lses = joined([part for *_, values in requests for part in (values.prefix_lse, values.suffix_lse)], 0)
     arithmetic = [arithmetic_of(declaration, case, interpreted=interpreted) for declaration, case, _ in requests]
     lse_units = [math.log(2) if values.lse_base2 else 1.0 for *_, values in requests]
-    units = merge_units(side_by_side(arithmetic), lse_unit=torch.tensor(lse_units, dtype=torch.float64))
+    units = merge_units(side_by_side(arithmetic), lse_unit=torch.tensor(lse_units, dtype=torch.float64, device="cpu"))
     for batch in row_batches(blocks, units, device):
         results.put(batch, merge_rows(*_fetch(batch, outputs, lses), batch.units))
     return results, places

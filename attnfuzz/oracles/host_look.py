@@ -135,11 +135,12 @@ def _wrongly_empty(
     """Rows of empty sequences with more than 0 and -inf in a split; others with no number beside an LSE of -inf."""
     unused = lse.isneginf()
     lens = [seq_len for one in seen if isinstance(one.case, AttentionCase) for seq_len in one.case.seq_lens]
-    wrong = torch.zeros(len(lse), dtype=torch.bool)
+    wrong = torch.zeros(len(lse), dtype=torch.bool, device="cpu")
     if not unused.any() and 0 not in lens:
         return wrong
     heads = [one.case.num_q_heads for one in seen if isinstance(one.case, AttentionCase) for _ in one.case.seq_lens]
-    of_empty = torch.repeat_interleave(torch.tensor(lens) == 0, torch.tensor(heads))[:, None].expand_as(unused)
+    lens_and_heads = torch.tensor([lens, heads], dtype=torch.int64, device="cpu")
+    of_empty = torch.repeat_interleave(lens_and_heads[0] == 0, lens_and_heads[1])[:, None].expand_as(unused)
     chosen = unused | of_empty
     numbers = out[chosen]
     is_wrong = torch.where(of_empty[chosen], (numbers != 0).any(-1), ~numbers.isfinite().all(-1)) | ~unused[chosen]

@@ -18,4 +18,4 @@ def keep_freed_memory() -> None:
     both limits, as mallopt(3) says of M_MMAP_THRESHOLD: that of what is mapped by itself to the piece's size, 32 MiB at
     most, and that of what is given back to twice as much. No page of the piece is ever touched.
     """
-    torch.empty(_LARGEST_KEPT, dtype=torch.uint8)
+    torch.empty(_LARGEST_KEPT, dtype=torch.uint8, device="cpu")

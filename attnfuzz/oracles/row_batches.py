@@ -164,11 +164,11 @@ _NUM_OFFSETS = 11
 
 def _row_table(blocks: Sequence[Block], units: Float64[Tensor, "units blocks"]) -> Float64[Tensor, "columns rows"]:
     """Offsets and units of each row in float64, which holds integers up to 2^53."""
-    of = dict(zip(Block._fields, torch.tensor(blocks).unbind(1), strict=True))
+    of = dict(zip(Block._fields, torch.tensor(blocks, dtype=torch.int64, device="cpu").unbind(1), strict=True))
     first_row = of["num_rows"].cumsum(0) - of["num_rows"]
     num_rows = int(of["num_rows"].sum())
-    block = torch.arange(len(blocks)).repeat_interleave(of["num_rows"], output_size=num_rows)
-    row = torch.arange(num_rows) - first_row[block]
+    block = torch.arange(len(blocks), device="cpu").repeat_interleave(of["num_rows"], output_size=num_rows)
+    row = torch.arange(num_rows, device="cpu") - first_row[block]
     of_row_0 = [of["key"], of["value"], of["key_token"], of["value_token"]]
     of_row_0 += [of["num_tokens"] - 1, of["group"] - 1, of["head_size"], of["v_head_size"]]
     of_row_0 += [of["query"], of["out"], of["lse"]]

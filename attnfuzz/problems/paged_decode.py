@@ -88,7 +88,7 @@ def write(case: PagedDecodeCase, tensors: dict[str, Tensor], values: LogicalAtte
         tensors["cu_seqlens_q"].copy_(placement.cu_seqlens_q)
     tensors["seq_lens"].copy_(placement.seq_lens)
     for name, numbers in per_head_numbers(case.variant, case.num_q_heads, case.values.seed).items():
-        tensors[name].copy_(torch.tensor(numbers))
+        tensors[name].copy_(torch.tensor(numbers, dtype=torch.float32, device="cpu"))
     if values.kv_scales is not None:
         for name, scales in zip(KV_SCALE_TENSORS, values.kv_scales, strict=True):
             tensors[name].copy_(scales[: tensors[name].shape[-1]])

@@ -56,7 +56,8 @@ def placements(cases: Sequence[AttentionCase], tokens: TokenTable) -> list[Place
 def _query_starts(cases: Sequence[AttentionCase], device: torch.device) -> list[Tensor]:
     """``cu_seqlens_q`` of each case, in one copy to the device."""
     starts = [case.cu_seqlens_q for case in cases if isinstance(case, PagedAttentionCase)]
-    flat = on_device(torch.tensor([start for of_case in starts for start in of_case], dtype=torch.int32), device)
+    of_all = torch.tensor([start for of_case in starts for start in of_case], dtype=torch.int32, device="cpu")
+    flat = on_device(of_all, device)
     return list(torch.split(flat, [len(of_case) for of_case in starts]))
 
 
@@ -66,9 +67,10 @@ def _paged(cases: Sequence[PagedDecodeCase], tokens: TokenTable) -> tuple[list[T
     widths = [width for case in cases for width in [case.max_blocks_per_seq] * case.num_seqs]
     sizes = [case.block_size for case in cases for _ in case.seq_lens]
     entries = [entry for case in cases for row in block_table_rows(case) for entry in row]
-    flat = on_device(torch.tensor(entries, dtype=torch.int32), device)
+    flat = on_device(torch.tensor(entries, dtype=torch.int32, device="cpu"), device)
     starts = list(itertools.accumulate(widths, initial=0))
-    first_column, block_size = on_device(torch.tensor([starts[:-1], sizes]), device)[:, tokens.seq].unbind()
+    of_seq = on_device(torch.tensor([starts[:-1], sizes], dtype=torch.int64, device="cpu"), device)
+    first_column, block_size = of_seq[:, tokens.seq].unbind()
     block = tokens.position // block_size
     page = flat[first_column + block].long()
     bounds = [starts[first] for first in tokens.first_seq]

@@ -69,7 +69,7 @@ def row_weights(
     variant, length = case.variant, len(dots)
     numbers = per_head_numbers(variant, case.num_q_heads, case.values.seed)
     scores = dots if variant.soft_cap is None else variant.soft_cap * torch.tanh(dots / variant.soft_cap)
-    distance = torch.arange(1 - length, 1, device=dots.device)
+    distance = torch.arange(1 - length, 1, dtype=torch.float64, device=dots.device)
     if "alibi_slopes" in numbers:
         scores = scores + numbers["alibi_slopes"][head] * distance
     if variant.window is not None:

@@ -95,7 +95,7 @@ def _place(tensors: dict[str, Tensor]) -> tuple[list[str], dict[str, TensorPlace
     storages: dict[int, Tensor] = {}
     for tensor in tensors.values():
         storage = tensor.untyped_storage()
-        storages.setdefault(storage.data_ptr(), torch.empty(0, dtype=torch.uint8).set_(storage))
+        storages.setdefault(storage.data_ptr(), torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
     numbers = {address: number for number, address in enumerate(storages)}
     places = {
         name: (

@@ -80,7 +80,7 @@ class TokenIndex:
 def token_index(case: AttentionCase, device: torch.device | str = "cpu") -> TokenIndex:
     """Index of all tokens of ``case``, one sequence after another."""
     total = sum(case.seq_lens)
-    lens = torch.tensor((case.seq_lens, _starts(case)[:-1]), device=device)
+    lens = torch.tensor((case.seq_lens, _starts(case)[:-1]), dtype=torch.int64, device=device)
     seq = torch.repeat_interleave(torch.arange(case.num_seqs, device=device), lens[0], output_size=total)
     position = torch.arange(total, device=device) - lens[1][seq]
     shared = _shared(case)
@@ -173,7 +173,7 @@ def _levels(case: AttentionCase, tokens: TokenIndex) -> Int64[Tensor, " total_to
         return torch.ones_like(tokens.position)
     if case.values.keys == "negative":
         return -(128 + (_token_states(case, tokens, Stream.K) >> 8 & 63))
-    last = torch.tensor(case.seq_lens, device=tokens.owner.device)[tokens.owner] - 1
+    last = torch.tensor(case.seq_lens, dtype=torch.int64, device=tokens.owner.device)[tokens.owner] - 1
     # A page shared with sequence 0 can hold positions that sequence 0 itself has not reached: they count as its last.
     position = torch.minimum(tokens.position, last.clamp(min=0))
     if case.values.keys == "falling":
@@ -222,7 +222,7 @@ def _set_needles(
 ) -> None:
     hits = [*needle_tokens(case)]
     if hits:
-        token, kv_head = torch.tensor(hits, device=k.device).unbind(1)
+        token, kv_head = torch.tensor(hits, dtype=torch.int64, device=k.device).unbind(1)
         k[token, kv_head] = needle_key
 
 

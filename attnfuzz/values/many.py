@@ -62,7 +62,9 @@ def merge_values_of_many(
     """The numbers of each of ``cases``; ``lse_base2`` as in `merge_values`."""
     counts = [case.num_tokens for case in cases]
     streams = (Stream.PREFIX_OUTPUT, Stream.SUFFIX_OUTPUT)
-    keys = torch.tensor([[stream_key(case.seed, stream) for case in cases] for stream in streams])
+    keys = torch.tensor(
+        [[stream_key(case.seed, stream) for case in cases] for stream in streams], dtype=torch.int64, device="cpu"
+    )
     case, token = _number(counts, device)
     states = fold(on_device(keys, device)[:, case], token)
     drawn_ones = [drawn_as(case.outputs, getattr(torch, case.dtype)) for case in cases]
@@ -97,14 +99,15 @@ def _hash_each(cases: Sequence[AttentionCase], stream: Stream, counts: Sequence[
     """The hash state of each of ``counts[i]`` things of each case, on the host."""
     keys = [stream_key(case.values.seed, stream) for case in cases]
     numbered = [(key, number) for key, count in zip(keys, counts, strict=True) for number in range(count)]
-    key, number = torch.tensor(numbered).unbind(1)
+    key, number = torch.tensor(numbered, dtype=torch.int64, device="cpu").unbind(1)
     return cast(Tensor, fold(key, number))
 
 
 def _sign_patterns(cases: Sequence[AttentionCase], device: torch.device) -> tuple[Int32[Tensor, " _head_size"], ...]:
     """The sign pattern of each case."""
     sizes = [case.head_size for case in cases]
-    keys = on_device(torch.tensor([stream_key(case.values.seed, Stream.SIGN) for case in cases]), device)
+    of_cases = [stream_key(case.values.seed, Stream.SIGN) for case in cases]
+    keys = on_device(torch.tensor(of_cases, dtype=torch.int64, device="cpu"), device)
     case, dim = _number(sizes, device)
     words: Tensor = fold(keys[case], dim)
     return torch.split(1 - (words & 2).int(), sizes)
@@ -187,7 +190,7 @@ def _set_needles(
     for i, case in enumerate(cases):
         hits = [*needle_tokens(case)]
         if hits:
-            token, kv_head = on_device(torch.tensor(hits), signs[i].device).unbind(1)
+            token, kv_head = on_device(torch.tensor(hits, dtype=torch.int64, device="cpu"), signs[i].device).unbind(1)
             needle_key = exact(signs[i] * NEEDLE_LEVEL, values[i].k.dtype, case.values.logit_exponent)
             values[i].k[token, kv_head] = quantised_needle(case, needle_key)
 
@@ -202,11 +205,13 @@ def _lses(cases: Sequence[MergeStatesCase], sizes: Sequence[int], device: torch.
             *([stream_key(case.seed, stream) for case in cases] for stream in streams),
             first_pair[:-1],
             [len(case.lse_pairs) for case in cases],
-        ]
+        ],
+        dtype=torch.int64,
+        device="cpu",
     )
     case, row = _number(sizes, device)
     at = on_device(table, device)[:, case]
-    kinds = on_device(torch.tensor(pairs), device)[at[3] + row % at[4]]
+    kinds = on_device(torch.tensor(pairs, dtype=torch.int64, device="cpu"), device)[at[3] + row % at[4]]
     prefix, suffix, common = (fold(at[:3], row) >> 8 & 127).unbind()
     lse = lse_of_kinds(kinds.T.flatten(), torch.cat((prefix, suffix)), common.repeat(2))
     return lse[: len(row)], lse[len(row) :]
@@ -214,6 +219,7 @@ def _lses(cases: Sequence[MergeStatesCase], sizes: Sequence[int], device: torch.
 
 def _number(counts: Sequence[int], device: torch.device | str) -> tuple[Tensor, Tensor]:
     """For ``counts[i]`` things of each case: the case, and their number within it."""
-    table = on_device(torch.tensor([counts, [0, *itertools.accumulate(counts)][:-1]]), device)
+    columns = [counts, [0, *itertools.accumulate(counts)][:-1]]
+    table = on_device(torch.tensor(columns, dtype=torch.int64, device="cpu"), device)
     case = torch.repeat_interleave(torch.arange(len(counts), device=device), table[0], output_size=sum(counts))
     return case, torch.arange(sum(counts), device=device) - table[1, case]

@@ -79,7 +79,7 @@ def scales_of(case: AttentionCase, device: torch.device | str) -> Float64[Tensor
     if case.kv is None:
         return None
     scales = kv_scales(case.kv, case.num_kv_heads, case.values.seed)
-    return on_device(torch.tensor(scales, dtype=torch.float64), device)
+    return on_device(torch.tensor(scales, dtype=torch.float64, device="cpu"), device)
 
 
 def _of_bits(drawn: Float[Tensor, "*shape"], dtype: KvDtype, mask: int) -> Float[Tensor, "*shape"]:

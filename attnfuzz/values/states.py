@@ -52,7 +52,9 @@ def merge_values(
     LSE kinds: ``finite`` is drawn from [-4, 4) for each side, ``equal`` from the same range once for both sides,
     ``high`` from [192, 196), ``low`` from [-196, -192); ``-inf`` and ``+inf`` are what they say.
     """
-    kinds = torch.tensor([[LSE_KINDS.index(kind) for kind in pair] for pair in case.lse_pairs], device=device)
+    kinds = torch.tensor(
+        [[LSE_KINDS.index(kind) for kind in pair] for pair in case.lse_pairs], dtype=torch.int64, device=device
+    )
     rows = torch.arange(case.num_tokens * case.num_q_heads, device=device)
     kinds = kinds[rows % len(case.lse_pairs)]
     common = _uniform(case, Stream.COMMON_LSE, rows)

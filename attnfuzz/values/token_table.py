@@ -54,7 +54,7 @@ def token_table(cases: Sequence[AttentionCase], device: torch.device | str) -> T
         [first for first, case in zip(first_seq, cases, strict=False) for _ in case.seq_lens],
         [shared for case in cases for shared in [_shared(case)] * case.num_seqs],
     )
-    table = on_device(torch.tensor(columns, dtype=torch.int64), device)
+    table = on_device(torch.tensor(columns, dtype=torch.int64, device="cpu"), device)
     seq_len, start, local_seq, case_seq, shared = table.unbind()
     total = starts[-1]
     seq = torch.repeat_interleave(torch.arange(len(lens), device=device), seq_len, output_size=total)

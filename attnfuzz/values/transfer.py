@@ -24,7 +24,7 @@ def all_on_device(hosts: Sequence[Shaped[Tensor, "..."]], device: torch.device |
     for dtype in dict.fromkeys(host.dtype for host in hosts):
         chosen = [i for i, host in enumerate(hosts) if host.dtype == dtype]
         sizes = [hosts[i].numel() for i in chosen]
-        joined = torch.empty(sum(sizes), dtype=dtype, pin_memory=torch.device(device).type != "cpu")
+        joined = torch.empty(sum(sizes), dtype=dtype, device="cpu", pin_memory=torch.device(device).type != "cpu")
         torch.cat([hosts[i].reshape(-1) for i in chosen], out=joined)
         parts = torch.split(joined.to(device, non_blocking=True), sizes)
         found |= {i: part.view(hosts[i].shape) for i, part in zip(chosen, parts, strict=True)}

@@ -12,13 +12,24 @@ from attnfuzz.kernels import eager, launch_paged
 
 HEADS, KV_HEADS, SIZE, PAGE = 4, 2, 16, 4
 LENGTHS = (0, 1, 7, 33)
-SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
-SINKS = torch.tensor([0.5, -30.0, 40.0, 2.0])
 SPLIT = {"num_splits": 3}
 
 
+def slopes() -> Tensor:
+    return torch.tensor([0.5, 0.25, 0.125, 0.0625])
+
+
+def sinks() -> Tensor:
+    return torch.tensor([0.5, -30.0, 40.0, 2.0])
+
+
+def made(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Tensors are made within the test, on its device."""
+    return {name: value() if callable(value) else value for name, value in arguments.items()}
+
+
 def inputs() -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(0)
     pages = [-(-length // PAGE) for length in LENGTHS]
     table = torch.zeros(len(LENGTHS), max(pages), dtype=torch.int32)
     for seq, count in enumerate(pages):
@@ -59,11 +70,11 @@ def by_definition(given: dict[str, Any], seq: int, head: int, **variant: Any) ->
 VARIANTS: list[dict[str, Any]] = [
     {"window": 1},
     {"window": 8, "soft_cap": 1.5},
-    {"window": 100, "alibi_slopes": SLOPES},
-    {"soft_cap": 0.25, "sinks": SINKS},
-    {"window": 5, "alibi_slopes": SLOPES, "sinks": SINKS},
-    {"sinks": SINKS.repeat_interleave(2)[::2]},
-    {"alibi_slopes": SLOPES.repeat_interleave(3)[1::3]},
+    {"window": 100, "alibi_slopes": slopes},
+    {"soft_cap": 0.25, "sinks": sinks},
+    {"window": 5, "alibi_slopes": slopes, "sinks": sinks},
+    {"sinks": lambda: sinks().repeat_interleave(2)[::2]},
+    {"alibi_slopes": lambda: slopes().repeat_interleave(3)[1::3]},
 ]
 
 
@@ -80,11 +91,11 @@ VARIANTS: list[dict[str, Any]] = [
 )
 def test_variants_are_their_definition(kernel: Any, more: dict[str, Any], variant: dict[str, Any]) -> None:
     """The kernels that variants are demonstrated on would be wrong themselves, empty rows and strides included."""
-    given = inputs()
-    out, lse = kernel(**given, **more, **variant)
+    given, asked = inputs(), made(variant)
+    out, lse = kernel(**given, **more, **asked)
     for seq in range(len(LENGTHS)):
         for head in range(HEADS):
-            expected_out, expected_lse = by_definition(given, seq, head, **variant)
+            expected_out, expected_lse = by_definition(given, seq, head, **asked)
             torch.testing.assert_close(out[seq, head].double(), expected_out, rtol=2e-5, atol=2e-5)
             torch.testing.assert_close(lse[seq, head].double(), expected_lse, rtol=2e-5, atol=2e-5)
 
@@ -108,13 +119,13 @@ def test_keys_outside_the_window_are_not_even_read() -> None:
     [
         ({"window": 0}, "window=0 must be an integer of at least 1"),
         ({"soft_cap": 0.0}, "soft_cap=0.0 must be a finite number above 0"),
-        ({"soft_cap": 1.0, "alibi_slopes": SLOPES}, "exclude each other"),
-        ({"alibi_slopes": SLOPES[:3]}, r"alibi_slopes.shape=\[3\] must be \[num_q_heads\]"),
-        ({"sinks": SINKS.half()}, "sinks.dtype=torch.float16 must be torch.float32"),
+        ({"soft_cap": 1.0, "alibi_slopes": slopes}, "exclude each other"),
+        ({"alibi_slopes": lambda: slopes()[:3]}, r"alibi_slopes.shape=\[3\] must be \[num_q_heads\]"),
+        ({"sinks": lambda: sinks().half()}, "sinks.dtype=torch.float16 must be torch.float32"),
     ],
-    ids=str,
+    ids=["window", "cap", "cap with slopes", "too few slopes", "half sinks"],
 )
 def test_variants_that_make_no_sense_are_refused(module: Any, variant: dict[str, Any], words: str) -> None:
     """A short tensor of slopes would be read past its end on the device."""
     with pytest.raises(ValueError, match=words):
-        module.paged_decode(**inputs(), **variant)
+        module.paged_decode(**inputs(), **made(variant))

@@ -58,6 +58,13 @@ RANKS = {
 LIGHT = ["attnfuzz.declaration", "attnfuzz.testing", "attnfuzz.cli", "attnfuzz.corpus", "attnfuzz.pytest_plugin"]
 HEAVY = {"torch", "triton", "hypothesis", "numpy"}
 
+# What makes tensors on PyTorch's default device: of the default dtype where no other is named, or of integers.
+OF_NUMBERS = {
+    "as_tensor", "asarray", "empty", "empty_permuted", "empty_strided", "eye", "full", "linspace", "logspace",
+    "ones", "rand", "randn", "scalar_tensor", "tensor", "zeros",
+}  # fmt: skip
+OF_INTEGERS = {"arange", "randint", "randperm", "tril_indices", "triu_indices"}
+
 
 def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
@@ -156,6 +163,23 @@ def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
     assert not {"pickle", "cloudpickle", "dill", "marshal", "shelve"} & set(imported_modules(path))
     calls = [node.func for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
     assert not {"eval", "exec"} & {func.id for func in calls if isinstance(func, ast.Name)}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_new_tensors_name_their_device_and_dtype(path: Path) -> None:
+    """Where the user's code sets PyTorch's default device or dtype, a tensor would be made there, or be rounded."""
+    unnamed = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and ast.unparse(node.func.value) == "torch"
+        ):
+            maker, named = node.func.attr, {keyword.arg for keyword in node.keywords}
+            wanted = {"device"} if maker in OF_INTEGERS else {"device", "dtype"}
+            if maker in OF_INTEGERS | OF_NUMBERS and not wanted <= named:
+                unnamed.append(ast.unparse(node))
+    assert unnamed == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_name)

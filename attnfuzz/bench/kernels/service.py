@@ -144,7 +144,7 @@ class TimingService:
 
     def _device_answers(self) -> bool:
         try:
-            torch.zeros(1, device=self._device).item()
+            torch.zeros(1, dtype=torch.float32, device=self._device).item()
         except RuntimeError:  # CUDA reports the same error to whatever comes after
             return False
         return True

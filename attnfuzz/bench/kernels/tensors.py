@@ -133,9 +133,9 @@ def in_layout(k_cache: Tensor, v_cache: Tensor, layout: Layout) -> dict[str, Ten
 def _block_table(shape: Shape, pages: list[int], seed: int) -> Int32[Tensor, "num_seqs max_blocks_per_seq"]:
     """Physical pages in random order; what no sequence needs names some page, too."""
     total = max(1, sum(pages))
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).int()
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed), device="cpu").int()
     width = max(1, -(-max(shape.longest, shape.room) // shape.block_size))
-    table = order[torch.arange(len(pages) * width) % total].view(len(pages), width)
+    table = order[torch.arange(len(pages) * width, device="cpu") % total].view(len(pages), width)
     starts = [0, *itertools.accumulate(pages)]
     for row, (start, end) in enumerate(itertools.pairwise(starts)):
         table[row, : end - start] = order[start:end]

@@ -39,7 +39,7 @@ def rescaled_scores(row: AttentionRow) -> Iterator[Suspect]:
         of_values = 1 / math.sqrt(row.case.v_head_size) / scale
         factors[of_values] = f"the scale is 1/sqrt({row.case.v_head_size}), V's head size, expected {number(scale)}"
     wrong = {factor: words for factor, words in factors.items() if not math.isclose(factor, 1.0, rel_tol=1e-6)}
-    scores = torch.tensor(list(wrong), dtype=torch.float64)[:, None] * row.scores
+    scores = torch.tensor(list(wrong), dtype=torch.float64, device="cpu")[:, None] * row.scores
     out, lse = softmax_average(scores, row.v.expand(len(wrong), *row.v.shape))
     names = list(wrong.values())
     yield Suspect(out, lse, lambda i: names[i])
@@ -67,7 +67,7 @@ def _best_scale(row: AttentionRow) -> float:
     low, high = _SCALES
     best = 1.0
     for _ in range(_ZOOMS):
-        factors = torch.linspace(low, high, _STEPS, dtype=torch.float64)
+        factors = torch.linspace(low, high, _STEPS, dtype=torch.float64, device="cpu")
         out, lse = softmax_average(factors[:, None] * row.scores, row.v.expand(_STEPS, *row.v.shape))
         missed = ((out - row.got) / (row.bound + _TINY)).abs().amax(-1)
         if row.got_lse is not None:

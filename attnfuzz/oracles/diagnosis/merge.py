@@ -72,7 +72,7 @@ def output_mistakes(states: LogicalStates, token: int, head: int) -> Iterator[tu
 def lse_mistakes(states: LogicalStates, token: int, head: int) -> Iterator[tuple[Tensor, str]]:
     """Wrong log-sum-exps of one row, each with its mistake."""
     _, _, lse_a, lse_b = _parts(states, token, head)
-    a, b = torch.tensor([lse_a, lse_b], dtype=torch.float64)
+    a, b = torch.tensor([lse_a, lse_b], dtype=torch.float64, device="cpu")
     top = torch.maximum(a, b)
     if bool(top.isfinite()):
         right = torch.logaddexp(a, b)

@@ -93,7 +93,7 @@ def another_row(row: AttentionRow) -> Iterator[Suspect]:
     out, lse = (torch.stack(parts) for parts in zip(*results, strict=True))
     yield Suspect(out, lse, lambda i: f"this is the result of {row_words(case, places[i][0])}, head {places[i][1]}")
     zero = torch.zeros_like(out[:1])
-    yield Suspect(zero, torch.tensor([-torch.inf], dtype=torch.float64), lambda _: "the sequence is treated as empty")
+    yield Suspect(zero, torch.full_like(zero[:, 0], -torch.inf), lambda _: "the sequence is treated as empty")
 
 
 def _result(row: AttentionRow, number: int, head: int) -> tuple[Float64[Tensor, " v_head_size"], Float64[Tensor, ""]]:

@@ -35,7 +35,8 @@ def first_match(row: AttentionRow, suspects: Iterable[Suspect]) -> str | None:
 
     Where the LSE is right, it may have been computed apart from the output: then a mistake in the output alone will do.
     """
-    lse_is_right = row.got_lse is not None and bool(_agrees(row, torch.tensor([row.lse], dtype=torch.float64)))
+    right = torch.tensor([row.lse], dtype=torch.float64, device="cpu")
+    lse_is_right = row.got_lse is not None and bool(_agrees(row, right))
     in_out_alone: str | None = None
     for suspect in suspects:
         fits = _fit(row, suspect.out)
@@ -70,7 +71,7 @@ def _fit(row: AttentionRow, out: Float64[Tensor, "mistakes v_head_size"]) -> Flo
 
 
 def _lse_agrees(row: AttentionRow, suspect: Suspect) -> Bool[Tensor, " mistakes"]:
-    right = torch.full((len(suspect.out),), row.lse, dtype=torch.float64)
+    right = torch.full((len(suspect.out),), row.lse, dtype=torch.float64, device="cpu")
     return _agrees(row, right if suspect.lse is None else suspect.lse)
 
 

@@ -34,8 +34,8 @@ def behind_the_query(row: AttentionRow) -> Iterator[Suspect]:
     if last == row.num_tokens:
         return
     scores = row.case.scale * (k[:last] @ row.q)
-    ends = torch.arange(row.num_tokens + 1, last + 1)
-    seen = scores.masked_fill(torch.arange(last) >= ends[:, None], -torch.inf)
+    ends = torch.arange(row.num_tokens + 1, last + 1, device="cpu")
+    seen = scores.masked_fill(torch.arange(last, device="cpu") >= ends[:, None], -torch.inf)
     out, lse = softmax_average(seen, v[:last].expand(len(ends), -1, -1))
     yield Suspect(out, lse, lambda i: _behind(row, int(ends[i])))
 
@@ -68,7 +68,8 @@ def periodic(row: AttentionRow) -> Iterator[Suspect]:
         periods[row.case.block_size] = "page"
     for period, unit in periods.items():
         if 1 < period < row.num_tokens:
-            offsets = torch.arange(row.num_tokens) % period == torch.arange(period)[:, None]
+            token, place = torch.arange(row.num_tokens, device="cpu"), torch.arange(period, device="cpu")
+            offsets = token % period == place[:, None]
             yield _scaled(row, (~offsets).double(), f"of every {unit} is dropped")
             yield _scaled(row, 1 + offsets.double(), f"of every {unit} is counted twice")
             offsets[:, 0] = False
@@ -77,9 +78,9 @@ def periodic(row: AttentionRow) -> Iterator[Suspect]:
 
 def past_the_end(row: AttentionRow) -> Iterator[Suspect]:
     """Tokens past the sequence's end: zeros that a masked load gave, or whatever the memory holds."""
-    counts = torch.arange(1, _MAX_EXTRA + 1, dtype=torch.float64)
+    counts = torch.arange(1, _MAX_EXTRA + 1, dtype=torch.float64, device="cpu")
     for number, source in ((0.0, "masked to zero, with score 0"), (row.poison, "read from memory")):
-        score = torch.tensor(row.case.scale * number * float(row.q.sum()), dtype=torch.float64)
+        score = torch.tensor(row.case.scale * number * float(row.q.sum()), dtype=torch.float64, device="cpu")
         top = max(row.top, float(score))
         own = float((row.scores - top).exp().sum())
         mass = counts * (score - top).exp()
@@ -97,13 +98,13 @@ def _extra_words(source: str) -> Callable[[int], str]:
 def _families(row: AttentionRow) -> Iterator[Ranges]:
     """Single tokens, suffixes, prefixes, then ranges between any tokens, or between pages of a long sequence."""
     num_tokens = row.num_tokens
-    i = torch.arange(num_tokens)
+    i = torch.arange(num_tokens, device="cpu")
     yield torch.stack((i, i + 1), -1)
     yield torch.stack((i[1:], torch.full_like(i[1:], num_tokens)), -1)
     yield torch.stack((torch.zeros_like(i[1:]), i[1:]), -1)
     block_size = row.case.block_size if isinstance(row.case, PagedDecodeCase) else _TILES[0]
     for step in (1, block_size):
-        edges = torch.cat((torch.arange(0, num_tokens, step), torch.tensor([num_tokens])))
+        edges = torch.tensor([*range(0, num_tokens, step), num_tokens], dtype=torch.int64, device="cpu")
         if len(edges) ** 2 // 2 * row.case.value_size <= _MAX_NUMBERS:
             yield torch.combinations(edges, 2)
             return

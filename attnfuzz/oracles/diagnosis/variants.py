@@ -36,7 +36,7 @@ def variant_mistakes(row: AttentionRow) -> Iterator[Suspect]:
     found = [*_left_out(row), *_other_windows(row), *_of_other_heads(row), *_other_formulas(row)]
     if found:
         outs, lses, words = zip(*found, strict=True)
-        yield Suspect(torch.stack(outs), torch.tensor(lses, dtype=torch.float64), lambda i: words[i])
+        yield Suspect(torch.stack(outs), torch.tensor(lses, dtype=torch.float64, device="cpu"), lambda i: words[i])
 
 
 def _left_out(row: AttentionRow) -> Iterator[Outcome]:
@@ -75,7 +75,7 @@ def _other_formulas(row: AttentionRow) -> Iterator[Outcome]:
     yield from _sinks_counted_often(row)
     numbers = per_head_numbers(row.case.variant, row.case.num_q_heads, row.case.values.seed)
     if "alibi_slopes" in numbers:
-        distance = torch.arange(1 - len(row.scores), 1)
+        distance = torch.arange(1 - len(row.scores), 1, dtype=torch.float64, device="cpu")
         twice = 2 * numbers["alibi_slopes"][row.head] * distance
         yield _outcome(row, "ALiBi is subtracted", dots=row.scores - twice)
 

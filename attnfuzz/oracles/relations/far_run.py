@@ -116,7 +116,7 @@ def _caches(caches: dict[str, Tensor]) -> dict[str, Tensor]:
 def _move_ids(table: Tensor, case: PagedDecodeCase, first_page: int) -> None:
     """Every id of a page of the case, and the one after the last, which does not exist; unused zeros stay."""
     columns = torch.arange(table.shape[1], device=table.device)
-    blocks = torch.tensor([case.blocks_of(seq) for seq in range(case.num_seqs)], device=table.device)
+    blocks = torch.tensor([case.blocks_of(seq) for seq in range(case.num_seqs)], dtype=torch.int64, device=table.device)
     moved = (table >= 0) & (table <= num_blocks(case))
     if case.pages.padding == "zero":
         moved &= columns < blocks[:, None]

@@ -39,7 +39,7 @@ def _further(declaration: Declaration, case: Case, contents: Contents) -> Furthe
     del declaration
     values: LogicalStates = contents.values
     keeps_prefix = _keeps_prefix(values)
-    empty = torch.tensor(float("-inf"), device=values.prefix_lse.device)
+    empty = torch.tensor(float("-inf"), dtype=torch.float32, device=values.prefix_lse.device)
     changed = Changed(
         "merged with an empty state",
         case,

@@ -89,7 +89,7 @@ def _moved(case: PagedDecodeCase, moved_to: list[int], contents: Contents) -> Pl
     table = placement.block_table
     if table is None:
         raise TypeError(f"a case of {case.problem} has no block table")
-    places = torch.tensor(moved_to, device=device)
+    places = torch.tensor(moved_to, dtype=torch.int64, device=device)
     exists = (table >= 0) & (table < len(moved_to))
     new_table = torch.where(exists, places[table.clamp(0, len(moved_to) - 1).long()], table).to(table.dtype)
     return replace(placement, slots=(places[pages], offsets), block_table=new_table)

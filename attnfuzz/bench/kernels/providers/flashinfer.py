@@ -43,9 +43,11 @@ def _pages(attention: AttentionTensors) -> tuple[Tensor, Tensor, Tensor]:
     """Its form of a block table: where each sequence's pages begin, all pages, and the tokens of each last page."""
     shape, device = attention.shape, attention.q.device
     counts = [-(-length // shape.block_size) for length in shape.seq_lens]
-    starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    starts = torch.tensor([0, *counts], dtype=torch.int32, device="cpu").cumsum(0, dtype=torch.int32)
     pages = torch.cat([row[:count] for row, count in zip(attention.block_table, counts, strict=True)])
-    last = torch.tensor([(length - 1) % shape.block_size + 1 for length in shape.seq_lens], dtype=torch.int32)
+    last = torch.tensor(
+        [(length - 1) % shape.block_size + 1 for length in shape.seq_lens], dtype=torch.int32, device="cpu"
+    )
     return starts.to(device), pages, last.to(device)
 
 

@@ -90,8 +90,8 @@ def _in_a_row(returned: object) -> Result:
 
 def _owners(lengths: tuple[int, ...], ends: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """The sequence and the position of each of the last ``lengths`` tokens of sequences of ``ends`` tokens."""
-    seqs = [torch.full((length,), i) for i, length in enumerate(lengths)]
-    places = [torch.arange(end - length, end) for length, end in zip(lengths, ends, strict=True)]
+    seqs = [torch.full((length,), i, dtype=torch.int64, device="cpu") for i, length in enumerate(lengths)]
+    places = [torch.arange(end - length, end, device="cpu") for length, end in zip(lengths, ends, strict=True)]
     return torch.cat(seqs).to(device), torch.cat(places).to(device)
 
 
