@@ -253,6 +253,7 @@ def _length_limits(plan: _Plan, format_: Format, num_splits: int, work: int) -> 
     window = _window(format_)
     return LengthLimits(
         steps=steps if window is None else (*steps, window),
+        window=window,
         num_splits=num_splits,
         min_seqs=1,
         max_seqs=sizes.max_seqs,

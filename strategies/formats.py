@@ -47,6 +47,8 @@ one in thirty has one such group, and hardly a token beside it."""
 _ROOM_FOR_WIDE = 1.2
 """Times the heads that there is work for: 2 groups of 24 in a case that may have 40."""
 _HEADS_OF_ONE_WIDE = 24
+_TILE = 16
+"""Tokens that a step counts as, of a kernel without a tile among its options."""
 _SHAPE_BYTES = 8
 _V_HEAD_SIZE_BYTES = 2
 _POOL = 6
@@ -170,9 +172,11 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
     block_size = None if layout is None else _pick_block_size(shape, plan, token_elements)
     variant = None
     if names := variants_of(plan.problem, plan.supports):
-        steps = (*((block_size,) if block_size else ()), *tile_sizes(options))
+        tiles = tile_sizes(options)
+        steps = (*((block_size,) if block_size else ()), *tiles)
+        longest = max(1, work // num_q_heads) * min(plan.sizes.tile, *tiles or (_TILE,))
         part = decisions.part(VARIANT_BYTES)
-        variant = decide_variant(part, names, steps)
+        variant = decide_variant(part, names, steps, longest=longest)
         of_variant = decide_variant_strides(part, variant, plan.supports.strides)
         strides = {name: kind for name, kind in strides.items() if name not in absent_tensors(variant)} | of_variant
     kv = None

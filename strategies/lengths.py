@@ -24,7 +24,7 @@ class LengthLimits:
 
     ``work`` counts tiles of ``tile`` tokens over all sequences, at least one for each. Splits are counted only in part,
     since most of them are short: one tile for every 4 splits, and one for every 2 that are not empty.
-    ``max_padded``: number of sequences times the longest.
+    ``max_padded``: number of sequences times the longest. ``window``: keys that a query sees, if not all.
     """
 
     steps: tuple[int, ...]
@@ -36,6 +36,7 @@ class LengthLimits:
     max_padded: int
     work: int
     tile: int
+    window: int | None = None
 
 
 def decide_seq_lens(decisions: Decisions, limits: LengthLimits) -> tuple[int, ...]:
@@ -128,17 +129,31 @@ def _lengths(steps: tuple[int, ...], num_splits: int, min_len: int, max_len: int
 
 
 @lru_cache(maxsize=4096)
-def _choices(steps: tuple[int, ...], num_splits: int, min_len: int, max_len: int) -> tuple[int, ...]:
-    """1 first, because it is simplest; then 0, so often that one ragged batch in four has an empty row."""
+def _choices(
+    steps: tuple[int, ...], num_splits: int, min_len: int, max_len: int, window: int | None
+) -> tuple[int, ...]:
+    """1 first, because it is simplest; then 0, so often that one ragged batch in four has an empty row.
+
+    With a window, half of the others are beyond it.
+    """
     lengths = _lengths(steps, num_splits, min_len, max_len)
     empty_rows = [0] * max(1, len(lengths) // 8) if 0 in lengths else []
-    return (*(length for length in lengths if length == 1), *empty_rows, *(length for length in lengths if length > 1))
+    others = [length for length in lengths if length > 1]
+    if window is not None and (beyond := _beyond(window, steps, max_len)):
+        others = sorted([*others, *beyond * max(1, len(others) // len(beyond))])
+    return (*(length for length in lengths if length == 1), *empty_rows, *others)
+
+
+def _beyond(window: int, steps: tuple[int, ...], max_len: int) -> list[int]:
+    """Lengths for which the window begins with the second key, the last one of a step or the first one of the next."""
+    begins = {1, *(step + offset for step in steps if step != window for offset in (-1, 0))}
+    return sorted(window + begin for begin in begins if begin > 0 and window + begin <= max_len)
 
 
 def _pick_length(decisions: Decisions, limits: LengthLimits, most: int) -> int:
     """A length that is too long stands for one of those within ``most``, so that no length is preferred."""
     key = (limits.steps, limits.num_splits, limits.min_len, limits.max_len)
-    length = decisions.pick(_choices(*key))
+    length = decisions.pick(_choices(*key, limits.window))
     if length <= most:
         return length
     lengths = _lengths(*key)

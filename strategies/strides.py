@@ -17,10 +17,12 @@ from attnfuzz.strategies.decisions import Decisions, decided
 
 __all__ = ["STRIDES_BYTES", "decide_strides", "strides"]
 
+Recipe = tuple[str, StrideKind]
+
 _MOST_STRIDED = 4
 STRIDES_BYTES = _MOST_STRIDED
-
-Recipe = tuple[str, StrideKind]
+_WEIGHTS: dict[Recipe, int] = {("seq_lens", "every_other"): 4, ("cu_seqlens_q", "every_other"): 4}
+"""Times as often as others: the only stride of these vectors, and it shows in batches with unlike lengths only."""
 
 
 def decide_strides(
@@ -79,5 +81,6 @@ def _recipes(
         for tensor in strided_tensors_of(problem, supports, layout)
         for kind in stride_kinds_of(allowed, tensor)
         if kind != "contiguous"
+        for _ in range(_WEIGHTS.get((tensor, kind), 1))
     ]
     return (*[None] * max(1, 3 * len(recipes)), *recipes)

@@ -34,11 +34,17 @@ _SOFT_CAPS: tuple[float | None, ...] = (*[None] * 4 * len(_CAPS), *_CAPS)
 _ALIBI: tuple[AlibiRecipe | None, ...] = (*[None] * 4 * len(ALIBI_RECIPES), *ALIBI_RECIPES)
 _SINKS: tuple[SinkRecipe | None, ...] = (*[None] * 4 * len(SINK_RECIPES), *SINK_RECIPES)
 _ANY_WINDOWS = (1, 2, 3, 5, 100, 4096)
+_ANY_LENGTH = 1 << 24
 
 
-def decide_variant(decisions: Decisions, names: tuple[VariantName, ...], steps: tuple[int, ...]) -> Variant:
-    """Of two cases in five, none; of the others one or several of ``names``. ``steps``: page and tile sizes."""
-    window = decisions.pick(_windows(steps))
+def decide_variant(
+    decisions: Decisions, names: tuple[VariantName, ...], steps: tuple[int, ...], *, longest: int = _ANY_LENGTH
+) -> Variant:
+    """Of one case in three, none; of the others one or several of ``names``. ``steps``: page and tile sizes.
+
+    ``longest``: about as many tokens as a sequence may have, beyond which all windows are the same.
+    """
+    window = decisions.pick(_windows(steps, longest))
     soft_cap = decisions.pick(_SOFT_CAPS)
     alibi = decisions.pick(_ALIBI)
     sinks = decisions.pick(_SINKS)
@@ -77,8 +83,9 @@ def variants(
 
 
 @lru_cache(maxsize=1024)
-def _windows(steps: tuple[int, ...]) -> tuple[int | None, ...]:
-    """None in three of four cases."""
+def _windows(steps: tuple[int, ...], longest: int) -> tuple[int | None, ...]:
+    """None in two of three cases."""
     near = {step * k + offset for step in steps or DEFAULT_TILES for k in (1, 2) for offset in (-1, 0, 1)}
-    found = sorted({*_ANY_WINDOWS, *(window for window in near if window > 0)})
-    return (*[None] * 3 * len(found), *found)
+    within = {window for window in (*_ANY_WINDOWS, *near) if 0 < window <= longest}
+    found = sorted({*within, *_ANY_WINDOWS[-1:]})
+    return (*[None] * 2 * len(found), *found)
