@@ -16,7 +16,7 @@ from attnfuzz.execution.explain_messages import ExplainReply, ExplainRequest
 from attnfuzz.execution.growth import GrowthTrial
 from attnfuzz.execution.guard_messages import GuardReply, GuardRequest
 from attnfuzz.execution.guard_probe import guarded_reply
-from attnfuzz.execution.interpreter import install_fast_patching
+from attnfuzz.execution.interpreter import install_fast_patching, install_shortcuts
 from attnfuzz.execution.interpreter_repairs import install_repairs
 from attnfuzz.execution.judge_messages import (
     DeclarationsReply,
@@ -54,6 +54,7 @@ class JudgingService:
     def __init__(self) -> None:
         if os.environ.get("TRITON_INTERPRET") == "1":
             install_fast_patching()
+            install_shortcuts()
             install_repairs()
         torch.set_num_threads(1)  # workers are the parallelism, and thread pools cost small tensors more than they give
         self._kernels: dict[str, Kernel] = {}

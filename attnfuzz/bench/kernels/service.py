@@ -28,7 +28,7 @@ from attnfuzz.bench.kernels.tensors import AttentionTensors, MergeTensors, draw_
 from attnfuzz.bench.kernels.timing import CudaStopwatch, HostStopwatch, Stopwatch
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.environment import installed
-from attnfuzz.execution.interpreter import install_fast_patching
+from attnfuzz.execution.interpreter import install_fast_patching, install_shortcuts
 from attnfuzz.execution.interpreter_repairs import install_repairs
 from attnfuzz.execution.judge_messages import DeclarationsReply, DeclarationsRequest
 from attnfuzz.execution.service import ExitAfterReply
@@ -46,6 +46,7 @@ class TimingService:
     def __init__(self) -> None:
         if os.environ.get("TRITON_INTERPRET") == "1":
             install_fast_patching()
+            install_shortcuts()
             install_repairs()
         self._kernels: dict[str, Kernel] = {}
         self._is_spoiled = False
