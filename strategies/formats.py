@@ -47,6 +47,8 @@ one in thirty has one such group, and hardly a token beside it."""
 _ROOM_FOR_WIDE = 1.2
 """Times the heads that there is work for: 2 groups of 24 in a case that may have 40."""
 _HEADS_OF_ONE_WIDE = 24
+_HEADS_OF_SCALES = 6
+"""Where KV heads have scales of their own, room for at least two of them, with several query heads each."""
 _TILE = 16
 """Tokens that a step counts as, of a kernel without a tile among its options."""
 _SHAPE_BYTES = 8
@@ -163,8 +165,19 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
     most_heads = work // (per_head * (1 + (num_splits or split_count(options)) // 4))
     if wide:
         most_heads = max(int(_ROOM_FOR_WIDE * most_heads), _HEADS_OF_ONE_WIDE if wide == 1 else 0)
+    kv = None
+    if kv_dtypes := kv_dtypes_of(plan.problem, plan.supports):
+        of_kv = decisions.part(QUANTISED_KV_BYTES)
+        kv = decide_quantised_kv(of_kv, kv_dtypes, plan.supports.kv_scales)
+    has_scales = kv is not None and kv.per == "head"
+    if has_scales:
+        most_heads = max(most_heads, _HEADS_OF_SCALES // (1 + (num_splits or split_count(options)) // 4))
     num_q_heads, num_kv_heads = decide_gqa_heads(
-        shape, gqa_ratios_of(plan.supports), min(plan.sizes.max_heads, max(1, most_heads)), wide=wide
+        shape,
+        gqa_ratios_of(plan.supports),
+        min(plan.sizes.max_heads, max(1, most_heads)),
+        wide=wide,
+        least_kv_heads=2 if has_scales else 1,
     )
     head_size = _pick_head_size(shape, plan, dtype, layout, num_q_heads)
     v_head_size = _pick_v_head_size(decisions, plan, layout, num_q_heads, head_size)
@@ -179,14 +192,11 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
         variant = decide_variant(part, names, steps, longest=longest)
         of_variant = decide_variant_strides(part, variant, plan.supports.strides)
         strides = {name: kind for name, kind in strides.items() if name not in absent_tensors(variant)} | of_variant
-    kv = None
-    if kv_dtypes := kv_dtypes_of(plan.problem, plan.supports):
-        part = decisions.part(QUANTISED_KV_BYTES)
-        kv = decide_quantised_kv(part, kv_dtypes, plan.supports.kv_scales)
+    if kv_dtypes:
         kv = kv if fits_packed(kv, layout, head_size) else None
         absent = () if kv is not None else KV_SCALE_TENSORS
-        of_kv = decide_kv_strides(part, kv, plan.supports.strides)
-        strides = {name: kind for name, kind in strides.items() if name not in absent} | of_kv
+        of_scales = decide_kv_strides(of_kv, kv, plan.supports.strides)
+        strides = {name: kind for name, kind in strides.items() if name not in absent} | of_scales
     format_ = Format(
         dtype=dtype,
         layout=layout,

@@ -25,25 +25,28 @@ __all__ = ["QUANTISED_KV_BYTES", "decide_kv_strides", "decide_quantised_kv", "fi
 
 QUANTISED_KV_BYTES = 3 + len(KV_SCALE_TENSORS)
 _RECIPES: tuple[KvScaleRecipe, ...] = (*KV_SCALE_RECIPES, "scattered")
-_PLAIN_CASES = 3
+_RECIPES_OF_HEADS: tuple[KvScaleRecipe, ...] = ("one", *_RECIPES[1:] * 2)
+_GRANULARITIES: tuple[KvGranularity, ...] = (*KV_GRANULARITIES, "head")
+"""Of the two, the one that alone tells which scale a head was multiplied with."""
+_PLAIN_CASES = 2
 
 
 def decide_quantised_kv(
     decisions: Decisions, dtypes: tuple[KvDtype, ...], granularities: tuple[KvGranularity, ...]
 ) -> QuantisedKv | None:
-    """None in three of four cases. ``dtypes``: at least one."""
+    """None in two of three cases. ``dtypes``: at least one."""
     dtype = decisions.pick((*[None] * _PLAIN_CASES * len(dtypes), *dtypes))
-    per = decisions.pick(tuple(one for one in KV_GRANULARITIES if one in granularities))
-    scales = decisions.pick(_RECIPES)
+    per = decisions.pick(tuple(one for one in _GRANULARITIES if one in granularities))
+    scales = decisions.pick(_RECIPES_OF_HEADS if per == "head" else _RECIPES)
     return None if dtype is None else QuantisedKv(dtype=dtype, per=per, scales=scales)
 
 
 def decide_kv_strides(decisions: Decisions, kv: QuantisedKv | None, allowed: Strides) -> dict[str, StrideKind]:
-    """Scales that are not contiguous: every third."""
+    """Scales that are not contiguous: half of them have wide strides, so that those of K and V are often unlike."""
     found: dict[str, StrideKind] = {}
     for name in KV_SCALE_TENSORS:
         others = [kind for kind in stride_kinds_of(allowed, name) if kind != "contiguous"]
-        kind = decisions.pick((*[None] * 2 * max(1, len(others)), *others))
+        kind = decisions.pick((None, None, *others, *[kind for kind in others if kind == "every_other"] * 2))
         if kind is not None and kv is not None:
             found[name] = kind
     return found
