@@ -16,7 +16,7 @@ from attnfuzz.execution.guard_naming import with_name
 from attnfuzz.execution.leaks import LEAK, find_leak
 from attnfuzz.kernel_failure import kernel_failure
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Verdict
-from attnfuzz.problems.cases import Case, case_from_builtins
+from attnfuzz.problems.cases import CASE_TYPES, Case, Problem, case_from_builtins
 from attnfuzz.problems.limits import check_size
 from attnfuzz.problems.supported import adapt_options, why_unsupported
 from attnfuzz.problems.tolerance import Tolerance
@@ -108,10 +108,11 @@ def check_relations(
 
 
 def _case_of(case: Case | Mapping[str, Any] | Regression, declaration: Declaration) -> Case:
+    __tracebackhide__ = True
     if isinstance(case, Regression):
         found = adapt_options(case.case, declaration.options)
     else:
-        found = case_from_builtins(declaration.problem, dict(case)) if isinstance(case, Mapping) else case
+        found = _parsed(declaration.problem, case) if isinstance(case, Mapping) else case
         first = {name: choices[0] for name, choices in declaration.options.items()}
         found = msgspec.structs.replace(found, options={**first, **found.options})
     if found.problem != declaration.problem:
@@ -126,6 +127,16 @@ def _case_of(case: Case | Mapping[str, Any] | Regression, declaration: Declarati
             f"kernel {declaration.name!r} does not support this case: {objection}; change the case or the declaration"
         )
     return found
+
+
+def _parsed(problem: Problem, fields: Mapping[str, Any]) -> Case:
+    __tracebackhide__ = True
+    try:
+        return case_from_builtins(problem, dict(fields))
+    except msgspec.ValidationError as error:
+        about_fields = "unknown field" in str(error) or "missing required field" in str(error)
+        rule = f"; a case of {problem} has {', '.join(CASE_TYPES[problem].__struct_fields__)}" if about_fields else ""
+        raise ValueError(f"{error}{rule} (attnfuzz/problems/cases.py explains the fields)") from None
 
 
 def _judge_here(

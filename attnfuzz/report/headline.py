@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import (
+    AttentionCase,
+    Case,
+    MergeStatesCase,
+    PagedAttentionCase,
+    PagedDecodeCase,
+    SplitDecodeCase,
+)
 
 __all__ = ["count", "headline", "one_line"]
 
@@ -26,13 +33,15 @@ def headline(case: Case) -> str:
 
 
 def one_line(case: Case) -> str:
-    """What the case is in plain characters, with the lengths of its sequences."""
-    line = headline(case).replace(" · ", ", ")
-    if isinstance(case, MergeStatesCase):
-        return line
+    """What the case is in plain characters, with the lengths of its sequences, variants and options."""
+    parts = [headline(case).replace(" · ", ", ")]
     if isinstance(case, PagedAttentionCase):
-        line = f"{line}, query_lens {_listed(case.query_lens)}"
-    return f"{line}, seq_lens {_listed(case.seq_lens)}"
+        parts.append(f"query_lens {_listed(case.query_lens)}")
+    if isinstance(case, AttentionCase):
+        parts += [f"seq_lens {_listed(case.seq_lens)}", *case.variant.names]
+    if isinstance(case, SplitDecodeCase):
+        parts.append(f"num_splits={case.num_splits}")
+    return ", ".join([*parts, *(f"{name}={value}" for name, value in case.options.items())])
 
 
 def _listed(lengths: tuple[int, ...]) -> str:

@@ -16,7 +16,7 @@ from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.reporter import Reporter, SilentReporter
 from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.corpus import encode_regression
-from attnfuzz.report.headline import count
+from attnfuzz.report.headline import count, one_line
 from attnfuzz.report.kernels import all_shares, kernel_table
 
 __all__ = ["make_console", "make_reporter", "print_result", "verdict_sentence"]
@@ -111,6 +111,7 @@ def _finding_lines(number: int, finding: Finding, device: str) -> Iterator[Rende
     title = Text(f"{number}. {finding.declaration.target}  ", style="bold")
     yield title.append(str(finding.signature), style="bold red")
     yield Text(f"   {finding.failure.message}")
+    yield Text(f"   {one_line(finding.case)}")
     for detail in finding.failure.details:
         yield Text(f"   {detail}")
     yield from (Text(f"   {remark}", style="dim") for remark in _remarks(finding))

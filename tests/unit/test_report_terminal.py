@@ -86,6 +86,7 @@ def test_a_finding_comes_with_all_it_takes_to_act_on_it() -> None:
     text = printed(a_result(a_finding(shrunk_s=2.0, steps=5)))
     assert FAILURE.message in text
     assert FAILURE.details[0] in text
+    assert "dense_decode, float16, head_size 16, 1 query head on 1 KV head, seq_lens 1\n" in text
     assert "accuracy/out:value [any case]" in text
     assert "shrunk in 5 steps" in text
     assert f"attnfuzz replay 'a folder/{'x' * 150}/a.json'" in text

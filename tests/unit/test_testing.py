@@ -148,7 +148,7 @@ def test_kernel_made_in_a_function_needs_this_process() -> None:
     ("kernel", "case", "error", "words"),
     [
         ("dense_eager", {**FIELDS, "seq_lens": [-1]}, ValueError, r"seq_lens\[0\]=-1 must be between 0"),
-        ("dense_eager", {**FIELDS, "heads": 1}, ValueError, "unknown field `heads`"),
+        ("dense_eager", {**FIELDS, "heads": 1}, ValueError, "`heads`; a case of dense_decode has num_q_heads, "),
         ("dense_eager", {**FIELDS, "seq_lens": [1 << 24], "head_size": 1024}, CaseTooLarge, "but the limit is"),
         (correct, {**FIELDS, "dtype": "float16"}, ValueError, "dtype='float16', but the kernel declares"),
         ("paged_eager", DenseDecodeCase(**{**FIELDS, "seq_lens": (3,)}), ValueError, "computes paged_decode"),
