@@ -20,7 +20,8 @@ _KEYS: tuple[KeyRecipe, ...] = (*get_args(KeyRecipe), "fine")
 """Twice the recipe that alone tells rounded inputs from others, in one dtype of three."""
 _VALUES: tuple[ValueRecipe, ...] = get_args(ValueRecipe)
 _EXPONENTS = (0, 0, 0, 0, 1, 2, 4, 8, -2, -6)
-_NEGATIVE_EXPONENTS = (0, 8, 4, 8)
+_LOWEST = 8
+_NEGATIVE_EXPONENTS = (0, _LOWEST, 4, _LOWEST)
 """With 8, scores lie below -5e4 from head size 8 on: numbers of that size stand in for -inf in kernels."""
 _SEEDS = range(64)
 _FACTORS = (1.0, 0.125, 0.5, 2.0, 0.0625)
@@ -43,15 +44,15 @@ def decide_values(
     causal: Causal = NOT_CAUSAL,
 ) -> Values:
     keys = decisions.pick(_KEYS)
-    return Values(
-        keys=keys,
-        values=decisions.pick(_VALUES),
-        logit_exponent=decisions.pick(_NEGATIVE_EXPONENTS if keys == "negative" else _EXPONENTS),
-        seed=decisions.pick(_SEEDS),
-        needles=decide_needles(
-            decisions, seq_lens, num_kv_heads=num_kv_heads, steps=steps, num_splits=num_splits, causal=causal
-        ),
+    values = decisions.pick(_VALUES)
+    exponent = decisions.pick(_NEGATIVE_EXPONENTS if keys == "negative" else _EXPONENTS)
+    seed = decisions.pick(_SEEDS)
+    needles = decide_needles(
+        decisions, seq_lens, num_kv_heads=num_kv_heads, steps=steps, num_splits=num_splits, causal=causal
     )
+    if keys == "fine" or (keys == "negative" and exponent == _LOWEST):
+        needles = ()  # beside them queries are not fine, and the largest score of a sequence is far above 0
+    return Values(keys=keys, values=values, logit_exponent=exponent, seed=seed, needles=needles)
 
 
 def values(

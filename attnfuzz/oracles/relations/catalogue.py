@@ -45,7 +45,7 @@ RELATIONS: tuple[Relation, ...] = (
 """In the order of `attnfuzz.oracles.verdict.RELATION_ORACLES`. What may end the process comes last: where all relations
 judge a case, the others have had their say then."""
 
-_ONE_IN = {"cpu": 3, "cuda": 8}
+_ONE_IN = {"cpu": 2, "cuda": 8}
 """Cases of which one draws a relation. Its runs cost as much as the case, or several times that, and most bugs show
 without. On a GPU those that are not made along with a batch (see `Relation.further`) wait for the device as well."""
 

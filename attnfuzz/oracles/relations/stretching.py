@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from attnfuzz.declaration import Declaration
 from attnfuzz.memory.far import CACHES, MOST_ROWS, stretched_nbytes
 from attnfuzz.memory.reservation import MOST_BYTES
-from attnfuzz.problems.cases import Case, PagedDecodeCase
+from attnfuzz.problems.cases import Case, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.choices import strided_tensors_of
 from attnfuzz.problems.shapes import ITEMSIZE, TensorSpec, strides_of, tensor_specs
 from attnfuzz.problems.supports import Layout
@@ -28,32 +28,34 @@ _ORDERS: dict[str, tuple[int, ...]] = {
 }
 """Dimensions of a tensor in the order of the turns; together they cover each index of a kernel in two turns."""
 
-_TOKENS_AND_HEADS: dict[Layout, tuple[int, int]] = {
+_WITHIN_PAGES: dict[Layout, tuple[int, ...]] = {
     "NHD": (1, 2),
     "HND": (2, 1),
-    "packed": (3, 1),
+    "packed": (3, 1, 2),
     "interleaved": (2, 3),
 }
-"""Dimensions of a cache: tokens of a page, and KV heads."""
+"""Dimensions of a cache: tokens of a page, KV heads, and the head dimension where another one is inside of it."""
 
 
 def stretched_axes(declaration: Declaration, case: Case, turn: int) -> Mapping[str, int]:
     """Contiguous tensors that could as well have a wide stride, as far as the kernel declares to take any.
 
-    Where a dimension has three indices or more, the stride itself fits into 32 bits: those come first. Caches stay as
-    they are.
+    Where a dimension has three indices or more, the stride itself fits into 32 bits: those come first, in an order that
+    differs from case to case. Caches stay as they are.
     """
     found = {}
     for name, spec in _free_to_stretch(declaration, case).items():
         axes = [] if name in CACHES else _possible(declaration, spec, _ORDERS.get(name, range(len(spec.shape))))
         if axes:
             preferred = [axis for axis in axes if spec.shape[axis] > 2] or axes
-            found[name] = preferred[turn % len(preferred)]
+            found[name] = preferred[(_lot(case) + turn) % len(preferred)]
     return found
 
 
 def stretched_cache_axes(declaration: Declaration, case: Case, turn: int) -> Mapping[str, int]:
     """Caches with a wide stride between the tokens of a page, or between heads; V the other way round than K.
+
+    As in `stretched_axes`, three indices or more come first.
 
     In a turn of its own: pages cannot be moved far away at the same time, and strides around a wide one do not fit into
     32 bits any more.
@@ -62,11 +64,20 @@ def stretched_cache_axes(declaration: Declaration, case: Case, turn: int) -> Map
         return {}
     found = {}
     for name, spec in _free_to_stretch(declaration, case).items():
-        order = _TOKENS_AND_HEADS[case.layout]
-        axes = _possible(declaration, spec, order if name != "v_cache" else order[::-1]) if name in CACHES else []
+        tokens, heads, *others = _WITHIN_PAGES[case.layout]
+        order = (tokens, heads, *others) if name != "v_cache" else (heads, tokens, *others)
+        axes = _possible(declaration, spec, order) if name in CACHES else []
+        many = [axis for axis in axes if spec.shape[axis] > 2]
+        first = _lot(case) % max(1, len(many))
+        axes = [*many[first:], *many[:first], *(axis for axis in axes if axis not in many)]
         if len(axes) > turn:
             found[name] = axes[turn]
     return found
+
+
+def _lot(case: Case) -> int:
+    """A number that a shrinking case keeps, so that it goes on showing what it showed."""
+    return case.seed if isinstance(case, MergeStatesCase) else case.values.seed
 
 
 def _free_to_stretch(declaration: Declaration, case: Case) -> dict[str, TensorSpec]:

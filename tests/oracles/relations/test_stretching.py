@@ -10,6 +10,7 @@ import pytest
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.stretching import stretched_axes, stretched_cache_axes
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supports import Supports
 
 ANY = Declaration(name="any", problem="dense_decode")
@@ -74,6 +75,23 @@ def test_tokens_and_heads_of_a_cache_have_a_turn_each(layout: Any, turns: list[d
     case = msgspec.structs.replace(PAGED, layout=layout)
     assert [stretched_cache_axes(PAGES, case, turn) for turn in range(2)] == turns
     assert stretched_axes(PAGES, case, 0).keys().isdisjoint(("k_cache", "v_cache", "kv_cache"))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_dimension_has_its_turn_in_some_case(seed: int) -> None:
+    """An index that two turns leave out would never overflow, whatever is drawn."""
+    values = Values(seed=seed)
+    dense = [stretched_axes(ANY, msgspec.structs.replace(CASE, values=values), turn) for turn in range(2)]
+    assert [axes["q"] for axes in dense] == [seed % 3, (seed + 1) % 3]
+    packed = msgspec.structs.replace(PAGED, layout="packed", head_size=24, seq_lens=(5,), values=values)
+    caches = [stretched_cache_axes(PAGES, packed, turn) for turn in range(2)]
+    assert [axes["v_cache"] for axes in caches] == [(1, 3, 2)[seed % 3], (1, 3, 2)[(seed + 1) % 3]]
+
+
+def test_heads_of_two_give_way_to_tokens() -> None:
+    """With one narrow index in two, every other run would show nothing."""
+    case = msgspec.structs.replace(PAGED, num_q_heads=2, num_kv_heads=2)
+    assert stretched_cache_axes(PAGES, case, 0) == {"k_cache": 1, "v_cache": 1}
 
 
 def test_caches_stay_as_they_are_where_nothing_can_be_stretched() -> None:
