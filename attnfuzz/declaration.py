@@ -7,6 +7,7 @@ import fnmatch
 import importlib
 import importlib.util
 import sys
+import traceback
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -153,16 +154,29 @@ def _import_file(path: Path) -> ModuleType:
         raise KernelLoadError(f"kernel file {str(path)!r} is not a Python source file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    if str(resolved.parent) not in sys.path:
-        sys.path.append(str(resolved.parent))  # so that the file can import its neighbours
+    _find_neighbours_in(str(resolved.parent))
     try:
         spec.loader.exec_module(module)
     except BaseException as error:  # whatever the user's file raises, SystemExit included, becomes one sentence
         del sys.modules[module_name]
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise KernelLoadError(f"{path} does not import: {type(error).__name__}: {error}") from error
+        where = _place_in(resolved, error)
+        raise KernelLoadError(f"{path} does not import: {type(error).__name__}: {error}{where}") from error
     return module
+
+
+def _find_neighbours_in(folder: str) -> None:
+    """Let a kernel's file import those beside it, before what lies in a clone of attnfuzz, a ``kernels`` for one."""
+    root = str(Path(__file__).resolve().parents[1])
+    if folder not in sys.path:
+        sys.path.insert(sys.path.index(root) if root in sys.path else len(sys.path), folder)
+
+
+def _place_in(file: Path, error: BaseException) -> str:
+    """The last line of ``file`` that led to ``error``, in brackets; empty for a file that could not be compiled."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
+    return f" (line {lines[-1]})" if lines else ""
 
 
 def _import_module(name: str) -> ModuleType:

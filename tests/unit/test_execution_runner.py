@@ -274,6 +274,7 @@ def test_device_is_described(runner: Runner) -> None:
         (None, "does not exist"),
         ("x = 1\n", "declares no kernel"),
         ("import nowhere_to_be_found\n", "does not import: ModuleNotFoundError"),
+        ("import attnfuzz\nattnfuzz.Supports(\n  head_size=(64,))\n", "argument 'head_size' (line 2)"),
         ("import sys\nsys.exit(1)\n", "does not import: SystemExit: 1"),
         ("import ctypes\nctypes.string_at(0)\n", "the kernel's process died of SIGSEGV"),
     ],
@@ -287,6 +288,15 @@ def test_kernel_that_cannot_be_loaded(source: str | None, words: str, runner: Ru
         runner.declarations([str(path)])
     assert words in str(error.value)
     assert str(path) in str(error.value)
+
+
+def test_files_beside_a_kernel_come_before_those_of_a_clone(runner: Runner, tmp_path: Path) -> None:
+    """Users whose kernels are in a folder of that name would be told that attnfuzz's folder lacks them."""
+    (tmp_path / "kernels.py").write_text("NAME = 'beside'\n")
+    (tmp_path / "users_kernel.py").write_text(
+        "import attnfuzz, kernels\n\n@attnfuzz.kernel('dense_decode', name=kernels.NAME)\ndef mine(inputs): ...\n"
+    )
+    assert [one.name for one in runner.declarations([str(tmp_path / "users_kernel.py")])] == ["beside"]
 
 
 def test_kernel_inside_a_function_cannot_be_isolated(runner: Runner, declared: dict[str, Declaration]) -> None:
