@@ -307,4 +307,5 @@ def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor | None) -> tuple[Tensor,
     """``out [rows, num_q_heads, head_size]`` and its LSE, with a logit more in each head's denominator."""
     if sinks is None:
         return out, lse
-    return out * (lse - sinks).sigmoid()[..., None], lse.logaddexp(sinks)
+    share = (lse - sinks).sigmoid().where(lse != float("-inf"), 0.0)  # a sink may be -inf as well
+    return out * share[..., None], lse.logaddexp(sinks)

@@ -32,7 +32,8 @@ _CAPS = (30.0, 50.0, 5.0, 1.0, 0.5)
 """Those of Gemma 2 for final and for attention logits, and some that ordinary scores reach."""
 _SOFT_CAPS: tuple[float | None, ...] = (*[None] * 4 * len(_CAPS), *_CAPS)
 _ALIBI: tuple[AlibiRecipe | None, ...] = (*[None] * 4 * len(ALIBI_RECIPES), *ALIBI_RECIPES)
-_SINKS: tuple[SinkRecipe | None, ...] = (*[None] * 4 * len(SINK_RECIPES), *SINK_RECIPES)
+_SINKS: tuple[SinkRecipe | None, ...] = (*[None] * 4 * (len(SINK_RECIPES) + 1), *SINK_RECIPES, "absent")
+"""Those of -inf twice: what they can break, they break on empty sequences only."""
 _ANY_WINDOWS = (1, 2, 3, 5, 100, 4096)
 _ANY_LENGTH = 1 << 24
 

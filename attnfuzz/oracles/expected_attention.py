@@ -73,11 +73,11 @@ def expect_attention(requests: Sequence[Request], *, interpreted: bool) -> tuple
 def _blocks(case: AttentionCase, starts: tuple[int, ...], query: int, out: int, lse: int, key: int) -> list[Block]:
     """The rows that have keys. K, then V, of all the case's tokens begins at `key`, token after token.
 
-    With sinks all rows, with one token more, which has no key.
+    With sinks above -inf all rows, with one token more, which has no key.
     """
     token, v_token = case.num_kv_heads * case.head_size, case.num_kv_heads * case.value_size
     value = key + starts[-1] * token
-    num_sinks = int(case.variant.sinks is not None)
+    num_sinks = int(case.variant.has_weighty_sinks)
     return [
         Block(
             num_tokens=num_keys + num_sinks,
@@ -136,10 +136,10 @@ def _units(
 
 
 def _variant_columns(cases: Sequence[AttentionCase]) -> Sequence[Tensor]:
-    """Of the case of each block: soft cap, whether it has ALiBi, its longest reach, whether it has sinks."""
+    """Of the case of each block: soft cap, whether it has ALiBi, its longest reach, whether it has sinks above -inf."""
     variants = [case.variant for case in cases]
     rows = [
-        (variant.soft_cap or 0.0, variant.alibi is not None, max(case.seq_lens) - 1, variant.sinks is not None)
+        (variant.soft_cap or 0.0, variant.alibi is not None, max(case.seq_lens) - 1, variant.has_weighty_sinks)
         for case, variant in zip(cases, variants, strict=True)
     ]
     return torch.tensor(rows, dtype=torch.float64, device="cpu").unbind(1)

@@ -42,7 +42,7 @@ def attention_reference(case: AttentionCase, values: LogicalAttention) -> Expect
         for name, numbers in per_head_numbers(case.variant, case.num_q_heads, case.values.seed).items()
     }
     for row, (seq, length) in enumerate(zip(case.row_seqs, case.row_lens, strict=True)):
-        if length == 0 and "sinks" not in per_head:
+        if length == 0 and not case.variant.has_weighty_sinks:
             continue
         visible = slice(max(0, length - (case.variant.window or length)), length)
         k, v = (tokens[visible].double().transpose(0, 1) for tokens in values.sequence(seq))  # heads first

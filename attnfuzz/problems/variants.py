@@ -12,7 +12,7 @@ the sequence's first token (a decode query is its last: ``p = seq_len - 1``):
 * ``sinks``: one more logit for each query head, which takes weight and adds nothing to the output (gpt-oss,
   arXiv 2508.10925). It is neither scaled nor capped nor biased, and the LSE includes it, as FlashInfer's and
   FlashAttention's do: both put it into the running sum that the LSE is the logarithm of. A sequence without keys has
-  ``out = 0`` and ``lse = sink``.
+  ``out = 0`` and ``lse = sink``. A sink of -inf takes no weight: the result is that without it.
 
 Torch-free.
 """
@@ -47,7 +47,7 @@ __all__ = [
 
 VariantName = Literal["window", "soft_cap", "alibi", "sinks"]
 AlibiRecipe = Literal["geometric", "scattered"]
-SinkRecipe = Literal["level", "high", "low"]
+SinkRecipe = Literal["level", "high", "low", "absent"]
 
 VARIANTS: tuple[VariantName, ...] = get_args(VariantName)
 ALIBI_RECIPES: tuple[AlibiRecipe, ...] = get_args(AlibiRecipe)
@@ -59,14 +59,15 @@ VARIANT_TENSORS: dict[str, VariantName] = {"alibi_slopes": "alibi", "sinks": "si
 MAX_WINDOW = 1 << 24
 MAX_SOFT_CAP = 1024.0
 _SLOPES, _SINKS = 10, 11  # hash streams of a case's seed, beside those of `attnfuzz.values.draws.Stream`
-_SINK_LEVELS = {"level": 0, "high": 48, "low": -48}
+_SINK_LEVELS: dict[SinkRecipe, float] = {"level": 0, "high": 48, "low": -48, "absent": -math.inf}
 
 
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """What a case asks for beyond plain attention; None: not that.
 
     ``alibi``: slopes as published (``"geometric"``, see `alibi_slopes`), or unlike each other (``"scattered"``).
-    ``sinks``: about as large as usual scores (``"level"``), above (``"high"``) or below them (``"low"``).
+    ``sinks``: about as large as usual scores (``"level"``), above (``"high"``) or below them (``"low"``); all -inf
+    (``"absent"``).
     """
 
     window: int | None = None
@@ -89,6 +90,11 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def names(self) -> tuple[VariantName, ...]:
         """What is asked for."""
         return tuple(name for name in VARIANTS if getattr(self, name) is not None)
+
+    @property
+    def has_weighty_sinks(self) -> bool:
+        """Whether there are sinks above -inf."""
+        return self.sinks is not None and self.sinks != "absent"
 
 
 PLAIN_VARIANT = Variant()

@@ -31,11 +31,17 @@ def sinks() -> Tensor:
     return torch.tensor([0.5, -30.0, 40.0, 2.0])
 
 
+def absent_sinks() -> Tensor:
+    """Of one head there is none."""
+    return torch.tensor([0.5, -torch.inf, 40.0, 2.0])
+
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "window of one": {"window": 1, "sinks": sinks},
     "window of a tile": {"window": 16, "soft_cap": 1.5},
     "window of several tiles": {"window": 37, "alibi_slopes": lambda: slopes().repeat_interleave(3)[1::3]},
     "cap": {"soft_cap": 0.25, "sinks": lambda: sinks().repeat_interleave(2)[::2]},
+    "absent sink": {"sinks": absent_sinks},
 }
 KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "q_block": (q_block_attention, {"block_m": 16, "tile": 16, "num_segments": 1}),

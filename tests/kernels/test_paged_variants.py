@@ -23,6 +23,11 @@ def sinks() -> Tensor:
     return torch.tensor([0.5, -30.0, 40.0, 2.0])
 
 
+def absent_sinks() -> Tensor:
+    """Of one head there is none."""
+    return torch.tensor([0.5, -torch.inf, 40.0, 2.0])
+
+
 def made(arguments: dict[str, Any]) -> dict[str, Any]:
     """Tensors are made within the test, on its device."""
     return {name: value() if callable(value) else value for name, value in arguments.items()}
@@ -59,7 +64,7 @@ def by_definition(given: dict[str, Any], seq: int, head: int, **variant: Any) ->
         scores = scores + variant["alibi_slopes"][head].double() * distance
     seen = distance > -variant.get("window", 1 << 30)
     scores, v = scores[seen], v[seen]
-    if "sinks" in variant:
+    if "sinks" in variant and variant["sinks"][head].isfinite():
         scores = torch.cat([scores, variant["sinks"][head : head + 1].double()])
         v = torch.cat([v, v.new_zeros(1, SIZE)])
     if not len(scores):
@@ -74,6 +79,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"soft_cap": 0.25, "sinks": sinks},
     {"window": 5, "alibi_slopes": slopes, "sinks": sinks},
     {"sinks": lambda: sinks().repeat_interleave(2)[::2]},
+    {"sinks": absent_sinks},
     {"alibi_slopes": lambda: slopes().repeat_interleave(3)[1::3]},
 ]
 

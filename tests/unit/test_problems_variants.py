@@ -98,7 +98,7 @@ def by_definition(case: PagedDecodeCase, seq: int, head: int) -> tuple[list[floa
             if variant.alibi is not None:
                 score += numbers["alibi_slopes"][head] * (t - query)
             terms.append((score, value))
-    if variant.sinks is not None:
+    if variant.sinks not in (None, "absent"):
         terms.append((numbers["sinks"][head], [0.0] * case.head_size))
     if not terms:
         return [0.0] * case.head_size, -math.inf
@@ -117,6 +117,7 @@ def by_definition(case: PagedDecodeCase, seq: int, head: int) -> tuple[list[floa
         {"alibi": "geometric", "sinks": "level"},
         {"soft_cap": 2.0, "sinks": "high"},
         {"sinks": "low"},
+        {"sinks": "absent"},
     ],
     ids=str,
 )

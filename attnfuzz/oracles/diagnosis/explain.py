@@ -67,7 +67,7 @@ def _explain(
         return explain_merge(reference, failed, index)
     number, head = index[:2]
     if case.row_lens[number] == 0:
-        lse = "-inf" if case.variant.sinks is None else "the sink"
+        lse = "the sink" if case.variant.has_weighty_sinks else "-inf"
         return f"sequence {number} is empty: expected out = 0 and lse = {lse}"
     row = _row(reference, case, comparisons, number, head, poison_value(getattr(torch, case.kv_dtype), seen.poison))
     if failed.name not in ("out", "lse"):

@@ -82,7 +82,7 @@ def _other_formulas(row: AttentionRow) -> Iterator[Outcome]:
 
 def _sinks_counted_often(row: AttentionRow) -> Iterator[Outcome]:
     """With weight p, n times over it makes the denominator 1 + (n - 1) p times as large."""
-    if row.case.variant.sinks is None:
+    if not row.case.variant.has_weighty_sinks:
         return
     weights, lse = row_weights(row.case, row.head, row.scores)
     of_sink = 1 - float(weights.sum())
