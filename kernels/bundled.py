@@ -92,13 +92,13 @@ _NUM_WARPS = {"num_warps": (4, 2, 8)}
 _BLOCKS = {"block_elements": (4096, 16, 256), "block_tokens": (4, 1, 8), **_NUM_WARPS}
 _TILED = {"tile": (16, 32, 64), **_NUM_WARPS, "num_stages": (3, 1)}
 _GROUPED = {
-    "num_splits": (3, 1, 2, 8),
-    "tile": (64, 16, 32),
+    "num_splits": (3, 1, 2, 5),
+    "tile": (64, 16),
     **_NUM_WARPS,
     "num_stages": (3, 2, 1),
     "pdl": (True, False),
     "block_m": (64, 16),
-    "num_combined": (64, 2),
+    "num_combined": (64, 1, 2),
     "last_combines": (False, True),
 }
 # All that the wrapper would choose by the batch is given, so that a row does not depend on it.
@@ -156,7 +156,7 @@ def paged_split_k_auto(inputs: Any, *, partials: str, **options: Any) -> State:
 def paged_grouped(inputs: Any, *, last_combines: bool = False, **options: Any) -> State:
     """All query heads of a KV head in one program, splits in parallel, then their combination."""
     counters = torch.zeros(inputs.q.shape[:2], dtype=torch.int32, device=inputs.q.device) if last_combines else None
-    return launch_grouped.grouped_decode(
+    out, lse = launch_grouped.grouped_decode(
         **_packed(inputs),
         **_variants(inputs),
         layout=inputs.layout,
@@ -165,6 +165,9 @@ def paged_grouped(inputs: Any, *, last_combines: bool = False, **options: Any) -
         counters=counters,
         **options,
     )
+    if counters is not None:  # others call again with the same ones: what is left in them would spoil that call
+        out.masked_fill_(counters.any(), torch.nan)
+    return out, lse
 
 
 @attnfuzz.kernel("paged_decode", supports=_HALVES_BY_SHAPE, numerics=_MATRIX_UNITS)

@@ -123,6 +123,7 @@ def grouped_decode(
     partial_max = torch.empty(partials, dtype=torch.float32, device=q.device)
     partial_sum = torch.empty(partials, dtype=torch.float32, device=q.device)
     k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
+    strides = *seq_lens.stride(), *out.stride(), *lse.stride()
     of_sinks = sink_arguments(sinks)
     with on_device_of(q):
         launch_again(
@@ -131,8 +132,7 @@ def grouped_decode(
                 q, k_cache, v_cache, block_table, seq_lens, out, lse, partial_acc, partial_max, partial_sum, counters,
                 float(scale), num_splits, sizes["num_kv_heads"], sizes["group_size"], block_size, head_size,
                 v_head_size, block_table.shape[1],
-                *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
-                *out.stride(), *lse.stride(),
+                *q.stride(), *k_strides, *v_strides, *block_table.stride(), *strides,
             ),
             {
                 "X": x, **launch.of_splits, **(_SECOND_KERNEL if counters is None else launch.of_last),
@@ -145,7 +145,7 @@ def grouped_decode(
                 combine_partials_kernel, num_seqs * num_q_heads,
                 (
                     seq_lens, partial_acc, partial_max, partial_sum, out, lse, num_splits, num_q_heads, v_head_size,
-                    *seq_lens.stride(), *out.stride(), *lse.stride(),
+                    *strides,
                 ),
                 {**launch.of_combination, "window": window or 0, "HAS_WINDOW": window is not None, **of_sinks},
                 launch.options_of_combination,

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from attnfuzz.problems.boundaries import query_steps, split_count, tile_sizes
+from attnfuzz.problems.boundaries import QUERY_TILE, query_steps, split_count, tile_sizes
 from attnfuzz.problems.cases import (
     PROBLEMS,
     Case,
@@ -244,7 +244,8 @@ def _length_limits(plan: _Plan, format_: Format, num_splits: int, work: int) -> 
 
     One with a tile among its options advances by that.
     """
-    tiles = tile_sizes(format_.options)
+    blocks, options = _row_blocks(plan, format_)
+    tiles = tile_sizes(options)
     steps = (*([format_.block_size] if format_.block_size else []), *tiles)
     sizes = plan.sizes
     tile = max(4, min(sizes.tile, *tiles)) if tiles else max(4, min(16, *steps)) if steps else 16
@@ -260,6 +261,17 @@ def _length_limits(plan: _Plan, format_: Format, num_splits: int, work: int) -> 
         min_len=min_seq_len(plan.supports),
         max_len=min(sizes.max_seq_len, plan.supports.max_seq_len or sizes.max_seq_len),
         max_padded=most_tokens,
-        work=max(1, min(work // format_.num_q_heads, sizes.max_tokens // tile, most_tokens // tile)),
+        work=max(1, min(work // blocks, sizes.max_tokens // tile, most_tokens // tile)),
         tile=tile,
     )
+
+
+def _row_blocks(plan: _Plan, format_: Format) -> tuple[int, Mapping[str, OptionValue]]:
+    """How many programs share the query heads of a sequence, and the options that may be numbers of its keys.
+
+    Rows of a block are the query heads of a group, except where each sequence has several query tokens.
+    """
+    if "block_m" not in format_.options or plan.free.problem == "paged_attention":
+        return format_.num_q_heads, format_.options
+    others = {name: value for name, value in format_.options.items() if name != "block_m"}
+    return (format_.num_kv_heads or 1) * -(-_gqa_ratio(format_) // QUERY_TILE), others

@@ -151,10 +151,16 @@ def _beyond(window: int, steps: tuple[int, ...], max_len: int) -> list[int]:
 
 
 def _pick_length(decisions: Decisions, limits: LengthLimits, most: int) -> int:
-    """A length that is too long stands for one of those within ``most``, so that no length is preferred."""
+    """A length that is too long stands for one of those within ``most``, so that no length is preferred.
+
+    With splits, for one of more than a tile: many kernels hand out whole tiles, and of one tile make one split.
+    """
     key = (limits.steps, limits.num_splits, limits.min_len, limits.max_len)
     length = decisions.pick(_choices(*key, limits.window))
     if length <= most:
         return length
     lengths = _lengths(*key)
-    return lengths[bisect_right(lengths, length) % max(1, bisect_right(lengths, most))]
+    end = max(1, bisect_right(lengths, most))
+    first = bisect_right(lengths, limits.tile) if limits.num_splits > 1 else 0
+    first = first if first < end else 0
+    return lengths[first + bisect_right(lengths, length) % (end - first)]

@@ -18,6 +18,8 @@ __all__ = ["VALUES_BYTES", "decide_scale", "decide_values", "scales", "values"]
 
 _KEYS: tuple[KeyRecipe, ...] = (*get_args(KeyRecipe), "fine")
 """Twice the recipe that alone tells rounded inputs from others, in one dtype of three."""
+_KEYS_OF_SPLITS: tuple[KeyRecipe, ...] = (*_KEYS, "negative", "negative")
+"""Merging has more maxima that begin, or are masked, at -inf."""
 _VALUES: tuple[ValueRecipe, ...] = get_args(ValueRecipe)
 _EXPONENTS = (0, 0, 0, 0, 1, 2, 4, 8, -2, -6)
 _LOWEST = 8
@@ -43,7 +45,7 @@ def decide_values(
     num_splits: int,
     causal: Causal = NOT_CAUSAL,
 ) -> Values:
-    keys = decisions.pick(_KEYS)
+    keys = decisions.pick(_KEYS if num_splits == 1 else _KEYS_OF_SPLITS)
     values = decisions.pick(_VALUES)
     exponent = decisions.pick(_NEGATIVE_EXPONENTS if keys == "negative" else _EXPONENTS)
     seed = decisions.pick(_SEEDS)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from attnfuzz.declaration import Kernel, load_kernels
-from attnfuzz.kernels import launch_paged
+from attnfuzz.kernels import launch_grouped, launch_paged
 from attnfuzz.oracles.judge import judge
 from attnfuzz.problems.cases import (
     Case,
@@ -130,3 +132,21 @@ def test_launch_settings_begin_with_those_of_a_plain_call(kernel: Kernel) -> Non
     for name in ("num_warps", "num_stages"):
         choices = kernel.declaration.options.get(name)
         assert choices is None or choices[0] == wrapper[name].default
+
+
+def test_counters_that_are_left_behind_spoil_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that does not reset its counters would pass: each call of it has new ones."""
+    right = launch_grouped.grouped_decode
+
+    def forgets(*args: Any, counters: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        results = right(*args, counters=counters, **options)
+        counters[0, 0] += 1
+        return results
+
+    kernel = load_kernels("paged_grouped")[0]
+    case = small_case(kernel, -1)
+    assert judge(kernel, case, device=torch.get_default_device().type, relations=()).failure is None
+    monkeypatch.setattr(launch_grouped, "grouped_decode", forgets)
+    failure = judge(kernel, case, device=torch.get_default_device().type, relations=()).failure
+    assert failure is not None
+    assert failure.oracle == "accuracy"

@@ -204,6 +204,30 @@ def test_lengths_of_cases_reach_their_own_boundaries() -> None:
         assert len(hits) > len(found) // 50
 
 
+def test_lengths_with_splits_are_often_more_than_a_tile() -> None:
+    """Kernels that hand out whole tiles would merge nothing in nearly all cases, and their merges go untested."""
+    found = [case for case in drawn("paged_decode") if case.options["num_splits"] > 1]
+    assert sum(max(case.seq_lens) > case.options["tile"] for case in found) > 0.3 * len(found)
+    never_split = [case for case in drawn("paged_decode") if case.options["num_splits"] == 1]
+    assert sum(max(case.seq_lens) <= case.options["tile"] for case in never_split) > 0.3 * len(never_split)
+
+
+def test_query_heads_of_one_block_leave_room_for_tokens() -> None:
+    """A block of 16 rows would pass for a tile of 16 tokens, and each of its heads for work: lengths would be short."""
+    options = {"tile": (64,), "num_splits": (3,), "block_m": (16,)}
+    found: list[PagedDecodeCase] = []
+
+    @settings(max_examples=200, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
+    @given(cases("paged_decode", options=options))
+    def collect(case: Case) -> None:
+        assert isinstance(case, PagedDecodeCase)
+        found.append(case)
+
+    collect()
+    groups = [case for case in found if case.num_q_heads > case.num_kv_heads]
+    assert sum(max(case.seq_lens) > 64 for case in groups) > len(groups) // 4
+
+
 def test_heads_of_v_are_larger_and_smaller_and_seldom_multiples() -> None:
     """A kernel that takes K's size for V's would be right on all sizes drawn, or nearly all cases would be unusual."""
     found = drawn("paged_decode", CPU_SIZES)

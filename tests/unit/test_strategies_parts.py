@@ -185,6 +185,14 @@ def test_values_reach_every_recipe() -> None:
     assert len({values.seed for values in drawn}) > 30
 
 
+def test_scores_of_split_sequences_often_all_lie_low() -> None:
+    """A maximum that begins above -inf, in a split or in their merge, changes nothing where some score is high."""
+    drawn = drawn_from(strategies.values(seq_lens=(40,), num_splits=3), 400)
+    low = [values for values in drawn if values.keys == "negative" and not values.needles]
+    assert len(low) > len(drawn) // 10
+    assert sum(values.logit_exponent == 8 for values in low) > len(low) // 4
+
+
 def test_scales_include_the_usual_one_and_others() -> None:
     """A kernel that ignores the scale it is given would pass."""
     drawn = drawn_from(strategies.scales(head_size=80))
