@@ -188,7 +188,7 @@ def _attend_q_block(
     i_block = num_blocks - 1 - i_work % num_blocks
     i_segment = i_work // num_blocks % num_segments
     i_head_part = i_work // num_blocks // num_segments
-    i_kv_head = i_head_part // HEAD_PARTS
+    i_kv_head = (i_head_part // HEAD_PARTS).to(tl.int64)
 
     i_seq = find_sequence(p_cu_seqlens, stride_cu, i_block, num_seqs, BLOCK_Q)
     query_start = tl.load(p_cu_seqlens + i_seq * stride_cu).to(tl.int32)
@@ -218,7 +218,7 @@ def _attend_q_block(
         m_d = o_d < head_size
         m_dv = o_dv < v_head_size
         i_token = (query_start + i_query).to(tl.int64)
-        i_head = (i_kv_head * GROUP + i_in_group).to(tl.int64)
+        i_head = i_kv_head * GROUP + i_in_group
         m_md = m_row[:, None] & m_d[None, :]
         o_q = (i_token * stride_qs + i_head * stride_qh)[:, None] + (o_d * stride_qd)[None, :]
         b_q = tl.load(p_q + o_q, mask=m_md, other=0.0)  # [BLOCK_M, BLOCK_D]
@@ -226,12 +226,12 @@ def _attend_q_block(
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         exp_sum = tl.full([BLOCK_M], 0.0, tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-        p_keys = p_k + i_kv_head.to(tl.int64) * stride_kh
-        p_values = p_v + i_kv_head.to(tl.int64) * stride_vh
+        p_keys = p_k + i_kv_head * stride_kh
+        p_values = p_v + i_kv_head * stride_vh
         p_pages = p_table + i_seq * stride_table_s
         walk_scale = scale if HAS_CAP or HAS_ALIBI else scale * 1.4426950408889634
         if HAS_KV_SCALES:
-            walk_scale *= tl.load(p_k_scale + i_kv_head.to(tl.int64) * stride_k_scale)
+            walk_scale *= tl.load(p_k_scale + i_kv_head * stride_k_scale)
         slopes = limits
         if HAS_ALIBI:
             slopes = tl.load(p_slopes + i_head * stride_slope, mask=m_row, other=0.0)  # [BLOCK_M]
@@ -261,7 +261,7 @@ def _attend_q_block(
         )  # fmt: skip
 
         if HAS_KV_SCALES:
-            acc *= tl.load(p_v_scale + i_kv_head.to(tl.int64) * stride_v_scale)
+            acc *= tl.load(p_v_scale + i_kv_head * stride_v_scale)
         i_place = i_segment.to(tl.int64)
         o_lse = i_token * stride_lse_s + i_head * stride_lse_h + i_place * stride_lse_segment  # [BLOCK_M]
         o_out = (i_token * stride_os + i_head * stride_oh + i_place * stride_osegment)[:, None]
