@@ -23,7 +23,6 @@ LENGTHS = [0, 1, 9, 33]
 SIZES = [(16, 8), (8, 16), (24, 40), (40, 24), (16, 13)]
 """Of K and of V: powers of two, others that fill one block of a power of two or different ones, and an odd one."""
 SPLIT = {"num_splits": 3}
-TOKENS = torch.arange(len(LENGTHS) + 1, dtype=torch.int32)
 
 Kernel = Callable[..., Any]
 
@@ -113,9 +112,8 @@ def test_a_query_token_each(
     sizes = {"head_size": head_size, "v_head_size": v_head_size}
     problem = paged_problem(LENGTHS[1:], heads=(4, 2), dtype=torch.float32, **sizes)  # in which weights are not rounded
     q, k_cache, v_cache, table, seq_lens, *rest = problem.args
-    state = kernel(
-        q, k_cache, v_cache, table, seq_lens, TOKENS[:-1].to(q.device), *rest, max_query_len=1, max_seq_len=33, **more
-    )
+    starts = torch.arange(len(LENGTHS), dtype=torch.int32)
+    state = kernel(q, k_cache, v_cache, table, seq_lens, starts, *rest, max_query_len=1, max_seq_len=33, **more)
     check(state, problem.expected)
 
 

@@ -90,6 +90,30 @@ def imported_modules(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
+def unnamed_tensors(nodes: Iterator[ast.AST], what: set[str]) -> Iterator[str]:
+    """Calls that make a tensor and leave the device, or the dtype of numbers, to PyTorch's defaults."""
+    for node in nodes:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and ast.unparse(node.func.value) == "torch"
+        ):
+            maker, named = node.func.attr, {keyword.arg for keyword in node.keywords}
+            wanted = what - {"dtype"} if maker in OF_INTEGERS else what
+            if maker in OF_INTEGERS | OF_NUMBERS and not wanted <= named:
+                yield ast.unparse(node)
+
+
+def run_at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """All of a module but what its functions do when they are called."""
+    yield node
+    is_function = isinstance(node, ast.FunctionDef | ast.Lambda)
+    for name, part in ast.iter_fields(node):
+        for child in () if is_function and name == "body" else part if isinstance(part, list) else [part]:
+            if isinstance(child, ast.AST):
+                yield from run_at_import(child)
+
+
 def test_every_module_has_a_rank() -> None:
     """A new top-level module would escape the import rules."""
     names = {".".join(module_name(path).split(".")[:2]) for path in SOURCES}
@@ -168,18 +192,19 @@ def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=module_name)
 def test_new_tensors_name_their_device_and_dtype(path: Path) -> None:
     """Where the user's code sets PyTorch's default device or dtype, a tensor would be made there, or be rounded."""
-    unnamed = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and ast.unparse(node.func.value) == "torch"
-        ):
-            maker, named = node.func.attr, {keyword.arg for keyword in node.keywords}
-            wanted = {"device"} if maker in OF_INTEGERS else {"device", "dtype"}
-            if maker in OF_INTEGERS | OF_NUMBERS and not wanted <= named:
-                unnamed.append(ast.unparse(node))
-    assert unnamed == []
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert list(unnamed_tensors(ast.walk(tree), {"device", "dtype"})) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "kernels").glob("*.py")), ids=lambda path: path.stem)
+def test_tests_of_kernels_make_tensors_on_their_device(path: Path) -> None:
+    """Compiled for a GPU, on which such tests make their tensors, they would pass some of the host to a kernel."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert list(unnamed_tensors(run_at_import(tree), {"device"})) == []
+    calls = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.Generator"
+    ]
+    assert [call.lineno for call in calls if not call.args and not call.keywords] == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_name)
