@@ -134,13 +134,13 @@ def _choices(
 ) -> tuple[int, ...]:
     """1 first, because it is simplest; then 0, so often that one ragged batch in four has an empty row.
 
-    With a window, half of the others are beyond it.
+    With a window, two of three others are beyond it.
     """
     lengths = _lengths(steps, num_splits, min_len, max_len)
     empty_rows = [0] * max(1, len(lengths) // 8) if 0 in lengths else []
     others = [length for length in lengths if length > 1]
     if window is not None and (beyond := _beyond(window, steps, max_len)):
-        others = sorted([*others, *beyond * max(1, len(others) // len(beyond))])
+        others = sorted([*others, *beyond * max(1, 2 * len(others) // len(beyond))])
     return (*(length for length in lengths if length == 1), *empty_rows, *others)
 
 
