@@ -147,6 +147,6 @@ PAGE_RELOCATION = Relation(
     "page_relocation",
     _applies,
     _check,
-    weight=2,  # a narrow index shows nowhere else, and only where its dimension has three indices
+    weight=3,  # a narrow index shows nowhere else, and only where its dimension has three indices
     costly_on=("cuda",),
 )
