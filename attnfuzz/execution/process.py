@@ -86,9 +86,10 @@ def descendant_bytes(pid: int) -> int:
 
 def _listed_children(pid: int) -> list[int]:
     children: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread has ended
-            children += map(int, task.read_bytes().split())
+    with contextlib.suppress(OSError):  # the process has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # the thread has ended, or the kernel does not list children
+                children += map(int, (task / "children").read_bytes().split())
     return children
 
 

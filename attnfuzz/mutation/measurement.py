@@ -135,17 +135,19 @@ def measure(
         chosen = [one for one in mutants if one.id not in others or one.id in request.known or is_listed(one)]
 
         def measured() -> Measured:
+            told = {**request.known, **found}  # what is known stays in the file, also if this is interrupted
+            outcomes = tuple((mutant, told[mutant.id]) for mutant in mutants if mutant.id in told)
             return Measured(
                 request=request,
                 device=runner.device,
                 device_name=runner.device_name,
                 jobs=jobs,
                 kernels=tuple(declarations),
-                outcomes=tuple((mutant, found[mutant.id]) for mutant in mutants if mutant.id in found),
+                outcomes=outcomes,
                 stale=tuple(equivalents.stale(mutants)) if are_all else (),
                 without_code=tuple(one for one in declarations if are_all and one.target not in mutated),
                 seconds=request.earlier_s + time.monotonic() - started,
-                left=len(mutants) - len(found),
+                left=len(mutants) - len(outcomes),
             )
 
         def hear(mutant: Mutant, outcome: Outcome) -> None:

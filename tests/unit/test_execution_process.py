@@ -13,6 +13,7 @@ import pytest
 from attnfuzz.execution.process import (
     child_pids,
     cpu_wait_s,
+    descendant_bytes,
     die_with_parent,
     disable_core_dumps,
     ended_child,
@@ -77,6 +78,7 @@ def test_resident_memory_is_measured_in_bytes() -> None:
 def test_ended_process_has_no_memory_and_no_start(gone: int) -> None:
     """A dead executor would crash the watchdog."""
     assert resident_bytes(gone) is None
+    assert descendant_bytes(gone) == 0
     assert start_time(gone) is None
 
 

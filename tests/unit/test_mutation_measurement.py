@@ -139,6 +139,15 @@ def test_what_is_known_is_there_while_the_rest_is_measured(tmp_path: Path) -> No
     ]
 
 
+def test_what_was_known_before_is_there_from_the_first(tmp_path: Path) -> None:
+    """A measurement that resumes, and is interrupted again, would leave less in its file than it had found there."""
+    asked = request(write_project(tmp_path), "normalisation", "axis")
+    whole, told = measure(asked), list[Measured]()
+    known = {mutant.id: outcome for mutant, outcome in whole.outcomes}
+    measure(replace(asked, known=known), so_far=told.append)
+    assert [(len(one.outcomes), one.left) for one in told] == [(2, 0), (2, 0)]
+
+
 def test_a_test_suite_as_the_killer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two suites could not be compared: a user's tests would run on the kernel as it is."""
     (tmp_path / "test_mine.py").write_text(
