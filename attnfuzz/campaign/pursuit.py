@@ -331,7 +331,7 @@ class Pursuit:
         if not same and not becomes:
             return False
         if self._known.explains(other.symptom, other.features):
-            if becomes:
+            if becomes or self._known.explains(self._now.symptom, self._now.features):  # others have found it since
                 self._needed &= other.features
                 raise _SameBug
             return False

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from attnfuzz.campaign.messages import Confirmed, Minimised, Smaller
+from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
 from attnfuzz.campaign.pursuit import Pursuit
-from attnfuzz.campaign.signature import KnownFindings
+from attnfuzz.campaign.signature import KnownFindings, Signature
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure
@@ -67,6 +67,36 @@ def test_shrinking_does_not_lean_on_what_earlier_tries_left_behind() -> None:
     )
     assert last(sent, Minimised).features == {"head_size>16", "gqa_ratio>1", "gqa_ratio not pow2"}
     assert last(sent, Confirmed).failed == last(sent, Confirmed).runs
+
+
+def test_a_bug_that_others_find_while_it_is_shrunk_is_known() -> None:
+    """Every smaller case would be refused as known, and what is left, unshrunk, be reported as a second bug."""
+
+    def bug(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
+        return WRONG if max(case.seq_lens) > 1 else None
+
+    process = PretendedProcess(bug)
+    case = DenseDecodeCase(num_q_heads=3, head_size=32, num_kv_heads=1, seq_lens=(5, 0, 33), scale=0.5, extra_rows=3)
+    suspect = process.suspect(case, failure=WRONG)
+    sent: list[msgspec.Struct] = []
+    known = KnownFindings()
+
+    def others_find_it() -> bool:
+        known.add(Signature(suspect.symptom, frozenset({"seq_len>1"})))
+        return False
+
+    pursuit = Pursuit(
+        "0-1",
+        suspect,
+        judge=process.timed(),
+        known=known,
+        send=sent.append,
+        is_over=others_find_it,
+        deadline=time.monotonic() + 60.0,
+    )
+    assert pursuit.run()
+    assert last(sent, Duplicate).finding == "0-1"
+    assert not any(isinstance(message, Minimised) for message in sent)
 
 
 @dataclass(frozen=True)
