@@ -37,8 +37,10 @@ class GraphOfCalls:
             try:
                 with torch.cuda.graph(self._graph, stream=side):
                     self._call(calls, count)
-            except BaseException as error:
+            except BaseException as error:  # of an interrupt, too, half a graph is left
                 _ABANDONED.append(self._graph)
+                if not isinstance(error, Exception):
+                    raise
                 raise CaptureFailed(f"cannot be captured: {error}") from error
         torch.cuda.current_stream().wait_stream(side)
 
