@@ -1,6 +1,6 @@
 """Saved findings: what a regression file holds, reading and writing it, and where the files lie. Torch-free."""
 
-from attnfuzz.corpus.folder import DEFAULT_FOLDER, configured_folder, regression_files
+from attnfuzz.corpus.folder import DEFAULT_FOLDER, regression_files
 from attnfuzz.corpus.reading import RegressionError, decode_regression, load_regression
 from attnfuzz.corpus.regression import (
     MAX_PRECEDING,
@@ -19,7 +19,6 @@ __all__ = [
     "FindingRecord",
     "Regression",
     "RegressionError",
-    "configured_folder",
     "current_environment",
     "decode_regression",
     "encode_regression",

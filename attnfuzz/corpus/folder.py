@@ -1,24 +1,15 @@
-"""Where regression files lie: the configured folder, and the files that paths on a command line stand for."""
+"""Where regression files lie, unless a folder is configured, and the files that paths on a command line stand for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from attnfuzz.config import load_settings
 from attnfuzz.corpus.reading import RegressionError
 
-__all__ = ["DEFAULT_FOLDER", "configured_folder", "regression_files"]
+__all__ = ["DEFAULT_FOLDER", "regression_files"]
 
 DEFAULT_FOLDER = "regressions"
-
-
-def configured_folder(start: Path | None = None) -> Path:
-    """The folder named by ``[tool.attnfuzz] regressions`` in the nearest pyproject.toml, else ``regressions`` here.
-
-    Raises ConfigurationError for a pyproject.toml that cannot be used.
-    """
-    return load_settings(start).regressions or Path(DEFAULT_FOLDER)
 
 
 def regression_files(paths: Iterable[Path]) -> list[Path]:

@@ -8,10 +8,9 @@ import msgspec
 
 from attnfuzz.oracles.verdict import Failure, OracleName
 
-__all__ = ["STATUSES", "Kill", "Outcome", "Status"]
+__all__ = ["Kill", "Outcome", "Status"]
 
 Status = Literal["killed", "survived", "equivalent", "stillborn", "error"]
-STATUSES: tuple[Status, ...] = ("killed", "survived", "equivalent", "stillborn", "error")
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):

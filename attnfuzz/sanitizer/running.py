@@ -51,11 +51,6 @@ class Outcome:
     output: str = ""
 
     @property
-    def is_clean(self) -> bool:
-        """Whether nothing is wrong with any case."""
-        return not self.reports and not self.unread and self.status == 0 and self.raised is None
-
-    @property
     def raised(self) -> Note | None:
         """The first exception that a kernel raised."""
         return next((note for note in self.notes if note.raised is not None), None)

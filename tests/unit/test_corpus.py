@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from attnfuzz.config import ConfigurationError
 from attnfuzz.corpus import (
-    DEFAULT_FOLDER,
     FindingRecord,
     Regression,
     RegressionError,
-    configured_folder,
     current_environment,
     decode_regression,
     encode_regression,
@@ -245,23 +242,3 @@ def test_folders_stand_for_their_json_files(tmp_path: Path) -> None:
     assert [path.name for path in files] == ["b.json", "a.json"]
     with pytest.raises(RegressionError, match=r"none\.json does not exist"):
         regression_files([tmp_path / "none.json"])
-
-
-def test_the_folder_is_configured_in_pyproject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands run in a subfolder must find the project's regressions, relative to its pyproject.toml."""
-    (tmp_path / "sub").mkdir()
-    monkeypatch.chdir(tmp_path / "sub")
-    (tmp_path / "pyproject.toml").write_text('[tool.attnfuzz]\nregressions = "saved"\n')
-    assert configured_folder() == tmp_path / "saved"
-    monkeypatch.chdir(tmp_path)
-    assert configured_folder() == Path("saved")
-    (tmp_path / "pyproject.toml").write_text("[project]\n")
-    assert configured_folder() == Path(DEFAULT_FOLDER)
-
-
-@pytest.mark.parametrize("text", ["[tool.attnfuzz]\nregressions = 3\n", "[tool.attnfuzz\n"])
-def test_a_broken_configuration_is_named(tmp_path: Path, text: str) -> None:
-    """Falling back silently would replay another folder than the one that was meant."""
-    (tmp_path / "pyproject.toml").write_text(text)
-    with pytest.raises(ConfigurationError, match=r"pyproject\.toml"):
-        configured_folder(tmp_path)
