@@ -12,6 +12,7 @@ from torch import Tensor
 from attnfuzz.kernels.launch_grouped import grouped_decode, plan_grouped
 from attnfuzz.kernels.launch_partitioned import paged_attention_v1, paged_attention_v2
 from attnfuzz.kernels.launch_q_block import q_block_attention
+from tests.kernels.arguments import absent_sinks, made, sinks, slopes
 
 HEADS, KV_HEADS, SIZE, PAGE, SCALE = 4, 2, 16, 4, 0.5
 DECODE = ((1, 0), (1, 7), (1, 70))
@@ -19,21 +20,8 @@ MIXED = ((1, 0), (0, 5), (5, 7), (18, 18), (3, 70))
 """Query tokens and length of each sequence."""
 
 
-def slopes() -> Tensor:
-    return torch.tensor([0.5, 0.25, 0.125, 0.0625])
-
-
 def counters() -> Tensor:
     return torch.zeros(len(DECODE), HEADS, dtype=torch.int32)
-
-
-def sinks() -> Tensor:
-    return torch.tensor([0.5, -30.0, 40.0, 2.0])
-
-
-def absent_sinks() -> Tensor:
-    """Of one head there is none."""
-    return torch.tensor([0.5, -torch.inf, 40.0, 2.0])
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -52,11 +40,6 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "v1": (paged_attention_v1, {}),
     "v2": (paged_attention_v2, {"partition_size": 12}),
 }
-
-
-def made(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Tensors are made within the test, on its device."""
-    return {name: value() if callable(value) else value for name, value in arguments.items()}
 
 
 def inputs(kernel: Any) -> tuple[dict[str, Any], list[Tensor], list[Tensor]]:

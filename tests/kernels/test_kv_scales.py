@@ -18,6 +18,7 @@ from attnfuzz.kernels import (
     launch_partitioned,
     launch_q_block,
 )
+from tests.kernels.arguments import made
 
 HEADS, KV_HEADS, SIZE, PAGE = 4, 2, 16, 4
 LENGTHS = (0, 1, 7, 33)
@@ -34,11 +35,6 @@ def one_query_each() -> Tensor:
 
 
 QUERIES: dict[str, Any] = {"cu_seqlens_q": one_query_each, "max_query_len": 1, "max_seq_len": 33}
-
-
-def made(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Tensors are made within the test, on its device."""
-    return {name: value() if callable(value) else value for name, value in arguments.items()}
 
 
 def inputs(dtype: torch.dtype = E4M3, layout: str = "NHD") -> dict[str, Any]:

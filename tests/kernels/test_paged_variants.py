@@ -9,28 +9,11 @@ import torch
 from torch import Tensor
 
 from attnfuzz.kernels import eager, launch_paged
+from tests.kernels.arguments import absent_sinks, made, sinks, slopes
 
 HEADS, KV_HEADS, SIZE, PAGE = 4, 2, 16, 4
 LENGTHS = (0, 1, 7, 33)
 SPLIT = {"num_splits": 3}
-
-
-def slopes() -> Tensor:
-    return torch.tensor([0.5, 0.25, 0.125, 0.0625])
-
-
-def sinks() -> Tensor:
-    return torch.tensor([0.5, -30.0, 40.0, 2.0])
-
-
-def absent_sinks() -> Tensor:
-    """Of one head there is none."""
-    return torch.tensor([0.5, -torch.inf, 40.0, 2.0])
-
-
-def made(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Tensors are made within the test, on its device."""
-    return {name: value() if callable(value) else value for name, value in arguments.items()}
 
 
 def inputs() -> dict[str, Any]:
