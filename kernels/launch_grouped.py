@@ -17,6 +17,7 @@ from attnfuzz.kernels.grouped_decode import grouped_decode_kernel
 from attnfuzz.kernels.kv_scales import KvScales
 from attnfuzz.kernels.launch_again import launch_again
 from attnfuzz.kernels.layouts import cache_strides
+from attnfuzz.kernels.matrix_units import LEAST_FOR_DOT, block_columns
 from attnfuzz.kernels.prepare import prepare_paged
 from attnfuzz.kernels.variants import Variant, check_variant, sink_arguments
 
@@ -26,7 +27,6 @@ _DTYPES = (torch.float16, torch.bfloat16)
 _MOST_HEADS = 64
 _MOST_ELEMENTS = 16384
 """Query heads of one program, and elements of its accumulator. Larger groups are shared out."""
-_LEAST_FOR_DOT = 16
 _CHUNK_ELEMENTS = 8192
 """Of partial outputs that a program combines in one step: 64 registers of each of 128 threads."""
 _SHARED_BYTES = 160 << 10
@@ -53,13 +53,13 @@ def plan_grouped(pairs: int, max_seq_len: int, processors: int, block_d: int) ->
     programs a multiprocessor read about as fast as any number does, and fewer splits are less to combine; splits want a
     small launch, which serves short lengths too, and whole sequences, if long, more loads on their way.
     """
-    tile = max(_LEAST_FOR_DOT, min(64, 8192 // block_d))
+    tile = max(LEAST_FOR_DOT, min(64, 8192 // block_d))
     num_splits = max(1, min(2 * processors // max(1, pairs), triton.cdiv(max_seq_len, tile)))
     if num_splits > 1:
         return GroupedPlan(num_splits, tile, num_warps=4, num_stages=2, pdl=True)
     if max_seq_len >= 1024:
         return GroupedPlan(1, tile, num_warps=8, num_stages=3, pdl=False)
-    return GroupedPlan(1, max(_LEAST_FOR_DOT, tile // 2), num_warps=4, num_stages=3, pdl=False)
+    return GroupedPlan(1, max(LEAST_FOR_DOT, tile // 2), num_warps=4, num_stages=3, pdl=False)
 
 
 def grouped_decode(
@@ -191,10 +191,11 @@ def _launch(
     if dtype not in _DTYPES:
         raise ValueError(f"q.dtype={dtype} must be one of {_DTYPES}, for matrix units; use launch_paged.paged_decode")
     group_size = num_q_heads // num_kv_heads
-    block_d, block_dv = (max(_LEAST_FOR_DOT, triton.next_power_of_2(size)) for size in (head_size, v_head_size))
-    most_heads = max(_LEAST_FOR_DOT, min(_MOST_HEADS, _MOST_ELEMENTS // max(block_d, block_dv)))
+    widest = triton.next_power_of_2(max(head_size, v_head_size))
+    most_heads = max(LEAST_FOR_DOT, min(_MOST_HEADS, _MOST_ELEMENTS // widest))
     check_power_of_two("block_m", most_heads if block_m is None else block_m)
-    block_m = max(_LEAST_FOR_DOT, min(most_heads, block_m or most_heads, triton.next_power_of_2(group_size)))
+    block_m = max(LEAST_FOR_DOT, min(most_heads, block_m or most_heads, triton.next_power_of_2(group_size)))
+    block_d, block_dv = (block_columns(size, block_m) for size in (head_size, v_head_size))
     pairs = num_seqs * num_kv_heads * triton.cdiv(group_size, block_m)
     plan = plan_grouped(pairs, num_tokens, _processors(device), max(block_d, block_dv))
     num_splits = plan.num_splits if num_splits is None else num_splits
@@ -202,7 +203,7 @@ def _launch(
     tile = plan.tile if tile is None else tile
     check_power_of_two("tile", tile)
     token_bytes = (block_d + block_dv) * dtype.itemsize
-    tile = max(_LEAST_FOR_DOT, min(tile, triton.next_power_of_2(_SHARED_BYTES // token_bytes + 1) // 2))
+    tile = max(LEAST_FOR_DOT, min(tile, triton.next_power_of_2(_SHARED_BYTES // token_bytes + 1) // 2))
     stages_that_fit = _SHARED_BYTES // (tile * token_bytes) + 1
     warps_and_stages = check_launch(
         plan.num_warps if num_warps is None else num_warps,

@@ -16,6 +16,7 @@ from attnfuzz.kernels.device import on_device_of
 from attnfuzz.kernels.heuristics_hopper import MAX_SEGMENTS, Launch, choose, fitting, programs_per_sm
 from attnfuzz.kernels.kv_scales import KvScales
 from attnfuzz.kernels.layouts import cache_strides
+from attnfuzz.kernels.matrix_units import block_columns
 from attnfuzz.kernels.prepare import prepare_attention
 from attnfuzz.kernels.q_block import q_block_kernel
 from attnfuzz.kernels.reduce_segments import reduce_segments_kernel
@@ -128,7 +129,7 @@ def _attend(
     scales = KvScales(inputs.get("k_scale"), inputs.get("v_scale"))
     k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
     head_size, v_head_size, group = sizes["head_size"], sizes["v_head_size"], sizes["group_size"]
-    block_d, block_dv = (max(16, triton.next_power_of_2(size)) for size in (head_size, v_head_size))
+    block_d, block_dv = (block_columns(size, launch.block_m) for size in (head_size, v_head_size))
     heads = min(group, launch.block_m)
     num_blocks = sizes["num_tokens"] // (launch.block_m // heads) + sizes["num_seqs"]
     num_work = num_blocks * launch.num_segments * sizes["num_kv_heads"] * triton.cdiv(group, heads)

@@ -16,7 +16,8 @@ from tests.gpu.bundled_cases import BUNDLED
 from tests.quality.hunting import flaws, hunt
 from tests.quality.mutants import mutant_named
 
-BUDGET_S = 30
+BUDGET_S = 60
+"""Enough for each kernel to have been compiled, also beside other tests."""
 HUNT_S = 60
 """A hunt ends as soon as its finding has been shrunk; each smaller format has to be compiled for that."""
 
@@ -56,4 +57,6 @@ def test_correct_kernels(tmp_path: Path, record_property: Record) -> None:
     record_property("device", report["device"])
     assert "NVIDIA" in report["device"]
     assert {kernel["name"] for kernel in report["kernels"]} == set(BUNDLED)
-    assert all(kernel["cases"] > 0 and 0 < kernel["max_error_ratio"] < 1 for kernel in report["kernels"])
+    for kernel in report["kernels"]:
+        assert kernel["cases"] > 0, kernel
+        assert 0 < kernel["max_error_ratio"] < 1, kernel
