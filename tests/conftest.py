@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from jaxtyping import install_import_hook
 
 import attnfuzz
@@ -22,6 +23,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel; threads 
 _ROOT = os.fspath(Path(attnfuzz.__file__).parents[1])
 _PATHS = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 os.environ["PYTHONPATH"] = os.pathsep.join([_ROOT, *(path for path in _PATHS if path not in ("", _ROOT))])
+
+
+def pytest_configure() -> None:
+    """Refuse to test another attnfuzz than the one beside the tests, which would pass for it."""
+    root, found = Path(__file__).resolve().parents[1], Path(attnfuzz.__file__).resolve().parent
+    if found != (root / "attnfuzz").resolve():
+        raise pytest.UsageError(
+            f"these tests are of {root / 'attnfuzz'}, but `import attnfuzz` finds {found}; "
+            f"set PYTHONPATH={root}, or install that one: pip install -e {root}"
+        )
 
 
 def _modules_with_shapes() -> Iterator[str]:
