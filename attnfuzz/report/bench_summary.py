@@ -1,4 +1,4 @@
-"""What a suite was run for, in a sentence for each kernel."""
+"""What a suite was run for, in a sentence for each kernel, and the options that it was run with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from attnfuzz.bench.kernels.results import Report, Result, State
-from attnfuzz.report.bench_kernels import REFERENCES, ratio_to, states_of
+from attnfuzz.report.bench_kernels import REFERENCES, ratio_to, states_of, varied_options
 
 __all__ = ["summary_of"]
 
@@ -18,17 +18,21 @@ _LARGE_MERGE = 4096
 
 
 def summary_of(report: Report, suite: str) -> list[str]:
-    """Of the suite's timed results, launched in the first way in which anything was timed, cold and warm."""
+    """Of the suite's timed results, launched in the first way in which anything was timed, cold and warm.
+
+    Options that have one value throughout come last; rows of a table only have those that differ.
+    """
     results = [one for one in report.chosen(suite) if one.times]
     states = states_of(results)
     states = [state for state in states if state[0] == states[0][0]]
     names = list(dict.fromkeys(one.contender for one in results))
-    return [
+    facts = [
         f"{name}{f' (L2 {state[1]})' if len(states) > 1 else ''}: {', '.join(found)}"
         for name in names
         for state in states
         if (found := list(_facts(report, [one for one in results if one.contender == name], state)))
     ]
+    return [*facts, *_fixed_options(report, results)]
 
 
 def _facts(report: Report, mine: Sequence[Result], state: State) -> Iterator[str]:
@@ -47,6 +51,14 @@ def _facts(report: Report, mine: Sequence[Result], state: State) -> Iterator[str
     rooms = [ratio for one in mine if one.shape.room and (ratio := _over_exact(one, mine, state)) is not None]
     if rooms:
         yield f"one graph for all lengths takes {_span(rooms)} times one made for the length"
+
+
+def _fixed_options(report: Report, results: Sequence[Result]) -> Iterator[str]:
+    varied = varied_options(report)
+    for name, options in {one.contender: one.options for one in results}.items():
+        fixed = [f"{option}={value}" for option, value in options.items() if option not in varied[name]]
+        if fixed:
+            yield f"{name}: timed with {' '.join(fixed)}; --option tries others"
 
 
 def _growth(mine: Sequence[Result], state: State) -> Iterator[str]:

@@ -51,6 +51,15 @@ def test_the_sentences_say_what_a_suite_was_run_for(report: Report) -> None:
     assert "one graph for all lengths takes 1.20 times one made for the length" in split
 
 
+def test_options_that_no_row_shows_are_told() -> None:
+    """A kernel timed with the first of its tiles would pass for one with the tile that its wrapper takes."""
+    kernels = [declared("paged_split_k", tile=(16, 32), num_splits=(1, 8)), declared("<b>naive")]
+    plan = KernelBench(suites={"decode": SUITES["decode"]()[:1]}, options={"num_splits": (2, 4)})
+    report = measure_kernels(plan, Pretended(answer), kernels, [SDPA])
+    told = [line for line in summary_of(report, "decode") if "timed with" in line]
+    assert told == ["paged_split_k: timed with tile=16; --option tries others"]
+
+
 def test_a_table_has_ratios_and_marks(report: Report) -> None:
     """A wrong kernel would be a row like any other."""
     console = Console(file=io.StringIO(), width=200)
