@@ -131,7 +131,7 @@ def _table(report: Report, suite: str, results: Sequence[Result]) -> Table:
     columns = [f"{mode} {l2}" for mode, l2 in states] + ["% of copy"]
     for name in (*columns, *(f"x {REFERENCES[name]}" for name in references)):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", overflow="ellipsis", no_wrap=True)
+    table.add_column("")  # the only one that may wrap: a long remark would take the room of the others
     varied = varied_options(report)
     before = ""
     for result in results:

@@ -71,6 +71,20 @@ def test_a_table_has_ratios_and_marks(report: Report) -> None:
     assert "a sentence" in [line.strip() for line in lines]
 
 
+def test_a_long_remark_leaves_room_for_the_numbers() -> None:
+    """One contender that fails would make the table of all others unreadable."""
+
+    def fails(request: MeasureRequest) -> MeasureReply:
+        return answer(request) if request.is_provider else MeasureReply(status="failed", note="no " * 99)
+
+    plan = KernelBench(suites={"decode": SUITES["decode"]()[:1]}, options={})
+    failed = measure_kernels(plan, Pretended(fails), [declared("paged_split_k")], [SDPA])
+    console = Console(file=io.StringIO(), width=120)
+    print_report(console, failed, {})
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
+    assert any(re.match(r"(1x4096 page 16)? +torch_sdpa +\d+\.\d ", line) for line in lines)
+
+
 def test_charts_draw_each_contender_in_one_colour(report: Report) -> None:
     """Lines of two charts could not be compared."""
     charts = charts_of(report, "decode")
