@@ -1,21 +1,18 @@
 """The driver's way to a verdict: kernels run in an executor, whose death is a verdict too. Torch-free."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Self, cast
 
 import msgspec
 
-from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.execution.device_probe import why_no_answer
+from attnfuzz.declaration import Declaration
 from attnfuzz.execution.executor import Executor
 from attnfuzz.execution.explain_messages import ExplainReply, ExplainRequest
 from attnfuzz.execution.faults import failure_of
 from attnfuzz.execution.guard_messages import GuardReply, GuardRequest
 from attnfuzz.execution.judge_messages import (
-    DeclarationsReply,
-    DeclarationsRequest,
     DeviceReply,
     GrowthReply,
     GrowthRequest,
@@ -27,7 +24,8 @@ from attnfuzz.execution.judge_messages import (
 )
 from attnfuzz.execution.leaks import MemoryUse, find_leak
 from attnfuzz.execution.likely_device import Device, likely_device
-from attnfuzz.execution.outcomes import DeviceLost, Died, ExecutorUnavailable, Reply, ServiceError, TimedOut
+from attnfuzz.execution.loaded_kernels import LOAD_TIMEOUT_S, LoadedKernels
+from attnfuzz.execution.outcomes import Died, ExecutorUnavailable, Reply, ServiceError, TimedOut
 from attnfuzz.execution.process import resident_bytes
 from attnfuzz.execution.zygote_client import Zygote
 from attnfuzz.explaining.explanation import Explanation
@@ -45,12 +43,8 @@ DEFAULT_TIMEOUT_S: dict[Device, float] = {"cpu": 10.0, "cuda": 60.0}
 _TIMES_FOR_ALL = 4.0
 """How much longer all relations may take: up to thirty runs in place of two, for far more of which a limit allows."""
 
-_LOAD_TIMEOUT_S = 300.0
 _MAX_ZYGOTE_RESTARTS = 20
 """Of zygotes that died within seconds of their start: a minute's worth."""
-_PROBE_TIMEOUT_S = 30.0
-"""For a fresh process to get an answer from the GPU, which takes half a second."""
-_START_TIMEOUT_S = 120.0  # where a hundred do so at once
 
 
 class Runner:
@@ -81,30 +75,21 @@ class Runner:
         self._owns_zygote = zygote is None
         self._memory_limit_bytes = memory_limit_bytes
         self._executor_environment = dict(environment or {})
-        self._loaded: tuple[int | None, set[str]] = (None, set())
-        self._stuck: str | None = None
         self.gpu_share = 0.0
         """How much of the GPU memory that it may use the executor still held after its latest answer, from 0 to 1."""
         self.zygote = zygote or _start_zygote(likely_device(device))
         self._executor = self._new_executor()
         self.device: Device = self._settle_device(device)
+        self._kernels = LoadedKernels(self._executor, self.device)
         self.timeout_s = DEFAULT_TIMEOUT_S[self.device] if timeout_s is None else timeout_s
 
     @cached_property
     def environment(self) -> DeviceReply:
         """Device, its name and the versions of Python, torch, Triton and NumPy."""
-        outcome = self._executor.call("device", b"{}", timeout_s=_LOAD_TIMEOUT_S)
+        outcome = self._executor.call("device", b"{}", timeout_s=LOAD_TIMEOUT_S)
         if not isinstance(outcome, Reply):
             raise ExecutorUnavailable(f"the device could not be initialised: {failure_of(outcome).message}")
         return msgspec.json.decode(outcome.body, type=DeviceReply)
-
-    def _check_device(self, after: str, *, patience_s: float = _PROBE_TIMEOUT_S) -> None:
-        """Raise `DeviceLost` unless the GPU still answers a fresh process: else every case from now on would hang."""
-        if why := why_no_answer(self._executor, self.device, patience_s=patience_s):
-            raise DeviceLost(
-                f"the GPU does not answer any more after {after} ({why}); reset it, or leave it out with "
-                "CUDA_VISIBLE_DEVICES"
-            )
 
     @property
     def device_name(self) -> str:
@@ -128,15 +113,7 @@ class Runner:
 
     def declarations(self, targets: Sequence[str]) -> list[Declaration]:
         """What all kernels that `targets` name declare. Raises `KernelLoadError` in one sentence."""
-        payload = msgspec.json.encode(DeclarationsRequest(list(targets)))
-        outcome = self._executor.call("declarations", payload, timeout_s=_LOAD_TIMEOUT_S)
-        if not isinstance(outcome, Reply):
-            raise KernelLoadError(f"importing {', '.join(targets)} failed: {failure_of(outcome).message}")
-        reply = msgspec.json.decode(outcome.body, type=DeclarationsReply)
-        if reply.error is not None:
-            raise KernelLoadError(reply.error)
-        self._remember(declaration.target for declaration in reply.kernels)
-        return reply.kernels
+        return self._kernels.declarations(targets)
 
     def judge(
         self,
@@ -170,7 +147,8 @@ class Runner:
         if isinstance(reply, JudgeReply) and reply.exhausted is not None:  # a fresh process has the memory to itself
             reply = self._ask(declaration, request, timeout_s)
         if not isinstance(reply, JudgeReply):
-            return self._verdict_on(declaration, reply)
+            failure = failure_of(reply)
+            return Verdict(failure=failure if failure.oracle in self.oracles else None)
         if reply.exhausted is not None:
             raise CaseTooLarge(f"the case does not fit into the GPU's memory; free some there: {reply.exhausted}")
         if reply.verdict is None:
@@ -217,7 +195,7 @@ class Runner:
         if "crash" not in self.oracles:
             return None
         encoded = msgspec.Raw(encode_case(case))
-        if not self._is_fresh:
+        if not self._kernels.is_fresh:
             self.restart()
         try:
             return find_leak(lambda calls: self._use_after(declaration, encoded, calls, timeout_s))
@@ -232,22 +210,16 @@ class Runner:
         Where the kernel ends its process, or hangs, that is what the explanation says. Raises what `judge` raises.
         """
         check_size(case)
-        self._ensure_loaded(declaration)
         request = ExplainRequest(declaration.target, msgspec.Raw(encode_case(case)), oracle, seconds)
-        outcome = self._executor.call("explain", msgspec.json.encode(request), timeout_s=seconds + self.timeout_s)
+        outcome = self._kernels.call(declaration, "explain", request, timeout_s=seconds + self.timeout_s)
         if isinstance(outcome, Reply):
             return msgspec.json.decode(outcome.body, type=ExplainReply).explanation
-        self._look_at_device(declaration, outcome)
         return Explanation(lines=(f"no weights can be read: {failure_of(outcome).message}",))
 
     def guarded(self, declaration: Declaration, request: GuardRequest) -> GuardReply | None:
         """What a run tells that has chosen tensors guarded; None if it ended in any other way than by a lost GPU."""
-        self._ensure_loaded(declaration)
-        outcome = self._executor.call("guarded", msgspec.json.encode(request), timeout_s=self.timeout_s)
-        if isinstance(outcome, Reply):
-            return msgspec.json.decode(outcome.body, type=GuardReply)
-        self._look_at_device(declaration, outcome)
-        return None
+        outcome = self._kernels.call(declaration, "guarded", request, timeout_s=self.timeout_s)
+        return msgspec.json.decode(outcome.body, type=GuardReply) if isinstance(outcome, Reply) else None
 
     def restart(self) -> None:
         """Go on in a fresh executor."""
@@ -315,85 +287,33 @@ class Runner:
         self._executor = self._new_executor()
 
     def _ask(self, declaration: Declaration, request: JudgeRequest, timeout_s: float) -> JudgeReply | Died | TimedOut:
-        self._ensure_loaded(declaration)
-        outcome = self._executor.call("judge", msgspec.json.encode(request), timeout_s=timeout_s)
         self.gpu_share = 0.0
+        outcome = self._kernels.call(declaration, "judge", request, timeout_s=timeout_s)
         if not isinstance(outcome, Reply):
             return outcome
         reply = msgspec.json.decode(outcome.body, type=JudgeReply)
         self.gpu_share = reply.gpu_share
         return reply
 
-    def _use_after(
-        self, declaration: Declaration, case: msgspec.Raw, calls: int, timeout_s: float | None
-    ) -> MemoryUse | None:
-        self._ensure_loaded(declaration)
-        request = msgspec.json.encode(GrowthRequest(declaration.target, case, calls))
-        outcome = self._executor.call("growth", request, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
-        if not isinstance(outcome, Reply):
-            self._look_at_device(declaration, outcome)
-            return None
-        return msgspec.json.decode(outcome.body, type=GrowthReply).use
-
     def _ask_many(self, declaration: Declaration, cases: Sequence[Case], timeout_s: float) -> JudgeManyReply | None:
         """None if there is no answer that covers the batch."""
-        self._ensure_loaded(declaration)
+        self.gpu_share = 0.0
         encoded = [msgspec.Raw(encode_case(case)) for case in cases]
         request = JudgeManyRequest(declaration.target, encoded, self.oracles, self.tolerance)
-        outcome = self._executor.call("judge_many", msgspec.json.encode(request), timeout_s=timeout_s)
-        self.gpu_share = 0.0
+        outcome = self._kernels.call(declaration, "judge_many", request, timeout_s=timeout_s)
         if not isinstance(outcome, Reply):
-            self._look_at_device(declaration, outcome)
             return None
         reply = msgspec.json.decode(outcome.body, type=JudgeManyReply)
         self.gpu_share = reply.gpu_share
         return None if reply.lost is not None else reply
 
-    @property
-    def _is_fresh(self) -> bool:
-        """Whether the present executor has not imported any kernel yet."""
-        return self._executor.pid is not None and self._executor.pid != self._loaded[0]
-
-    def _ensure_loaded(self, declaration: Declaration) -> None:
-        """Have the present executor start CUDA and import the kernel, with more patience than for a case."""
-        if not declaration.target:
-            raise KernelLoadError(
-                f"kernel {declaration.name!r} is not at the top level of a file, so no other process can import it; "
-                "move it there, or check it with isolated=False"
-            )
-        if self._stuck:
-            raise self._stuck_error()
-        pid, targets = self._loaded
-        is_new = pid is None or pid != self._executor.pid
-        if is_new and self.device == "cuda":  # processes that start at once initialise CUDA one after the other
-            self._check_device("the start of an executor", patience_s=_START_TIMEOUT_S)
-        if is_new or declaration.target not in targets:
-            self.declarations([declaration.target])
-
-    def _remember(self, targets: Iterable[str]) -> None:
-        pid, known = self._loaded
-        self._loaded = (self._executor.pid, {*targets, *(known if pid == self._executor.pid else ())})
-
-    def _look_at_device(self, declaration: Declaration, outcome: Died | TimedOut) -> None:
-        """After a hang, find out whether there is still a device to go on with."""
-        if not isinstance(outcome, TimedOut):
-            return
-        after = f"a hang of {declaration.target}"
-        if outcome.still_alive:
-            self._stuck = f"{after} left a process on {self.device} that could not be killed"
-            if self.device == "cuda":
-                raise self._stuck_error()
-        elif self.device == "cuda":
-            self._check_device(after)
-
-    def _stuck_error(self) -> ExecutorUnavailable:
-        text = f"{self._stuck}, so the device is in an unknown state; wait for the process to end, or reset the device"
-        return DeviceLost(text) if self.device == "cuda" else ExecutorUnavailable(text)
-
-    def _verdict_on(self, declaration: Declaration, outcome: Died | TimedOut) -> Verdict:
-        self._look_at_device(declaration, outcome)
-        failure = failure_of(outcome)
-        return Verdict(failure=failure if failure.oracle in self.oracles else None)
+    def _use_after(
+        self, declaration: Declaration, case: msgspec.Raw, calls: int, timeout_s: float | None
+    ) -> MemoryUse | None:
+        request = GrowthRequest(declaration.target, case, calls)
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        outcome = self._kernels.call(declaration, "growth", request, timeout_s=timeout_s)
+        return msgspec.json.decode(outcome.body, type=GrowthReply).use if isinstance(outcome, Reply) else None
 
 
 def _start_zygote(device: Device) -> Zygote:

@@ -1,4 +1,4 @@
-"""A GPU that stops answering, played by a service: it is told from a kernel that hangs."""
+"""attnfuzz.execution.loaded_kernels: a GPU that stops answering, played by a service, is no kernel that hangs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution import Zygote, runner
+from attnfuzz.execution import Zygote, loaded_kernels
 from attnfuzz.execution.outcomes import DeviceLost, ExecutorUnavailable
 from attnfuzz.execution.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
@@ -21,7 +21,7 @@ CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(3,
 def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that is there once the GPU has hung."""
     monkeypatch.setenv("ATTNFUZZ_TEST_GPU_HUNG", str(tmp_path / "hung"))
-    monkeypatch.setattr(runner, "_PROBE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(loaded_kernels, "_PROBE_TIMEOUT_S", 0.3)
     return tmp_path / "hung"
 
 

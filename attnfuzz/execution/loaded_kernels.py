@@ -1,0 +1,102 @@
+"""The kernels that an executor has imported, and whether the device that it runs them on still answers. Torch-free."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.execution.device_probe import why_no_answer
+from attnfuzz.execution.executor import Executor
+from attnfuzz.execution.faults import failure_of
+from attnfuzz.execution.judge_messages import DeclarationsReply, DeclarationsRequest
+from attnfuzz.execution.likely_device import Device
+from attnfuzz.execution.outcomes import DeviceLost, Died, ExecutorUnavailable, Reply, TimedOut
+
+__all__ = ["LOAD_TIMEOUT_S", "LoadedKernels"]
+
+LOAD_TIMEOUT_S = 300.0
+_PROBE_TIMEOUT_S = 30.0
+"""For a fresh process to get an answer from the GPU, which takes half a second."""
+_START_TIMEOUT_S = 120.0  # where a hundred do so at once
+
+
+class LoadedKernels:
+    """Has ``executor`` import a kernel before it is asked anything about it, in each process that it goes on in."""
+
+    def __init__(self, executor: Executor, device: Device) -> None:
+        self._executor = executor
+        self._device = device
+        self._loaded: tuple[int | None, set[str]] = (None, set())
+        self._stuck: str | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the present process has not imported any kernel yet."""
+        return self._executor.pid is not None and self._executor.pid != self._loaded[0]
+
+    def declarations(self, targets: Sequence[str]) -> list[Declaration]:
+        """What all kernels that `targets` name declare. Raises `KernelLoadError` in one sentence."""
+        payload = msgspec.json.encode(DeclarationsRequest(list(targets)))
+        outcome = self._executor.call("declarations", payload, timeout_s=LOAD_TIMEOUT_S)
+        if not isinstance(outcome, Reply):
+            raise KernelLoadError(f"importing {', '.join(targets)} failed: {failure_of(outcome).message}")
+        reply = msgspec.json.decode(outcome.body, type=DeclarationsReply)
+        if reply.error is not None:
+            raise KernelLoadError(reply.error)
+        self._remember(declaration.target for declaration in reply.kernels)
+        return reply.kernels
+
+    def call(
+        self, declaration: Declaration, method: str, request: msgspec.Struct, *, timeout_s: float
+    ) -> Reply | Died | TimedOut:
+        """What comes of one call that is about a kernel; importing it does not count against `timeout_s`.
+
+        Raises `KernelLoadError`, and `ExecutorUnavailable` where there is no device to go on with afterwards.
+        """
+        self._ensure_loaded(declaration)
+        outcome = self._executor.call(method, msgspec.json.encode(request), timeout_s=timeout_s)
+        if isinstance(outcome, TimedOut):
+            self._look_at_device(declaration, outcome)
+        return outcome
+
+    def _ensure_loaded(self, declaration: Declaration) -> None:
+        """Have the present process start CUDA and import the kernel, with more patience than for a case."""
+        if not declaration.target:
+            raise KernelLoadError(
+                f"kernel {declaration.name!r} is not at the top level of a file, so no other process can import it; "
+                "move it there, or check it with isolated=False"
+            )
+        if self._stuck:
+            raise self._stuck_error()
+        pid, targets = self._loaded
+        is_new = pid is None or pid != self._executor.pid
+        if is_new and self._device == "cuda":  # processes that start at once initialise CUDA one after the other
+            self._check_device("the start of an executor", patience_s=_START_TIMEOUT_S)
+        if is_new or declaration.target not in targets:
+            self.declarations([declaration.target])
+
+    def _remember(self, targets: Iterable[str]) -> None:
+        pid, known = self._loaded
+        self._loaded = (self._executor.pid, {*targets, *(known if pid == self._executor.pid else ())})
+
+    def _look_at_device(self, declaration: Declaration, hang: TimedOut) -> None:
+        """After a hang, find out whether there is still a device to go on with."""
+        after = f"a hang of {declaration.target}"
+        if hang.still_alive:
+            self._stuck = f"{after} left a process on {self._device} that could not be killed"
+            if self._device == "cuda":
+                raise self._stuck_error()
+        elif self._device == "cuda":
+            self._check_device(after, patience_s=_PROBE_TIMEOUT_S)
+
+    def _check_device(self, after: str, *, patience_s: float) -> None:
+        """Raise `DeviceLost` unless the GPU still answers a fresh process: else every case from now on would hang."""
+        if why := why_no_answer(self._executor, self._device, patience_s=patience_s):
+            raise DeviceLost(
+                f"the GPU does not answer any more after {after} ({why}); reset it, or leave it out with "
+                "CUDA_VISIBLE_DEVICES"
+            )
+
+    def _stuck_error(self) -> ExecutorUnavailable:
+        text = f"{self._stuck}, so the device is in an unknown state; wait for the process to end, or reset the device"
+        return DeviceLost(text) if self._device == "cuda" else ExecutorUnavailable(text)
