@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from attnfuzz.campaign.journal import Journal
 from attnfuzz.campaign.judging import TimedJudge
 from attnfuzz.campaign.known_deaths import KnownDeaths
+from attnfuzz.campaign.pursuit import Pursuit
+from attnfuzz.campaign.signature import KnownFindings
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.trials import Trials
 from attnfuzz.declaration import Declaration
@@ -15,7 +20,7 @@ from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 
-__all__ = ["CRASH", "KERNEL", "WRONG", "PretendedProcess", "a_case"]
+__all__ = ["CRASH", "KERNEL", "WRONG", "PretendedProcess", "a_case", "pursued"]
 
 KERNEL = Declaration(
     name="pretended",
@@ -31,6 +36,27 @@ def a_case(length: int = 1, *, head_size: int = 16, num_q_heads: int = 1) -> Den
     return DenseDecodeCase(
         num_q_heads=num_q_heads, head_size=head_size, num_kv_heads=1, seq_lens=(length,), scale=head_size**-0.5
     )
+
+
+def pursued(
+    suspect: Suspect,
+    judge: TimedJudge,
+    known: KnownFindings | None = None,
+    *,
+    is_over: Callable[[], bool] = lambda: False,
+) -> tuple[bool, list[msgspec.Struct]]:
+    """Whether ``suspect`` is a bug, and what the coordinator is told of it, under the name 0-1."""
+    sent: list[msgspec.Struct] = []
+    pursuit = Pursuit(
+        "0-1",
+        suspect,
+        judge=judge,
+        known=KnownFindings() if known is None else known,
+        send=sent.append,
+        is_over=is_over,
+        deadline=time.monotonic() + 60.0,
+    )
+    return pursuit.run(), sent
 
 
 @dataclass

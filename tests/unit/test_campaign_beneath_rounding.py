@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
 
 from attnfuzz.campaign.messages import Duplicate, Minimised
-from attnfuzz.campaign.pursuit import Pursuit
 from attnfuzz.campaign.signature import KnownFindings, Signature
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.recipes import Values
-from tests.unit.pretended_process import WRONG, PretendedProcess, a_case
+from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, pursued
 
 BITS = Failure(oracle="value_affinity", kind="bits", message="the bits must be equal")
 LARGE = msgspec.structs.replace(a_case(5), values=Values(values="large"))
@@ -43,20 +41,10 @@ def both(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
 def pursue(bug: Bug, *signatures: Signature) -> tuple[KnownFindings, list[msgspec.Struct]]:
     """What is known afterwards, and what the coordinator is told, of `LARGE` when its bits differ."""
     process, known = PretendedProcess(bug), KnownFindings()
-    sent: list[msgspec.Struct] = []
     for signature in signatures:
         known.add(signature)
-    suspect = process.suspect(LARGE, failure=BITS)
-    pursuit = Pursuit(
-        "0-1",
-        suspect,
-        judge=process.timed(),
-        known=known,
-        send=sent.append,
-        is_over=lambda: False,
-        deadline=time.monotonic() + 60.0,
-    )
-    assert pursuit.run()
+    is_bug, sent = pursued(process.suspect(LARGE, failure=BITS), process.timed(), known)
+    assert is_bug
     return known, sent
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -13,7 +12,6 @@ import msgspec
 from attnfuzz.campaign.journal import Journal
 from attnfuzz.campaign.judging import TimedJudge
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
-from attnfuzz.campaign.pursuit import Pursuit
 from attnfuzz.campaign.signature import KnownFindings, Symptom
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.corpus import load_regression
@@ -22,7 +20,7 @@ from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
 from tests.faults.campaigns import Campaign
 from tests.unit.pretended_gpu import LIMIT
-from tests.unit.pretended_process import KERNEL, a_case
+from tests.unit.pretended_process import KERNEL, a_case, pursued
 from tests.unit.test_campaign_pursuit import explore, last, replay
 
 KERNELS = Path(__file__).parent / "leaking_kernels.py"
@@ -43,19 +41,9 @@ def leaks_with_groups(declaration: Declaration, case: Case, *, timeout_s: float)
 
 
 def pursue(failure: Failure, known: KnownFindings, case: Case | None = None) -> tuple[bool, list[msgspec.Struct]]:
-    sent: list[msgspec.Struct] = []
     timed = TimedJudge(judge, find_leak=leaks_with_groups, deadline=1e12, longest_s=10.0, journal=Journal(None))
     suspect = Suspect(KERNEL, a_case(9, num_q_heads=4) if case is None else case, failure, (a_case(5),) * 3)
-    pursuit = Pursuit(
-        "0-1",
-        suspect,
-        judge=timed,
-        known=known,
-        send=sent.append,
-        is_over=lambda: False,
-        deadline=time.monotonic() + 60.0,
-    )
-    return pursuit.run(), sent
+    return pursued(suspect, timed, known)
 
 
 def test_a_death_of_memory_becomes_the_leak_behind_it() -> None:

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
-from attnfuzz.campaign.pursuit import Pursuit
 from attnfuzz.campaign.signature import KnownFindings, Signature
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.corpus import Regression, load_regression
@@ -24,7 +22,7 @@ from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure
 from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
 from attnfuzz.problems.choices import default_scale
 from tests.faults.campaigns import Campaign, saved
-from tests.unit.pretended_process import WRONG, PretendedProcess
+from tests.unit.pretended_process import WRONG, PretendedProcess, pursued
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 
@@ -33,17 +31,8 @@ KERNELS = Path(__file__).parent / "stateful_kernels.py"
 
 def pursue(process: PretendedProcess, suspect: Suspect) -> list[msgspec.Struct]:
     """What the coordinator is told."""
-    sent: list[msgspec.Struct] = []
-    pursuit = Pursuit(
-        "0-1",
-        suspect,
-        judge=process.timed(),
-        known=KnownFindings(),
-        send=sent.append,
-        is_over=lambda: False,
-        deadline=time.monotonic() + 60.0,
-    )
-    assert pursuit.run()
+    is_bug, sent = pursued(suspect, process.timed())
+    assert is_bug
     return sent
 
 
@@ -78,23 +67,14 @@ def test_a_bug_that_others_find_while_it_is_shrunk_is_known() -> None:
     process = PretendedProcess(bug)
     case = DenseDecodeCase(num_q_heads=3, head_size=32, num_kv_heads=1, seq_lens=(5, 0, 33), scale=0.5, extra_rows=3)
     suspect = process.suspect(case, failure=WRONG)
-    sent: list[msgspec.Struct] = []
     known = KnownFindings()
 
     def others_find_it() -> bool:
         known.add(Signature(suspect.symptom, frozenset({"seq_len>1"})))
         return False
 
-    pursuit = Pursuit(
-        "0-1",
-        suspect,
-        judge=process.timed(),
-        known=known,
-        send=sent.append,
-        is_over=others_find_it,
-        deadline=time.monotonic() + 60.0,
-    )
-    assert pursuit.run()
+    is_bug, sent = pursued(suspect, process.timed(), known, is_over=others_find_it)
+    assert is_bug
     assert last(sent, Duplicate).finding == "0-1"
     assert not any(isinstance(message, Minimised) for message in sent)
 
