@@ -161,7 +161,7 @@ class StateFile:
     def __init__(self, folder: Path = FOLDER) -> None:
         self._path = folder / "state.json"
         self._lock: int | None = None
-        with suppress(OSError):
+        with suppress(OSError):  # then it is not usable
             folder.mkdir(exist_ok=True)
             self._lock = os.open(folder / "state.lock", os.O_RDWR | os.O_CREAT, 0o644)
             try:
@@ -183,7 +183,7 @@ class StateFile:
     def write(self, state: State) -> None:
         """Replace the file. A full disk costs only the chance to resume, and is not spoken of."""
         if self._lock is not None:
-            with suppress(OSError):
+            with suppress(OSError):  # as the docstring says
                 # what was asked may hold the password of a --shared server
                 write_atomically(self._path, msgspec.json.encode(state), private=True)
 
