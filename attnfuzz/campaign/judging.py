@@ -176,7 +176,7 @@ class TimedJudge:
             limit_s = min(timeout.batch_limit_s(len(cases)), remaining_s)
             try:
                 verdicts = self._judge_together(declaration, cases, timeout_s=limit_s)
-            except (ServiceError, CaseTooLarge):  # comes again, and is told, when its case is judged alone
+            except (ServiceError, CaseTooLarge):  # if it comes again where its case is judged alone, it is told
                 return None
             if verdicts is not None:
                 timeout.record(_slowest_s(verdicts, self._clock() - started), cases=len(verdicts))

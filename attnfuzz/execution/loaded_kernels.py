@@ -10,7 +10,7 @@ from attnfuzz.execution.executor import Executor
 from attnfuzz.execution.faults import failure_of
 from attnfuzz.execution.judge_messages import DeclarationsReply, DeclarationsRequest
 from attnfuzz.execution.likely_device import Device
-from attnfuzz.execution.outcomes import DeviceLost, Died, ExecutorUnavailable, Reply, TimedOut
+from attnfuzz.execution.outcomes import DeviceLost, Died, ExecutorUnavailable, Reply, ServiceError, TimedOut
 
 __all__ = ["LOAD_TIMEOUT_S", "LoadedKernels"]
 
@@ -36,8 +36,7 @@ class LoadedKernels:
 
     def declarations(self, targets: Sequence[str]) -> list[Declaration]:
         """What all kernels that `targets` name declare. Raises `KernelLoadError` in one sentence."""
-        payload = msgspec.json.encode(DeclarationsRequest(list(targets)))
-        outcome = self._executor.call("declarations", payload, timeout_s=LOAD_TIMEOUT_S)
+        outcome = self._call("declarations", DeclarationsRequest(list(targets)), LOAD_TIMEOUT_S)
         if not isinstance(outcome, Reply):
             raise KernelLoadError(f"importing {', '.join(targets)} failed: {failure_of(outcome).message}")
         reply = msgspec.json.decode(outcome.body, type=DeclarationsReply)
@@ -51,13 +50,21 @@ class LoadedKernels:
     ) -> Reply | Died | TimedOut:
         """What comes of one call that is about a kernel; importing it does not count against `timeout_s`.
 
-        Raises `KernelLoadError`, and `ExecutorUnavailable` where there is no device to go on with afterwards.
+        Raises `KernelLoadError`, `ExecutorUnavailable` where there is no device to go on with afterwards, and
+        `ServiceError` for a bug of the framework, after which calls have a fresh process.
         """
         self._ensure_loaded(declaration)
-        outcome = self._executor.call(method, msgspec.json.encode(request), timeout_s=timeout_s)
+        outcome = self._call(method, request, timeout_s)
         if isinstance(outcome, TimedOut):
             self._look_at_device(declaration, outcome)
         return outcome
+
+    def _call(self, method: str, request: msgspec.Struct, timeout_s: float) -> Reply | Died | TimedOut:
+        try:
+            return self._executor.call(method, msgspec.json.encode(request), timeout_s=timeout_s)
+        except ServiceError:  # what kernels have written into this process may be behind it
+            self._executor.restart()
+            raise
 
     def _ensure_loaded(self, declaration: Declaration) -> None:
         """Have the present process start CUDA and import the kernel, with more patience than for a case."""

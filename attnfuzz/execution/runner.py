@@ -25,7 +25,7 @@ from attnfuzz.execution.judge_messages import (
 from attnfuzz.execution.leaks import MemoryUse, find_leak
 from attnfuzz.execution.likely_device import Device, likely_device
 from attnfuzz.execution.loaded_kernels import LOAD_TIMEOUT_S, LoadedKernels
-from attnfuzz.execution.outcomes import Died, ExecutorUnavailable, Reply, ServiceError, TimedOut
+from attnfuzz.execution.outcomes import Died, ExecutorUnavailable, Reply, TimedOut
 from attnfuzz.execution.process import resident_bytes
 from attnfuzz.execution.zygote_client import Zygote
 from attnfuzz.explaining.explanation import Explanation
@@ -139,11 +139,7 @@ class Runner:
         request = JudgeRequest(declaration.target, encoded, self.oracles, self.tolerance, thorough, relations)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         timeout_s *= _TIMES_FOR_ALL if relations == "all" else 1.0
-        try:
-            reply = self._ask(declaration, request, timeout_s)
-        except ServiceError:
-            self.restart()
-            raise
+        reply = self._ask(declaration, request, timeout_s)
         if isinstance(reply, JudgeReply) and reply.exhausted is not None:  # a fresh process has the memory to itself
             reply = self._ask(declaration, request, timeout_s)
         if not isinstance(reply, JudgeReply):

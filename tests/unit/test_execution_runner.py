@@ -160,6 +160,10 @@ def test_a_process_that_a_kernel_has_damaged_is_not_asked_again(runner: Runner, 
         runner.judge(declaration, CASE, relations=())
     assert runner.judge(declaration, CASE, relations=()).failure is None
     assert runner.restarts == before + 1
+    with pytest.raises(ServiceError):
+        runner.judge_together(declaration, [CASE, CASE], timeout_s=60.0)
+    assert runner.judge(declaration, CASE, relations=()).failure is None
+    assert runner.restarts == before + 2
     runner.restart()
 
 
