@@ -1,7 +1,9 @@
-"""The same tokens at offsets that do not fit into 32 bits: high page ids, wide strides. The same bits.
+"""The same tokens at offsets that do not fit into 32 bits: high page ids, wide strides. The same results.
 
 No result can tell where pages lie if the addresses are right. That caches are large is what production has and tests
-do not; here they are sparse (`attnfuzz.memory.far`).
+do not; here they are sparse (`attnfuzz.memory.far`). With other page ids the bits are the same. Other strides may mean
+another program: a compiler takes a stride of 1 for a constant, and may fuse other products into sums where it does not.
+So with wide strides results are held to their error bounds.
 
 Up to four runs. In the first, offsets start past 2^32 elements and page ids past 2^16: one that is cut short points to
 decoys. In the second they lie just past 2^31 elements, for what goes wrong only there, a switch to wide offsets at the
@@ -15,6 +17,8 @@ from collections.abc import Iterator
 import msgspec
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.comparison import Comparison
+from attnfuzz.oracles.elements import extent, first_index
 from attnfuzz.oracles.observation import Observation
 from attnfuzz.oracles.relations.far_run import Far, run_far
 from attnfuzz.oracles.relations.page_limits import (
@@ -27,13 +31,16 @@ from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.relations.stretching import stretched_axes, stretched_cache_axes
 from attnfuzz.oracles.relations.transformed import Results, as_it_is, unequal_bits, where_bits_differ
 from attnfuzz.oracles.trial import Trial
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import Failure, OracleName
+from attnfuzz.oracles.words import element, number, ratio
 from attnfuzz.problems.block_table import num_blocks, used_blocks
 from attnfuzz.problems.cases import Case, PagedDecodeCase
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.shapes import ITEMSIZE, tensor_specs
 
 __all__ = ["PAGE_RELOCATION"]
+
+_NAME: OracleName = "page_relocation"
 
 _MOST_NBYTES = 4 << 20
 """Of a case: decoys take several times as much again."""
@@ -71,16 +78,25 @@ def _placements(declaration: Declaration, case: Case) -> Iterator[Far]:
 
 
 def _wrong(trial: Trial, far: Far) -> Observation | None:
-    """The run if it gives other bits; of a kernel that makes no promise about bits, other numbers."""
+    """The run if it gives other bits; with other strides, or of a kernel that promises no bits, other numbers."""
     seen = run_far(trial, far)
     if seen is None:
         return None
-    if trial.kernel.declaration.supports.deterministic:
-        masks = where_bits_differ(as_it_is(trial), _on_host(seen.results))
-        differs = any(bool(mask.any()) for mask in masks.values())
-    else:
-        differs = any(bool((part.ratio > 1).any()) for part in trial.compare(seen))
+    masks = where_bits_differ(as_it_is(trial), _on_host(seen.results))
+    differs = any(bool(mask.any()) for mask in masks.values())
+    if differs and not _same_bits(trial, far):
+        differs = _first_beyond_bound(trial, seen) is not None
     return seen if differs else None
+
+
+def _same_bits(trial: Trial, far: Far) -> bool:
+    return trial.kernel.declaration.supports.deterministic and not far.stretched
+
+
+def _first_beyond_bound(trial: Trial, seen: Observation) -> tuple[Comparison, Comparison] | None:
+    """A result of the first run, and of `seen`, where that is beyond its bound."""
+    pairs = zip(trial.comparison, trial.compare(seen), strict=True)
+    return next((pair for pair in pairs if bool((pair[1].ratio > 1).any())), None)
 
 
 def _comes_and_goes(trial: Trial) -> bool:
@@ -95,13 +111,14 @@ def _explained(trial: Trial, far: Far, seen: Observation) -> Failure | None:
     for name, innermost in far.stretched.items():
         shape = tensor_specs(trial.case)[name].shape
         for axis in range(innermost + 1):  # strides around a wide one are wider still
-            alone = _wrong(trial, Far(stretched={name: axis})) if shape[axis] > 1 else None
-            if alone is not None:
+            alone = Far(stretched={name: axis})
+            wrong = _wrong(trial, alone) if shape[axis] > 1 else None
+            if wrong is not None:
                 words = f"with dimension {axis} of {name} so wide apart that offsets pass 2^31 elements"
                 details = [_WIDER_OFFSETS, *([_LAST_CONTIGUOUS] if axis == len(shape) - 1 else [])]
-                return _failure(trial, alone, f"strides of {name}", words, *details)
+                return _failure(trial, alone, wrong, f"strides of {name}", words, *details)
     words = f"with strides of {', '.join(far.stretched)} so wide that offsets pass 2^31 elements"
-    return _failure(trial, seen, "strides", words, _WIDER_OFFSETS)
+    return _failure(trial, far, seen, "strides", words, _WIDER_OFFSETS)
 
 
 def _explained_by_pages(trial: Trial, far: Far, seen: Observation) -> Failure | None:
@@ -120,11 +137,11 @@ def _explained_by_pages(trial: Trial, far: Far, seen: Observation) -> Failure | 
         if below <= 0 or _wrong(trial, Far(below)) is None:
             words = f"with page ids from {first} on, past {limit.words}"
             remedy = _WIDER_IDS if "ids" in limit.units else _WIDER_OFFSETS
-            return _failure(trial, above, _KIND, words, *_begins(case, first), remedy)
+            return _failure(trial, Far(first), above, _KIND, words, *_begins(case, first), remedy)
         seen, far = above, Far(first)
         break
     words = f"with page ids from {far.first_page} on; up to {right_up_to} they are right"
-    return _failure(trial, seen, _KIND, words, *_begins(case, far.first_page), _WIDER_IDS)
+    return _failure(trial, far, seen, _KIND, words, *_begins(case, far.first_page), _WIDER_IDS)
 
 
 def _begins(case: PagedDecodeCase, page: int) -> Iterator[str]:
@@ -137,14 +154,31 @@ def _on_host(results: Results) -> Results:
     return {name: result.cpu() for name, result in results.items()}
 
 
-def _failure(trial: Trial, seen: Observation, kind: str, words: str, *details: str) -> Failure | None:
-    parts = as_it_is(trial), _on_host(seen.results)
-    found = unequal_bits("page_relocation", trial.case, *parts, words, details=details)
-    return found and msgspec.structs.replace(found, kind=kind)
+def _failure(trial: Trial, far: Far, seen: Observation, kind: str, words: str, *details: str) -> Failure | None:
+    if _same_bits(trial, far):
+        found = unequal_bits(_NAME, trial.case, as_it_is(trial), _on_host(seen.results), words, details=details)
+        return found and msgspec.structs.replace(found, kind=kind)
+    pair = _first_beyond_bound(trial, seen)
+    if pair is None:
+        return None
+    after = pair[1]
+    mask = after.ratio > 1
+    index, worst = first_index(mask), float(after.ratio[first_index(mask)])
+    one, other = (number(float(part.got[index])) for part in pair)
+    return Failure(
+        oracle=_NAME,
+        kind=kind,
+        message=(
+            f"{element(after.name, after.axes, index)} is {one} as the case is, but {other} {words}: "
+            f"{ratio(worst)} times the error bound"
+        ),
+        details=(f"it changes {extent(after.name, after.axes, mask)}", *details),
+        error_ratio=worst,
+    )
 
 
 PAGE_RELOCATION = Relation(
-    "page_relocation",
+    _NAME,
     _applies,
     _check,
     weight=3,  # a narrow index shows nowhere else, and only where its dimension has three indices

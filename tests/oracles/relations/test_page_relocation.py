@@ -239,6 +239,19 @@ def test_kernel_that_promises_no_bits_is_held_to_its_bounds(tmp_path: Path) -> N
         assert (failure and failure.kind) == kind
 
 
+def test_other_strides_may_round_otherwise() -> None:
+    """A right kernel would be blamed for what its compiler fuses where a stride is no constant."""
+    (kernel,) = load_kernels("dense_eager")
+
+    def fused_otherwise(inputs: Any, **options: Any) -> Any:
+        out, lse = kernel.function(inputs, **options)
+        return (out if inputs.q.stride(-1) == 1 else out * (1 + 2**-23)), lse
+
+    case = msgspec.structs.replace(adapt_options(DENSE, kernel.declaration.options), dtype="float32")
+    other = Kernel(fused_otherwise, kernel.declaration)
+    assert judge(other, case, device="cpu", relations=("page_relocation",)).failure is None
+
+
 def test_silent_where_addresses_count_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container that allows no overcommitment would fail every case."""
 
