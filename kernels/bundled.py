@@ -85,7 +85,7 @@ _SHORT_PARTIALS = attnfuzz.Numerics(probabilities="float32", partials="input", m
 _SPLITS = {"num_splits": (1, 2, 3, 8), "partials": ("float32", "input")}
 # The sums of PagedAttention fill the registers: with large tiles and few warps it compiles for seconds.
 _LANES = {"tile": (16, 32), "num_warps": (4, 8), "num_stages": (3, 1)}
-_PARTITIONS = {"partition_size": (16, 40, 512, 12), "partials": ("float32", "input")}
+_PARTITIONS = {"partition_size": (16, 40, 512, 12), "partials": ("float32", "input"), "num_combined": (4, 1, 2)}
 _CACHE = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "scale", "block_size", "layout")
 # What a launch takes by default comes first. One warp is left out: with a large tile it compiles for seconds.
 _NUM_WARPS = {"num_warps": (4, 2, 8)}
@@ -98,7 +98,7 @@ _GROUPED = {
     "num_stages": (3, 2, 1),
     "pdl": (True, False),
     "block_m": (64, 16),
-    "num_combined": (64, 1, 2),
+    "num_combined": (64, 1, 2, 4),
     "last_combines": (False, True),
 }
 # All that the wrapper would choose by the batch is given, so that a row does not depend on it.

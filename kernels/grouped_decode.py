@@ -221,7 +221,8 @@ def grouped_decode_kernel(
     if LAST_COMBINES:
         # All threads have stored before one of them counts, and that one's release makes it visible to who acquires.
         tl.debug_barrier()
-        p_counter = p_counters + i_seq * num_q_heads + i_kv_head * group_size + i_head_block
+        # One for each block of heads, of which a sequence has no more than heads.
+        p_counter = p_counters + i_seq * num_q_heads + i_program % (head_blocks * num_kv_heads)
         arrived = tl.atomic_add(p_counter, 1, sem="acq_rel")
         if arrived == splits_used - 1:
             tl.store(p_counter, 0)

@@ -22,9 +22,6 @@ from attnfuzz.kernels.variants import Variant, check_variant, sink_arguments
 
 __all__ = ["paged_attention_v1", "paged_attention_v2"]
 
-_PARTITIONS_PER_STEP = 4
-"""Of the second kernel: fewer than tests try, so that more than one step is."""
-
 
 def paged_attention_v1(
     q: Tensor,
@@ -94,11 +91,13 @@ def paged_attention_v2(
     tile: int = 16,
     num_warps: int = 4,
     num_stages: int = 3,
+    num_combined: int = 4,
 ) -> tuple[Tensor, Tensor]:
     """``paged_attention_v1`` in partitions of ``partition_size`` tokens, any number of them, and their reduction.
 
     ``partial_dtype``: ``"float32"``, or ``"input"`` to keep the partial outputs in q's dtype, as vLLM does, which
-    halves their traffic and costs them one more rounding. Other arguments, result and errors as for v1.
+    halves their traffic and costs them one more rounding. ``num_combined``: partitions that the reduction takes in one
+    step, a power of two. Other arguments, result and errors as for v1.
     """
     variant = Variant(window, soft_cap, alibi_slopes, sinks)
     check_variant(variant)
@@ -108,6 +107,7 @@ def paged_attention_v2(
     out, lse, sizes = prepare_paged(inputs, "packed", block_size, out, lse)
     check_power_of_two("tile", tile)
     check_positive("partition_size", partition_size)
+    check_power_of_two("num_combined", num_combined)
     launch = check_launch(num_warps, num_stages)
     k_strides, v_strides, x = cache_strides(k_cache, v_cache, "packed")
     align = common_alignment(k_cache)
@@ -132,7 +132,7 @@ def paged_attention_v2(
             partial_out, max_logits, exp_sums, seq_lens, out, lse,
             partition_size, sizes["v_head_size"],
             *statistics, *seq_lens.stride(), *out.stride(), *lse.stride(),
-            CHUNK=_PARTITIONS_PER_STEP, BLOCK_DV=block_dv, **launch,
+            CHUNK=num_combined, BLOCK_DV=block_dv, **launch,
             window=window or 0, HAS_WINDOW=window is not None, **sink_arguments(sinks),
         )  # fmt: skip
     return out, lse

@@ -81,7 +81,7 @@ def attend_tiles(
         i_next = _load_ids(p_pages, stride_page, start + TILE, end, block_size, TILE, BLOCK_SIZE)
         i_t = start + o_t
         m_t = i_t < end
-        if MASKED and HAS_WINDOW:
+        if HAS_WINDOW:
             m_t = m_t & (i_t >= first_seen)
         if BLOCK_SIZE > 0 and BLOCK_SIZE % TILE == 0:
             i_off = (start % BLOCK_SIZE + o_t).to(tl.int64)

@@ -161,8 +161,9 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
         format_ = Format(dtype=dtype, num_q_heads=num_q_heads, head_size=head_size, strides=strides, options=options)
         return format_, work
     num_splits = _pick_splits(splits, plan)
+    num_sharing = num_splits or split_count(options)  # programs that share a row
     per_head, wide = shape.pick(_HEADS)
-    most_heads = work // (per_head * (1 + (num_splits or split_count(options)) // 4))
+    most_heads = work // (per_head * (1 + num_sharing // 4))
     if wide:
         most_heads = max(int(_ROOM_FOR_WIDE * most_heads), _HEADS_OF_ONE_WIDE if wide == 1 else 0)
     kv = None
@@ -171,7 +172,7 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
         kv = decide_quantised_kv(of_kv, kv_dtypes, plan.supports.kv_scales)
     has_scales = kv is not None and kv.per == "head"
     if has_scales:
-        most_heads = max(most_heads, _HEADS_OF_SCALES // (1 + (num_splits or split_count(options)) // 4))
+        most_heads = max(most_heads, _HEADS_OF_SCALES // (1 + num_sharing // 4))
     num_q_heads, num_kv_heads = decide_gqa_heads(
         shape,
         gqa_ratios_of(plan.supports),
@@ -189,7 +190,7 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
         steps = (*((block_size,) if block_size else ()), *tiles)
         longest = max(1, work // num_q_heads) * min(plan.sizes.tile, *tiles or (_TILE,))
         part = decisions.part(VARIANT_BYTES)
-        variant = decide_variant(part, names, steps, longest=longest)
+        variant = decide_variant(part, names, steps, longest=longest, num_splits=num_sharing)
         of_variant = decide_variant_strides(part, variant, plan.supports.strides)
         strides = {name: kind for name, kind in strides.items() if name not in absent_tensors(variant)} | of_variant
     if kv_dtypes:

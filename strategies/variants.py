@@ -34,21 +34,28 @@ _SOFT_CAPS: tuple[float | None, ...] = (*[None] * 4 * len(_CAPS), *_CAPS)
 _ALIBI: tuple[AlibiRecipe | None, ...] = (*[None] * 4 * len(ALIBI_RECIPES), *ALIBI_RECIPES)
 _SINKS: tuple[SinkRecipe | None, ...] = (*[None] * 4 * (len(SINK_RECIPES) + 1), *SINK_RECIPES, "absent")
 """Those of -inf twice: what they can break, they break on empty sequences only."""
+_SINKS_OF_SPLITS: tuple[SinkRecipe | None, ...] = (*[None] * 2 * (len(SINK_RECIPES) + 1), *SINK_RECIPES, "absent")
+"""One in three instead of five: programs that share a row must count its sink once, whichever of them finishes it."""
 _ANY_WINDOWS = (1, 2, 3, 5, 100, 4096)
 _ANY_LENGTH = 1 << 24
 
 
 def decide_variant(
-    decisions: Decisions, names: tuple[VariantName, ...], steps: tuple[int, ...], *, longest: int = _ANY_LENGTH
+    decisions: Decisions,
+    names: tuple[VariantName, ...],
+    steps: tuple[int, ...],
+    *,
+    longest: int = _ANY_LENGTH,
+    num_splits: int = 1,
 ) -> Variant:
-    """Of one case in three, none; of the others one or several of ``names``. ``steps``: page and tile sizes.
+    """Of about one case in three, none; of the others one or several of ``names``. ``steps``: page and tile sizes.
 
     ``longest``: about as many tokens as a sequence may have, beyond which all windows are the same.
     """
     window = decisions.pick(_windows(steps, longest))
     soft_cap = decisions.pick(_SOFT_CAPS)
     alibi = decisions.pick(_ALIBI)
-    sinks = decisions.pick(_SINKS)
+    sinks = decisions.pick(_SINKS if num_splits == 1 else _SINKS_OF_SPLITS)
     soft_cap = soft_cap if "soft_cap" in names else None
     found = Variant(
         window=window if "window" in names else None,

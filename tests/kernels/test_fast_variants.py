@@ -109,6 +109,18 @@ def test_variants_are_their_definition(name: str, variant: str) -> None:
     torch.testing.assert_close(lse.double(), expected_lse, rtol=5e-6, atol=5e-6)
 
 
+@pytest.mark.parametrize("num_segments", [1, 2])
+def test_each_head_has_its_own_numbers_in_a_group_of_several_programs(num_segments: int) -> None:
+    """The last program of a group, which is not full, would take slopes and sinks of other heads, or spoil a row."""
+    args, _, _ = inputs(q_block_attention)
+    args |= {"q": args["q"][:, :1].repeat(1, 2 * 17, 1)}
+    numbers: dict[str, Any] = {"alibi_slopes": torch.arange(34.0) / 64, "sinks": torch.arange(34.0).flip(0) - 17}
+    spread = q_block_attention(**args, **numbers, block_m=16, tile=16, num_segments=num_segments)
+    whole = q_block_attention(**args, **numbers, block_m=32, tile=16, num_segments=num_segments)
+    torch.testing.assert_close(spread, whole, rtol=2.0**-9, atol=2.0**-9)
+    assert len({round(number, 4) for number in whole[1][-1].tolist()}) == 34
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_what_lies_before_all_windows_is_not_even_read(name: str) -> None:
     """A cache that frees pages behind the window would have its NaN read back, and their ids followed."""

@@ -99,6 +99,19 @@ def test_partitions_beyond_the_length_are_not_read(
     check(paged_attention_v2(*problem.args[:-1], partition_size=8), problem.expected)
 
 
+@pytest.mark.parametrize("num_combined", [1, 2, 16])
+def test_partitions_are_reduced_in_steps(num_combined: int, paged_problem: Make, check: Make) -> None:
+    """All partitions but those of the last step would be lost, or left out of the maximum or the sum."""
+    problem = paged_problem([0, 1, 9, 40], layout="packed")
+    check(paged_attention_v2(*problem.args[:-1], partition_size=3, num_combined=num_combined), problem.expected)
+
+
+def test_a_step_that_is_no_power_of_two_is_refused(paged_problem: Make) -> None:
+    """Triton would say that the arguments of an arange are wrong."""
+    with pytest.raises(ValueError, match="num_combined=3 must be a power of two"):
+        paged_attention_v2(*paged_problem([3], layout="packed").args[:-1], num_combined=3)
+
+
 @pytest.mark.parametrize("partition_size", [0, -512, 2.0])
 def test_wrong_partition_size_is_refused(partition_size: Any, paged_problem: Make) -> None:
     """A division by zero in the kernel would be an error about a launch."""

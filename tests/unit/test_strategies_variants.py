@@ -53,6 +53,17 @@ def test_plain_cases_stay_common_and_combinations_occur() -> None:
     assert any(len(variant.names) == 3 for variant in drawn)
 
 
+def test_sinks_are_drawn_more_often_where_programs_share_a_row() -> None:
+    """A sink that only the last of several programs must count would meet two splits that are used too seldom."""
+    supports = Supports(variants=("sinks",))
+    shares = [
+        sum(case.variant.sinks is not None for case in drawn) / len(drawn)
+        for choices in ((1,), (2, 5))
+        for drawn in [drawn_from(strategies.cases("paged_decode", supports=supports, options={"num_splits": choices}))]
+    ]
+    assert 0.1 < shares[0] < 0.27 < shares[1] < 0.45
+
+
 def test_windows_end_at_tiles_and_beside_them() -> None:
     """A window that is off by one at the end of a page would pass."""
     windows = {variant.window for variant in drawn_from(strategies.variants(steps=(16,)), draws=800)}
