@@ -16,11 +16,11 @@ from attnfuzz.campaign.explained import explanation_of
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge
 from attnfuzz.campaign.known_deaths import KnownDeaths
 from attnfuzz.campaign.leaks import LeakTrials, leak_behind, trials_of
-from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
 from attnfuzz.campaign.preceding import fewer, simpler
 from attnfuzz.campaign.siblings import strides_swapped, without
-from attnfuzz.campaign.signature import NEEDS_PRECEDING, KnownFindings, Signature, case_features
+from attnfuzz.campaign.signature import KnownFindings, case_features
 from attnfuzz.campaign.suspect import Suspect
+from attnfuzz.campaign.trail import Trail
 from attnfuzz.minimise import minimise
 from attnfuzz.oracles.verdict import ends_process
 from attnfuzz.problems.cases import Case, encode_case
@@ -64,52 +64,43 @@ class Pursuit:
         is_over: Callable[[], bool],
         deadline: float,
     ) -> None:
-        self._finding = finding
-        self._first = self._now = suspect
+        self._first = suspect
+        self._trail = Trail(finding, suspect, send)
         self._known = known
         self._deaths = KnownDeaths() if deaths is None else deaths
         self._judge = judge
         self._trials = trials_of(suspect, judge, self._deaths)
-        self._send = send
         self._is_over = is_over
         self._shrink_until = deadline
-        self._needed = suspect.features  # a feature that any failing case lacks is not needed
-        self._symptoms = [suspect.symptom]
-        self._flaky = False
         self._tries = 1
         self._afresh = False
         self._steps: list[Suspect] = []
         self._hangs = 0
         self._failing: Suspect | None = None
 
+    @property
+    def _now(self) -> Suspect:
+        return self._trail.now
+
     def run(self) -> bool:
         """Whether the suspect is a bug, known or new; False if it never failed again or time ran out before that."""
-        first = self._first
         if self._is_known_to_need_others():
             return True
-        self._send(
-            Found(
-                finding=self._finding,
-                kernel=first.declaration.target,
-                case=_raw(first.case),
-                failure=first.failure,
-                preceding=tuple(map(_raw, first.preceding)),
-            )
-        )
+        self._trail.tell_found()
         try:
             if not self._confirm():
                 return False
         except OutOfTime:  # it was seen, if only once: the coordinator reports it as not confirmed
             return False
         except _SameBug:
-            self._close_as_known()
+            self._trail.close_as_known(self._known, self._deaths)
             return True
         try:
             self._look_beneath_rounding()
             self._step_past_known()
             self._shrink()
         except _SameBug:
-            self._close_as_known()
+            self._trail.close_as_known(self._known, self._deaths)
         else:
             self._look_beside()
             self._close_as_new()
@@ -131,17 +122,16 @@ class Pursuit:
             self._take_for(leak)
         confirmation = confirm(self._first, self._trials)
         if not confirmation.failures:
-            self._send(Unconfirmed(finding=self._finding, runs=confirmation.runs))
+            self._trail.tell_unconfirmed(confirmation)
             return False
-        self._flaky = confirmation.is_flaky
-        needs_others = bool(confirmation.suspect.preceding)
-        self._first = self._now = confirmation.suspect
-        self._needed = confirmation.suspect.features
-        if needs_others:
-            self._step_to(confirmation.suspect)
-        elif self._flaky:
+        self._first = confirmation.suspect
+        self._trail.confirmed_as(self._first)
+        self._trail.is_flaky = confirmation.is_flaky
+        if self._first.preceding:
+            self._trail.step_to(self._first)
+        elif confirmation.is_flaky:
             self._look_at_flakiness(confirmation)
-        self._tell_rate(confirmation)
+        self._trail.tell_rate(confirmation)
         return True
 
     def _take_for(self, leak: Suspect) -> None:
@@ -150,7 +140,7 @@ class Pursuit:
             raise _SameBug
         self._first = leak
         self._trials = LeakTrials(self._judge, leak.declaration)
-        self._step_to(leak)
+        self._trail.step_to(leak)
 
     def _look_at_flakiness(self, confirmation: Confirmation) -> None:
         """Runs that differ are one bug, whatever other oracles make of them; the determinism oracle names it best."""
@@ -158,20 +148,17 @@ class Pursuit:
         self._tries = min(_MAX_TRIES, math.ceil(math.log(_MISSED) / math.log(passed))) if passed else 1
         if ends_process(self._first.failure):
             return
-        known = self._known.flaky_one(self._first.declaration.target, self._needed)
+        known = self._known.flaky_one(self._first.declaration.target, self._trail.needed)
         if known is not None:
-            self._needed = known.features
+            self._trail.needed = known.features
             raise _SameBug
         named = next((failure for failure in confirmation.failures if failure.oracle == "determinism"), None)
         if named is not None:
-            self._step_to(self._first.as_(self._first.case, named))
-
-    def _tell_rate(self, confirmation: Confirmation) -> None:
-        self._send(Confirmed(finding=self._finding, failed=len(confirmation.failures), runs=confirmation.runs))
+            self._trail.step_to(self._first.as_(self._first.case, named))
 
     def _look_beneath_rounding(self) -> None:
         """Where bits differ, a plainly wrong number may be at work; known or not, that is what to tell."""
-        if self._flaky or self._now.preceding or not shows_in_rounding(self._now):
+        if self._trail.is_flaky or self._now.preceding or not shows_in_rounding(self._now):
             return
         try:
             if is_sight_of_known(self._now, self._known, self._failing_one):
@@ -180,7 +167,7 @@ class Pursuit:
         except OutOfTime:
             return
         if plain is not None and not self._known.explains(plain.symptom, plain.features):
-            self._start_again(plain)
+            self._trail.start_again(plain)
 
     def _step_past_known(self) -> None:
         """Another symptom of a known bug is gone when what that bug is about is gone; what is not, is another bug."""
@@ -196,15 +183,15 @@ class Pursuit:
                 continue
             news = [other for other in failing if not self._known.explains(other.symptom, other.features)]
             if not news:
-                self._needed &= self._known.least_needed(self._now.symptom, aspect) or self._needed
+                self._trail.needed &= self._known.least_needed(self._now.symptom, aspect) or self._trail.needed
                 raise _SameBug
-            self._start_again(news[0])
+            self._trail.start_again(news[0])
             return
 
     def _suspected_aspects(self) -> list[str]:
         """Aspects that alone make a known bug of the same kernel which the suspect may be."""
         symptom, oracles = self._now.symptom, SILENT_ORACLES
-        if self._flaky or self._now.preceding or symptom.oracle not in oracles:
+        if self._trail.is_flaky or self._now.preceding or symptom.oracle not in oracles:
             return []
         mine = aspects(self._now.features)
         known = (aspects(signature.features) for signature in self._known.of_oracles(symptom.kernel, oracles))
@@ -214,25 +201,19 @@ class Pursuit:
         failure = self._trials.alone(case, patience="short")
         return None if failure is None else self._now.as_(case, failure)
 
-    def _start_again(self, suspect: Suspect) -> None:
-        """Take up ``suspect`` instead."""
-        self._needed = suspect.features
-        self._symptoms = []
-        self._step_to(suspect)
-
     def _look_beside(self) -> None:
         """Find out whether the strides of K or V matter, or that they differ: the smallest case cannot tell."""
-        if KV_STRIDES_DIFFER not in self._needed or self._now.preceding:
+        if KV_STRIDES_DIFFER not in self._trail.needed or self._now.preceding:
             return
         declaration, case = self._now.declaration, self._now.case
         try:
             for sibling in without(KV_STRIDES_DIFFER, declaration, case):
                 other = self._failing_one(sibling)
                 if other is not None and other.symptom == self._now.symptom:
-                    self._needed &= other.features
-            swapped = strides_swapped(declaration, case) if KV_STRIDES_DIFFER in self._needed else None
+                    self._trail.needed &= other.features
+            swapped = strides_swapped(declaration, case) if KV_STRIDES_DIFFER in self._trail.needed else None
             if swapped is not None and self._fails_alike(swapped):
-                self._needed &= case_features(declaration, swapped)
+                self._trail.needed &= case_features(declaration, swapped)
         except (OutOfTime, _CutOff, _SameBug):
             return
 
@@ -246,7 +227,7 @@ class Pursuit:
             self._shrink_preceding()
             if before.failure.oracle == "hang":
                 self._check_hang(before)
-            elif self._flaky or not still_fails_afresh(self._now, self._trials):
+            elif self._trail.is_flaky or not still_fails_afresh(self._now, self._trials):
                 self._look_again(before)
         except _CutOff:
             self._shrink_until = -math.inf
@@ -270,7 +251,8 @@ class Pursuit:
         until, now = self._shrink_until, self._now
         kept = fewer(now.preceding, self._fails_after, until=until)
         now = Suspect(now.declaration, now.case, now.failure, kept)
-        self._step_to(Suspect(now.declaration, now.case, now.failure, simpler(now, self._fails_after, until=until)))
+        kept = simpler(now, self._fails_after, until=until)
+        self._trail.step_to(Suspect(now.declaration, now.case, now.failure, kept))
 
     def _fails_after(self, preceding: Sequence[Case]) -> bool:
         if self._is_over():
@@ -280,34 +262,30 @@ class Pursuit:
 
     def _check_hang(self, before: Suspect) -> None:
         if self._now is not before and not self._still_hangs():
-            self._step_back(before)
+            self._trail.step_back(before)
 
     def _look_again(self, before: Suspect) -> None:
         """What is saved must fail in a process of its own, or with a rate that is known; or else what it came from."""
-        if not self._flaky and not ever_fails_afresh(self._now, self._trials):
+        if not self._trail.is_flaky and not ever_fails_afresh(self._now, self._trials):
             self._shrink_afresh(before)
             if still_fails_afresh(self._now, self._trials):
                 return
         rate = rate_of(self._now, self._trials)
         if not rate.failures and self._now is not before:
-            self._step_back(before)
+            self._trail.step_back(before)
             rate = rate_of(before, self._trials)
         if rate.failures:
-            self._flaky = rate.is_flaky
-            self._tell_rate(rate)
+            self._trail.is_flaky = rate.is_flaky
+            self._trail.tell_rate(rate)
 
     def _shrink_afresh(self, before: Suspect) -> None:
         """Go on from the last step that fails in a fresh process: later ones needed what the cases tried had left."""
         steps = [before, *self._steps]
         good = bisect.bisect_left(steps, 1, lo=1, key=lambda step: not ever_fails_afresh(step, self._trials)) - 1
         self._afresh = True
-        self._needed = frozenset.intersection(*(step.features for step in steps[: good + 1]))
-        self._step_to(steps[good])
+        self._trail.needed = frozenset.intersection(*(step.features for step in steps[: good + 1]))
+        self._trail.step_to(steps[good])
         self._minimise()
-
-    def _step_back(self, before: Suspect) -> None:
-        self._step_to(before)
-        self._needed = before.features
 
     def _fails_alike(self, case: Case) -> bool:
         """Whether ``case`` shows the same symptom, or one that it may become, and is not another bug that is known."""
@@ -332,7 +310,7 @@ class Pursuit:
             return False
         if self._known.explains(other.symptom, other.features):
             if becomes or self._known.explains(self._now.symptom, self._now.features):  # others have found it since
-                self._needed &= other.features
+                self._trail.needed &= other.features
                 raise _SameBug
             return False
         self._failing = other
@@ -342,59 +320,20 @@ class Pursuit:
         if self._failing is None or self._failing.case != case:
             raise RuntimeError(f"minimise() kept a case that was not judged last: {encode_case(case).decode()}")
         self._steps.append(self._failing)
-        self._step_to(self._failing)
-
-    def _step_to(self, suspect: Suspect) -> None:
-        self._now = suspect
-        self._needed &= suspect.features
-        if suspect.symptom not in self._symptoms:
-            self._symptoms.append(suspect.symptom)
-        self._send(
-            Smaller(
-                finding=self._finding,
-                case=_raw(suspect.case),
-                failure=suspect.told,
-                preceding=tuple(map(_raw, suspect.preceding)),
-            )
-        )
+        self._trail.step_to(self._failing)
 
     def _still_hangs(self) -> bool:
         """Whether the minimal case hangs for longer than it had while shrinking, too."""
         failure = self._trials.after(self._now.preceding, self._now.case, patience="longest")
         if failure is None or failure.oracle != "hang":
             return False
-        self._step_to(self._now.as_(self._now.case, failure))
+        self._trail.step_to(self._now.as_(self._now.case, failure))
         return True
 
     def _close_as_new(self) -> None:
-        if not aspects(self._needed) and aspects(self._now.features):
-            self._needed = self._now.features  # it slipped from one bug to another, which must not explain both
-        if self._now.preceding:
-            self._needed |= {NEEDS_PRECEDING}
-        self._send(
-            Minimised(
-                finding=self._finding,
-                features=self._needed,
-                shown_as=self._learn(),
-                complete=time.monotonic() < self._shrink_until,
-                flaky=self._flaky,
-                explanation=() if self._flaky else explanation_of(self._now, self._judge),
-            )
+        self._trail.close_as_new(
+            self._known,
+            self._deaths,
+            explain=lambda suspect: explanation_of(suspect, self._judge),
+            is_complete=time.monotonic() < self._shrink_until,
         )
-
-    def _close_as_known(self) -> None:
-        shown_as = self._learn()
-        self._send(Duplicate(finding=self._finding, features=self._needed, shown_as=shown_as, flaky=self._flaky))
-
-    def _learn(self) -> tuple[tuple[str, str], ...]:
-        """Take later failures with any symptom of this bug for it; the symptoms."""
-        for symptom in self._symptoms:
-            signature = Signature(symptom, self._needed)
-            self._known.add(signature, flaky=self._flaky)
-            if not self._flaky:
-                self._deaths.learn(signature)
-        return tuple((symptom.oracle, symptom.kind) for symptom in self._symptoms)
-
-
-def _raw(case: Case) -> msgspec.Raw:
-    return msgspec.Raw(encode_case(case))
