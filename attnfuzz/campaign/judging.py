@@ -122,6 +122,7 @@ class TimedJudge:
         self._journal = journal
         self._complain = complain
         self._complaints_left = _MAX_COMPLAINTS
+        self._told_of_batches: set[str] = set()
         self._clock = clock
         self._timeouts: dict[str, AdaptiveTimeout] = {}
         self._running = threading.Lock()
@@ -176,7 +177,10 @@ class TimedJudge:
             limit_s = min(timeout.batch_limit_s(len(cases)), remaining_s)
             try:
                 verdicts = self._judge_together(declaration, cases, timeout_s=limit_s)
-            except (ServiceError, CaseTooLarge):  # if it comes again where its case is judged alone, it is told
+            except CaseTooLarge:  # if a case is that by itself, it is told when it is judged alone
+                return None
+            except ServiceError as error:
+                self._tell_once(declaration, len(cases), error)
                 return None
             if verdicts is not None:
                 timeout.record(_slowest_s(verdicts, self._clock() - started), cases=len(verdicts))
@@ -224,6 +228,12 @@ class TimedJudge:
     ) -> Verdict:
         with self._complaining(declaration, case):
             return self._judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=relations)
+
+    def _tell_once(self, declaration: Declaration, cases: int, error: ServiceError) -> None:
+        """An error that no case shows by itself would only make the search slow, and nobody would know."""
+        if declaration.target not in self._told_of_batches:
+            self._told_of_batches.add(declaration.target)
+            self._complain(f"{cases} cases of {declaration.target} are judged one by one, not together: {error}")
 
     @contextmanager
     def _complaining(self, declaration: Declaration, case: Case) -> Iterator[None]:

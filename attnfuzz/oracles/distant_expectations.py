@@ -50,16 +50,18 @@ class DistantExpectations:
         return [_mapped(expectation, self.fetch.at_home) for expectation in self._found]
 
     def _sent(self) -> list[Request]:
-        """Requests with values on the device."""
-        all_values = [values for *_, values in self.requests]
-        names = [
-            field.name for field in fields(all_values[0]) if isinstance(getattr(all_values[0], field.name), Tensor)
-        ]
-        sent = iter(all_on_device([getattr(values, name) for values in all_values for name in names], self.device))
+        """Requests with values on the device. Not every case has all of them: scales are those of 8-bit caches."""
+        tensors = [_tensors(values) for *_, values in self.requests]
+        sent = iter(all_on_device([tensor for of_case in tensors for tensor in of_case.values()], self.device))
         return [
             (declaration, case, replace(values, **{name: next(sent) for name in names}))
-            for declaration, case, values in self.requests
+            for (declaration, case, values), names in zip(self.requests, tensors, strict=True)
         ]
+
+
+def _tensors(values: Any) -> dict[str, Tensor]:
+    parts = {field.name: getattr(values, field.name) for field in fields(values)}
+    return {name: part for name, part in parts.items() if isinstance(part, Tensor)}
 
 
 def _work(case: Case) -> int:

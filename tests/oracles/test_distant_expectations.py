@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from attnfuzz.memory.fetch import Fetch
 from attnfuzz.oracles import distant_expectations
 from attnfuzz.oracles.distant_expectations import DistantExpectations
 from attnfuzz.oracles.expectations import expectations
+from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supports import Supports
 from attnfuzz.values.transfer import all_on_device
@@ -42,6 +45,30 @@ def test_same_numbers_as_here(
         torch.testing.assert_close(one.expected.lse, other.expected.lse)
         torch.testing.assert_close(one.bound.out, other.bound.out)
         torch.testing.assert_close(one.bound.lse, other.bound.lse)
+
+
+def test_caches_of_8_bits_and_others_in_one_batch(paged: PagedDecodeCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales would stay behind on the host, or those that a case does not have be looked for."""
+    sent_to = "meta"  # no numbers can be worked out there, and none be taken for those on the host
+    quantised = msgspec.structs.replace(paged, kv=QuantisedKv(dtype="float8_e4m3fn"))
+    cases = [paged, quantised, paged, quantised]
+    contents = problem_of(paged).contents(cases, "cpu", Supports())
+    declaration = Declaration(name="any", problem=paged.problem)
+    seen: list[Any] = []
+    monkeypatch.setattr(distant_expectations, "_HOST_WORK", 0)
+    monkeypatch.setattr(distant_expectations, "all_on_device", lambda hosts, to: [host.to(to) for host in hosts])
+
+    def expect(requests: Any, **_: Any) -> list[Any]:
+        seen.extend(requests)
+        return []
+
+    monkeypatch.setattr(distant_expectations, "expectations", expect)
+    requests: Any = [(declaration, case, of_one.values) for case, of_one in zip(cases, contents, strict=True)]
+    DistantExpectations(requests, sent_to, "bound", False, Fetch())
+    assert [values.kv_scales is not None for *_, values in seen] == [False, True, False, True]
+    for *_, values in seen:
+        parts = [getattr(values, field.name) for field in fields(values)]
+        assert {part.device.type for part in parts if isinstance(part, torch.Tensor)} == {sent_to}
 
 
 def test_tensors_of_several_dtypes_arrive_in_their_order() -> None:

@@ -44,7 +44,13 @@ class FakeRunner:
         self.now += min(self.case_s, timeout_s)
         return HANG if self.case_s > timeout_s else Verdict()
 
-    def timed(self, *, deadline: float = 1e9, journal: Path | None = None) -> TimedJudge:
+    def timed(
+        self,
+        *,
+        deadline: float = 1e9,
+        journal: Path | None = None,
+        complain: Callable[[str], None] = lambda text: None,
+    ) -> TimedJudge:
         return TimedJudge(
             self.judge, deadline=deadline, longest_s=10.0, journal=Journal(journal), clock=lambda: self.now
         )
@@ -154,13 +160,20 @@ class FakeBatches:
         self.now += self.batch_s
         return self.outcome()
 
-    def timed(self, *, deadline: float = 1e9, journal: Path | None = None) -> TimedJudge:
+    def timed(
+        self,
+        *,
+        deadline: float = 1e9,
+        journal: Path | None = None,
+        complain: Callable[[str], None] = lambda text: None,
+    ) -> TimedJudge:
         return TimedJudge(
             self.judge,
             judge_together=self.together,
             deadline=deadline,
             longest_s=10.0,
             journal=Journal(journal),
+            complain=complain,
             clock=lambda: self.now,
         )
 
@@ -189,6 +202,15 @@ def too_large() -> Sequence[Verdict]:
 def test_what_goes_wrong_with_a_batch_is_left_to_its_cases(outcome: Callable[[], Sequence[Verdict] | None]) -> None:
     """Nobody knows which case it was: each has to be judged alone, and none may pass unseen."""
     assert FakeBatches(outcome).timed().together(DECLARATION, [CASE] * 2) is None
+
+
+def test_an_error_that_only_batches_show_is_told_once_for_each_kernel() -> None:
+    """The search would be many times slower, with a process for each batch, and nobody would know why."""
+    told: list[str] = []
+    timed = FakeBatches(framework_error).timed(complain=told.append)
+    for _ in range(3):
+        assert timed.together(DECLARATION, [CASE] * 2) is None
+    assert told == [f"2 cases of {DECLARATION.target} are judged one by one, not together: an oracle divided by zero"]
 
 
 def test_the_deadline_holds_for_batches() -> None:
