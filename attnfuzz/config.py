@@ -71,20 +71,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     file: Path | None = None
 
 
-def load_settings(start: Path | None = None, *, profile: str | None = None) -> Settings:
-    """The settings of the project that ``start``, by default the working directory, belongs to.
+def load_settings(*, profile: str | None = None) -> Settings:
+    """The settings of the project that the working directory belongs to.
 
     Without ``profile`` the one that ``ATTNFUZZ_PROFILE`` or the table names is taken. Raises ConfigurationError.
     """
-    pyproject = find_pyproject(start)
+    pyproject = find_pyproject()
     if pyproject is None:
         return _without_table("there is no pyproject.toml here or above", profile)
     return read_settings(pyproject, profile=profile)
 
 
-def find_pyproject(start: Path | None = None) -> Path | None:
-    """The nearest pyproject.toml in ``start``, by default the working directory, or above."""
-    start = (start or Path.cwd()).resolve()
+def find_pyproject() -> Path | None:
+    """The nearest pyproject.toml in the working directory or above."""
+    start = Path.cwd().resolve()
     return next((file for folder in (start, *start.parents) if (file := folder / "pyproject.toml").is_file()), None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -22,14 +22,11 @@ _AT_MOST_EVERY_S = 0.5
 class Checkpoints:
     """Writes to ``file`` every few seconds, and soon after ``news``; nothing if ``file`` is None."""
 
-    def __init__(
-        self, file: StateFile | None, asked: Asked, *, parts: int = 0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, file: StateFile | None, asked: Asked, *, parts: int = 0) -> None:
         self._file = file
         self._asked = asked
         self._parts = parts
-        self._clock = clock
-        self._last = clock()
+        self._last = time.monotonic()
         self._news = False
 
     def news(self) -> None:
@@ -39,7 +36,9 @@ class Checkpoints:
     @property
     def is_due(self) -> bool:
         """Whether it is time to write."""
-        return self._file is not None and self._clock() - self._last >= (_AT_MOST_EVERY_S if self._news else _EVERY_S)
+        return self._file is not None and time.monotonic() - self._last >= (
+            _AT_MOST_EVERY_S if self._news else _EVERY_S
+        )
 
     def write(
         self, statistics: Statistics, findings: Sequence[Finding], known: Sequence[Known], pending: Sequence[Pursue]
@@ -47,7 +46,7 @@ class Checkpoints:
         """Write how things stand. ``known`` are the signatures of ``findings`` that are done with."""
         if self._file is None:
             return
-        self._last, self._news = self._clock(), False
+        self._last, self._news = time.monotonic(), False
         cut_off = [_pursue(finding) for finding in findings if finding.shrunk_s is None]
         state = State(
             asked=msgspec.structs.replace(self._asked, budget_s=statistics.deadline - statistics.started),

@@ -56,15 +56,13 @@ class Trials:
                 return None
         return self._failure_of(case, patience, afresh=False)
 
-    def first_alike(
-        self, cases: Sequence[Case], symptom: Symptom, *, patience: Patience = "learned"
-    ) -> tuple[int, Failure] | None:
+    def first_alike(self, cases: Sequence[Case], symptom: Symptom) -> tuple[int, Failure] | None:
         """Which of ``cases`` is the first to show ``symptom`` when they run one after the other in a fresh process.
 
         None if none does, or one ends the process in another way before. Raises OutOfTime.
         """
         for i, case in enumerate(cases):
-            failure = self._failure_of(case, patience, afresh=i == 0)
+            failure = self._failure_of(case, "learned", afresh=i == 0)
             if failure is not None and Symptom.of(self._declaration.target, failure) == symptom:
                 return i, failure
             if ends_process(failure):

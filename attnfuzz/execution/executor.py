@@ -18,6 +18,7 @@ __all__ = ["Executor"]
 _MAX_START_ATTEMPTS = 8
 _MAX_KILLS_PER_CALL = 3
 """How often a call is begun, if each time something from outside ends the executor or its zygote."""
+_STARTUP_TIMEOUT_S = 120.0
 
 
 class Executor:
@@ -35,14 +36,12 @@ class Executor:
         *,
         environment: Mapping[str, str] | None = None,
         memory_limit_bytes: int | None = None,
-        startup_timeout_s: float = 120.0,
     ) -> None:
         if memory_limit_bytes is not None and memory_limit_bytes <= 0:
             raise ValueError(f"memory_limit_bytes={memory_limit_bytes!r} must be positive, or None for no limit")
         self._zygote = zygote
         self._fork_request = encode_fork_request(environment or {})
         self._memory_limit_bytes = memory_limit_bytes
-        self._startup_timeout_s = startup_timeout_s
         self._link: Link | None = None
         self._closed = False
         self._num_starts = 0
@@ -168,7 +167,7 @@ class Executor:
 
     def _await_hello(self, link: Link) -> bool:
         """Whether the service is ready; not if something from outside killed the executor."""
-        first = await_message(link, self._startup_timeout_s, self._memory_limit_bytes)
+        first = await_message(link, _STARTUP_TIMEOUT_S, self._memory_limit_bytes)
         if isinstance(first, Fault):
             raise ServiceError(f"the service could not be made:\n{first.traceback}")
         if was_killed_from_outside(first):

@@ -44,9 +44,7 @@ class MemoryUse:
     device_bytes: int = 0
 
 
-def find_leak(
-    use_after: Callable[[int], MemoryUse | None], *, clock: Callable[[], float] = time.monotonic
-) -> Failure | None:
+def find_leak(use_after: Callable[[int], MemoryUse | None]) -> Failure | None:
     """What is wrong with a kernel that keeps memory; None if it does not.
 
     ``use_after(n)`` calls it ``n`` more times in the same process and says what memory that has then, None if the
@@ -54,16 +52,16 @@ def find_leak(
     """
     if use_after(_WARM_UP_CALLS) is None:
         return None
-    until = clock() + _LIMIT_S
+    until = time.monotonic() + _LIMIT_S
     for calls in _CALLS_BETWEEN_LOOKS:
         uses = list[MemoryUse]()
-        while len(uses) <= _LOOKS and not _has_plenty(uses) and clock() < until:
+        while len(uses) <= _LOOKS and not _has_plenty(uses) and time.monotonic() < until:
             use = use_after(calls)
             if use is None:
                 return _failure(uses, calls)
             uses.append(use)
         found = _failure(uses, calls)
-        if found is not None or clock() >= until or (calls > 1 and not _grew(uses)):
+        if found is not None or time.monotonic() >= until or (calls > 1 and not _grew(uses)):
             return found
     return None
 

@@ -18,6 +18,7 @@ from attnfuzz.problems.layouts import token_views
 __all__ = ["Places", "token_name", "tokens_name"]
 
 SIDES = ("prefix", "suffix")
+_MOST_LISTED = 6
 
 
 @dataclass(frozen=True)
@@ -142,5 +143,5 @@ def tokens_name(case: AttentionCase, positions: list[int]) -> str:
     return text
 
 
-def _listed(numbers: list[int], most: int = 6) -> str:
-    return ", ".join(map(str, numbers[:most])) + (", ..." if len(numbers) > most else "")
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:_MOST_LISTED])) + (", ..." if len(numbers) > _MOST_LISTED else "")
