@@ -36,9 +36,8 @@ class Checkpoints:
     @property
     def is_due(self) -> bool:
         """Whether it is time to write."""
-        return self._file is not None and time.monotonic() - self._last >= (
-            _AT_MOST_EVERY_S if self._news else _EVERY_S
-        )
+        interval_s = _AT_MOST_EVERY_S if self._news else _EVERY_S
+        return self._file is not None and time.monotonic() - self._last >= interval_s
 
     def write(
         self, statistics: Statistics, findings: Sequence[Finding], known: Sequence[Known], pending: Sequence[Pursue]

@@ -1,7 +1,6 @@
 """The service that executors run: loads kernels and judges cases on them, one at a time or many at once."""
 
 import importlib.metadata
-import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +15,7 @@ from attnfuzz.execution.explain_messages import ExplainReply, ExplainRequest
 from attnfuzz.execution.growth import GrowthTrial
 from attnfuzz.execution.guard_messages import GuardReply, GuardRequest
 from attnfuzz.execution.guard_probe import guarded_reply
-from attnfuzz.execution.interpreter import install_fast_patching, install_shortcuts
-from attnfuzz.execution.interpreter_repairs import install_repairs
+from attnfuzz.execution.interpreter_setup import set_up_interpreter
 from attnfuzz.execution.judge_messages import (
     DeclarationsReply,
     DeclarationsRequest,
@@ -52,10 +50,7 @@ class JudgingService:
     """Kernels are imported once per process. Methods: see `judge_messages`."""
 
     def __init__(self) -> None:
-        if os.environ.get("TRITON_INTERPRET") == "1":
-            install_fast_patching()
-            install_shortcuts()
-            install_repairs()
+        set_up_interpreter()
         torch.set_num_threads(1)  # workers are the parallelism, and thread pools cost small tensors more than they give
         self._kernels: dict[str, Kernel] = {}
         self._compile_times = CompileTimes()

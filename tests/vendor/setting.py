@@ -12,17 +12,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from attnfuzz.execution.interpreter import install_fast_patching
-from attnfuzz.execution.interpreter_repairs import install_repairs
+from attnfuzz.execution.interpreter_setup import set_up_interpreter
 
 __all__ = ["DEVICE", "grid", "interleaved_cache", "ragged", "table_with_replacement"]
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
-if DEVICE == "cpu":
-    # The interpreter as attnfuzz uses it. Its conversion to bfloat16 truncates even so.
-    install_repairs()
-    install_fast_patching()
+set_up_interpreter()  # its conversion to bfloat16 truncates even so
 
 T = TypeVar("T")
 

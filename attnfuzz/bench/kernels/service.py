@@ -28,8 +28,7 @@ from attnfuzz.bench.kernels.tensors import AttentionTensors, MergeTensors, draw_
 from attnfuzz.bench.kernels.timing import CudaStopwatch, HostStopwatch, Stopwatch
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.environment import installed
-from attnfuzz.execution.interpreter import install_fast_patching, install_shortcuts
-from attnfuzz.execution.interpreter_repairs import install_repairs
+from attnfuzz.execution.interpreter_setup import set_up_interpreter
 from attnfuzz.execution.judge_messages import DeclarationsReply, DeclarationsRequest
 from attnfuzz.execution.service import ExitAfterReply
 from attnfuzz.problems.declared_numerics import Numerics
@@ -44,10 +43,7 @@ class TimingService:
     """Methods: see ``messages``, and "declarations" of ``attnfuzz.execution.judge_messages``."""
 
     def __init__(self) -> None:
-        if os.environ.get("TRITON_INTERPRET") == "1":
-            install_fast_patching()
-            install_shortcuts()
-            install_repairs()
+        set_up_interpreter()
         self._kernels: dict[str, Kernel] = {}
         self._is_spoiled = False
         self._drawn: tuple[Shape, list[AttentionTensors | MergeTensors]] | None = None
