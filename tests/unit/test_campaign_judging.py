@@ -44,13 +44,7 @@ class FakeRunner:
         self.now += min(self.case_s, timeout_s)
         return HANG if self.case_s > timeout_s else Verdict()
 
-    def timed(
-        self,
-        *,
-        deadline: float = 1e9,
-        journal: Path | None = None,
-        complain: Callable[[str], None] = lambda text: None,
-    ) -> TimedJudge:
+    def timed(self, *, deadline: float = 1e9, journal: Path | None = None) -> TimedJudge:
         return TimedJudge(
             self.judge, deadline=deadline, longest_s=10.0, journal=Journal(journal), clock=lambda: self.now
         )

@@ -187,7 +187,7 @@ def test_after_a_finding_batches_begin_small_again() -> None:
 
 
 def test_an_error_of_the_framework_in_a_batch_costs_the_case_that_it_is_for() -> None:
-    """The others of its batch are judged, the case itself is complained about once and counts neither way."""
+    """The others of its batch are judged; batch and case are complained about once, and the case counts neither way."""
     bench = BatchBench(lambda case: None, budget_s=1.0)
     cursed: list[Case] = []
     together, judge = bench.together, bench.judge
@@ -210,7 +210,9 @@ def test_an_error_of_the_framework_in_a_batch_costs_the_case_that_it_is_for() ->
     bench.together = fails_together  # type: ignore[method-assign]  # an instance that stumbles once
     bench.judge = fails_alone  # type: ignore[method-assign]  # as above
     bench.run()
-    assert len(bench.of(Trouble)) == 1
+    of_batch, of_case = bench.of(Trouble)
+    assert "are judged one by one" in of_batch.message
+    assert "cannot be judged" in of_case.message
     assert set(bench.verdicts.values()) == {1}
     assert msgspec.json.encode(cursed[0]) not in bench.verdicts
     assert bench.count() == len(bench.verdicts)
