@@ -218,8 +218,9 @@ def _attend_q_block(
         m_d = o_d < head_size
         m_dv = o_dv < v_head_size
         i_token = (query_start + i_query).to(tl.int64)
-        # Rows beyond the group, of which nothing is stored, take its first heads again: what each head has, there is.
-        i_head = i_kv_head * GROUP + i_in_group % GROUP
+        # Not `i_in_group % GROUP`: Triton 3.6 and 3.7 take each remainder of a remainder for a multiple of 16, as the
+        # first is, and read q in steps of 16 bytes where heads are not aligned to them.
+        i_head = i_kv_head * GROUP + i_in_group
         m_md = m_row[:, None] & m_d[None, :]
         o_q = (i_token * stride_qs + i_head * stride_qh)[:, None] + (o_d * stride_qd)[None, :]
         b_q = tl.load(p_q + o_q, mask=m_md, other=0.0)  # [BLOCK_M, BLOCK_D]
@@ -235,7 +236,7 @@ def _attend_q_block(
             walk_scale *= tl.load(p_k_scale + i_kv_head * stride_k_scale)
         slopes = limits
         if HAS_ALIBI:
-            slopes = tl.load(p_slopes + i_head * stride_slope)  # [BLOCK_M]
+            slopes = tl.load(p_slopes + i_head * stride_slope, mask=m_row, other=0.0)  # [BLOCK_M]
         if HAS_WINDOW:
             # Tiles from here on lie in the windows of all rows.
             window_for_all = begin + tl.cdiv(tl.maximum(window_begin(last_limit - 1, window) - begin, 0), TILE) * TILE
@@ -275,7 +276,7 @@ def _attend_q_block(
             tl.store(p_out + o_out, acc, mask=m_mdv & (exp_sum > 0.0)[:, None])
         else:
             if HAS_SINKS:
-                sinks = tl.load(p_sinks + i_head * stride_sink)  # [BLOCK_M]
+                sinks = tl.load(p_sinks + i_head * stride_sink, mask=m_row, other=0.0)  # [BLOCK_M]
                 row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sinks * 1.4426950408889634, True)
                 acc = acc * alpha[:, None]
             divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
