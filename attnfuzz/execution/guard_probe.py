@@ -20,10 +20,13 @@ from attnfuzz.problems.cases import Case
 
 __all__ = ["guarded_reply"]
 
+_MAP_BYTES = 1 << 16
+"""Of a map that nobody reads."""
+
 
 def guarded_reply(kernel: Kernel, case: Case, request: GuardRequest, *, device: str) -> GuardReply:
     """What came of the run. Raises what `run_guarded` raises for other reasons than a lost context."""
-    fault_map = installed() or FaultMap(memoryview(bytearray(1)))
+    fault_map = installed() or FaultMap(memoryview(bytearray(_MAP_BYTES)))
     trial = Trial(kernel, case, device=device, tolerance="bound")
     guarding = Guarding(request.edge, request.names, room=request.room, aligned=request.aligned)
     with fault_map.recording():

@@ -98,6 +98,6 @@ class TrackedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
             return False
         if made.device.type != self.arena.device.type or made.dtype.itemsize > 8:
             return False
-        if not made.numel() or 0 in made.stride():
+        if not made.numel() or 0 in made.stride() or self.arena.is_full:
             return False
         return self.arena.nbytes + made.untyped_storage().nbytes() <= _MAX_TRACKED_BYTES

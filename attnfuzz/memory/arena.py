@@ -81,6 +81,11 @@ class Arena:
         return arena
 
     @property
+    def is_full(self) -> bool:
+        """Whether further tensors had better be made elsewhere."""
+        return False
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all chunks."""
         return sum(chunk.numel() for chunk in self._chunks)

@@ -16,6 +16,10 @@ from attnfuzz.oracles.verdict import OracleName
 __all__ = ["FaultMap", "GuardedRegion", "install", "installed", "read_regions"]
 
 
+_LONGEST_LINE = 1 << 10
+"""Bytes, and several times what a region of a case takes."""
+
+
 class GuardedRegion(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A tensor at the addresses ``start`` up to ``end``, in a block with unmapped memory on both sides.
 
@@ -41,6 +45,11 @@ class FaultMap:
         self._memory = memory
         self._used = 0
         self.clear()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next region may be left out."""
+        return len(self._memory) - self._used < _LONGEST_LINE
 
     def clear(self) -> None:
         """Forget all regions."""

@@ -30,7 +30,7 @@ Guard = Literal["end", "start"]
 GUARDS: tuple[Guard, Guard] = ("end", "start")
 
 _POISONED = 1 << 16
-"""Bytes beside a tensor, within its block, that do not keep what they held."""
+"""Bytes beside a tensor, within its block on a GPU, that do not keep what they held: a granule may be 2 MiB."""
 
 
 @runtime_checkable
@@ -83,6 +83,14 @@ class GuardedArena(Arena):
         self._room = room
         self._aligned = aligned
 
+    @property
+    def is_full(self) -> bool:
+        """On a CPU, whether a fault beside a further tensor could not be told from a crash.
+
+        So a kernel that allocates thousands of small buffers does not take as many mappings either.
+        """
+        return self.device.type == "cpu" and self._fault_map.is_full
+
     def room_beside(self, region: Region) -> UInt8[Tensor, " room"]:
         """The bytes between the guarded edge of a tensor and unmapped memory; poison, if nobody wrote to them.
 
@@ -134,7 +142,8 @@ class GuardedArena(Arena):
             if self._guard == "end"
             else -(-self._room // step) * step
         )
-        block[max(0, start - _POISONED) : start + nbytes + _POISONED].fill_(POISON_BYTES[self.poison])
+        around = block.numel() if self.device.type == "cpu" else _POISONED
+        block[max(0, start - around) : start + nbytes + around].fill_(POISON_BYTES[self.poison])
         return Place(start, start + nbytes, 0)
 
 
@@ -176,7 +185,9 @@ class HostGuardedMemory:
         if reserved == _MAP_FAILED:
             raise _error("mmap", size)
         if self._libc.mprotect(reserved + self.gap_bytes, size, mmap.PROT_READ | mmap.PROT_WRITE) != 0:
-            raise _error("mprotect", size)
+            error = _error("mprotect", size)
+            self._libc.munmap(reserved, size + 2 * self.gap_bytes)
+            raise error
         return int(reserved) + self.gap_bytes
 
     def _give_back(self, address: int, size: int) -> None:

@@ -16,6 +16,7 @@ from attnfuzz.declaration import Kernel
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.fetch import Fetch
+from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import RUNS, Image, Plan
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.memory.workspaces import WorkspacePool
@@ -82,9 +83,11 @@ class Batch:
         twice: bool,
         compile_clock: Callable[[], float],
         relations: Sequence[Sequence[Relation]] | None = None,
+        guards: Sequence[Guard | None] | None = None,
     ) -> None:
         """`plans`: of the memory of `cases`, see `plan_of`. `home`: where they are filled and looked at, `device` or
-        "cpu". `relations`: for each case those whose runs are made along with it; `home` is "cpu" then. All else as
+        "cpu". `relations`: for each case those whose runs are made along with it; `home` is "cpu" then. `guards`: of a
+        case that has one, only the first run is made along with the others, and the second by its `trial`. All else as
         for `Trial`.
         """
         self.kernel = kernel
@@ -96,6 +99,7 @@ class Batch:
         self._compile_clock = compile_clock
         self._problem = problem_of(cases[0])
         self.asked: list[list[Asked]] = [[] for _ in cases]
+        self.guards = guards or [None] * len(cases)
         self._plans = plans
         self._relations = relations
         self._entries: list[Entry] = []
@@ -154,9 +158,17 @@ class Batch:
     def trial(self, entry: int) -> Trial:
         """The trial of a drawn entry, with its runs, none of which raised; the same one each time."""
         if entry not in self._trials:
-            self._trials[entry] = self._trial(entry)
-            self._trials[entry].symptoms = self._found[entry]
+            self._trials[entry] = made = self._trial(entry)
+            guard = self.guards[entry] if entry < len(self.cases) else None
+            if guard is None:
+                made.symptoms = self._found[entry]
+            else:
+                made.guard_second(guard, alone=self._found[entry])
         return self._trials[entry]
+
+    def drop_trial(self, entry: int) -> None:
+        """Let go of the memory of further runs, if any were made."""
+        self._trials.pop(entry, None)
 
     def results(self, entry: int) -> dict[str, Tensor]:
         """Of an entry's first run, at home."""
@@ -218,8 +230,8 @@ class Batch:
         declaration = self.kernel.declaration
         all_contents = self._problem.contents(self.cases, self.home, declaration.supports)
         entries = [
-            Entry(case, plan, contents, runs=1 + self.twice)
-            for case, plan, contents in zip(self.cases, self._plans, all_contents, strict=True)
+            Entry(case, plan, contents, runs=1 + (self.twice and guard is None))
+            for case, plan, contents, guard in zip(self.cases, self._plans, all_contents, self.guards, strict=True)
         ]
         if self._relations is not None:
             self.asked = asked_of(declaration, self.cases, all_contents, self._relations)
@@ -317,7 +329,7 @@ class Batch:
             given=self._image.arena(entry, i, self._fetch),
             allocated=run.allocated if self.home == self.device else run.allocated.on_host(self._fetch.at_home),
             results={name: self._fetch.at_home(result) for name, result in run.results.items()},
-            build_s=self._build_s / len(self.cases) / (1 + self.twice),
+            build_s=self._build_s / len(self.cases) / self._entries[entry].runs,
             compile_s=run.compile_s,
             kernel_s=run.kernel_s,
         )

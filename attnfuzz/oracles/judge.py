@@ -10,6 +10,7 @@ from attnfuzz.declaration import Kernel
 from attnfuzz.oracles import accuracy, dead_memory, determinism, exception, red_zone, unwritten
 from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.relations.catalogue import chosen
+from attnfuzz.oracles.relations.guard_page import GUARD_PAGE, guard_of
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Timing, Verdict
@@ -23,6 +24,7 @@ __all__ = [
     "judge_relation",
     "judge_relations",
     "judge_trial",
+    "judge_unguarded",
     "needs_two_runs",
     "relation_raised",
     "with_timing",
@@ -68,10 +70,20 @@ def judge(
     """
     started = time.perf_counter()
     check_size(case, size_limit)
-    twice = needs_two_runs(oracles) and thorough
-    trial = Trial(kernel, case, device=device, tolerance=tolerance, twice=twice, compile_clock=compile_clock)
+    guard = guard_of(kernel.declaration, case, oracles, relations, device=device) if thorough else None
+    trial = Trial(
+        kernel,
+        case,
+        device=device,
+        tolerance=tolerance,
+        twice=(needs_two_runs(oracles) and thorough) or guard is not None,
+        guard=guard,
+        compile_clock=compile_clock,
+    )
     try:
         verdict = judge_trial(trial, oracles)
+        if verdict.failure is None:
+            verdict = judge_unguarded(verdict, trial, catch_interrupt=catch_interrupt)
         if verdict.failure is None:
             verdict = judge_relations(verdict, trial, oracles, relations, catch_interrupt=catch_interrupt)
     except KernelRaised as raised:
@@ -93,6 +105,16 @@ def judge_trial(trial: Trial, oracles: Sequence[OracleName]) -> Verdict:
         trial.look_closer()
     failures = (check(trial) for name, check in _BY_SPECIFICITY.items() if name in oracles)
     return Verdict(failure=next(filter(None, failures), None), error_ratio=trial.symptoms.error_ratio)
+
+
+def judge_unguarded(verdict: Verdict, trial: Trial, *, catch_interrupt: bool) -> Verdict:
+    """`verdict`, that of all oracles on a case that passed, or that of guard_page on one whose first run was not right.
+
+    For that, of which no oracle asked for has a word, its second run was not guarded.
+    """
+    if trial.guard is None or not trial.alone.any():
+        return verdict
+    return judge_relation(verdict, trial, GUARD_PAGE, catch_interrupt=catch_interrupt)
 
 
 def judge_relations(

@@ -74,6 +74,7 @@ def observe(
     poison: Fill,
     prefill: Fill,
     placement: Placement | None = None,
+    arenas: tuple[Arena, Arena] | None = None,
     wait: bool = True,
     compile_clock: Callable[[], float] = lambda: 0.0,
 ) -> Observation:
@@ -81,13 +82,13 @@ def observe(
 
     Raises `KernelRaised` for whatever the kernel raised, and for results that cannot be any.
     `values`: the case's logical values, as `problem_of(case).values` draws them. `placement`: where they go, on
-    `device`, if not where the case says. Unless told to `wait` for a GPU, what
-    a launch did wrong there shows later. `compile_clock`: seconds that Triton has spent compiling so far.
+    `device`, if not where the case says. `arenas`: for what the kernel is given and for what it allocates, if not new
+    ones of `device` with `poison` and `prefill`. Unless told to `wait` for a GPU, what a launch did wrong there shows
+    later. `compile_clock`: seconds that Triton has spent compiling so far.
     """
     started = time.perf_counter()
     supports = kernel.declaration.supports
-    capacity = tensor_nbytes(case) + _ZONES_PER_TENSOR * len(tensor_specs(case))
-    arena = Arena(device, poison=poison, prefill=prefill, capacity=capacity)
+    arena, workspaces = arenas or (_arena_for(case, device, poison, prefill), None)
     problem = problem_of(case)
     if placement is None:
         inputs = problem.build(case, arena, supports, values)
@@ -96,7 +97,7 @@ def observe(
         problem.write(case, {name: tensor[None] for name, tensor in tensors.items()}, values, placement)
         inputs = problem.inputs(case, tensors)
     arena.seal()
-    allocations = TrackedAllocations(device, poison=poison, prefill=prefill)
+    allocations = TrackedAllocations(device, poison=poison, prefill=prefill, arena=workspaces)
     seen = Observation(poison, prefill, inputs, given=arena, allocated=allocations.arena)
     built, compiled = time.perf_counter(), compile_clock()
     seen.results = call(kernel, case, inputs, allocations, wait=wait)
@@ -105,6 +106,11 @@ def observe(
     for name, result in seen.results.items():
         seen.allocated.rename(result, name)
     return seen
+
+
+def _arena_for(case: Case, device: str, poison: Fill, prefill: Fill) -> Arena:
+    capacity = tensor_nbytes(case) + _ZONES_PER_TENSOR * len(tensor_specs(case))
+    return Arena(device, poison=poison, prefill=prefill, capacity=capacity)
 
 
 def call(

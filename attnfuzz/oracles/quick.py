@@ -8,13 +8,15 @@ import msgspec
 import torch
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import Plan, plan_of
 from attnfuzz.oracles.batch import Batch
 from attnfuzz.oracles.exception import context_lost
-from attnfuzz.oracles.judge import judge, judge_raised, judge_trial, needs_two_runs
+from attnfuzz.oracles.judge import judge, judge_raised, judge_trial, judge_unguarded, needs_two_runs
 from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.related import judge_related
 from attnfuzz.oracles.relations.catalogue import chosen as chosen_relations
+from attnfuzz.oracles.relations.guard_page import guard_of
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.trial import Symptoms
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Relations, Timing, Verdict
@@ -72,7 +74,9 @@ def judge_many(
         catch_interrupt=catch_interrupt,
         compile_clock=compile_clock,
     )
-    candidates = [_Candidate(case, plan_of(case), together.relations_of(case)) for case in cases]
+    candidates = [
+        _Candidate(case, plan_of(case), together.relations_of(case), together.guard_of(case)) for case in cases
+    ]
     small = [i for i, one in enumerate(candidates) if _is_small(one.plan)]
     large = sorted(set(range(len(cases))) - set(small))
     sizes = [candidates[i].plan.nbytes * (_MOST_RELATED if candidates[i].relations else 1) for i in small]
@@ -86,11 +90,12 @@ def judge_many(
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A case, the plan of its memory, and the relations that have a word on it if all else is well."""
+    """A case, the plan of its memory, the relations that have a word on it if all else is well, and see `guard_of`."""
 
     case: Case
     plan: Plan
     relations: list[Relation]
+    guard: Guard | None
 
     def by_itself(self) -> "_Candidate":
         """With relations that make their runs one by one."""
@@ -113,6 +118,12 @@ class _Together:
     def relations_of(self, case: Case) -> list[Relation]:
         """Those that have a word on `case` if all else is well."""
         return chosen_relations(self.kernel.declaration, case, self.oracles, self.relations, device=self.device)
+
+    def guard_of(self, case: Case) -> Guard | None:
+        """Which edge of each tensor is guarded in the second run of `case`."""
+        if not self.thorough:
+            return None
+        return guard_of(self.kernel.declaration, case, self.oracles, self.relations, device=self.device)
 
     def judge(self, candidates: Sequence[_Candidate], home: str) -> list[Verdict]:
         """Verdicts on `candidates`, filled and looked at on the device `home`."""
@@ -140,6 +151,7 @@ class _Together:
             twice=self.thorough and needs_two_runs(self.oracles),
             compile_clock=self.compile_clock,
             relations=[one.relations for one in candidates],
+            guards=[one.guard for one in candidates],
         )
         batch.launch()
         batch.expect()
@@ -148,13 +160,15 @@ class _Together:
     def _verdict(self, batch: Batch, case: int, found: Symptoms | KernelRaised) -> Verdict:
         launched = batch.timing(case)
         launched_s = launched.compile_s + launched.kernel_s
-        if isinstance(found, Symptoms) and not found.any() and not batch.asked[case]:
+        is_done = batch.guards[case] is None and not batch.asked[case]
+        if isinstance(found, Symptoms) and not found.any() and is_done:
             return Verdict(error_ratio=found.error_ratio, timing=msgspec.structs.replace(launched, total_s=launched_s))
         started = time.perf_counter()
         verdict = self._closer_look(batch, case, found)
         if verdict.fatal:
             raise BatchLost(verdict.failure.message if verdict.failure else "the GPU's context or memory is lost")
         timing, alone = batch.timing(case), verdict.timing
+        batch.drop_trial(case)
         timing = Timing(
             build_s=timing.build_s + alone.build_s,
             compile_s=timing.compile_s + alone.compile_s,
@@ -171,10 +185,13 @@ class _Together:
                 raise found
             if any(found.damaged):  # perhaps by another case, whose memory lies beside
                 return self._alone(batch.cases[case])
-            if not found.any():
+            guarded = batch.guards[case] is not None
+            if not found.any() and not (guarded and batch.trial(case).symptoms.any()):
                 verdict = Verdict(error_ratio=found.error_ratio)
             else:
                 verdict = judge_trial(batch.trial(case), self.oracles)
+            if verdict.failure is None and guarded:
+                verdict = judge_unguarded(verdict, batch.trial(case), catch_interrupt=self.catch_interrupt)
             if verdict.failure is None:
                 verdict = judge_related(verdict, batch, case, catch_interrupt=self.catch_interrupt)
             return verdict

@@ -1,7 +1,7 @@
 """A case on a kernel: the runs that oracles compare, each made when first asked for."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -9,8 +9,10 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.patterns import Fill, bits, holds_prefill
 from attnfuzz.oracles.comparison import Comparison, Reference, compare, worst_ratio
+from attnfuzz.oracles.guarded_observation import observe_guarded
 from attnfuzz.oracles.observation import Observation, observe
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.tolerance import Tolerance
@@ -53,18 +55,21 @@ class Trial:
         device: str,
         tolerance: Tolerance,
         twice: bool = True,
+        guard: Guard | None = None,
         wait: bool = True,
         compile_clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`twice`: whether there is a second run. `wait` and `compile_clock`: see `observe`."""
+        """`twice`: whether there is a second run. `guard`: see `second`. `wait` and `compile_clock`: see `observe`."""
         self.kernel = kernel
         self.case = case
         self.device = device
         self.twice = twice
+        self.guard = guard
         self.wait = wait
         self.compile_clock = compile_clock
         self.reference = Reference(kernel.declaration, case, device=device, tolerance=tolerance)
         self.observations: list[Observation] = []
+        self._clean_in_guard: Observation | None = None
 
     @cached_property
     def first(self) -> Observation:
@@ -73,8 +78,15 @@ class Trial:
 
     @cached_property
     def second(self) -> Observation | None:
-        """Everything finite: equal bits in `first` say that nothing dead or unwritten was used."""
-        return self._observe("finite", "finite") if self.twice else None
+        """Everything finite: equal bits in `first` say that nothing dead or unwritten was used.
+
+        With a `guard`, on a CPU, that edge of every tensor lies at unmapped memory, if `first` is right by itself. What
+        such a run shows counts only if it is what an ordinary one shows: operations of torch may give a tensor at
+        another alignment other bits.
+        """
+        if not self.twice:
+            return None
+        return self._guarded_second() or self._observe("finite", "finite")
 
     @cached_property
     def repeated(self) -> Observation:
@@ -96,6 +108,10 @@ class Trial:
         self.observations.extend(runs)
         for name, seen in zip(("first", "second"), runs, strict=False):
             self.__dict__[name] = seen
+
+    def guard_second(self, guard: Guard, *, alone: Symptoms) -> None:
+        """Have the second run made with a `guard`, unless the first one has symptoms `alone`."""
+        self.twice, self.guard, self.alone = True, guard, alone
 
     def look_closer(self) -> None:
         """Make the second run after all, upon symptoms in the first."""
@@ -136,9 +152,23 @@ class Trial:
         return torch.stack([*damaged, _unwritten(first), differs, worst_ratio(self.comparison)])
 
     @cached_property
+    def alone(self) -> Symptoms:
+        """What is wrong with the first run by itself, after a wait for the device."""
+        flags = _damaged(self.first), _unwritten(self.first), worst_ratio(self.comparison)
+        damaged, unwritten, error_ratio = torch.stack(flags).tolist()
+        return Symptoms((bool(damaged),), bool(unwritten), differs=False, error_ratio=error_ratio)
+
+    @cached_property
     def symptoms(self) -> Symptoms:
-        """What `flags` say, after a wait for the device."""
-        return Symptoms.read(self.flags.tolist(), runs=len(self.runs))
+        """What is wrong with both runs, after a wait for the device."""
+        if self.guard is None:
+            return Symptoms.read(self.flags.tolist(), runs=len(self.runs))
+        first, second = self.runs
+        damaged = bool(_damaged(first))
+        if second is self._clean_in_guard:
+            return replace(self.alone, damaged=(damaged, False))
+        differs = bool(self.disagree(first, second))
+        return replace(self.alone, damaged=(damaged, bool(_damaged(second))), differs=differs)
 
     def disagree(self, one: Observation, other: Observation) -> Bool[Tensor, ""]:
         """Whether two runs gave different bits; of a kernel that declares itself nondeterministic, other NaNs."""
@@ -148,6 +178,27 @@ class Trial:
         """`disagree`, for each element of each result."""
         by_bits = self.kernel.declaration.supports.deterministic
         return {name: _differs(part, other.results[name], by_bits=by_bits) for name, part in one.results.items()}
+
+    def _guarded_second(self) -> Observation | None:
+        """The second run in guarded memory; None if it is to be an ordinary one."""
+        if self.guard is None or self.alone.any():
+            return None
+        seen = observe_guarded(
+            self.kernel,
+            self.case,
+            self.reference.values_on(self.device),
+            guard=self.guard,
+            poison="finite",
+            prefill="finite",
+            compile_clock=self.compile_clock,
+        )
+        if seen is None:
+            return None
+        self.observations.append(seen)
+        if _damaged(seen) or self.disagree(self.first, seen):
+            return None
+        self._clean_in_guard = seen
+        return seen
 
     def _observe(self, poison: Fill, prefill: Fill) -> Observation:
         seen = observe(

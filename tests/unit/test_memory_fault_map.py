@@ -38,3 +38,17 @@ def test_map_that_was_overwritten_says_nothing() -> None:
     FaultMap(memoryview(memory)).add(REGION)
     memory[2:6] = b"\xff\xfe\x00\x01"
     assert read_regions(bytes(memory)) == ()
+
+
+def test_what_is_full_says_so_before_anything_is_left_out() -> None:
+    """A tensor would lie at unmapped memory of which nobody is told: a fault there would be a crash."""
+    memory = bytearray(1 << 12)
+    fault_map = FaultMap(memoryview(memory))
+    added = 0
+    while not fault_map.is_full:
+        fault_map.add(REGION)
+        added += 1
+        assert len(read_regions(bytes(memory))) == added
+    assert added > 10
+    fault_map.clear()
+    assert not fault_map.is_full

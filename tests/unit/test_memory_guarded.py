@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.fault_map import FaultMap, read_regions
 from attnfuzz.memory.guarded import GUARDS, Guard, GuardedArena, HostGuardedMemory
 from attnfuzz.memory.patterns import holds_prefill, poison_value
@@ -99,6 +100,18 @@ def test_stray_writes_inside_the_block_are_damage() -> None:
     assert (found.name, found.where, found.distance) == ("q", "before", 2)
 
 
+def test_what_a_block_held_before_is_no_damage() -> None:
+    """The rest of a large block, which is not part of the tensor, would be taken for a stray write."""
+    memory = HostGuardedMemory(gap_bytes=GAP)
+    memory.take((5 << 18) - 1).fill_(7)
+    gc.collect()
+    noted = FaultMap(memoryview(bytearray(1 << 14)))
+    for guard in GUARDS:
+        made = GuardedArena(memory, noted, guard=guard, poison="finite", prefill="finite")
+        made.strided("workspace", ((1 << 20) + 5000,), (1,), torch.uint8, role="output")
+        assert not made.damage()
+
+
 def test_blocks_are_used_again_once_nothing_refers_to_them() -> None:
     """A run would map memory for each tensor anew, or hand out what a kernel keeps from an earlier call."""
     memory = HostGuardedMemory(gap_bytes=GAP)
@@ -124,3 +137,16 @@ def test_impossible_sizes_are_refused_with_a_remedy() -> None:
     """A limit on address space would end a campaign with a bare number."""
     with pytest.raises(OSError, match=r"mmap of a guarded block .* failed: .*; raise the limit on address space"):
         HostGuardedMemory().take(1 << 60)
+
+
+def test_buffers_of_which_nobody_could_tell_are_left_to_torch() -> None:
+    """A kernel with thousands of small buffers would take as many mappings, and die where nobody can say of what."""
+    noted = bytearray(1 << 13)
+    fault_map = FaultMap(memoryview(noted))
+    made = GuardedArena(HostGuardedMemory(gap_bytes=GAP), fault_map, guard="end", poison="nan", prefill="nan")
+    with TrackedAllocations("cpu", poison="nan", prefill="nan", arena=made):
+        buffers = [torch.zeros(3) for _ in range(200)]
+    guarded = [one for one in buffers if (one.data_ptr() + one.nbytes) % mmap.PAGESIZE == 0]
+    assert 10 < len(made.regions) < 150
+    assert len(made.regions) == len(read_regions(bytes(noted))) <= len(guarded)
+    assert all(bool((one == 0).all()) for one in buffers)

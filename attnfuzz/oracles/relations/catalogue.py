@@ -68,7 +68,7 @@ def drawn(
     number = zlib.crc32(encode_case(case))
     if number % _ONE_IN[device]:
         return None
-    candidates = _candidates(oracles, device)
+    candidates = [one for one in _candidates(oracles, device) if device in one.drawn_on]
     costly, others = (
         sorted((one for one in candidates if (device in one.costly_on) is is_costly), key=partial(_lot, number))
         for is_costly in (True, False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -12,9 +11,9 @@ from torch import Tensor
 
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
-from attnfuzz.memory.cuda_guarded import CudaGuardedMemory
 from attnfuzz.memory.fault_map import FaultMap
-from attnfuzz.memory.guarded import Guard, GuardedArena, GuardedMemory, HostGuardedMemory
+from attnfuzz.memory.guarded import Guard, GuardedArena
+from attnfuzz.memory.guarded_of import guarded_memory
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.observation import KernelRaised, call
@@ -26,7 +25,7 @@ from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import Role
 
-__all__ = ["Guarding", "guarded_memory", "run_guarded"]
+__all__ = ["Guarding", "run_guarded"]
 
 _FILL: Fill = "nan"
 
@@ -105,9 +104,3 @@ def _built(trial: Trial, allocator: Allocator) -> Any:
 
 def _ordinary(trial: Trial) -> Arena:
     return Arena(trial.device, poison=_FILL, prefill=_FILL)
-
-
-@cache
-def guarded_memory(device: str) -> GuardedMemory:
-    """That of this process on "cpu" or "cuda". Raises `DriverError` where a GPU has none."""
-    return HostGuardedMemory() if device == "cpu" else CudaGuardedMemory()

@@ -41,7 +41,8 @@ class Relation:
 
     `applies` says whether there is something to be made of a case under what the kernel declares. `check` may raise
     `KernelRaised`. `weight`: how often it is drawn, compared with others. `by_bounds`: it sees nothing that accuracy
-    would not see in the run that it makes, and so is not drawn beside it. `devices`: those on which it can judge.
+    would not see in the run that it makes, and so is not drawn beside it. `devices`: those on which it can judge, and
+    `drawn_on` those on which it is drawn.
     `further`: what `check` runs and compares, if that can be done along with other cases. `costly_on`: devices on which
     it takes as long as hundreds of cases do.
     """
@@ -52,6 +53,7 @@ class Relation:
     weight: int = 1
     by_bounds: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
+    drawn_on: tuple[str, ...] = ("cpu", "cuda")
     further: Further | None = None
     costly_on: tuple[str, ...] = ()
 

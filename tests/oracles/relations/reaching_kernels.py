@@ -160,3 +160,16 @@ def reads_padded_columns(inputs: Any) -> None:
 def reads_next_length(inputs: Any) -> None:
     """Lengths are read as differences of neighbours would be: that of the last sequence has none."""
     launch(inputs, "next length")
+
+
+@attnfuzz.kernel("paged_decode", supports=SUPPORTS)
+def wrong_and_reaching(inputs: Any) -> None:
+    launch(inputs, "next length")
+    inputs.out.add_(1)
+
+
+@attnfuzz.kernel("paged_decode", supports=SUPPORTS)
+def aligned_only(inputs: Any) -> None:
+    if inputs.seq_lens.data_ptr() % 16:
+        raise ValueError("seq_lens must be aligned to 16 bytes")
+    launch(inputs, "none")

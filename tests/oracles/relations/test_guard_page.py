@@ -15,11 +15,22 @@ import pytest
 
 from attnfuzz.campaign.saved_run import run_saved
 from attnfuzz.corpus import load_regression
-from attnfuzz.declaration import load_kernels
+from attnfuzz.declaration import Declaration, load_kernels
 from attnfuzz.execution.runner import Runner
+from attnfuzz.memory import fault_map
+from attnfuzz.memory.fault_map import FaultMap
 from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.relations.catalogue import chosen
-from attnfuzz.oracles.verdict import DEFAULT_ORACLES, DrawnWithout, Failure, Relations, Verdict
+from attnfuzz.oracles.relations.catalogue import chosen, drawn
+from attnfuzz.oracles.relations.guard_page import guard_of
+from attnfuzz.oracles.verdict import (
+    DEFAULT_ORACLES,
+    USUAL_ORACLES,
+    DrawnWithout,
+    Failure,
+    OracleName,
+    Relations,
+    Verdict,
+)
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.simplest import simplest_case
 
@@ -63,6 +74,8 @@ PLANTED: list[tuple[str, str, dict[str, Any]]] = [
         for name in ("prefix_output", "prefix_lse", "suffix_output", "suffix_lse", "output", "output_lse")
     ),
 ]
+ORACLES_OF_A_GPU: tuple[OracleName, ...] = ("guard_page", "page_relocation", "graph_replay")
+"""Some that are as costly there as guard_page, which few cases draw."""
 INNER_EDGES = {("k_cache", "past"), ("v_cache", "before")}
 """Of the interleaved layout, where K and V are views of one tensor."""
 
@@ -144,17 +157,124 @@ def test_cases_with_a_known_access_draw_among_the_other_relations() -> None:
     declaration = kernel.declaration
     simplest = simplest_case(declaration.problem, declaration.supports, declaration.options)
     others = set()
-    for n in range(1, 80):
+    for n in range(1, 200):
         case = msgspec.structs.replace(simplest, seq_lens=(n,))
         ways: tuple[Relations, Relations] = (None, DrawnWithout(("guard_page",)))
         drawn, without = (
-            [one.name for one in chosen(declaration, case, DEFAULT_ORACLES, way, device="cpu")] for way in ways
+            [one.name for one in chosen(declaration, case, ORACLES_OF_A_GPU, way, device="cuda")] for way in ways
         )
         assert len(drawn) == len(without)
         if drawn == ["guard_page"]:
             others.update(without)
     assert others
     assert "guard_page" not in others
+
+
+def cases_of(declaration: Declaration, *guards: str) -> list[Case]:
+    """One for each of ``guards``, which is the edge that its second run guards."""
+    simplest = simplest_case(declaration.problem, declaration.supports, declaration.options)
+    cases = [msgspec.structs.replace(simplest, seq_lens=(n,)) for n in range(1, 60)]
+    of_guard = {guard_of(declaration, case, DEFAULT_ORACLES, None, device="cpu"): case for case in reversed(cases)}
+    return [of_guard[guard] for guard in guards]  # type: ignore[index]  # "end" and "start" are guards
+
+
+@pytest.fixture
+def explaining(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an executor, for code that only decides."""
+    monkeypatch.setattr(fault_map, "_installed", FaultMap(memoryview(bytearray(1 << 16))))
+
+
+def test_each_case_has_one_edge_guarded(explaining: None) -> None:
+    """Accesses outside that change no number would be seen by few cases, or those before a tensor by none."""
+    (kernel,) = load_kernels(f"{KERNELS}:masked")
+    declaration = kernel.declaration
+    simplest = simplest_case(declaration.problem, declaration.supports, declaration.options)
+    cases = [msgspec.structs.replace(simplest, seq_lens=(n,)) for n in range(1, 300)]
+    guards = [guard_of(declaration, case, DEFAULT_ORACLES, None, device="cpu") for case in cases]
+    assert None not in guards
+    assert 40 < guards.count("start") < 120
+    assert guards == [guard_of(declaration, case, DEFAULT_ORACLES, None, device="cpu") for case in cases]
+    assert not [one for case in cases if (one := drawn(declaration, case, DEFAULT_ORACLES)) if one.name == "guard_page"]
+
+
+@pytest.mark.parametrize(
+    ("oracles", "relations", "is_guarded"),
+    [
+        (DEFAULT_ORACLES, None, True),
+        (("guard_page",), None, True),
+        (("accuracy", "guard_page"), ("guard_page",), True),
+        (DEFAULT_ORACLES, DrawnWithout(("page_relocation",)), True),
+        (USUAL_ORACLES, None, False),
+        (DEFAULT_ORACLES, (), False),
+        (DEFAULT_ORACLES, ("layout",), False),
+        (DEFAULT_ORACLES, "all", False),
+        (DEFAULT_ORACLES, DrawnWithout(("guard_page",)), False),
+    ],
+)
+def test_whoever_leaves_it_out_has_ordinary_runs(
+    explaining: None, oracles: tuple[OracleName, ...], relations: Relations, is_guarded: bool
+) -> None:
+    """An oracle that was switched off would end processes, or one that was asked for see nothing."""
+    (kernel,) = load_kernels(f"{KERNELS}:masked")
+    declaration = kernel.declaration
+    (case,) = cases_of(declaration, "end")
+    assert (guard_of(declaration, case, oracles, relations, device="cpu") is not None) == is_guarded
+    assert guard_of(declaration, case, oracles, relations, device="cuda") is None
+
+
+def test_cases_too_large_for_guarded_memory_have_ordinary_runs(explaining: None) -> None:
+    """Each tensor of a huge case would be mapped and unmapped with every run."""
+    (kernel,) = load_kernels(f"{KERNELS}:masked")
+    declaration = kernel.declaration
+    simplest = simplest_case(declaration.problem, declaration.supports, declaration.options)
+    huge = msgspec.structs.replace(simplest, seq_lens=(1 << 20,))
+    assert guard_of(declaration, huge, DEFAULT_ORACLES, None, device="cpu") is None
+
+
+def test_the_usual_runs_of_a_case_find_it(explaining: None) -> None:
+    """A case would have to draw guard_page by chance; or the one that reads past would be told at another edge."""
+    with Runner(device="cpu") as everything:
+        (declaration,) = everything.declarations([f"{KERNELS}:reads_next_length"])
+        at_end, at_start = cases_of(declaration, "end", "start")
+        failure = everything.judge(declaration, at_end).failure
+        assert failure is not None
+        assert (failure.oracle, failure.kind) == ("guard_page", "read past seq_lens")
+        assert "seq_lens (int32 [1]): 1 element (4 bytes) past its end at " in failure.message
+        assert everything.judge(declaration, at_start).failure is None
+        for relations in ((), DrawnWithout(("guard_page",))):
+            assert everything.judge(declaration, at_end, relations=relations).failure is None
+        assert everything.judge(declaration, at_end, thorough=False, relations=()).failure is None
+        together = everything.judge_many(declaration, [at_start, at_end, at_start], timeout_s=60.0)
+        assert [verdict.failure for verdict in together] == [None, failure, None]
+
+
+def test_what_shows_without_is_told_first(explaining: None) -> None:
+    """A wrong number would be reported as an access outside; or the access be lost with the oracle of the number."""
+    with Runner(device="cpu") as everything, Runner(device="cpu", oracles=("guard_page",)) as nothing_else:
+        (declaration,) = everything.declarations([f"{KERNELS}:wrong_and_reaching"])
+        (case,) = cases_of(declaration, "end")
+        for verdict in (
+            everything.judge(declaration, case),
+            *everything.judge_many(declaration, [case, case], timeout_s=60.0),
+        ):
+            assert verdict.failure is not None
+            assert verdict.failure.oracle == "accuracy"
+        assert everything.restarts == 0
+        failure = nothing_else.judge(declaration, case).failure
+        assert failure is not None
+        assert failure.kind == "read past seq_lens"
+
+
+@pytest.mark.parametrize("kernel", ["masked", "aligned_only"])
+def test_right_kernels_pass_in_guarded_memory(kernel: str, explaining: None) -> None:
+    """Each case of a right kernel, or of one that refuses how tensors are aligned there, would be reported."""
+    with Runner(device="cpu") as everything:
+        (declaration,) = everything.declarations([f"{KERNELS}:{kernel}"])
+        cases = cases_of(declaration, "end", "start")
+        verdicts = [everything.judge(declaration, case) for case in cases]
+        verdicts += everything.judge_many(declaration, cases, timeout_s=60.0)
+        assert [verdict.failure for verdict in verdicts] == [None] * 4
+        assert everything.restarts == 0
 
 
 def test_nothing_is_run_where_its_death_could_not_be_told(runner: Runner) -> None:

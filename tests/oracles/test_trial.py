@@ -1,0 +1,168 @@
+"""The runs of a case: when the second one is made in guarded memory, and what it counts for there."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from attnfuzz.memory import fault_map
+from attnfuzz.memory.fault_map import FaultMap, read_regions
+from attnfuzz.oracles import judge as judging
+from attnfuzz.oracles import quick
+from attnfuzz.oracles.judge import judge
+from attnfuzz.oracles.quick import judge_many
+from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.verdict import Verdict
+from attnfuzz.problems.cases import Case
+
+Judged = Callable[[Any, Case], Verdict]
+
+
+@pytest.fixture(autouse=True)
+def guard_every_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the hash of the case."""
+    monkeypatch.setattr(fault_map, "_installed", FaultMap(memoryview(bytearray(1 << 16))))
+    for module in (judging, quick):
+        monkeypatch.setattr(module, "guard_of", lambda *_, **__: "end")
+
+
+def alone(kernel: Any, case: Case) -> Verdict:
+    return judge(kernel, case, device="cpu", relations=())
+
+
+def in_a_batch(kernel: Any, case: Case) -> Verdict:
+    verdicts = judge_many(kernel, [case, case], device="cpu", relations=())
+    assert len({verdict.failure for verdict in verdicts}) == 1
+    return verdicts[0]
+
+
+def large_in_a_batch(kernel: Any, case: Case) -> Verdict:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quick, "_SMALL_BYTES", 0)
+        return in_a_batch(kernel, case)
+
+
+WAYS = pytest.mark.parametrize("judged", [alone, in_a_batch, large_in_a_batch])
+
+
+def is_guarded() -> bool:
+    """Whether this is within a run in guarded memory, of which the map of faults knows."""
+    noted = fault_map.installed()
+    assert noted is not None
+    return bool(read_regions(bytes(noted._memory)))
+
+
+@WAYS
+def test_the_second_of_two_runs_is_guarded(judged: Judged, plant: Any, dense: Case) -> None:
+    """Accesses outside would go unseen, or a passing case cost a run more."""
+    runs: list[bool] = []
+    verdict = judged(plant(before=lambda inputs: runs.append(is_guarded())), dense)
+    assert verdict.failure is None
+    assert 0 < verdict.error_ratio < 1
+    cases = 1 if judged is alone else 2
+    assert (runs.count(False), runs.count(True)) == (cases, cases)
+    assert runs[0] is False
+
+
+BUGS: dict[str, dict[str, Any]] = {
+    "accuracy": {"kv_head": lambda head, group: 0},
+    "dead_memory": {"length": lambda n: n + 1 if n else 0},
+    "red_zone": {"before": lambda inputs: inputs.q.mul_(2)},
+    "unwritten": {"store_empty": lambda out, lse: None},
+}
+
+
+@WAYS
+@pytest.mark.parametrize("oracle", BUGS)
+def test_symptoms_of_the_first_run_are_looked_into_in_ordinary_memory(
+    oracle: str, judged: Judged, plant: Any, dense: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What shows by itself would be told as an access outside, or with other words than before."""
+    runs: list[bool] = []
+    bugs = BUGS[oracle]
+
+    def before(inputs: Any) -> None:
+        runs.append(is_guarded())
+        bugs.get("before", lambda inputs: None)(inputs)
+
+    kernel = plant(**bugs | {"before": before})
+    failure = judged(kernel, dense).failure
+    assert failure is not None
+    assert failure.oracle == oracle
+    assert True not in runs
+    for module in (judging, quick):
+        monkeypatch.setattr(module, "guard_of", lambda *_, **__: None)
+    assert failure == judged(kernel, dense).failure
+
+
+@WAYS
+def test_dead_memory_shows_in_the_guarded_run_too(judged: Judged, plant: Any, dense: Case) -> None:
+    """A result that depends on a finite number beside a sequence would pass once its second run is guarded."""
+
+    def add_what_is_dead(inputs: Any, out: Any, lse: Any) -> Any:
+        return out + inputs.k[0, 5, 0, 0].nan_to_num(nan=0.0), lse
+
+    failure = judged(plant(after=add_what_is_dead), dense).failure
+    assert failure is not None
+    assert failure.oracle == "dead_memory"
+
+
+@WAYS
+def test_bits_may_depend_on_how_memory_is_aligned(judged: Judged, plant: Any, dense: Case) -> None:
+    """Operations of torch add in another order where a tensor is not aligned: that is not nondeterministic."""
+    case = msgspec.structs.replace(dense, strides={"q": "padded_rows"})
+    other_bits: list[bool] = []
+
+    def add_in_another_order(inputs: Any, out: Any, lse: Any) -> Any:
+        unaligned = inputs.q.data_ptr() % 64 != 0
+        other_bits.append(unaligned)
+        return out * (1 + 2.0**-22) if unaligned else out, lse
+
+    assert judged(plant(after=add_in_another_order), case).failure is None
+    assert True in other_bits
+
+
+def test_what_differs_from_run_to_run_is_still_found(plant: Any, dense: Case) -> None:
+    """A kernel that is not deterministic would pass because its second run was guarded."""
+    numbers = itertools.count()
+    failure = alone(plant(after=lambda inputs, out, lse: (out * (1 + next(numbers) * 2.0**-22), lse)), dense).failure
+    assert failure is not None
+    assert failure.oracle == "determinism"
+
+
+@WAYS
+def test_a_kernel_that_refuses_is_run_again_in_ordinary_memory(judged: Judged, plant: Any, dense: Case) -> None:
+    """A kernel that wants aligned tensors would have one run, so that nothing is compared, or be accused."""
+    runs: list[bool] = []
+
+    def refuse(inputs: Any) -> None:
+        runs.append(is_guarded())
+        if is_guarded():
+            raise ValueError("q must be aligned")
+
+    assert judged(plant(before=refuse), dense).failure is None
+    cases = 1 if judged is alone else 2
+    assert (runs.count(False), runs.count(True)) == (2 * cases, cases)
+
+
+def test_time_in_guarded_memory_counts(plant: Any, dense: Case) -> None:
+    """Statistics would show half of what kernels take."""
+    numbers = itertools.count(step=0.25)
+    timing = judge(plant(), dense, device="cpu", relations=(), compile_clock=lambda: next(numbers)).timing
+    assert timing.compile_s == 0.5
+    (verdict,) = judge_many(plant(), [dense], device="cpu", relations=(), compile_clock=lambda: next(numbers))
+    assert verdict.timing.compile_s == 0.5
+
+
+def test_without_a_guard_nothing_changes(plant: Any, dense: Case) -> None:
+    """Trials that relations and explanations make of a case would run in memory that may end the process."""
+    runs: list[bool] = []
+    trial = Trial(plant(before=lambda inputs: runs.append(is_guarded())), dense, device="cpu", tolerance="bound")
+    assert not trial.symptoms.any()
+    assert runs == [False, False]
+    assert torch.equal(trial.runs[0].results["out"], trial.runs[1].results["out"])
