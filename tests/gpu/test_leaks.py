@@ -44,8 +44,8 @@ def test_bundled_kernels_do_not_leak(runner: Runner) -> None:
 def test_a_campaign_finds_a_leak_of_gpu_memory(tmp_path: Path) -> None:
     """On a GPU no process outgrows a limit: the kernel, or the framework, is told that there is no memory left."""
     kernels = f"{KERNELS}:keeps_with_groups {KERNELS}:keeps_once"
-    with Campaign(tmp_path, "--budget", "60s", kernels=kernels, workers=2) as campaign:
-        assert campaign.wait(timeout_s=120.0) == 1, campaign.output
+    with Campaign(tmp_path, "--budget", "120s", kernels=kernels, workers=2) as campaign:
+        assert campaign.wait(timeout_s=240.0) == 1, campaign.output
     assert "internal error" not in campaign.output, campaign.output
     (regression,) = saved(tmp_path)
     assert (regression.finding.oracle, regression.finding.kind) == ("crash", "leak"), campaign.output
