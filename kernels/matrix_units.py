@@ -18,7 +18,7 @@ def block_columns(head_size: int, num_rows: int) -> int:
     bits. Those of blocks less than 64 wide (128 bytes) have their uppermost bit set, and ptxas 12.8.93, which comes
     with Triton 3.6 and 3.7, may add their offsets to a register that nothing was written to: the products read anywhere
     in shared memory, or outside of it. 12.9.86 does not do that. Seen where K or V get there through registers, as
-    those of an 8-bit cache do; ``regressions/`` has such a case. Wider blocks are padded.
+    those of an 8-bit cache do; ``regressions/`` has such a case. Narrow blocks are padded.
     """
     least = _LEAST_OF_WARP_GROUPS if num_rows >= _ROWS_OF_WARP_GROUPS else LEAST_FOR_DOT
     return max(least, 1 << (head_size - 1).bit_length())
