@@ -41,7 +41,7 @@ __all__ = ["grouped_decode_kernel"]
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.
 @triton.jit(
     do_not_specialize=[
-        "max_blocks", "num_splits", "num_kv_heads", "group_size", "block_size", "stride_qs", "stride_qh",
+        "max_blocks", "num_splits", "num_kv_heads", "group_size", "head_blocks", "block_size", "stride_qs", "stride_qh",
         "stride_table_s", "stride_len", "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h",
         "window", "stride_slope", "stride_sink", "stride_k_scale", "stride_v_scale",
     ]
@@ -66,6 +66,7 @@ def grouped_decode_kernel(
     num_splits,
     num_kv_heads,
     group_size,  # query heads per KV head
+    head_blocks,  # cdiv(group_size, BLOCK_M)
     block_size,  # tokens per page
     head_size,
     v_head_size,
@@ -107,15 +108,20 @@ def grouped_decode_kernel(
     HAS_SINKS: tl.constexpr,
     HAS_KV_SCALES: tl.constexpr,
 ):  # fmt: skip
-    """Grid ``num_seqs * num_splits * num_kv_heads * cdiv(group_size, BLOCK_M)``: neighbours read the same pages."""
+    """Grid ``num_seqs * num_kv_heads * head_blocks, num_splits``: neighbours read the same pages.
+
+    A GPU starts programs one after the other, some 200 in a microsecond. The first splits of all sequences come first:
+    they have tokens however short the sequences are.
+    """
     if PDL:
         tl.extra.cuda.gdc_wait()
-    head_blocks = tl.cdiv(group_size, BLOCK_M)
-    i_program = tl.program_id(0)
-    i_head_block = i_program % head_blocks
-    i_kv_head = (i_program // head_blocks % num_kv_heads).to(tl.int64)
-    i_split = i_program // (head_blocks * num_kv_heads) % num_splits
-    i_seq = (i_program // (head_blocks * num_kv_heads * num_splits)).to(tl.int64)
+    i_split = tl.program_id(1)
+    i_seq = tl.program_id(0) // (num_kv_heads * head_blocks)
+    i_block_of_seq = tl.program_id(0) - i_seq * (num_kv_heads * head_blocks)
+    i_kv_head = i_block_of_seq // head_blocks
+    i_head_block = i_block_of_seq - i_kv_head * head_blocks
+    i_seq = i_seq.to(tl.int64)
+    i_kv_head = i_kv_head.to(tl.int64)
 
     o_t = tl.arange(0, TILE)
     p_pages = p_table + i_seq * stride_table_s
@@ -222,7 +228,7 @@ def grouped_decode_kernel(
         # All threads have stored before one of them counts, and that one's release makes it visible to who acquires.
         tl.debug_barrier()
         # One for each block of heads, of which a sequence has no more than heads.
-        p_counter = p_counters + i_seq * num_q_heads + i_program % (head_blocks * num_kv_heads)
+        p_counter = p_counters + i_seq * num_q_heads + i_block_of_seq
         arrived = tl.atomic_add(p_counter, 1, sem="acq_rel")
         if arrived == splits_used - 1:
             tl.store(p_counter, 0)

@@ -25,14 +25,17 @@ _ALIGNMENT = 16
 
 
 def launch_again(
-    kernel: Any, num_programs: int, args: tuple[Any, ...], named: Mapping[str, Any], options: Mapping[str, Any]
+    kernel: Any,
+    grid: tuple[int, int, int],
+    args: tuple[Any, ...],
+    named: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> None:
-    """``kernel[(num_programs, 1, 1)](*args, **named, **options)`` on the current device.
+    """``kernel[grid](*args, **named, **options)`` on the current device.
 
     ``args``: the kernel's first arguments, a tensor to begin with. ``named``: all others, constants among them, by
     name. ``options``: of the launch, as ``num_warps``. All but tensors must be hashable.
     """
-    grid = (num_programs, 1, 1)
     if not args[0].is_cuda:  # in the interpreter nothing is compiled
         kernel[grid](*args, **named, **options)
         return

@@ -31,6 +31,8 @@ _CHUNK_ELEMENTS = 8192
 """Of partial outputs that a program combines in one step: 128 registers of each of 64 threads."""
 _WARPS_OF_COMBINATION = 2
 """64 splits of 128 elements: 6.5 us in all at one sequence of 4,096 tokens with 2 KV heads, and 7.1 with four warps."""
+_MOST_SPLITS = 65535
+"""CUDA's limit of a grid's second dimension."""
 _SHARED_BYTES = 160 << 10
 """Of the tiles that are on their way at a time; a multiprocessor of an A100 has 164 KiB, of an H100 228."""
 _PDL_CAPABILITY = (9, 0)
@@ -59,6 +61,8 @@ def plan_grouped(pairs: int, max_seq_len: int, processors: int, block_d: int) ->
     num_splits = max(1, min(2 * processors // max(1, pairs), triton.cdiv(max_seq_len, tile)))
     if num_splits > 1:
         return GroupedPlan(num_splits, tile, num_warps=4, num_stages=2, pdl=True)
+    if max_seq_len <= tile:
+        return GroupedPlan(1, tile, num_warps=4, num_stages=2, pdl=True)
     if max_seq_len >= 1024:
         return GroupedPlan(1, tile, num_warps=8, num_stages=3, pdl=False)
     return GroupedPlan(1, max(LEAST_FOR_DOT, tile // 2), num_warps=4, num_stages=3, pdl=False)
@@ -129,11 +133,11 @@ def grouped_decode(
     of_sinks = sink_arguments(sinks)
     with on_device_of(q):
         launch_again(
-            grouped_decode_kernel, launch.programs,
+            grouped_decode_kernel, (num_seqs * sizes["num_kv_heads"] * launch.head_blocks, num_splits, 1),
             (
                 q, k_cache, v_cache, block_table, seq_lens, out, lse, partial_acc, partial_max, partial_sum, counters,
-                float(scale), num_splits, sizes["num_kv_heads"], sizes["group_size"], block_size, head_size,
-                v_head_size, block_table.shape[1],
+                float(scale), num_splits, sizes["num_kv_heads"], sizes["group_size"], launch.head_blocks, block_size,
+                head_size, v_head_size, block_table.shape[1],
                 *q.stride(), *k_strides, *v_strides, *block_table.stride(), *strides,
             ),
             {
@@ -144,7 +148,7 @@ def grouped_decode(
         )  # fmt: skip
         if num_splits > 1 and counters is None:
             launch_again(
-                combine_partials_kernel, num_seqs * num_q_heads,
+                combine_partials_kernel, (num_seqs * num_q_heads, 1, 1),
                 (
                     seq_lens, partial_acc, partial_max, partial_sum, out, lse, num_splits, num_q_heads, v_head_size,
                     *strides,
@@ -158,11 +162,12 @@ def grouped_decode(
 class _Launch(NamedTuple):
     """What follows from shapes and options.
 
+    ``head_blocks``: programs that share the query heads of a KV head.
     ``of_splits``, ``of_combination``: constants of the two kernels. ``of_last``: of the first without the second. The
     ``options`` are those of ``triton.Config``.
     """
 
-    programs: int
+    head_blocks: int
     num_splits: int
     of_splits: Mapping[str, Any]
     of_combination: Mapping[str, Any]
@@ -198,10 +203,15 @@ def _launch(
     check_power_of_two("block_m", most_heads if block_m is None else block_m)
     block_m = max(LEAST_FOR_DOT, min(most_heads, block_m or most_heads, triton.next_power_of_2(group_size)))
     block_d, block_dv = (block_columns(size, block_m) for size in (head_size, v_head_size))
-    pairs = num_seqs * num_kv_heads * triton.cdiv(group_size, block_m)
+    head_blocks = triton.cdiv(group_size, block_m)
+    pairs = num_seqs * num_kv_heads * head_blocks
     plan = plan_grouped(pairs, num_tokens, _processors(device), max(block_d, block_dv))
     num_splits = plan.num_splits if num_splits is None else num_splits
     check_positive("num_splits", num_splits)
+    if num_splits > _MOST_SPLITS:
+        raise ValueError(
+            f"num_splits={num_splits} must be at most {_MOST_SPLITS}, as a grid's second dimension; use 64"
+        )
     tile = plan.tile if tile is None else tile
     check_power_of_two("tile", tile)
     token_bytes = (block_d + block_dv) * dtype.itemsize
@@ -223,7 +233,7 @@ def _launch(
     elements = _CHUNK_ELEMENTS if warps_and_stages["num_warps"] <= 4 else _CHUNK_ELEMENTS // 4
     in_one_step = max(1, min(chunk, elements // (block_g * block_dv)))
     return _Launch(
-        programs=pairs * num_splits,
+        head_blocks=head_blocks,
         num_splits=num_splits,
         of_splits={"BLOCK_M": block_m, "BLOCK_D": block_d, "OWN_V": own_v, **both},
         of_combination={"CHUNK": chunk, **both},

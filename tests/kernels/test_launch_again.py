@@ -90,5 +90,5 @@ def test_the_interpreter_gets_every_launch() -> None:
 
     x = torch.zeros(8, device="cpu")
     for _ in range(2):
-        launch_again.launch_again(Interpreted(), 3, (x, 5), {"scale": 0.5}, {"num_warps": 4})
+        launch_again.launch_again(Interpreted(), GRID, (x, 5), {"scale": 0.5}, {"num_warps": 4})
     assert calls == [(GRID, (x, 5), {"scale": 0.5, "num_warps": 4})] * 2
