@@ -131,8 +131,9 @@ class Trial:
         return self.compare(self.first)
 
     def compare(self, seen: Observation) -> list[Comparison]:
-        """A run against the reference."""
-        return compare(self.reference, seen)
+        """A run against the reference, in whose memory they are compared: in a batch that is the host's."""
+        results = {name: result.to(self.reference.device) for name, result in seen.results.items()}
+        return compare(self.reference, replace(seen, results=results))
 
     @cached_property
     def flags(self) -> Float64[Tensor, "5"]:

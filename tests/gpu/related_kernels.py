@@ -62,6 +62,15 @@ def adds_an_epsilon(inputs: Any) -> Any:
     return out.add_((out != 0) * 2e-7), lse
 
 
+@attnfuzz.kernel("dense_decode")
+def rounds_by_strides(inputs: Any) -> Any:
+    """As a compiler may that fuses another product into a sum where a stride is no constant: not a bug."""
+    out, lse = decode(inputs)
+    are_wide = not all(one.is_contiguous() for one in (inputs.q, inputs.k, inputs.v))
+    nudge(out, torch.full((1,), are_wide, device=out.device))
+    return out, lse
+
+
 @attnfuzz.kernel("merge_states")
 def counts_empty_states(inputs: Any) -> Any:
     output, lse = launch.merge_states(

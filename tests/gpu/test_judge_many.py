@@ -173,6 +173,20 @@ def test_relations_leave_right_kernels_alone_in_a_batch(target: str, runner: Run
     assert [verdict.failure for verdict in verdicts] == [None] * len(draws)
 
 
+def test_a_batch_bounds_what_a_relation_runs_by_itself(runner: Runner, related: Broken) -> None:
+    """Results on the GPU would meet a reference on the host, and the whole batch would be judged case by case."""
+    declaration = related["rounds_by_strides"]
+    draws = [
+        case
+        for case in variations(declaration)
+        if (one := drawn(declaration, case, DEFAULT_ORACLES, device="cuda")) and one.name == "page_relocation"
+    ][:4]
+    assert draws
+    verdicts = runner.judge_together(declaration, draws, timeout_s=120.0)
+    assert verdicts is not None
+    assert [verdict.failure for verdict in verdicts] == [None] * len(draws)
+
+
 def test_relations_cost_a_batch_no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many cases get through a GPU as there are waits. Uses CUDA in this process."""
     (kernel,) = load_kernels(f"{RELATED_KERNELS}:without_triton")
