@@ -48,6 +48,9 @@ _MOST_DECOYS = 1 << 24
 _MOST_MAPPED = FAR << 2
 """Elements of a cache in a GPU's memory that can all be read."""
 _ALIGNMENT = 64  # elements between strides
+_WIDE = (1 << 30) + (1 << 20)
+"""Elements: a stride that fits into 32 bits, with which every index but the first two passes 2^31. What wraps by 2^32
+elements or bytes comes out beside the rows that are there."""
 
 
 class FarAllocator:
@@ -117,8 +120,10 @@ class FarAllocator:
     def _rows(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, role: Role) -> Tensor:
         axis = self._stretched[name]
         length = math.prod(shape[axis + 1 :])
-        apart = 0 if self._on_gpu is None else _APART * self._granule(dtype)
-        strides = stretched_strides(shape, axis, self._granule(dtype), more=apart)
+        if self._on_gpu is None:
+            strides = stretched_strides(shape, axis, least=_WIDE)
+        else:  # whose addresses between rows cost page tables
+            strides = stretched_strides(shape, axis, self._granule(dtype), more=_APART * self._granule(dtype))
         starts = _offsets(shape[: axis + 1], strides[: axis + 1])
         most, everywhere = _MOST_ROWS_WITH_DECOYS, {(-_LARGEST_SIGNED, _LARGEST_SIGNED)}
         if self._on_gpu is not None:
@@ -198,26 +203,28 @@ def _shared_granules(starts: Sequence[int], length: int, granule: int) -> dict[i
 
 
 def stretched_strides(
-    shape: tuple[int, ...], axis: int, alignment: int = _ALIGNMENT, *, more: int = 0
+    shape: tuple[int, ...], axis: int, alignment: int = _ALIGNMENT, *, least: int = 0, more: int = 0
 ) -> tuple[int, ...]:
     """Strides of a tensor that is contiguous but for one so wide that its last index passes 2^31 elements.
 
     ``axis`` has at least two indices. Those of the dimensions around it follow. ``alignment``: elements of which a row
-    lies a multiple further than in a contiguous tensor. ``more``: elements by which the stride is wider than it has to.
+    lies a multiple further than in a contiguous tensor. ``least``: elements that the stride has at least, also where
+    there are so many indices that fewer would do. ``more``: by which it is wider than that.
     """
     contiguous = strided_layout(shape, "contiguous", 1).strides
     strides = list(contiguous)
     # Three rows pass 2^31 only, so that the stride itself fits into 32 bits and nothing but its product does not.
     reach = FAR >> 1 if shape[axis] == 3 else FAR
-    strides[axis] = _aligned_alike(-(-reach // (shape[axis] - 1)) + more, contiguous[axis], alignment)
+    enough = -(-reach // (shape[axis] - 1))
+    strides[axis] = _aligned_alike(max(least, enough) + more, contiguous[axis], alignment)
     for outer in range(axis - 1, -1, -1):
         strides[outer] = _aligned_alike(strides[outer + 1] * shape[outer + 1], contiguous[outer], alignment)
     return tuple(strides)
 
 
 def stretched_nbytes(shape: tuple[int, ...], axis: int, itemsize: int) -> int:
-    """Of addresses, for such a tensor and what lies below."""
-    return (span(shape, stretched_strides(shape, axis)) + _LARGEST_SIGNED) * itemsize
+    """Of addresses at most, for such a tensor and what lies below."""
+    return (span(shape, stretched_strides(shape, axis, least=_WIDE)) + _LARGEST_SIGNED) * itemsize
 
 
 def _aligned_alike(least: int, stride: int, alignment: int) -> int:

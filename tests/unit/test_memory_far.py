@@ -48,6 +48,25 @@ def test_a_wide_stride_passes_2_31_elements_and_fits_into_32_bits() -> None:
         assert (wide - contiguous) % 64 == 0  # aligned alike: libraries may add in another order otherwise
 
 
+def test_on_a_host_every_index_but_the_first_two_passes_2_31_elements() -> None:
+    """Of a page with many tokens, a short sequence would have none whose index overflows in 32 bits."""
+    for count in (3, 4, 7, 16):
+        stride = allocator(stretched={"q": 0}).tensor(
+            "q", (count, 3, 8), torch.float16, strides="contiguous", role="input"
+        ).stride()[0]  # fmt: skip
+        assert stride < 1 << 31 <= 2 * stride
+        assert (count - 1) * stride >= (FAR if count > 3 else FAR >> 1)
+
+
+def test_an_index_that_wraps_comes_out_beside_the_rows() -> None:
+    """It would find the first row in place of the fifth, which may hold the same numbers."""
+    rows = allocator(stretched={"q": 0}).tensor("q", (6, 3, 8), torch.float16, strides="contiguous", role="input")
+    assert rows.isnan().all()
+    landed = rows.as_strided((24,), (1,), 4 * rows.stride()[0] - FAR)
+    assert not landed.isnan().any()
+    assert len(set(landed.tolist())) > 10
+
+
 def test_stretched_tensors_do_not_overlap() -> None:
     """Rows would overwrite each other, and a right kernel would be wrong."""
     memory = allocator(stretched={"out": 1})
