@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
 from hypothesis import strategies as st
 
@@ -40,18 +41,23 @@ class LengthLimits:
 
 
 def decide_seq_lens(decisions: Decisions, limits: LengthLimits) -> tuple[int, ...]:
-    """Sequences are drawn one after another; none takes more than the work that is left."""
+    """Sequences are drawn one after another; none takes more than the work that is left.
+
+    So those that are drawn first tend to be the longest: in half of all batches they come last. With splits, the first
+    is of more than a tile in half of them, if there is work for that.
+    """
     least_work = _least_work(limits)
     work = limits.work
     drawn: list[int] = []
-    count = decisions.pick(_counts(limits))
+    count, is_reversed, is_long = decisions.pick(_batches(limits))
     longest = max(1, limits.max_padded // count)
     for waiting in range(count - 1, -1, -1):
         room = max(1, work - waiting * least_work - limits.num_splits // 4)
-        seq_len = _pick_length(decisions, limits, min(longest, _longest_for(room, limits)))
+        most = min(longest, _longest_for(room, limits))
+        seq_len = _pick_length(decisions, limits, most, is_long=is_long and not drawn)
         work -= _work_of(seq_len, limits)
         drawn.append(seq_len)
-    return tuple(drawn)
+    return tuple(drawn[::-1] if is_reversed else drawn)
 
 
 def seq_lens(
@@ -109,15 +115,16 @@ def _longest_for(tiles: int, limits: LengthLimits) -> int:
     return tiles * limits.tile if tiles >= limits.num_splits // 2 else 2 * tiles + 1
 
 
-def _counts(limits: LengthLimits) -> tuple[int, ...]:
-    """Numbers of sequences for which the work is enough."""
+def _batches(limits: LengthLimits) -> tuple[tuple[int, bool, bool], ...]:
+    """Numbers of sequences for which the work is enough, each with ``is_reversed`` and ``is_long``."""
     most = max(limits.min_seqs, min(limits.max_seqs, limits.work // _least_work(limits)))
-    return _counts_between(limits.min_seqs, most)
+    return _batches_between(limits.min_seqs, most)
 
 
 @lru_cache(maxsize=1024)
-def _counts_between(least: int, most: int) -> tuple[int, ...]:
-    return tuple(sorted([least, *(count for count in _SEQ_COUNTS if least <= count <= most), most]))
+def _batches_between(least: int, most: int) -> tuple[tuple[int, bool, bool], ...]:
+    counts = sorted([least, *(count for count in _SEQ_COUNTS if least <= count <= most), most])
+    return tuple(product(counts, (False, True), (False, True)))
 
 
 @lru_cache(maxsize=4096)
@@ -150,12 +157,18 @@ def _beyond(window: int, steps: tuple[int, ...], max_len: int) -> list[int]:
     return sorted(window + begin for begin in begins if begin > 0 and window + begin <= max_len)
 
 
-def _pick_length(decisions: Decisions, limits: LengthLimits, most: int) -> int:
+def _pick_length(decisions: Decisions, limits: LengthLimits, most: int, *, is_long: bool) -> int:
     """A length that is too long stands for one of those within ``most``, so that no length is preferred.
 
-    With splits, for one of more than a tile: many kernels hand out whole tiles, and of one tile make one split.
+    With splits, for one of more than a tile: many kernels hand out whole tiles, and of one tile make one split. Then
+    ``is_long`` asks for nothing else, unless a window says which lengths matter.
     """
     key = (limits.steps, limits.num_splits, limits.min_len, limits.max_len)
+    if is_long and limits.num_splits > 1 and limits.window is None:
+        lengths = _lengths(*key)
+        several = lengths[bisect_right(lengths, limits.tile) : bisect_right(lengths, most)]
+        if several:
+            return decisions.pick(several)
     length = decisions.pick(_choices(*key, limits.window))
     if length <= most:
         return length

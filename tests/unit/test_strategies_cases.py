@@ -207,7 +207,7 @@ def test_lengths_of_cases_reach_their_own_boundaries() -> None:
 def test_lengths_with_splits_are_often_more_than_a_tile() -> None:
     """Kernels that hand out whole tiles would merge nothing in nearly all cases, and their merges go untested."""
     found = [case for case in drawn("paged_decode") if case.options["num_splits"] > 1]
-    assert sum(max(case.seq_lens) > case.options["tile"] for case in found) > 0.3 * len(found)
+    assert sum(max(case.seq_lens) > case.options["tile"] for case in found) > 0.4 * len(found)
     never_split = [case for case in drawn("paged_decode") if case.options["num_splits"] == 1]
     assert sum(max(case.seq_lens) <= case.options["tile"] for case in never_split) > 0.3 * len(never_split)
 

@@ -80,6 +80,13 @@ def test_batches_are_often_ragged_and_sometimes_have_an_empty_row() -> None:
     assert sum(0 in batch for batch in ragged) > len(ragged) // 6
 
 
+def test_long_sequences_come_last_as_often_as_first() -> None:
+    """A mistake with the index of a sequence would show in short ones only: the first take most of the work."""
+    batches = drawn_from(strategies.seq_lens(min_seqs=4, max_seqs=4, max_tokens=160))
+    first, last = (sum(batch[seq] == max(batch) for batch in batches) for seq in (0, -1))
+    assert 0.7 < first / last < 1.4
+
+
 def test_lengths_keep_all_limits() -> None:
     """A batch would be larger than asked for, and run out of memory or time."""
     for batch in drawn_from(strategies.seq_lens(min_seqs=2, max_seqs=5, min_len=1, max_len=100, max_tokens=120)):
