@@ -149,8 +149,9 @@ def format_bytes(plan: FormatPlan) -> int:
 def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
     """A format, and the work for which its number of heads was drawn."""
     splits = decisions.part(1)
-    shape = decisions.part(_SHAPE_BYTES)
+    # Before the work, which no case shows: what is read first shrinks first.
     options = decide_options(decisions.part(len(plan.options)), plan.options)
+    shape = decisions.part(_SHAPE_BYTES)
     work = shape.pick(plan.sizes.work)
     dtype = shape.pick(tuple(plan.head_sizes))
     layout = shape.pick(tuple(plan.head_sizes[dtype]))

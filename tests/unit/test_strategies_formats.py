@@ -72,7 +72,7 @@ def test_cases_keep_to_the_formats_given(problem: Problem, data: st.DataObject, 
 
 def test_around_one_format_everything_else_varies() -> None:
     """What is drawn once for the whole working set would not be searched at all."""
-    (one,) = drawn("paged_decode", 1)
+    one = next(format_ for format_ in drawn("paged_decode", 20) if format_.num_q_heads <= 8)  # more leave few tokens
     found: list[AttentionCase] = []
 
     @settings(max_examples=200, phases=[Phase.generate], database=None, derandomize=True, deadline=None)

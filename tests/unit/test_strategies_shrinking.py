@@ -22,7 +22,7 @@ def shrunk(problem: Problem, fails: Callable[[Any], bool]) -> Case:
     return find(
         cases(problem, options=OPTIONS),
         fails,
-        random=random.Random(3),
+        random=random.Random(4),
         settings=settings(database=None, max_examples=4000),
     )
 
