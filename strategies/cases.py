@@ -207,12 +207,19 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
         steps=limits.steps,
         num_splits=num_splits,
         causal=Causal(query_lens, query_steps(tile_sizes(format_.options), _gqa_ratio(format_)), _window(format_)),
+        may_lie_low=not _has_floor(format_),
     )
     return fields | {"scale": scale, "seq_lens": seq_lens, "values": values}
 
 
 def _window(format_: Format) -> int | None:
     return format_.variant.window if format_.variant is not None else None
+
+
+def _has_floor(format_: Format) -> bool:
+    """Whether the largest number in a softmax cannot lie far below 0."""
+    variant = format_.variant
+    return variant is not None and (variant.has_weighty_sinks or variant.soft_cap is not None)
 
 
 def _queries_bytes(max_seqs: int) -> int:

@@ -11,12 +11,12 @@ from attnfuzz.problems.recipes import Needle
 from attnfuzz.strategies.arguments import check_int, check_sizes
 from attnfuzz.strategies.decisions import Decisions, decided
 
-__all__ = ["NEEDLES_BYTES", "NOT_CAUSAL", "Causal", "check_sequences", "decide_needles", "needles"]
+__all__ = ["MOST_NEEDLES", "NEEDLES_BYTES", "NOT_CAUSAL", "Causal", "check_sequences", "decide_needles", "needles"]
 
-_MOST_NEEDLES = 3
+MOST_NEEDLES = 3
 _PRESENT = (False, False, True)
 _NEEDLE_BYTES = 4
-NEEDLES_BYTES = _MOST_NEEDLES * _NEEDLE_BYTES
+NEEDLES_BYTES = MOST_NEEDLES * _NEEDLE_BYTES
 
 
 class Causal(NamedTuple):
@@ -48,7 +48,7 @@ def decide_needles(
     steps: tuple[int, ...],
     num_splits: int,
     causal: Causal = NOT_CAUSAL,
-    max_needles: int = _MOST_NEEDLES,
+    max_needles: int = MOST_NEEDLES,
 ) -> tuple[Needle, ...]:
     """Each of the needles is there or not by itself, so that the shrinker can remove any of them."""
     rows = [seq for seq, seq_len in enumerate(seq_lens) if seq_len]
@@ -69,14 +69,14 @@ def needles(
     num_kv_heads: int = 1,
     steps: tuple[int, ...] = DEFAULT_TILES,
     num_splits: int = 1,
-    max_needles: int = _MOST_NEEDLES,
+    max_needles: int = MOST_NEEDLES,
 ) -> st.SearchStrategy[tuple[Needle, ...]]:
     """Up to ``max_needles`` keys on the first or last token of a sequence, page, tile or split.
 
     ``steps``: page and tile sizes. Shrinks to no needle. Raises ValueError.
     """
     check_sequences(seq_lens, num_kv_heads, steps, num_splits)
-    check_int("max_needles", max_needles, low=0, high=_MOST_NEEDLES)
+    check_int("max_needles", max_needles, low=0, high=MOST_NEEDLES)
     return decided(
         lambda decisions: decide_needles(
             decisions,

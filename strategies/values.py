@@ -12,14 +12,14 @@ from attnfuzz.problems.recipes import KeyRecipe, ValueRecipe, Values
 from attnfuzz.problems.supports import MAX_HEAD_SIZE
 from attnfuzz.strategies.arguments import check_int
 from attnfuzz.strategies.decisions import Decisions, decided
-from attnfuzz.strategies.needles import NEEDLES_BYTES, NOT_CAUSAL, Causal, check_sequences, decide_needles
+from attnfuzz.strategies.needles import MOST_NEEDLES, NEEDLES_BYTES, NOT_CAUSAL, Causal, check_sequences, decide_needles
 
 __all__ = ["VALUES_BYTES", "decide_scale", "decide_values", "scales", "values"]
 
 _KEYS: tuple[KeyRecipe, ...] = (*get_args(KeyRecipe), "fine")
 """Twice the recipe that alone tells rounded inputs from others, in one dtype of three."""
-_KEYS_OF_SPLITS: tuple[KeyRecipe, ...] = (*_KEYS, "negative", "negative")
-"""Merging has more maxima that begin, or are masked, at -inf."""
+_KEYS_OF_SPLITS: tuple[KeyRecipe, ...] = (*_KEYS, *("negative",) * 4)
+"""Merging has more maxima that begin, or are masked, at -inf. Not with sinks or a cap, which keep them up."""
 _VALUES: tuple[ValueRecipe, ...] = get_args(ValueRecipe)
 _EXPONENTS = (0, 0, 0, 0, 1, 2, 4, 8, -2, -6)
 _LOWEST = 8
@@ -44,17 +44,29 @@ def decide_values(
     steps: tuple[int, ...],
     num_splits: int,
     causal: Causal = NOT_CAUSAL,
+    may_lie_low: bool = True,
 ) -> Values:
-    keys = decisions.pick(_KEYS if num_splits == 1 else _KEYS_OF_SPLITS)
+    keys = decisions.pick(_KEYS_OF_SPLITS if num_splits > 1 and may_lie_low else _KEYS)
     values = decisions.pick(_VALUES)
     exponent = decisions.pick(_NEGATIVE_EXPONENTS if keys == "negative" else _EXPONENTS)
     seed = decisions.pick(_SEEDS)
     needles = decide_needles(
-        decisions, seq_lens, num_kv_heads=num_kv_heads, steps=steps, num_splits=num_splits, causal=causal
+        decisions,
+        seq_lens,
+        num_kv_heads=num_kv_heads,
+        steps=steps,
+        num_splits=num_splits,
+        causal=causal,
+        max_needles=_most_needles(keys, exponent),
     )
-    if keys == "fine" or (keys == "negative" and exponent == _LOWEST):
-        needles = ()  # beside them queries are not fine, and the largest score of a sequence is far above 0
     return Values(keys=keys, values=values, logit_exponent=exponent, seed=seed, needles=needles)
+
+
+def _most_needles(keys: KeyRecipe, exponent: int) -> int:
+    """Beside them queries are not fine, and the largest score of a row is far above 0: of low ones most have none."""
+    if keys == "negative":
+        return 0 if exponent == _LOWEST else 1
+    return 0 if keys == "fine" else MOST_NEEDLES
 
 
 def values(

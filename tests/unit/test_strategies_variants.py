@@ -64,6 +64,18 @@ def test_sinks_are_drawn_more_often_where_programs_share_a_row() -> None:
     assert 0.1 < shares[0] < 0.27 < shares[1] < 0.45
 
 
+@pytest.mark.parametrize("name", ["sinks", "soft_cap"])
+def test_low_scores_are_drawn_where_nothing_keeps_the_maximum_up(name: VariantName) -> None:
+    """Nothing but the sink or the cap would count in a third of the cases with splits, whatever the kernel does."""
+    supports = Supports(variants=(name,))
+    drawn = drawn_from(strategies.cases("paged_decode", supports=supports, options={"num_splits": (3,)}), draws=800)
+    kept_up, others = [], []
+    for case in drawn:
+        part = kept_up if case.variant.soft_cap or case.variant.has_weighty_sinks else others
+        part.append(case.values.keys == "negative")
+    assert 0.02 < sum(kept_up) / len(kept_up) < 0.22 < 0.3 < sum(others) / len(others) < 0.55
+
+
 def test_windows_end_at_tiles_and_beside_them() -> None:
     """A window that is off by one at the end of a page would pass."""
     windows = {variant.window for variant in drawn_from(strategies.variants(steps=(16,)), draws=800)}
