@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, islice
 
-from attnfuzz.problems.boundaries import split_count, tile_sizes
+from attnfuzz.problems.boundaries import QUERY_TILE, split_count, tile_sizes
 from attnfuzz.problems.cases import CASE_TYPES, PagedDecodeCase, Problem, SplitDecodeCase
 from attnfuzz.problems.choices import (
     block_sizes_of,
@@ -44,6 +44,8 @@ _HEADS = ((6, 0),) * 8 + ((3, 0),) * 6 + ((1, 0), (1, 0), (1, 2), (1, 2), (1, 1)
 """Work for each head, as many of them leave little for many or long sequences, and how many wide groups there must be:
 one case in a hundred has several KV heads with more than 16 query heads each, and takes six times as long as others;
 one in thirty has one such group, and hardly a token beside it."""
+_HEADS_OF_BLOCKS = (*_HEADS, (1, 1), (1, 1))
+"""Where the rows of a block are an option: one in seven has one group that may need several of them."""
 _ROOM_FOR_WIDE = 1.2
 """Times the heads that there is work for: 2 groups of 24 in a case that may have 40."""
 _HEADS_OF_ONE_WIDE = 24
@@ -163,7 +165,7 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
         return format_, work
     num_splits = _pick_splits(splits, plan)
     num_sharing = num_splits or split_count(options)  # programs that share a row
-    per_head, wide = shape.pick(_HEADS)
+    per_head, wide = shape.pick(_HEADS_OF_BLOCKS if "block_m" in options else _HEADS)
     most_heads = work // (per_head * (1 + num_sharing // 4))
     if wide:
         most_heads = max(int(_ROOM_FOR_WIDE * most_heads), _HEADS_OF_ONE_WIDE if wide == 1 else 0)
@@ -191,7 +193,8 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
         steps = (*((block_size,) if block_size else ()), *tiles)
         longest = max(1, work // num_q_heads) * min(plan.sizes.tile, *tiles or (_TILE,))
         part = decisions.part(VARIANT_BYTES)
-        variant = decide_variant(part, names, steps, longest=longest, num_splits=num_sharing)
+        is_wide = num_q_heads // num_kv_heads > QUERY_TILE
+        variant = decide_variant(part, names, steps, longest=longest, num_splits=num_sharing, wide_group=is_wide)
         of_variant = decide_variant_strides(part, variant, plan.supports.strides)
         strides = {name: kind for name, kind in strides.items() if name not in absent_tensors(variant)} | of_variant
     if kv_dtypes:

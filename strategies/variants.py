@@ -36,6 +36,9 @@ _SINKS: tuple[SinkRecipe | None, ...] = (*[None] * 4 * (len(SINK_RECIPES) + 1), 
 """Those of -inf twice: what they can break, they break on empty sequences only."""
 _SINKS_OF_SPLITS: tuple[SinkRecipe | None, ...] = (*[None] * 2 * (len(SINK_RECIPES) + 1), *SINK_RECIPES, "absent")
 """One in three instead of five: programs that share a row must count its sink once, whichever of them finishes it."""
+_ALIBI_OF_WIDE: tuple[AlibiRecipe | None, ...] = (*[None] * len(ALIBI_RECIPES), *ALIBI_RECIPES)
+_SINKS_OF_WIDE: tuple[SinkRecipe | None, ...] = (*[None] * (len(SINK_RECIPES) + 1), *SINK_RECIPES, "absent")
+"""One in two: groups that do not fill their last block are few, and a number beyond them may be read by mistake."""
 _ANY_WINDOWS = (1, 2, 3, 5, 100, 4096)
 _ANY_LENGTH = 1 << 24
 
@@ -47,15 +50,17 @@ def decide_variant(
     *,
     longest: int = _ANY_LENGTH,
     num_splits: int = 1,
+    wide_group: bool = False,
 ) -> Variant:
     """Of about one case in three, none; of the others one or several of ``names``. ``steps``: page and tile sizes.
 
-    ``longest``: about as many tokens as a sequence may have, beyond which all windows are the same.
+    ``longest``: about as many tokens as a sequence may have, beyond which all windows are the same. ``wide_group``:
+    whether a KV head has more query heads than a block of rows may have.
     """
     window = decisions.pick(_windows(steps, longest))
     soft_cap = decisions.pick(_SOFT_CAPS)
-    alibi = decisions.pick(_ALIBI)
-    sinks = decisions.pick(_SINKS if num_splits == 1 else _SINKS_OF_SPLITS)
+    alibi = decisions.pick(_ALIBI_OF_WIDE if wide_group else _ALIBI)
+    sinks = decisions.pick(_SINKS_OF_WIDE if wide_group else _SINKS if num_splits == 1 else _SINKS_OF_SPLITS)
     soft_cap = soft_cap if "soft_cap" in names else None
     found = Variant(
         window=window if "window" in names else None,

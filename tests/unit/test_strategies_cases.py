@@ -228,6 +228,22 @@ def test_query_heads_of_one_block_leave_room_for_tokens() -> None:
     assert sum(max(case.seq_lens) > 64 for case in groups) > len(groups) // 4
 
 
+def test_groups_of_more_heads_than_a_block_are_drawn_where_it_is_an_option() -> None:
+    """What only the last block of a group does wrong would be met in one case of fifty."""
+    options = {"tile": (16,), "block_m": (16, 32)}
+    found: list[Case] = []
+
+    @settings(max_examples=400, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
+    @given(cases("paged_attention", options=options))
+    def collect(case: Case) -> None:
+        found.append(case)
+
+    collect()
+    groups = [case.gqa_ratio for case in found if isinstance(case, AttentionCase)]
+    assert sum(ratio > 16 for ratio in groups) > len(groups) // 20
+    assert sum(ratio < 16 for ratio in groups) > 3 * len(groups) // 4
+
+
 def test_heads_of_v_are_larger_and_smaller_and_seldom_multiples() -> None:
     """A kernel that takes K's size for V's would be right on all sizes drawn, or nearly all cases would be unusual."""
     found = drawn("paged_decode", CPU_SIZES)

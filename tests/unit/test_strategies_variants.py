@@ -64,6 +64,20 @@ def test_sinks_are_drawn_more_often_where_programs_share_a_row() -> None:
     assert 0.1 < shares[0] < 0.27 < shares[1] < 0.45
 
 
+def test_wide_groups_have_numbers_for_each_head_more_often() -> None:
+    """Few groups leave rows of their last block without a head: what is read for such a row would show too seldom."""
+    shares = [
+        sum(case.variant.sinks is not None for case in drawn) / len(drawn)
+        for ratio in (16, 17)
+        for supports in [Supports(variants=("sinks",), gqa_ratios=(ratio,))]
+        for drawn in [drawn_from(strategies.cases("paged_decode", supports=supports))]
+    ]
+    assert 0.1 < shares[0] < 0.27 < 0.4 < shares[1] < 0.6
+    supports = Supports(variants=("alibi",), gqa_ratios=(17,))
+    drawn = drawn_from(strategies.cases("paged_decode", supports=supports), draws=200)
+    assert 0.4 < sum(case.variant.alibi is not None for case in drawn) / len(drawn) < 0.6
+
+
 @pytest.mark.parametrize("name", ["sinks", "soft_cap"])
 def test_low_scores_are_drawn_where_nothing_keeps_the_maximum_up(name: VariantName) -> None:
     """Nothing but the sink or the cap would count in a third of the cases with splits, whatever the kernel does."""
