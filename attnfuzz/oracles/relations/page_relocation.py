@@ -34,7 +34,7 @@ from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.oracles.words import element, number, ratio
 from attnfuzz.problems.block_table import num_blocks, used_blocks
-from attnfuzz.problems.cases import Case, PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.shapes import ITEMSIZE, tensor_specs
 
@@ -56,6 +56,11 @@ _WIDER_IDS = "keep page ids in 32 bits, and offsets made of them in 64"
 
 def _applies(declaration: Declaration, case: Case) -> bool:
     return tensor_nbytes(case) <= _MOST_NBYTES and any(True for _ in _placements(declaration, case))
+
+
+def _has_many_sequences(case: Case) -> bool:
+    """Enough for their index to overflow: that is so in one case of three only."""
+    return isinstance(case, AttentionCase) and case.num_seqs > 2
 
 
 def _check(trial: Trial) -> Failure | None:
@@ -183,4 +188,5 @@ PAGE_RELOCATION = Relation(
     _check,
     weight=3,  # a narrow index shows nowhere else, and only where its dimension has three indices
     costly_on=("cuda",),
+    tell_more=_has_many_sequences,
 )

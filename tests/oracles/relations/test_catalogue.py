@@ -13,6 +13,7 @@ from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.quick import judge_many
 from attnfuzz.oracles.relations import catalogue
 from attnfuzz.oracles.relations.catalogue import applicable, chosen, drawn
+from attnfuzz.oracles.relations.page_relocation import PAGE_RELOCATION
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, RELATION_ORACLES, USUAL_ORACLES, Failure
 from attnfuzz.problems.cases import PagedDecodeCase
@@ -66,6 +67,32 @@ def test_weights_say_how_often(counted: Counter[str], plant: Any, paged: PagedDe
     names = Counter(one.name for case in many(paged, 400) if (one := drawn(declaration, case, ALL)))
     assert set(names) == {"merge_laws", "compose"}
     assert 2 < names["compose"] / names["merge_laws"] < 4.5
+
+
+def test_cases_that_tell_more_draw_a_relation_more_often(
+    monkeypatch: pytest.MonkeyPatch, plant: Any, paged: PagedDecodeCase
+) -> None:
+    """What a relation can see in few cases only would be drawn for these as seldom as where it sees nothing."""
+
+    def relation(name: Any, tell_more: Any) -> Relation:
+        return Relation(name, lambda *_: True, lambda trial: None, tell_more=tell_more)
+
+    made = (relation("merge_laws", lambda case: False), relation("compose", lambda case: case.seq_lens[0] > 400))
+    monkeypatch.setattr(catalogue, "RELATIONS", made)
+    declaration = plant("paged_decode").declaration
+    found = many(paged, 800)
+    usual, telling = (
+        Counter(one.name for case in part if (one := drawn(declaration, case, ALL)))
+        for part in (found[:400], found[400:])
+    )
+    assert 0.7 < usual["compose"] / usual["merge_laws"] < 1.4 < telling["compose"] / telling["merge_laws"] < 2.8
+
+
+def test_relocation_is_drawn_more_often_with_three_sequences() -> None:
+    """The index of a sequence overflows in no smaller batch, and in larger ones batch_invariance is drawn as well."""
+    batches = [PagedDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=8, seq_lens=(1,) * n, scale=1.0, block_size=4)
+               for n in (2, 3)]  # fmt: skip
+    assert [PAGE_RELOCATION.tell_more(case) for case in batches] == [False, True]
 
 
 def test_bounds_are_left_to_accuracy(counted: Counter[str], plant: Any, paged: PagedDecodeCase) -> None:
