@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from attnfuzz.problems.cases import Case
 __all__ = ["Finding"]
 
 _ALSO = "also shows as: "
+_FEATURES = re.compile(r" \[([^][]*)\]: ")
 _MAX_ALSO = 8
 
 
@@ -62,6 +65,12 @@ class Finding:
         lines = [line for line in self.failure.details if line.startswith(_ALSO)]
         kept = _one_of_each([*lines, *its])[:_MAX_ALSO]
         self.failure = msgspec.structs.replace(self.failure, details=(*mine, *kept))
+
+    def sights(self) -> Iterator[frozenset[str]]:
+        """The features of each bug that this finding has come to stand for."""
+        for line in self.failure.details:
+            if line.startswith(_ALSO) and (named := _FEATURES.search(line)):
+                yield frozenset(named[1].split(", "))
 
     @property
     def symptom(self) -> Symptom:

@@ -16,6 +16,7 @@ from attnfuzz.campaign.same_bug import are_same_bug, is_explained
 from attnfuzz.campaign.saving import SaveFolder
 from attnfuzz.campaign.signature import KnownFindings, Symptom
 from attnfuzz.campaign.state import SavedFinding
+from attnfuzz.campaign.undeclared import with_remedy
 from attnfuzz.declaration import Declaration
 from attnfuzz.minimise import size_key
 from attnfuzz.problems.cases import Case, decode_case, encode_case
@@ -103,6 +104,7 @@ class FindingBook:
         finding.failure = msgspec.structs.replace(finding.failure, details=details)
         if message.complete:
             finding.shrunk_s = time.monotonic() - self._started
+        with_remedy(finding)
         self._settle(finding)
         return finding.symptom
 
@@ -195,6 +197,7 @@ class FindingBook:
             kept.first_seen_s = min(kept.first_seen_s, dropped.first_seen_s)
             if (kept.symptom, kept.features) != (dropped.symptom, dropped.features):
                 kept.also_shows_as(dropped)
+                with_remedy(kept)
             self._drop(dropped)
             if dropped is finding:
                 self._folder.save(kept)

@@ -23,8 +23,8 @@ WRONG = Failure(oracle="accuracy", kind="out:value", message="wrong")
 HANG = Failure(oracle="hang", kind="timeout", message="still running")
 
 
-def raw(seq_len: int) -> msgspec.Raw:
-    case = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(seq_len,), scale=0.25)
+def raw(seq_len: int, **fields: Any) -> msgspec.Raw:
+    case = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(seq_len,), scale=0.25, **fields)
     return msgspec.Raw(encode_case(case))
 
 
@@ -38,8 +38,8 @@ class Story:
             {KERNEL.target: KERNEL}, started=time.monotonic(), folder=saver, reporter=SilentReporter()
         )
 
-    def found(self, name: str, seq_len: int, failure: Failure = WRONG) -> None:
-        self.book.found(Found(finding=name, kernel=KERNEL.target, case=raw(seq_len), failure=failure))
+    def found(self, name: str, seq_len: int, failure: Failure = WRONG, **fields: Any) -> None:
+        self.book.found(Found(finding=name, kernel=KERNEL.target, case=raw(seq_len, **fields), failure=failure))
 
     def confirmed(self, name: str, failed: int = 3) -> None:
         self.book.confirmed(Confirmed(finding=name, failed=failed, runs=3))
@@ -179,6 +179,19 @@ def test_what_was_merged_moves_on_with_the_finding_that_takes_its_place(story: S
     (finding,) = story.book.findings
     assert finding.symptom.oracle == "dead_memory"
     assert [line.split()[3].split("/")[0] for line in finding.failure.details] == ["unwritten", "accuracy"]
+
+
+def test_a_finding_that_stands_for_two_says_what_ends_both(story: Story) -> None:
+    """What a user declares would leave him with the symptom that was merged."""
+    for name, seq_len, kind in (("0-1", 1, "every_other"), ("0-2", 2, "padded_rows")):
+        story.found(name, seq_len, strides={"k": kind})
+        story.confirmed(name)
+        story.minimised(name, "strides:k", f"strides:k={kind}", *(["seq_len>1"] if seq_len > 1 else []))
+    (finding,) = story.book.findings
+    (path,) = story.files()
+    line = 'if the kernel is only meant for contiguous tensors, declare Supports(strides="contiguous")'
+    assert [one for one in finding.failure.details if "declare" in one] == [line]
+    assert line in load_regression(story.folder / path).finding.details
 
 
 def test_of_equal_findings_the_one_that_is_explained_is_kept(story: Story) -> None:

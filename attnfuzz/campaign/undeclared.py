@@ -1,0 +1,268 @@
+"""Which declaration excludes what a finding needs: for kernels that rest on more than they declare.
+
+What a kernel leaves undeclared is everything, so one that was written for contiguous tensors rightly fails on others.
+Such a finding comes with the declaration that ends it, where all of this holds: the field has not been declared; the
+case, shrunk to its end, needs what the field excludes; no other field is as likely; and it is something that kernels
+rest on. That is how tensors lie in memory. Anything else counts only where the kernel refuses it with an exception:
+wrong numbers for some sizes are a missing mask or a wrong head map, and NaN for an empty sequence is 0/0. Nor is there
+a declaration for K's strides taken for V's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.choices import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES, head_size_rank, is_power_of_two, layouts_of
+from attnfuzz.problems.features import CACHE_TENSORS, KV_STRIDES_DIFFER
+from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.supported import supports_case
+from attnfuzz.problems.supports import DTYPES, Supports
+
+__all__ = ["Restriction", "needed_limits", "restriction_of", "supports_text", "with_remedy"]
+
+Limits = dict[str, Any]
+"""Fields of `Supports` with what they would be declared to be."""
+
+_REMEDY = re.compile(r"if the kernel is .* declare Supports\(")
+_STATED = re.compile(r"declares Supports\((lse|strides)='(\w+)'\)")
+"""How an oracle puts it that knows the remedy itself."""
+_BASE_2 = "lse is in base 2, but the kernel declares natural"
+_REFUSALS = frozenset(
+    {
+        "AssertionError",
+        "CompilationError",
+        "CompileTimeAssertionFailure",
+        "NotImplementedError",
+        "OutOfResources",
+        "RuntimeError",
+        "UnsupportedLanguageConstruct",
+        "ValueError",
+    }
+)
+_UNDECLARED = Supports()
+_STRICTNESS = ("any", "last_contiguous", "contiguous")
+_POW2_HEAD_SIZES = (16, 32, 64, 128, 256)
+_CACHES = frozenset(name for names in CACHE_TENSORS for name in names)
+
+
+def with_remedy(finding: Finding) -> None:
+    """Have the details of ``finding`` end with the declaration that excludes what it needs, if there is one.
+
+    A finding that has come to stand for more since it was told so is told anew.
+    """
+    kept = tuple(line for line in finding.failure.details if not _REMEDY.match(line))
+    limits = needed_limits(finding)
+    if limits and limits != _stated(kept):
+        kept = (*kept, f"if the kernel is {_words(finding.case, limits)}, declare {supports_text(limits)}")
+    finding.failure = msgspec.structs.replace(finding.failure, details=kept)
+
+
+def needed_limits(finding: Finding) -> Limits:
+    """The least that has to be declared so that ``finding`` is none; empty if it is a bug whatever is declared."""
+    if finding.shrunk_s is None or finding.is_flaky or finding.preceding:
+        return {}
+    supports = finding.declaration.supports
+    own = {name: value for name, value in _limits(finding).items() if _is_undeclared(supports, name)}
+    if len(own) != 1:
+        return {}
+    limits = _stricter(own, _limits_elsewhere(finding, own)) if own.keys() <= {"layouts", "strides"} else own
+    return limits if _ends(msgspec.structs.replace(supports, **limits), finding) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """``ended`` of the ``findings`` of a kernel are none if it declares ``supports``."""
+
+    declaration: Declaration
+    supports: Supports
+    ended: int
+    findings: int
+
+    def __str__(self) -> str:
+        findings = "finding ends" if self.findings == 1 else "findings end"
+        told = supports_text(_declared(self.supports))
+        return f"{self.ended} of {self.findings} {findings} with {told}, if the kernel is not meant to do more"
+
+
+def restriction_of(declaration: Declaration, findings: Sequence[Finding]) -> Restriction | None:
+    """The declaration that excludes all ``findings`` of a kernel that one excludes at all; None if there is none."""
+    limits: Limits = {}
+    needing = []
+    for finding in findings:
+        if needed := needed_limits(finding):
+            limits = _stricter(limits, needed)
+            needing.append(finding)
+    if not needing or () in limits.values():
+        return None
+    supports = msgspec.structs.replace(declaration.supports, **limits)
+    ended = sum(_ends(supports, finding) for finding in needing)
+    return Restriction(declaration, supports, ended, len(findings)) if _has_cases(declaration, supports) else None
+
+
+def supports_text(limits: Mapping[str, Any]) -> str:
+    """``Supports(...)`` as it is written in a program."""
+    return f"Supports({', '.join(f'{name}={_literal(value)}' for name, value in limits.items())})"
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_literal, value))}{',' if len(value) == 1 else ''})"
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def _declared(supports: Supports) -> Limits:
+    names = supports.__struct_fields__
+    return {name: getattr(supports, name) for name in names if not _is_undeclared(supports, name)}
+
+
+def _is_undeclared(supports: Supports, name: str) -> bool:
+    return bool(getattr(supports, name) == getattr(_UNDECLARED, name))
+
+
+def _limits(finding: Finding) -> Limits:
+    """What would end it, by each field that is to do with what it needs."""
+    failure, case, features = finding.failure, finding.case, finding.signature.features
+    if stated := _stated(failure.details):
+        return stated
+    if isinstance(case, AttentionCase) and any(_BASE_2 in line for line in (failure.message, *failure.details)):
+        return {"lse": "base2"}
+    if failure.oracle == "page_relocation":
+        return {"strides": "contiguous"} if failure.kind.startswith("strides") else {}
+    if of_places := _of_places(finding.declaration, case, features):
+        return of_places  # beside strides, an empty sequence merely decides what is read instead
+    return _of_refusals(case, features) if _is_refusal(failure) else {}
+
+
+def _is_refusal(failure: Failure) -> bool:
+    """Whether the kernel, or a compiler, says that it cannot do this; an index out of range is a mistake."""
+    return failure.oracle == "exception" and failure.kind.partition(" ")[0] in _REFUSALS
+
+
+def _stated(lines: Sequence[str]) -> Limits:
+    return {match[1]: match[2] for line in lines for match in _STATED.finditer(line)}
+
+
+def _of_places(declaration: Declaration, case: Case, features: frozenset[str]) -> Limits:
+    """Where tensors lie. That heads end within a vector is another matter: what lies there wants a mask."""
+    if features & {KV_STRIDES_DIFFER, "head_size not pow2"}:
+        return {}
+    found: Limits = {}
+    named = {one.removeprefix("strides:").partition("=")[0] for one in features if one.startswith("strides:")}
+    strided = {name for name in named if case.strides.get(name, "contiguous") != "contiguous"}
+    if isinstance(case, PagedDecodeCase):
+        particular = f"layout={case.layout}" in features
+        simplest = cast(PagedDecodeCase, simplest_case(case.problem, declaration.supports, declaration.options)).layout
+        if case.layout != simplest and (particular or (named - strided) & _CACHES):
+            layouts = layouts_of(declaration.supports)
+            found["layouts"] = layouts[: layouts.index(case.layout)] if particular else (simplest,)
+    if strided:
+        permitted = msgspec.structs.replace(declaration.supports, strides="last_contiguous")
+        excluded = not supports_case(permitted, declaration.options, case)
+        found["strides"] = "last_contiguous" if excluded else "contiguous"
+    return found
+
+
+def _limits_elsewhere(finding: Finding, own: Limits) -> Limits:
+    """What else would be seen of it: a bug of addresses shows with any tensor that lies otherwise."""
+    features = frozenset().union(*finding.sights())
+    kinds = {one.partition("=")[2] for one in features if one.startswith("strides:")}
+    has_layouts = any(one.startswith("layout=") for one in features)
+    found: Limits = {}
+    if kinds or (has_layouts and "strides" in own):  # another layout is outer strides to a kernel
+        found["strides"] = "last_contiguous" if kinds == {"every_other"} and not has_layouts else "contiguous"
+    if has_layouts:
+        found["layouts"] = layouts_of(finding.declaration.supports)[:1]
+    return {name: value for name, value in found.items() if _is_undeclared(finding.declaration.supports, name)}
+
+
+def _of_refusals(case: Case, features: frozenset[str]) -> Limits:
+    """What a kernel raises an exception for."""
+    found: Limits = {}
+    empty_states = any(one.startswith("lse ") and "inf" in one for one in features)
+    if empty_states or features & {"empty sequence", "no query"}:
+        found["empty_sequences"] = False
+    if "padding tokens" in features:
+        found["padding_tokens"] = False
+    if f"dtype={case.dtype}" in features:
+        found["dtypes"] = tuple(dtype for dtype in DTYPES if dtype != case.dtype)
+    if any(one.startswith("head_size") for one in features):
+        tried = [size for size in HEAD_SIZES if head_size_rank(size) < head_size_rank(case.head_size)]
+        found["head_sizes"] = _kept(_POW2_HEAD_SIZES, tried, case.head_size)
+    if isinstance(case, AttentionCase) and "gqa_ratio>1" in features and "num_kv_heads>1" not in features:
+        powers = tuple(filter(is_power_of_two, GQA_RATIOS))
+        found["gqa_ratios"] = _kept(powers, [ratio for ratio in GQA_RATIOS if ratio < case.gqa_ratio], case.gqa_ratio)
+    if "block_size not pow2" in features:
+        found["block_sizes"] = tuple(filter(is_power_of_two, BLOCK_SIZES))
+    if isinstance(case, SplitDecodeCase) and "num_splits>1" in features:
+        found["max_num_splits"] = case.num_splits - 1
+    return found
+
+
+def _kept(powers: tuple[int, ...], passed: Sequence[int], refused: int) -> tuple[int, ...]:
+    """Powers of two, if it is the first other number that is refused; else what is simpler, and has passed."""
+    if not is_power_of_two(refused) and all(map(is_power_of_two, passed)):
+        return powers
+    return tuple(sorted(passed))
+
+
+def _stricter(one: Limits, other: Limits) -> Limits:
+    """What both permit."""
+    merged = dict(one)
+    for name, value in other.items():
+        mine: Any = merged.get(name, value)
+        if name == "strides":
+            merged[name] = max(mine, value, key=_STRICTNESS.index)
+        elif name == "lse":
+            merged[name] = "none" if "none" in (mine, value) else value
+        elif isinstance(value, tuple):
+            merged[name] = tuple(part for part in mine if part in value)
+        else:
+            merged[name] = min(mine, value)
+    return merged
+
+
+def _ends(supports: Supports, finding: Finding) -> bool:
+    """Whether a kernel that declares ``supports`` is not asked for what ``finding`` objects to."""
+    failure, limits = finding.failure, _limits(finding)
+    if limits.keys() == {"lse"}:
+        return supports.lse in (limits["lse"], "none")
+    if failure.oracle == "page_relocation":  # gives the case other strides than it has, as far as they are permitted
+        return _STRICTNESS.index(supports.strides) >= _STRICTNESS.index(limits.get("strides", "contiguous"))
+    return not supports_case(supports, finding.declaration.options, finding.case)
+
+
+def _has_cases(declaration: Declaration, supports: Supports) -> bool:
+    try:
+        simplest_case(declaration.problem, supports, declaration.options)
+    except ValueError:  # no head size that is left fits a layout that is left
+        return False
+    return True
+
+
+def _words(case: Case, limits: Limits) -> str:
+    """What a kernel that declares ``limits`` is, seen from ``case``."""
+    places = []
+    if "strides" in limits:
+        is_last = limits["strides"] == "last_contiguous"
+        places.append("tensors whose last dimension is contiguous" if is_last else "contiguous tensors")
+    if "layouts" in limits:
+        places.append(f"the layout{'s' if len(limits['layouts']) > 1 else ''} {', '.join(limits['layouts'])}")
+    if places:
+        return f"only meant for {' and '.join(places)}"
+    (name,) = limits
+    if name == "lse":
+        return "meant to return logarithms to base 2"
+    if name in ("empty_sequences", "padding_tokens"):
+        return f"not meant to take {name.replace('_', ' ')}"
+    field = {"max_num_splits": "num_splits"}.get(name, name.removesuffix("s"))
+    return f"not meant to take {field} {getattr(case, field)}"

@@ -1,0 +1,242 @@
+"""attnfuzz.campaign.undeclared: a finding says which declaration ends it, and a real bug never does."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.undeclared import needed_limits, restriction_of, supports_text, with_remedy
+from attnfuzz.corpus import load_regression
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.relations.stretching import stretched_axes, stretched_cache_axes
+from attnfuzz.oracles.verdict import Failure, OracleName
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.choices import default_scale
+from attnfuzz.problems.features import KV_STRIDES_DIFFER
+from attnfuzz.problems.supported import supports_case
+from attnfuzz.problems.supports import Supports
+from tests.faults.campaigns import Campaign
+
+KERNELS = Path(__file__).parent / "undeclared_kernels.py"
+NO_LSE = "a kernel that returns no LSE declares Supports(lse='none')"
+LAST_CONTIGUOUS = "a kernel whose callers keep last dimensions contiguous declares Supports(strides='last_contiguous')"
+POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def paged(**fields: Any) -> PagedDecodeCase:
+    head_size = fields.get("head_size", 16)
+    plain = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "block_size": 1, "seq_lens": (1,)}
+    return PagedDecodeCase(**{**plain, "scale": default_scale(head_size), **fields})
+
+
+def finding(
+    case: Case,
+    *features: str,
+    oracle: OracleName = "accuracy",
+    kind: str = "out:value",
+    details: tuple[str, ...] = (),
+    supports: Supports | None = None,
+    **fields: Any,
+) -> Finding:
+    """One that has been shrunk to ``case``, which needs ``features``, and fails in each run."""
+    declaration = Declaration(name="k", problem=case.problem, supports=supports or Supports(), target="mine.py:k")
+    failure = Failure(oracle=oracle, kind=kind, message="it is wrong", details=details)
+    known = {"first_seen_s": 1.0, "failed": 3, "runs": 3, "shrunk_s": 2.0, "features": frozenset(features)}
+    return Finding("0-1", declaration, case, failure, **{**known, **fields})
+
+
+def refused(case: Case, *features: str, **fields: Any) -> Finding:
+    """The kernel raised an exception."""
+    return finding(case, *features, oracle="exception", kind="ValueError in k", **fields)
+
+
+PADDED_V = paged(strides={"v_cache": "padded_rows"}, seq_lens=(2,))
+EVERY_OTHER = paged(strides={"seq_lens": "every_other"}, seq_lens=(1, 1))
+HND = paged(layout="HND", block_size=2, seq_lens=(1, 1))
+EMPTY_SUFFIX = MergeStatesCase(num_q_heads=1, head_size=16, num_tokens=1, lse_pairs=(("finite", "-inf"),))
+PADDED_BATCH = PagedAttentionCase(
+    num_q_heads=1,
+    num_kv_heads=1,
+    head_size=16,
+    block_size=1,
+    seq_lens=(1,),
+    query_lens=(1,),
+    scale=0.25,
+    padding_tokens=2,
+)
+CONTIGUOUS = 'if the kernel is only meant for contiguous tensors, declare Supports(strides="contiguous")'
+
+ENDED = [
+    (finding(PADDED_V, "seq_len>1", "strides:v_cache=padded_rows"), {"strides": "contiguous"}),
+    (finding(EVERY_OTHER, "num_seqs>1", "strides:seq_lens=every_other"), {"strides": "last_contiguous"}),
+    (finding(HND, "layout=HND", "strides:k_cache", "strides:v_cache"), {"layouts": ("NHD",)}),
+    (finding(paged(layout="packed"), "layout=packed"), {"layouts": ("NHD", "HND")}),
+    (finding(HND, "block_size>1", "strides:k_cache", "strides:v_cache"), {"layouts": ("NHD",)}),
+    (refused(paged(head_size=13), "head_size not pow2"), {"head_sizes": (16, 32, 64, 128, 256)}),
+    (refused(paged(head_size=256), "head_size>128"), {"head_sizes": (13, 16, 40, 64, 72, 80, 96, 128, 192)}),
+    (refused(paged(block_size=3), "block_size not pow2", "block_size>1"), {"block_sizes": POWERS}),
+    (refused(paged(dtype="bfloat16"), "dtype=bfloat16"), {"dtypes": ("float16", "float32")}),
+    (refused(paged(num_q_heads=3), "gqa_ratio>1", "gqa_ratio not pow2"), {"gqa_ratios": (1, 2, 4, 8, 16)}),
+    (refused(paged(num_q_heads=2), "gqa_ratio>1"), {"gqa_ratios": (1,)}),
+    (refused(paged(seq_lens=(0,)), "empty sequence"), {"empty_sequences": False}),
+    (refused(EMPTY_SUFFIX, "lse finite/-inf"), {"empty_sequences": False}),
+    (refused(PADDED_BATCH, "padding tokens"), {"padding_tokens": False}),
+]
+"""With the least declaration that excludes the case."""
+
+STAYING = {
+    "a missing mask behind a length": finding(paged(block_size=2), "block_size>1", "partial last page"),
+    "a missing mask behind a head": finding(paged(head_size=13), "head_size not pow2", oracle="dead_memory"),
+    "the same where a gap shows it": finding(
+        paged(head_size=13, strides={"q": "padded_rows"}), "head_size not pow2", "strides:q=padded_rows"
+    ),
+    "a wrong head map": finding(paged(num_q_heads=6, num_kv_heads=2), "gqa_ratio>1", "gqa_ratio not pow2"),
+    "a wrong head map that leads outside": refused(
+        paged(num_q_heads=4, num_kv_heads=2), "gqa_ratio>1", "num_kv_heads>1"
+    ),
+    "0/0 for an empty sequence": finding(paged(seq_lens=(0,)), "empty sequence", kind="out:nan"),
+    "page offsets in 32 bits": finding(PADDED_V, "strides:v_cache", oracle="page_relocation", kind="page ids"),
+    "strides of K taken for those of V": finding(PADDED_V, KV_STRIDES_DIFFER, "strides:v_cache=padded_rows"),
+    "strides that are not needed": finding(PADDED_V, "seq_len>1"),
+    "a result of the wrong shape": finding(
+        paged(head_size=13), "head_size not pow2", oracle="exception", kind="result"
+    ),
+    "a division by zero": finding(
+        paged(num_q_heads=17), "gqa_ratio>1", "gqa_ratio not pow2", oracle="exception", kind="ZeroDivisionError in k"
+    ),
+    "what comes and goes": finding(PADDED_V, "strides:v_cache=padded_rows", failed=1),
+    "what needs other cases": finding(PADDED_V, "strides:v_cache=padded_rows", preceding=(PADDED_V,)),
+    "what may not need its strides": finding(PADDED_V, "strides:v_cache=padded_rows", shrunk_s=None),
+    "a broken promise": finding(PADDED_V, "strides:v_cache=padded_rows", supports=Supports(strides="last_contiguous")),
+    "a size that was declared": refused(
+        paged(head_size=80), "head_size not pow2", supports=Supports(head_sizes=(64, 80))
+    ),
+    "two refusals in one": refused(paged(dtype="float32", block_size=3), "dtype=float32", "block_size not pow2"),
+}
+
+
+@pytest.mark.parametrize(("found", "limits"), ENDED)
+def test_the_least_declaration_that_excludes_the_case(found: Finding, limits: dict[str, Any]) -> None:
+    """The user would declare what does not end the finding, or give away more of the search than need be."""
+    assert needed_limits(found) == limits
+    assert supports_case(Supports(), {}, found.case)
+    assert not supports_case(Supports(**limits), {}, found.case)
+
+
+@pytest.mark.parametrize("name", STAYING)
+def test_a_bug_is_not_declared_away(name: str) -> None:
+    """A real bug would come with the advice not to look there."""
+    found = STAYING[name]
+    with_remedy(found)
+    assert found.failure.details == ()
+    assert restriction_of(found.declaration, [found]) is None
+
+
+def test_the_remedy_is_one_line_in_the_details() -> None:
+    """What travels into the terminal, the page and the file would lack it, or have it twice after a merger."""
+    found, _ = ENDED[0]
+    for _ in range(2):
+        with_remedy(found)
+    assert found.failure.details == (CONTIGUOUS,)
+
+
+@pytest.mark.parametrize(("found", "limits"), ENDED)
+def test_each_remedy_can_be_copied(found: Finding, limits: dict[str, Any]) -> None:
+    """What a user pastes would be no Python, or declare something else."""
+    with_remedy(found)
+    condition, _, told = found.failure.details[-1].partition(", declare ")
+    assert condition.startswith("if the kernel is ")
+    call = ast.parse(told, mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert {one.arg: ast.literal_eval(one.value) for one in call.keywords} == limits
+
+
+def test_a_finding_that_stands_for_more_says_what_ends_all_of_it() -> None:
+    """The user would declare it, and meet the same bug at the next tensor."""
+    found = finding(paged(strides={"k_cache": "every_other"}), "strides:k_cache=every_other")
+    assert needed_limits(found) == {"strides": "last_contiguous"}
+    found.also_shows_as(finding(PADDED_V, "strides:k_cache=padded_rows", "seq_len>1"))
+    with_remedy(found)
+    assert needed_limits(found) == {"strides": "contiguous"}
+    assert found.failure.details[1:] == (CONTIGUOUS,)
+    found.also_shows_as(finding(HND, "strides:k_cache", "strides:v_cache", "layout=HND"))
+    with_remedy(found)
+    condition = "if the kernel is only meant for contiguous tensors and the layout NHD"
+    assert found.failure.details[-1].startswith(f'{condition}, declare Supports(strides="contiguous", layouts=')
+
+
+@pytest.mark.parametrize(("details", "strides"), [((), "contiguous"), ((LAST_CONTIGUOUS,), "last_contiguous")])
+def test_wide_strides_end_with_strides(details: tuple[str, ...], strides: str) -> None:
+    """A relation gives the case other strides than it has, so that no look at the case tells what excludes it."""
+    case = paged(seq_lens=(5, 5), num_q_heads=3)
+    found = finding(case, "seq_len>1", oracle="page_relocation", kind="strides of q", details=details)
+    assert needed_limits(found) == {"strides": strides}
+    declared = Declaration(name="k", problem="paged_decode", supports=Supports(strides="contiguous"), target="k")
+    for turn in range(2):
+        assert not stretched_axes(declared, case, turn)
+        assert not stretched_cache_axes(declared, case, turn)
+    with_remedy(found)
+    assert sum("Supports(" in line for line in found.failure.details) == 1
+
+
+def test_one_declaration_for_all_findings_of_a_kernel() -> None:
+    """The user would try one after the other, each in a search of its own."""
+    unwritten = finding(paged(), oracle="unwritten", kind="lse", details=(NO_LSE,))
+    bug = STAYING["a wrong head map"]
+    found = [one for one, _ in ENDED if one.case.problem == "paged_decode" and one.failure.oracle != "exception"]
+    declaration = found[0].declaration
+    told = restriction_of(declaration, [*found, unwritten, bug])
+    assert told is not None
+    assert told.supports == Supports(layouts=("NHD",), strides="contiguous", lse="none")
+    assert str(told).startswith('6 of 7 findings end with Supports(layouts=("NHD",), strides="contiguous", lse="none")')
+    assert not any(supports_case(told.supports, {}, one.case) for one in found)
+
+
+def test_what_is_declared_stays_in_the_line_to_copy() -> None:
+    """Pasted over the declaration, it would have the search draw what had been excluded."""
+    supports = Supports(head_sizes=(16, 32), deterministic=False)
+    found = finding(PADDED_V, "strides:v_cache=padded_rows", supports=supports)
+    told = restriction_of(found.declaration, [found])
+    assert told is not None
+    text = 'Supports(head_sizes=(16, 32), strides="contiguous", deterministic=False)'
+    assert str(told) == f"1 of 1 finding ends with {text}, if the kernel is not meant to do more"
+
+
+def test_no_declaration_that_leaves_no_case() -> None:
+    """A search of what is left could not begin."""
+    lonely = [refused(paged(dtype=dtype), f"dtype={dtype}") for dtype in ("float16", "bfloat16", "float32")]
+    assert restriction_of(lonely[0].declaration, lonely) is None
+
+
+def test_a_natural_logarithm_that_is_none() -> None:
+    """A kernel that returns its LSE to base 2, as many do, would be reported without the remedy."""
+    told = "sequence 0, query head 0: lse is in base 2, but the kernel declares natural logarithms"
+    found = finding(paged(seq_lens=(2,)), "seq_len>1", kind="lse:value", details=(told,))
+    with_remedy(found)
+    line = found.failure.details[-1]
+    assert line == 'if the kernel is meant to return logarithms to base 2, declare Supports(lse="base2")'
+
+
+def test_text_of_a_declaration() -> None:
+    """A tuple of one would be pasted as a string."""
+    assert supports_text({"dtypes": ("float16",), "empty_sequences": False}) == (
+        'Supports(dtypes=("float16",), empty_sequences=False)'
+    )
+
+
+@pytest.mark.parametrize(("kernel", "line"), [("rests_on_contiguous_v", CONTIGUOUS), ("wrong_head_map", "")])
+def test_a_campaign_tells_what_is_undeclared_from_a_bug(kernel: str, line: str, tmp_path: Path) -> None:
+    """A newcomer's kernel would seem to be full of bugs, or its bug seem to be a matter of what it declares."""
+    options = ("--budget", "300s", "--device", "cpu", "--seed", "1", "--fail-fast", "--oracle", "accuracy")
+    with Campaign(tmp_path, *options, kernels=f"{KERNELS}:{kernel}", workers=1) as campaign:
+        assert campaign.wait(timeout_s=330.0) == 1, campaign.output
+    (path,) = (tmp_path / "regressions").glob("*.json")
+    saved = load_regression(path)
+    assert isinstance(saved.case, DenseDecodeCase)
+    told = [one for one in saved.finding.details if "declare Supports(" in one]
+    assert told == ([line] if line else []), campaign.output
+    assert ("1 of 1 finding ends with Supports(" in campaign.output) == bool(line)
