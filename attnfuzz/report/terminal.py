@@ -15,6 +15,7 @@ from attnfuzz.campaign.duration import format_duration
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.reporter import Reporter, SilentReporter
 from attnfuzz.campaign.result import CampaignResult, Statistics
+from attnfuzz.campaign.undeclared import restriction_of
 from attnfuzz.corpus import encode_regression
 from attnfuzz.report.headline import count, one_line
 from attnfuzz.report.kernels import all_shares, kernel_table
@@ -74,7 +75,7 @@ def print_result(console: Console, result: CampaignResult) -> None:
             console.print()
         for line in _finding_lines(number, finding, result.statistics.device_name):
             console.print(line, soft_wrap=True)
-    for line in _side_lines(result):
+    for line in (*_side_lines(result), *_restrictions(result)):
         console.print(line, soft_wrap=True)
     console.print()
     console.print(Text(verdict_sentence(result), style="bold red" if result.findings else "bold"), soft_wrap=True)
@@ -137,6 +138,17 @@ def _how_small(finding: Finding) -> str:
     if finding.shrunk_s is not None:
         return f"shrunk in {count(finding.steps, 'step')}"
     return "shrinking was cut off" if finding.steps or not finding.is_flaky else "not shrunk"
+
+
+def _restrictions(result: CampaignResult) -> Iterator[Text]:
+    """For each kernel that rests on more than it declares, the declaration to copy."""
+    kernels = result.statistics.kernels
+    for target, kernel in kernels.items():
+        restriction = restriction_of(kernel.declaration, result.findings_of(target))
+        if restriction is not None:
+            yield Text()
+            whose = f"{target}: " if len(kernels) > 1 else ""
+            yield Text(f"{whose}{restriction}", style="yellow")
 
 
 def _doubt(finding: Finding) -> str:
