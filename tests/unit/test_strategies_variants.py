@@ -83,7 +83,8 @@ def test_low_scores_are_drawn_where_nothing_keeps_the_maximum_up(name: VariantNa
     """Nothing but the sink or the cap would count in a third of the cases with splits, whatever the kernel does."""
     supports = Supports(variants=(name,))
     drawn = drawn_from(strategies.cases("paged_decode", supports=supports, options={"num_splits": (3,)}), draws=800)
-    kept_up, others = [], []
+    kept_up: list[bool] = []
+    others: list[bool] = []
     for case in drawn:
         part = kept_up if case.variant.soft_cap or case.variant.has_weighty_sinks else others
         part.append(case.values.keys == "negative")

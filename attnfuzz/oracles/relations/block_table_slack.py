@@ -19,6 +19,7 @@ from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, one_by_on
 from attnfuzz.oracles.relations.transformed import Changed, Results, fits, unequal_bits
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.block_table import block_table_rows
+from attnfuzz.problems.boundaries import split_count
 from attnfuzz.problems.cases import Case, PagedDecodeCase
 from attnfuzz.problems.choices import paddings_of
 from attnfuzz.problems.registry import Contents
@@ -81,4 +82,11 @@ def _entries(case: PagedDecodeCase, verb: str) -> str:
     return f"unused entries {verb} {shown}" if unused else "there was no unused entry"
 
 
-BLOCK_TABLE_SLACK = Relation("block_table_slack", _applies, one_by_one(_further), further=_further)
+def _weight(declaration: Declaration, case: Case) -> int:
+    """With more splits than columns a split count that follows the table changes, which nothing else shows as often."""
+    if not declaration.supports.batch_invariant or not isinstance(case, PagedDecodeCase):
+        return 1
+    return 4 if split_count(case.options) > case.max_blocks_per_seq else 1
+
+
+BLOCK_TABLE_SLACK = Relation("block_table_slack", _applies, one_by_one(_further), weight=_weight, further=_further)

@@ -69,8 +69,9 @@ def drawn(
     if number % _ONE_IN[device]:
         return None
     candidates = [one for one in _candidates(oracles, device) if device in one.drawn_on]
+    lot = partial(_lot, number, declaration, case)
     costly, others = (
-        sorted((one for one in candidates if (device in one.costly_on) is is_costly), key=partial(_lot, number, case))
+        sorted((one for one in candidates if (device in one.costly_on) is is_costly), key=lot)
         for is_costly in (True, False)
     )
     if others and number // _ONE_IN[device] % _COSTLY_ONE_IN:
@@ -103,8 +104,8 @@ def _candidates(oracles: Sequence[OracleName], device: str) -> list[Relation]:
     return [relation for relation in found if not (relation.by_bounds and "accuracy" in oracles)]
 
 
-def _lot(number: int, case: Case, relation: Relation) -> bytes:
+def _lot(number: int, declaration: Declaration, case: Case, relation: Relation) -> bytes:
     """The lowest one wins; a relation has as many as it weighs."""
-    lots = 2 * relation.weight if relation.tell_more(case) else relation.weight
-    names = (f"{number} {relation.name} {i}".encode() for i in range(lots))
+    weight = relation.weight if isinstance(relation.weight, int) else relation.weight(declaration, case)
+    names = (f"{number} {relation.name} {i}".encode() for i in range(weight))
     return min(hashlib.blake2b(name, digest_size=8).digest() for name in names)

@@ -40,10 +40,9 @@ class Relation:
     """`check` runs the kernel of a trial, that all usual oracles are content with, on what it makes of the case.
 
     `applies` says whether there is something to be made of a case under what the kernel declares. `check` may raise
-    `KernelRaised`. `weight`: how often it is drawn, compared with others; twice as often by cases that `tell_more`.
-    `by_bounds`: it sees nothing that accuracy
-    would not see in the run that it makes, and so is not drawn beside it. `devices`: those on which it can judge, and
-    `drawn_on` those on which it is drawn.
+    `KernelRaised`. `weight`: how often it is drawn, compared with others; by a case from which more can be told than
+    from most, perhaps more often. `by_bounds`: it sees nothing that accuracy would not see in the run that it makes,
+    and so is not drawn beside it. `devices`: those on which it can judge, and `drawn_on` those on which it is drawn.
     `further`: what `check` runs and compares, if that can be done along with other cases. `costly_on`: devices on which
     it takes as long as hundreds of cases do.
     """
@@ -51,13 +50,12 @@ class Relation:
     name: OracleName
     applies: Callable[[Declaration, Case], bool]
     check: Callable[[Trial], Failure | None]
-    weight: int = 1
+    weight: int | Callable[[Declaration, Case], int] = 1
     by_bounds: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
     drawn_on: tuple[str, ...] = ("cpu", "cuda")
     further: Further | None = None
     costly_on: tuple[str, ...] = ()
-    tell_more: Callable[[Case], bool] = lambda case: False
 
 
 def one_by_one(further: Further) -> Callable[[Trial], Failure | None]:

@@ -9,14 +9,16 @@ import msgspec
 import pytest
 
 import attnfuzz
+from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.quick import judge_many
 from attnfuzz.oracles.relations import catalogue
+from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
 from attnfuzz.oracles.relations.catalogue import applicable, chosen, drawn
 from attnfuzz.oracles.relations.page_relocation import PAGE_RELOCATION
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, RELATION_ORACLES, USUAL_ORACLES, Failure
-from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.cases import Case, PagedDecodeCase
 
 INVARIANT = attnfuzz.Supports(batch_invariant=True)
 
@@ -74,10 +76,10 @@ def test_cases_that_tell_more_draw_a_relation_more_often(
 ) -> None:
     """What a relation can see in few cases only would be drawn for these as seldom as where it sees nothing."""
 
-    def relation(name: Any, tell_more: Any) -> Relation:
-        return Relation(name, lambda *_: True, lambda trial: None, tell_more=tell_more)
+    def relation(name: Any, weight: Any) -> Relation:
+        return Relation(name, lambda *_: True, lambda trial: None, weight=weight)
 
-    made = (relation("merge_laws", lambda case: False), relation("compose", lambda case: case.seq_lens[0] > 400))
+    made = (relation("merge_laws", 1), relation("compose", lambda _, case: 2 if case.seq_lens[0] > 400 else 1))
     monkeypatch.setattr(catalogue, "RELATIONS", made)
     declaration = plant("paged_decode").declaration
     found = many(paged, 800)
@@ -88,11 +90,25 @@ def test_cases_that_tell_more_draw_a_relation_more_often(
     assert 0.7 < usual["compose"] / usual["merge_laws"] < 1.4 < telling["compose"] / telling["merge_laws"] < 2.8
 
 
-def test_relocation_is_drawn_more_often_with_three_sequences() -> None:
+def weights(relation: Relation, declaration: Declaration, *cases: Case) -> list[int]:
+    assert callable(relation.weight)
+    return [relation.weight(declaration, case) for case in cases]
+
+
+def test_relocation_is_drawn_more_often_with_three_sequences(plant: Any) -> None:
     """The index of a sequence overflows in no smaller batch, and in larger ones batch_invariance is drawn as well."""
     batches = [PagedDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=8, seq_lens=(1,) * n, scale=1.0, block_size=4)
                for n in (2, 3)]  # fmt: skip
-    assert [PAGE_RELOCATION.tell_more(case) for case in batches] == [False, True]
+    assert weights(PAGE_RELOCATION, plant("paged_decode").declaration, *batches) == [3, 6]
+
+
+def test_wider_tables_are_drawn_more_often_where_splits_may_follow_them(plant: Any, paged: PagedDecodeCase) -> None:
+    """A number of splits that follows the width of the table took hundreds of cases to show."""
+    width = paged.max_blocks_per_seq
+    split = [msgspec.structs.replace(paged, options={"num_splits": count}) for count in (width, width + 1)]
+    invariant = plant("paged_decode", supports=INVARIANT).declaration
+    assert weights(BLOCK_TABLE_SLACK, invariant, *split) == [1, 4]
+    assert weights(BLOCK_TABLE_SLACK, plant("paged_decode").declaration, *split) == [1, 1]
 
 
 def test_bounds_are_left_to_accuracy(counted: Counter[str], plant: Any, paged: PagedDecodeCase) -> None:
