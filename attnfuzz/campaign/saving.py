@@ -51,6 +51,7 @@ class SaveFolder:
 
     def __init__(self, folder: Path, *, device: str, warn: Callable[[str], None]) -> None:
         self._folder = folder
+        self._is_new = not folder.exists()
         self._device = device
         self._warn = warn
         self._warned = False
@@ -95,7 +96,10 @@ class SaveFolder:
             self._own.setdefault(finding.path, set()).add(finding)
 
     def forget(self, finding: Finding) -> None:
-        """Remove the finding's file, unless it was there before or another finding has come down to the same case."""
+        """Remove the finding's file, unless it was there before or another finding has come down to the same case.
+
+        And the folder, if it was not there before and nothing else lies in it.
+        """
         path, finding.path = finding.path, None
         if path is None or path not in self._own:
             return
@@ -105,6 +109,9 @@ class SaveFolder:
         del self._own[path]
         with contextlib.suppress(OSError):  # a file too many is no loss
             path.unlink(missing_ok=True)
+        if self._is_new and path.parent == self._folder:
+            with contextlib.suppress(OSError):  # it is not empty, or a folder too many
+                self._folder.rmdir()
 
     def _write(self, regression: Regression) -> Path | None:
         """Write to the folder, or else to where it can be written; None if that is nowhere."""

@@ -87,6 +87,20 @@ def test_two_findings_in_one_file_do_not_remove_it_from_each_other(tmp_path: Pat
     assert folder.names() == set()
 
 
+@pytest.mark.parametrize("was_there", [True, False])
+def test_no_empty_folder_is_left_of_a_finding_that_is_none(tmp_path: Path, was_there: bool) -> None:
+    """A campaign that finds nothing new would leave a folder behind, or take one away that is the user's."""
+    path = tmp_path / "regressions"
+    if was_there:
+        path.mkdir()
+    folder = Folder(path)
+    for finding in (a_finding(5), a_finding(6)):
+        folder.saver.save(finding)
+        assert folder.names()
+        folder.saver.forget(finding)
+        assert path.exists() is was_there
+
+
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
     """A folder of regressions is under version control and full of other people's work."""
     (tmp_path / "notes.json").write_text("{}")
