@@ -249,12 +249,9 @@ def _scratch() -> Iterator[Path]:
 
 
 def _overlay_of(mutant: Mutant, folder: Path) -> Path:
-    """Write the mutant's files, and the overlay that has them loaded."""
+    """Write the mutant's file, and the overlay that has it loaded."""
     folder.mkdir()
-    copies = {}
-    for number, (path, data) in enumerate(mutant.files.items()):
-        (folder / str(number)).mkdir()
-        copies[path] = folder / str(number) / path.name
-        copies[path].write_bytes(data)
-    write_overlay(folder / "overlay.json", copies)
+    copy = folder / mutant.path.name
+    copy.write_bytes(mutant.data)
+    write_overlay(folder / "overlay.json", {mutant.path: copy})
     return folder / "overlay.json"

@@ -24,7 +24,7 @@ class Mutant:
     """``path`` with ``data`` in place of what it holds; ``kernels`` run the function that is changed.
 
     ``before`` and ``after`` are the lines that differ, from ``line`` on; ``occurrence`` tells those apart that are
-    alike. ``more`` are further files to change, for a mutant that was written by hand.
+    alike.
     """
 
     operator: str
@@ -36,12 +36,6 @@ class Mutant:
     data: bytes
     kernels: tuple[Declaration, ...]
     occurrence: int = 1
-    more: tuple[tuple[Path, bytes], ...] = ()
-
-    @property
-    def files(self) -> dict[Path, bytes]:
-        """What to put in the place of which file."""
-        return {self.path: self.data, **dict(self.more)}
 
     @cached_property
     def id(self) -> str:

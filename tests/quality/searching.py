@@ -10,11 +10,12 @@ import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from attnfuzz.declaration import Declaration
 from attnfuzz.execution.runner import DEFAULT_TIMEOUT_S, Device, Runner
 from attnfuzz.mutation.hunting import Hunt, Hunted, Hunter
 from attnfuzz.mutation.stream import CaseStream
@@ -23,7 +24,7 @@ from attnfuzz.overlay import VARIABLE
 from tests.quality.mutants import MUTANTS, Mutant, mutant_named
 from tests.quality.planting import lay_over
 
-__all__ = ["Search", "searcher"]
+__all__ = ["Search", "hunting", "searcher"]
 
 Search = Callable[[Mutant], Hunted]
 
@@ -32,10 +33,10 @@ _PATIENCE = 4
 
 
 @contextmanager
-def searcher(
+def hunting(
     mutants: Sequence[Mutant], *, device: Device = "cpu", seed: int = 0, budget_s: float = 60.0
-) -> Iterator[Search]:
-    """A search that judges cases of one of ``mutants`` until one fails; its seconds count from the first case on."""
+) -> Iterator[tuple[Hunter, Mapping[str, Declaration]]]:
+    """What hunts for ``mutants`` have in common, and the declarations of their kernels by name."""
     with Runner(device=device) as runner:
         declarations = {one.name: one for one in runner.declarations(sorted({mutant.kernel for mutant in mutants}))}
         hunter = Hunter(
@@ -46,6 +47,15 @@ def searcher(
             budget_s=budget_s,
             hang_s=_PATIENCE * DEFAULT_TIMEOUT_S[device],
         )
+        yield hunter, declarations
+
+
+@contextmanager
+def searcher(
+    mutants: Sequence[Mutant], *, device: Device = "cpu", seed: int = 0, budget_s: float = 60.0
+) -> Iterator[Search]:
+    """A search that judges cases of one of ``mutants`` until one fails; its seconds count from the first case on."""
+    with hunting(mutants, device=device, seed=seed, budget_s=budget_s) as (hunter, declarations):
 
         def search(mutant: Mutant) -> Hunted:
             with tempfile.TemporaryDirectory() as folder:
