@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
 from attnfuzz.problems.boundaries import QUERY_TILE, query_steps, split_count, tile_sizes
@@ -40,12 +41,13 @@ __all__ = ["case_lists", "cases"]
 _TOKEN_COUNTS = (1, 2, 3, 4, 5, 8, 16, 17, 64, 257, 1024)
 _EXTRA_ROWS = (0, 0, 1, 3, 17, 64)
 _MERGE_SEEDS = range(64)
+_FREES_PAGES = (False, True, True)
 _MOST_FORMATS = 256
 _WORK_OF_QUERIES = 6
 """Times the work of one query token per sequence: for a whole tile of queries in a case with few heads."""
 _MOST_WORK_OF_QUERIES = 2
 """Times the most that other cases may be: on the interpreter, a case that takes longer would look like a hang."""
-_PARTS_BYTES = 2 + PAGES_BYTES + VALUES_BYTES  # of an attention case, lengths left out; merging takes less
+_PARTS_BYTES = 3 + PAGES_BYTES + VALUES_BYTES  # of an attention case, lengths left out; merging takes less
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,8 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
         causal=Causal(query_lens, query_steps(tile_sizes(format_.options), _gqa_ratio(format_)), _window(format_)),
         may_lie_low=not _has_floor(format_),
     )
+    if _window(format_) is not None and plan.supports.freed_pages and decisions.pick(_FREES_PAGES):
+        fields["variant"] = msgspec.structs.replace(fields["variant"], freed_pages=True)
     return fields | {"scale": scale, "seq_lens": seq_lens, "values": values}
 
 

@@ -3,9 +3,9 @@
 What a kernel leaves undeclared is everything, so one that was written for contiguous tensors rightly fails on others.
 Such a finding comes with the declaration that ends it, where all of this holds: the field has not been declared; the
 case, shrunk to its end, needs what the field excludes; no other field is as likely; and it is something that kernels
-rest on. That is how tensors lie in memory. Anything else counts only where the kernel refuses it with an exception:
-wrong numbers for some sizes are a missing mask or a wrong head map, and NaN for an empty sequence is 0/0. Nor is there
-a declaration for K's strides taken for V's.
+rest on. That is how tensors lie in memory, and that what a window has passed stays readable. Anything else counts only
+where the kernel refuses it with an exception: wrong numbers for some sizes are a missing mask or a wrong head map, and
+NaN for an empty sequence is 0/0. Nor is there a declaration for K's strides taken for V's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.choices import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES, head_size_rank, is_power_of_two, layouts_of
-from attnfuzz.problems.features import CACHE_TENSORS, KV_STRIDES_DIFFER
+from attnfuzz.problems.features import CACHE_TENSORS, FREED_PAGES, KV_STRIDES_DIFFER
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import DTYPES, Supports
@@ -138,6 +138,8 @@ def _limits(finding: Finding) -> Limits:
         return {"lse": "base2"}
     if failure.oracle == "page_relocation":
         return {"strides": "contiguous"} if failure.kind.startswith("strides") else {}
+    if FREED_PAGES in features:
+        return {"freed_pages": False}
     if of_places := _of_places(finding.declaration, case, features):
         return of_places  # beside strides, an empty sequence merely decides what is read instead
     return _of_refusals(case, features) if _is_refusal(failure) else {}
@@ -262,6 +264,8 @@ def _words(case: Case, limits: Limits) -> str:
     (name,) = limits
     if name == "lse":
         return "meant to return logarithms to base 2"
+    if name == "freed_pages":
+        return "only meant for caches that keep the pages behind a window"
     if name in ("empty_sequences", "padding_tokens"):
         return f"not meant to take {name.replace('_', ' ')}"
     field = {"max_num_splits": "num_splits"}.get(name, name.removesuffix("s"))

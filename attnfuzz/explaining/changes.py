@@ -126,6 +126,9 @@ def _variant(case: AttentionCase) -> Iterator[Change]:
         absent = absent_tensors(others)
         strides = {tensor: kind for tensor, kind in case.strides.items() if tensor not in absent}
         yield words[name], changed(case, variant=others, strides=strides)
+    if case.variant.freed_pages:
+        kept = msgspec.structs.replace(case.variant, freed_pages=False)
+        yield "pages behind the window kept instead of freed", changed(case, variant=kept)
 
 
 def _quantised(case: AttentionCase) -> Iterator[Change]:

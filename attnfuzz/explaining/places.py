@@ -13,6 +13,7 @@ from torch import Tensor
 from attnfuzz.explaining.rig import Rig
 from attnfuzz.problems.block_table import physical_pages
 from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.layouts import token_views
 
 __all__ = ["Places", "token_name", "tokens_name"]
@@ -54,11 +55,11 @@ class Places:
 
     @cached_property
     def owners(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
-        """Sequence and position of the tokens of each slot; a shared page has several."""
+        """Sequence and position of the tokens of each slot; a shared page has several, one that was freed none."""
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}
         if isinstance(self.case, AttentionCase):
-            for seq, length in enumerate(self.case.seq_lens):
-                for position in range(length):
+            for seq, (first, length) in enumerate(zip(freed_tokens(self.case), self.case.seq_lens, strict=True)):
+                for position in range(first, length):
                     found.setdefault(self.slot(seq, position), []).append((seq, position))
         return found
 
@@ -97,8 +98,18 @@ class Places:
             return f"token {owners[0][1]} of sequence {owners[0][0]}"
         if isinstance(self.case, DenseDecodeCase):
             return f"past the end of sequence {a}"
+        freed = [seq for seq, pages in enumerate(self._freed_pages()) if a in pages]
+        if freed:
+            return f"which was freed behind the window of sequence {freed[0]}"
         ends = [seq for seq, page in enumerate(self._last_pages()) if page == a]
         return f"past the end of sequence {ends[0]}" if ends else "which no sequence owns"
+
+    def _freed_pages(self) -> list[tuple[int, ...]]:
+        if not isinstance(self.case, PagedDecodeCase):
+            return []
+        block_size = self.case.block_size
+        rows = zip(physical_pages(self.case), freed_tokens(self.case), strict=True)
+        return [row[: count // block_size] for row, count in rows]
 
     def _last_pages(self) -> list[int]:
         rows = physical_pages(self.case) if isinstance(self.case, PagedDecodeCase) else ()

@@ -15,6 +15,7 @@ from attnfuzz.explaining.rig import Results, Rig
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.expectations import expectations
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
+from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.placement import placements
 from attnfuzz.values import LogicalAttention
 from attnfuzz.values.token_table import token_table
@@ -123,6 +124,8 @@ def _logical_values(rig: Rig) -> Any:
         lses = {name: getattr(rig.values, name).cpu() for name in ("prefix_lse", "suffix_lse")}
         return dataclasses.replace(rig.values, prefix_output=prefix, suffix_output=suffix, **lses)
     v = bits(tensors[0])[_slots(rig)].view(tensors[0].dtype).cpu()
+    for start, freed in zip(rig.values.starts[:-1], freed_tokens(rig.case), strict=True):
+        v[start : start + freed] = rig.values.v[start : start + freed].cpu()  # what lies there instead has no weight
     scales = None if rig.values.kv_scales is None else rig.values.kv_scales.cpu()
     return LogicalAttention(rig.values.q.cpu(), rig.values.k.cpu(), v, rig.values.starts, scales)
 

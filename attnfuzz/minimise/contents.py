@@ -58,6 +58,8 @@ def lower_variant(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase
     """One variant after another left out; then a smaller window, for shorter sequences too, and simpler numbers."""
     for name in case.variant.names:
         case = yield from first_of(case, [_set_variant(case, **{name: None})])
+    if case.variant.freed_pages:
+        case = yield from first_of(case, [_set_variant(case, freed_pages=False)])
     if case.variant.window is not None:
         case = yield from lower_integer(case, case.variant.window, 1, _shift_window)
     if case.variant.window is not None:

@@ -89,7 +89,8 @@ def _variant(variant: Variant) -> tuple[Any, ...]:
     cap = variant.soft_cap
     alibi = -1 if variant.alibi is None else ALIBI_RECIPES.index(variant.alibi)
     sinks = -1 if variant.sinks is None else SINK_RECIPES.index(variant.sinks)
-    return (len(variant.names), variant.window or 0, cap is not None, cap != 1.0, cap or 0.0, alibi, sinks)
+    numbers = (variant.window or 0, cap is not None, cap != 1.0, cap or 0.0, alibi, sinks)
+    return (len(variant.names), variant.freed_pages, *numbers)
 
 
 def _quantised(kv: QuantisedKv) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from attnfuzz.oracles.observation import Observation
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.freed import freed_tokens
 
 __all__ = ["check"]
 
@@ -58,4 +59,7 @@ def _dead_pages(case: PagedDecodeCase, seq: int) -> str:
         return f"sequence {seq} is empty: all of the cache and its whole block-table row are dead for it"
     used = seq_len - last * case.block_size
     tail = f"offsets {used}-{case.block_size - 1} of its page {last}, " if used < case.block_size else ""
-    return f"dead for sequence {seq} (length {seq_len}): {tail}pages that its block-table row names after page {last}"
+    freed = freed_tokens(case)[seq] // case.block_size
+    behind = f"pages 0-{freed - 1}, which lie behind its window and were freed, " if freed else ""
+    after = f"{tail}pages that its block-table row names after page {last}"
+    return f"dead for sequence {seq} (length {seq_len}): {behind}{after}"

@@ -14,6 +14,7 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
 )
 from attnfuzz.problems.choices import default_scale, is_power_of_two
+from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
@@ -21,10 +22,11 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.strides import strided_layout
 from attnfuzz.problems.supports import OptionValue, Supports
 
-__all__ = ["CACHE_STRIDES", "CACHE_TENSORS", "KV_STRIDES_DIFFER", "features", "general_features"]
+__all__ = ["CACHE_STRIDES", "CACHE_TENSORS", "FREED_PAGES", "KV_STRIDES_DIFFER", "features", "general_features"]
 
 CACHE_STRIDES = "cache strides"
 KV_STRIDES_DIFFER = "K and V strides differ"
+FREED_PAGES = "freed pages"
 CACHE_TENSORS = (("k", "v"), ("k_cache", "v_cache"))
 """Names of K and V by problem."""
 
@@ -176,6 +178,8 @@ def _variant(case: AttentionCase) -> Iterator[str]:
     window = case.variant.window
     if window is not None and max(case.seq_lens) > window:
         yield "seq_len>window"
+    if any(freed_tokens(case)):
+        yield FREED_PAGES
 
 
 def _quantised(kv: QuantisedKv) -> Iterator[str]:

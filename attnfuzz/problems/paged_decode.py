@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Float32, Int32
+from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
 from attnfuzz.problems.allocation import Allocator, allocate
 from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.layouts import split_interleaved, token_views
 from attnfuzz.problems.placement import Placement, placements
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
@@ -18,6 +19,7 @@ from attnfuzz.problems.supports import Layout, Supports
 from attnfuzz.problems.variants import per_head_numbers
 from attnfuzz.values.attention import LogicalAttention, attention_values
 from attnfuzz.values.token_table import token_table
+from attnfuzz.values.transfer import on_device
 
 __all__ = ["PagedDecodeInputs", "build", "inputs_of", "reference", "with_both_caches", "write", "written"]
 
@@ -26,9 +28,10 @@ __all__ = ["PagedDecodeInputs", "build", "inputs_of", "reference", "with_both_ca
 class PagedDecodeInputs:
     """What a paged_decode kernel gets. The caches have the shapes of ``layout``.
 
-    Dead memory: slots past a sequence's last token, pages that no sequence owns. The last six are None unless the case
-    asks for that variant (`attnfuzz.problems.variants`) or for an 8-bit cache (`attnfuzz.problems.quantised_kv`): then
-    both caches have that format, and there is one scale, or one for each KV head.
+    Dead memory: slots past a sequence's last token, pages that no sequence owns or that were freed behind its window
+    (`attnfuzz.problems.freed`). The last six are None unless the case asks for that variant
+    (`attnfuzz.problems.variants`) or for an 8-bit cache (`attnfuzz.problems.quantised_kv`): then both caches have that
+    format, and there is one scale, or one for each KV head.
     """
 
     q: Float[Tensor, "num_seqs num_q_heads head_size"]
@@ -94,14 +97,28 @@ def write(case: PagedDecodeCase, tensors: dict[str, Tensor], values: LogicalAtte
             tensors[name].copy_(scales[: tensors[name].shape[-1]])
     tensors["q"][:, : case.num_rows].copy_(values.q)
     k_slots, v_slots = token_views(tensors["k_cache"], tensors["v_cache"], case.layout)
-    pages, offsets = placement.slots
-    k = values.k.view(len(values.k), *k_slots.shape[3:])
+    (pages, offsets), k, v = placement.slots, values.k, values.v
+    if (kept := _kept_tokens(case, values)) is not None:
+        pages, offsets, k, v = pages[kept], offsets[kept], k[kept], v[kept]
+    k = k.view(len(k), *k_slots.shape[3:])
     if case.kv is None:
         k_slots[:, pages, offsets] = k
-        v_slots[:, pages, offsets] = values.v
+        v_slots[:, pages, offsets] = v
     else:  # as bytes: not all of torch's versions can index float8
         k_slots.view(torch.uint8)[:, pages, offsets] = k.to(k_slots.dtype).view(torch.uint8)
-        v_slots.view(torch.uint8)[:, pages, offsets] = values.v.to(v_slots.dtype).view(torch.uint8)
+        v_slots.view(torch.uint8)[:, pages, offsets] = v.to(v_slots.dtype).view(torch.uint8)
+
+
+def _kept_tokens(case: PagedDecodeCase, values: LogicalAttention) -> Int64[Tensor, " kept"] | None:
+    """Those whose pages have not been freed; None for all of them. A page that another sequence keeps is written."""
+    freed = freed_tokens(case)
+    if not any(freed):
+        return None
+    kept = [
+        torch.arange(start + first, start + length, device="cpu")
+        for start, first, length in zip(values.starts[:-1], freed, case.seq_lens, strict=True)
+    ]
+    return on_device(torch.cat(kept), values.k.device)
 
 
 def with_both_caches(case: PagedDecodeCase, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -79,6 +79,8 @@ def _attention(supports: Supports, case: AttentionCase) -> Iterator[str]:
         for name in case.variant.names:
             if name not in supports.variants:
                 yield f"variant.{name}={getattr(case.variant, name)!r}, but the kernel declares {supports.variants}"
+        if case.variant.freed_pages and not supports.freed_pages:
+            yield "variant.freed_pages=True, but the kernel declares freed_pages=False"
 
 
 def _v_head_size(supports: Supports, case: AttentionCase) -> Iterator[str]:

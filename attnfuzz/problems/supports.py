@@ -59,6 +59,8 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     * ``variants``: those of ``attnfuzz.problems.variants`` that the kernel can do, each by itself and together:
       ``"window"``, ``"soft_cap"``, ``"alibi"``, ``"sinks"``. None unless declared. A kernel for the paged problems
       finds what a case asks for in ``inputs.window``, ``soft_cap``, ``alibi_slopes`` and ``sinks``.
+    * ``freed_pages``: pages that lie behind a sliding window and have been given to others, as servers do: the table
+      still names pages that exist, but what they hold may be NaN.
     * ``kv_dtypes``: 8-bit formats that the cache may have instead of q's dtype (``attnfuzz.problems.quantised_kv``):
       ``"float8_e4m3fn"``, ``"float8_e5m2"``. None unless declared. ``kv_scales``: how many float32 scales there may be
       in ``inputs.k_scale`` and ``v_scale``: one for the whole cache, in a tensor of one element (``"tensor"``), or one
@@ -85,6 +87,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     lse: LseKind = "natural"
     lse_layout: LseLayout = "HT"
     variants: tuple[VariantName, ...] = ()
+    freed_pages: bool = True
     kv_dtypes: tuple[KvDtype, ...] = ()
     kv_scales: tuple[KvGranularity, ...] = KV_GRANULARITIES
     deterministic: bool = True
@@ -110,11 +113,12 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if self.kv_dtypes != ():
             _check_choices("kv_dtypes", self.kv_dtypes, KV_DTYPES)
         _check_choices("kv_scales", self.kv_scales, KV_GRANULARITIES)
-        for name in ("empty_sequences", "padding_tokens", "deterministic", "batch_invariant", "graph_replay"):
+        for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"Supports({name}={getattr(self, name)!r}): must be True or False")
 
 
+_FLAGS = ("empty_sequences", "padding_tokens", "freed_pages", "deterministic", "batch_invariant", "graph_replay")
 _CHOICE_FIELDS: dict[str, Any] = {
     "strides": Strides,
     "unused_table_entries": UnusedTableEntries,

@@ -5,7 +5,8 @@ the sequence's first token (a decode query is its last: ``p = seq_len - 1``):
 
 * ``window = w``: the query sees the ``w`` keys ``p - w < t <= p``, itself included, as Mistral's models do (Jiang et
   al., arXiv 2310.06825). vLLM's ``sliding_window = w`` is this; FlashAttention's ``window_size = (left, right)`` and
-  FlashInfer's ``window_left`` do not count the query itself: ``left = w - 1``. Keys outside of it are live memory.
+  FlashInfer's ``window_left`` do not count the query itself: ``left = w - 1``. With ``freed_pages`` pages that lie
+  before the windows of all queries are dead memory (`attnfuzz.problems.freed`); other keys outside are live.
 * ``soft_cap = c``: each score ``s``, scaled already, becomes ``c tanh(s / c)`` (Gemma 2, arXiv 2408.00118).
 * ``alibi``: ``slope_h · (t - p)`` is added to the scores of query head ``h`` (Press et al., arXiv 2108.12409). The LSE
   is that of these scores: zero at the query's own position.
@@ -66,6 +67,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """What a case asks for beyond plain attention; None: not that.
 
     ``alibi``: slopes as published (``"geometric"``, see `alibi_slopes`), or unlike each other (``"scattered"``).
+    ``freed_pages``: whether pages behind the window have been given to others; False without a window.
     ``sinks``: about as large as usual scores (``"level"``), above (``"high"``) or below them (``"low"``); all -inf
     (``"absent"``).
     """
@@ -74,10 +76,13 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     soft_cap: float | None = None
     alibi: AlibiRecipe | None = None
     sinks: SinkRecipe | None = None
+    freed_pages: bool = False
 
     def __post_init__(self) -> None:
         if self.window is not None and not 1 <= self.window <= MAX_WINDOW:
             raise ValueError(f"window={self.window!r} must be between 1 and {MAX_WINDOW}; leave it out for no window")
+        if self.window is None:  # equal variants are written in one way
+            msgspec.structs.force_setattr(self, "freed_pages", False)
         if self.soft_cap is not None and not 0 < self.soft_cap <= MAX_SOFT_CAP:
             raise ValueError(f"soft_cap={self.soft_cap!r} must be in (0, {MAX_SOFT_CAP}]; leave it out for no cap")
         if self.soft_cap is not None and self.alibi is not None:

@@ -17,6 +17,7 @@ from attnfuzz.problems.cases import (
     PagedAttentionCase,
     PagedDecodeCase,
 )
+from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.report.headline import count
 
 __all__ = ["MARKS", "Blame", "Box", "Drawing", "Mark", "Sequence", "State", "draw", "squeeze"]
@@ -130,11 +131,12 @@ def _sequence(case: AttentionCase, seq: int, blame: Blame) -> Sequence:
 def _slots(case: AttentionCase, seq: int, positions: range, blame: Blame) -> tuple[Mark, ...]:
     needles = {needle.position for needle in case.values.needles if needle.seq == seq}
     failing = {position for row, position in blame.tokens if row == seq}
+    freed = freed_tokens(case)[seq]
 
     def mark(position: int) -> Mark:
         if position in failing:
             return "fails"
-        if position >= case.seq_lens[seq]:
+        if position < freed or position >= case.seq_lens[seq]:
             return "dead"
         return "needle" if position in needles else "token"
 
@@ -160,6 +162,8 @@ def _pages(case: PagedDecodeCase, seq: int, blame: Blame) -> Iterator[Box]:
 def _notes(case: AttentionCase, seq: int) -> Iterator[str]:
     if isinstance(case, PagedAttentionCase):
         yield _queries(case, seq)
+    if freed := freed_tokens(case)[seq]:
+        yield f"behind the window, in pages that were freed: {count(freed, 'token')}"
     if isinstance(case, PagedDecodeCase):
         unused = block_table_rows(case)[seq][case.blocks_of(seq) :]
         if unused:

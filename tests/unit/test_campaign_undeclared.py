@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from attnfuzz.campaign.finding import Finding
@@ -16,9 +17,10 @@ from attnfuzz.oracles.relations.stretching import stretched_axes, stretched_cach
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import default_scale
-from attnfuzz.problems.features import KV_STRIDES_DIFFER
+from attnfuzz.problems.features import FREED_PAGES, KV_STRIDES_DIFFER
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports
+from attnfuzz.problems.variants import Variant
 from tests.faults.campaigns import Campaign
 
 KERNELS = Path(__file__).parent / "undeclared_kernels.py"
@@ -68,6 +70,8 @@ PADDED_BATCH = PagedAttentionCase(
     scale=0.25,
     padding_tokens=2,
 )
+WINDOWS = Supports(variants=("window",))
+FREED = paged(seq_lens=(2,), variant=Variant(window=1, freed_pages=True))
 CONTIGUOUS = 'if the kernel is only meant for contiguous tensors, declare Supports(strides="contiguous")'
 
 ENDED = [
@@ -85,6 +89,7 @@ ENDED = [
     (refused(paged(seq_lens=(0,)), "empty sequence"), {"empty_sequences": False}),
     (refused(EMPTY_SUFFIX, "lse finite/-inf"), {"empty_sequences": False}),
     (refused(PADDED_BATCH, "padding tokens"), {"padding_tokens": False}),
+    (finding(FREED, FREED_PAGES, "window", oracle="dead_memory", supports=WINDOWS), {"freed_pages": False}),
 ]
 """With the least declaration that excludes the case."""
 
@@ -123,8 +128,9 @@ STAYING = {
 def test_the_least_declaration_that_excludes_the_case(found: Finding, limits: dict[str, Any]) -> None:
     """The user would declare what does not end the finding, or give away more of the search than need be."""
     assert needed_limits(found) == limits
-    assert supports_case(Supports(), {}, found.case)
-    assert not supports_case(Supports(**limits), {}, found.case)
+    supports = found.declaration.supports
+    assert supports_case(supports, {}, found.case)
+    assert not supports_case(msgspec.structs.replace(supports, **limits), {}, found.case)
 
 
 @pytest.mark.parametrize("name", STAYING)
@@ -187,8 +193,9 @@ def test_one_declaration_for_all_findings_of_a_kernel() -> None:
     """The user would try one after the other, each in a search of its own."""
     unwritten = finding(paged(), oracle="unwritten", kind="lse", details=(NO_LSE,))
     bug = STAYING["a wrong head map"]
-    found = [one for one, _ in ENDED if one.case.problem == "paged_decode" and one.failure.oracle != "exception"]
-    declaration = found[0].declaration
+    wrong = [one for one, _ in ENDED if one.case.problem == "paged_decode" and one.failure.oracle != "exception"]
+    declaration = wrong[0].declaration
+    found = [one for one in wrong if one.declaration == declaration]
     told = restriction_of(declaration, [*found, unwritten, bug])
     assert told is not None
     assert told.supports == Supports(layouts=("NHD",), strides="contiguous", lse="none")

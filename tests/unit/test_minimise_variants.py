@@ -7,6 +7,7 @@ from typing import Any
 
 from attnfuzz.minimise import minimise
 from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import PLAIN_VARIANT, VARIANTS, Variant
 
@@ -33,6 +34,18 @@ def test_variants_that_do_not_matter_go() -> None:
     case = shrunk(lambda case: case.num_seqs >= 1, window=17, alibi="scattered", sinks="high")
     assert case.variant == PLAIN_VARIANT
     assert case.strides == {}
+
+
+def test_pages_that_need_not_be_freed_are_kept() -> None:
+    """A report would tell of freed pages where any window shows the bug."""
+    case = shrunk(lambda case: case.variant.window is not None, window=17, freed_pages=True)
+    assert case.variant == Variant(window=1)
+
+
+def test_freed_pages_shrink_to_one() -> None:
+    """A finding of freed pages would come with a window and lengths that mean nothing."""
+    case = shrunk(lambda case: any(freed_tokens(case)), window=17, freed_pages=True)
+    assert (case.seq_lens, case.block_size, case.variant) == ((2,), 1, Variant(window=1, freed_pages=True))
 
 
 def test_one_of_several_stays_with_its_simplest_number() -> None:
