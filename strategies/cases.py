@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from hypothesis import strategies as st
 
 from attnfuzz.problems.boundaries import QUERY_TILE, query_steps, split_count, tile_sizes
@@ -212,7 +211,7 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
         may_lie_low=not _has_floor(format_),
     )
     if _window(format_) is not None and plan.supports.freed_pages and decisions.pick(_FREES_PAGES):
-        fields["variant"] = msgspec.structs.replace(fields["variant"], freed_pages=True)
+        fields["variant"] = fields["variant"].with_freed_pages()
     return fields | {"scale": scale, "seq_lens": seq_lens, "values": values}
 
 

@@ -27,6 +27,7 @@ class LoadedKernels:
         self._executor = executor
         self._device = device
         self._loaded: tuple[int | None, set[str]] = (None, set())
+        self._on_device: int | None = None
         self._stuck: str | None = None
 
     @property
@@ -44,6 +45,16 @@ class LoadedKernels:
             raise KernelLoadError(reply.error)
         self._remember(declaration.target for declaration in reply.kernels)
         return reply.kernels
+
+    def start_device(self) -> None:
+        """Have the present process start CUDA if it is to use it, with more patience than for a case.
+
+        Raises `DeviceLost` if the GPU does not answer, and `ExecutorUnavailable`.
+        """
+        if self._device == "cuda" and (self._executor.pid is None or self._executor.pid != self._on_device):
+            # processes that start at once initialise CUDA one after the other
+            self._check_device("the start of an executor", patience_s=_START_TIMEOUT_S)
+            self._on_device = self._executor.pid
 
     def call(
         self, declaration: Declaration, method: str, request: msgspec.Struct, *, timeout_s: float
@@ -76,10 +87,8 @@ class LoadedKernels:
         if self._stuck:
             raise self._stuck_error()
         pid, targets = self._loaded
-        is_new = pid is None or pid != self._executor.pid
-        if is_new and self._device == "cuda":  # processes that start at once initialise CUDA one after the other
-            self._check_device("the start of an executor", patience_s=_START_TIMEOUT_S)
-        if is_new or declaration.target not in targets:
+        self.start_device()
+        if pid is None or pid != self._executor.pid or declaration.target not in targets:
             self.declarations([declaration.target])
 
     def _remember(self, targets: Iterable[str]) -> None:

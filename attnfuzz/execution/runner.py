@@ -115,6 +115,13 @@ class Runner:
         """What all kernels that `targets` name declare. Raises `KernelLoadError` in one sentence."""
         return self._kernels.declarations(targets)
 
+    def start_device(self) -> None:
+        """Have the executor start CUDA if it is to use it: what comes first would else wait for that.
+
+        Raises `ExecutorUnavailable`.
+        """
+        self._kernels.start_device()
+
     def judge(
         self,
         declaration: Declaration,

@@ -91,6 +91,10 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
                 "bias, FlashInfer after; leave one of them out"
             )
 
+    def with_freed_pages(self) -> Variant:
+        """The same with pages behind the window freed."""
+        return msgspec.structs.replace(self, freed_pages=True)
+
     @property
     def names(self) -> tuple[VariantName, ...]:
         """What is asked for."""

@@ -43,6 +43,17 @@ def test_the_start_of_a_gpu_does_not_count_against_a_case() -> None:
         cold.judge(KERNEL, CASE, timeout_s=0.5)
 
 
+def test_a_process_that_was_asked_what_there_is_starts_the_gpu_before_the_first_case() -> None:
+    """Hunts ask each new process for its kernels first: their first case would wait for CUDA, and be a hang."""
+    with (
+        Zygote.start(service=f"{SERVICES}:ColdGpu", preload=()) as zygote,
+        Runner(device="cuda", zygote=zygote) as cold,
+    ):
+        cold.declarations([KERNEL.target])
+        with pytest.raises(ExecutorUnavailable, match="the case was judged"):
+            cold.judge(KERNEL, CASE, timeout_s=0.5)
+
+
 @pytest.mark.parametrize(("kills", "said"), [(8, "the case was judged"), (1000, "something kills every process")])
 def test_processes_that_something_kills_say_nothing_about_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int, said: str

@@ -123,7 +123,7 @@ def test_cases_for_the_interpreter_are_cheap(problem: Problem) -> None:
 
 def test_cases_for_a_gpu_reach_thousands_of_tokens() -> None:
     """Errors that need many tiles, many splits or many rows would not be met on a GPU."""
-    found = drawn("paged_decode", GPU_SIZES)
+    found = drawn("paged_decode", GPU_SIZES, draws=2100)  # one case in some 500 is that long
     assert max(max(case.seq_lens) for case in found) > 2000
     assert max(case.num_seqs for case in found) >= 33
     assert max(case.num_q_heads for case in found) >= 48
