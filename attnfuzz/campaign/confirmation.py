@@ -44,12 +44,14 @@ class Confirmation:
 def confirm(suspect: Suspect, trials: Trials) -> Confirmation:
     """Run the case again, in a fresh process first: the old one may have been damaged by another case.
 
-    A case that does not fail there is repeated, and tried after the cases that it failed after. The preceding cases of
-    the result's suspect are those that it needs; as a rule none. Raises OutOfTime.
+    A case that does not fail there is repeated, and tried after the cases that it failed after; where bits differed, it
+    is asked at last whether other calls do that, and the result's suspect says so. The preceding cases of the result's
+    suspect are those that it needs; as a rule none. Raises OutOfTime.
     """
     first = trials.alone(suspect.case, patience="longest", afresh=True) or _in_a_relation(suspect, trials)
     if first is None:
-        return _look_further(suspect, trials)
+        further = _look_further(suspect, trials)
+        return further if further.failures else _between_calls(suspect, trials) or further
     oracle = suspect.failure.oracle
     more = _RUNS.get(oracle, _RUNS_FOR_VALUES) - 1
     failures = [first, *(trials.alone(suspect.case, patience="longest") for _ in range(more))]
@@ -73,6 +75,26 @@ def _death_in(relations: Relations, suspect: Suspect, trials: Trials) -> Failure
     trials.relations = relations
     failure = trials.alone(suspect.case, patience="longest", afresh=True)
     return failure if ends_process(failure) else None
+
+
+def _between_calls(suspect: Suspect, trials: Trials) -> Confirmation | None:
+    """Bits that differ only where other calls came between two runs, if they always do; later trials ask for that.
+
+    In a batch other cases run between the two runs of one, and determinism is the oracle that sees it. A race would have
+    shown when the case was repeated, so this is asked after that.
+    """
+    failure = suspect.failure
+    if failure.oracle == "call_sequence" or not (failure.oracle == "determinism" or failure.kind == "bits"):
+        return None
+    usual, trials.relations = trials.relations, ("call_sequence",)
+    failures = []
+    for _ in range(_RUNS_FOR_VALUES):
+        found = trials.alone(suspect.case, patience="longest", afresh=True)
+        if found is None or found.oracle != "call_sequence":
+            trials.relations = usual
+            return None
+        failures.append(found)
+    return Confirmation(Suspect(suspect.declaration, suspect.case, failures[0]), failures, len(failures))
 
 
 def rate_of(suspect: Suspect, trials: Trials) -> Confirmation:

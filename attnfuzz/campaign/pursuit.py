@@ -124,10 +124,11 @@ class Pursuit:
         if not confirmation.failures:
             self._trail.tell_unconfirmed(confirmation)
             return False
+        is_another = confirmation.suspect.symptom != self._first.symptom
         self._first = confirmation.suspect
         self._trail.confirmed_as(self._first)
         self._trail.is_flaky = confirmation.is_flaky
-        if self._first.preceding:
+        if self._first.preceding or is_another:
             self._trail.step_to(self._first)
         elif confirmation.is_flaky:
             self._look_at_flakiness(confirmation)

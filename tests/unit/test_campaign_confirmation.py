@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from random import Random
+
+import pytest
 
 from attnfuzz.campaign.confirmation import confirm, rate_of, still_fails_afresh
 from attnfuzz.campaign.known_deaths import KnownDeaths
 from attnfuzz.campaign.leaks import trials_of
+from attnfuzz.campaign.messages import Smaller
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from tests.unit.pretended_process import CRASH, WRONG, PretendedProcess, a_case
+from tests.unit.pretended_process import CRASH, WRONG, PretendedProcess, a_case, pursued
 
 OTHERS = tuple(a_case(length) for length in range(10, 30))
 WIDE = a_case(5, head_size=32)
@@ -76,6 +80,56 @@ def test_a_death_that_does_not_come_back_is_not_looked_for_in_relations() -> Non
     process = PretendedProcess(lambda case, earlier: None)
     trials = process.trials()
     assert not confirm(process.suspect(a_case()), trials).failures
+    assert trials.relations == ()
+
+
+DIFFERS = Failure(oracle="determinism", kind="out", message="out differs between two runs")
+REMEMBERED = Failure(oracle="call_sequence", kind="bits", message="out differs after another call")
+
+
+class Remembers(PretendedProcess):
+    """``call_sequence`` objects to the first cases that it judges, so many of them; no other oracle does."""
+
+    objections: float = math.inf
+
+    def judge(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict:
+        verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
+        if relations != ("call_sequence",) or self.objections <= 0:
+            return verdict
+        self.objections -= 1
+        return Verdict(failure=REMEMBERED)
+
+
+@pytest.mark.parametrize(
+    "seen", [DIFFERS, Failure(oracle="block_table_slack", kind="bits", message="out differs with another table")]
+)
+def test_bits_that_other_calls_change_are_looked_for_in_a_sequence_of_calls(seen: Failure) -> None:
+    """In a batch other cases run between two runs of one; alone it never fails again, and the bug would be dropped."""
+    process = Remembers(lambda case, earlier: None)
+    trials = process.trials()
+    found = confirm(process.suspect(a_case(), *OTHERS, failure=seen), trials)
+    assert (found.suspect.failure, len(found.failures), found.is_flaky) == (REMEMBERED, 3, False)
+    assert found.suspect.preceding == ()
+    assert trials.relations == ("call_sequence",)
+    finished, sent = pursued(process.suspect(a_case(), failure=seen), process.timed())
+    assert finished
+    assert REMEMBERED in [message.failure for message in sent if isinstance(message, Smaller)]
+
+
+def test_bits_that_other_calls_change_now_and_then_are_not_blamed_on_them() -> None:
+    """A race would be told as something that the kernel remembers."""
+    process = Remembers(lambda case, earlier: None)
+    process.objections = 2
+    trials = process.trials()
+    assert not confirm(process.suspect(a_case(), failure=DIFFERS), trials).failures
     assert trials.relations == ()
 
 
