@@ -69,7 +69,7 @@ def _choices(kind: str, seq_len: int, most: int, limits: QueryLimits) -> tuple[i
     if most <= 1:
         return (min(1, most), limits.least) if kind == "mixed" and most else (min(1, most),)
     if kind == "decode":
-        return (1,)
+        return (1, 1, 1, limits.least)  # a batch of the size of a captured graph has places without a query
     if kind == "prefill":
         return (most,)  # the whole sequence, if there is work for that
     lengths = [length for length in boundary_lengths((*limits.steps, seq_len), 1, most) if length > 1]

@@ -80,8 +80,8 @@ def _death_in(relations: Relations, suspect: Suspect, trials: Trials) -> Failure
 def _between_calls(suspect: Suspect, trials: Trials) -> Confirmation | None:
     """Bits that differ only where other calls came between two runs, if they always do; later trials ask for that.
 
-    In a batch other cases run between the two runs of one, and determinism is the oracle that sees it. A race would have
-    shown when the case was repeated, so this is asked after that.
+    In a batch other cases run between the two runs of one, and determinism is the oracle that sees it. A race has shown
+    when the case was repeated, so this is asked after that.
     """
     failure = suspect.failure
     if failure.oracle == "call_sequence" or not (failure.oracle == "determinism" or failure.kind == "bits"):

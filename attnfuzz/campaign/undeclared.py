@@ -20,6 +20,7 @@ import msgspec
 
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.dead_memory import WITHOUT_WEIGHT
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.choices import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES, head_size_rank, is_power_of_two, layouts_of
@@ -138,8 +139,8 @@ def _limits(finding: Finding) -> Limits:
         return {"lse": "base2"}
     if failure.oracle == "page_relocation":
         return {"strides": "contiguous"} if failure.kind.startswith("strides") else {}
-    if FREED_PAGES in features:
-        return {"freed_pages": False}
+    if FREED_PAGES in features:  # what counts with a weight is beyond the window, whoever owns its page
+        return {"freed_pages": False} if failure.message.endswith(WITHOUT_WEIGHT) else {}
     if of_places := _of_places(finding.declaration, case, features):
         return of_places  # beside strides, an empty sequence merely decides what is read instead
     return _of_refusals(case, features) if _is_refusal(failure) else {}

@@ -11,7 +11,9 @@ from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.freed import freed_tokens
 
-__all__ = ["check"]
+__all__ = ["WITHOUT_WEIGHT", "check"]
+
+WITHOUT_WEIGHT = "what is read there gets weight 0, and 0 x NaN is NaN"
 
 
 def check(trial: Trial) -> Failure | None:
@@ -38,7 +40,7 @@ def _reason(trial: Trial, second: Observation) -> str | None:
     comparisons = trial.compare(second)
     failed = next((part for part in comparisons if bool((part.ratio > 1).any())), None)
     if failed is None:
-        return "what is read there gets weight 0, and 0 x NaN is NaN"
+        return WITHOUT_WEIGHT
     index = first_index(failed.ratio > 1)
     return explain(trial.reference, second, comparisons, failed, index)
 

@@ -13,6 +13,7 @@ from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.undeclared import needed_limits, restriction_of, supports_text, with_remedy
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.dead_memory import WITHOUT_WEIGHT
 from attnfuzz.oracles.relations.stretching import stretched_axes, stretched_cache_axes
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
@@ -40,13 +41,14 @@ def finding(
     *features: str,
     oracle: OracleName = "accuracy",
     kind: str = "out:value",
+    message: str = "it is wrong",
     details: tuple[str, ...] = (),
     supports: Supports | None = None,
     **fields: Any,
 ) -> Finding:
     """One that has been shrunk to ``case``, which needs ``features``, and fails in each run."""
     declaration = Declaration(name="k", problem=case.problem, supports=supports or Supports(), target="mine.py:k")
-    failure = Failure(oracle=oracle, kind=kind, message="it is wrong", details=details)
+    failure = Failure(oracle=oracle, kind=kind, message=message, details=details)
     known = {"first_seen_s": 1.0, "failed": 3, "runs": 3, "shrunk_s": 2.0, "features": frozenset(features)}
     return Finding("0-1", declaration, case, failure, **{**known, **fields})
 
@@ -89,11 +91,15 @@ ENDED = [
     (refused(paged(seq_lens=(0,)), "empty sequence"), {"empty_sequences": False}),
     (refused(EMPTY_SUFFIX, "lse finite/-inf"), {"empty_sequences": False}),
     (refused(PADDED_BATCH, "padding tokens"), {"padding_tokens": False}),
-    (finding(FREED, FREED_PAGES, "window", oracle="dead_memory", supports=WINDOWS), {"freed_pages": False}),
+    (
+        finding(FREED, FREED_PAGES, "window", oracle="dead_memory", supports=WINDOWS, message=f"nan; {WITHOUT_WEIGHT}"),
+        {"freed_pages": False},
+    ),
 ]
 """With the least declaration that excludes the case."""
 
 STAYING = {
+    "a window that is too long": finding(FREED, FREED_PAGES, "window", oracle="dead_memory", supports=WINDOWS),
     "a missing mask behind a length": finding(paged(block_size=2), "block_size>1", "partial last page"),
     "a missing mask behind a head": finding(paged(head_size=13), "head_size not pow2", oracle="dead_memory"),
     "the same where a gap shows it": finding(
