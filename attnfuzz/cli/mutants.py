@@ -129,13 +129,13 @@ def exit_status(measured: Measured) -> int:
 
 def _list(request: MutantsRequest) -> int:
     from attnfuzz.execution.runner import Runner
-    from attnfuzz.mutation.measurement import choose_mutants
+    from attnfuzz.mutation.measurement import choose_mutants, in_shard
     from attnfuzz.report.mutants import print_mutants
     from attnfuzz.report.terminal import make_console
 
     with refusing(), Runner(device="cpu") as runner:
         _, mutants = choose_mutants(runner, request)
-    print_mutants(make_console(), mutants)
+    print_mutants(make_console(), in_shard(mutants, request.shard))
     return 0
 
 

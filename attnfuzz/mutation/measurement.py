@@ -26,7 +26,7 @@ from attnfuzz.mutation.stream import CaseStream
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName
 from attnfuzz.overlay import write_overlay
 
-__all__ = ["Measured", "MutantsRequest", "choose_mutants", "measure", "put_to"]
+__all__ = ["Measured", "MutantsRequest", "choose_mutants", "in_shard", "measure", "put_to"]
 
 _PATIENCE = 3.0
 """Times a case's usual limit, for kernels as they are: a machine that is busy is no reason to refuse them."""
@@ -102,6 +102,12 @@ def choose_mutants(runner: Runner, request: MutantsRequest) -> tuple[list[Declar
     return declarations, mutants
 
 
+def in_shard(mutants: Sequence[Mutant], shard: tuple[int, int]) -> Sequence[Mutant]:
+    """Those of the part ``(number, count)``, number from 1 on."""
+    number, count = shard
+    return mutants[number - 1 :: count]
+
+
 def measure(
     request: MutantsRequest,
     *,
@@ -129,8 +135,7 @@ def measure(
         are_all = not request.operators and not request.ids
         mutated = {declaration.target for mutant in mutants for declaration in mutant.kernels}
         found: dict[str, Outcome] = {}
-        number, count = request.shard
-        others = {one.id for i, one in enumerate(mutants) if i % count != number - 1}
+        others = {one.id for one in mutants} - {one.id for one in in_shard(mutants, request.shard)}
         is_listed = (lambda one: False) if request.check_equivalents else equivalents.reason
         chosen = [one for one in mutants if one.id not in others or one.id in request.known or is_listed(one)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -20,7 +20,7 @@ __all__ = ["Progress", "headline", "notes", "oracle_rows", "print_measured", "pr
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
-def print_mutants(console: Console, mutants: list[Mutant]) -> None:
+def print_mutants(console: Console, mutants: Sequence[Mutant]) -> None:
     """What would be put to the killer, as diffs."""
     for mutant in mutants:
         kernels = ", ".join(kernel.name for kernel in mutant.kernels)

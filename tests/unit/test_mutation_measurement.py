@@ -105,6 +105,18 @@ def test_an_interrupted_measurement_goes_on_from_its_file(tmp_path: Path) -> Non
     assert "what is to be resumed was measured on another GPU, not " in elsewhere.stderr
 
 
+def test_the_list_is_that_of_the_shard(tmp_path: Path) -> None:
+    """Whoever looks up what a shard is about would be shown all mutants."""
+    write_project(tmp_path)
+    command = [str(COMMAND), "mutants", "declaring.py", "--device", "cpu", "--operator", "other", "--list"]
+    shards = [[], ["--shard", "1/2"], ["--shard", "2/2"]]
+    printed = [
+        subprocess.run([*command, *shard], cwd=tmp_path, capture_output=True, text=True, check=True).stdout.count("@@ ")
+        for shard in shards
+    ]
+    assert printed == [2, 1, 1]
+
+
 def test_shards_add_up_to_the_whole(tmp_path: Path) -> None:
     """A set that is measured in parts would come out with mutants missing, or be hunted twice."""
     write_project(tmp_path)
