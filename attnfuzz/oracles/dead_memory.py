@@ -62,6 +62,7 @@ def _dead_pages(case: PagedDecodeCase, seq: int) -> str:
     used = seq_len - last * case.block_size
     tail = f"offsets {used}-{case.block_size - 1} of its page {last}, " if used < case.block_size else ""
     freed = freed_tokens(case)[seq] // case.block_size
-    behind = f"pages 0-{freed - 1}, which lie behind its window and were freed, " if freed else ""
+    pages = "page 0, which lies" if freed == 1 else f"pages 0-{freed - 1}, which lie"
+    behind = f"{pages} behind its window, freed by now, " if freed else ""
     after = f"{tail}pages that its block-table row names after page {last}"
     return f"dead for sequence {seq} (length {seq_len}): {behind}{after}"
