@@ -3,7 +3,8 @@
 A new format costs hundreds of milliseconds of compilation, a case in one that is compiled about one. So the search
 stays within a working set and refreshes it: a bounded part of the time goes into *scouting*, which compiles formats
 that nobody has; each is published, so that the other workers find it in Triton's cache on disk. The first formats of
-a kernel are the same in every campaign, for the same reason.
+a kernel are the same in every campaign, for the same reason. While there are few, another one shows more than hundreds
+of cases in those: half of the time may go into scouting then.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ __all__ = ["FormatSource", "WorkingSets"]
 
 _KEPT = 32
 _SCOUTED_AT_ONCE = 4
+"""But the very first alone: it is what the first cases, and all kernels that wait for theirs, wait for."""
 _MOST_JOINING = 8
 """Of what others have published, at one turn of a kernel."""
+_FEW = 16
+_SHARE_WHILE_FEW = 0.5
 _SHARE_OF_SCOUTING = 0.1
 _SHARE_OF_JOINING = 0.05
 """Parts of a worker's time: compiling formats, and loading what others have compiled."""
@@ -56,13 +60,15 @@ class WorkingSets:
     def to_scout(self, declaration: Declaration) -> list[Format]:
         """Formats to compile now. Nothing while scouting has had its share, unless there is nothing to draw from."""
         formats = self._of(declaration)
-        if self.any_for(declaration) and self._scouting_s >= _SHARE_OF_SCOUTING * self._seconds:
+        is_first = not self.any_for(declaration)
+        share = _SHARE_WHILE_FEW if len(formats.known) < _FEW else _SHARE_OF_SCOUTING
+        if not is_first and self._scouting_s >= share * self._seconds:
             return []
         fresh: dict[bytes, Format] = {}
         for candidate in islice(formats.source, _TRIES):
             if (key := format_key(candidate)) not in formats.known:
                 fresh[key] = candidate
-            if len(fresh) == _SCOUTED_AT_ONCE:
+            if len(fresh) == (1 if is_first else _SCOUTED_AT_ONCE):
                 break
         return list(fresh.values())
 

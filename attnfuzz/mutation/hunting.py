@@ -22,6 +22,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.execution.runner import Runner
 from attnfuzz.execution.zygote_client import Zygote
 from attnfuzz.mutation.outcomes import Kill
+from attnfuzz.mutation.spare import Spare
 from attnfuzz.mutation.stream import CaseStream
 from attnfuzz.oracles.verdict import RELATION_ORACLES, OracleName, Relations, Verdict
 from attnfuzz.problems.cases import Case, encode_case
@@ -47,10 +48,9 @@ class Hunter:
     hang_s: float
     memory_limit_bytes: int | None = None
 
-    @contextlib.contextmanager
-    def runner(self, environment: Mapping[str, str], oracles: Sequence[OracleName] | None = None) -> Iterator[Runner]:
+    def runner(self, environment: Mapping[str, str], oracles: Sequence[OracleName] | None = None) -> Runner:
         """Executors that load what ``environment`` lays over the sources."""
-        with Runner(
+        return Runner(
             device=self.device,
             oracles=self.oracles if oracles is None else oracles,
             tolerance=self.tolerance,
@@ -58,8 +58,16 @@ class Hunter:
             memory_limit_bytes=self.memory_limit_bytes,
             environment=environment,
             zygote=self.zygote,
-        ) as runner:
-            yield runner
+        )
+
+    @contextlib.contextmanager
+    def spare(self, runner: Runner, kernels: Sequence[Declaration]) -> Iterator[Spare | None]:
+        """What confirms in the place of ``runner``; None on a CPU, where a fresh process takes milliseconds."""
+        if self.device == "cpu":
+            yield None
+            return
+        with Spare(runner.sibling, kernels) as spare:
+            yield spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +97,13 @@ class _Place:
 
 
 class Hunt:
-    """One hunt, in executors of ``runner``."""
+    """One hunt, in executors of ``runner``; ``spare`` is the first fresh one that a failure is confirmed in."""
 
-    def __init__(self, hunter: Hunter, runner: Runner, kernels: Sequence[Declaration]) -> None:
+    def __init__(
+        self, hunter: Hunter, runner: Runner, kernels: Sequence[Declaration], *, spare: Spare | None = None
+    ) -> None:
         self._runner = runner
+        self._spare = spare
         self._started = time.monotonic()
         self._until = self._started + hunter.budget_s
         self._places = [_Place(one, hunter.streams[one.target]) for one in kernels]
@@ -166,7 +177,7 @@ class Hunt:
         failure = verdict.failure
         if failure is None:
             return None
-        declaration, cases = place.declaration, self._cases
+        declaration, cases, first_seen_s = place.declaration, self._cases, time.monotonic() - self._started
         suspect = Suspect(declaration, case, failure, self._history.before(declaration, case))
         relations: Relations = (failure.oracle,) if failure.oracle in RELATION_ORACLES else ()
         trials = Trials(self._judge, declaration, deaths=KnownDeaths(), relations=relations)
@@ -177,6 +188,7 @@ class Hunt:
         return Kill(
             by=confirmed.oracle,
             seconds=time.monotonic() - self._started,
+            first_seen_s=first_seen_s,
             kernel=declaration.target,
             cases=cases,
             case=msgspec.Raw(encode_case(confirmation.suspect.case)),
@@ -194,8 +206,7 @@ class Hunt:
         relations: Relations = None,
     ) -> Verdict:
         if afresh:
-            self._runner.restart()
-            self._renewals += 1
+            self._renew()
         try:
             return self._runner.judge(declaration, case, timeout_s=timeout_s, relations=relations)
         finally:
@@ -208,6 +219,14 @@ class Hunt:
             return self._runner.judge_together(declaration, cases, timeout_s=timeout_s)
         finally:
             self._history.record(self._process, declaration, cases)
+
+    def _renew(self) -> None:
+        self._renewals += 1
+        fresh = self._spare.take() if self._spare is not None else None
+        if fresh is None:
+            self._runner.restart()
+        else:
+            self._runner = fresh
 
     @property
     def _process(self) -> tuple[int, int]:

@@ -46,8 +46,9 @@ class SearchKiller:
         with self._hunter.runner(environment) as runner:
             if (reason := fails_to_load(runner, mutant.kernels)) is not None:
                 return Outcome(status="stillborn", detail=reason)
-            runner.start_device()  # seconds count from the first case
-            hunted = Hunt(self._hunter, runner, mutant.kernels).run()
+            with self._hunter.spare(runner, mutant.kernels) as spare:
+                runner.start_device()  # seconds count from the first case
+                hunted = Hunt(self._hunter, runner, mutant.kernels, spare=spare).run()
             kill = hunted.kill
             if kill is None:
                 return _survived(hunted)

@@ -16,6 +16,7 @@ Status = Literal["killed", "survived", "equivalent", "stillborn", "error"]
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
     """How a mutant was found, ``seconds`` after the hunt for it began, as the last of ``cases`` cases.
 
+    The failure was seen ``first_seen_s`` after that; the rest went into having it come back in a fresh process.
     ``seen_by``: the oracles that object to ``case`` when each is asked alone. ``alone``: whether the mutant survives a
     hunt without the only one of them; None if that was not tried. A command that kills leaves only ``by`` and
     ``seconds``.
@@ -23,6 +24,7 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
 
     by: str
     seconds: float
+    first_seen_s: float = 0.0
     kernel: str = ""
     cases: int = 0
     case: msgspec.Raw = msgspec.Raw(b"null")

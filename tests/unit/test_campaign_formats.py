@@ -39,13 +39,27 @@ def scouted(sets: WorkingSets, declaration: Declaration = KERNEL) -> list[Format
 
 
 def test_a_kernel_without_formats_is_scouted_first() -> None:
-    """There is nothing to draw from before."""
+    """There is nothing to draw from before; and while four are compiled, no kernel has had a case."""
     sets = WorkingSets(endless)
     assert not sets.any_for(KERNEL)
-    assert scouted(sets) == [format_number(number) for number in (1, 2, 3, 4)]
-    assert sets.to_draw_from(KERNEL) == [format_number(number) for number in (1, 2, 3, 4)]
+    assert scouted(sets) == [format_number(1)]
+    assert sets.to_draw_from(KERNEL) == [format_number(1)]
     assert sets.to_scout(KERNEL) == []
-    assert len(scouted(sets, OTHER)) == 4
+    assert len(scouted(sets, OTHER)) == 1
+
+
+def test_half_of_the_time_goes_into_scouting_while_there_are_few_formats() -> None:
+    """In its first minute a search would run thousands of cases of four formats and miss what the fifth shows."""
+    sets = WorkingSets(endless)
+    total = scouting = 0.0
+    while len(sets.to_draw_from(KERNEL)) < 16:
+        new = len(scouted(sets))
+        scouting += new * COMPILED_S
+        for _ in range(20):
+            sets.judged(KERNEL, case_in(1), WARM_S)
+        total += new * COMPILED_S + 20 * WARM_S
+        assert scouting <= 0.5 * total + 4 * COMPILED_S
+    assert 0.4 < scouting / total < 0.65
 
 
 def test_scouting_takes_its_share_of_the_time_and_no_more() -> None:
@@ -58,8 +72,8 @@ def test_scouting_takes_its_share_of_the_time_and_no_more() -> None:
         for _ in range(20):
             assert sets.judged(KERNEL, case_in(1), WARM_S) is None
         total += new * COMPILED_S + 20 * WARM_S
-        if turn == 100:
-            assert scouting == 4 * COMPILED_S
+        if turn == 1000:
+            assert 16 * COMPILED_S <= scouting < 20 * COMPILED_S
     assert 0.08 < scouting / total < 0.12
 
 
@@ -95,6 +109,7 @@ def test_what_others_have_compiled_is_not_scouted_or_published_again() -> None:
     assert sets.any_for(KERNEL)
     assert [one.num_q_heads for one in sets.to_draw_from(KERNEL)] == [4, 3, 2, 1]
     assert sets.judged(KERNEL, case_in(1), COMPILED_S) is None
+    sets.judged(KERNEL, case_in(1), 1.0)
     assert [one.num_q_heads for one in scouted(sets)] == [5, 6, 7, 8]
 
 
@@ -102,6 +117,8 @@ def test_a_kernel_whose_formats_are_all_known_is_left_alone() -> None:
     """Looking for another one must end."""
     few = [format_number(1), format_number(2)]
     sets = WorkingSets(lambda declaration: chain(few, repeat(few[0])))
-    assert scouted(sets) == few
+    assert scouted(sets) == few[:1]
+    sets.judged(KERNEL, case_in(1), 100.0)
+    assert scouted(sets) == few[1:]
     sets.judged(KERNEL, case_in(1), 100.0)
     assert sets.to_scout(KERNEL) == []
