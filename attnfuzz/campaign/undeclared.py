@@ -20,8 +20,7 @@ import msgspec
 
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.dead_memory import WITHOUT_WEIGHT
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import WITHOUT_WEIGHT, Failure
 from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.choices import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES, head_size_rank, is_power_of_two, layouts_of
 from attnfuzz.problems.features import CACHE_TENSORS, FREED_PAGES, KV_STRIDES_DIFFER

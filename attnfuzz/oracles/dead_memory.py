@@ -7,13 +7,11 @@ from attnfuzz.oracles.elements import axes_of, differing, extent, first_index
 from attnfuzz.oracles.interference import cause_of_difference
 from attnfuzz.oracles.observation import Observation
 from attnfuzz.oracles.trial import Trial
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import WITHOUT_WEIGHT, Failure
 from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.freed import freed_tokens
 
-__all__ = ["WITHOUT_WEIGHT", "check"]
-
-WITHOUT_WEIGHT = "what is read there gets weight 0, and 0 x NaN is NaN"
+__all__ = ["check"]
 
 
 def check(trial: Trial) -> Failure | None:

@@ -55,7 +55,16 @@ RANKS = {
     "attnfuzz.pytest_plugin": 6,
     "attnfuzz.__main__": 6,
 }
-LIGHT = ["attnfuzz.declaration", "attnfuzz.testing", "attnfuzz.cli", "attnfuzz.corpus", "attnfuzz.pytest_plugin"]
+LIGHT = [
+    "attnfuzz.declaration",
+    "attnfuzz.testing",
+    "attnfuzz.cli",
+    "attnfuzz.corpus",
+    "attnfuzz.pytest_plugin",
+    "attnfuzz.campaign.startup",
+    "attnfuzz.campaign.replay",
+    "attnfuzz.execution.runner",
+]
 HEAVY = {"torch", "triton", "hypothesis", "numpy"}
 
 # What makes tensors on PyTorch's default device: of the default dtype where no other is named, or of integers.
@@ -216,7 +225,7 @@ def test_mistakes_are_raised_not_asserted(path: Path) -> None:
 
 @pytest.mark.parametrize("module", ["attnfuzz", *LIGHT])
 def test_import_stays_light(module: str) -> None:
-    """Importing the public package or the driver's modules would load torch, triton or hypothesis."""
+    """Importing the public package or the driver's modules would load torch, triton or hypothesis: seconds to wait."""
     script = f"import {module}, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert not HEAVY & set(done.stdout.split())
