@@ -17,6 +17,9 @@ _CHANNEL_GRACE_S = 1.0
 _STACK_WAIT_S = 2.0
 _STACK_SILENCE_S = 0.05
 _KILL_WAIT_S = 10.0
+_HUNG_KILL_WAIT_S = 60.0
+"""For one that hung. What it waits for in a GPU's driver it finishes before it dies, and dozens of processes that share
+GPUs can keep each other waiting there; one that does not end is taken for the loss of the device."""
 
 
 class ZygoteLostError(Exception):
@@ -63,10 +66,10 @@ def was_killed_from_outside(outcome: object) -> bool:
     )
 
 
-def kill(link: Link) -> bool:
+def kill(link: Link, *, wait_s: float | None = None) -> bool:
     """SIGKILL the executor's process group; whether it is gone."""
     link.signal(signal.SIGKILL)
-    return _await_exit(link, _KILL_WAIT_S)
+    return _await_exit(link, _KILL_WAIT_S if wait_s is None else wait_s)
 
 
 def _cpu_wait_s(link: Link) -> float:
@@ -105,7 +108,7 @@ def _time_out(link: Link, after_s: float) -> TimedOut:
         if not link.pump(min(remaining_s, _STACK_SILENCE_S)) and link.output():
             break
     stack = link.output()
-    return TimedOut(after_s, stack, still_alive=not kill(link))
+    return TimedOut(after_s, stack, still_alive=not kill(link, wait_s=_HUNG_KILL_WAIT_S))
 
 
 def _await_exit(link: Link, timeout_s: float) -> bool:

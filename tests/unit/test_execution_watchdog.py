@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
@@ -104,8 +105,25 @@ def test_what_a_process_waits_for_a_cpu_is_not_its_own_time(
     began = time.monotonic()
     monkeypatch.setattr(watchdog, "cpu_wait_s", lambda _: share_waiting * (time.monotonic() - began))
     monkeypatch.setattr(watchdog, "_STACK_WAIT_S", 0.01)
-    monkeypatch.setattr(watchdog, "_KILL_WAIT_S", 0.01)
+    monkeypatch.setattr(watchdog, "_HUNG_KILL_WAIT_S", 0.01)
     peer.link.pid = 1 << 30  # nobody's
     monkeypatch.setattr(Link, "signal", lambda *_: None)
     assert isinstance(await_message(peer.link, 0.1, None), TimedOut)
     assert expected_s <= time.monotonic() - began < expected_s + 0.3
+
+
+@pytest.mark.parametrize(("dies_after_s", "still_alive"), [(0.3, False), (None, True)])
+def test_a_hung_process_may_take_its_time_to_die(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, dies_after_s: float | None, still_alive: bool
+) -> None:
+    """A busy driver would pass for a lost GPU and end the campaign, or a lost one for a busy driver for ever."""
+    monkeypatch.setattr(watchdog, "_STACK_WAIT_S", 0.01)
+    monkeypatch.setattr(watchdog, "_KILL_WAIT_S", 0.01)
+    monkeypatch.setattr(watchdog, "_HUNG_KILL_WAIT_S", 1.0)
+    monkeypatch.setattr(Link, "signal", lambda *_: None)
+    if dies_after_s is not None:
+        death = threading.Timer(dies_after_s, peer.tell, [Exited(-9)])
+        death.start()
+    outcome = await_message(peer.link, 0.1, None)
+    assert isinstance(outcome, TimedOut)
+    assert outcome.still_alive is still_alive
