@@ -24,8 +24,10 @@ __all__ = ["CudaSparseMemory", "sparse_memory"]
 
 Ranges = Iterable[tuple[int, int]]
 
-_PIECES = (32, 4, 1)
-"""Granules of the pieces of memory that a background is made of: few mappings for gigabytes, and no gap is left."""
+_PIECES = (64, 16, 4, 1)
+"""Granules of the pieces of memory that a background is made of: few mappings for gigabytes, and no gap is left.
+
+Each mapping takes the driver's lock, for which all processes on all GPUs of a machine wait."""
 _MOST_MAPPINGS = 4096
 """Of one buffer: each takes microseconds, here and once more when it is undone."""
 _MOST_LIVE = 32

@@ -27,7 +27,7 @@ from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import Role
 from attnfuzz.problems.strides import strided_layout
 
-__all__ = ["CACHES", "FAR", "MOST_ROWS", "FarAllocator", "stretched_nbytes", "stretched_strides"]
+__all__ = ["CACHES", "FAR", "MOST_ROWS", "MOST_ROWS_ON_GPU", "FarAllocator", "stretched_nbytes", "stretched_strides"]
 
 CACHES = ("k_cache", "v_cache", "kv_cache")
 FAR = 1 << 32
@@ -37,6 +37,8 @@ _LARGEST_SIGNED = 1 << 31
 _ID_BITS = 16
 MOST_ROWS = 1 << 10
 """Of a tensor with a wide stride: each takes a page of memory."""
+MOST_ROWS_ON_GPU = 1 << 8
+"""There each takes several mappings; those of many rows take more time than all else that is done for a case."""
 _MOST_ROWS_WITH_DECOYS = 64
 _APART = 4
 """Granules on a GPU, more than a case has in one tensor: a power of two further, a short offset must not come out at

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import msgspec
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.memory.far import MOST_ROWS, MOST_ROWS_ON_GPU
 from attnfuzz.oracles.comparison import Comparison
 from attnfuzz.oracles.elements import extent, first_index
 from attnfuzz.oracles.observation import Observation
@@ -68,21 +69,22 @@ def _weight(declaration: Declaration, case: Case) -> int:
 
 
 def _check(trial: Trial) -> Failure | None:
-    for far in _placements(trial.kernel.declaration, trial.case):
+    most_rows = MOST_ROWS if trial.device == "cpu" else MOST_ROWS_ON_GPU
+    for far in _placements(trial.kernel.declaration, trial.case, most_rows):
         seen = _wrong(trial, far)
         if seen is not None:
             return None if _comes_and_goes(trial) else _explained(trial, far, seen)
     return None
 
 
-def _placements(declaration: Declaration, case: Case) -> Iterator[Far]:
+def _placements(declaration: Declaration, case: Case, most_rows: int = MOST_ROWS) -> Iterator[Far]:
     pages = far_pages(case) if isinstance(case, PagedDecodeCase) and used_blocks(case) else []
     for turn in range(_RUNS):
-        far = Far(pages[turn] if turn < len(pages) else 0, stretched_axes(declaration, case, turn))
+        far = Far(pages[turn] if turn < len(pages) else 0, stretched_axes(declaration, case, turn, most_rows=most_rows))
         if far.first_page or far.stretched:
             yield far
     for turn in range(_RUNS):
-        if axes := stretched_cache_axes(declaration, case, turn):
+        if axes := stretched_cache_axes(declaration, case, turn, most_rows=most_rows):
             yield Far(stretched=axes)
 
 

@@ -37,22 +37,25 @@ _WITHIN_PAGES: dict[Layout, tuple[int, ...]] = {
 """Dimensions of a cache: tokens of a page, KV heads, and the head dimension where another one is inside of it."""
 
 
-def stretched_axes(declaration: Declaration, case: Case, turn: int) -> Mapping[str, int]:
+def stretched_axes(declaration: Declaration, case: Case, turn: int, *, most_rows: int = MOST_ROWS) -> Mapping[str, int]:
     """Contiguous tensors that could as well have a wide stride, as far as the kernel declares to take any.
 
     Where a dimension has three indices or more, the stride itself fits into 32 bits: those come first, in an order that
-    differs from case to case. Caches stay as they are.
+    differs from case to case. Caches stay as they are. ``most_rows``: vectors that may lie apart then.
     """
     found = {}
     for name, spec in _free_to_stretch(declaration, case).items():
-        axes = [] if name in CACHES else _possible(declaration, spec, _ORDERS.get(name, range(len(spec.shape))))
+        order = () if name in CACHES else _ORDERS.get(name, range(len(spec.shape)))
+        axes = _possible(declaration, spec, order, most_rows)
         if axes:
             preferred = [axis for axis in axes if spec.shape[axis] > 2] or axes
             found[name] = preferred[(_lot(case) + turn) % len(preferred)]
     return found
 
 
-def stretched_cache_axes(declaration: Declaration, case: Case, turn: int) -> Mapping[str, int]:
+def stretched_cache_axes(
+    declaration: Declaration, case: Case, turn: int, *, most_rows: int = MOST_ROWS
+) -> Mapping[str, int]:
     """Caches with a wide stride between the tokens of a page, or between heads; V the other way round than K.
 
     As in `stretched_axes`, three indices or more come first.
@@ -66,7 +69,7 @@ def stretched_cache_axes(declaration: Declaration, case: Case, turn: int) -> Map
     for name, spec in _free_to_stretch(declaration, case).items():
         tokens, heads, *others = _WITHIN_PAGES[case.layout]
         order = (tokens, heads, *others) if name != "v_cache" else (heads, tokens, *others)
-        axes = _possible(declaration, spec, order) if name in CACHES else []
+        axes = _possible(declaration, spec, order, most_rows) if name in CACHES else []
         many = [axis for axis in axes if spec.shape[axis] > 2]
         first = _lot(case) % max(1, len(many))
         axes = [*many[first:], *many[:first], *(axis for axis in axes if axis not in many)]
@@ -91,7 +94,7 @@ def _free_to_stretch(declaration: Declaration, case: Case) -> dict[str, TensorSp
     }
 
 
-def _possible(declaration: Declaration, spec: TensorSpec, order: Iterable[int]) -> list[int]:
+def _possible(declaration: Declaration, spec: TensorSpec, order: Iterable[int], most_rows: int) -> list[int]:
     """Those dimensions in ``order`` that have an index to stretch by, and not too many."""
     shape, any_stride = spec.shape, declaration.supports.strides == "any"
     return [
@@ -99,6 +102,6 @@ def _possible(declaration: Declaration, spec: TensorSpec, order: Iterable[int]) 
         for axis in order
         if (any_stride or axis < len(shape) - 1)
         and shape[axis] > 1
-        and math.prod(shape[: axis + 1]) <= MOST_ROWS
+        and math.prod(shape[: axis + 1]) <= most_rows
         and stretched_nbytes(shape, axis, ITEMSIZE[spec.dtype]) <= MOST_BYTES
     ]

@@ -55,6 +55,10 @@ def test_many_rows_stay_together() -> None:
     """Each row that lies apart takes a page of memory."""
     long = msgspec.structs.replace(CASE, seq_lens=(2000,))
     assert stretched_axes(ANY, long, 0).keys() == {"q", "out", "lse"}
+    assert stretched_axes(ANY, CASE, 1, most_rows=50) == {"q": 1, "k": 0, "v": 0, "seq_lens": 0, "out": 0, "lse": 1}
+    paged = msgspec.structs.replace(PAGED, seq_lens=(3,))
+    assert stretched_cache_axes(PAGES, paged, 0).keys() == {"k_cache", "v_cache"}
+    assert stretched_cache_axes(PAGES, paged, 0, most_rows=2) == {}
 
 
 PAGED = PagedDecodeCase(num_q_heads=4, num_kv_heads=4, head_size=8, seq_lens=(5, 3, 7), scale=0.25, block_size=4)
