@@ -31,6 +31,7 @@ __all__ = ["Measured", "MutantsRequest", "choose_mutants", "in_shard", "measure"
 _PATIENCE = 3.0
 """Times a case's usual limit, for kernels as they are: a machine that is busy is no reason to refuse them."""
 _SLOWER = 20.0
+_FIRST_OF_COMMANDS_S = 2.0
 _LEAST_HANG_S = 2.0
 
 
@@ -40,7 +41,7 @@ class MutantsRequest:
 
     ``command`` takes the place of attnfuzz's search. ``alone``: also find out which mutants one oracle alone kills.
     ``check_equivalents``: also hunt the mutants that are listed as equivalent, to see that none is killed.
-    ``budget_s`` is for one mutant, and for the kernels without one unless ``first_s`` says otherwise. ``known``: what
+    ``budget_s`` is for one mutant, and for the kernels without one unless ``first_s`` or a ``command`` says otherwise. ``known``: what
     an earlier measurement, of ``earlier_s`` on ``earlier_device``, came to by id of the mutant; these are not put to
     the killer again. ``shard``: of that many equal parts of the mutants, only the one of this number, from 1 on, is put
     to it; what is known of the others is told all the same.
@@ -131,8 +132,9 @@ def measure(
         equivalents = load_equivalents(mutants, request.equivalents)
         jobs = request.jobs or cores()
         hunter = _hunter(request, runner, declarations, jobs=jobs)
-        hunter = _first_without_mutant(hunter, mutants, request.first_s or request.budget_s, note)
+        hunter = _first_without_mutant(hunter, mutants, _first_s(request), note)
         are_all = not request.operators and not request.ids
+        stale = tuple(equivalents.stale(mutants)) if are_all else ()
         mutated = {declaration.target for mutant in mutants for declaration in mutant.kernels}
         found: dict[str, Outcome] = {}
         others = {one.id for one in mutants} - {one.id for one in in_shard(mutants, request.shard)}
@@ -149,7 +151,7 @@ def measure(
                 jobs=jobs,
                 kernels=tuple(declarations),
                 outcomes=outcomes,
-                stale=tuple(equivalents.stale(mutants)) if are_all else (),
+                stale=stale,
                 without_code=tuple(one for one in declarations if are_all and one.target not in mutated),
                 seconds=request.earlier_s + time.monotonic() - started,
                 left=len(mutants) - len(outcomes),
@@ -193,6 +195,13 @@ def _pool(jobs: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()
+
+
+def _first_s(request: MutantsRequest) -> float:
+    """How long the kernels are hunted without a mutant; for a command only to know how long a case may take."""
+    if request.first_s is not None:
+        return request.first_s
+    return request.budget_s if request.command is None else min(request.budget_s, _FIRST_OF_COMMANDS_S)
 
 
 def _hunter(request: MutantsRequest, runner: Runner, declarations: Sequence[Declaration], *, jobs: int) -> Hunter:
