@@ -43,8 +43,8 @@ class MutantsRequest:
     ``check_equivalents``: also hunt the mutants that are listed as equivalent, to see that none is killed.
     ``budget_s`` is for one mutant, and for the kernels without one unless ``first_s`` or a ``command`` says otherwise.
     ``known``: what an earlier measurement, of ``earlier_s`` on ``earlier_device``, came to by id of the mutant; these
-    are not put to the killer again. ``shard``: of that many equal parts of the mutants, only the one of this number, from 1 on, is put
-    to it; what is known of the others is told all the same.
+    are not put to the killer again. ``shard``: of that many equal parts of the mutants, only the one of this number,
+    from 1 on, is put to it; what is known of the others is told all the same.
     """
 
     kernels: tuple[str, ...]
