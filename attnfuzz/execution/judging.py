@@ -10,7 +10,6 @@ import torch
 
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.execution.compile_times import CompileTimes
-from attnfuzz.execution.compiler_key import compute_compiler_key
 from attnfuzz.execution.explain_messages import ExplainReply, ExplainRequest
 from attnfuzz.execution.growth import GrowthTrial
 from attnfuzz.execution.guard_messages import GuardReply, GuardRequest
@@ -36,8 +35,6 @@ from attnfuzz.oracles.quick import BatchLost, judge_many
 from attnfuzz.problems.cases import decode_case
 
 __all__ = ["JudgingService"]
-
-compute_compiler_key()  # the zygote imports this module, for all executors
 
 _LIBRARIES = ("torch", "triton", "numpy")
 

@@ -13,9 +13,11 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from attnfuzz.execution.compiler_key import compute_compiler_key
 from attnfuzz.execution.nursery import Nursery
 from attnfuzz.execution.service import load_service
 
@@ -45,6 +47,16 @@ def _preload(modules: Sequence[str]) -> None:
             importlib.import_module(name)
         if name == "torch":
             _use_one_thread()
+
+
+def _load(preload: Sequence[str], service: str) -> object:
+    """The service. Meanwhile Triton hashes its compiler, for all executors: hundreds of megabytes."""
+    with ThreadPoolExecutor(1) as beside:  # which has ended before anything is forked
+        key = beside.submit(compute_compiler_key)
+        _preload(preload)
+        loaded = load_service(service)
+    key.result()
+    return loaded
 
 
 def _use_one_thread() -> None:
@@ -83,8 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.dup2(2, 1)  # what imports print must not be taken for the ready message
     _exit_on_sigterm()
     prepare_environment(options.device)
-    _preload(options.preload)
-    loaded = load_service(options.service)
+    loaded = _load(options.preload, options.service)
     _check_cuda_untouched()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(os.fspath(options.socket))

@@ -16,7 +16,7 @@ __all__ = ["Spare"]
 class Spare:
     """A runner of ``make`` whose executor has started CUDA and imported ``kernels``, and has run nothing.
 
-    Both take longer on a GPU than most hunts. A context manager; not for several threads.
+    On a GPU that takes as long as a case does with its compilation. A context manager; not for several threads.
     """
 
     def __init__(self, make: Callable[[], Runner], kernels: Sequence[Declaration]) -> None:
