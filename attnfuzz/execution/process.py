@@ -16,6 +16,7 @@ __all__ = [
     "die_with_parent",
     "disable_core_dumps",
     "ended_child",
+    "is_blocked",
     "kill_group",
     "prefer_as_oom_victim",
     "resident_bytes",
@@ -119,6 +120,12 @@ def cpu_wait_s(pid: int) -> float:
     except OSError:
         return 0.0
     return int(fields[1]) * 1e-9 if len(fields) > 1 else 0.0
+
+
+def is_blocked(pid: int) -> bool:
+    """Whether a process's first thread waits uninterruptibly within the kernel: for a disk, a driver's lock."""
+    fields = _stat_fields(Path(f"/proc/{pid}"))
+    return bool(fields) and fields[0] == b"D"
 
 
 def ended_child() -> int | None:

@@ -6,13 +6,15 @@ import time
 from attnfuzz.execution.link import Link
 from attnfuzz.execution.messages import ExecutorMessage
 from attnfuzz.execution.outcomes import DeathReason, Died, ExecutorUnavailable, TimedOut, signal_name
-from attnfuzz.execution.process import cpu_wait_s
+from attnfuzz.execution.process import cpu_wait_s, is_blocked
 from attnfuzz.execution.serve import CHANNEL_LOST_STATUS, STACK_SIGNAL
 
 __all__ = ["ZygoteLostError", "await_message", "describe_death", "kill", "was_killed_from_outside"]
 
 _MEMORY_POLL_S = 0.02
 _MOST_PATIENCE = 4.0
+_BLOCKED_S = 0.5
+"""How long a process that is blocked at the end of its time has until it is looked at again."""
 _CHANNEL_GRACE_S = 1.0
 _STACK_WAIT_S = 2.0
 _STACK_SILENCE_S = 0.05
@@ -29,8 +31,9 @@ class ZygoteLostError(Exception):
 def await_message(link: Link, timeout_s: float, memory_limit_bytes: int | None) -> ExecutorMessage | Died | TimedOut:
     """The executor's next message, or how it ended: by itself, or killed here for taking too long or too much memory.
 
-    What it waits for a CPU on a busy machine is not its own time: so much longer it may take, up to `_MOST_PATIENCE`
-    times as long in all. `ZygoteLostError` if its end cannot be known, `ExecutorUnavailable` if it could not be forked.
+    What it waits for a CPU on a busy machine is not its own time, nor what it waits for a driver's lock: so much longer
+    it may take, up to `_MOST_PATIENCE` times as long in all. `ZygoteLostError` if its end cannot be known,
+    `ExecutorUnavailable` if it could not be forked.
     """
     began, waited_before = time.monotonic(), _cpu_wait_s(link)
     deadline = began + timeout_s
@@ -42,9 +45,12 @@ def await_message(link: Link, timeout_s: float, memory_limit_bytes: int | None) 
             return died
         if expired:
             grace_s = min(_cpu_wait_s(link) - waited_before, (_MOST_PATIENCE - 1) * timeout_s)
-            deadline = began + timeout_s + grace_s
-            if time.monotonic() >= deadline:
-                return _time_out(link, timeout_s)
+            deadline, now = began + timeout_s + grace_s, time.monotonic()
+            if now >= deadline:
+                last = began + _MOST_PATIENCE * timeout_s
+                if now >= last or link.pid is None or not is_blocked(link.pid):
+                    return _time_out(link, timeout_s)
+                deadline = min(last, now + _BLOCKED_S)
         remaining_s = deadline - time.monotonic()
         expired = remaining_s <= 0  # and yet look once more: an answer that lies ready counts
         link.pump(remaining_s if memory_limit_bytes is None else min(remaining_s, _MEMORY_POLL_S))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from attnfuzz.execution.process import (
     die_with_parent,
     disable_core_dumps,
     ended_child,
+    is_blocked,
     kill_group,
     prefer_as_oom_victim,
     resident_bytes,
@@ -60,6 +62,31 @@ def test_waiting_for_a_cpu_is_measured_in_seconds() -> None:
             process.kill()
             process.wait()
     assert cpu_wait_s(sleeper.pid) == 0.0
+
+
+def comes_true(question: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 30.0
+    while not question() and time.monotonic() < until:
+        time.sleep(0.01)
+    return question()
+
+
+def test_a_process_that_waits_within_the_kernel_is_blocked(tmp_path: Path) -> None:
+    """One that waits for a driver's lock would pass for one that runs without end, and be killed for it."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    # the parent of a vfork waits until the child has begun another program, for which this one waits for the FIFO
+    opens = f"[(os.POSIX_SPAWN_OPEN, 0, {str(fifo)!r}, os.O_RDONLY, 0)]"
+    script = f"import os, time; os.posix_spawn('/bin/true', ['true'], {{}}, file_actions={opens}); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
+    try:
+        assert comes_true(lambda: is_blocked(process.pid))
+        fifo.open("w").close()
+        assert comes_true(lambda: not is_blocked(process.pid))
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not is_blocked(process.pid)
 
 
 def test_resident_memory_is_measured_in_bytes() -> None:

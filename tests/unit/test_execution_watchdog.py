@@ -112,6 +112,22 @@ def test_what_a_process_waits_for_a_cpu_is_not_its_own_time(
     assert expected_s <= time.monotonic() - began < expected_s + 0.3
 
 
+@pytest.mark.parametrize(("blocked_s", "expected_s"), [(0.0, 0.1), (0.25, 0.25), (9.0, 0.4)])
+def test_what_a_process_waits_for_a_driver_is_not_its_own_time(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, blocked_s: float, expected_s: float
+) -> None:
+    """A process that waits for the lock of a GPU's driver would be killed, and the next wait for it to start CUDA."""
+    began = time.monotonic()
+    monkeypatch.setattr(watchdog, "is_blocked", lambda _: time.monotonic() - began < blocked_s)
+    monkeypatch.setattr(watchdog, "_BLOCKED_S", 0.01)
+    monkeypatch.setattr(watchdog, "_STACK_WAIT_S", 0.01)
+    monkeypatch.setattr(watchdog, "_HUNG_KILL_WAIT_S", 0.01)
+    peer.link.pid = 1 << 30  # nobody's
+    monkeypatch.setattr(Link, "signal", lambda *_: None)
+    assert isinstance(await_message(peer.link, 0.1, None), TimedOut)
+    assert expected_s <= time.monotonic() - began < expected_s + 0.3
+
+
 @pytest.mark.parametrize(("dies_after_s", "still_alive"), [(0.3, False), (None, True)])
 def test_a_hung_process_may_take_its_time_to_die(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, dies_after_s: float | None, still_alive: bool
