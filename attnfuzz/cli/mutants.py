@@ -58,6 +58,9 @@ def _shard(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int,
     "--shard", default="1/1", metavar="NUMBER/COUNT", callback=_shard, help="Only one of equal parts of all mutants."
 )
 @click.option("--alone", is_flag=True, help="Hunt again without an oracle that was the only one to see a case.")
+@click.option(
+    "--no-attribution", is_flag=True, help="Do not ask which other oracles see each case; on a GPU they compile much."
+)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the cases drawn.")
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write everything as JSON.")
@@ -81,6 +84,7 @@ def command(
     ids: tuple[str, ...],
     shard: tuple[int, int],
     alone: bool,
+    no_attribution: bool,
     seed: int,
     device: str,
     json_file: Path | None,
@@ -96,6 +100,8 @@ def command(
     """
     from attnfuzz.mutation.measurement import MutantsRequest
 
+    if alone and no_attribution:
+        raise click.UsageError("--alone needs to know which oracles see a case; leave out --no-attribution")
     request = MutantsRequest(
         kernels=kernels,
         budget_s=budget,
@@ -108,6 +114,7 @@ def command(
         command=with_command,
         equivalents=equivalent,
         alone=alone,
+        attribute=not no_attribution,
         check_equivalents=check_equivalent,
     )
     if only_list:

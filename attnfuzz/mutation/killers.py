@@ -34,10 +34,14 @@ class Killer(Protocol):
 
 
 class SearchKiller:
-    """Hunts with ``hunter``; with ``alone`` once more without an oracle that was the only one to see a case."""
+    """Hunts with ``hunter``, and finds out which oracles see the case that kills if it is to ``attribute`` it.
 
-    def __init__(self, hunter: Hunter, *, alone: bool = False) -> None:
+    With ``alone`` it hunts once more without an oracle that was the only one.
+    """
+
+    def __init__(self, hunter: Hunter, *, attribute: bool = True, alone: bool = False) -> None:
         self._hunter = hunter
+        self._attribute = attribute
         self._alone = alone
 
     def __call__(self, mutant: Mutant, overlay: Path) -> Outcome:
@@ -54,8 +58,9 @@ class SearchKiller:
                 return _survived(hunted)
             if kill.by == "exception" and (reason := never_runs(runner, self._hunter, mutant.kernels)) is not None:
                 return Outcome(status="stillborn", seconds=hunted.seconds, cases=hunted.cases, detail=reason)
-            seen = seen_by(runner, mutant.kernels, kill, self._hunter.oracles)
-            kill = msgspec.structs.replace(kill, seen_by=seen)
+            if self._attribute:
+                seen = seen_by(runner, mutant.kernels, kill, self._hunter.oracles)
+                kill = msgspec.structs.replace(kill, seen_by=seen)
         if self._alone and len(kill.seen_by) == 1:
             kill = self._hunted_without(mutant, kill, environment)
         return Outcome(status="killed", seconds=hunted.seconds, cases=hunted.cases, kill=kill)

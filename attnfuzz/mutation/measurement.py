@@ -39,7 +39,8 @@ _LEAST_HANG_S = 2.0
 class MutantsRequest:
     """What to measure. ``jobs``: None for one per CPU core. ``operators``, ``ids`` of mutants: all if empty.
 
-    ``command`` takes the place of attnfuzz's search. ``alone``: also find out which mutants one oracle alone kills.
+    ``command`` takes the place of attnfuzz's search. ``attribute``: find out which oracles see each killing case, which
+    on a GPU compiles kernels for many of them; ``alone``: also which mutants one oracle alone kills.
     ``check_equivalents``: also hunt the mutants that are listed as equivalent, to see that none is killed.
     ``budget_s`` is for one mutant, and for the kernels without one unless ``first_s`` or a ``command`` says otherwise.
     ``known``: what an earlier measurement, of ``earlier_s`` on ``earlier_device``, came to by id of the mutant; these
@@ -60,6 +61,7 @@ class MutantsRequest:
     command: str | None = None
     equivalents: Path | None = None
     alone: bool = False
+    attribute: bool = True
     check_equivalents: bool = False
     known: Mapping[str, Outcome] = field(default_factory=dict)
     earlier_s: float = 0.0
@@ -237,7 +239,7 @@ def _killer(
     request: MutantsRequest, hunter: Hunter, mutants: Sequence[Mutant], folder: Path, note: Callable[[str], None]
 ) -> Iterator[Killer]:
     if request.command is None:
-        yield SearchKiller(hunter, alone=request.alone)
+        yield SearchKiller(hunter, attribute=request.attribute, alone=request.alone)
         return
     files = sorted({mutant.path for mutant in mutants})
     overlay, log = folder / "overlay.json", folder / "loaded"

@@ -62,6 +62,20 @@ def test_kills_and_stillborn(tmp_path: Path) -> None:
     assert "tl.minimum" not in (tmp_path / "combining.py").read_text()
 
 
+def test_without_attribution_only_the_kill_is_known(tmp_path: Path) -> None:
+    """On a GPU a score would take several times as long, for a table that nobody asked for."""
+    measured = measure(replace(request(write_project(tmp_path), "min_max"), attribute=False))
+    (kill,) = [outcome.kill for _, outcome in measured.outcomes]
+    assert kill is not None
+    assert (kill.seen_by, kill.alone) == ((), None)
+    done = subprocess.run(
+        [str(COMMAND), "mutants", "declaring.py", "--alone", "--no-attribution"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "leave out --no-attribution" in done.stderr
+
+
 def test_survivors_and_equivalents_on_the_command_line(tmp_path: Path) -> None:
     """A survivor would pass for killed, an argument would not be read, or a stale one go unnoticed."""
     write_project(tmp_path)
