@@ -53,7 +53,7 @@ class Drawing:
         run_round(
             self._strategy_for(declaration, formats, _CASES_PER_LIST),
             visit_all,
-            seed_value=self._next_seed(declaration.target),
+            seed_value=self._next_seed(declaration),
             until=until,
             max_draws=_LISTS_PER_ROUND,
         )
@@ -74,15 +74,16 @@ class Drawing:
         run_round(
             self._strategy_for(declaration, [format_], 1),
             keep,
-            seed_value=self._next_seed(declaration.target),
+            seed_value=self._next_seed(declaration),
             until=math.inf,
             max_draws=_CASES_PER_SCOUTED_FORMAT,
         )
         return drawn
 
-    def _next_seed(self, target: str) -> int:
-        self._rounds[target] += 1
-        return derive_seed(*self._seeds, target, self._rounds[target])
+    def _next_seed(self, declaration: Declaration) -> int:
+        """Of the kernel's name, not of its path: elsewhere the same seeds draw the same cases."""
+        self._rounds[declaration.target] += 1
+        return derive_seed(*self._seeds, declaration.name, self._rounds[declaration.target])
 
     def _is_new(self, declaration: Declaration, case: Case) -> bool:
         seen, fingerprint = self._seen.setdefault(declaration.target, set()), hash(encode_case(case))

@@ -121,7 +121,7 @@ def _formats(setup: Setup, declaration: Declaration) -> Iterator[Format]:
     domain: dict[str, Any] = {"supports": declaration.supports, "options": declaration.options, "sizes": GPU_SIZES}
     first = first_formats(declaration.problem, count=_FIRST_FORMATS, **domain)
     place = setup.worker * len(first) // setup.num_workers
-    own = derive_seed(setup.seed, setup.worker, declaration.target, "formats")
+    own = derive_seed(setup.seed, setup.worker, declaration.name, "formats")
     return chain(first[place:], first[:place], draw_formats(declaration.problem, seed=own, **domain))
 
 

@@ -58,7 +58,7 @@ class CaseStream:
                 formats=self._formats[: 2 * self._rounds],
             ),
             self._keep,
-            seed_value=derive_seed(self._seed, self._declaration.target, self._rounds),
+            seed_value=derive_seed(self._seed, self._declaration.name, self._rounds),
             until=math.inf,
             max_draws=_LISTS_PER_ROUND,
         )

@@ -83,7 +83,7 @@ class Search:
             options=declaration.options,
             sizes=CPU_SIZES,
         )
-        seed = derive_seed(self._seed, declaration.target, turn)
+        seed = derive_seed(self._seed, declaration.name, turn)
         run_round(strategy, keep, seed_value=seed, until=float("inf"), max_draws=2)
         return lists[-1]
 
