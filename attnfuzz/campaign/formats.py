@@ -22,7 +22,7 @@ __all__ = ["FormatSource", "WorkingSets"]
 
 _KEPT = 32
 _SCOUTED_AT_ONCE = 4
-"""But the very first alone: it is what the first cases, and all kernels that wait for theirs, wait for."""
+"""But the first of a kernel alone: until it is compiled there are no cases, and other kernels wait for their turn."""
 _MOST_JOINING = 8
 """Of what others have published, at one turn of a kernel."""
 _FEW = 16

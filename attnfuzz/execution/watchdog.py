@@ -72,10 +72,10 @@ def was_killed_from_outside(outcome: object) -> bool:
     )
 
 
-def kill(link: Link, *, wait_s: float | None = None) -> bool:
+def kill(link: Link, *, wait_s: float = _KILL_WAIT_S) -> bool:
     """SIGKILL the executor's process group; whether it is gone."""
     link.signal(signal.SIGKILL)
-    return _await_exit(link, _KILL_WAIT_S if wait_s is None else wait_s)
+    return _await_exit(link, wait_s)
 
 
 def _cpu_wait_s(link: Link) -> float:

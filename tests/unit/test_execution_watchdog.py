@@ -134,7 +134,6 @@ def test_a_hung_process_may_take_its_time_to_die(
 ) -> None:
     """A busy driver would pass for a lost GPU and end the campaign, or a lost one for a busy driver for ever."""
     monkeypatch.setattr(watchdog, "_STACK_WAIT_S", 0.01)
-    monkeypatch.setattr(watchdog, "_KILL_WAIT_S", 0.01)
     monkeypatch.setattr(watchdog, "_HUNG_KILL_WAIT_S", 1.0)
     monkeypatch.setattr(Link, "signal", lambda *_: None)
     if dies_after_s is not None:
