@@ -34,7 +34,7 @@ from attnfuzz.strategies.quantised_kv import (
     fits_packed,
 )
 from attnfuzz.strategies.sizes import CPU_SIZES, Sizes
-from attnfuzz.strategies.strides import STRIDES_BYTES, decide_strides
+from attnfuzz.strategies.strides import STRIDES_BYTES, decide_strides, strides_everywhere
 from attnfuzz.strategies.variants import VARIANT_BYTES, decide_variant, decide_variant_strides
 
 __all__ = ["FormatPlan", "decide_format", "draw_formats", "first_formats", "format_bytes"]
@@ -113,22 +113,35 @@ def first_formats(
 ) -> list[Format]:
     """The ``count`` formats to begin with, always the same: together they hold many pairs of choices.
 
-    Every other one is contiguous, as nearly all inputs outside of tests are. Fewer than ``count`` if there are no more.
+    Every other one is contiguous, as nearly all inputs outside of tests are; and of the rest every other one is so
+    nowhere: a stride that a kernel ignores shows in the first of them. Fewer than ``count`` if there are no more.
     """
+    supports = supports or Supports()
     endless = draw_formats(problem, supports=supports, options=options, sizes=sizes, seed=0)
     drawn = islice(endless, _POOL * count)
-    alternating = (one if i % 2 else one.contiguous() for i, one in enumerate(drawn))
+    alternating = (one if i % 2 else one.with_strides({}) for i, one in enumerate(drawn))
     pool = {format_key(one): one for one in alternating}
     left = [(one, _pairs(one)) for one in pool.values()]
     chosen: list[Format] = []
     covered: set[frozenset[_Choice]] = set()
     while left and len(chosen) < count:
         wanted = [entry for entry in left if bool(entry[0].strides) == bool(len(chosen) % 2)] or left
-        best = max(wanted, key=lambda entry: len(entry[1] - covered))
-        left.remove(best)
-        chosen.append(best[0])
-        covered |= best[1]
+        most = max(wanted, key=lambda entry: len(entry[1] - covered))
+        best = most[0]
+        if best.strides and len(chosen) % 4 == 1:
+            best = _strided_everywhere(best, problem, supports, turn=len(chosen) // 4)
+        left = [entry for entry in left if entry is not most and entry[0] != best]
+        chosen.append(best)
+        covered |= _pairs(best)
     return chosen
+
+
+def _strided_everywhere(format_: Format, problem: Problem, supports: Supports, *, turn: int) -> Format:
+    strides = strides_everywhere(problem, supports, format_.layout, turn=turn)
+    absent = absent_tensors(format_.variant or PLAIN_VARIANT)
+    if format_.kv is None:
+        absent |= {*KV_SCALE_TENSORS}
+    return format_.with_strides({name: kind for name, kind in strides.items() if name not in absent})
 
 
 def _pairs(format_: Format) -> set[frozenset[_Choice]]:

@@ -15,7 +15,7 @@ from attnfuzz.problems.variants import VariantName
 from attnfuzz.strategies.arguments import check_int, check_one_of
 from attnfuzz.strategies.decisions import Decisions, decided
 
-__all__ = ["STRIDES_BYTES", "decide_strides", "strides"]
+__all__ = ["STRIDES_BYTES", "decide_strides", "strides", "strides_everywhere"]
 
 Recipe = tuple[str, StrideKind]
 
@@ -38,6 +38,18 @@ def decide_strides(
     recipes = _recipes(problem, supports.strides, supports.lse == "none", layout, *tensors_of)
     drawn = (decisions.pick(recipes) for _ in range(max_strided))
     return dict(sorted(recipe for recipe in drawn if recipe is not None))
+
+
+def strides_everywhere(
+    problem: Problem, supports: Supports, layout: Layout | None, *, turn: int
+) -> dict[str, StrideKind]:
+    """No tensor contiguous that need not be, neighbours unlike each other; ``turn`` 0, 1, ... gives each every kind."""
+    found: dict[str, StrideKind] = {}
+    for place, tensor in enumerate(strided_tensors_of(problem, supports, layout)):
+        kinds = [kind for kind in stride_kinds_of(supports.strides, tensor) if kind not in ("contiguous", "offset")]
+        if kinds:
+            found[tensor] = kinds[(place + turn) % len(kinds)]
+    return found
 
 
 def strides(

@@ -36,9 +36,9 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     strides: Mapping[str, StrideKind] = {}
     options: Mapping[str, OptionValue] = {}
 
-    def contiguous(self) -> Format:
-        """The same with contiguous tensors."""
-        return msgspec.structs.replace(self, strides={})
+    def with_strides(self, strides: Mapping[str, StrideKind]) -> Format:
+        """The same with tensors that lie in memory as ``strides`` says; those that it does not name are contiguous."""
+        return msgspec.structs.replace(self, strides=strides)
 
 
 def format_of(case: Case) -> Format:

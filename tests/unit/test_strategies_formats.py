@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 
+import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from attnfuzz.problems.cases import PROBLEMS, AttentionCase, Problem
+from attnfuzz.problems.choices import strided_tensors_of
 from attnfuzz.problems.formats import Format, format_key, format_of
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes
+from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.supported import why_unsupported
-from attnfuzz.problems.supports import Supports
+from attnfuzz.problems.supports import Strides, Supports
 from attnfuzz.strategies import GPU_SIZES, cases, draw_formats
 from attnfuzz.strategies.formats import first_formats
 
@@ -47,6 +50,38 @@ def test_the_first_formats_hold_every_kind(problem: Problem) -> None:
     if problem in ("paged_decode", "split_decode"):
         assert {one.layout for one in formats} == {"NHD", "HND", "packed", "interleaved"}
         assert {one.block_size for one in formats} == {1, 16, 24}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_the_first_strided_format_is_so_everywhere(problem: Problem) -> None:
+    """A kernel that ignores the stride of one tensor would pass until a format happens to have just that one."""
+    formats = first_formats(problem, supports=SUPPORTS, options=OPTIONS, sizes=GPU_SIZES, count=16)
+    first, second = formats[1], formats[5]
+    for one in (first, second):
+        assert [*one.strides] == [*strided_tensors_of(problem, SUPPORTS, one.layout)]
+        assert "offset" not in one.strides.values()
+    vectors = {"seq_lens", "cu_seqlens_q"}
+    assert all(first.strides[name] != second.strides[name] for name in first.strides if name not in vectors)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "kinds"), [("last_contiguous", {"padded_rows", "transposed"}), ("contiguous", set())]
+)
+def test_strides_that_a_kernel_refuses_are_in_none_of_the_first(allowed: Strides, kinds: set[StrideKind]) -> None:
+    """Its check of them would be called a failure."""
+    supports = msgspec.structs.replace(SUPPORTS, strides=allowed)
+    formats = first_formats("paged_decode", supports=supports, options=OPTIONS, sizes=GPU_SIZES, count=16)
+    assert {kind for one in formats[1::4] for kind in one.strides.values()} == kinds
+    assert {one.strides.get("seq_lens") for one in formats} <= {None, "offset"}
+
+
+def test_tensors_that_a_case_lacks_have_no_strides() -> None:
+    """A case that names them is not valid."""
+    supports = msgspec.structs.replace(SUPPORTS, variants=("sinks", "alibi"), kv_dtypes=("float8_e4m3fn",))
+    for one in first_formats("paged_decode", supports=supports, options=OPTIONS, sizes=GPU_SIZES, count=32)[1::4]:
+        assert ("sinks" in one.strides) == (one.variant is not None and one.variant.sinks is not None)
+        assert ("alibi_slopes" in one.strides) == (one.variant is not None and one.variant.alibi is not None)
+        assert ("k_scale" in one.strides) == (one.kv is not None)
 
 
 def test_a_kernel_with_few_formats_gets_those_that_there_are() -> None:
