@@ -113,8 +113,8 @@ def first_formats(
 ) -> list[Format]:
     """The ``count`` formats to begin with, always the same: together they hold many pairs of choices.
 
-    Every other one is contiguous, as nearly all inputs outside of tests are; and of the rest every other one is so
-    nowhere: a stride that a kernel ignores shows in the first of them. Fewer than ``count`` if there are no more.
+    Every other one is contiguous, as nearly all inputs outside of tests are; of the rest every other one is strided
+    all over: what ignores a stride shows in the first of them. Fewer than ``count`` if there are no more.
     """
     supports = supports or Supports()
     endless = draw_formats(problem, supports=supports, options=options, sizes=sizes, seed=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 
 from hypothesis import strategies as st
@@ -20,6 +21,8 @@ __all__ = ["STRIDES_BYTES", "decide_strides", "strides", "strides_everywhere"]
 Recipe = tuple[str, StrideKind]
 
 _MOST_STRIDED = 4
+_DIGITS = 3
+"""Of the number of a tensor among those that can be strided in as many ways: eight and more can be told apart."""
 STRIDES_BYTES = _MOST_STRIDED
 _WEIGHTS: dict[Recipe, int] = {("seq_lens", "every_other"): 4, ("cu_seqlens_q", "every_other"): 4}
 """Times as often as others: the only stride of these vectors, and it shows in batches with unlike lengths only."""
@@ -43,12 +46,22 @@ def decide_strides(
 def strides_everywhere(
     problem: Problem, supports: Supports, layout: Layout | None, *, turn: int
 ) -> dict[str, StrideKind]:
-    """No tensor contiguous that need not be, neighbours unlike each other; ``turn`` 0, 1, ... gives each every kind."""
+    """As few contiguous tensors as will do; ``turn`` 0, 1, ... says which of the ways.
+
+    Turn t goes by digit t of a tensor's number, so that within three turns each two differ: or else one that reads the
+    scales of V with the strides of K would always be right. What can be strided in one way only is contiguous in some.
+    """
     found: dict[str, StrideKind] = {}
-    for place, tensor in enumerate(strided_tensors_of(problem, supports, layout)):
+    numbers: Counter[int] = Counter()
+    for tensor in strided_tensors_of(problem, supports, layout):
         kinds = [kind for kind in stride_kinds_of(supports.strides, tensor) if kind not in ("contiguous", "offset")]
-        if kinds:
-            found[tensor] = kinds[(place + turn) % len(kinds)]
+        base = max(2, len(kinds))
+        digit = numbers[len(kinds)] // base ** (turn % _DIGITS) % base
+        numbers[len(kinds)] += 1
+        if len(kinds) > 1:
+            found[tensor] = kinds[(digit + turn) % base]
+        elif kinds and digit == 0:
+            found[tensor] = kinds[0]
     return found
 
 
