@@ -68,6 +68,11 @@ class Kernel:
     def __call__(self, inputs: object, **options: OptionValue) -> Any:
         return self.function(inputs, **options)
 
+    def without_lse(self) -> Kernel:
+        """The same, declared to return its output alone."""
+        supports = msgspec.structs.replace(self.declaration.supports, lse="none")
+        return Kernel(self.function, msgspec.structs.replace(self.declaration, supports=supports))
+
     def __repr__(self) -> str:
         return f"<attnfuzz kernel {self.declaration.target or self.declaration.name} ({self.declaration.problem})>"
 

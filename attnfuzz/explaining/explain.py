@@ -107,6 +107,8 @@ class _Explaining:
     def _weigh(self) -> None:
         unwritten = find_unwritten(self.rig)
         self.lines += unwritten.lines
+        if unwritten.lacks_lse:
+            self.rig.leave_out_lse()
         weights = measure(self.rig, self.places)
         suspects = self._suspects(weights)
         readings = {row: reading for row in suspects[:_MOST_ROWS] if (reading := self._read(weights, row))}

@@ -19,10 +19,14 @@ __all__ = ["Unwritten", "find_unwritten"]
 
 @dataclass(frozen=True)
 class Unwritten:
-    """`lines` say which elements; `rows` are those that have any."""
+    """`lines` say which elements; `rows` are those that have any.
+
+    `lacks_lse`: there is no LSE at all beside the output, which says nothing about any row.
+    """
 
     lines: tuple[str, ...]
     rows: frozenset[int]
+    lacks_lse: bool = False
 
 
 def find_unwritten(rig: Rig) -> Unwritten:
@@ -35,17 +39,20 @@ def find_unwritten(rig: Rig) -> Unwritten:
     rig.reset()
     rig.prefill("nan")
     other = rig.run(prefill="nan")
-    lines, rows = [], set()
+    lines, rows, lacks_lse = [], set(), False
     for name, part in one.items():
         differs = bits(part) != bits(other[name])
         if bool(differs.any()):
             held = holds_prefill(other[name], "nan") & holds_prefill(third[name], "low")
             what = "is not written" if torch.equal(held, differs) else "is made of memory that was never written"
             lines.append(f"{name}{_where(name, differs, rig.case)} {what}")
-            rows |= _rows_of(differs, rig.case)
+            if name == "lse" and bool((held & differs).all()):
+                lacks_lse = True
+            else:
+                rows |= _rows_of(differs, rig.case)
     if any("made of" in line for line in lines):
         lines += _workspaces(rig)
-    return Unwritten(tuple(lines), frozenset(rows))
+    return Unwritten(tuple(lines), frozenset(rows), lacks_lse)
 
 
 def _workspaces(rig: Rig) -> Iterator[str]:

@@ -99,12 +99,20 @@ def needs_two_runs(oracles: Sequence[OracleName]) -> bool:
 def judge_trial(trial: Trial, oracles: Sequence[OracleName]) -> Verdict:
     """What `oracles` say of the runs of `trial`, and of further ones where there are symptoms.
 
+    A kernel that never writes its LSE has one complaint in every case: what is wrong with its output goes before it.
     Raises `KernelRaised` if a run ends that way.
     """
     if not trial.twice and needs_two_runs(oracles) and trial.symptoms.any():
         trial.look_closer()
+    failure = _most_specific(trial, oracles)
+    if failure is not None and failure.oracle == "unwritten" and unwritten.lacks_lse(trial):
+        failure = _most_specific(trial.without_lse(), oracles) or failure
+    return Verdict(failure=failure, error_ratio=trial.symptoms.error_ratio)
+
+
+def _most_specific(trial: Trial, oracles: Sequence[OracleName]) -> Failure | None:
     failures = (check(trial) for name, check in _BY_SPECIFICITY.items() if name in oracles)
-    return Verdict(failure=next(filter(None, failures), None), error_ratio=trial.symptoms.error_ratio)
+    return next(filter(None, failures), None)
 
 
 def judge_unguarded(verdict: Verdict, trial: Trial, *, catch_interrupt: bool) -> Verdict:

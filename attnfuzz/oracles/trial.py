@@ -1,6 +1,7 @@
 """A case on a kernel: the runs that oracles compare, each made when first asked for."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -119,6 +120,19 @@ class Trial:
         for cached in ("second", "flags", "symptoms"):
             self.__dict__.pop(cached, None)
 
+    def without_lse(self) -> "Trial":
+        """The same runs as those of a kernel that returns the output alone."""
+        found = copy(self)
+        found.kernel, found.guard = self.kernel.without_lse(), None
+        for name, member in vars(Trial).items():
+            if isinstance(member, cached_property):
+                vars(found).pop(name, None)
+        found.first, found.second = _output_of(self.first), self.second and _output_of(self.second)
+        differs = found.second is not None and bool(found.disagree(found.first, found.second))
+        ratio = float(worst_ratio(found.comparison))
+        found.symptoms = replace(self.symptoms, unwritten=False, differs=differs, error_ratio=ratio)
+        return found
+
     @property
     def runs(self) -> list[Observation]:
         """The first run and, if there is one, the second."""
@@ -214,6 +228,10 @@ class Trial:
         )
         self.observations.append(seen)
         return seen
+
+
+def _output_of(seen: Observation) -> Observation:
+    return replace(seen, results={"out": seen.results["out"]})
 
 
 def _differs(one: Tensor, other: Tensor, *, by_bits: bool) -> Bool[Tensor, "..."]:

@@ -16,7 +16,7 @@ from attnfuzz.oracles.verdict import Failure
 from attnfuzz.oracles.words import element, plural, row_words, shape_of
 from attnfuzz.problems.cases import AttentionCase
 
-__all__ = ["check"]
+__all__ = ["check", "lacks_lse"]
 
 
 def check(trial: Trial) -> Failure | None:
@@ -26,6 +26,12 @@ def check(trial: Trial) -> Failure | None:
             if mask.any():
                 return _never_written(trial, name, mask)
     return _read_before_written(trial) if cause_of_difference(trial) == "unwritten" else None
+
+
+def lacks_lse(trial: Trial) -> bool:
+    """Whether all of the output was written and nothing of the log-sum-exp beside it."""
+    untouched = _untouched(trial)
+    return untouched.keys() == {"out", "lse"} and bool(untouched["lse"].all()) and not bool(untouched["out"].any())
 
 
 def _untouched(trial: Trial) -> dict[str, Tensor]:

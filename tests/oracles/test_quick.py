@@ -62,6 +62,9 @@ BUGS: dict[str, dict[str, Callable[..., Any]]] = {
     "red zone": {"after": write_past_out},
     "modified input": {"before": lambda inputs: inputs.q.mul_(2)},
     "unwritten": {"after": leave_one},
+    "no lse": {"after": lambda inputs, out, lse: out},
+    "no lse, and wrong": {"after": lambda inputs, out, lse: out, "kv_head": lambda head, group: 0},
+    "no lse, and dead memory": {"after": lambda inputs, out, lse: out, "length": lambda n: n + 1 if n else 0},
     "no result": {"after": lambda inputs, out, lse: 7},
 }
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnfuzz.oracles.judge import judge
 from attnfuzz.problems.cases import Case, MergeStatesCase, SplitDecodeCase
+from attnfuzz.problems.supports import Supports
 
 
 def nothing(out: Tensor, lse: Tensor) -> None:
@@ -44,6 +45,37 @@ def test_lse_left_unwritten(plant: Any, dense: Case, failure_of: Any) -> None:
     failure = failure_of(plant(after=lambda inputs, out, lse: out), dense)
     assert (failure.oracle, failure.kind) == ("unwritten", "lse")
     assert any("Supports(lse='none')" in detail for detail in failure.details)
+
+
+@pytest.mark.parametrize(
+    ("bug", "oracle"),
+    [
+        ({"kv_head": lambda head, group: 0}, "accuracy"),
+        ({"length": lambda n: n + 1 if n else 0}, "dead_memory"),
+        ({"before": lambda inputs: inputs.q.mul_(2)}, "red_zone"),
+        ({"store_empty": lambda out, lse: out.fill_(1)}, "accuracy"),
+    ],
+)
+def test_a_missing_lse_hides_nothing(
+    bug: dict[str, Any], oracle: str, plant: Any, dense: Case, failure_of: Any
+) -> None:
+    """It is missing in every case, so no campaign would see more of a kernel that does not declare it."""
+    bare = plant(after=lambda inputs, out, lse: out, **bug)
+    declared = plant(supports=Supports(lse="none"), after=lambda inputs, out, lse: out, **bug)
+    failure = failure_of(bare, dense)
+    assert failure.oracle == oracle
+    assert failure == failure_of(declared, dense)
+
+
+def test_an_lse_that_is_missing_in_part_comes_first(plant: Any, dense: Case, failure_of: Any) -> None:
+    """The row that a kernel leaves out would be taken for wrong numbers in another."""
+
+    def skip_last(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        inputs.lse[:-1] = lse[:-1]
+        return out
+
+    failure = failure_of(plant(after=skip_last, kv_head=lambda head, group: 0), dense)
+    assert (failure.oracle, failure.kind) == ("unwritten", "lse")
 
 
 def test_unwritten_partial_of_an_empty_split(plant: Any, split: SplitDecodeCase, failure_of: Any) -> None:

@@ -102,6 +102,8 @@ MISTAKES: dict[str, Mistake] = {
     "last_token_dropped": altered(seq_lens=lambda inputs: inputs.seq_lens - 1),
     "one_token_too_many": altered(seq_lens=lambda inputs: inputs.seq_lens + 1),
     "kv_heads_exchanged": altered(k=lambda inputs: inputs.k.flip(2), v=lambda inputs: inputs.v.flip(2)),
+    "no_lse": lambda inputs: right(inputs)[0],
+    "no_lse_and_kv_heads_exchanged": lambda inputs: MISTAKES["kv_heads_exchanged"](inputs)[0],
     "v_heads_exchanged": altered(v=lambda inputs: inputs.v.flip(2)),
     "entry_before": altered(block_table=_entries_before),
     "scale_off": altered(scale=lambda inputs: 1.01 * inputs.scale),

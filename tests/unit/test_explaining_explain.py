@@ -38,6 +38,8 @@ def explained(mistake: str, case: DenseDecodeCase | PagedDecodeCase, problem: Pr
         ("last_token_dropped", dense(5, 3), r"sequence 0, query head 0: token 4 has weight 0, expected .*: dropped"),
         ("one_token_too_many", dense(3, num_q_heads=2), r"past the end of the sequence has weight 0\.\d+, expected 0"),
         ("kv_heads_exchanged", dense(5), r"query head 0 reads KV head 1, expected 0$"),
+        ("no_lse_and_kv_heads_exchanged", dense(5), r"^lse is not written$"),
+        ("no_lse_and_kv_heads_exchanged", dense(5), r"query head 0 reads KV head 1, expected 0$"),
         ("v_heads_exchanged", dense(5), r"query head 0 reads V of KV head 1, expected 0$"),
         ("scale_off", dense(6), r"the scores are 1\.01 x the right ones"),
         ("query_of_another_head", dense(6), r"the query of sequence 0, query head 1 is read"),
@@ -76,6 +78,11 @@ def test_of_a_right_kernel_nothing_wrong_is_said(problem: Problem) -> None:
     found = explained("right", case, problem)
     assert [line.partition(":")[0] for line in found.lines] == ["every weight is right, and so is the LSE"]
     assert not any(row.wrong for row in found.rows)
+
+
+def test_of_a_kernel_without_lse_nothing_else_is_said() -> None:
+    """Rows would be called wrong because of a number that the kernel does not give."""
+    assert explained("no_lse", dense(5, 0, 3)).lines == ("lse is not written",)
 
 
 def test_rows_to_draw_mark_what_is_to_blame() -> None:
