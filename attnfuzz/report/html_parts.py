@@ -21,6 +21,7 @@ from attnfuzz.report.coverage_svg import CoverageMap, PairTable, coverage_map, p
 from attnfuzz.report.drawing import Blame, Drawing, draw
 from attnfuzz.report.headline import count, headline
 from attnfuzz.report.histogram import histogram_svg
+from attnfuzz.report.order import in_order
 from attnfuzz.report.timeline import devices_of, timeline_svg
 
 __all__ = ["FindingPart", "KernelPart", "Page", "Tile", "page_of"]
@@ -100,7 +101,7 @@ class Page:
 def page_of(result: CampaignResult) -> Page:
     """The page of ``result``."""
     statistics = result.statistics
-    ordered = sorted(result.findings, key=lambda finding: finding.is_flaky)
+    ordered = in_order(result.findings)
     kernels = [_kernel(kernel, result) for kernel in statistics.kernels.values()]
     seen = {dtype for kernel in statistics.kernels.values() for dtype in kernel.ratios}
     return Page(

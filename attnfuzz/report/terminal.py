@@ -19,6 +19,7 @@ from attnfuzz.campaign.undeclared import restriction_of
 from attnfuzz.corpus import encode_regression
 from attnfuzz.report.headline import count, one_line
 from attnfuzz.report.kernels import all_shares, kernel_table
+from attnfuzz.report.order import heading_of, in_order
 
 __all__ = ["make_console", "make_reporter", "print_result", "verdict_sentence"]
 
@@ -67,11 +68,12 @@ def print_result(console: Console, result: CampaignResult) -> None:
     shares = all_shares(result.statistics)
     console.print(kernel_table(result.statistics, width=console.width, shares=shares))
     console.print(Text(_costs(result.statistics), style="dim"), soft_wrap=True)
-    apart = sorted(result.findings, key=lambda finding: finding.is_flaky)
-    for number, finding in enumerate(apart, start=1):
+    told = ""
+    for number, finding in enumerate(in_order(result.findings), start=1):
         console.print()
-        if finding.is_flaky and not any(earlier.is_flaky for earlier in apart[: number - 1]):
-            console.print(Text("flaky: what follows does not fail in every run", style="bold yellow"), soft_wrap=True)
+        if (heading := heading_of(finding)) != told:
+            told = heading
+            console.print(Text(heading, style="bold yellow"), soft_wrap=True)
             console.print()
         for line in _finding_lines(number, finding, result.statistics.device_name):
             console.print(line, soft_wrap=True)

@@ -219,6 +219,19 @@ def test_flaky_findings_come_after_the_others() -> None:
     assert text.index("failed 1 of 3 runs") > text.index("2. my kernels.py:k")
 
 
+def test_what_a_declaration_ends_comes_after_the_bugs() -> None:
+    """The bug would be the ninth of eleven findings."""
+    strided = msgspec.structs.replace(a_finding().case, strides={"q": "every_other"})
+    undeclared = a_finding(steps=1, shrunk_s=2.0, features=frozenset({"strides:q=every_other"}))
+    undeclared.case = strided
+    bug = a_finding(steps=2, shrunk_s=2.0)
+    text = printed(a_result(undeclared, bug))
+    order = [
+        text.index(words) for words in ("1. my kernels.py:k", "in 2 steps", "undeclared: what follows", "in 1 step")
+    ]
+    assert order == sorted(order)
+
+
 def test_shrinking_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """A case shrinks in a hundred steps within seconds; a log wants to know that it does, not every one of them."""
     console = a_console()
