@@ -48,8 +48,8 @@ def strides_everywhere(
 ) -> dict[str, StrideKind]:
     """As few contiguous tensors as will do; ``turn`` 0, 1, ... says which of the ways.
 
-    Turn t goes by digit t of a tensor's number, so that within three turns each two differ: or else one that reads the
-    scales of V with the strides of K would always be right. What can be strided in one way only is contiguous in some.
+    Turn t goes by digit t of a tensor's number, so that within three turns each two differ: a kernel that reads the
+    scales of V with the strides of K must not be right in all. What can be strided in one way only is not, in some.
     """
     found: dict[str, StrideKind] = {}
     numbers: Counter[int] = Counter()
