@@ -16,7 +16,7 @@ from attnfuzz.campaign.same_bug import are_same_bug, is_explained
 from attnfuzz.campaign.saving import SaveFolder
 from attnfuzz.campaign.signature import KnownFindings, Symptom
 from attnfuzz.campaign.state import SavedFinding
-from attnfuzz.campaign.undeclared import with_remedy
+from attnfuzz.campaign.undeclared import are_one_gap, with_remedy
 from attnfuzz.declaration import Declaration
 from attnfuzz.minimise import size_key
 from attnfuzz.problems.cases import Case, decode_case, encode_case
@@ -208,7 +208,7 @@ class FindingBook:
     def _same_bug_as(self, finding: Finding) -> Finding | None:
         """The settled finding that has most in common with ``finding``, if they are one bug."""
         others = [other for other in self.findings if other.minimised and other is not finding]
-        same = [other for other in others if are_same_bug(finding, other)]
+        same = [other for other in others if are_same_bug(finding, other) or are_one_gap(finding, other)]
         mine = aspects(finding.signature.features)
         return max(same, key=lambda other: len(mine & aspects(other.signature.features)), default=None)
 

@@ -28,7 +28,7 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import DTYPES, Supports
 
-__all__ = ["Restriction", "needed_limits", "restriction_of", "supports_text", "with_remedy"]
+__all__ = ["Restriction", "are_one_gap", "needed_limits", "restriction_of", "supports_text", "with_remedy"]
 
 Limits = dict[str, Any]
 """Fields of `Supports` with what they would be declared to be."""
@@ -77,6 +77,15 @@ def needed_limits(finding: Finding) -> Limits:
         return {}
     limits = _stricter(own, _limits_elsewhere(finding, own)) if own.keys() <= {"layouts", "strides"} else own
     return limits if _ends(msgspec.structs.replace(supports, **limits), finding) else {}
+
+
+def are_one_gap(one: Finding, other: Finding) -> bool:
+    """Whether an oracle misses the same declaration in both, whatever their cases need to show that.
+
+    A kernel that returns no LSE lacks it in every case, but where its output is wrong as well, that is told.
+    """
+    missed = _stated(one.failure.details)
+    return bool(missed) and one.symptom == other.symptom and missed == _stated(other.failure.details)
 
 
 @dataclass(frozen=True, slots=True)

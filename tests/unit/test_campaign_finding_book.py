@@ -194,6 +194,23 @@ def test_a_finding_that_stands_for_two_says_what_ends_both(story: Story) -> None
     assert line in load_regression(story.folder / path).finding.details
 
 
+def test_a_missing_lse_is_one_finding_whatever_shows_it(story: Story) -> None:
+    """Where the output is wrong too that is told, so what is left needs an empty sequence here and two tokens there."""
+    advice = ("a kernel that returns no LSE declares Supports(lse='none')",)
+    missing = Failure(oracle="unwritten", kind="lse", message="lse[seq 0, head 0] was never written", details=advice)
+    of_one_row = msgspec.structs.replace(missing, details=())
+    for name, seq_len, failure, feature in (
+        ("0-1", 0, missing, "empty sequence"),
+        ("0-2", 16, missing, "seq_len>1"),
+        ("0-3", 16, of_one_row, "num_q_heads>1"),
+    ):
+        story.found(name, seq_len, failure)
+        story.confirmed(name)
+        story.minimised(name, feature)
+    assert [finding.features for finding in story.book.findings] == [{"seq_len>1"}, {"num_q_heads>1"}]
+    assert any("also shows as: unwritten/lse [empty sequence]" in one for one in story.book.findings[0].failure.details)
+
+
 def test_of_equal_findings_the_one_that_is_explained_is_kept(story: Story) -> None:
     """That memory was dead says less than which token was dropped."""
     told = Failure(oracle="accuracy", kind="out:value", message="out = 1.0; token 1 of sequence 0 is dropped")
