@@ -129,7 +129,8 @@ def first_formats(
         most = max(wanted, key=lambda entry: len(entry[1] - covered))
         best = most[0]
         if best.strides and len(chosen) % 4 == 1:
-            best = _strided_everywhere(best, problem, supports, turn=len(chosen) // 4)
+            everywhere = _strided_everywhere(best, problem, supports, turn=len(chosen) // 4)
+            best = best if everywhere in chosen else everywhere
         left = [entry for entry in left if entry is not most and entry[0] != best]
         chosen.append(best)
         covered |= _pairs(best)

@@ -97,34 +97,36 @@ def test_memory_of_a_process_that_is_gone_is_no_reason(peer: Peer) -> None:
     assert await_message(peer.link, 5, 1) == Died(0, None, "", "exit")
 
 
+@pytest.fixture
+def unkillable(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> Peer:
+    """One that says nothing, and is given up at once when its time is over."""
+    monkeypatch.setattr(watchdog, "_STACK_WAIT_S", 0.01)
+    monkeypatch.setattr(watchdog, "_HUNG_KILL_WAIT_S", 0.01)
+    monkeypatch.setattr(Link, "signal", lambda *_: None)
+    peer.link.pid = 1 << 30  # nobody's
+    return peer
+
+
 @pytest.mark.parametrize(("share_waiting", "expected_s"), [(0.0, 0.1), (0.5, 0.2), (1.0, 0.4)])
 def test_what_a_process_waits_for_a_cpu_is_not_its_own_time(
-    peer: Peer, monkeypatch: pytest.MonkeyPatch, share_waiting: float, expected_s: float
+    unkillable: Peer, monkeypatch: pytest.MonkeyPatch, share_waiting: float, expected_s: float
 ) -> None:
     """A slow case on a busy machine would be a hang; or a real one, on a machine that stays busy, would never end."""
     began = time.monotonic()
     monkeypatch.setattr(watchdog, "cpu_wait_s", lambda _: share_waiting * (time.monotonic() - began))
-    monkeypatch.setattr(watchdog, "_STACK_WAIT_S", 0.01)
-    monkeypatch.setattr(watchdog, "_HUNG_KILL_WAIT_S", 0.01)
-    peer.link.pid = 1 << 30  # nobody's
-    monkeypatch.setattr(Link, "signal", lambda *_: None)
-    assert isinstance(await_message(peer.link, 0.1, None), TimedOut)
+    assert isinstance(await_message(unkillable.link, 0.1, None), TimedOut)
     assert expected_s <= time.monotonic() - began < expected_s + 0.3
 
 
 @pytest.mark.parametrize(("blocked_s", "expected_s"), [(0.0, 0.1), (0.25, 0.25), (9.0, 0.4)])
 def test_what_a_process_waits_for_a_driver_is_not_its_own_time(
-    peer: Peer, monkeypatch: pytest.MonkeyPatch, blocked_s: float, expected_s: float
+    unkillable: Peer, monkeypatch: pytest.MonkeyPatch, blocked_s: float, expected_s: float
 ) -> None:
     """A process that waits for the lock of a GPU's driver would be killed, and the next wait for it to start CUDA."""
     began = time.monotonic()
     monkeypatch.setattr(watchdog, "is_blocked", lambda _: time.monotonic() - began < blocked_s)
     monkeypatch.setattr(watchdog, "_BLOCKED_S", 0.01)
-    monkeypatch.setattr(watchdog, "_STACK_WAIT_S", 0.01)
-    monkeypatch.setattr(watchdog, "_HUNG_KILL_WAIT_S", 0.01)
-    peer.link.pid = 1 << 30  # nobody's
-    monkeypatch.setattr(Link, "signal", lambda *_: None)
-    assert isinstance(await_message(peer.link, 0.1, None), TimedOut)
+    assert isinstance(await_message(unkillable.link, 0.1, None), TimedOut)
     assert expected_s <= time.monotonic() - began < expected_s + 0.3
 
 

@@ -64,6 +64,13 @@ def test_the_first_strided_formats_are_so_all_over(problem: Problem) -> None:
         assert {*strided_tensors_of(problem, SUPPORTS, one.layout)} - {*one.strides} <= {"seq_lens", "cu_seqlens_q"}
 
 
+def test_formats_that_differ_in_strides_alone_are_not_made_alike() -> None:
+    """One would be compiled for nothing, and another never be chosen."""
+    supports = Supports(dtypes=("float16",), head_sizes=(64,), gqa_ratios=(1,))
+    formats = first_formats("dense_decode", supports=supports, sizes=replace(GPU_SIZES, max_heads=1), count=16)
+    assert len({format_key(one) for one in formats}) == len(formats) == 16
+
+
 @pytest.mark.parametrize(
     ("allowed", "kinds"), [("last_contiguous", {"padded_rows", "transposed"}), ("contiguous", set())]
 )
