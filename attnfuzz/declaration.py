@@ -45,6 +45,7 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """What the driver knows of a kernel: it travels over the pipe, the function stays in the executor.
 
     ``target`` loads exactly this kernel again: a bundled name, ``module:name`` or ``path/to/file.py:name``.
+    ``needs_preparing``: it has something to do before its first case, and nobody has done it yet.
     """
 
     name: str
@@ -53,13 +54,17 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     options: dict[str, tuple[OptionValue, ...]] = {}
     numerics: Numerics = Numerics()
     target: str = ""
+    needs_preparing: bool = False
 
 
 class Kernel:
-    """A callable with its declaration; ``kernel(inputs, **options)`` runs it."""
+    """A callable with its declaration; ``kernel(inputs, **options)`` runs it, ``prepare()`` goes before its first."""
 
-    def __init__(self, function: KernelFunction, declaration: Declaration) -> None:
+    def __init__(
+        self, function: KernelFunction, declaration: Declaration, prepare: Callable[[], object] | None = None
+    ) -> None:
         self.function = function
+        self.prepare = prepare
         self.declaration = declaration
         self.__name__ = declaration.name
         self.__doc__ = function.__doc__
@@ -70,8 +75,11 @@ class Kernel:
 
     def without_lse(self) -> Kernel:
         """The same, declared to return its output alone."""
-        supports = msgspec.structs.replace(self.declaration.supports, lse="none")
-        return Kernel(self.function, msgspec.structs.replace(self.declaration, supports=supports))
+        return self.declared(supports=msgspec.structs.replace(self.declaration.supports, lse="none"))
+
+    def declared(self, **changes: Any) -> Kernel:
+        """The same with other fields of its declaration."""
+        return Kernel(self.function, msgspec.structs.replace(self.declaration, **changes), self.prepare)
 
     def __repr__(self) -> str:
         return f"<attnfuzz kernel {self.declaration.target or self.declaration.name} ({self.declaration.problem})>"
@@ -84,11 +92,16 @@ def kernel(
     options: Mapping[str, tuple[OptionValue, ...]] | None = None,
     numerics: Numerics | None = None,
     name: str | None = None,
+    prepare: Callable[[], object] | None = None,
 ) -> Callable[[KernelFunction], Kernel]:
     """Declare the decorated function as a kernel under test for ``problem``.
 
     The function gets the inputs and its drawn ``options`` by keyword. It returns ``(out, lse)``, only ``out``,
     or None after writing into ``inputs.out`` and ``inputs.lse``. Raises ValueError for a declaration that cannot hold.
+
+    ``prepare`` is called once, in one process, before the kernel's first case and before a campaign starts its workers:
+    for building what all of them load from disk afterwards. It has all the time and memory that it needs, and none of
+    that counts as the kernel's; what it leaves in its own process is lost.
     """
     if problem not in PROBLEMS:
         raise ValueError(f"problem={problem!r} must be one of {PROBLEMS}")
@@ -103,8 +116,9 @@ def kernel(
             options=choices,
             numerics=numerics or Numerics(),
             target=_target_of(function),
+            needs_preparing=prepare is not None,
         )
-        return Kernel(function, declaration)
+        return Kernel(function, declaration, prepare)
 
     return declare
 
@@ -132,11 +146,7 @@ def _select(module: ModuleType, pattern: str, place: str, *, prefix: str) -> lis
     names = [name for name in by_name if fnmatch.fnmatchcase(name, pattern or "*")]
     if not names:
         raise KernelLoadError(_nothing_found(pattern, place, list(by_name)))
-    return [_retarget(by_name[name], f"{prefix}:{name}" if prefix else name) for name in names]
-
-
-def _retarget(kernel: Kernel, target: str) -> Kernel:
-    return Kernel(kernel.function, msgspec.structs.replace(kernel.declaration, target=target))
+    return [by_name[name].declared(target=f"{prefix}:{name}" if prefix else name) for name in names]
 
 
 def _nothing_found(pattern: str, place: str, names: list[str]) -> str:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
 from attnfuzz.campaign.journal import Journal
 from attnfuzz.campaign.timeouts import AdaptiveTimeout
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.outcomes import ServiceError
+from attnfuzz.execution.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.formats import format_key, format_of
 from attnfuzz.problems.limits import CaseTooLarge
 
 __all__ = [
+    "GRACE_S",
     "Explain",
     "FindLeak",
     "Judge",
@@ -32,10 +34,12 @@ Patience = Literal["learned", "short", "longest"]
 
 _MAX_COMPLAINTS = 5
 """Errors of the framework that are lived with, each on its own case, before one ends the worker."""
+_FORMATS_KEPT = 1 << 14
+"""Of those that a process has run: on a CPU nearly every case has one of its own."""
 _WEIGHING_S = 2.0
 _EXPLAINING_S = 3.0
 """Of each finding, once; the explain command takes its time."""
-_GRACE_S = 1.0
+GRACE_S = 1.0
 """How far past the deadline a case may run on before it is given up."""
 
 
@@ -97,6 +101,7 @@ class Unjudged(Exception):  # noqa: N818 - control flow, like StopIteration
 class TimedJudge:
     """A ``judge`` under the campaign's deadline, with one adaptive timeout for each kernel.
 
+    ``process`` names the one that the next case runs in; None for a new one, in which each format is the first.
     ``together`` may be called from another thread than the rest: one call waits for the other.
     """
 
@@ -111,6 +116,7 @@ class TimedJudge:
         find_leak: FindLeak | None = None,
         explain: Explain | None = None,
         complain: Callable[[str], None] = lambda text: None,
+        process: Callable[[], Hashable] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._judge = judge
@@ -123,7 +129,9 @@ class TimedJudge:
         self._complain = complain
         self._complaints_left = _MAX_COMPLAINTS
         self._told_of_batches: set[str] = set()
+        self._process = process
         self._clock = clock
+        self._seen_formats: tuple[Hashable, set[int]] = (None, set())
         self._timeouts: dict[str, AdaptiveTimeout] = {}
         self._running = threading.Lock()
 
@@ -148,7 +156,11 @@ class TimedJudge:
         """
         with self._running:
             timeout = self._timeout_of(declaration)
-            limit_s = timeout.certain_s if patience == "longest" else timeout.limit_s(short=patience == "short")
+            first = afresh or self._is_first(declaration, case)
+            if patience == "longest":
+                limit_s = timeout.certain_s
+            else:
+                limit_s = timeout.limit_s(first=first, short=patience == "short")
             started = self._clock()
             remaining_s = self._remaining_s(started)
             if remaining_s <= 0:
@@ -159,7 +171,8 @@ class TimedJudge:
             if hung and remaining_s < limit_s:
                 raise OutOfTime(self._clock() - started)
             if not hung:
-                timeout.record(self._clock() - started)
+                timeout.record(self._clock() - started - verdict.timing.built_s, first=first)
+                self._has_run(declaration, [case])
             return verdict
 
     def together(self, declaration: Declaration, cases: Sequence[Case]) -> Sequence[Verdict] | None:
@@ -177,13 +190,17 @@ class TimedJudge:
             limit_s = min(timeout.batch_limit_s(len(cases)), remaining_s)
             try:
                 verdicts = self._judge_together(declaration, cases, timeout_s=limit_s)
+            except DeadlinePassed:
+                return None
             except CaseTooLarge:  # if a case is that by itself, it is told when it is judged alone
                 return None
             except ServiceError as error:
                 self._tell_once(declaration, len(cases), error)
                 return None
             if verdicts is not None:
-                timeout.record(_slowest_s(verdicts, self._clock() - started), cases=len(verdicts))
+                first = any(self._is_first(declaration, case) for case in cases)
+                timeout.record(_slowest_s(verdicts, self._clock() - started), cases=len(verdicts), first=first)
+                self._has_run(declaration, cases)
             return verdicts
 
     def find_leak(self, declaration: Declaration, case: Case) -> Failure | None:
@@ -220,8 +237,20 @@ class TimedJudge:
     def _timeout_of(self, declaration: Declaration) -> AdaptiveTimeout:
         return self._timeouts.setdefault(declaration.target, AdaptiveTimeout(self._longest_s))
 
+    def _is_first(self, declaration: Declaration, case: Case) -> bool:
+        """Whether the process has run no case of this format on the kernel, so that it may have to compile."""
+        process, seen = self._seen_formats
+        return process is None or process != self._process() or _format_hash(declaration, case) not in seen
+
+    def _has_run(self, declaration: Declaration, cases: Sequence[Case]) -> None:
+        process, seen = self._seen_formats
+        if process != (now := self._process()) or len(seen) > _FORMATS_KEPT:
+            seen = set()
+        seen.update(_format_hash(declaration, case) for case in cases)
+        self._seen_formats = now, seen
+
     def _remaining_s(self, now: float) -> float:
-        return self._deadline + _GRACE_S - now
+        return self._deadline + GRACE_S - now
 
     def _ask(
         self, declaration: Declaration, case: Case, timeout_s: float, *, afresh: bool, relations: Relations
@@ -238,8 +267,11 @@ class TimedJudge:
     @contextmanager
     def _complaining(self, declaration: Declaration, case: Case) -> Iterator[None]:
         """Tell of the framework's own errors, up to a number, and raise Unjudged in their place."""
+        began = self._clock()
         try:
             yield
+        except DeadlinePassed:
+            raise OutOfTime(self._clock() - began) from None
         except (ServiceError, CaseTooLarge) as error:
             self._complaints_left -= 1
             if self._complaints_left < 0:
@@ -248,7 +280,12 @@ class TimedJudge:
             raise Unjudged from error
 
 
+def _format_hash(declaration: Declaration, case: Case) -> int:
+    return hash((declaration.target, format_key(format_of(case))))
+
+
 def _slowest_s(verdicts: Sequence[Verdict], batch_s: float) -> float:
     """What one of the cases may have taken at most: compilations follow each other, the rest is shared."""
-    compile_s = [verdict.timing.compile_s for verdict in verdicts]
+    batch_s -= sum(verdict.timing.built_s for verdict in verdicts)
+    compile_s = [verdict.timing.compile_s - verdict.timing.built_s for verdict in verdicts]
     return max(compile_s) + max(0.0, batch_s - sum(compile_s))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from attnfuzz.execution.process import available_bytes
 
-__all__ = ["available_bytes", "memory_limit"]
+__all__ = ["memory_limit"]
 
 _HEADROOM = {"cpu": 1 << 30, "cuda": 4 << 30}
 """For what cases need, by device: a hundred times the largest that is drawn on the CPU; on a GPU, references of large
@@ -24,36 +24,3 @@ def memory_limit(resident_bytes: int, *, device: str, workers: int, available: i
     if available is not None:
         headroom = min(headroom, int(_SHARE * available / max(1, workers)) - resident_bytes)
     return resident_bytes + max(_LEAST_HEADROOM, headroom)
-
-
-def available_bytes(root: Path = Path("/")) -> int | None:
-    """Memory that could be had without swapping: of the machine, or of the container if that is less; None unknown."""
-    known = [value for value in (_of_machine(root), _of_container(root)) if value is not None]
-    return min(known, default=None)
-
-
-def _of_machine(root: Path) -> int | None:
-    for line in _read(root / "proc/meminfo").splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    return None
-
-
-def _of_container(root: Path) -> int | None:
-    """As control groups of version 2 or 1 bound it, seen from inside."""
-    for limit, usage in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        bound, used = (_read(root / "sys/fs/cgroup" / name).strip() for name in (limit, usage))
-        if bound.isdecimal() and used.isdecimal():
-            return max(0, int(bound) - int(used))
-    return None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii")
-    except OSError:
-        return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
@@ -51,7 +51,7 @@ def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
         Runner(device=request.device) as runner,
         JournalFolder() as journal,
     ):
-        declarations = load_searchable(runner, request.kernels)
+        declarations = load_searchable(runner, request.kernels, note=reporter.note)
         if request.resume is not None:
             request.resume.check_kernels({declaration.target for declaration in declarations})
         _say_what_was_left(request, journal, state_file, reporter)
@@ -74,15 +74,22 @@ def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
     return result
 
 
-def load_searchable(runner: Runner, targets: tuple[str, ...]) -> list[Declaration]:
-    """The kernels that ``targets`` name, each once. Raises KernelLoadError, also where no case can be drawn for one."""
+def load_searchable(
+    runner: Runner, targets: tuple[str, ...], *, note: Callable[[str], None] = lambda text: None
+) -> list[Declaration]:
+    """The kernels that ``targets`` name, each once and prepared, so that no worker does it again.
+
+    Raises KernelLoadError, also where no case can be drawn for one.
+    """
     distinct = {declaration.target: declaration for declaration in runner.declarations(targets)}
     for declaration in distinct.values():
         try:
             simplest_case(declaration.problem, declaration.supports, declaration.options)
         except ValueError as error:
             raise KernelLoadError(f"no case fits what {declaration.target} declares: {error}") from error
-    return list(distinct.values())
+    if unready := [declaration.target for declaration in distinct.values() if declaration.needs_preparing]:
+        note(f"preparing {', '.join(unready)}")
+    return runner.prepare(list(distinct.values()))
 
 
 def choose_workers(request: Request, runner: Runner, gpus: Sequence[Gpu]) -> Choice:

@@ -23,7 +23,7 @@ from attnfuzz.campaign.formats import WorkingSets
 from attnfuzz.campaign.generation import derive_seed
 from attnfuzz.campaign.history import History
 from attnfuzz.campaign.journal import Journal
-from attnfuzz.campaign.judging import TimedJudge
+from attnfuzz.campaign.judging import GRACE_S, TimedJudge
 from attnfuzz.campaign.memory_watch import MemoryWatch
 from attnfuzz.campaign.messages import Setup, ToWorker, Trouble
 from attnfuzz.campaign.search import Search
@@ -83,6 +83,7 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
         memory_limit_bytes=setup.memory_limit_bytes,
         environment=DeviceLease(setup.device_id).environment if setup.device_id else None,
         zygote=zygote,
+        until=setup.deadline + GRACE_S,
     )
     with contextlib.closing(_Executors(runner, setup)) as executors, contextlib.closing(_journal(setup)) as journal:
         judge = TimedJudge(
@@ -94,6 +95,7 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
             longest_s=runner.timeout_s,
             journal=journal,
             complain=lambda text: channel.send(Trouble(message=text)),
+            process=lambda: executors.pid,
         )
 
         Search(
@@ -196,6 +198,11 @@ class _Executors:
         old, self._runner = self._runner, self._runner.sibling()
         old.close()
         self._siblings += 1
+
+    @property
+    def pid(self) -> int | None:
+        """The process that the next case runs in; None for a new one."""
+        return self._runner.pid
 
     @property
     def _process(self) -> tuple[int, int]:

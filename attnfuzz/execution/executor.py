@@ -1,11 +1,13 @@
 """An isolated process that answers calls, and dies alone."""
 
+import math
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
+from attnfuzz.execution.builds import BuildWatch
 from attnfuzz.execution.framing import encode_frame
 from attnfuzz.execution.link import Link
 from attnfuzz.execution.messages import Answer, Fault, Hello, Request, encode_fork_request
@@ -25,8 +27,9 @@ class Executor:
     """Runs the zygote's service in a process of its own, replaced by a fresh one whenever it dies.
 
     `environment` is set right after the fork, early enough for CUDA_VISIBLE_DEVICES. `memory_limit_bytes` bounds the
-    resident memory of the process and of what it starts, that of imported libraries included (about 300 MB with torch).
-    It is checked every 20 ms during a call; RLIMIT_AS is no use, CUDA reserves more address space than there is memory.
+    resident memory of the process, that of imported libraries included (about 300 MB with torch); what it starts, a
+    compiler, may take what the machine has free. It is checked every 20 ms during a call; RLIMIT_AS is no use, CUDA
+    reserves more address space than there is memory. No call waits for a build past `until`, on the monotonic clock.
     Not to be shared between threads.
     """
 
@@ -36,12 +39,14 @@ class Executor:
         *,
         environment: Mapping[str, str] | None = None,
         memory_limit_bytes: int | None = None,
+        until: float = math.inf,
     ) -> None:
         if memory_limit_bytes is not None and memory_limit_bytes <= 0:
             raise ValueError(f"memory_limit_bytes={memory_limit_bytes!r} must be positive, or None for no limit")
         self._zygote = zygote
         self._fork_request = encode_fork_request(environment or {})
         self._memory_limit_bytes = memory_limit_bytes
+        self._until = until
         self._link: Link | None = None
         self._closed = False
         self._num_starts = 0
@@ -56,7 +61,7 @@ class Executor:
 
     @property
     def memory_bytes(self) -> int:
-        """What counts against the memory limit; 0 after the process died, until the next call."""
+        """Of the process and of what it has started; 0 after the process died, until the next call."""
         return 0 if self._link is None else self._link.memory_bytes()
 
     @property
@@ -118,11 +123,12 @@ class Executor:
         return outcome
 
     def _outcome(self, link: Link, timeout_s: float) -> Outcome | Fault:
-        match await_message(link, timeout_s, self._memory_limit_bytes):
+        builds = BuildWatch(link.pid)
+        match await_message(link, timeout_s, self._memory_limit_bytes, until=self._until, builds=builds):
             case Answer(body=body, last=last):
                 if last:
                     self._end()
-                return Reply(bytes(body))
+                return Reply(bytes(body), builds.seconds)
             case Fault() as fault:
                 return fault
             case Hello():  # sent once, before the first call, unless forged

@@ -60,7 +60,7 @@ def _hang(outcome: TimedOut) -> Failure:
 
 
 def _kind(died: Died) -> str:
-    if died.reason in ("memory", "channel", "zygote"):
+    if died.reason in ("memory", "children", "channel", "zygote"):
         return died.reason
     return died.signal_name or f"exit {died.exit_status}"
 
@@ -68,6 +68,8 @@ def _kind(died: Died) -> str:
 def _cause_of_death(died: Died) -> str:
     if died.reason == "memory":
         return "the kernel's process outgrew its memory limit"
+    if died.reason == "children":
+        return "the processes that the kernel started took almost all of the machine's free memory"
     if died.reason == "channel":
         return "the kernel closed or overwrote file descriptors that are not its own"
     if died.reason == "zygote":

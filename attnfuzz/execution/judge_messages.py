@@ -19,6 +19,8 @@ __all__ = [
     "JudgeManyRequest",
     "JudgeReply",
     "JudgeRequest",
+    "PrepareReply",
+    "PrepareRequest",
     "from_wire",
     "to_wire",
 ]
@@ -38,6 +40,18 @@ class DeclarationsReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     kernels: list[Declaration]
     error: str | None = None
+
+
+class PrepareRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Have the kernel `target` do what it declares to do before its first case."""
+
+    target: str
+
+
+class PrepareReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`raised` says why it could not."""
+
+    raised: str | None = None
 
 
 class JudgeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

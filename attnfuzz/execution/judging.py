@@ -25,6 +25,8 @@ from attnfuzz.execution.judge_messages import (
     JudgeManyRequest,
     JudgeReply,
     JudgeRequest,
+    PrepareReply,
+    PrepareRequest,
     to_wire,
 )
 from attnfuzz.execution.service import ExitAfterReply
@@ -62,6 +64,7 @@ class JudgingService:
             "guarded": self._guarded,
             "judge": self._judge,
             "judge_many": self._judge_many,
+            "prepare": self._prepare,
         }
 
     def handle(self, method: str, payload: bytes) -> bytes:
@@ -95,6 +98,15 @@ class JudgingService:
         kernels = load_kernels(target)
         self._kernels.update((kernel.declaration.target, kernel) for kernel in kernels)
         return kernels
+
+    def _prepare(self, payload: bytes) -> PrepareReply:
+        kernel = self._kernel(msgspec.json.decode(payload, type=PrepareRequest).target)
+        try:
+            if kernel.prepare is not None:
+                kernel.prepare()
+        except BaseException as error:  # noqa: BLE001 - the user's code; whatever it raises is told
+            return PrepareReply(raised=f"{type(error).__name__}: {error}")
+        return PrepareReply()
 
     def _judge(self, payload: bytes) -> JudgeReply:
         request = msgspec.json.decode(payload, type=JudgeRequest)

@@ -113,6 +113,10 @@ class Link:
             return None
         return read_record(self._fault_record) if -self.exit_status in (signal.SIGSEGV, signal.SIGBUS) else None
 
+    def own_bytes(self) -> int:
+        """Resident memory of the executor itself."""
+        return 0 if self.pid is None else resident_bytes(self.pid) or 0
+
     def memory_bytes(self) -> int:
         """Resident memory of the executor, and of what it started as of the last look, which takes longer."""
         if self.pid is None:
@@ -120,7 +124,7 @@ class Link:
         if (now := time.monotonic()) >= self._next_look_at_descendants:
             self._next_look_at_descendants = now + _LOOK_AT_DESCENDANTS_EVERY_S
             self._descendant_bytes = descendant_bytes(self.pid)
-        return (resident_bytes(self.pid) or 0) + self._descendant_bytes
+        return self.own_bytes() + self._descendant_bytes
 
     def forget_output(self) -> None:
         """Drop the output so far."""

@@ -8,27 +8,40 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.device_probe import why_no_answer
 from attnfuzz.execution.executor import Executor
 from attnfuzz.execution.faults import failure_of
-from attnfuzz.execution.judge_messages import DeclarationsReply, DeclarationsRequest
+from attnfuzz.execution.judge_messages import DeclarationsReply, DeclarationsRequest, PrepareReply, PrepareRequest
 from attnfuzz.execution.likely_device import Device
-from attnfuzz.execution.outcomes import DeviceLost, Died, ExecutorUnavailable, Reply, ServiceError, TimedOut
+from attnfuzz.execution.outcomes import (
+    DeadlinePassed,
+    DeviceLost,
+    Died,
+    ExecutorUnavailable,
+    Reply,
+    ServiceError,
+    TimedOut,
+)
 
 __all__ = ["LOAD_TIMEOUT_S", "LoadedKernels"]
 
 LOAD_TIMEOUT_S = 300.0
 _PROBE_TIMEOUT_S = 30.0
 """For a fresh process to get an answer from the GPU, which takes half a second."""
+_PREPARE_TIMEOUT_S = 1800.0
 _START_TIMEOUT_S = 120.0  # where a hundred do so at once
 
 
 class LoadedKernels:
-    """Has ``executor`` import a kernel before it is asked anything about it, in each process that it goes on in."""
+    """Has ``executor`` import a kernel before it is asked anything about it, in each process that it goes on in.
 
-    def __init__(self, executor: Executor, device: Device) -> None:
+    ``prepared`` are the targets that need no preparing any more; what is prepared here is added.
+    """
+
+    def __init__(self, executor: Executor, device: Device, prepared: set[str] | None = None) -> None:
         self._executor = executor
         self._device = device
         self._loaded: tuple[int | None, set[str]] = (None, set())
         self._on_device: int | None = None
         self._stuck: str | None = None
+        self.prepared = set() if prepared is None else prepared
 
     @property
     def is_fresh(self) -> bool:
@@ -46,6 +59,18 @@ class LoadedKernels:
         self._remember(declaration.target for declaration in reply.kernels)
         return reply.kernels
 
+    def prepare(self, declaration: Declaration) -> None:
+        """Have the kernel do what it declares to do before its first case. Raises `KernelLoadError` if it cannot."""
+        self.start_device()
+        outcome = self._call("prepare", PrepareRequest(declaration.target), _PREPARE_TIMEOUT_S)
+        if isinstance(outcome, Reply):
+            why = msgspec.json.decode(outcome.body, type=PrepareReply).raised
+        else:
+            why = failure_of(outcome).message
+        if why is not None:
+            raise KernelLoadError(f"prepare() of {declaration.target} failed: {why}")
+        self.prepared.add(declaration.target)
+
     def start_device(self) -> None:
         """Have the present process start CUDA if it is to use it, with more patience than for a case.
 
@@ -61,12 +86,15 @@ class LoadedKernels:
     ) -> Reply | Died | TimedOut:
         """What comes of one call that is about a kernel; importing it does not count against `timeout_s`.
 
-        Raises `KernelLoadError`, `ExecutorUnavailable` where there is no device to go on with afterwards, and
-        `ServiceError` for a bug of the framework, after which calls have a fresh process.
+        Raises `KernelLoadError`, `ExecutorUnavailable` where there is no device to go on with afterwards,
+        `DeadlinePassed` where that came in a build, and `ServiceError` for a bug of the framework, after which calls
+        have a fresh process.
         """
         self._ensure_loaded(declaration)
         outcome = self._call(method, request, timeout_s)
         if isinstance(outcome, TimedOut):
+            if outcome.cut_off and not outcome.still_alive:
+                raise DeadlinePassed
             self._look_at_device(declaration, outcome)
         return outcome
 
@@ -90,6 +118,8 @@ class LoadedKernels:
         self.start_device()
         if pid is None or pid != self._executor.pid or declaration.target not in targets:
             self.declarations([declaration.target])
+        if declaration.needs_preparing and declaration.target not in self.prepared:
+            self.prepare(declaration)
 
     def _remember(self, targets: Iterable[str]) -> None:
         pid, known = self._loaded

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 from attnfuzz.memory.fault_map import GuardedRegion
 
 __all__ = [
+    "DeadlinePassed",
     "DeathReason",
     "DeviceLost",
     "Died",
@@ -19,16 +20,18 @@ __all__ = [
     "signal_name",
 ]
 
-DeathReason: TypeAlias = Literal["exit", "signal", "memory", "channel", "zygote"]
-"""Why an executor died: it exited, a signal killed it, it outgrew its memory limit, it lost or garbled its channel
-to the driver (code that closes or writes to file descriptors that are not its own), or its zygote died each time."""
+DeathReason: TypeAlias = Literal["exit", "signal", "memory", "children", "channel", "zygote"]
+"""Why an executor died: it exited, a signal killed it, it outgrew its memory limit, the processes that it started took
+almost all of the machine's memory, it lost or garbled its channel to the driver (code that closes or writes to file
+descriptors that are not its own), or its zygote died each time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The service answered with `body`, a JSON document."""
+    """The service answered with `body`, a JSON document; for `built_s` seconds it had waited for builds before."""
 
     body: bytes
+    built_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +67,14 @@ class TimedOut:
     """No answer within `after_s` seconds, so the executor was killed.
 
     `stack` is the Python stack of each of its threads when time was up, empty if it could not be had. `still_alive`
-    says that SIGKILL did not end it in time (a process inside a driver call): do not use its device again.
+    says that SIGKILL did not end it in time (a process inside a driver call): do not use its device again. `cut_off`:
+    the caller's deadline came first, in a build or too soon after one, so it need not be a hang.
     """
 
     after_s: float
     stack: str
     still_alive: bool = False
+    cut_off: bool = False
 
 
 Outcome: TypeAlias = Reply | Died | TimedOut
@@ -81,6 +86,10 @@ class ServiceError(RuntimeError):
 
 class ExecutorUnavailable(RuntimeError):  # noqa: N818 - a condition with a remedy, named for what the caller sees
     """No executor can be started; the message says why and what to do."""
+
+
+class DeadlinePassed(Exception):  # noqa: N818 - control flow, like StopIteration
+    """The caller's deadline came while a kernel was being built, or soon after: nothing is known of the case."""
 
 
 class DeviceLost(ExecutorUnavailable):

@@ -6,22 +6,35 @@ import os
 import resource
 import signal
 import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
+    "ProcessSeen",
     "adopt_orphans",
+    "all_processes",
+    "available_bytes",
     "child_pids",
     "cpu_wait_s",
     "descendant_bytes",
+    "descendants",
     "die_with_parent",
     "disable_core_dumps",
     "ended_child",
     "is_blocked",
     "kill_group",
+    "now_in_ticks",
     "prefer_as_oom_victim",
+    "private_bytes",
     "resident_bytes",
     "start_time",
+    "waits_for_file_lock",
 ]
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+"""Of the times in /proc/PID/stat."""
 
 # include/uapi/linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -82,7 +95,7 @@ def descendant_bytes(pid: int) -> int:
 
     0 where the kernel does not list the children of a process; looking for them among all processes takes too long.
     """
-    return sum(_private_bytes(child) + descendant_bytes(child) for child in _listed_children(pid))
+    return sum(private_bytes(child) + descendant_bytes(child) for child in _listed_children(pid))
 
 
 def _listed_children(pid: int) -> list[int]:
@@ -94,12 +107,96 @@ def _listed_children(pid: int) -> list[int]:
     return children
 
 
-def _private_bytes(pid: int) -> int:
+def private_bytes(pid: int) -> int:
+    """Resident memory of a process in bytes, without pages of files; 0 if it is gone."""
     try:
         resident, shared = (int(field) for field in Path(f"/proc/{pid}/statm").read_bytes().split()[1:3])
     except (OSError, ValueError):  # gone
         return 0
     return (resident - shared) * resource.getpagesize()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSeen:
+    """One process at one moment.
+
+    ``cpu_ticks`` is what it and the children that it has waited for have computed, ``start_ticks`` when it started
+    after the machine did, both in clock ticks. ``has_ended``: it is a zombie.
+    """
+
+    parent: int
+    has_ended: bool
+    cpu_ticks: int
+    start_ticks: int
+
+
+def all_processes() -> dict[int, ProcessSeen]:
+    """Every process that can be seen, by process ID; empty where there is no /proc.
+
+    Takes milliseconds, and finds a process's children on kernels too that do not list them.
+    """
+    seen: dict[int, ProcessSeen] = {}
+    with contextlib.suppress(OSError), os.scandir("/proc") as entries:
+        for entry in entries:
+            if entry.name.isdecimal() and (fields := _stat_fields(Path(entry.path))):
+                cpu_ticks = sum(map(int, fields[11:15]))  # proc(5): utime, stime, cutime, cstime
+                seen[int(entry.name)] = ProcessSeen(int(fields[1]), fields[0] == b"Z", cpu_ticks, int(fields[19]))
+    return seen
+
+
+def descendants(processes: Mapping[int, ProcessSeen], pid: int) -> list[int]:
+    """Process IDs of all that ``pid`` has started, and what those have, that still run."""
+    children = [child for child, seen in processes.items() if seen.parent == pid and child != pid]
+    found = [child for child in children if not processes[child].has_ended]
+    return found + [one for child in children for one in descendants(processes, child)]
+
+
+def now_in_ticks() -> int:
+    """The time on the clock of `ProcessSeen.start_ticks`."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_S)
+
+
+def waits_for_file_lock(pid: int) -> bool:
+    """Whether a process is blocked in flock(2) or fcntl(2) until another lets go of a file; False if not known."""
+    try:
+        locks = Path("/proc/locks").read_bytes().splitlines()
+    except OSError:
+        return False
+    waiting = (line.split() for line in locks if b"->" in line)
+    return any(len(fields) > 5 and fields[5] == b"%d" % pid for fields in waiting)
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Memory that could be had without swapping: of the machine, or of the container if that is less; None unknown."""
+    known = [value for value in (_available_to_machine(root), _available_to_container(root)) if value is not None]
+    return min(known, default=None)
+
+
+def _available_to_machine(root: Path) -> int | None:
+    for line in _text_of(root / "proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _available_to_container(root: Path) -> int | None:
+    """As control groups of version 2 or 1 bound it, seen from inside."""
+    for limit, usage in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        bound, used = (_text_of(root / "sys/fs/cgroup" / name).strip() for name in (limit, usage))
+        if bound.isdecimal() and used.isdecimal():
+            return max(0, int(bound) - int(used))
+    return None
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError:
+        return ""
 
 
 def child_pids(parent_pid: int) -> list[int]:

@@ -1,5 +1,6 @@
 """The driver's way to a verdict: kernels run in an executor, whose death is a verdict too. Torch-free."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
@@ -60,13 +61,16 @@ class Runner:
         memory_limit_bytes: int | None = None,
         environment: Mapping[str, str] | None = None,
         zygote: Zygote | None = None,
+        until: float = math.inf,
+        prepared: set[str] | None = None,
     ) -> None:
         """`device`: "auto" takes a GPU if there is one. `timeout_s` bounds one case, `DEFAULT_TIMEOUT_S` if None.
 
         `memory_limit_bytes` bounds the executor's resident memory. `environment` is set in the executor before CUDA is
         initialised: that of a `DeviceLease` pins it to one GPU. `zygote`: where executors come from, started with
-        `service=SERVICE` and for `device`; the caller closes it. Raises `ExecutorUnavailable`, also for "cuda" without
-        a GPU.
+        `service=SERVICE` and for `device`; the caller closes it. `until`: when, on the monotonic clock, to give up a
+        kernel that is being built. `prepared`: targets of kernels that another runner has prepared. Raises
+        `ExecutorUnavailable`, also for "cuda" without a GPU.
         """
         if device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device={device!r} must be 'auto', 'cpu' or 'cuda'")
@@ -75,12 +79,13 @@ class Runner:
         self._owns_zygote = zygote is None
         self._memory_limit_bytes = memory_limit_bytes
         self._executor_environment = dict(environment or {})
+        self._until = until
         self.gpu_share = 0.0
         """How much of the GPU memory that it may use the executor still held after its latest answer, from 0 to 1."""
         self.zygote = zygote or _start_zygote(likely_device(device))
         self._executor = self._new_executor()
         self.device: Device = self._settle_device(device)
-        self._kernels = LoadedKernels(self._executor, self.device)
+        self._kernels = LoadedKernels(self._executor, self.device, prepared)
         self.timeout_s = DEFAULT_TIMEOUT_S[self.device] if timeout_s is None else timeout_s
 
     @cached_property
@@ -102,6 +107,11 @@ class Runner:
         return self._executor.restarts
 
     @property
+    def pid(self) -> int | None:
+        """The executor's process ID; None after it died, until the next call."""
+        return self._executor.pid
+
+    @property
     def resident_bytes(self) -> int:
         """Resident memory of the executor as it is now."""
         return resident_bytes(self._executor.pid) or 0 if self._executor.pid is not None else 0
@@ -114,6 +124,16 @@ class Runner:
     def declarations(self, targets: Sequence[str]) -> list[Declaration]:
         """What all kernels that `targets` name declare. Raises `KernelLoadError` in one sentence."""
         return self._kernels.declarations(targets)
+
+    def prepare(self, declarations: Sequence[Declaration]) -> list[Declaration]:
+        """The same kernels, prepared: wherever they are judged, that will not be done again.
+
+        Raises `KernelLoadError` where a kernel cannot be, and `ExecutorUnavailable`.
+        """
+        for declaration in declarations:
+            if declaration.needs_preparing:
+                self._kernels.prepare(declaration)
+        return [msgspec.structs.replace(declaration, needs_preparing=False) for declaration in declarations]
 
     def start_device(self) -> None:
         """Have the executor start CUDA if it is to use it: what comes first would else wait for that.
@@ -137,18 +157,20 @@ class Runner:
         half the time. `relations`: which of them judge a case that passes otherwise. Importing the kernel does not
         count against `timeout_s`, which is longer for all relations.
 
+        The time of a kernel that is built when it is called does not count (see `attnfuzz.execution.builds`).
+
         Raises `CaseTooLarge`, also if the GPU has no memory for it, `KernelLoadError`, `ExecutorUnavailable` (the
-        environment cannot run kernels), and `ServiceError` for a bug of the framework, after which cases have a fresh
-        process: what kernels have written into this one may be behind it.
+        environment cannot run kernels), `DeadlinePassed` where `until` came in a build, and `ServiceError` for a bug of
+        the framework, after which cases have a fresh process: what kernels have written into this one may be behind it.
         """
         check_size(case)
         encoded = msgspec.Raw(encode_case(case))
         request = JudgeRequest(declaration.target, encoded, self.oracles, self.tolerance, thorough, relations)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         timeout_s *= _TIMES_FOR_ALL if relations == "all" else 1.0
-        reply = self._ask(declaration, request, timeout_s)
+        reply, built_s = self._ask(declaration, request, timeout_s)
         if isinstance(reply, JudgeReply) and reply.exhausted is not None:  # a fresh process has the memory to itself
-            reply = self._ask(declaration, request, timeout_s)
+            reply, built_s = self._ask(declaration, request, timeout_s)
         if not isinstance(reply, JudgeReply):
             failure = failure_of(reply)
             return Verdict(failure=failure if failure.oracle in self.oracles else None)
@@ -156,7 +178,7 @@ class Runner:
             raise CaseTooLarge(f"the case does not fit into the GPU's memory; free some there: {reply.exhausted}")
         if reply.verdict is None:
             raise ExecutorUnavailable(reply.environment or "the executor cannot judge")
-        return from_wire(reply.verdict)
+        return _with_builds(from_wire(reply.verdict), built_s)
 
     def judge_many(
         self,
@@ -183,12 +205,13 @@ class Runner:
         """As `judge_many`, but None where the batch is lost: the caller decides about judging each case alone."""
         for case in cases:
             check_size(case)
-        reply = self._ask_many(declaration, cases, timeout_s)
+        reply, built_s = self._ask_many(declaration, cases, timeout_s)
         if reply is None:
             return None
         if reply.environment is not None:
             raise ExecutorUnavailable(reply.environment)
-        return list(map(from_wire, reply.verdicts))
+        verdicts = list(map(from_wire, reply.verdicts))
+        return [_with_builds(verdict, 0.0 if i else built_s) for i, verdict in enumerate(verdicts)]
 
     def find_leak(self, declaration: Declaration, case: Case, *, timeout_s: float | None = None) -> Failure | None:
         """What there is to say of a kernel that keeps more memory with every call on `case`; None if it does not.
@@ -242,6 +265,8 @@ class Runner:
             memory_limit_bytes=memory_limit_bytes or self._memory_limit_bytes,
             environment=self._executor_environment,
             zygote=self.zygote,
+            until=self._until,
+            prepared=self._kernels.prepared,
         )
 
     def close(self) -> None:
@@ -261,7 +286,10 @@ class Runner:
     def _new_executor(self) -> Executor:
         try:
             return Executor(
-                self.zygote, environment=self._executor_environment, memory_limit_bytes=self._memory_limit_bytes
+                self.zygote,
+                environment=self._executor_environment,
+                memory_limit_bytes=self._memory_limit_bytes,
+                until=self._until,
             )
         except BaseException:
             if self._owns_zygote:
@@ -289,26 +317,31 @@ class Runner:
         self.zygote = _start_zygote("cpu")
         self._executor = self._new_executor()
 
-    def _ask(self, declaration: Declaration, request: JudgeRequest, timeout_s: float) -> JudgeReply | Died | TimedOut:
+    def _ask(
+        self, declaration: Declaration, request: JudgeRequest, timeout_s: float
+    ) -> tuple[JudgeReply | Died | TimedOut, float]:
+        """What comes of it, and for how many seconds it waited for builds."""
         self.gpu_share = 0.0
         outcome = self._kernels.call(declaration, "judge", request, timeout_s=timeout_s)
         if not isinstance(outcome, Reply):
-            return outcome
+            return outcome, 0.0
         reply = msgspec.json.decode(outcome.body, type=JudgeReply)
         self.gpu_share = reply.gpu_share
-        return reply
+        return reply, outcome.built_s
 
-    def _ask_many(self, declaration: Declaration, cases: Sequence[Case], timeout_s: float) -> JudgeManyReply | None:
-        """None if there is no answer that covers the batch."""
+    def _ask_many(
+        self, declaration: Declaration, cases: Sequence[Case], timeout_s: float
+    ) -> tuple[JudgeManyReply | None, float]:
+        """As `_ask`; None if there is no answer that covers the batch."""
         self.gpu_share = 0.0
         encoded = [msgspec.Raw(encode_case(case)) for case in cases]
         request = JudgeManyRequest(declaration.target, encoded, self.oracles, self.tolerance)
         outcome = self._kernels.call(declaration, "judge_many", request, timeout_s=timeout_s)
         if not isinstance(outcome, Reply):
-            return None
+            return None, 0.0
         reply = msgspec.json.decode(outcome.body, type=JudgeManyReply)
         self.gpu_share = reply.gpu_share
-        return None if reply.lost is not None else reply
+        return (None if reply.lost is not None else reply), outcome.built_s
 
     def _use_after(
         self, declaration: Declaration, case: msgspec.Raw, calls: int, timeout_s: float | None
@@ -317,6 +350,22 @@ class Runner:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         outcome = self._kernels.call(declaration, "growth", request, timeout_s=timeout_s)
         return msgspec.json.decode(outcome.body, type=GrowthReply).use if isinstance(outcome, Reply) else None
+
+
+def _with_builds(verdict: Verdict, built_s: float) -> Verdict:
+    """The verdict, of whose time so much was that of builds: they count as compiling."""
+    if not built_s:
+        return verdict
+    timing = verdict.timing
+    return msgspec.structs.replace(
+        verdict,
+        timing=msgspec.structs.replace(
+            timing,
+            compile_s=max(timing.compile_s, built_s),
+            kernel_s=max(0.0, timing.kernel_s - built_s),
+            built_s=built_s,
+        ),
+    )
 
 
 def _start_zygote(device: Device) -> Zygote:

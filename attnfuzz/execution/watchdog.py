@@ -1,8 +1,10 @@
 """Waits for an executor's answer, and establishes what became of it when none comes."""
 
+import math
 import signal
 import time
 
+from attnfuzz.execution.builds import BUILD_PATIENCE_S, LOOK_EVERY_S, BuildWatch
 from attnfuzz.execution.link import Link
 from attnfuzz.execution.messages import ExecutorMessage
 from attnfuzz.execution.outcomes import DeathReason, Died, ExecutorUnavailable, TimedOut, signal_name
@@ -28,31 +30,50 @@ class ZygoteLostError(Exception):
     """The zygote ended, and the executor with it: says nothing about the code under test."""
 
 
-def await_message(link: Link, timeout_s: float, memory_limit_bytes: int | None) -> ExecutorMessage | Died | TimedOut:
+def await_message(
+    link: Link,
+    timeout_s: float,
+    memory_limit_bytes: int | None,
+    *,
+    until: float = math.inf,
+    builds: BuildWatch | None = None,
+) -> ExecutorMessage | Died | TimedOut:
     """The executor's next message, or how it ended: by itself, or killed here for taking too long or too much memory.
 
     What it waits for a CPU on a busy machine is not its own time, nor what it waits for a driver's lock: so much longer
-    it may take, up to `_MOST_PATIENCE` times as long in all. `ZygoteLostError` if its end cannot be known,
+    it may take, up to `_MOST_PATIENCE` times as long in all. Its time begins anew when a build ends (see `builds`),
+    which may take `BUILD_PATIENCE_S`, but not past `until` on the monotonic clock. The limit of memory is for the
+    process itself; what it starts may take what is free. `ZygoteLostError` if its end cannot be known,
     `ExecutorUnavailable` if it could not be forked.
     """
+    builds = BuildWatch(link.pid) if builds is None else builds
     began, waited_before = time.monotonic(), _cpu_wait_s(link)
-    deadline = began + timeout_s
+    deadline, next_look = began + timeout_s, began + LOOK_EVERY_S
+    latest = max(deadline, until)
     expired = False
     while True:
         if (message := link.next_message()) is not None:
             return message
         if (died := _death(link, memory_limit_bytes)) is not None:
             return died
+        now = time.monotonic()
+        if expired or now >= next_look:
+            next_look = now + LOOK_EVERY_S
+            if builds.look() and builds.seconds < BUILD_PATIENCE_S:
+                began, waited_before = now, _cpu_wait_s(link)
+                expired = True  # so that the deadline is set anew
+            if memory_limit_bytes is not None and builds.takes_too_much_memory():
+                return _kill_for(link, "children")
         if expired:
-            grace_s = min(_cpu_wait_s(link) - waited_before, (_MOST_PATIENCE - 1) * timeout_s)
-            deadline, now = began + timeout_s + grace_s, time.monotonic()
+            ends = began + timeout_s + min(_cpu_wait_s(link) - waited_before, (_MOST_PATIENCE - 1) * timeout_s)
+            if ends <= now < (last := began + _MOST_PATIENCE * timeout_s) and link.pid and is_blocked(link.pid):
+                ends = min(last, now + _BLOCKED_S)
+            deadline = min(ends, latest)
             if now >= deadline:
-                last = began + _MOST_PATIENCE * timeout_s
-                if now >= last or link.pid is None or not is_blocked(link.pid):
-                    return _time_out(link, timeout_s)
-                deadline = min(last, now + _BLOCKED_S)
-        remaining_s = deadline - time.monotonic()
-        expired = remaining_s <= 0  # and yet look once more: an answer that lies ready counts
+                return _time_out(link, timeout_s, cut_off=now < ends)
+        now = time.monotonic()
+        expired = now >= deadline  # and yet look once more: an answer that lies ready counts
+        remaining_s = min(deadline, next_look) - now
         link.pump(remaining_s if memory_limit_bytes is None else min(remaining_s, _MEMORY_POLL_S))
 
 
@@ -95,7 +116,7 @@ def _death(link: Link, memory_limit_bytes: int | None) -> Died | None:
         raise ZygoteLostError
     if link.channel_lost:
         return _kill_for(link, "channel")
-    if memory_limit_bytes is not None and link.memory_bytes() > memory_limit_bytes:
+    if memory_limit_bytes is not None and link.own_bytes() > memory_limit_bytes:
         return _kill_for(link, "memory")
     return None
 
@@ -105,7 +126,7 @@ def _kill_for(link: Link, reason: DeathReason) -> Died:
     return describe_death(link, reason)
 
 
-def _time_out(link: Link, after_s: float) -> TimedOut:
+def _time_out(link: Link, after_s: float, *, cut_off: bool) -> TimedOut:
     """Ask for the Python stacks, wait until they have been written, kill."""
     link.forget_output()
     link.signal(STACK_SIGNAL)
@@ -114,7 +135,7 @@ def _time_out(link: Link, after_s: float) -> TimedOut:
         if not link.pump(min(remaining_s, _STACK_SILENCE_S)) and link.output():
             break
     stack = link.output()
-    return TimedOut(after_s, stack, still_alive=not kill(link, wait_s=_HUNG_KILL_WAIT_S))
+    return TimedOut(after_s, stack, still_alive=not kill(link, wait_s=_HUNG_KILL_WAIT_S), cut_off=cut_off)
 
 
 def _await_exit(link: Link, timeout_s: float) -> bool:

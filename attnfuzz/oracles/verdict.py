@@ -123,11 +123,13 @@ def is_fault(oracle: str, kind: str) -> bool:
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds spent on one case, by part; of what a batch spends on all its cases at once, an equal share.
 
-    ``compile_s``: Triton's compilations, which ``kernel_s`` leaves out. Where nothing waits for a GPU, ``kernel_s`` is
-    the time of the launches.
+    ``compile_s``: Triton's compilations and ``built_s``, which ``kernel_s`` leaves out. ``built_s``: waiting for a
+    kernel that compiles itself in other processes. Where nothing waits for a GPU, ``kernel_s`` is the time of the
+    launches. ``build_s`` is for making the inputs.
     """
 
     build_s: float = 0.0
+    built_s: float = 0.0
     compile_s: float = 0.0
     kernel_s: float = 0.0
     reference_s: float = 0.0

@@ -1,6 +1,7 @@
 """Services for the tests of the isolation layer, loaded in executors by this file's path."""
 
 import ctypes
+import fcntl
 import os
 import signal
 import stat
@@ -94,13 +95,45 @@ class Rogue:
             time.sleep(0.001)
         return len(held)
 
-    def grow_in_a_child(self, max_mebibytes: int) -> int:
-        child = os.fork()
-        if child == 0:
-            self.grow(max_mebibytes)
-            os._exit(0)
-        os.waitpid(child, 0)
-        return child
+    def build(self, argument: tuple[float, int]) -> str:
+        """Start a compiler that takes so many seconds and mebibytes, and wait for it."""
+        seconds, mebibytes = argument
+        script = f"import time; held = bytearray(b'x') * ({mebibytes} << 20); time.sleep({seconds})"
+        subprocess.run([sys.executable, "-c", script], check=True)
+        return "built"
+
+    def build_then_spin(self, argument: tuple[float, int]) -> None:
+        self.build(argument)
+        self.spin(argument)
+
+    def have_a_helper(self, busy: bool) -> str:
+        """Start a process that stays, as pools of compilers do."""
+        subprocess.Popen([sys.executable, "-c", "while True: pass" if busy else "import time; time.sleep(60)"])
+        time.sleep(0.3)
+        return "started"
+
+    def wait_for_lock(self, argument: tuple[str, float]) -> str:
+        """Wait in the system for a file's lock; ask for it again and again if the second argument is positive."""
+        path, poll_s = argument
+        with Path(path).open("a") as file:
+            while poll_s:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(poll_s)
+            else:
+                fcntl.flock(file, fcntl.LOCK_EX)
+        return "locked"
+
+    def build_behind_lock(self, argument: tuple[str, float]) -> str:
+        path, seconds = argument
+        with Path(path).open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            subprocess.run(
+                [sys.executable, "-c", f"import time\nend=time.time()+{seconds}\nwhile time.time()<end: pass"]
+            )
+        return "built"
 
     def kill_itself_at_first(self, argument: tuple[str, int]) -> int:
         """SIGKILL in the first runs, counted in a file; the number of this run if it survives."""

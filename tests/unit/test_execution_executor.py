@@ -146,13 +146,6 @@ def test_memory_limit_ends_a_process_that_grows(zygote: Zygote) -> None:
         assert call(executor, "grow", 8) == 2
 
 
-def test_memory_of_what_a_process_starts_counts(zygote: Zygote) -> None:
-    """A kernel could have the machine's memory by way of a child."""
-    with Executor(zygote, memory_limit_bytes=200 << 20) as executor:
-        assert died(call(executor, "grow_in_a_child", 2000)).reason == "memory"
-        assert call(executor, "echo", 1) == 1
-
-
 def test_a_kill_from_outside_is_not_charged_to_the_call(executor: Executor, tmp_path: Path) -> None:
     """When the system runs out of memory, a finding would be made of whichever kernel ran."""
     assert call(executor, "kill_itself_at_first", [str(tmp_path / "runs"), 2]) == 3

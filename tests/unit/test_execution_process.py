@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.execution.process import (
+    available_bytes,
     child_pids,
     cpu_wait_s,
     descendant_bytes,
@@ -200,3 +201,22 @@ def test_group_is_killed_with_its_leader() -> None:
 def test_killing_what_is_gone_is_harmless(gone: int) -> None:
     """Cleaning up after a death would raise."""
     kill_group(gone)
+
+
+def test_a_container_s_limit_counts(tmp_path: Path) -> None:
+    """In a container, the machine's memory says nothing."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text("MemTotal:  99 kB\nMemAvailable:  4096 kB\n")
+    assert available_bytes(tmp_path) == 4096 * 1024
+    groups = tmp_path / "sys" / "fs" / "cgroup"
+    groups.mkdir(parents=True)
+    (groups / "memory.max").write_text("max\n")
+    (groups / "memory.current").write_text("5\n")
+    assert available_bytes(tmp_path) == 4096 * 1024
+    (groups / "memory.max").write_text("1000\n")
+    assert available_bytes(tmp_path) == 995
+
+
+def test_memory_that_is_not_known_is_not_guessed(tmp_path: Path) -> None:
+    """A system without /proc would get a limit of nothing."""
+    assert available_bytes(tmp_path) is None
