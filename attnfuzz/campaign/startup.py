@@ -5,7 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice, product
 from typing import cast
+
+import msgspec
 
 from attnfuzz.campaign.calibration import PROBE_KERNEL, Choice, ProbeLoad, by_formula, calibrate, cores
 from attnfuzz.campaign.checkpoints import Checkpoints
@@ -26,14 +29,19 @@ from attnfuzz.campaign.worker_process import WorkerProcess
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.claims import PrivateFolder
 from attnfuzz.execution.devices import DeviceLease, Gpu, find_gpus
-from attnfuzz.execution.outcomes import ExecutorUnavailable
+from attnfuzz.execution.outcomes import ExecutorUnavailable, ServiceError
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, ORACLES, OracleName
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.simplest import simplest_case
 
-__all__ = ["Request", "choose_workers", "load_searchable", "run_campaign"]
+__all__ = ["Request", "choose_workers", "have_built", "load_searchable", "run_campaign"]
 
 _ALWAYS_ON = ("crash", "hang")
+_BUILDING_TIMEOUT_S = {"cpu": 5.0, "cuda": 20.0}
+"""Of a case that is run for what it builds, which itself has all the time it needs."""
+_MOST_BUILT = 32
 _ONLY_GPU = Gpu("")
 """Where torch finds one and nvidia-smi is not there: it needs no pinning."""
 
@@ -52,6 +60,7 @@ def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
         JournalFolder() as journal,
     ):
         declarations = load_searchable(runner, request.kernels, note=reporter.note)
+        have_built(runner, declarations, reporter.note)
         if request.resume is not None:
             request.resume.check_kernels({declaration.target for declaration in declarations})
         _say_what_was_left(request, journal, state_file, reporter)
@@ -90,6 +99,49 @@ def load_searchable(
     if unready := [declaration.target for declaration in distinct.values() if declaration.needs_preparing]:
         note(f"preparing {', '.join(unready)}")
     return runner.prepare(list(distinct.values()))
+
+
+def have_built(runner: Runner, declarations: Sequence[Declaration], note: Callable[[str], None]) -> None:
+    """Run kernels that compile themselves once, before many processes would compile the same at once.
+
+    Whether a kernel does shows in its simplest case. If so, one is run of each dtype, head size and option as well: one
+    after the other, since build tools that share a folder (FlashInfer's do) forget each other's results when they run
+    at once. What a case comes to is left to the search. Bundled kernels are Triton's to compile.
+    """
+    for declaration in declarations:
+        if ":" not in declaration.target:
+            continue
+        simplest, *others = _one_of_each(declaration)
+        if _builds(runner, declaration, simplest):
+            note(f"{declaration.target} compiles itself: building what it declares, one after the other")
+            for case in others:
+                _builds(runner, declaration, case)
+
+
+def _one_of_each(declaration: Declaration) -> list[Case]:
+    """The simplest case of each combination of dtype, head size and options, up to a number, the simplest first."""
+    supports, options = declaration.supports, declaration.options
+    combinations = product(supports.dtypes, supports.head_sizes or (None,), product(*options.values()))
+    cases = list[Case]()
+    for dtype, size, chosen in islice(combinations, _MOST_BUILT):
+        one = msgspec.structs.replace(supports, dtypes=(dtype,), head_sizes=None if size is None else (size,))
+        choices = {name: (choice,) for name, choice in zip(options, chosen, strict=True)}
+        try:
+            cases.append(simplest_case(declaration.problem, one, choices))
+        except ValueError:  # the size does not go with any of the layouts
+            continue
+    return cases or [simplest_case(declaration.problem, supports, options)]
+
+
+def _builds(runner: Runner, declaration: Declaration, case: Case) -> bool:
+    """Whether the kernel starts a compiler for ``case``, and how the case ends does not matter."""
+    try:
+        verdict = runner.judge(
+            declaration, case, timeout_s=_BUILDING_TIMEOUT_S[runner.device], thorough=False, relations=()
+        )
+    except (ServiceError, CaseTooLarge):  # told when the search meets it
+        return False
+    return verdict.timing.built_s > 0
 
 
 def choose_workers(request: Request, runner: Runner, gpus: Sequence[Gpu]) -> Choice:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from attnfuzz.campaign.journal import Journal
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.outcomes import ServiceError
+from attnfuzz.execution.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.oracles.verdict import Failure, Relations, Timing, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
@@ -29,6 +30,7 @@ class FakeRunner:
         self.case_s = case_s
         self.limits: list[float] = []
         self.afresh: list[bool] = []
+        self.verdict = Verdict()
 
     def judge(
         self,
@@ -42,12 +44,13 @@ class FakeRunner:
         self.limits.append(timeout_s)
         self.afresh.append(afresh)
         self.now += min(self.case_s, timeout_s)
-        return HANG if self.case_s > timeout_s else Verdict()
+        return HANG if self.case_s > timeout_s else self.verdict
+
+    def clock(self) -> float:
+        return self.now
 
     def timed(self, *, deadline: float = 1e9, journal: Path | None = None) -> TimedJudge:
-        return TimedJudge(
-            self.judge, deadline=deadline, longest_s=10.0, journal=Journal(journal), clock=lambda: self.now
-        )
+        return TimedJudge(self.judge, deadline=deadline, longest_s=10.0, journal=Journal(journal), clock=self.clock)
 
 
 def test_the_limit_shrinks_once_cases_have_passed() -> None:
@@ -124,6 +127,51 @@ def test_the_case_is_journalled_before_it_runs(tmp_path: Path) -> None:
 
     TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(path))(DECLARATION, CASE, afresh=True)
     assert seen == [CASE]
+
+
+def test_the_first_case_of_a_format_in_a_process_may_compile() -> None:
+    """A kernel whose compiler runs in its own process would be killed in it, once it has run anything else."""
+    runner, process = FakeRunner(case_s=0.01), [1]
+    judge = TimedJudge(
+        runner.judge,
+        deadline=1e9,
+        longest_s=10.0,
+        journal=Journal(None),
+        process=lambda: process[0],
+        clock=runner.clock,
+    )
+    for _ in range(12):
+        judge(DECLARATION, CASE)
+    assert runner.limits[-1] == 2.0
+    judge(DECLARATION, msgspec.structs.replace(CASE, head_size=32))
+    judge(DECLARATION, msgspec.structs.replace(CASE, head_size=32, seq_lens=(2,)))
+    assert runner.limits[-2:] == [10.0, 2.0]
+    process[0] = 2
+    judge(DECLARATION, CASE)
+    judge(DECLARATION, CASE)
+    assert runner.limits[-2:] == [10.0, 2.0]
+
+
+def test_builds_teach_nothing_about_hangs() -> None:
+    """After a build of a minute, every hang would have the longest time."""
+    runner = FakeRunner(case_s=5.0)
+    runner.verdict = Verdict(timing=Timing(compile_s=4.99, built_s=4.99))
+    judge = runner.timed()
+    for _ in range(11):
+        judge(DECLARATION, CASE)
+    assert runner.limits[-1] == 2.0
+
+
+def test_a_build_that_the_deadline_ends_is_no_hang() -> None:
+    """The last case of a campaign would be accused for being compiled too late."""
+
+    def judge(
+        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
+    ) -> Verdict:
+        raise DeadlinePassed
+
+    with pytest.raises(OutOfTime):
+        TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(None))(DECLARATION, CASE)
 
 
 class FakeBatches:

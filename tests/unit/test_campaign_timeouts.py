@@ -58,3 +58,14 @@ def test_a_batch_does_not_wait_for_what_hangs_in_it_as_long_as_a_case() -> None:
     timeout.record(0.01)
     assert timeout.limit_s() == 10.0
     assert timeout.batch_limit_s(11) == 2.6
+
+
+def test_the_first_case_of_a_format_has_a_patience_of_its_own() -> None:
+    """A kernel that compiles within its own process would be killed half way, and accused of a hang."""
+    timeout = AdaptiveTimeout(60.0)
+    timeout.record(0.01, cases=100)
+    assert (timeout.limit_s(), timeout.limit_s(first=True)) == (2.0, 60.0)
+    for _ in range(10):
+        timeout.record(1.5, first=True)
+    assert (timeout.limit_s(), timeout.limit_s(first=True)) == (2.0, 30.0)
+    assert timeout.certain_s == 30.0  # in a fresh process, where every format is new
