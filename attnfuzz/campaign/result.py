@@ -121,6 +121,13 @@ class CampaignResult:
     signal: int | None = None
     elsewhere: tuple[FoundElsewhere, ...] = ()
 
+    @property
+    def unreached(self) -> tuple[str, ...]:
+        """Targets of the kernels that no case was judged on: nothing is known of them."""
+        found = {finding.declaration.target for finding in self.findings}
+        kernels = self.statistics.kernels.items()
+        return tuple(target for target, kernel in kernels if not kernel.cases and target not in found)
+
     def findings_of(self, target: str) -> list[Finding]:
         """The findings of one kernel."""
         return [finding for finding in self.findings if finding.declaration.target == target]

@@ -31,7 +31,7 @@ from attnfuzz.campaign.zygote_broker import BorrowedZygote
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.devices import DeviceLease
 from attnfuzz.execution.outcomes import DeviceLost, ExecutorUnavailable
-from attnfuzz.execution.process import die_with_parent
+from attnfuzz.execution.process import die_with_parent, why_starved
 from attnfuzz.execution.runner import Runner
 from attnfuzz.execution.zygote_client import Zygote
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
@@ -65,8 +65,9 @@ def main(arguments: list[str]) -> int:
         lost = isinstance(error, DeviceLost)
         channel.send(Trouble(message=str(error), environment=True, device_lost=lost))
         return 1
-    except Exception:  # noqa: BLE001 - a process boundary: the coordinator is told everything
-        channel.send(Trouble(message=traceback.format_exc()))
+    except Exception as error:  # noqa: BLE001 - a process boundary: the coordinator is told everything
+        starved = why_starved(error)
+        channel.send(Trouble(message=starved or traceback.format_exc(), environment=starved is not None))
         return 1
     return 0
 
