@@ -16,6 +16,7 @@ from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.handover import Handover
 from attnfuzz.campaign.interrupts import Interrupts
 from attnfuzz.campaign.messages import (
+    Begin,
     Busy,
     Confirmed,
     Duplicate,
@@ -25,6 +26,7 @@ from attnfuzz.campaign.messages import (
     Known,
     Minimised,
     Progress,
+    Ready,
     Setup,
     Smaller,
     Trouble,
@@ -251,6 +253,9 @@ class Coordinator:
 
     def _handle(self, number: int, message: FromWorker) -> None:
         match message:
+            case Ready():
+                self._statistics.begin()
+                self._crew.send(number, Begin(deadline=self._statistics.deadline))
             case Progress():
                 self._statistics.add(message)
                 self._crew.has_judged(number)

@@ -25,7 +25,7 @@ from attnfuzz.campaign.history import History
 from attnfuzz.campaign.journal import Journal
 from attnfuzz.campaign.judging import TimedJudge
 from attnfuzz.campaign.memory_watch import MemoryWatch
-from attnfuzz.campaign.messages import Setup, ToWorker, Trouble
+from attnfuzz.campaign.messages import Begin, Ready, Setup, Stop, ToWorker, Trouble
 from attnfuzz.campaign.search import Search
 from attnfuzz.campaign.zygote_broker import BorrowedZygote
 from attnfuzz.declaration import Declaration, KernelLoadError
@@ -86,6 +86,13 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
         zygote=zygote,
     )
     with contextlib.closing(_Executors(runner, setup)) as executors, contextlib.closing(_journal(setup)) as journal:
+        runner.start_device()
+        runner.declarations([declaration.target for declaration in setup.kernels])
+        channel.send(Ready())
+        begin = channel.wait_for(Begin, Stop, timeout_s=_SETUP_WAIT_S)
+        if not isinstance(begin, Begin):
+            return
+        setup = msgspec.structs.replace(setup, deadline=begin.deadline)
         judge = TimedJudge(
             executors.judge,
             judge_together=executors.judge_together,

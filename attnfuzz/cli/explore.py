@@ -33,7 +33,7 @@ _FIELDS = {"budget": "budget_s", "save_dir": "save_folder"}
 @click.command(epilog=KERNEL_HELP)
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
 @click.option(
-    "--budget", callback=duration, default="60s", show_default=True, help="Wall-clock time, start-up included."
+    "--budget", callback=duration, default="60s", show_default=True, help="Time to search, start-up not included."
 )
 @click.option(
     "--workers", callback=number_of_workers, default="auto", show_default=True, help="Processes that judge cases."
