@@ -23,6 +23,7 @@ from attnfuzz.execution.executor import Executor
 from attnfuzz.execution.runner import SERVICE
 from attnfuzz.execution.zygote_client import Zygote
 from attnfuzz.memory.reservation import why_unavailable
+from attnfuzz.own_errors import in_one_sentence
 
 __all__ = ["Line", "examine"]
 
@@ -143,7 +144,8 @@ def _restart() -> Line:
             elapsed_ms = 1000 * (time.perf_counter() - started)
             executor.close()
     except RuntimeError as error:
-        return Line("executor", "problem", str(error), "see the output above; then run attnfuzz doctor again")
+        remedy = "see the output above; then run attnfuzz doctor again"
+        return Line("executor", "problem", in_one_sentence(str(error)), remedy)
     return Line("executor", "ok", f"restarts in {elapsed_ms:.0f} ms")
 
 

@@ -152,18 +152,21 @@ class RegressionFile(pytest.File):
     """One saved case."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """One test per kernel. Raises CollectError with one sentence for a file that is not valid."""
+        """One test per kernel. Raises CollectError with one sentence for a file that is not valid, or cannot be run."""
         from attnfuzz.campaign.replay import resolve_target
         from attnfuzz.corpus import RegressionError, load_regression
         from attnfuzz.declaration import KernelLoadError
+        from attnfuzz.execution.outcomes import ExecutorUnavailable
+        from attnfuzz.own_errors import in_one_sentence
 
         try:
             regression = load_regression(self.path)
             target = resolve_target(regression.kernel, self.path)
-        except (RegressionError, KernelLoadError) as error:
-            raise self.CollectError(str(error)) from None
+            supporting = list(_supporting(self.config, regression))
+        except (RegressionError, KernelLoadError, ExecutorUnavailable) as error:
+            raise self.CollectError(in_one_sentence(str(error))) from None
         yield RegressionItem.from_parent(self, name=regression.kernel, target=target, regression=regression)
-        for name in _supporting(self.config, regression):
+        for name in supporting:
             if name != regression.kernel:
                 yield RegressionItem.from_parent(self, name=name, target=name, regression=regression)
 
@@ -191,15 +194,19 @@ class RegressionItem(pytest.Item):
         check(self.target, self.path, device=_device(self.config), tolerance=_tolerance(self.config))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The oracle's words and the command that replays the case, in place of a traceback."""
+        """The oracle's words and the command that replays the case, or what keeps it from running, not a traceback."""
+        from attnfuzz.execution.outcomes import ExecutorUnavailable, ServiceError
         from attnfuzz.kernel_failure import KernelFailure, failure_report
+        from attnfuzz.own_errors import in_one_sentence, own_error
 
         error = excinfo.value
         if isinstance(error, KernelFailure):
             file = os.path.relpath(self.path, self.config.invocation_params.dir)
             command = shlex.join(["attnfuzz", "replay", file, "--kernel", self.name])
             return failure_report(error.failure, self.name, error.case, replay=command)
-        return str(error) if isinstance(error, ValueError) else super().repr_failure(excinfo, style)
+        if isinstance(error, ValueError | ExecutorUnavailable):
+            return in_one_sentence(str(error))
+        return own_error(error) if isinstance(error, ServiceError) else super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, None, str]:
         """Where the test is and what it is called."""

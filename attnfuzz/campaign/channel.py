@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import time
 from typing import Generic, TypeVar
 
 import msgspec
@@ -32,6 +33,7 @@ class Channel(Generic[In]):
         self._buffer = bytearray()
         self._unsent = bytearray()
         self._patient = patient
+        self._early: list[In] = []
         self._ended = False
         self._poller = select.poll()
         self._poller.register(connection, select.POLLIN)
@@ -61,6 +63,9 @@ class Channel(Generic[In]):
 
         With ``most``, those beyond it are left for the next time.
         """
+        if self._early:
+            early, self._early = self._early[:most], self._early[most:] if most is not None else []
+            return early
         if b"\n" in self._buffer:
             timeout_s = 0.0
         while not self._ended and self._poller.poll(1000 * timeout_s):
@@ -77,6 +82,19 @@ class Channel(Generic[In]):
         if self._ended and not lines:
             raise ChannelClosed("the other side closed the connection")
         return [self._decoder.decode(line) for line in taken]
+
+    def wait_for(self, *kinds: type[msgspec.Struct], timeout_s: float) -> In:
+        """The first message of one of ``kinds``; those before it are left for `receive`. Raises TimeoutError."""
+        until = time.monotonic() + timeout_s
+        before: list[In] = []
+        while time.monotonic() < until:
+            for message in self.receive(until - time.monotonic(), most=1):
+                if isinstance(message, kinds):
+                    self._early = [*before, *self._early]
+                    return message
+                before.append(message)
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise TimeoutError(f"no {names} came within {timeout_s:.0f} s")
 
     def close(self) -> None:
         """Hang up."""

@@ -46,11 +46,12 @@ class Checkpoints:
         if self._file is None:
             return
         self._last, self._news = time.monotonic(), False
+        elapsed_s = statistics.elapsed_s()
         cut_off = [_pursue(finding) for finding in findings if finding.shrunk_s is None]
         state = State(
-            asked=msgspec.structs.replace(self._asked, budget_s=statistics.deadline - statistics.started),
+            asked=msgspec.structs.replace(self._asked, budget_s=elapsed_s + statistics.remaining_s()),
             seed=statistics.seed,
-            elapsed_s=statistics.elapsed_s(),
+            elapsed_s=elapsed_s,
             parts=self._parts + 1,
             kernels=tuple(statistics.kernels.values()),
             interval_s=statistics.throughput.interval_s,

@@ -16,6 +16,7 @@ from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.handover import Handover
 from attnfuzz.campaign.interrupts import Interrupts
 from attnfuzz.campaign.messages import (
+    Begin,
     Busy,
     Confirmed,
     Duplicate,
@@ -25,6 +26,7 @@ from attnfuzz.campaign.messages import (
     Known,
     Minimised,
     Progress,
+    Ready,
     Setup,
     Smaller,
     Trouble,
@@ -38,6 +40,7 @@ from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom
 from attnfuzz.campaign.state import State
 from attnfuzz.campaign.worker_process import LastWords, Launch
 from attnfuzz.oracles.verdict import OracleName
+from attnfuzz.own_errors import in_one_sentence
 from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["Coordinator", "Plan"]
@@ -94,6 +97,7 @@ class Coordinator:
         self._device_ids: dict[int, str] = {}
         self._lost_devices: set[str] = set()
         self._troubles: list[str] = []
+        self._heard_of: set[str] = set()
         self._in_trouble: set[int] = set()
         self._fail_fast_hit = False
         self._environment_fails = False
@@ -249,6 +253,9 @@ class Coordinator:
 
     def _handle(self, number: int, message: FromWorker) -> None:
         match message:
+            case Ready():
+                self._statistics.begin()
+                self._crew.send(number, Begin(deadline=self._statistics.deadline))
             case Progress():
                 self._statistics.add(message)
                 self._crew.has_judged(number)
@@ -282,10 +289,10 @@ class Coordinator:
                     self._lost_devices.add(self._device_ids.get(number, ""))
 
     def _note_trouble(self, message: str) -> None:
-        if message not in self._troubles:
-            self._troubles.append(message)
-            lines = message.strip().splitlines()
-            self._reporter.note(lines[-1] if "Traceback" in lines[0] else lines[0])
+        if message not in self._heard_of:
+            self._heard_of.add(message)
+            self._troubles.append(in_one_sentence(message))
+            self._reporter.note(self._troubles[-1].partition("\n")[0])
 
     def _give_up_lost_devices(self) -> None:
         """End all workers on a GPU that does not answer; what they were at is taken up elsewhere, if there is a GPU."""

@@ -12,6 +12,7 @@ from attnfuzz.problems.formats import Format
 from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = [
+    "Begin",
     "Busy",
     "Confirmed",
     "Duplicate",
@@ -22,6 +23,7 @@ __all__ = [
     "Minimised",
     "Progress",
     "Pursue",
+    "Ready",
     "Setup",
     "Smaller",
     "Stop",
@@ -34,10 +36,11 @@ __all__ = [
 class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     """The first message to a worker.
 
-    ``deadline`` is on the monotonic clock, which the processes of one machine share. ``zygote`` is the address under
-    which executors are had; ``journal`` the file that names the case being judged. ``memory_limit_bytes`` bounds the
-    resident memory of an executor and what it starts. ``device_id`` is the GPU that the worker's executors have to
-    themselves, as CUDA_VISIBLE_DEVICES names it; empty for all there are. ``sharing`` is how many workers share it.
+    ``deadline`` is on the monotonic clock, which the processes of one machine share; `Begin` brings it nearer.
+    ``zygote`` is the address under which executors are had; ``journal`` the file that names the case being judged.
+    ``memory_limit_bytes`` bounds the resident memory of an executor. ``device_id`` is the GPU that the worker's
+    executors have to themselves, as CUDA_VISIBLE_DEVICES names it; empty for all there are. ``sharing`` is how many
+    workers share it.
     """
 
     worker: int
@@ -55,6 +58,12 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     device_label: str = ""
     sharing: int = 1
     tolerance: Tolerance = "bound"
+
+
+class Begin(msgspec.Struct, tag="begin", frozen=True, kw_only=True):
+    """The answer to `Ready`: search until ``deadline``. What is said before it is for the search."""
+
+    deadline: float
 
 
 class Known(msgspec.Struct, tag="known", frozen=True, kw_only=True):
@@ -97,6 +106,10 @@ class FormatCompiled(msgspec.Struct, tag="format_compiled", frozen=True, kw_only
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
     """The campaign is over."""
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    """The worker could judge a case now: all of its start-up is done."""
 
 
 class Progress(msgspec.Struct, tag="progress", frozen=True, kw_only=True):
@@ -195,7 +208,7 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
     device_lost: bool = False
 
 
-ToWorker: TypeAlias = Setup | Known | Busy | Pursue | FormatCompiled | Stop
+ToWorker: TypeAlias = Setup | Begin | Known | Busy | Pursue | FormatCompiled | Stop
 FromWorker: TypeAlias = (
-    Progress | FormatCompiled | Found | Confirmed | Unconfirmed | Smaller | Minimised | Duplicate | Trouble
+    Ready | Progress | FormatCompiled | Found | Confirmed | Unconfirmed | Smaller | Minimised | Duplicate | Trouble
 )

@@ -15,8 +15,9 @@ __all__ = ["Request"]
 class Request:
     """What a campaign is asked to do.
 
-    ``started`` is when the command began, on the monotonic clock; ``budget_s`` counts from there. ``workers`` and
-    ``seed`` are chosen if None; without ``oracles`` all of them judge. ``shared`` is the address of a Redis server.
+    ``started`` is when the command began, on the monotonic clock; ``budget_s`` counts from when the first worker can
+    judge. ``workers`` and ``seed`` are chosen if None; without ``oracles`` all of them judge. ``shared`` is the address
+    of a Redis server.
     ``resume`` is the state of an interrupted campaign to go on with.
     """
 

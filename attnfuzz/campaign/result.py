@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -55,7 +56,8 @@ class KernelStatistics:
 class Statistics:
     """Everything about a campaign that changes while it runs. Times are on the monotonic clock.
 
-    ``why_so_many``: what the number of workers was chosen by; empty if it was asked for.
+    ``why_so_many``: what the number of workers was chosen by; empty if it was asked for. ``deadline`` allows for
+    start-up until ``begin``, from when ``budget_s`` are left.
     """
 
     kernels: dict[str, KernelStatistics]
@@ -66,6 +68,7 @@ class Statistics:
     workers: int
     seed: int
     why_so_many: str = ""
+    budget_s: float = math.inf
     findings: list[Finding] = field(default_factory=list)
     throughput: Throughput = field(default_factory=Throughput)
 
@@ -94,13 +97,17 @@ class Statistics:
         """Cases judged."""
         return sum(kernel.cases for kernel in self.kernels.values())
 
+    def begin(self) -> None:
+        """Cases can be judged from now on, if not before: nothing may postpone the end any more."""
+        self.deadline = min(self.deadline, time.monotonic() + self.budget_s)
+
     def elapsed_s(self) -> float:
         """Seconds since the command began."""
         return time.monotonic() - self.started
 
     def remaining_s(self) -> float:
         """Seconds of the budget that are left."""
-        return max(0.0, self.deadline - time.monotonic())
+        return max(0.0, min(self.budget_s, self.deadline - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,13 @@ class CampaignResult:
     troubles: tuple[str, ...] = ()
     signal: int | None = None
     elsewhere: tuple[FoundElsewhere, ...] = ()
+
+    @property
+    def unreached(self) -> tuple[str, ...]:
+        """Targets of the kernels that no case was judged on: nothing is known of them."""
+        found = {finding.declaration.target for finding in self.findings}
+        kernels = self.statistics.kernels.items()
+        return tuple(target for target, kernel in kernels if not kernel.cases and target not in found)
 
     def findings_of(self, target: str) -> list[Finding]:
         """The findings of one kernel."""

@@ -13,7 +13,6 @@ __all__ = ["Schedule"]
 
 _FIRST_SLICE_S = 1.0
 _LATER_SLICE_S = 3.0
-_SHORTEST_SLICE_S = 0.25
 _PRICE_OF_FATAL = 2.0
 
 
@@ -28,24 +27,28 @@ class _Share:
 class Schedule:
     """Slices of time for the kernels named by ``targets``.
 
-    Worker ``worker`` of ``num_workers`` starts at its own place in the list, so that together they reach each kernel
-    sooner.
+    Worker ``worker`` of ``num_workers`` begins with its own part of the list and goes on with the end of the part
+    before it, so that together they reach each kernel soon, whoever of them is slow.
     """
 
     def __init__(self, targets: Sequence[str], *, worker: int = 0, num_workers: int = 1) -> None:
-        first = worker * len(targets) // max(1, num_workers)
-        self._shares = {target: _Share() for target in (*targets[first:], *targets[:first])}
+        first, end = ((worker + i) * len(targets) // max(1, num_workers) for i in range(2))
+        others = (*targets[end:], *targets[:first])
+        self._shares = {target: _Share() for target in (*targets[first:end], *reversed(others))}
 
     def next_target(self) -> str:
         """The kernel that had the least time; among those with the same, the one with fewer cases."""
         return min(self._shares, key=lambda target: (self._shares[target].seconds, self._shares[target].cases))
 
     def slice_s(self, target: str, remaining_s: float) -> float:
-        """Seconds for the next round on ``target``: short while other kernels wait for their first."""
+        """Seconds for the next round on ``target``: short while other kernels wait for their first.
+
+        A round judges a case, however short it is.
+        """
         if self._shares[target].rounds:
             return min(_LATER_SLICE_S, remaining_s)
         fair = remaining_s / (2 * len(self._shares))
-        return min(remaining_s, max(_SHORTEST_SLICE_S, min(_FIRST_SLICE_S, fair)))
+        return min(_FIRST_SLICE_S, fair)
 
     def record(self, target: str, *, seconds: float, cases: int) -> None:
         """Charge a round to ``target``."""

@@ -124,7 +124,11 @@ class Search:
         self._scout(declaration)
         if self._goes_on():
             until = started + self._slice_s(target, started)
-            self._drawing.round(declaration, lambda case: self._visit(declaration, case), until=until)
+
+            def visit(case: Case) -> bool:  # asked once at least, or the slice might end before the first case is drawn
+                return self._visit(declaration, case) and time.monotonic() < until
+
+            self._drawing.round(declaration, visit, until=self._setup.deadline)
             self._tally.flush()
         self._schedule.record(
             target, seconds=time.monotonic() - started, cases=self._tally.cases(target) - cases_before

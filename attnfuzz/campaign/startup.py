@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice, product
@@ -42,6 +43,8 @@ _ALWAYS_ON = ("crash", "hang")
 _BUILDING_TIMEOUT_S = {"cpu": 5.0, "cuda": 20.0}
 """Of a case that is run for what it builds, which itself has all the time it needs."""
 _MOST_BUILT = 32
+_MOST_START_UP_S = 300.0
+"""Of the workers: if none is ready by then, the budget begins all the same, so that a campaign ends."""
 _ONLY_GPU = Gpu("")
 """Where torch finds one and nvidia-smi is not there: it needs no pinning."""
 
@@ -202,7 +205,8 @@ def _statistics(
     statistics = Statistics(
         kernels=Statistics.of_kernels(declarations),
         started=request.started - before_s,
-        deadline=request.started + request.budget_s,
+        deadline=time.monotonic() + _MOST_START_UP_S + request.budget_s,
+        budget_s=request.budget_s,
         device=runner.device,
         device_name=f"{num_gpus} x {runner.device_name}" if num_gpus > 1 else runner.device_name,
         workers=workers.workers,

@@ -25,13 +25,13 @@ from attnfuzz.campaign.history import History
 from attnfuzz.campaign.journal import Journal
 from attnfuzz.campaign.judging import GRACE_S, TimedJudge
 from attnfuzz.campaign.memory_watch import MemoryWatch
-from attnfuzz.campaign.messages import Setup, ToWorker, Trouble
+from attnfuzz.campaign.messages import Begin, Ready, Setup, Stop, ToWorker, Trouble
 from attnfuzz.campaign.search import Search
 from attnfuzz.campaign.zygote_broker import BorrowedZygote
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.devices import DeviceLease
 from attnfuzz.execution.outcomes import DeviceLost, ExecutorUnavailable
-from attnfuzz.execution.process import die_with_parent
+from attnfuzz.execution.process import die_with_parent, why_starved
 from attnfuzz.execution.runner import Runner
 from attnfuzz.execution.zygote_client import Zygote
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
@@ -65,8 +65,9 @@ def main(arguments: list[str]) -> int:
         lost = isinstance(error, DeviceLost)
         channel.send(Trouble(message=str(error), environment=True, device_lost=lost))
         return 1
-    except Exception:  # noqa: BLE001 - a process boundary: the coordinator is told everything
-        channel.send(Trouble(message=traceback.format_exc()))
+    except Exception as error:  # noqa: BLE001 - a process boundary: the coordinator is told everything
+        starved = why_starved(error)
+        channel.send(Trouble(message=starved or traceback.format_exc(), environment=starved is not None))
         return 1
     return 0
 
@@ -83,9 +84,16 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
         memory_limit_bytes=setup.memory_limit_bytes,
         environment=DeviceLease(setup.device_id).environment if setup.device_id else None,
         zygote=zygote,
-        until=setup.deadline + GRACE_S,
     )
     with contextlib.closing(_Executors(runner, setup)) as executors, contextlib.closing(_journal(setup)) as journal:
+        runner.start_device()
+        runner.declarations([declaration.target for declaration in setup.kernels])
+        channel.send(Ready())
+        begin = channel.wait_for(Begin, Stop, timeout_s=_SETUP_WAIT_S)
+        if not isinstance(begin, Begin):
+            return
+        setup = msgspec.structs.replace(setup, deadline=begin.deadline)
+        runner.give_up_builds_at(begin.deadline + GRACE_S)
         judge = TimedJudge(
             executors.judge,
             judge_together=executors.judge_together,

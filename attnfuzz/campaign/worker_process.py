@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import subprocess
@@ -77,7 +78,11 @@ class WorkerProcess:
             )
         self.channel = Channel(mine, msgspec.json.Decoder(FromWorker), patient=False)
         self._lender = threading.Thread(target=lend_connections, args=(zygote, self._broker), daemon=True)
-        self._lender.start()
+        try:
+            self._lender.start()
+        except RuntimeError as error:  # "can't start new thread"
+            self.kill()
+            raise OSError(errno.EAGAIN, str(error)) from error
         with contextlib.suppress(ChannelClosed):  # it has ended already: noticed when it is listened to
             self.channel.send(setup)
 
@@ -97,7 +102,8 @@ class WorkerProcess:
         self.channel.close()
         with contextlib.suppress(OSError):  # the worker hung up first
             self._broker.shutdown(socket.SHUT_RDWR)
-        self._lender.join(_LENDER_WAIT_S)
+        if self._lender.ident is not None:
+            self._lender.join(_LENDER_WAIT_S)
         self._broker.close()
         end = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, end - _LOG_TAIL_BYTES))

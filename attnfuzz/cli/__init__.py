@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import signal
 import sys
 
 import click
 
-from attnfuzz.cli.output import detach_output, flush_output, is_gone, while_anyone_reads
+from attnfuzz.cli.output import detach_output, flush_output, is_gone, open_missing_streams, while_anyone_reads
 
 __all__ = ["main"]
 
@@ -54,20 +55,56 @@ def _show(error: click.ClickException) -> None:
 def main() -> None:
     """Run a command; the process ends with its exit status.
 
-    0: nothing found. 1: findings. 2: wrong usage or environment. 128 + N: interrupted by signal N, so 130 after Ctrl-C.
+    0: nothing found. 1: findings. 2: wrong usage or environment, output that cannot be written, or an error of attnfuzz
+    itself. 128 + N: interrupted by signal N, so 130 after Ctrl-C; 141 where the reader of a pipe was gone too early.
     """
+    open_missing_streams()
+    status = _run()
+    failed = flush_output()
+    if failed is not None and failed.errno != errno.EPIPE and status == 0:
+        status = _refuse(_why_unwritten(failed))  # 0 would say that somebody has it
+    sys.exit(status)
+
+
+def _run() -> int:
     try:
         status = _attnfuzz.main(prog_name="attnfuzz", standalone_mode=False)
+        return status if isinstance(status, int) else 0
     except click.exceptions.Abort as abort:  # Ctrl-C, or another signal that a campaign counts like it
-        status = 128 + getattr(abort.__cause__, "number", signal.SIGINT)
+        number: int = getattr(abort.__cause__, "number", signal.SIGINT)
+        return 128 + number
     except click.ClickException as error:
         with while_anyone_reads():
             _show(error)
-        status = error.exit_code
-    except OSError as error:
-        if not is_gone(error):
-            raise
-        detach_output()
-        status = 1
-    flush_output()
-    sys.exit(status if isinstance(status, int) else 0)
+        return error.exit_code
+    except (BrokenPipeError, SystemExit):  # no command ends the process; click does, for a reader that is gone
+        return _reader_gone()
+    except Exception as error:  # noqa: BLE001 - whatever it is, nobody may take it for findings
+        if isinstance(error, OSError) and is_gone(error):
+            detach_output(but_stderr=True)
+            return _refuse(_why_unwritten(error))
+        return _refuse(_why_failed(error))
+
+
+def _reader_gone() -> int:
+    """As other tools end of SIGPIPE, which Python does not."""
+    detach_output()
+    return 128 + signal.SIGPIPE
+
+
+def _refuse(sentence: str) -> int:
+    with while_anyone_reads():
+        click.echo(f"Error: {sentence}", err=True)
+    return 2
+
+
+def _why_unwritten(error: OSError) -> str:
+    what = error.filename or "the output"
+    return f"{what} cannot be written: {error.strerror}; make room there, or name another place"
+
+
+def _why_failed(error: Exception) -> str:
+    from attnfuzz.execution.process import why_starved
+    from attnfuzz.own_errors import own_error
+
+    return why_starved(error) or own_error(error)

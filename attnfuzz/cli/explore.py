@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ _FIELDS = {"budget": "budget_s", "save_dir": "save_folder"}
 @click.command(epilog=KERNEL_HELP)
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
 @click.option(
-    "--budget", callback=duration, default="60s", show_default=True, help="Wall-clock time, start-up included."
+    "--budget", callback=duration, default="60s", show_default=True, help="Time to search, start-up not included."
 )
 @click.option(
     "--workers", callback=number_of_workers, default="auto", show_default=True, help="Processes that judge cases."
@@ -97,12 +98,15 @@ def command(
 
 
 def exit_status(result: CampaignResult) -> int:
-    """What the result means to a shell."""
+    """What the result means to a shell: 0 says that every kernel was judged and nothing found.
+
+    A finding counts more than a kernel that was never reached.
+    """
     if result.stop_reason == "interrupted":
         return 128 + (result.signal or signal.SIGINT)
     if result.findings or result.elsewhere:  # a bug is a bug, whoever found it
         return 1
-    return 2 if result.troubles or result.stop_reason in ("workers_lost", "environment") else 0
+    return 2 if result.troubles or result.unreached or result.stop_reason in ("workers_lost", "environment") else 0
 
 
 def _explore(request: Request, *, quiet: bool) -> CampaignResult:
@@ -129,12 +133,32 @@ def _resumed(request: Request) -> Request:
 
 
 def _save_folder(given: Path | None) -> Path:
+    """Where findings go. Raises Refusal for one that is asked for and cannot be made; none is made yet."""
     from attnfuzz.corpus import DEFAULT_FOLDER
 
     folder = given or Path(DEFAULT_FOLDER)
-    if folder.exists() and not folder.is_dir():
+    if folder.is_file():
         raise Refusal(f"--save-dir {str(folder)!r} is a file; name a folder")
+    if given is not None and (error := _why_not_made(given)) is not None:
+        raise Refusal(f"--save-dir {str(folder)!r} cannot be made: {error.strerror}; name another folder")
     return folder
+
+
+def _why_not_made(folder: Path) -> OSError | None:
+    """What keeps ``folder`` and those around it from being made, which is tried; nothing is left of that."""
+    made: list[Path] = []
+    try:
+        for part in (*reversed(folder.parents), folder):
+            if not part.is_dir():
+                part.mkdir()
+                made.append(part)
+    except OSError as error:
+        return error
+    finally:
+        for part in reversed(made):
+            with suppress(OSError):  # somebody has put something there meanwhile
+                part.rmdir()
+    return None
 
 
 def _write_reports(result: CampaignResult, files: dict[str, Path | None]) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["detach_output", "flush_output", "is_gone", "while_anyone_reads"]
+__all__ = ["detach_output", "flush_output", "is_gone", "open_missing_streams", "while_anyone_reads"]
 
 _GONE = (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
@@ -18,22 +18,45 @@ def is_gone(error: OSError) -> bool:
     return error.errno in _GONE
 
 
-def detach_output() -> None:
+def detach_output(*, but_stderr: bool = False) -> None:
     """Have what is still to be printed go nowhere, so that the interpreter's own flush at its end does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):
+    for descriptor in (1,) if but_stderr else (1, 2):
         with suppress(OSError):  # one that is closed already
             os.dup2(nowhere, descriptor)
     os.close(nowhere)
 
 
-def flush_output() -> None:
-    """Print what is buffered, if anybody takes it."""
+def open_missing_streams() -> None:
+    """Give a process that was started with closed standard streams something in their place.
+
+    The next file or socket that is opened would else take their descriptors, and be printed into. What is written to a
+    closed stdout goes on failing, so that nobody takes output for delivered; what goes to a closed stderr is dropped.
+    """
+    for descriptor, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, flags)
+            os.dup2(opened, descriptor)  # inheritable, as standard streams are
+            if opened != descriptor:
+                os.close(opened)
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            mode = "w" if descriptor else "r"
+            setattr(sys, name, open(descriptor, mode, errors="replace", closefd=False))  # noqa: SIM115 - for good
+
+
+def flush_output() -> OSError | None:
+    """Print what is buffered; what went wrong, if it could not be."""
+    failed = None
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:
-            detach_output()
+        except OSError as error:
+            failed = error
+            detach_output(but_stderr=stream is sys.stdout)
+    return failed
 
 
 @contextmanager
@@ -41,6 +64,7 @@ def while_anyone_reads() -> Iterator[None]:
     """Print, and go on if that fails: the exit status and the files say the same."""
     try:
         yield
+        sys.stdout.flush()
     except OSError as error:
         if not is_gone(error):
             raise

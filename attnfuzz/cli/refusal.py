@@ -18,17 +18,18 @@ class Refusal(click.ClickException):
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Turn what the user or the machine got wrong into a Refusal; bugs of the framework keep their traceback."""
+    """Turn what the user or the machine got wrong into a Refusal; bugs of the framework are `main`'s to tell."""
     from attnfuzz.campaign.state import StateError
     from attnfuzz.config import ConfigurationError
     from attnfuzz.corpus import RegressionError
     from attnfuzz.declaration import KernelLoadError
     from attnfuzz.execution.outcomes import ExecutorUnavailable
+    from attnfuzz.own_errors import in_one_sentence
     from attnfuzz.problems.limits import CaseTooLarge
 
     try:
         yield
-    except (
-        ConfigurationError, RegressionError, KernelLoadError, ExecutorUnavailable, CaseTooLarge, StateError,
-    ) as error:  # fmt: skip
+    except (ConfigurationError, RegressionError, KernelLoadError, CaseTooLarge, StateError) as error:
         raise Refusal(str(error)) from error
+    except ExecutorUnavailable as error:  # with the last output of a process that could not be started
+        raise Refusal(in_one_sentence(str(error))) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,7 +79,10 @@ def found_by_others(saved: Sequence[SavedCase]) -> str:
 
 
 def explore_sanitized(request: Request, tool: Tool, *, quiet: bool) -> int:
-    """Search as `request` says, one process after the other. The exit status: 1 if it finds a bug. Raises Refusal."""
+    """Search as `request` says, one process after the other. The exit status: 1 if it finds a bug. Raises Refusal.
+
+    And 2 if there was no time for some kernel, and nothing was found.
+    """
     _refuse_what_goes_without()
     from attnfuzz.campaign.startup import load_searchable
     from attnfuzz.execution.runner import Runner
@@ -100,7 +104,7 @@ def explore_sanitized(request: Request, tool: Tool, *, quiet: bool) -> int:
         if not quiet:
             console.print(f"{len(kernels)} kernels under {tool} on {device_name}, seed {seed}", soft_wrap=True)
         search = Search(sanitizer, kernels, seed=seed, device_name=device_name)
-        until = request.started + request.budget_s
+        until = time.monotonic() + request.budget_s
         try:
             result = search.run(request.save_folder, until=until, fail_fast=request.fail_fast, told=told)
         except OSError as error:
@@ -111,7 +115,11 @@ def explore_sanitized(request: Request, tool: Tool, *, quiet: bool) -> int:
         f"{found} finding{'' if found == 1 else 's'}",
         soft_wrap=True,
     )
-    return 1 if found else 0
+    if result.unreached:
+        were = "kernel was" if len(result.unreached) == 1 else "kernels were"
+        names = ", ".join(result.unreached)
+        console.print(f"{len(result.unreached)} {were} never reached: {names}; raise --budget", soft_wrap=True)
+    return 1 if found else 2 if result.unreached else 0
 
 
 def _refuse_what_goes_without() -> None:

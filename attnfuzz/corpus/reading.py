@@ -27,6 +27,7 @@ MAX_FILE_BYTES = 4 << 20
 """A regression file is a few hundred bytes; a larger file than this is something else and is not read."""
 
 _SHOWN_CHARACTERS = 60
+_GLOB = frozenset("*?[")
 
 
 class RegressionError(ValueError):
@@ -74,6 +75,7 @@ def decode_regression(data: bytes, source: str, *, limit_bytes: int = DEFAULT_LI
         envelope = msgspec.convert(document, type=_Envelope)
     except msgspec.ValidationError as error:
         raise RegressionError(_explain(error, document, "$", source)) from error
+    _check_kernel(envelope.kernel, source)
     return _with_cases(envelope, source, limit_bytes)
 
 
@@ -99,6 +101,16 @@ def _check_format(document: dict[str, Any], source: str) -> None:
         )
     shown = _show(found) if "format" in document else "nothing"
     raise RegressionError(f"{source} has {shown} at `$.format`, which must be {FORMAT!r}; it is no regression file")
+
+
+def _check_kernel(kernel: str, source: str) -> None:
+    """A glob stands for many kernels on a command line; a saved case is of one."""
+    name = kernel if kernel.endswith(".py") else kernel.rpartition(":")[2]
+    if not name or (not name.endswith(".py") and _GLOB & set(name)):
+        raise RegressionError(
+            f"{source}: {_show(kernel)} may stand for several kernels, but a saved case is of one - at `$.kernel`; "
+            "name that one"
+        )
 
 
 def _with_cases(envelope: _Envelope, source: str, limit_bytes: int) -> Regression:

@@ -46,7 +46,7 @@ class Executor:
         self._zygote = zygote
         self._fork_request = encode_fork_request(environment or {})
         self._memory_limit_bytes = memory_limit_bytes
-        self._until = until
+        self.until = until
         self._link: Link | None = None
         self._closed = False
         self._num_starts = 0
@@ -124,7 +124,7 @@ class Executor:
 
     def _outcome(self, link: Link, timeout_s: float) -> Outcome | Fault:
         builds = BuildWatch(link.pid)
-        match await_message(link, timeout_s, self._memory_limit_bytes, until=self._until, builds=builds):
+        match await_message(link, timeout_s, self._memory_limit_bytes, until=self.until, builds=builds):
             case Answer(body=body, last=last):
                 if last:
                     self._end()

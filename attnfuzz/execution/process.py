@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import resource
 import signal
@@ -31,6 +32,8 @@ __all__ = [
     "resident_bytes",
     "start_time",
     "waits_for_file_lock",
+    "why_no_proc",
+    "why_starved",
 ]
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -246,6 +249,24 @@ def _stat_fields(entry: Path) -> list[bytes]:
     except OSError:
         return []
     return stat.rpartition(b")")[2].split()  # the command name before may itself hold brackets and blanks
+
+
+def why_no_proc() -> str | None:
+    """Why nothing can be judged where /proc is not mounted, one sentence with the remedy; None where it is.
+
+    Without it torch cannot even convert a dtype on the CPU, which would look like the kernel's mistake.
+    """
+    if not sys.platform.startswith("linux") or resident_bytes(os.getpid()) is not None:
+        return None
+    return "/proc is not mounted here, and torch cannot work without it; mount it: mount -t proc proc /proc"
+
+
+def why_starved(error: BaseException) -> str | None:
+    """What to say of an error that means that no process or thread can be had, with the remedy; None of others."""
+    no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)  # CPython has no better type
+    if not no_thread and not (isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM)):
+        return None
+    return f"no process or thread can be started ({error}); free process IDs or memory, or raise their limits"
 
 
 def kill_group(pid: int) -> None:

@@ -61,16 +61,14 @@ class Runner:
         memory_limit_bytes: int | None = None,
         environment: Mapping[str, str] | None = None,
         zygote: Zygote | None = None,
-        until: float = math.inf,
         prepared: set[str] | None = None,
     ) -> None:
         """`device`: "auto" takes a GPU if there is one. `timeout_s` bounds one case, `DEFAULT_TIMEOUT_S` if None.
 
         `memory_limit_bytes` bounds the executor's resident memory. `environment` is set in the executor before CUDA is
         initialised: that of a `DeviceLease` pins it to one GPU. `zygote`: where executors come from, started with
-        `service=SERVICE` and for `device`; the caller closes it. `until`: when, on the monotonic clock, to give up a
-        kernel that is being built. `prepared`: targets of kernels that another runner has prepared. Raises
-        `ExecutorUnavailable`, also for "cuda" without a GPU.
+        `service=SERVICE` and for `device`; the caller closes it. `prepared`: targets of kernels that another runner has
+        prepared. Raises `ExecutorUnavailable`, also for "cuda" without a GPU.
         """
         if device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device={device!r} must be 'auto', 'cpu' or 'cuda'")
@@ -79,7 +77,7 @@ class Runner:
         self._owns_zygote = zygote is None
         self._memory_limit_bytes = memory_limit_bytes
         self._executor_environment = dict(environment or {})
-        self._until = until
+        self._until = math.inf
         self.gpu_share = 0.0
         """How much of the GPU memory that it may use the executor still held after its latest answer, from 0 to 1."""
         self.zygote = zygote or _start_zygote(likely_device(device))
@@ -135,6 +133,10 @@ class Runner:
                 self._kernels.prepare(declaration)
         return [msgspec.structs.replace(declaration, needs_preparing=False) for declaration in declarations]
 
+    def give_up_builds_at(self, until: float) -> None:
+        """Wait for no build of a kernel past ``until``, on the monotonic clock."""
+        self._executor.until = self._until = until
+
     def start_device(self) -> None:
         """Have the executor start CUDA if it is to use it: what comes first would else wait for that.
 
@@ -160,8 +162,9 @@ class Runner:
         The time of a kernel that is built when it is called does not count (see `attnfuzz.execution.builds`).
 
         Raises `CaseTooLarge`, also if the GPU has no memory for it, `KernelLoadError`, `ExecutorUnavailable` (the
-        environment cannot run kernels), `DeadlinePassed` where `until` came in a build, and `ServiceError` for a bug of
-        the framework, after which cases have a fresh process: what kernels have written into this one may be behind it.
+        environment cannot run kernels), `DeadlinePassed` where `give_up_builds_at` ended a build, and `ServiceError`
+        for a bug of the framework, after which cases have a fresh process: what kernels have written into this one may
+        be behind it.
         """
         check_size(case)
         encoded = msgspec.Raw(encode_case(case))
@@ -257,7 +260,7 @@ class Runner:
 
         `memory_limit_bytes`: if it is to have another limit.
         """
-        return Runner(
+        made = Runner(
             device=self.device,
             oracles=self.oracles,
             tolerance=self.tolerance,
@@ -265,9 +268,10 @@ class Runner:
             memory_limit_bytes=memory_limit_bytes or self._memory_limit_bytes,
             environment=self._executor_environment,
             zygote=self.zygote,
-            until=self._until,
             prepared=self._kernels.prepared,
         )
+        made.give_up_builds_at(self._until)
+        return made
 
     def close(self) -> None:
         """End the executor and, unless it was given, the zygote."""

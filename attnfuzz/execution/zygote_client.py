@@ -12,6 +12,7 @@ from typing import Literal, Self
 
 from attnfuzz.execution.launch import LaunchSettings, ZygoteProcess
 from attnfuzz.execution.outcomes import ExecutorUnavailable
+from attnfuzz.execution.process import why_no_proc
 
 __all__ = ["DEFAULT_PRELOAD", "Zygote"]
 
@@ -103,6 +104,8 @@ class Zygote:
 
     def _launch(self) -> None:
         """Start a zygote; again if it is killed before it is ready."""
+        if (no_proc := why_no_proc()) is not None:
+            raise ExecutorUnavailable(no_proc)
         while True:
             try:
                 self._zygote = zygote = ZygoteProcess(self._settings)

@@ -55,7 +55,7 @@ class LineReporter:
         why = f" ({statistics.why_so_many})" if statistics.why_so_many else ""
         self.note(
             f"searching {count(len(statistics.kernels), 'kernel')} on {statistics.device_name} for "
-            f"{format_duration(statistics.deadline - statistics.started)} with "
+            f"{format_duration(statistics.remaining_s())} with "
             f"{count(statistics.workers, 'worker')}{why}, seed {statistics.seed}"
         )
 

@@ -50,7 +50,7 @@ class ElsewhereSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One campaign. ``elapsed_s`` includes the start-up."""
+    """One campaign. ``elapsed_s`` includes the start-up; ``unreached`` names kernels that no case was judged on."""
 
     format: str
     stop_reason: StopReason
@@ -59,6 +59,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     device: str
     kernels: tuple[KernelSummary, ...]
     elsewhere: tuple[ElsewhereSummary, ...] = ()
+    unreached: tuple[str, ...] = ()
 
 
 def summarise(result: CampaignResult) -> Summary:
@@ -81,6 +82,7 @@ def summarise(result: CampaignResult) -> Summary:
             for target, kernel in statistics.kernels.items()
         ),
         elsewhere=tuple(_summarise_elsewhere(found) for found in result.elsewhere),
+        unreached=tuple(statistics.kernels[target].declaration.name for target in result.unreached),
     )
 
 

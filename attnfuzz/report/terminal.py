@@ -80,6 +80,8 @@ def print_result(console: Console, result: CampaignResult) -> None:
     for line in (*_side_lines(result), *_restrictions(result)):
         console.print(line, soft_wrap=True)
     console.print()
+    if result.unreached and result.statistics.cases:
+        console.print(Text(_unreached(result), style="bold yellow"), soft_wrap=True)
     console.print(Text(verdict_sentence(result), style="bold red" if result.findings else "bold"), soft_wrap=True)
 
 
@@ -89,6 +91,18 @@ def _costs(statistics: Statistics) -> str:
         f"{100 * statistics.share_compiling():.0f}% of the time compiling, "
         f"{count(restarts, 'executor')} restarted; pairs: the share of feature pairs that cases had"
     )
+
+
+def _unreached(result: CampaignResult) -> str:
+    """Which kernels nothing is known of: without this sentence "nothing found" would be taken for theirs too."""
+    number, remedy = len(result.unreached), _remedy(result)
+    was = "kernel was" if number == 1 else "kernels were"
+    return f"{number} {was} never reached: {', '.join(result.unreached)}{remedy}"
+
+
+def _remedy(result: CampaignResult) -> str:
+    """More time helps only where that ran out, and nothing else kept cases from being judged."""
+    return "; raise --budget" if result.stop_reason == "budget" and not result.troubles else ""
 
 
 def verdict_sentence(result: CampaignResult) -> str:
@@ -102,7 +116,7 @@ def verdict_sentence(result: CampaignResult) -> str:
     )
     why = {"interrupted": "interrupted: ", "workers_lost": "every worker was lost: "}.get(result.stop_reason, "")
     if not statistics.cases and not result.findings:
-        return f"{why}no case was judged in {format_duration(result.elapsed_s)}; raise --budget"
+        return f"{why}no case was judged in {format_duration(result.elapsed_s)}{_remedy(result)}"
     known = f", {len(result.elsewhere)} known elsewhere," if result.elsewhere else ""
     if not result.findings:
         done = "confirmed" if result.unconfirmed else "found"

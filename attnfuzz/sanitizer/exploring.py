@@ -30,6 +30,7 @@ class SanitizedSearch:
     cases: int = 0
     culprits: list[tuple[Declaration, Culprit]] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
+    unreached: list[str] = field(default_factory=list)
 
 
 class Search:
@@ -40,7 +41,7 @@ class Search:
         self._kernels = list(kernels)
         self._seed = seed
         self._device_name = device_name
-        self.result = SanitizedSearch()
+        self.result = SanitizedSearch(unreached=[declaration.target for declaration in kernels])
 
     def run(
         self, folder: Path, *, until: float, fail_fast: bool, told: Callable[[Declaration, Culprit, Path], None]
@@ -66,7 +67,10 @@ class Search:
     def _batch(self, declaration: Declaration, turn: int) -> Culprit | None:
         cases = self._drawn(declaration, turn)
         self.result.cases += len(cases)
-        return first_failure(self._sanitizer, declaration, cases)
+        failure = first_failure(self._sanitizer, declaration, cases)
+        if declaration.target in self.result.unreached:
+            self.result.unreached.remove(declaration.target)
+        return failure
 
     def _drawn(self, declaration: Declaration, turn: int) -> list[Case]:
         """A list of cases; the first that Hypothesis draws is of the simplest ones, the last one varies most."""

@@ -90,6 +90,7 @@ def campaign(
     folder: Path,
     *scripts: Callable[[Worker], None],
     budget_s: float = 10.0,
+    start_up_s: float = 0.0,
     fail_fast: bool = False,
     started: list[Worker] | None = None,
     reporter: Reporter | None = None,
@@ -99,7 +100,8 @@ def campaign(
     statistics = Statistics(
         kernels=Statistics.of_kernels([KERNEL]),
         started=now,
-        deadline=now + budget_s,
+        deadline=now + start_up_s + budget_s,
+        budget_s=budget_s,
         device="cpu",
         device_name="cpu",
         workers=len(scripts),

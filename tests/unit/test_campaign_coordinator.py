@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from attnfuzz.campaign.messages import (
+    Begin,
     Busy,
     Duplicate,
     Known,
     Progress,
+    Ready,
     Smaller,
     Stop,
     Trouble,
@@ -50,6 +54,55 @@ def test_the_budget_is_kept_with_a_worker_that_does_not_stop(tmp_path: Path) -> 
     assert 3.0 < time.monotonic() - started < 5.0
     assert result.stop_reason == "budget"
     assert "seen once" in result.findings[0].certainty()
+
+
+def test_the_budget_begins_when_a_worker_is_ready(tmp_path: Path) -> None:
+    """A few seconds' budget would be spent before the first case, or begin again with every worker that starts."""
+    deadlines = []
+
+    def script(worker: Worker) -> None:
+        for _ in range(2):
+            time.sleep(0.2)
+            worker.say(Ready())
+            begin = worker.hear(Begin)
+            assert isinstance(begin, Begin)
+            deadlines.append(begin.deadline)
+        waits(worker)
+
+    started: list[Worker] = []
+    result = campaign(tmp_path, script, budget_s=0.5, start_up_s=60.0, started=started)
+    assert started[0].setup.deadline > deadlines[0] + 30.0
+    assert deadlines[0] == deadlines[1] <= time.monotonic()
+    assert (result.stop_reason, result.statistics.deadline) == ("budget", deadlines[0])
+
+
+def test_a_campaign_whose_workers_are_never_ready_ends(tmp_path: Path) -> None:
+    """It would wait forever for a clock that nobody starts."""
+    result = campaign(tmp_path, waits, budget_s=0.3, start_up_s=0.3)
+    assert (result.stop_reason, result.unreached) == ("budget", (KERNEL.target,))
+
+
+def test_an_error_of_a_worker_is_one_sentence_and_its_traceback_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of traceback in a log is not read, and whoever is to repair it needs all of it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    trace = "Traceback (most recent call last):\n  File a.py, line 1\nTypeError: no\n"
+    messages = [trace, f"k on {{}} cannot be judged: the service raised in the executor:\n{trace}", "free memory"]
+
+    def script(worker: Worker) -> None:
+        for message in (*messages, *messages):
+            worker.say(Trouble(message=message))
+        waits(worker)
+
+    troubles = campaign(tmp_path, script, budget_s=0.5).troubles
+    files = [Path(trouble.partition(" is in ")[2].partition(";")[0].rstrip(")")) for trouble in troubles[:2]]
+    assert [file.read_text() for file in files] == [message.rstrip() + "\n" for message in messages[:2]]
+    assert list(troubles) == [
+        f"attnfuzz itself failed: TypeError: no (the traceback is in {files[0]}; please report it with that file)",
+        f"k on {{}} cannot be judged: the service raised in the executor: TypeError: no (all of it is in {files[1]})",
+        "free memory",
+    ]
 
 
 def test_a_finding_is_followed_to_its_smallest_case(tmp_path: Path) -> None:

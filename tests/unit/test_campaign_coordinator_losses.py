@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import threading
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -20,6 +24,8 @@ from attnfuzz.campaign.messages import (
 )
 from attnfuzz.campaign.reporter import SilentReporter
 from attnfuzz.campaign.result import Statistics
+from attnfuzz.campaign.worker_process import WorkerProcess
+from attnfuzz.execution.zygote_client import Zygote
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES
 from tests.unit.scripted_workers import KERNEL, Worker, campaign, closes, finds, waits
 
@@ -115,6 +121,30 @@ def test_a_system_without_processes_ends_the_campaign_with_a_sentence(tmp_path: 
     result = Coordinator(plan, launch=refused, reporter=SilentReporter()).run()
     assert result.stop_reason == "environment"
     assert "Resource temporarily unavailable" in result.troubles[0]
+
+
+def test_a_worker_without_a_thread_to_serve_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a limit on processes, the campaign would end in a traceback and leave the worker behind."""
+
+    class NoThread(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    started: list[int] = []
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self.pid)
+
+    monkeypatch.setattr(threading, "Thread", NoThread)
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    setup = Setup(worker=0, num_workers=1, seed=1, kernels=(KERNEL,), deadline=0.0, device="cpu", oracles=())
+    with pytest.raises(BlockingIOError, match="can't start new thread"):  # the type of EAGAIN
+        WorkerProcess(setup, cast(Zygote, None), tmp_path)
+    (pid,) = started
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_output_that_is_gone_does_not_end_the_campaign(tmp_path: Path) -> None:

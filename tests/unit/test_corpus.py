@@ -191,6 +191,21 @@ def test_damaged_json_is_one_sentence(data: bytes) -> None:
         decode_regression(data, "file.json")
 
 
+@pytest.mark.parametrize("kernel", ["paged_*", "*", "", "kernels.py:mine_?", "kernels:", "kernels:[am]ine"])
+def test_a_kernel_that_may_be_several_is_refused(kernel: str) -> None:
+    """Any one of them would be run for the one that the case failed on, and be called repaired."""
+    with pytest.raises(
+        RegressionError, match=r"^file\.json: .* may stand for several kernels, .*at `\$\.kernel`; name"
+    ):
+        read_document({**as_document(a_regression()), "kernel": kernel})
+
+
+@pytest.mark.parametrize("kernel", ["paged_naive", "my [1] kernels/a*.py:mine", "kernels.mine:mine", "kernels.py"])
+def test_a_kernel_of_any_place_is_read(kernel: str) -> None:
+    """A folder's name may hold what would be a glob in a kernel's."""
+    assert read_document({**as_document(a_regression()), "kernel": kernel}).kernel == kernel
+
+
 def test_a_case_of_ten_terabytes_is_refused_before_it_is_built() -> None:
     """Loading a file from a stranger must not fill the machine."""
     case = PagedDecodeCase(

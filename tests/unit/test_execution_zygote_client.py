@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnfuzz.execution import Executor, ExecutorUnavailable, Reply, Zygote, zygote_client
+from attnfuzz.execution import Executor, ExecutorUnavailable, Reply, Zygote, process, zygote_client
 
 SERVICES = Path(__file__).with_name("execution_services.py")
 
@@ -89,6 +89,15 @@ def test_closing_does_not_wait_for_a_zygote_that_starts(tmp_path: Path) -> None:
     thread.join(20)
     assert not thread.is_alive()
     assert len(errors) == 1
+
+
+def test_without_proc_no_zygote_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch then cannot convert a dtype on the CPU, for which correct kernels would be blamed."""
+    monkeypatch.setattr(process, "resident_bytes", lambda pid: None)
+    with pytest.raises(
+        ExecutorUnavailable, match=r"^/proc is not mounted here, .*; mount it: mount -t proc proc /proc$"
+    ):
+        Zygote.start(service=f"{SERVICES}:Rogue", preload=())
 
 
 def test_closed_zygote_refuses_executors() -> None:

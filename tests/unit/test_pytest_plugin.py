@@ -132,8 +132,9 @@ def test_only_regression_files_in_the_folder_are_collected(project: pytest.Pytes
         ('{"format": "attnfuzz.regression/1", "problem": ', "*bad.json is not complete JSON (*"),
         ('{"format": "attnfuzz.regression/7"}', "*written by a newer attnfuzz; upgrade attnfuzz to read it"),
         (regression(9, kernel="gone.py:gone"), "*there is no file 'gone.py' here or above*"),
+        (regression(9, kernel="dense_*"), '*"dense_[*]" may stand for several kernels*name that one'),
     ],
-    ids=["truncated", "newer", "no kernel file"],
+    ids=["truncated", "newer", "no kernel file", "glob"],
 )
 def test_invalid_file_is_one_sentence(project: pytest.Pytester, content: Regression | str, sentence: str) -> None:
     """A damaged file would end in a traceback, or worse, be passed over."""
@@ -141,6 +142,16 @@ def test_invalid_file_is_one_sentence(project: pytest.Pytester, content: Regress
     result = project.runpytest_subprocess()
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines([sentence])
+    assert "Traceback" not in result.stdout.str()
+
+
+def test_a_machine_that_cannot_run_kernels_is_one_sentence(project: pytest.Pytester) -> None:
+    """A page of traceback from inside attnfuzz says nothing of what to do about the machine."""
+    save(project, "saved/open.json", regression(9))
+    project.makeconftest("from attnfuzz.execution import process\nprocess.resident_bytes = lambda pid: None\n")
+    result = project.runpytest_subprocess()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["/proc is not mounted here, *; mount it: mount -t proc proc /proc"])
     assert "Traceback" not in result.stdout.str()
 
 

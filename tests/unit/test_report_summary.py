@@ -71,6 +71,7 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
             },
             {"name": "other", "problem": "dense_decode", "cases": 0, "max_error_ratio": 0.0, "findings": []},
         ],
+        "unreached": ["other"],
     }
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import Progress
 from attnfuzz.campaign.reporter import SilentReporter
-from attnfuzz.campaign.result import CampaignResult, Statistics, StopReason
+from attnfuzz.campaign.result import CampaignResult, KernelStatistics, Statistics, StopReason
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
@@ -109,12 +109,22 @@ def test_the_table_has_a_row_for_every_kernel() -> None:
         (a_result(stop_reason="interrupted"), "interrupted: nothing found in 10 cases"),
         (a_result(unconfirmed=(a_finding(),)), "nothing confirmed in 10 cases"),
         (a_result(cases=0), "no case was judged in 1m00s; raise --budget"),
+        (a_result(cases=0, troubles=("no workers",)), "no case was judged in 1m00s"),
         (a_result(stop_reason="workers_lost"), "every worker was lost: "),
     ],
 )
 def test_the_last_sentence_says_what_it_amounts_to(result: CampaignResult, words: str) -> None:
     """ "Nothing found" after no case at all would be the worst of reports."""
     assert verdict_sentence(result).startswith(words)
+
+
+def test_kernels_that_were_never_reached_are_named() -> None:
+    """ "Nothing found" would be taken for them too."""
+    result = a_result()
+    for name in ("idle", "other"):
+        idle = Declaration(name=name, problem="dense_decode", target=f"kernels.py:{name}")
+        result.statistics.kernels[idle.target] = KernelStatistics(idle)
+    assert "2 kernels were never reached: kernels.py:idle, kernels.py:other; raise --budget\n" in printed(result)
 
 
 def test_a_kernel_that_rests_on_more_than_it_declares_is_told_once_what_to_declare() -> None:
@@ -188,7 +198,9 @@ def test_events_of_every_kind_are_shown() -> None:
     console = a_console()
     reporter = LineReporter(console)
     finding = a_finding()
-    reporter.started(statistics())
+    made = statistics()
+    made.deadline += 60
+    reporter.started(made)
     for event in (reporter.found, reporter.confirmed, reporter.unconfirmed, reporter.known, reporter.shrunk):
         event(finding)
     finding.shrunk_s = 2.0
@@ -205,6 +217,7 @@ def test_the_number_of_workers_is_said_once_and_why_if_it_was_chosen() -> None:
     console = a_console()
     made = statistics()
     made.why_so_many = "one for each CPU core"
+    made.deadline += 60
     LineReporter(console).started(made)
     assert "for 1m00s with 2 workers (one for each CPU core), seed 7" in output(console)
 

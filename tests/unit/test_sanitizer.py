@@ -188,6 +188,23 @@ def test_explore_under_a_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "16 cases under memcheck in 2 processes: 1 finding" in output
 
 
+def test_a_kernel_that_a_sanitizer_had_no_time_for_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CI job would pass on a kernel that nobody has looked at."""
+    monkeypatch.setenv(BEHAVES, "idle")
+    arguments = [
+        f"{KERNELS}:right",
+        "--device",
+        "cpu",
+        "--sanitizer",
+        "memcheck",
+        "--save-dir",
+        str(tmp_path / "found"),
+    ]
+    status, output = ran(explore.command, *arguments, "--budget", "0.000001s")
+    assert status == 2, output
+    assert f"1 kernel was never reached: {KERNELS}:right; raise --budget" in output
+
+
 def test_what_does_not_go_together_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An option would be ignored without a word, or a missing tool end in a traceback."""
     arguments = [f"{KERNELS}:right", "--device", "cpu", "--sanitizer", "memcheck"]

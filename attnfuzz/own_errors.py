@@ -1,0 +1,54 @@
+"""Errors of attnfuzz itself: one sentence for the user, and the traceback in a file that the sentence names."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import traceback
+
+__all__ = ["in_one_sentence", "own_error"]
+
+_PREFIX = "attnfuzz-error-"
+_MAX_SHOWN = 400
+"""Characters of each line that is shown: a message may hold a whole document."""
+
+
+def own_error(error: BaseException) -> str:
+    """What there is to say of an error that nobody expected."""
+    return in_one_sentence("".join(traceback.format_exception(error)))
+
+
+def in_one_sentence(text: str) -> str:
+    """``text`` as one line: its own if it is one, else its first and its last, and the name of a file that holds it.
+
+    Of a bare traceback, the last line says what went wrong. Where no file can be written, the whole text follows the
+    sentence.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(lines) < 2:
+        return text.strip()
+    last = _cut(lines[-1])
+    if lines[0].startswith("Traceback"):
+        said, whole, please = f"attnfuzz itself failed: {last}", "the traceback", "; please report it with that file"
+    else:
+        said, whole, please = f"{_cut(lines[0]).rstrip(':')}: {last}", "all of it", ""
+    try:
+        path = _write(text)
+    except OSError as error:
+        return f"{said} ({whole} follows, as no file can be written: {error.strerror})\n{text.rstrip()}"
+    return f"{said} ({whole} is in {path}{please})"
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _MAX_SHOWN else f"{line[:_MAX_SHOWN]}..."
+
+
+def _write(text: str) -> str:
+    descriptor, path = tempfile.mkstemp(prefix=_PREFIX, suffix=".txt")
+    try:
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:  # noqa: PTH123 - a descriptor
+            file.write(text.rstrip() + "\n")
+    except OSError:
+        os.unlink(path)  # noqa: PTH108 - what mkstemp gave
+        raise
+    return path
