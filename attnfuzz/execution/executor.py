@@ -39,14 +39,13 @@ class Executor:
         *,
         environment: Mapping[str, str] | None = None,
         memory_limit_bytes: int | None = None,
-        until: float = math.inf,
     ) -> None:
         if memory_limit_bytes is not None and memory_limit_bytes <= 0:
             raise ValueError(f"memory_limit_bytes={memory_limit_bytes!r} must be positive, or None for no limit")
         self._zygote = zygote
         self._fork_request = encode_fork_request(environment or {})
         self._memory_limit_bytes = memory_limit_bytes
-        self.until = until
+        self.until = math.inf
         self._link: Link | None = None
         self._closed = False
         self._num_starts = 0

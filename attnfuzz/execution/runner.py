@@ -1,6 +1,5 @@
 """The driver's way to a verdict: kernels run in an executor, whose death is a verdict too. Torch-free."""
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
@@ -77,7 +76,6 @@ class Runner:
         self._owns_zygote = zygote is None
         self._memory_limit_bytes = memory_limit_bytes
         self._executor_environment = dict(environment or {})
-        self._until = math.inf
         self.gpu_share = 0.0
         """How much of the GPU memory that it may use the executor still held after its latest answer, from 0 to 1."""
         self.zygote = zygote or _start_zygote(likely_device(device))
@@ -135,7 +133,7 @@ class Runner:
 
     def give_up_builds_at(self, until: float) -> None:
         """Wait for no build of a kernel past ``until``, on the monotonic clock."""
-        self._executor.until = self._until = until
+        self._executor.until = until
 
     def start_device(self) -> None:
         """Have the executor start CUDA if it is to use it: what comes first would else wait for that.
@@ -270,7 +268,7 @@ class Runner:
             zygote=self.zygote,
             prepared=self._kernels.prepared,
         )
-        made.give_up_builds_at(self._until)
+        made.give_up_builds_at(self._executor.until)
         return made
 
     def close(self) -> None:
@@ -293,7 +291,6 @@ class Runner:
                 self.zygote,
                 environment=self._executor_environment,
                 memory_limit_bytes=self._memory_limit_bytes,
-                until=self._until,
             )
         except BaseException:
             if self._owns_zygote:
