@@ -33,6 +33,7 @@ from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.quick import BatchLost, judge_many
 from attnfuzz.problems.cases import decode_case
+from attnfuzz.said import printable, text_of, type_name
 
 __all__ = ["JudgingService"]
 
@@ -88,7 +89,7 @@ class JudgingService:
         try:
             kernels = [kernel for target in request.targets for kernel in self._load(target)]
         except KernelLoadError as error:
-            return DeclarationsReply([], error=str(error))
+            return DeclarationsReply([], error=printable(str(error), lines=True))
         return DeclarationsReply([kernel.declaration for kernel in kernels])
 
     def _load(self, target: str) -> list[Kernel]:
@@ -115,7 +116,7 @@ class JudgingService:
         except EnvironmentProblem as problem:
             return JudgeReply(environment=str(problem))
         except torch.OutOfMemoryError as error:  # not the kernel's: that one is a verdict
-            return JudgeReply(exhausted=str(error).strip().partition("\n")[0])
+            return JudgeReply(exhausted=text_of(error).strip().partition("\n")[0])
         return JudgeReply(verdict=to_wire(verdict), gpu_share=self._gpu_share_held())
 
     def _judge_many(self, payload: bytes) -> JudgeManyReply:
@@ -150,7 +151,7 @@ class JudgingService:
         try:
             return GrowthReply(use=self._growth_trial(request).use_after(request.calls))
         except BaseException as error:  # noqa: BLE001 - whatever a kernel raises, other oracles have a word on it
-            return GrowthReply(raised=f"{type(error).__name__}: {error}")
+            return GrowthReply(raised=f"{type_name(error)}: {text_of(error)}")
 
     def _growth_trial(self, request: GrowthRequest) -> GrowthTrial:
         """That of the last request if it was for the same case."""

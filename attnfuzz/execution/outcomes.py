@@ -2,11 +2,15 @@
 
 import signal
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
+import msgspec
+
+from attnfuzz.execution.messages import UNREADABLE
 from attnfuzz.memory.fault_map import GuardedRegion
 
 __all__ = [
+    "Answered",
     "DeathReason",
     "DeviceLost",
     "Died",
@@ -23,12 +27,21 @@ DeathReason: TypeAlias = Literal["exit", "signal", "memory", "channel", "zygote"
 """Why an executor died: it exited, a signal killed it, it outgrew its memory limit, it lost or garbled its channel
 to the driver (code that closes or writes to file descriptors that are not its own), or its zygote died each time."""
 
+Answered = TypeVar("Answered", bound=msgspec.Struct)
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The service answered with `body`, a JSON document."""
 
     body: bytes
+
+    def read(self, kind: type[Answered]) -> Answered | None:
+        """What it says; None if that is no `kind`: code under test has written to the channel, or to the service."""
+        try:
+            return msgspec.json.decode(self.body, type=kind)
+        except UNREADABLE:
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,10 @@ class Runner:
         outcome = self._executor.call("device", b"{}", timeout_s=LOAD_TIMEOUT_S)
         if not isinstance(outcome, Reply):
             raise ExecutorUnavailable(f"the device could not be initialised: {failure_of(outcome).message}")
-        return msgspec.json.decode(outcome.body, type=DeviceReply)
+        reply = outcome.read(DeviceReply)
+        if reply is None:
+            raise ExecutorUnavailable("the executor does not say which device it has; start again")
+        return reply
 
     @property
     def device_name(self) -> str:
@@ -214,15 +217,15 @@ class Runner:
         """
         check_size(case)
         request = ExplainRequest(declaration.target, msgspec.Raw(encode_case(case)), oracle, seconds)
-        outcome = self._kernels.call(declaration, "explain", request, timeout_s=seconds + self.timeout_s)
-        if isinstance(outcome, Reply):
-            return msgspec.json.decode(outcome.body, type=ExplainReply).explanation
-        return Explanation(lines=(f"no weights can be read: {failure_of(outcome).message}",))
+        reply = self._kernels.call(declaration, "explain", request, ExplainReply, timeout_s=seconds + self.timeout_s)
+        if isinstance(reply, ExplainReply):
+            return reply.explanation
+        return Explanation(lines=(f"no weights can be read: {failure_of(reply).message}",))
 
     def guarded(self, declaration: Declaration, request: GuardRequest) -> GuardReply | None:
         """What a run tells that has chosen tensors guarded; None if it ended in any other way than by a lost GPU."""
-        outcome = self._kernels.call(declaration, "guarded", request, timeout_s=self.timeout_s)
-        return msgspec.json.decode(outcome.body, type=GuardReply) if isinstance(outcome, Reply) else None
+        reply = self._kernels.call(declaration, "guarded", request, GuardReply, timeout_s=self.timeout_s)
+        return reply if isinstance(reply, GuardReply) else None
 
     def restart(self) -> None:
         """Go on in a fresh executor."""
@@ -291,11 +294,9 @@ class Runner:
 
     def _ask(self, declaration: Declaration, request: JudgeRequest, timeout_s: float) -> JudgeReply | Died | TimedOut:
         self.gpu_share = 0.0
-        outcome = self._kernels.call(declaration, "judge", request, timeout_s=timeout_s)
-        if not isinstance(outcome, Reply):
-            return outcome
-        reply = msgspec.json.decode(outcome.body, type=JudgeReply)
-        self.gpu_share = reply.gpu_share
+        reply = self._kernels.call(declaration, "judge", request, JudgeReply, timeout_s=timeout_s)
+        if isinstance(reply, JudgeReply):
+            self.gpu_share = reply.gpu_share
         return reply
 
     def _ask_many(self, declaration: Declaration, cases: Sequence[Case], timeout_s: float) -> JudgeManyReply | None:
@@ -303,20 +304,20 @@ class Runner:
         self.gpu_share = 0.0
         encoded = [msgspec.Raw(encode_case(case)) for case in cases]
         request = JudgeManyRequest(declaration.target, encoded, self.oracles, self.tolerance)
-        outcome = self._kernels.call(declaration, "judge_many", request, timeout_s=timeout_s)
-        if not isinstance(outcome, Reply):
+        reply = self._kernels.call(declaration, "judge_many", request, JudgeManyReply, timeout_s=timeout_s)
+        if not isinstance(reply, JudgeManyReply):
             return None
-        reply = msgspec.json.decode(outcome.body, type=JudgeManyReply)
         self.gpu_share = reply.gpu_share
-        return None if reply.lost is not None else reply
+        covers = reply.environment is not None or len(reply.verdicts) == len(cases)
+        return reply if covers and reply.lost is None else None
 
     def _use_after(
         self, declaration: Declaration, case: msgspec.Raw, calls: int, timeout_s: float | None
     ) -> MemoryUse | None:
         request = GrowthRequest(declaration.target, case, calls)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        outcome = self._kernels.call(declaration, "growth", request, timeout_s=timeout_s)
-        return msgspec.json.decode(outcome.body, type=GrowthReply).use if isinstance(outcome, Reply) else None
+        reply = self._kernels.call(declaration, "growth", request, GrowthReply, timeout_s=timeout_s)
+        return reply.use if isinstance(reply, GrowthReply) else None
 
 
 def _start_zygote(device: Device) -> Zygote:

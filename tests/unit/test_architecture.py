@@ -43,6 +43,7 @@ RANKS = {
     "attnfuzz.fuzzing": 5,
     "attnfuzz.mutation": 5,
     "attnfuzz.overlay": 0,
+    "attnfuzz.said": 0,  # text only
     "attnfuzz.probe": 0,  # runs in a process of its own
     "attnfuzz.kernel_failure": 5,
     "attnfuzz.shared_runner": 5,
