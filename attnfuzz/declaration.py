@@ -178,8 +178,8 @@ def _import_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException as error:  # whatever the user's file raises, SystemExit included, becomes one sentence
-        del sys.modules[module_name]
-        if isinstance(error, KeyboardInterrupt):
+        sys.modules.pop(module_name, None)
+        if issubclass(type(error), KeyboardInterrupt):
             raise
         where = _place_in(resolved, error)
         raise KernelLoadError(f"{path} does not import: {type_name(error)}: {text_of(error)}{where}") from error
@@ -205,7 +205,7 @@ def _import_module(name: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # as above
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        missing = error.name if type(error) is ModuleNotFoundError else None
         if isinstance(missing, str) and name.startswith(missing):
             raise KernelLoadError(f"no module named {name!r}; check the name and sys.path, or give a file") from error
         raise KernelLoadError(f"module {name!r} does not import: {type_name(error)}: {text_of(error)}") from error
