@@ -19,6 +19,7 @@ from types import TracebackType
 __all__ = [
     "DETAILS_BYTES",
     "NAME_BYTES",
+    "SENTENCE_BYTES",
     "TEXT_BYTES",
     "Place",
     "cause_of",
@@ -38,6 +39,9 @@ DETAILS_BYTES = 4 * TEXT_BYTES
 """Of all further lines together: stacks and explanations are among them."""
 NAME_BYTES = 200
 """Of the name of a type, a function, an option."""
+
+SENTENCE_BYTES = 1024
+"""Of a refusal, whatever the file holds that it quotes."""
 
 _HARMFUL = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode's categories of control characters, invisible ones that change how others are read or ordered, halves of

@@ -53,7 +53,7 @@ def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
     ):
         declarations = load_searchable(runner, request.kernels)
         if request.resume is not None:
-            request.resume.check_kernels({declaration.target for declaration in declarations})
+            request.resume.check_kernels(declarations)
         _say_what_was_left(request, journal, state_file, reporter)
         gpus = (find_gpus() or [_ONLY_GPU]) if runner.device == "cuda" else []
         choice = choose_workers(request, runner, gpus)

@@ -6,44 +6,30 @@ import os
 import socket
 import struct
 import sys
+from types import FrameType
 from typing import Any, NoReturn
 
 import attnfuzz
+from attnfuzz.execution.messages import Request
 from attnfuzz.kernels import eager
 
 SUPPORTS = attnfuzz.Supports(dtypes=("float32",), head_sizes=(16,), strides="contiguous")
 HARMFUL = "\x1b[31mred\x1b[0m \x9b2J \x07 \x00 \u202eright-to-left\u2066 \r over"
 
 
-class MuteError(Exception):
-    """Raises whatever it is asked."""
-
-    def __str__(self) -> str:
-        raise RuntimeError("no comment")
-
-    def __repr__(self) -> str:
-        raise RuntimeError("no comment")
-
-    @property
-    def __class__(self) -> Any:
-        raise RuntimeError("no comment")
-
-    @property
-    def __notes__(self) -> Any:
-        raise RuntimeError("no comment")
-
-    @property
-    def args(self) -> Any:
-        raise RuntimeError("no comment")
+def _refuse(*_: object) -> NoReturn:
+    raise RuntimeError("no comment")
 
 
-class Words(str):
-    """Text whose methods raise."""
+MuteError: type[Exception] = type(
+    "MuteError",
+    (Exception,),
+    {"__str__": _refuse, "__repr__": _refuse} | dict.fromkeys(("__class__", "__notes__", "args"), property(_refuse)),
+)
+"""Raises whatever it is asked."""
 
-    def _refuse(self, *_: object) -> NoReturn:
-        raise RuntimeError("no comment")
-
-    strip = splitlines = encode = __len__ = __getitem__ = _refuse
+Words: type[str] = type("Words", (str,), dict.fromkeys(("strip", "splitlines", "encode", "__getitem__"), _refuse))
+"""Text whose methods raise."""
 
 
 class StrangeError(Exception):
@@ -76,8 +62,8 @@ def colourful(inputs: Any) -> None:
     def shout() -> None:
         raise ValueError(f"{HARMFUL}\nand {HARMFUL}")
 
-    hidden = shout.__code__.replace(co_name="\x1b[2Jshout\x00", co_filename="/nowhere/\x1b[7m\x00.py")
-    type(shout)(hidden, globals(), closure=None)()
+    shout.__code__ = shout.__code__.replace(co_name="\x1b[2Jshout\x00", co_filename="/nowhere/\x1b[7m\x00.py")
+    shout()
 
 
 @attnfuzz.kernel("dense_decode", supports=SUPPORTS)
@@ -93,16 +79,15 @@ def returns_mutely(inputs: Any) -> Any:
 
 def _answer(body: bytes) -> None:
     """Send ``body`` to the driver as the answer to its present call."""
-    frame = sys._getframe()
-    while frame.f_code.co_name != "serve":
-        number = getattr(frame.f_locals.get("request"), "number", None)
-        frame = frame.f_back  # type: ignore[assignment]  # `serve` is among them
-        if number is not None:
-            break
-    while "channel" not in frame.f_locals:
-        frame = frame.f_back  # type: ignore[assignment]  # as above
-    channel: socket.socket = frame.f_locals["channel"]
-    message = b'{"type":"answer","number":%d,"body":%s}' % (number, body)
+    found: dict[str, Any] = {}
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:  # outwards to the loop that serves
+        found |= {name: value for name, value in frame.f_locals.items() if name in ("request", "channel")}
+        if isinstance(found.get("request"), Request):
+            found.setdefault("number", found["request"].number)
+        frame = frame.f_back
+    channel: socket.socket = found["channel"]
+    message = b'{"type":"answer","number":%d,"body":%s}' % (found["number"], body)
     channel.sendall(struct.pack("!I", len(message)) + message)
 
 

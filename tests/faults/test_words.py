@@ -93,7 +93,7 @@ def test_a_kernel_does_not_end_a_campaign_by_what_it_says(kernel: str, kind: str
     ("kernel", "oracle", "kind", "words"),
     [
         ("strange", "exception", "StrangeError in strange", "words of a kind"),
-        ("returns_mutely", "exception", "RuntimeError in __class__", "no comment"),
+        ("returns_mutely", "exception", "RuntimeError in _refuse", "no comment"),
         ("prints_and_exits", "crash", "exit 3", "at /dev/zero:1, in read"),
         ("garbles", "crash", "channel", "file descriptors that are not its own"),
         ("floods", "crash", "channel", "file descriptors that are not its own"),
@@ -156,3 +156,36 @@ def test_other_kernels_of_a_campaign_are_searched(tmp_path: Path) -> None:
     assert found == {*((name, "exception") for name in talking[:3]), ("garbles", "crash"), ("wrong", "accuracy")}
     assert "internal error" not in campaign.output
     assert_clean(campaign.output)
+
+
+def test_what_a_strangers_file_says_does_not_reach_the_terminal_raw(tmp_path: Path) -> None:
+    """Whoever looks at a file from an issue would have the terminal do what it says."""
+    dirty = "\x1b[2J\x9b31m\x00\u202e"
+    document = {
+        "format": "attnfuzz.regression/1",
+        "problem": "dense_decode",
+        "kernel": f"{dirty}.py:k",
+        "case": {"num_q_heads": 1, "head_size": 16, "num_kv_heads": 1, "seq_lens": [3], "scale": 0.25},
+        "finding": {"oracle": "accuracy", "kind": dirty, "message": dirty, "details": [dirty], "features": [dirty]},
+        "note": dirty,
+        "environment": {"device": dirty},
+    }
+    file = tmp_path / "theirs" / "a.json"
+    file.parent.mkdir()
+    file.write_bytes(msgspec.json.encode(document))
+    for command, status in (
+        (("show", file), 0),
+        (("replay", file, "--kernel", f"{KERNELS}:right"), 0),
+        (("replay", file), 2),
+        (("merge", file.parent, "-o", "merged", "--no-verify"), 1),
+        (("show", f"no\x1b[2J{file}"), 2),
+    ):
+        run = attnfuzz(*command, cwd=tmp_path)
+        assert run.returncode == status, run.stderr
+        assert_clean((run.stdout + run.stderr).decode())
+    for options, words in (({"a": dirty}, "without control characters"), ({dirty: 1}, "the name of an option=")):
+        file.write_bytes(msgspec.json.encode(document | {"case": {**document["case"], "options": options}}))  # type: ignore[dict-item]
+        run = attnfuzz("show", file, cwd=tmp_path)
+        assert (run.returncode, run.stdout) == (2, b"")
+        assert words in run.stderr.decode()
+        assert_clean(run.stderr.decode())
