@@ -79,16 +79,15 @@ def returns_mutely(inputs: Any) -> Any:
 
 def _answer(body: bytes) -> None:
     """Send ``body`` to the driver as the answer to its present call."""
-    found: dict[str, Any] = {}
+    found: dict[type, Any] = {}
     frame: FrameType | None = sys._getframe()
     while frame is not None:  # outwards to the loop that serves
-        found |= {name: value for name, value in frame.f_locals.items() if name in ("request", "channel")}
-        if isinstance(found.get("request"), Request):
-            found.setdefault("number", found["request"].number)
+        for value in list(frame.f_locals.values()):
+            if isinstance(value, Request | socket.socket):
+                found.setdefault(type(value), value)
         frame = frame.f_back
-    channel: socket.socket = found["channel"]
-    message = b'{"type":"answer","number":%d,"body":%s}' % (found["number"], body)
-    channel.sendall(struct.pack("!I", len(message)) + message)
+    message = b'{"type":"answer","number":%d,"body":%s}' % (found[Request].number, body)
+    found[socket.socket].sendall(struct.pack("!I", len(message)) + message)
 
 
 @attnfuzz.kernel("dense_decode", supports=SUPPORTS)
