@@ -7,7 +7,6 @@ import fnmatch
 import importlib
 import importlib.util
 import sys
-import traceback
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from attnfuzz.overlay import original_of, spec_from_file
 from attnfuzz.problems.cases import PROBLEMS, Problem
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import OptionValue, Supports, check_options
+from attnfuzz.said import check_text, places, printable, text_of, type_name
 
 __all__ = [
     "BUNDLED_MODULE",
@@ -34,6 +34,9 @@ __all__ = [
 
 BUNDLED_MODULE = "attnfuzz.kernels.bundled"
 
+_TARGET_BYTES = 8192
+"""The longest path (PATH_MAX) and a name."""
+
 KernelFunction = Callable[..., Any]
 
 
@@ -46,6 +49,7 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     ``target`` loads exactly this kernel again: a bundled name, ``module:name`` or ``path/to/file.py:name``.
     ``needs_preparing``: it has something to do before its first case, and nobody has done it yet.
+    Raises ValueError for names and options that could not be shown, or not be sent as JSON.
     """
 
     name: str
@@ -55,6 +59,14 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     numerics: Numerics = Numerics()
     target: str = ""
     needs_preparing: bool = False
+
+    def __post_init__(self) -> None:
+        check_text("name", self.name)
+        check_text("target", self.target, _TARGET_BYTES)
+        check_options(self.options)
+        for name, kind in (("supports", Supports), ("numerics", Numerics)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{name}={getattr(self, name)!r:.80} must be an attnfuzz.{kind.__name__}(...)")
 
 
 class Kernel:
@@ -141,12 +153,15 @@ def _has_name(target: str) -> bool:
 
 
 def _select(module: ModuleType, pattern: str, place: str, *, prefix: str) -> list[Kernel]:
-    found = {attribute: value for attribute, value in vars(module).items() if isinstance(value, Kernel)}
+    found = {attribute: value for attribute, value in vars(module).items() if issubclass(type(value), Kernel)}
     by_name = {(value.declaration.name if not prefix else attribute): value for attribute, value in found.items()}
     names = [name for name in by_name if fnmatch.fnmatchcase(name, pattern or "*")]
     if not names:
         raise KernelLoadError(_nothing_found(pattern, place, list(by_name)))
-    return [by_name[name].declared(target=f"{prefix}:{name}" if prefix else name) for name in names]
+    try:
+        return [by_name[name].declared(target=f"{prefix}:{name}" if prefix else name) for name in names]
+    except ValueError as error:  # a folder or a name that could not be shown
+        raise KernelLoadError(f"a kernel cannot be loaded from {printable(place)}: {error}") from error
 
 
 def _nothing_found(pattern: str, place: str, names: list[str]) -> str:
@@ -173,11 +188,11 @@ def _import_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException as error:  # whatever the user's file raises, SystemExit included, becomes one sentence
-        del sys.modules[module_name]
-        if isinstance(error, KeyboardInterrupt):
+        sys.modules.pop(module_name, None)
+        if issubclass(type(error), KeyboardInterrupt):
             raise
         where = _place_in(resolved, error)
-        raise KernelLoadError(f"{path} does not import: {type(error).__name__}: {error}{where}") from error
+        raise KernelLoadError(f"{path} does not import: {type_name(error)}: {text_of(error)}{where}") from error
     return module
 
 
@@ -190,7 +205,7 @@ def _find_neighbours_in(folder: str) -> None:
 
 def _place_in(file: Path, error: BaseException) -> str:
     """The last line of ``file`` that led to ``error``, in brackets; empty for a file that could not be compiled."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
+    lines = [place.line for place in places(error) if Path(place.path) == file]
     return f" (line {lines[-1]})" if lines else ""
 
 
@@ -200,9 +215,10 @@ def _import_module(name: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # as above
-        if isinstance(error, ModuleNotFoundError) and error.name is not None and name.startswith(error.name):
+        missing = error.name if type(error) is ModuleNotFoundError else None
+        if isinstance(missing, str) and name.startswith(missing):
             raise KernelLoadError(f"no module named {name!r}; check the name and sys.path, or give a file") from error
-        raise KernelLoadError(f"module {name!r} does not import: {type(error).__name__}: {error}") from error
+        raise KernelLoadError(f"module {name!r} does not import: {type_name(error)}: {text_of(error)}") from error
 
 
 def _target_of(function: KernelFunction) -> str:

@@ -6,15 +6,24 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from attnfuzz.campaign.elsewhere import FoundElsewhere
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import Progress
+from attnfuzz.campaign.ratios import EXACT, NOT_FINITE
 from attnfuzz.campaign.throughput import Throughput
 from attnfuzz.declaration import Declaration
 
-__all__ = ["CampaignResult", "KernelStatistics", "Statistics", "StopReason"]
+__all__ = ["CampaignResult", "Count", "KernelStatistics", "Seconds", "Statistics", "StopReason"]
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
+"""These rules hold where statistics are read from a file: a time of all workers together is three centuries at most."""
+
+_Bin = Annotated[int, msgspec.Meta(ge=EXACT, le=NOT_FINITE)]
 
 StopReason = Literal["budget", "interrupted", "fail_fast", "workers_lost", "environment"]
 
@@ -29,18 +38,18 @@ class KernelStatistics:
     """
 
     declaration: Declaration
-    cases: int = 0
-    seconds: float = 0.0
-    known: int = 0
-    skipped: int = 0
-    max_error_ratio: float = 0.0
-    compile_s: float = 0.0
-    kernel_s: float = 0.0
-    reference_s: float = 0.0
-    build_s: float = 0.0
-    restarts: int = 0
-    ratios: dict[str, dict[int, int]] = field(default_factory=dict)
-    coverage: dict[int, int] = field(default_factory=dict)
+    cases: Count = 0
+    seconds: Seconds = 0.0
+    known: Count = 0
+    skipped: Count = 0
+    max_error_ratio: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    compile_s: Seconds = 0.0
+    kernel_s: Seconds = 0.0
+    reference_s: Seconds = 0.0
+    build_s: Seconds = 0.0
+    restarts: Count = 0
+    ratios: dict[str, dict[_Bin, Count]] = field(default_factory=dict)
+    coverage: dict[Count, Count] = field(default_factory=dict)
 
     def add(self, progress: Progress) -> None:
         """Add what a worker reported."""

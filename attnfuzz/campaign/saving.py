@@ -15,14 +15,12 @@ from pathlib import Path
 import msgspec
 
 from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.state import FALLBACK, LAST_RESORT
 from attnfuzz.corpus import Regression, RegressionError, load_regression, regression_name, write_regression
 from attnfuzz.corpus.writing import remove_leftovers
 from attnfuzz.minimise import size_key
 
-__all__ = ["FALLBACK", "SaveFolder"]
-
-FALLBACK = Path(".attnfuzz") / "findings"
-"""Where findings go, relative to the working directory, if the folder for them cannot be written."""
+__all__ = ["SaveFolder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +88,23 @@ class SaveFolder:
             self.save(finding)
 
     def adopt(self, finding: Finding) -> None:
-        """Take a finding's file for this campaign's own: an earlier part of it has written it."""
-        if finding.path is not None and finding.known_as is None:
+        """Take a finding's file for this campaign's own: an earlier part of it has written it.
+
+        Only one that is in the folders of this campaign and holds the finding: it will be replaced and removed.
+        """
+        if finding.path is not None and finding.known_as is None and self._holds(finding.path, finding):
             self._earlier = [earlier for earlier in self._earlier if earlier.path != finding.path]
             self._own.setdefault(finding.path, set()).add(finding)
+
+    def _holds(self, path: Path, finding: Finding) -> bool:
+        if path.parent.resolve() not in (self._folder.resolve(), FALLBACK.resolve()):
+            return False
+        try:
+            saved = load_regression(path)
+        except RegressionError:  # gone, or another's
+            return False
+        mine = (finding.declaration.target, finding.case, finding.preceding)
+        return mine == (saved.kernel, saved.case, saved.preceding)
 
     def forget(self, finding: Finding) -> None:
         """Remove the finding's file, unless it was there before or another finding has come down to the same case.
@@ -137,7 +148,7 @@ class SaveFolder:
         yield FALLBACK
         if self._last_resort is None:
             with contextlib.suppress(OSError):  # no room there either: findings are printed, which is told
-                self._last_resort = Path(tempfile.mkdtemp(prefix="attnfuzz-findings-"))
+                self._last_resort = Path(tempfile.mkdtemp(prefix=LAST_RESORT))
         if self._last_resort is not None:
             yield self._last_resort
 

@@ -65,7 +65,7 @@ def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
         declarations = load_searchable(runner, request.kernels, note=reporter.note)
         have_built(runner, declarations, reporter.note)
         if request.resume is not None:
-            request.resume.check_kernels({declaration.target for declaration in declarations})
+            request.resume.check_kernels(declarations)
         _say_what_was_left(request, journal, state_file, reporter)
         gpus = (find_gpus() or [_ONLY_GPU]) if runner.device == "cuda" else []
         choice = choose_workers(request, runner, gpus)

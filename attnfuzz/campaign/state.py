@@ -1,56 +1,102 @@
 """What an interrupted campaign needs to be continued: ``.attnfuzz/state.json``, in the format ``attnfuzz.state/1``.
 
-Findings are in their own files as well; without this one only the continuation is lost.
+Findings are in their own files as well; without this one only the continuation is lost. It is read as strictly as a
+regression file: whoever hands on a folder hands on what lies in it, and this file names others that are replaced.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.journal import remove_if_empty
 from attnfuzz.campaign.messages import Known, Pursue
-from attnfuzz.campaign.result import KernelStatistics, Statistics
+from attnfuzz.campaign.result import Count, KernelStatistics, Statistics
+from attnfuzz.campaign.throughput import MAX_INTERVALS
+from attnfuzz.config_rules import MAX_SEED, MAX_WORKERS
+from attnfuzz.corpus import MAX_PRECEDING
+from attnfuzz.corpus.reading import what_is_wrong
 from attnfuzz.corpus.writing import write_atomically
 from attnfuzz.declaration import Declaration
 from attnfuzz.environment import installed
-from attnfuzz.oracles.verdict import Failure
-from attnfuzz.problems.cases import decode_case, encode_case
+from attnfuzz.oracles.verdict import ORACLES, Failure
+from attnfuzz.problems.cases import Problem, decode_case, encode_case
+from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.redis_url import check_redis_url
+from attnfuzz.said import SENTENCE_BYTES, check_text, printable
 
-__all__ = ["FOLDER", "Asked", "SavedFinding", "State", "StateError", "StateFile", "load_state"]
+__all__ = [
+    "FALLBACK",
+    "FOLDER",
+    "LAST_RESORT",
+    "Asked",
+    "SavedFinding",
+    "State",
+    "StateError",
+    "StateFile",
+    "load_state",
+]
 
 FOLDER = Path(".attnfuzz")
 """In the working directory; ignored by git."""
+FALLBACK = FOLDER / "findings"
+"""Where findings go, relative to the working directory, if the folder for them cannot be written."""
+LAST_RESORT = "attnfuzz-findings-"
+"""How the name of a folder for temporary files begins, where they go if that cannot be written either."""
 
 _FORMAT_NAME = "attnfuzz.state"
 _FORMAT = f"{_FORMAT_NAME}/1"
-_MAX_BYTES = 256 << 20
+_MAX_BYTES = 32 << 20
+_SHOWN_BYTES = 1 << 20
+"""Of a larger file the value that is wrong is not shown: that takes the whole of it as objects."""
+_REMEDY = "remove it and start without --resume"
+_YEARS_S = 1e9
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_LONGEST_PATH = 4096
 
 
 class StateError(ValueError):
     """There is no campaign to continue, or not like this; the message is one sentence with a remedy."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message, SENTENCE_BYTES))
+
+
+_Span = Annotated[float, msgspec.Meta(ge=0, le=_YEARS_S)]
+
 
 class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the campaign was asked to do, as ``startup.Request`` has it."""
 
-    kernels: tuple[str, ...]
-    budget_s: float
-    save_folder: str
-    workers: int | None = None
-    device: str = "auto"
+    kernels: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    budget_s: _Span
+    save_folder: Annotated[str, msgspec.Meta(min_length=1)]
+    workers: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)] | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     oracles: tuple[str, ...] = ()
     fail_fast: bool = False
     tolerance: Tolerance = "bound"
     shared: str | None = None
+
+    def __post_init__(self) -> None:
+        check_text("save_folder", self.save_folder, _LONGEST_PATH)
+        for kernel in self.kernels:
+            check_text("a kernel", kernel, 2 * _LONGEST_PATH)
+        for oracle in self.oracles:
+            if oracle not in ORACLES:
+                raise ValueError(f"no oracle of this version is called {oracle!r}")
+        if self.shared is not None:
+            check_redis_url(self.shared)
 
 
 class SavedFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -59,16 +105,20 @@ class SavedFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     kernel: str
     case: msgspec.Raw
     failure: Failure
-    first_seen_s: float
-    failed: int
-    runs: int
-    shrunk_s: float | None
-    steps: int
+    first_seen_s: _Span
+    failed: Count
+    runs: Count
+    shrunk_s: _Span | None
+    steps: Count
     features: tuple[str, ...]
-    preceding: tuple[msgspec.Raw, ...] = ()
+    preceding: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_PRECEDING)] = ()
     path: str | None = None
     known_as: str | None = None
     replaces: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.failed > self.runs:
+            raise ValueError(f"failed={self.failed} must be between 0 and runs={self.runs}")
 
     @classmethod
     def of(cls, finding: Finding) -> SavedFinding:
@@ -118,12 +168,12 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     format: str = _FORMAT
     version: str = installed("attnfuzz") or ""
     asked: Asked
-    seed: int
-    elapsed_s: float
-    parts: int
+    seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED)]
+    elapsed_s: _Span
+    parts: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
     kernels: tuple[KernelStatistics, ...]
-    interval_s: float
-    throughput: dict[str, tuple[int, ...]]
+    interval_s: Annotated[float, msgspec.Meta(ge=1, le=_YEARS_S)]
+    throughput: dict[str, Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_INTERVALS)]]
     findings: tuple[SavedFinding, ...] = ()
     known: tuple[Known, ...] = ()
     pending: tuple[Pursue, ...] = ()
@@ -133,14 +183,26 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         """What is left of the budget."""
         return max(0.0, self.asked.budget_s - self.elapsed_s)
 
-    def check_kernels(self, targets: set[str]) -> None:
-        """Raise StateError unless exactly these kernels were searched."""
-        mine = {kernel.declaration.target for kernel in self.kernels}
-        if targets != mine:
+    def check_kernels(self, declarations: Iterable[Declaration]) -> None:
+        """Raise StateError unless exactly these kernels were searched, for what they compute now."""
+        problems = {declaration.target: declaration.problem for declaration in declarations}
+        mine, targets = self.problems, set(problems)
+        for target in targets & set(mine):
+            if problems[target] != mine[target]:
+                raise StateError(
+                    f"{target} computes {problems[target]}, and {mine[target]} when the campaign was interrupted; "
+                    "start a new one without --resume"
+                )
+        if targets != set(mine):
             raise StateError(
                 f"the interrupted campaign searched {', '.join(sorted(mine))}, not {', '.join(sorted(targets))}; "
                 "name the same kernels or none, or start a new campaign without --resume"
             )
+
+    @property
+    def problems(self) -> dict[str, Problem]:
+        """What each kernel that was searched computes, by target."""
+        return {kernel.declaration.target: kernel.declaration.problem for kernel in self.kernels}
 
     def fill(self, statistics: Statistics) -> None:
         """Have ``statistics``, which are new, go on from here. Kernels declare what they do now."""
@@ -215,9 +277,8 @@ def load_state(folder: Path = FOLDER) -> State:
     """The state that an interrupted campaign left. Raises StateError."""
     path = folder / "state.json"
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise StateError(f"{path} is larger than {_MAX_BYTES} bytes; remove it and start without --resume")
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         raise StateError(
             f"there is no interrupted campaign to resume: {path.resolve()} does not exist; run from the folder in "
@@ -225,6 +286,8 @@ def load_state(folder: Path = FOLDER) -> State:
         ) from None
     except OSError as error:
         raise StateError(f"{path} cannot be read ({error.strerror}); start without --resume") from error
+    if len(data) > _MAX_BYTES:
+        raise StateError(f"{path} is larger than {_MAX_BYTES} bytes, so it is no state of a campaign; {_REMEDY}")
     return _decode(path, data)
 
 
@@ -237,9 +300,73 @@ def _decode(path: Path, data: bytes) -> State:
     try:
         header = msgspec.json.decode(data, type=_Header)
         _check_header(path, header)
-        return msgspec.json.decode(data, type=State)
-    except msgspec.DecodeError as error:
-        raise StateError(f"{path} is no state of a campaign ({error}); remove it and start without --resume") from error
+        state = msgspec.json.decode(data, type=State)
+    except msgspec.ValidationError as error:
+        document = _document(data) if len(data) <= _SHOWN_BYTES else {}
+        raise StateError(what_is_wrong(error, document, "$", f"{path} is no state of a campaign", _REMEDY)) from error
+    except _UNREADABLE as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise StateError(f"{path} is no state of a campaign, but no complete JSON ({reason}); {_REMEDY}") from error
+    for place, rule in _contradictions(state):
+        raise StateError(f"{path} is no state of a campaign: {rule} - at `{place}`; {_REMEDY}")
+    return state
+
+
+def _document(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except _UNREADABLE:  # what comes first is wrong already, and that is told
+        return {}
+
+
+def _contradictions(state: State) -> Iterator[tuple[str, str]]:
+    """Where, and how, parts of a state do not go together; what is said of cases too."""
+    problems = state.problems
+    if len(problems) != len(state.kernels):
+        yield "$.kernels", "a kernel is there twice"
+    folders = {Path(state.asked.save_folder).resolve(), FALLBACK.resolve()}
+    known: tuple[tuple[str, Iterable[Any]], ...] = (
+        ("findings", state.findings), ("known", state.known), ("pending", state.pending)
+    )  # fmt: skip
+    for name, entries in known:
+        for i, entry in enumerate(entries):
+            place = f"$.{name}[{i}]"
+            if entry.kernel not in problems:
+                yield f"{place}.kernel", f"{entry.kernel!r:.80} must be one of the kernels"
+            elif name != "known":
+                yield from _wrong_cases(entry, problems[entry.kernel], place)
+            if isinstance(entry, SavedFinding):
+                yield from _wrong_paths(entry, folders, place)
+
+
+def _wrong_cases(entry: SavedFinding | Pursue, problem: Problem, place: str) -> Iterator[tuple[str, str]]:
+    places = ((f"{place}.preceding[{i}]", case) for i, case in enumerate(entry.preceding))
+    for where, case in ((f"{place}.case", entry.case), *places):
+        try:
+            check_size(decode_case(problem, bytes(case)))
+        except (*_UNREADABLE, CaseTooLarge) as error:
+            yield where, str(error).replace(" - at `$", ", at `$")
+
+
+def _wrong_paths(finding: SavedFinding, folders: set[Path], place: str) -> Iterator[tuple[str, str]]:
+    """A file of a finding is replaced and removed as it shrinks, so it is one of those that a campaign writes."""
+    for name in ("path", "known_as", "replaces"):
+        text = getattr(finding, name)
+        if text is None:
+            continue
+        try:
+            check_text(name, text, _LONGEST_PATH)
+            path = Path(text)
+            folder = path.parent.resolve()
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
+            yield f"{place}.{name}", str(error)
+            continue
+        if path.suffix != ".json" or not (folder in folders or _is_last_resort(folder)):
+            yield f"{place}.{name}", f"{text!r:.200} must be a regression file in the folder that findings go to"
+
+
+def _is_last_resort(folder: Path) -> bool:
+    return folder.parent == Path(tempfile.gettempdir()).resolve() and folder.name.startswith(LAST_RESORT)
 
 
 def _check_header(path: Path, header: _Header) -> None:

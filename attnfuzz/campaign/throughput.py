@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-__all__ = ["Throughput"]
+__all__ = ["MAX_INTERVALS", "Throughput"]
 
-_MAX_INTERVALS = 240
+MAX_INTERVALS = 240
 _RECENT_S = 10.0
 
 
@@ -21,7 +21,7 @@ class Throughput:
 
     def add(self, device: str, at_s: float, cases: int) -> None:
         """Count ``cases`` that were reported ``at_s`` seconds after the campaign began, by a worker on ``device``."""
-        while at_s >= self.interval_s * _MAX_INTERVALS:
+        while at_s >= self.interval_s * MAX_INTERVALS:
             self._double()
         counts = self.counts.setdefault(device, [])
         index = int(at_s / self.interval_s)

@@ -22,6 +22,7 @@ from attnfuzz.campaign.messages import FromWorker, Setup, Stop
 from attnfuzz.campaign.zygote_broker import lend_connections
 from attnfuzz.execution.outcomes import signal_name
 from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.said import only_printable
 
 __all__ = ["LastWords", "Launch", "WorkerHandle", "WorkerProcess"]
 
@@ -107,7 +108,7 @@ class WorkerProcess:
         self._broker.close()
         end = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, end - _LOG_TAIL_BYTES))
-        tail = self._log.read().decode(errors="backslashreplace").strip()
+        tail = only_printable(self._log.read().decode(errors="backslashreplace")).strip()
         self._log.close()
         return LastWords(tail, signal_name(status) if status is not None else None)
 

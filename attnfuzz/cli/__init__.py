@@ -10,6 +10,7 @@ import sys
 import click
 
 from attnfuzz.cli.output import detach_output, flush_output, is_gone, open_missing_streams, while_anyone_reads
+from attnfuzz.said import only_printable
 
 __all__ = ["main"]
 
@@ -49,7 +50,7 @@ def _show(error: click.ClickException) -> None:
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         error.show()
     else:
-        click.ClickException.show(error)
+        click.echo(f"Error: {only_printable(error.format_message())}", err=True)
 
 
 def main() -> None:

@@ -20,18 +20,24 @@ from attnfuzz.corpus.regression import (
 )
 from attnfuzz.problems.cases import PROBLEMS, Case, Problem, case_from_builtins
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, CaseTooLarge, check_size
+from attnfuzz.said import SENTENCE_BYTES, printable
 
-__all__ = ["MAX_FILE_BYTES", "RegressionError", "decode_regression", "load_regression"]
+__all__ = ["MAX_FILE_BYTES", "RegressionError", "decode_regression", "load_regression", "what_is_wrong"]
 
 MAX_FILE_BYTES = 4 << 20
 """A regression file is a few hundred bytes; a larger file than this is something else and is not read."""
 
 _SHOWN_CHARACTERS = 60
 _GLOB = frozenset("*?[")
+_AT = re.compile(r"(?P<rule>.*) - at (?P<key>`key` in )?`\$(?P<path>.*)`", re.DOTALL)
+"""How msgspec says where a rule is broken."""
 
 
 class RegressionError(ValueError):
     """A regression file cannot be used; the message is one sentence with file, path, value, rule and remedy."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message, SENTENCE_BYTES))
 
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -74,7 +80,7 @@ def decode_regression(data: bytes, source: str, *, limit_bytes: int = DEFAULT_LI
     try:
         envelope = msgspec.convert(document, type=_Envelope)
     except msgspec.ValidationError as error:
-        raise RegressionError(_explain(error, document, "$", source)) from error
+        raise RegressionError(what_is_wrong(error, document, "$", source)) from error
     _check_kernel(envelope.kernel, source)
     return _with_cases(envelope, source, limit_bytes)
 
@@ -125,7 +131,7 @@ def _with_cases(envelope: _Envelope, source: str, limit_bytes: int) -> Regressio
             case = case_from_builtins(envelope.problem, document)
             check_size(case, limit_bytes)
         except msgspec.ValidationError as error:
-            raise RegressionError(_explain(error, document, place, source)) from error
+            raise RegressionError(what_is_wrong(error, document, place, source)) from error
         except CaseTooLarge as error:
             raise RegressionError(f"{source}: {error} - at `{place}`") from error
         return case
@@ -136,13 +142,17 @@ def _with_cases(envelope: _Envelope, source: str, limit_bytes: int) -> Regressio
     return Regression(**fields)
 
 
-def _explain(error: msgspec.ValidationError, document: Any, root: str, source: str) -> str:
-    """msgspec's sentence with the full path in the file, the value found there and what to do."""
-    text, _, path = str(error).rpartition(" - at `$")
-    rule, inner = (text, path.rstrip("`")) if text else (str(error), "")
-    value = _value_at(document, inner)
-    found = f", found {_show(value)}" if not isinstance(value, dict | _Missing) and "=" not in rule else ""
-    return f"{source}: {rule}{found} - at `{root}{inner}`; {_remedy(rule, root + inner)}"
+def what_is_wrong(error: msgspec.ValidationError, document: Any, root: str, source: str, remedy: str = "") -> str:
+    """msgspec's sentence with the full path in the file, the value found there and what to do.
+
+    ``document`` is what was read, at the place ``root`` of the file that ``source`` names.
+    """
+    match = _AT.fullmatch(str(error))
+    rule, key, inner = (match["rule"], match["key"] or "", match["path"]) if match else (str(error), "", "")
+    value = _Missing() if key else _value_at(document, inner)
+    says_value = re.search(r"\w=", rule) is not None
+    found = f", found {_show(value)}" if not isinstance(value, dict | _Missing) and not says_value else ""
+    return f"{source}: {rule}{found} - at {key}`{root}{inner}`; {remedy or _remedy(rule, root + inner)}"
 
 
 def _remedy(rule: str, path: str) -> str:

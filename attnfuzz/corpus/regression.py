@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from attnfuzz.oracles.verdict import Failure, OracleName
+from attnfuzz.oracles.verdict import Failure, OracleName, make_printable
 from attnfuzz.problems.cases import Case, Problem
 
 __all__ = [
@@ -42,6 +42,7 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     ``kind`` and ``features`` (what the case still needs away from its simplest value) tell one bug from another.
     A flaky case failed in ``failed`` of ``runs`` runs; both are 0, and left out of the file, for one that always does.
+    What a stranger's file says is made fit to be shown, as what a kernel says is in a `Failure`.
     """
 
     oracle: OracleName
@@ -55,6 +56,7 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     def __post_init__(self) -> None:
         if not 0 <= self.failed <= self.runs:
             raise ValueError(f"failed={self.failed} must be between 0 and runs={self.runs}")
+        make_printable(self)
 
     @property
     def is_flaky(self) -> bool:

@@ -17,6 +17,8 @@ from attnfuzz.problems.cases import encode_case
 __all__ = ["regression_name", "remove_leftovers", "write_atomically", "write_regression"]
 
 _LEFTOVER_S = 60.0
+_LONGEST_KERNEL = 80
+"""Bytes of a kernel's name in that of a file, which has 255 bytes at most."""
 _NO_FILES_WITHOUT_NAME = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 """What open(2) with O_TMPFILE says of a file system or a kernel that has no such thing."""
 
@@ -24,6 +26,7 @@ _NO_FILES_WITHOUT_NAME = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EI
 def regression_name(regression: Regression) -> str:
     """``<problem>-<kernel>-<oracle>-<hash8>.json``; the hash is that of the kernel's target and of the cases."""
     kernel = re.sub(r"\W+", "_", regression.kernel.rpartition(":")[2])
+    kernel = kernel.encode()[:_LONGEST_KERNEL].decode(errors="ignore")
     cases = b"".join(encode_case(case) for case in (regression.case, *regression.preceding))
     digest = hashlib.sha256(regression.kernel.encode() + b"\0" + cases).hexdigest()[:8]
     return f"{regression.problem}-{kernel}-{regression.finding.oracle}-{digest}.json"

@@ -1,7 +1,5 @@
 """Whether a GPU still answers a fresh process. Torch-free."""
 
-import msgspec
-
 from attnfuzz.execution.executor import Executor
 from attnfuzz.execution.faults import failure_of
 from attnfuzz.execution.judge_messages import DeviceReply
@@ -26,7 +24,8 @@ def why_no_answer(executor: Executor, device: Device, *, patience_s: float) -> s
     while silent < _PROBES:
         outcome = executor.call("device", b"{}", timeout_s=patience_s)
         if isinstance(outcome, Reply):
-            if msgspec.json.decode(outcome.body, type=DeviceReply).device == device:
+            reply = outcome.read(DeviceReply)
+            if reply is not None and reply.device == device:
                 return None
             why = "torch does not find it"
         else:

@@ -1,6 +1,7 @@
 """An isolated process that answers calls, and dies alone."""
 
 import math
+import signal
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
@@ -88,6 +89,12 @@ class Executor:
         if isinstance(outcome, Fault):
             raise ServiceError(f"the service raised in the executor:\n{outcome.traceback}")
         return outcome
+
+    def distrust(self) -> Died:
+        """End the process, whose latest answer is none that its service gives; how that counts."""
+        died = Died(-signal.SIGKILL, "SIGKILL", "" if self._link is None else self._link.output(), "channel")
+        self._end()
+        return died
 
     def restart(self) -> None:
         """Replace the process by a fresh one."""

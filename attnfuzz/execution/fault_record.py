@@ -92,7 +92,7 @@ def read_record(descriptor: int) -> MemoryFault | None:
     """The page fault that ended the executor; None if it was none, or another thread's."""
     content = os.pread(descriptor, _RECORD_BYTES, 0)
     context = _first_context(content)
-    if context is None:
+    if context is None or context + _UC_FAULT_ADDRESS + _ADDRESS.size > len(content):  # a stray write has spoilt it
         return None
     trap, address, error = (
         _ADDRESS.unpack_from(content, context + field)[0] for field in (_UC_TRAP_NUMBER, _UC_FAULT_ADDRESS, _UC_ERROR)

@@ -1,36 +1,20 @@
 """The end of an executor as a failure of the kernel that ran in it. Torch-free."""
 
-import linecache
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from attnfuzz.execution.guard_faults import guard_failure
 from attnfuzz.execution.outcomes import Died, TimedOut
 from attnfuzz.oracles.verdict import Failure
+from attnfuzz.said import Place
 
 __all__ = ["failure_of"]
 
-_FRAME = re.compile(r'^ +File "(?P<path>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
+_FRAME = re.compile(r'^ +File "(?P<path>[^"\n]*)", line (?P<line>[0-9]{1,9}) in (?P<function>.*)$', re.MULTILINE)
 _WAIT_FOR_GPU = re.compile(r'^ +File "[^"]*[/\\]torch[/\\]cuda[/\\][^"]*", line \d+ in synchronize$', re.MULTILINE)
 _FRAMEWORK = re.compile(r"[/\\]attnfuzz[/\\](?!kernels[/\\])")
 _LIBRARIES = re.compile(r"[/\\](?:site-packages|dist-packages)[/\\]|[/\\]lib[/\\]python3|^<frozen ")
 _MAX_LINES = 24
-
-
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    path: str
-    line: str
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}, in {self.function}"
-
-    def with_source(self) -> str:
-        """With the text of the line, if the file can be read."""
-        source = linecache.getline(self.path, int(self.line)).strip()
-        return f"{self}: {source}" if source else str(self)
 
 
 def failure_of(outcome: Died | TimedOut) -> Failure:
@@ -81,16 +65,16 @@ def _cause_of_death(died: Died) -> str:
     return f"the kernel ended its process with exit status {died.exit_status}"
 
 
-def _details(died: Died, frames: Sequence[_Frame]) -> Iterator[str]:
+def _details(died: Died, frames: Sequence[Place]) -> Iterator[str]:
     if frames:
         yield from map(str, frames[:_MAX_LINES])
     else:
         yield from _tail(died.output_tail)
 
 
-def _kernel_frames(stack: str) -> list[_Frame]:
+def _kernel_frames(stack: str) -> list[Place]:
     """Frames of the code under test, innermost first, as faulthandler writes them."""
-    frames = [_Frame(**match.groupdict()) for match in _FRAME.finditer(stack)]
+    frames = [Place(match["path"], int(match["line"]), match["function"]) for match in _FRAME.finditer(stack)]
     return [frame for frame in frames if not _FRAMEWORK.search(frame.path) and not _LIBRARIES.search(frame.path)]
 
 

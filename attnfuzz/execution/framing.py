@@ -5,7 +5,7 @@ import struct
 
 __all__ = ["MAX_FRAME_BYTES", "FrameDecoder", "FrameError", "encode_frame", "receive_frame", "send_frame"]
 
-MAX_FRAME_BYTES = 64 * 1024 * 1024
+MAX_FRAME_BYTES = 16 * 1024 * 1024
 """Largest body of one frame, in bytes. A larger announced length means that the stream is not ours."""
 
 _HEADER = struct.Struct("!I")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -36,7 +36,7 @@ class Neighbourhood(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    itemsize: int
+    itemsize: Annotated[int, msgspec.Meta(ge=1)]
     nbytes: int
     written: int
 

@@ -8,6 +8,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.execution.leaks import MemoryUse
 from attnfuzz.oracles.verdict import OracleName, Relations, Verdict
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.said import NAME_BYTES, printable
 
 __all__ = [
     "DeclarationsReply",
@@ -123,6 +124,11 @@ class DeviceReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str
     name: str
     versions: dict[str, str]
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "name", printable(self.name, NAME_BYTES))
+        versions = {printable(name, NAME_BYTES): printable(text, NAME_BYTES) for name, text in self.versions.items()}
+        msgspec.structs.force_setattr(self, "versions", versions)
 
 
 def to_wire(verdict: Verdict) -> Verdict:

@@ -35,6 +35,7 @@ from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.quick import BatchLost, judge_many
 from attnfuzz.problems.cases import decode_case
+from attnfuzz.said import printable, text_of, type_name
 
 __all__ = ["JudgingService"]
 
@@ -91,7 +92,7 @@ class JudgingService:
         try:
             kernels = [kernel for target in request.targets for kernel in self._load(target)]
         except KernelLoadError as error:
-            return DeclarationsReply([], error=str(error))
+            return DeclarationsReply([], error=printable(str(error), lines=True))
         return DeclarationsReply([kernel.declaration for kernel in kernels])
 
     def _load(self, target: str) -> list[Kernel]:
@@ -105,7 +106,7 @@ class JudgingService:
             if kernel.prepare is not None:
                 kernel.prepare()
         except BaseException as error:  # noqa: BLE001 - the user's code; whatever it raises is told
-            return PrepareReply(raised=f"{type(error).__name__}: {error}")
+            return PrepareReply(raised=f"{type_name(error)}: {text_of(error)}")
         return PrepareReply()
 
     def _judge(self, payload: bytes) -> JudgeReply:
@@ -127,7 +128,7 @@ class JudgingService:
         except EnvironmentProblem as problem:
             return JudgeReply(environment=str(problem))
         except torch.OutOfMemoryError as error:  # not the kernel's: that one is a verdict
-            return JudgeReply(exhausted=str(error).strip().partition("\n")[0])
+            return JudgeReply(exhausted=text_of(error).strip().partition("\n")[0])
         return JudgeReply(verdict=to_wire(verdict), gpu_share=self._gpu_share_held())
 
     def _judge_many(self, payload: bytes) -> JudgeManyReply:
@@ -162,7 +163,7 @@ class JudgingService:
         try:
             return GrowthReply(use=self._growth_trial(request).use_after(request.calls))
         except BaseException as error:  # noqa: BLE001 - whatever a kernel raises, other oracles have a word on it
-            return GrowthReply(raised=f"{type(error).__name__}: {error}")
+            return GrowthReply(raised=f"{type_name(error)}: {text_of(error)}")
 
     def _growth_trial(self, request: GrowthRequest) -> GrowthTrial:
         """That of the last request if it was for the same case."""

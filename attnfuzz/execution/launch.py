@@ -12,6 +12,7 @@ from typing import IO
 
 import attnfuzz
 from attnfuzz.execution.claims import PrivateFolder
+from attnfuzz.said import only_printable
 
 __all__ = ["LaunchSettings", "ZygoteProcess"]
 
@@ -82,7 +83,7 @@ class ZygoteProcess:
         """The last of what the zygote wrote to stdout and stderr."""
         end = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, end - _LOG_TAIL_BYTES))
-        return self._log.read().decode(errors="backslashreplace").strip() or "(none)"
+        return only_printable(self._log.read().decode(errors="backslashreplace")).strip() or "(none)"
 
     def stop(self) -> None:
         """End the process, and with it its executors; may be called again."""

@@ -14,6 +14,7 @@ from attnfuzz.execution.fault_record import new_record, read_record
 from attnfuzz.execution.framing import FrameDecoder, FrameError
 from attnfuzz.execution.messages import (
     MAX_CONTROL_BYTES,
+    UNREADABLE,
     ControlReply,
     ExecutorMessage,
     Exited,
@@ -25,6 +26,7 @@ from attnfuzz.execution.messages import (
 from attnfuzz.execution.outcomes import MemoryFault
 from attnfuzz.execution.process import descendant_bytes, kill_group, resident_bytes, start_time
 from attnfuzz.execution.stacks import strip_framework_frames
+from attnfuzz.said import only_printable
 
 __all__ = ["OUTPUT_TAIL_BYTES", "Link"]
 
@@ -99,13 +101,14 @@ class Link:
                 message: ExecutorMessage = msgspec.json.decode(frame, type=ExecutorMessage)
                 if isinstance(message, Hello) or message.number == self._awaited:
                     return message
-        except (FrameError, msgspec.DecodeError):
+        except (FrameError, *UNREADABLE):
             self.garbled = True
         return None
 
     def output(self) -> str:
-        """The last `OUTPUT_TAIL_BYTES` of output since `forget_output`."""
-        return strip_framework_frames(self._tail[-OUTPUT_TAIL_BYTES:].decode(errors="backslashreplace"))
+        """The last `OUTPUT_TAIL_BYTES` of output since `forget_output`, fit to be shown."""
+        tail = self._tail[-OUTPUT_TAIL_BYTES:].decode(errors="backslashreplace")
+        return strip_framework_frames(only_printable(tail))
 
     def memory_fault(self) -> MemoryFault | None:
         """What a SIGSEGV or SIGBUS that ended the executor came of, if that is known."""

@@ -11,6 +11,7 @@ from attnfuzz.execution.faults import failure_of
 from attnfuzz.execution.judge_messages import DeclarationsReply, DeclarationsRequest, PrepareReply, PrepareRequest
 from attnfuzz.execution.likely_device import Device
 from attnfuzz.execution.outcomes import (
+    Answered,
     DeadlinePassed,
     DeviceLost,
     Died,
@@ -42,6 +43,8 @@ class LoadedKernels:
         self._on_device: int | None = None
         self._stuck: str | None = None
         self.prepared = set() if prepared is None else prepared
+        self.built_s = 0.0
+        """How long the latest call that was answered has waited for builds."""
 
     @property
     def is_fresh(self) -> bool:
@@ -50,10 +53,9 @@ class LoadedKernels:
 
     def declarations(self, targets: Sequence[str]) -> list[Declaration]:
         """What all kernels that `targets` name declare. Raises `KernelLoadError` in one sentence."""
-        outcome = self._call("declarations", DeclarationsRequest(list(targets)), LOAD_TIMEOUT_S)
-        if not isinstance(outcome, Reply):
-            raise KernelLoadError(f"importing {', '.join(targets)} failed: {failure_of(outcome).message}")
-        reply = msgspec.json.decode(outcome.body, type=DeclarationsReply)
+        reply = self._call("declarations", DeclarationsRequest(list(targets)), DeclarationsReply, LOAD_TIMEOUT_S)
+        if not isinstance(reply, DeclarationsReply):
+            raise KernelLoadError(f"importing {', '.join(targets)} failed: {failure_of(reply).message}")
         if reply.error is not None:
             raise KernelLoadError(reply.error)
         self._remember(declaration.target for declaration in reply.kernels)
@@ -62,11 +64,8 @@ class LoadedKernels:
     def prepare(self, declaration: Declaration) -> None:
         """Have the kernel do what it declares to do before its first case. Raises `KernelLoadError` if it cannot."""
         self.start_device()
-        outcome = self._call("prepare", PrepareRequest(declaration.target), _PREPARE_TIMEOUT_S)
-        if isinstance(outcome, Reply):
-            why = msgspec.json.decode(outcome.body, type=PrepareReply).raised
-        else:
-            why = failure_of(outcome).message
+        reply = self._call("prepare", PrepareRequest(declaration.target), PrepareReply, _PREPARE_TIMEOUT_S)
+        why = reply.raised if isinstance(reply, PrepareReply) else failure_of(reply).message
         if why is not None:
             raise KernelLoadError(f"prepare() of {declaration.target} failed: {why}")
         self.prepared.add(declaration.target)
@@ -82,28 +81,37 @@ class LoadedKernels:
             self._on_device = self._executor.pid
 
     def call(
-        self, declaration: Declaration, method: str, request: msgspec.Struct, *, timeout_s: float
-    ) -> Reply | Died | TimedOut:
+        self, declaration: Declaration, method: str, request: msgspec.Struct, reply: type[Answered], *, timeout_s: float
+    ) -> Answered | Died | TimedOut:
         """What comes of one call that is about a kernel; importing it does not count against `timeout_s`.
+
+        An answer that is no `reply` counts as the death of the process: the kernel has overwritten what is not its own.
 
         Raises `KernelLoadError`, `ExecutorUnavailable` where there is no device to go on with afterwards,
         `DeadlinePassed` where that came in a build, and `ServiceError` for a bug of the framework, after which calls
         have a fresh process.
         """
         self._ensure_loaded(declaration)
-        outcome = self._call(method, request, timeout_s)
+        outcome = self._call(method, request, reply, timeout_s)
         if isinstance(outcome, TimedOut):
             if outcome.cut_off and not outcome.still_alive:
                 raise DeadlinePassed
             self._look_at_device(declaration, outcome)
         return outcome
 
-    def _call(self, method: str, request: msgspec.Struct, timeout_s: float) -> Reply | Died | TimedOut:
+    def _call(
+        self, method: str, request: msgspec.Struct, reply: type[Answered], timeout_s: float
+    ) -> Answered | Died | TimedOut:
         try:
-            return self._executor.call(method, msgspec.json.encode(request), timeout_s=timeout_s)
+            outcome = self._executor.call(method, msgspec.json.encode(request), timeout_s=timeout_s)
         except ServiceError:  # what kernels have written into this process may be behind it
             self._executor.restart()
             raise
+        if not isinstance(outcome, Reply):
+            return outcome
+        self.built_s = outcome.built_s
+        answer = outcome.read(reply)
+        return self._executor.distrust() if answer is None else answer
 
     def _ensure_loaded(self, declaration: Declaration) -> None:
         """Have the present process start CUDA and import the kernel, with more patience than for a case."""

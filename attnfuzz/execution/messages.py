@@ -10,9 +10,12 @@ from typing import TypeAlias
 
 import msgspec
 
+from attnfuzz.said import DETAILS_BYTES, printable
+
 __all__ = [
     "MAX_CONTROL_BYTES",
     "MAX_DESCRIPTORS",
+    "UNREADABLE",
     "Answer",
     "ControlReply",
     "ControlRequest",
@@ -33,6 +36,9 @@ MAX_CONTROL_BYTES = 128 * 1024
 
 MAX_DESCRIPTORS = 3
 """That travel with `Fork`."""
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are no message: code under test can write to the channel too."""
 
 
 class Fork(msgspec.Struct, tag="fork", frozen=True, forbid_unknown_fields=True):
@@ -97,6 +103,9 @@ class Fault(msgspec.Struct, tag="fault", frozen=True, forbid_unknown_fields=True
 
     number: int
     traceback: str
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "traceback", printable(self.traceback, DETAILS_BYTES, lines=True))
 
 
 ControlRequest: TypeAlias = Fork | Signal

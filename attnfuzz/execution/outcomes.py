@@ -2,11 +2,15 @@
 
 import signal
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
+import msgspec
+
+from attnfuzz.execution.messages import UNREADABLE
 from attnfuzz.memory.fault_map import GuardedRegion
 
 __all__ = [
+    "Answered",
     "DeadlinePassed",
     "DeathReason",
     "DeviceLost",
@@ -25,6 +29,8 @@ DeathReason: TypeAlias = Literal["exit", "signal", "memory", "children", "channe
 almost all of the machine's memory, it lost or garbled its channel to the driver (code that closes or writes to file
 descriptors that are not its own), or its zygote died each time."""
 
+Answered = TypeVar("Answered", bound=msgspec.Struct)
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -32,6 +38,13 @@ class Reply:
 
     body: bytes
     built_s: float = 0.0
+
+    def read(self, kind: type[Answered]) -> Answered | None:
+        """What it says; None if that is no `kind`: code under test has written to the channel, or to the service."""
+        try:
+            return msgspec.json.decode(self.body, type=kind)
+        except UNREADABLE:
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,10 @@ class Runner:
         outcome = self._executor.call("device", b"{}", timeout_s=LOAD_TIMEOUT_S)
         if not isinstance(outcome, Reply):
             raise ExecutorUnavailable(f"the device could not be initialised: {failure_of(outcome).message}")
-        return msgspec.json.decode(outcome.body, type=DeviceReply)
+        reply = outcome.read(DeviceReply)
+        if reply is None:
+            raise ExecutorUnavailable("the executor does not say which device it has; start again")
+        return reply
 
     @property
     def device_name(self) -> str:
@@ -238,15 +241,15 @@ class Runner:
         """
         check_size(case)
         request = ExplainRequest(declaration.target, msgspec.Raw(encode_case(case)), oracle, seconds)
-        outcome = self._kernels.call(declaration, "explain", request, timeout_s=seconds + self.timeout_s)
-        if isinstance(outcome, Reply):
-            return msgspec.json.decode(outcome.body, type=ExplainReply).explanation
-        return Explanation(lines=(f"no weights can be read: {failure_of(outcome).message}",))
+        reply = self._kernels.call(declaration, "explain", request, ExplainReply, timeout_s=seconds + self.timeout_s)
+        if isinstance(reply, ExplainReply):
+            return reply.explanation
+        return Explanation(lines=(f"no weights can be read: {failure_of(reply).message}",))
 
     def guarded(self, declaration: Declaration, request: GuardRequest) -> GuardReply | None:
         """What a run tells that has chosen tensors guarded; None if it ended in any other way than by a lost GPU."""
-        outcome = self._kernels.call(declaration, "guarded", request, timeout_s=self.timeout_s)
-        return msgspec.json.decode(outcome.body, type=GuardReply) if isinstance(outcome, Reply) else None
+        reply = self._kernels.call(declaration, "guarded", request, GuardReply, timeout_s=self.timeout_s)
+        return reply if isinstance(reply, GuardReply) else None
 
     def restart(self) -> None:
         """Go on in a fresh executor."""
@@ -323,12 +326,11 @@ class Runner:
     ) -> tuple[JudgeReply | Died | TimedOut, float]:
         """What comes of it, and for how many seconds it waited for builds."""
         self.gpu_share = 0.0
-        outcome = self._kernels.call(declaration, "judge", request, timeout_s=timeout_s)
-        if not isinstance(outcome, Reply):
-            return outcome, 0.0
-        reply = msgspec.json.decode(outcome.body, type=JudgeReply)
+        reply = self._kernels.call(declaration, "judge", request, JudgeReply, timeout_s=timeout_s)
+        if not isinstance(reply, JudgeReply):
+            return reply, 0.0
         self.gpu_share = reply.gpu_share
-        return reply, outcome.built_s
+        return reply, self._kernels.built_s
 
     def _ask_many(
         self, declaration: Declaration, cases: Sequence[Case], timeout_s: float
@@ -337,20 +339,20 @@ class Runner:
         self.gpu_share = 0.0
         encoded = [msgspec.Raw(encode_case(case)) for case in cases]
         request = JudgeManyRequest(declaration.target, encoded, self.oracles, self.tolerance)
-        outcome = self._kernels.call(declaration, "judge_many", request, timeout_s=timeout_s)
-        if not isinstance(outcome, Reply):
+        reply = self._kernels.call(declaration, "judge_many", request, JudgeManyReply, timeout_s=timeout_s)
+        if not isinstance(reply, JudgeManyReply):
             return None, 0.0
-        reply = msgspec.json.decode(outcome.body, type=JudgeManyReply)
         self.gpu_share = reply.gpu_share
-        return (None if reply.lost is not None else reply), outcome.built_s
+        covers = reply.environment is not None or len(reply.verdicts) == len(cases)
+        return (reply if covers and reply.lost is None else None), self._kernels.built_s
 
     def _use_after(
         self, declaration: Declaration, case: msgspec.Raw, calls: int, timeout_s: float | None
     ) -> MemoryUse | None:
         request = GrowthRequest(declaration.target, case, calls)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        outcome = self._kernels.call(declaration, "growth", request, timeout_s=timeout_s)
-        return msgspec.json.decode(outcome.body, type=GrowthReply).use if isinstance(outcome, Reply) else None
+        reply = self._kernels.call(declaration, "growth", request, GrowthReply, timeout_s=timeout_s)
+        return reply.use if isinstance(reply, GrowthReply) else None
 
 
 def _with_builds(verdict: Verdict, built_s: float) -> Verdict:

@@ -28,6 +28,7 @@ from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.oracles.words import number, ranges
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
+from attnfuzz.said import text_of, type_name
 from attnfuzz.values import LogicalAttention, LogicalStates
 
 __all__ = ["explain_case"]
@@ -50,10 +51,10 @@ def explain_case(
     except OutOfRuns:
         explaining.lines.append(NO_TIME)
     except KernelRaised as raised:
-        name = type(raised.error).__name__
+        name = type_name(raised.error)
         explaining.lines.append(f"the kernel raises {name} before it has a result, so there are no weights to see")
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # no reason to lose a finding
-        explaining.lines.append(f"(attnfuzz could not explain this: {type(error).__name__}: {error})")
+        explaining.lines.append(f"(attnfuzz could not explain this: {type_name(error)}: {text_of(error)})")
     return Explanation(
         lines=tuple(explaining.lines[:_MOST_LINES]), rows=tuple(explaining.drawn), runs=explaining.rig.runs
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from attnfuzz.said import NAME_BYTES, printable, printable_lines
+
 __all__ = ["NO_TIME", "Explanation", "WeightBox", "WeightedRow"]
 
 
@@ -25,6 +27,10 @@ class WeightBox(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     wrong: tuple[bool, ...] = ()
     skipped: int = 0
 
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "title", printable(self.title, NAME_BYTES))
+        msgspec.structs.force_setattr(self, "unit", printable(self.unit, NAME_BYTES))
+
 
 class WeightedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What one row of the output is made of. ``wrong``: whether that is not what it should be made of."""
@@ -32,6 +38,9 @@ class WeightedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     title: str
     wrong: bool
     boxes: tuple[WeightBox, ...]
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "title", printable(self.title))
 
 
 class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -44,6 +53,10 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     rows: tuple[WeightedRow, ...] = ()
     changes: tuple[str, ...] = ()
     runs: int = 0
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "lines", printable_lines(self.lines))
+        msgspec.structs.force_setattr(self, "changes", printable_lines(self.changes))
 
     @property
     def all_lines(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Annotated
 
 import msgspec
 
@@ -30,7 +31,7 @@ class GuardedRegion(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     name: str
     dtype: str
     shape: tuple[int, ...]
-    itemsize: int
+    itemsize: Annotated[int, msgspec.Meta(ge=1)]
     start: int
     end: int
     low: int
@@ -78,7 +79,7 @@ def read_regions(memory: bytes) -> tuple[GuardedRegion, ...]:
     try:
         lines = memory.partition(b"\0")[0].splitlines()
         return tuple(msgspec.json.decode(line, type=GuardedRegion) for line in lines)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ()
 
 

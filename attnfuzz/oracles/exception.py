@@ -1,8 +1,6 @@
 """Exceptions on a supported case, results that cannot be any, and CUDA errors that leave the process unusable."""
 
-import linecache
 import re
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from attnfuzz.environment import interpreter_problem
 from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.results import ResultError
 from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
+from attnfuzz.said import Place, cause_of, places, text_of, type_name
 
 __all__ = ["EnvironmentProblem", "context_lost", "verdict"]
 
@@ -26,6 +25,7 @@ _FRAMEWORK = Path(attnfuzz.__file__).parent
 _KERNELS = (_FRAMEWORK / "kernels", _FRAMEWORK.parent / "kernels")
 _LIBRARIES = ("site-packages", "dist-packages", "lib/python")
 _MAX_FRAMES = 8
+_MAX_LINES = 20
 
 
 class EnvironmentProblem(RuntimeError):  # noqa: N818 - a condition with a remedy, not a kernel's error
@@ -39,35 +39,37 @@ def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
     `EnvironmentProblem`.
     """
     error = raised.error
-    if isinstance(error, ResultError):
-        failure = Failure(oracle="exception", kind="result", message=str(error))
+    if raised.is_a(ResultError):
+        failure = Failure(oracle="exception", kind="result", message=text_of(error))
         return Verdict(failure=failure if "exception" in oracles else None)
     what = context_lost(error)
     if what is not None:
         return Verdict(failure=_crash(what, error) if "crash" in oracles else None, fatal=True)
     _raise_if_environment(error)
-    fatal = raised.fatal or isinstance(error, torch.OutOfMemoryError)
+    fatal = raised.fatal or raised.is_a(torch.OutOfMemoryError)
     return Verdict(failure=_failure(error) if "exception" in oracles else None, fatal=fatal)
 
 
 def _raise_if_environment(error: BaseException) -> None:
     """Triton's interpreter fails in any kernel where it does not go with the installed NumPy."""
-    problem = interpreter_problem() if type(error).__name__ == "InterpreterError" else None
+    problem = interpreter_problem() if type_name(error) == "InterpreterError" else None
     if problem is not None:
         raise EnvironmentProblem(problem) from error
 
 
 def _failure(error: BaseException) -> Failure:
-    cause = _cause(error)
-    name = type(cause).__name__
+    *_, cause = _chain(error)
+    name = type_name(cause)
     frames = list(_kernel_frames(error))
-    said = _first_line(cause)
-    message = f"the kernel raised {name}" + (f": {said}" if said else "")
+    said = text_of(cause)
+    first = _first_line(said)
+    message = f"the kernel raised {name}" + (f": {first}" if first else "")
     kind = name
     if frames:
-        kind = f"{name} in {frames[-1].name}"
-        message += f" ({_place(frames[-1])})"
-    return Failure(oracle="exception", kind=kind, message=message, details=tuple(_details(error, cause, frames)))
+        kind = f"{name} in {frames[-1].function}"
+        message += f" ({frames[-1].position})"
+    wrapper = type_name(error) if cause is not error else None
+    return Failure(oracle="exception", kind=kind, message=message, details=tuple(_details(said, wrapper, frames)))
 
 
 def _crash(what: str, error: BaseException) -> Failure:
@@ -80,26 +82,18 @@ def _crash(what: str, error: BaseException) -> Failure:
     )
 
 
-def _cause(error: BaseException) -> BaseException:
-    """The exception inside Triton's wrappers."""
-    while type(error).__name__ in _WRAPPERS and error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
 def _chain(error: BaseException) -> Iterator[BaseException]:
+    """``error`` and, in turn, what Triton's wrappers were put around; the last is what happened."""
     yield error
-    while type(error).__name__ in _WRAPPERS and error.__cause__ is not None:
-        error = error.__cause__
+    while type_name(error) in _WRAPPERS and (cause := cause_of(error)) is not None:
+        error = cause
         yield error
 
 
-def _kernel_frames(error: BaseException) -> Iterator[traceback.FrameSummary]:
+def _kernel_frames(error: BaseException) -> Iterator[Place]:
     """Frames of the code under test, outermost first."""
     for part in _chain(error):
-        for frame in traceback.extract_tb(part.__traceback__):
-            if _is_kernel_code(frame.filename):
-                yield frame
+        yield from (place for place in places(part) if _is_kernel_code(place.path))
 
 
 def _is_kernel_code(filename: str) -> bool:
@@ -109,31 +103,24 @@ def _is_kernel_code(filename: str) -> bool:
     return not path.is_relative_to(_FRAMEWORK) and not any(part in filename for part in _LIBRARIES)
 
 
-def _details(error: BaseException, cause: BaseException, frames: Sequence[traceback.FrameSummary]) -> Iterator[str]:
+def _details(said: str, wrapper: str | None, frames: Sequence[Place]) -> Iterator[str]:
     yield from _shown(frames)
-    rest = str(cause).strip().splitlines()[1:]
-    yield from (line for line in rest[:20] if line.strip())
-    if cause is not error:
-        yield f"raised inside Triton as {type(error).__name__}"
+    yield from (line for line in said.strip().splitlines()[1 : _MAX_LINES + 1] if line.strip())
+    if wrapper is not None:
+        yield f"raised inside Triton as {wrapper}"
 
 
-def _shown(frames: Sequence[traceback.FrameSummary]) -> Iterator[str]:
-    for frame in frames[-_MAX_FRAMES:]:
-        line = linecache.getline(frame.filename, frame.lineno or 0).strip()
-        yield f"{_place(frame)}, in {frame.name}" + (f": {line}" if line else "")
+def _shown(frames: Sequence[Place]) -> Iterator[str]:
+    yield from (frame.with_source() for frame in frames[-_MAX_FRAMES:])
 
 
-def _place(frame: traceback.FrameSummary) -> str:
-    return f"{frame.filename}:{frame.lineno}"
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+def _first_line(said: str) -> str:
+    return next((line.strip() for line in said.splitlines() if line.strip()), "")
 
 
 def _cuda_error(error: BaseException) -> str | None:
     """What CUDA says in a few words: "illegal memory access"."""
-    match = _CUDA_ERROR.search(str(error)) if isinstance(error, RuntimeError) else None
+    match = _CUDA_ERROR.search(text_of(error)) if issubclass(type(error), RuntimeError) else None
     return match["what"].removesuffix(" was encountered").strip() if match else None
 
 
@@ -147,5 +134,5 @@ def context_lost(error: BaseException) -> str | None:
     try:
         torch.cuda.synchronize()
     except RuntimeError as lost:
-        return _cuda_error(error) or _cuda_error(lost) or _first_line(lost)
+        return _cuda_error(error) or _cuda_error(lost) or _first_line(text_of(lost))
     return None

@@ -49,7 +49,7 @@ def observe_guarded(
                 compile_clock=compile_clock,
             )
         except KernelRaised as raised:
-            if isinstance(raised.error, KeyboardInterrupt):
+            if raised.is_a(KeyboardInterrupt):
                 raise
         except OSError:  # of the inputs; where a workspace could not be had, it is what the kernel raised
             pass

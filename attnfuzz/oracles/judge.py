@@ -149,7 +149,7 @@ def judge_relation(verdict: Verdict, trial: Trial, relation: Relation, *, catch_
 def relation_raised(relation: OracleName, raised: KernelRaised, *, catch_interrupt: bool) -> Verdict:
     """An objection of `relation`: by itself the case does not raise. Memory may run out where a relation takes more."""
     found = judge_raised(raised, ("exception", "crash"), catch_interrupt=catch_interrupt)
-    if found.failure is None or isinstance(raised.error, torch.OutOfMemoryError):
+    if found.failure is None or raised.is_a(torch.OutOfMemoryError):
         return msgspec.structs.replace(found, failure=None)
     changed = f"{raised.changed}: " if raised.changed else ""
     failure = msgspec.structs.replace(
@@ -160,7 +160,7 @@ def relation_raised(relation: OracleName, raised: KernelRaised, *, catch_interru
 
 def judge_raised(raised: KernelRaised, oracles: Sequence[OracleName], *, catch_interrupt: bool) -> Verdict:
     """What it means that a run `raised`; a KeyboardInterrupt is passed on unless told to catch it."""
-    if isinstance(raised.error, KeyboardInterrupt) and not catch_interrupt:
+    if raised.is_a(KeyboardInterrupt) and not catch_interrupt:
         raise raised.error from None
     return exception.verdict(raised, oracles)
 

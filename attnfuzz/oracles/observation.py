@@ -40,6 +40,10 @@ class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught
         self.changed = changed
         self.fatal = fatal
 
+    def is_a(self, kind: type[BaseException]) -> bool:
+        """Whether the error is of ``kind``; its ``__class__``, which may be the kernel's code, is not asked."""
+        return issubclass(type(self.error), kind)
+
 
 @dataclass
 class Observation:

@@ -23,6 +23,7 @@ from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Relations, Tim
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.said import text_of
 
 __all__ = ["BatchLost", "judge_many"]
 
@@ -131,7 +132,7 @@ class _Together:
         try:
             verdicts = self._judge(candidates, home)
         except torch.OutOfMemoryError as error:  # a kernel's own, or for want of what other cases hold
-            raise BatchLost(_first_line(error)) from error
+            raise BatchLost(text_of(error).strip().partition("\n")[0]) from error
         except RuntimeError as error:
             if (lost := context_lost(error)) is not None:
                 raise BatchLost(lost) from error
@@ -233,7 +234,3 @@ def _batches(items: Sequence[int], sizes: Sequence[int], limit: int) -> Iterator
         total += size
     if batch:
         yield batch
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

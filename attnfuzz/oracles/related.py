@@ -30,7 +30,7 @@ def _of_one(verdict: Verdict, batch: Batch, case: int, asked: Asked, *, catch_in
         return judge_relation(verdict, batch.trial(case), asked.relation, catch_interrupt=catch_interrupt)
     for changed, entry in zip(asked.further.runs, asked.entries, strict=True):
         raised = batch.raised(entry)
-        if raised is not None and (changed.values is not None or isinstance(raised.error, KeyboardInterrupt)):
+        if raised is not None and (changed.values is not None or raised.is_a(KeyboardInterrupt)):
             found = relation_raised(asked.relation.name, raised, catch_interrupt=catch_interrupt)
             return msgspec.structs.replace(found, error_ratio=verdict.error_ratio)
     failure = _objection(asked.further, batch, case, asked.entries)
@@ -40,7 +40,7 @@ def _of_one(verdict: Verdict, batch: Batch, case: int, asked: Asked, *, catch_in
 def _is_owed_to_others(batch: Batch, entry: int) -> bool:
     """Whether what became of a run may come from memory that others of the batch wrote to, or hold."""
     raised = batch.raised(entry)
-    return batch.is_damaged(entry) or (raised is not None and isinstance(raised.error, torch.OutOfMemoryError))
+    return batch.is_damaged(entry) or (raised is not None and raised.is_a(torch.OutOfMemoryError))
 
 
 def _objection(further: FurtherRuns, batch: Batch, case: int, entries: range) -> Failure | None:

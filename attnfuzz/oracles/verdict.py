@@ -6,6 +6,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from attnfuzz.said import NAME_BYTES, printable, printable_lines
+
 __all__ = [
     "DEFAULT_ORACLES",
     "NOT_EVERYWHERE",
@@ -22,6 +24,7 @@ __all__ = [
     "Verdict",
     "ends_process",
     "is_fault",
+    "make_printable",
 ]
 
 OracleName = Literal[
@@ -77,12 +80,22 @@ Relations = tuple[OracleName, ...] | Literal["all"] | DrawnWithout | None
 without some, those named, or all. Only those among the oracles asked for, and that apply to the case."""
 
 
+def make_printable(said: msgspec.Struct) -> None:
+    """Make ``kind``, ``message`` and ``details``, which a kernel or a stranger chose, fit to be shown and kept."""
+    kind, message, details = (getattr(said, name) for name in ("kind", "message", "details"))
+    msgspec.structs.force_setattr(said, "kind", printable(kind, NAME_BYTES))
+    msgspec.structs.force_setattr(said, "message", printable(message))
+    msgspec.structs.force_setattr(said, "details", printable_lines(details))
+
+
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Why a case failed.
 
     ``kind`` is a short, stable word that keeps different bugs of one oracle apart ("out:value", "lse:nan", "SIGSEGV",
     an exception's type, "write after out"). ``message`` is one sentence for an engineer; ``details`` are further lines:
     which element, got and expected, error over bound, the token or page it points to.
+
+    Wherever one is made, or read from what another process sent, what a kernel said in it is fit to be shown and kept.
     """
 
     oracle: OracleName
@@ -90,6 +103,9 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     message: str
     details: tuple[str, ...] = ()
     error_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        make_printable(self)
 
 
 _FAULTS: dict[str, tuple[str, ...]] = {

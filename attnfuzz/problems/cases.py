@@ -16,7 +16,7 @@ import msgspec
 
 from attnfuzz.problems.quantised_kv import KvDtype, QuantisedKv
 from attnfuzz.problems.recipes import LseKind, Needle, Pages, StateRecipe, StrideKind, Values, check_range
-from attnfuzz.problems.supports import MAX_HEAD_SIZE, MAX_HEADS, Dtype, Layout, LseLayout, OptionValue
+from attnfuzz.problems.supports import MAX_HEAD_SIZE, MAX_HEADS, Dtype, Layout, LseLayout, OptionValue, check_option
 from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
 
 __all__ = [
@@ -75,6 +75,8 @@ class _CaseBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def __post_init__(self) -> None:
         check_range("num_q_heads", self.num_q_heads, 1, MAX_HEADS)
         check_range("head_size", self.head_size, 1, MAX_HEAD_SIZE)
+        for name, value in self.options.items():
+            check_option(name, value)
         for name in self.strides:
             if name not in self.tensor_names:
                 raise ValueError(f"strides[{name!r}]: {self.problem} has no such tensor; it has {self.tensor_names}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, get_args
 
 import msgspec
 
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES, KvDtype, KvGranularity
 from attnfuzz.problems.variants import VARIANTS, VariantName
+from attnfuzz.said import check_text
 
 __all__ = [
     "DTYPES",
@@ -19,6 +21,7 @@ __all__ = [
     "OptionValue",
     "Supports",
     "VHeadSizes",
+    "check_option",
     "check_options",
 ]
 
@@ -135,8 +138,18 @@ def check_options(options: dict[str, tuple[OptionValue, ...]]) -> None:
         if not isinstance(choices, tuple) or not choices:
             raise ValueError(f"options[{name!r}]={choices!r}: must be a non-empty tuple of choices")
         for choice in choices:
-            if not isinstance(choice, bool | int | float | str):
-                raise ValueError(f"options[{name!r}] holds {choice!r}: choices are bool, int, float or str")
+            check_option(name, choice)
+
+
+def check_option(name: str, value: object) -> None:
+    """Raise ValueError unless ``value`` can be what a kernel is passed as the option ``name``, and be kept as JSON."""
+    check_text("the name of an option", name)
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError(f"options[{name!r}] holds {value!r}: choices are bool, int, float or str")
+    if isinstance(value, str):
+        check_text(f"options[{name!r}]", value)
+    elif not (-(2**63) <= value < 2**63 if isinstance(value, int) else math.isfinite(value)):
+        raise ValueError(f"options[{name!r}] holds {value!r:.40}: numbers are finite, and integers have 64 bits")
 
 
 def _check_v_head_sizes(values: object) -> None:

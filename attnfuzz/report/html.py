@@ -16,6 +16,7 @@ from attnfuzz.report.coverage_svg import shade
 from attnfuzz.report.files import write_file
 from attnfuzz.report.headline import count
 from attnfuzz.report.html_parts import page_of
+from attnfuzz.said import only_printable
 
 __all__ = ["html_page", "write_html"]
 
@@ -33,12 +34,18 @@ def html_page(result: CampaignResult) -> str:
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         undefined=jinja2.StrictUndefined,
         autoescape=True,
+        finalize=_clean,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {"duration": format_duration, "shade": shade, "percent": _percent}
     environment.globals |= {"count": count}
     return environment.get_template("campaign.html.jinja").render(page=page_of(result))
+
+
+def _clean(value: object) -> object:
+    """Text, which is yet to be escaped, without characters that a browser would obey; drawings are attnfuzz's own."""
+    return only_printable(value) if type(value) is str else value
 
 
 def _percent(share: float) -> str:

@@ -20,6 +20,7 @@ from attnfuzz.corpus import encode_regression
 from attnfuzz.report.files import write_file
 from attnfuzz.report.headline import one_line
 from attnfuzz.report.kernels import all_shares
+from attnfuzz.said import only_printable
 
 __all__ = ["junit_xml", "write_junit"]
 
@@ -156,5 +157,5 @@ def _complete(suite: Element) -> None:
 
 
 def _clean(text: str) -> str:
-    """Without the characters that XML 1.0 cannot hold, such as those of colours in a message."""
-    return _NOT_IN_XML.sub("?", text)
+    """Without the characters that XML 1.0 cannot hold, and those that a page showing it would obey."""
+    return _NOT_IN_XML.sub("?", only_printable(text))

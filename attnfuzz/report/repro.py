@@ -23,6 +23,7 @@ from attnfuzz.problems.limits import CaseTooLarge, tensor_nbytes
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.report.repro_data import MAX_TENSOR_BYTES, lse_unit, repro_data, repro_inputs
 from attnfuzz.report.sources import kernel_sources
+from attnfuzz.said import only_printable
 
 __all__ = ["repro_script"]
 
@@ -123,7 +124,7 @@ def _literals(values: Mapping[str, object]) -> dict[str, str]:
 
 def _plain(text: str) -> str:
     """``text`` as it can stand in a docstring."""
-    return text.replace("\\", "/").replace('"""', "'''").strip('"')
+    return only_printable(text).replace("\\", "/").replace('"""', "'''").strip('"')
 
 
 def _comment(case: Case) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from markupsafe import Markup, escape
 
+from attnfuzz.said import only_printable
+
 __all__ = ["element", "number", "path_of_rects", "text"]
 
 Attribute = str | float | None
@@ -22,7 +24,7 @@ def element(tag: str, *children: Markup, **attributes: Attribute) -> Markup:
 
 def text(content: str, x: float, y: float, **attributes: Attribute) -> Markup:
     """A ``<text>`` whose baseline begins at (``x``, ``y``), unless ``text_anchor`` says otherwise."""
-    return element("text", escape(content), x=float(x), y=float(y), **attributes)
+    return element("text", escape(only_printable(content)), x=float(x), y=float(y), **attributes)
 
 
 def path_of_rects(rects: Iterable[tuple[float, float, float, float]]) -> str:

@@ -8,7 +8,8 @@ import shlex
 import sys
 from collections.abc import Iterator
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from attnfuzz.campaign.duration import format_duration
@@ -20,6 +21,7 @@ from attnfuzz.corpus import encode_regression
 from attnfuzz.report.headline import count, one_line
 from attnfuzz.report.kernels import all_shares, kernel_table
 from attnfuzz.report.order import heading_of, in_order
+from attnfuzz.said import only_printable
 
 __all__ = ["make_console", "make_reporter", "print_result", "verdict_sentence"]
 
@@ -40,7 +42,15 @@ def make_console() -> Console:
 
 
 class _LastingConsole(Console):
-    """Falls silent when the reader of a pipe is gone, where rich ends the process: files have yet to be written."""
+    """Shows control characters that somebody's text holds as escapes: a terminal would obey them.
+
+    Falls silent when the reader of a pipe is gone, where rich ends the process: files have yet to be written.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """The parts of what is printed; those that draw, such as moves of the cursor, are rich's own."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=only_printable(segment.text))
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

@@ -59,3 +59,21 @@ def test_other_kernels_are_not_taken_for_those_of_the_killed_campaign(tmp_path: 
     assert campaign.output.startswith("Error: the interrupted campaign searched")
     assert f"not {KERNELS}:crashes; name the same kernels or none" in campaign.output
     assert campaign.output.count("\n") == 1
+
+
+def test_a_state_that_names_a_strangers_file_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
+    """The file would be removed as soon as the finding shrinks, by a command that only goes on with a search."""
+    killed(tmp_path)
+    stranger = tmp_path / "mine.json"
+    stranger.write_bytes(b"mine")
+    state = tmp_path / ".attnfuzz" / "state.json"
+    document = msgspec.json.decode(state.read_bytes())
+    document["findings"][0]["path"] = str(stranger)
+    state.write_bytes(msgspec.json.encode(document))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
+    with Campaign(tmp_path, "--resume", kernels="") as campaign:
+        assert campaign.wait() == 2
+    assert campaign.output.startswith("Error: .attnfuzz/state.json is no state of a campaign: ")
+    assert "at `$.findings[0].path`" in campaign.output
+    assert campaign.output.count("\n") == 1
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.json")} == before

@@ -44,6 +44,7 @@ RANKS = {
     "attnfuzz.mutation": 5,
     "attnfuzz.overlay": 0,
     "attnfuzz.own_errors": 0,  # text only
+    "attnfuzz.said": 0,  # text only
     "attnfuzz.probe": 0,  # runs in a process of its own
     "attnfuzz.kernel_failure": 5,
     "attnfuzz.shared_runner": 5,

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.saving import FALLBACK, SaveFolder
+from attnfuzz.campaign.saving import SaveFolder
+from attnfuzz.campaign.state import FALLBACK
 from attnfuzz.corpus import Regression, load_regression, write_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
+from attnfuzz.campaign.coordinator import Coordinator, Plan
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import Known
+from attnfuzz.campaign.messages import Known, Pursue, Setup
+from attnfuzz.campaign.reporter import SilentReporter
+from attnfuzz.campaign.request import Request
 from attnfuzz.campaign.result import KernelStatistics, Statistics
+from attnfuzz.campaign.resuming import resumed
+from attnfuzz.campaign.saving import SaveFolder
 from attnfuzz.campaign.state import Asked, SavedFinding, State, StateError, StateFile, load_state
+from attnfuzz.corpus import write_regression
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure
-from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure
+from attnfuzz.problems.cases import DenseDecodeCase, encode_case
+from attnfuzz.report.junit import junit_xml
+from attnfuzz.report.summary import summarise
+from attnfuzz.report.terminal import print_result
+from attnfuzz.said import only_printable
+from tests.unit.hostile_states import broken_bytes, changed_documents
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
 
@@ -110,9 +123,11 @@ def test_what_is_no_state_of_this_version_is_refused(tmp_path: Path, change: dic
 
 def test_other_kernels_are_refused() -> None:
     """Counts and known bugs of one kernel would be put down to another."""
-    a_state().check_kernels({KERNEL.target})
+    a_state().check_kernels([KERNEL])
     with pytest.raises(StateError, match=r"searched kernels\.py:k, not other"):
-        a_state().check_kernels({"other"})
+        a_state().check_kernels([msgspec.structs.replace(KERNEL, target="other")])
+    with pytest.raises(StateError, match=r"computes merge_states, and dense_decode when"):
+        a_state().check_kernels([msgspec.structs.replace(KERNEL, problem="merge_states")])
 
 
 def test_two_campaigns_in_one_folder_do_not_write_over_each_other(tmp_path: Path) -> None:
@@ -140,3 +155,160 @@ def test_a_campaign_that_ran_to_its_end_leaves_nothing(tmp_path: Path) -> None:
         file.write(a_state())
         file.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def a_full_document() -> dict[str, Any]:
+    pursue = Pursue(
+        kernel=KERNEL.target, case=msgspec.Raw(encode_case(a_case(9))), failure=a_finding().failure,
+        preceding=(msgspec.Raw(encode_case(a_case(3))),),
+    )  # fmt: skip
+    finding = a_finding()
+    finding.replaces = Path("regressions/b.json")
+    document: dict[str, Any] = msgspec.json.decode(
+        msgspec.json.encode(a_state(findings=(SavedFinding.of(finding),), pending=(pursue,)))
+    )
+    return document
+
+
+def outcome_of(folder: Path, data: bytes) -> State | str:
+    """What comes of a ``.attnfuzz/state.json`` with such content: a state, or the sentence that refuses it."""
+    (folder / "state.json").write_bytes(data)
+    try:
+        return load_state(folder)
+    except StateError as refusal:
+        return str(refusal)
+
+
+def go_on_with(state: State) -> None:
+    """Have a campaign without time take it up and report it."""
+    defaults = Request(kernels=("*",), started=time.monotonic(), budget_s=60.0, save_folder=Path("regressions"))
+    try:
+        request = resumed(defaults, state, given=())
+    except StateError:  # its budget is spent
+        request = resumed(defaults, state, given={"budget_s"})
+    state.check_kernels([KERNEL])
+    statistics = Statistics(
+        kernels=Statistics.of_kernels([KERNEL]), started=request.started - state.elapsed_s, deadline=0.0,
+        device="cpu", device_name="cpu", workers=1, seed=state.seed,
+    )  # fmt: skip
+    state.fill(statistics)
+    plan = Plan(statistics=statistics, oracles=DEFAULT_ORACLES, save_folder=request.save_folder, resumed=state)
+    result = Coordinator(plan, launch=no_worker, reporter=SilentReporter()).run()
+    console = Console(file=io.StringIO(), width=100)
+    print_result(console, result)
+    assert junit_xml(result)
+    assert msgspec.json.encode(summarise(result))
+
+
+def no_worker(setup: Setup) -> Any:
+    raise AssertionError("there was no time for one")
+
+
+STRANGERS = ("stranger.json", "here/.attnfuzz/note.txt", "here/passwd.json", "here/regressions/a.json")
+
+
+def test_no_state_ends_in_anything_but_one_sentence_or_a_campaign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that came with a folder could end in a traceback, or have another file overwritten or removed."""
+    folder = tmp_path / "here" / ".attnfuzz"
+    folder.mkdir(parents=True)
+    (tmp_path / "here" / "regressions").mkdir()
+    for name in STRANGERS:
+        (tmp_path / name).write_bytes(b"mine")
+    monkeypatch.chdir(tmp_path / "here")
+    good = msgspec.json.encode(a_full_document())
+    changed = ((name, msgspec.json.encode(one)) for name, one in changed_documents(a_full_document()) if encodable(one))
+    sentences = taken_up = 0
+    for name, data in (("as it was", good), *broken_bytes(good), *changed):
+        outcome = outcome_of(Path(".attnfuzz"), data)
+        if isinstance(outcome, State):
+            taken_up += 1
+            go_on_with(outcome)
+        else:
+            sentences += 1
+            assert "\n" not in outcome, name
+            assert outcome.startswith(".attnfuzz/state.json "), name
+            assert "without --resume" in outcome, name
+            assert only_printable(outcome) == outcome, name
+            assert len(outcome) <= 1_024, name
+        assert [(tmp_path / one).read_bytes() for one in STRANGERS] == [b"mine"] * len(STRANGERS), name
+    assert isinstance(outcome_of(Path(".attnfuzz"), good), State)
+    assert sentences > 1_000
+    assert taken_up > 50
+
+
+def encodable(document: object) -> bool:
+    """Whether JSON can say it."""
+    try:
+        msgspec.json.encode(document)
+    except (OverflowError, msgspec.EncodeError, RecursionError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        ("findings.0.path", "/etc/passwd", "'/etc/passwd' must be a regression file in the folder that findings go to"),
+        ("findings.0.path", "regressions/../../a.json", "must be a regression file in the folder that findings go to"),
+        ("findings.0.known_as", "a.json", "must be a regression file in the folder that findings go to"),
+        ("findings.0.replaces", "link/a.json", "must be a regression file in the folder that findings go to"),
+        ("findings.0.path", "regressions/..", "must be a regression file in the folder that findings go to"),
+        ("findings.0.kernel", "other", "'other' must be one of the kernels - at `$.findings[0].kernel`"),
+        ("findings.0.case.seq_lens", [-1], "seq_lens[0]=-1"),
+        ("findings.0.case.seq_lens", [1 << 20] * 64, "GiB"),
+        ("findings.0.failed", 4, "failed=4 must be between 0 and runs=3"),
+        ("pending.0.preceding.0.head_size", 0, "at `$.pending[0].preceding[0]`"),
+        ("interval_s", 0.0, ">= 1.0, found 0.0 - at `$.interval_s`"),
+        ("asked.workers", 100_000, "found 100000 - at `$.asked.workers`"),
+        ("asked.oracles", ["astrology"], "no oracle of this version is called 'astrology'"),
+        ("asked.shared", "http://example.org", "must be redis://"),
+        ("asked.device", "tpu", 'found "tpu" - at `$.asked.device`'),
+        ("seed", -1, "found -1 - at `$.seed`"),
+        ("kernels.0.ratios", {"float16": {"2000000000": 1}}, "at `key` in `$.kernels[0].ratios[...]`"),
+    ],
+)
+def test_what_is_wrong_with_a_state_is_said_with_place_and_rule(
+    place: str, value: object, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could repair the file, or tell a bug of attnfuzz from a file that somebody made up."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".attnfuzz").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to("elsewhere")
+    document: Any = a_full_document()
+    holder = document
+    *outer, last = place.split(".")
+    for key in outer:
+        holder = holder[int(key) if key.isdigit() else key]
+    holder[last] = value
+    outcome = outcome_of(Path(".attnfuzz"), msgspec.json.encode(document))
+    assert isinstance(outcome, str)
+    assert words in outcome
+
+
+def test_a_state_of_any_size_is_not_read(tmp_path: Path) -> None:
+    """Gigabytes of nothing would fill the memory."""
+    with (tmp_path / "state.json").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(StateError, match="larger than"):
+        load_state(tmp_path)
+
+
+def test_only_a_finding_of_its_own_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state that names somebody's regression file as that of a finding would have it removed once that shrinks."""
+    monkeypatch.chdir(tmp_path)
+    mine, other = a_finding(), a_finding()
+    other.case = a_case(5)
+    paths = [write_regression(one.regression("cpu"), Path("regressions")) for one in (mine, other)]
+    outside = write_regression(mine.regression("cpu"), Path("outside"))
+    for path, is_replaced in ((paths[0], True), (paths[1], False), (outside, False)):
+        before = path.read_bytes()
+        folder = SaveFolder(Path("regressions"), device="cpu", warn=lambda text: None)
+        finding = a_finding()
+        finding.path = path
+        folder.adopt(finding)
+        folder.forget(finding)
+        assert path.exists() == (not is_replaced)
+        path.write_bytes(before)

@@ -181,7 +181,7 @@ def test_output_that_is_not_text_is_shown(peer: Peer) -> None:
     """Binary output would raise in the driver."""
     os.write(peer.output, b"\xff\x00ok")
     peer.pump()
-    assert peer.link.output() == "\\xff\x00ok"
+    assert peer.link.output() == r"\xff\x00ok"
 
 
 def test_stranger_with_the_executors_old_id_is_spared(peer: Peer) -> None:

@@ -21,6 +21,7 @@ from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.registry import Contents
+from attnfuzz.said import text_of, type_name
 
 __all__ = ["CALL_SEQUENCE"]
 
@@ -89,7 +90,7 @@ def _judged(trial: Trial, kernel: Kernel, relative: Relative) -> Failure | None:
     try:
         failure = accuracy.check(other)
     except KernelRaised as raised:
-        if isinstance(raised.error, KeyboardInterrupt):
+        if raised.is_a(KeyboardInterrupt):
             raise
         return _raised(raised)
     trial.observations.extend(other.observations)
@@ -98,8 +99,8 @@ def _judged(trial: Trial, kernel: Kernel, relative: Relative) -> Failure | None:
 
 def _raised(raised: KernelRaised) -> Failure:
     """What a relative's call raised, in the words of a failure."""
-    name = type(raised.error).__name__
-    return Failure(oracle="exception", kind=name, message=f"{name}: {str(raised.error).partition(chr(10))[0]}")
+    name = type_name(raised.error)
+    return Failure(oracle="exception", kind=name, message=f"{name}: {text_of(raised.error).partition(chr(10))[0]}")
 
 
 def _after(trial: Trial, relative: Relative) -> Failure | None:

@@ -24,6 +24,7 @@ from attnfuzz.problems.block_table import num_blocks
 from attnfuzz.problems.cases import Case, PagedDecodeCase
 from attnfuzz.problems.layouts import split_interleaved
 from attnfuzz.problems.registry import problem_of
+from attnfuzz.said import text_of
 
 __all__ = ["Far", "run_far"]
 
@@ -95,7 +96,7 @@ def _run(trial: Trial, far: Far, inputs: Any) -> Observation | None:
         with at_most_more(_ROOM_BYTES) if trial.device == "cpu" else nullcontext():
             results = call(trial.kernel, trial.case, inputs, allocations, wait=True)
     except KernelRaised as raised:
-        if context_lost(raised.error) is None and _refuses(raised.error):
+        if context_lost(raised.error) is None and _refuses(raised):
             return None
         raised.changed = _words(trial.case, far)
         raise
@@ -123,10 +124,10 @@ def _move_ids(table: Tensor, case: PagedDecodeCase, first_page: int) -> None:
     table += moved * first_page
 
 
-def _refuses(error: BaseException) -> bool:
-    if isinstance(error, RuntimeError) and _OUT_OF_MEMORY in str(error):
+def _refuses(raised: KernelRaised) -> bool:
+    if raised.is_a(RuntimeError) and _OUT_OF_MEMORY in text_of(raised.error):
         return True
-    return isinstance(error, _REFUSALS)
+    return any(map(raised.is_a, _REFUSALS))
 
 
 def _words(case: Case, far: Far) -> str:

@@ -90,7 +90,7 @@ def run_guarded(trial: Trial, guarding: Guarding, fault_map: FaultMap) -> list[G
     try:
         call(trial.kernel, trial.case, inputs, allocations, wait=True)
     except KernelRaised as raised:
-        if not isinstance(raised.error, Exception) or context_lost(raised.error) is not None:
+        if not raised.is_a(Exception) or context_lost(raised.error) is not None:
             raise
     return [given, allocated]
 
