@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import cast
 
 from attnfuzz.campaign.calibration import PROBE_KERNEL, Choice, ProbeLoad, by_formula, calibrate, cores
@@ -30,6 +32,7 @@ from attnfuzz.execution.outcomes import ExecutorUnavailable
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, ORACLES, OracleName
 from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.project import project_root
 
 __all__ = ["Request", "choose_workers", "load_searchable", "run_campaign"]
 
@@ -51,7 +54,7 @@ def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
         Runner(device=request.device) as runner,
         JournalFolder() as journal,
     ):
-        declarations = load_searchable(runner, request.kernels)
+        declarations = _load_asked(runner, request)
         if request.resume is not None:
             request.resume.check_kernels({declaration.target for declaration in declarations})
         _say_what_was_left(request, journal, state_file, reporter)
@@ -74,9 +77,24 @@ def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
     return result
 
 
-def load_searchable(runner: Runner, targets: tuple[str, ...]) -> list[Declaration]:
-    """The kernels that ``targets`` name, each once. Raises KernelLoadError, also where no case can be drawn for one."""
-    distinct = {declaration.target: declaration for declaration in runner.declarations(targets)}
+def _load_asked(runner: Runner, request: Request) -> list[Declaration]:
+    if request.trust:
+        return load_searchable(runner, request.kernels)
+    try:
+        return load_searchable(runner, request.kernels, within=project_root())
+    except KernelLoadError as error:
+        names = shlex.join(request.kernels)
+        raise KernelLoadError(
+            f"{FOLDER / 'state.json'}: {error}, or name the kernels yourself: attnfuzz explore {names} --resume"
+        ) from error
+
+
+def load_searchable(runner: Runner, targets: tuple[str, ...], *, within: Path | None = None) -> list[Declaration]:
+    """The kernels that ``targets`` name, each once. Raises KernelLoadError, also where no case can be drawn for one.
+
+    ``within``: the root of the project that they must lie in, where not the user but a file names them.
+    """
+    distinct = {declaration.target: declaration for declaration in runner.declarations(targets, within=within)}
     for declaration in distinct.values():
         try:
             simplest_case(declaration.problem, declaration.supports, declaration.options)

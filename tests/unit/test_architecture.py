@@ -43,6 +43,8 @@ RANKS = {
     "attnfuzz.fuzzing": 5,
     "attnfuzz.mutation": 5,
     "attnfuzz.overlay": 0,
+    "attnfuzz.project": 0,
+    "attnfuzz.safe_start": 0,  # runs before anything else
     "attnfuzz.probe": 0,  # runs in a process of its own
     "attnfuzz.kernel_failure": 5,
     "attnfuzz.shared_runner": 5,
