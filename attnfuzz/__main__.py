@@ -2,11 +2,17 @@
 
 import sys
 
-# Python has put the working directory first, where a file could be taken for an installed module. What follows is found
-# in the package that runs.
-if not sys.flags.safe_path:
-    del sys.path[0]
+from attnfuzz.safe_start import put_path_in_order
 
-from attnfuzz.cli import main
 
-main()
+def _main() -> None:
+    """Python has put the working directory first, where a file could be taken for an installed module."""
+    if not sys.flags.safe_path:
+        del sys.path[0]
+    put_path_in_order()
+    from attnfuzz.cli import main
+
+    main()
+
+
+_main()

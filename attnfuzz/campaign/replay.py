@@ -139,9 +139,8 @@ def resolve_target(target: str, regression_file: Path, root: Path) -> str:
         if _is_file(folder / place):
             return f"{folder / place}{separator}{name}"
     raise KernelLoadError(
-        f"{regression_file} names the kernel {target!r}, but there is no file {place!r} here, in the project's root "
-        f"{root} or between that and the regression; run from the project it belongs to, or name another kernel with "
-        "--kernel"
+        f"{regression_file} names the kernel {target!r}, but there is no file {place!r} here or above the regression "
+        f"in the project {root}; run from the folder it is relative to, or name another kernel with --kernel"
     )
 
 

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from attnfuzz.campaign.replay import Replayed, SavedCase, cleared, replay, resolve_target
+from attnfuzz.campaign.replay import Replayed, SavedCase, cleared, replay, replay_command, resolve_target
 from attnfuzz.corpus import FindingRecord, Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.runner import Runner
@@ -139,6 +139,23 @@ def test_kernel_files_above_the_root_are_not_looked_for(tmp_path: Path, monkeypa
     monkeypatch.chdir(project)
     with pytest.raises(KernelLoadError, match=r"no file 'planted\.py'"):
         resolve_target("planted.py:k", project / "regressions" / "a.json", project)
+
+
+def test_the_command_shown_can_be_typed_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A campaign on a kernel outside of the project would end with a command that is refused."""
+    monkeypatch.chdir(tmp_path)
+    assert replay_command(Path("a b.json"), "mine.py:mine") == "attnfuzz replay 'a b.json'"
+    assert replay_command(Path("a.json"), "dense_eager") == "attnfuzz replay a.json"
+    assert replay_command(Path("a.json"), "../m.py:mine") == "attnfuzz replay a.json --kernel ../m.py:mine"
+
+
+def test_all_files_whose_kernels_cannot_run_are_named() -> None:
+    """One would repair a folder file by file."""
+    with pytest.raises(KernelLoadError) as refused:
+        run(PretendedRunner(), saved("gone"), saved(), saved("lost"))
+    assert [line.partition("; name")[0] for line in str(refused.value).splitlines()] == [
+        "regressions/a.json: no kernel 'gone'", "regressions/a.json: no kernel 'lost'"
+    ]  # fmt: skip
 
 
 def test_cases_that_were_running_are_cleared_if_they_pass_everywhere() -> None:
