@@ -6,12 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from attnfuzz import declaration
 from attnfuzz.campaign.elsewhere import FoundElsewhere, encode_found
 from attnfuzz.campaign.messages import Known
 from attnfuzz.campaign.replay import SavedCase, load_named
@@ -163,17 +165,19 @@ class Place:
         """A saved case that names ``kernel``."""
         return write_regression(a_finding(length, kernel=kernel, kind=kernel), self.project / "regressions")
 
-    def python(self, *arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    def python(
+        self, *arguments: str, cwd: Path | None = None, environment: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         paths = os.pathsep.join((str(CLONE), str(self.outside)))
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=cwd or self.project,
-            env={**os.environ, "PYTHONPATH": paths, "BROWSER": str(self.outside / "browser"), **environment},
+            env={**os.environ, "PYTHONPATH": paths, "BROWSER": str(self.outside / "browser")} | (environment or {}),
             capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
 
     def attnfuzz(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return self.python("-m", "attnfuzz", *arguments, **environment)
+        return self.python("-m", "attnfuzz", *arguments, environment=environment)
 
     def what_ran(self) -> set[str]:
         """The attacks whose code was imported."""
@@ -332,13 +336,13 @@ def test_no_state_names_foreign_code(place: Place) -> None:
 
 def test_no_server_names_foreign_code(place: Place, runner_and_place: tuple[Runner, Place]) -> None:
     """Whoever can write to a shared server would run code on every machine that asks it."""
-    (declaration,) = runner_and_place[0].declarations(["dense_eager"])
+    (eager,) = runner_and_place[0].declarations(["dense_eager"])
     evil = place.prepare(absolute)
     known = Known(kernel="dense_eager", oracle="accuracy", kind="out:value", features=frozenset())
     entry = encode_found(FoundElsewhere(host="evil", known=(known,), regression=a_finding(3, kernel=evil)))
     with RedisServer(place.outside) as server:
         database = open_database(server.url)
-        database.save(shared_key(declaration), entry)
+        database.save(shared_key(eager), entry)
         run = place.attnfuzz(
             "explore", "dense_eager", "--budget", "15s", "--workers", "1", "--device", "cpu", "--shared", server.url
         )
@@ -375,6 +379,8 @@ def test_nothing_in_the_working_directory_passes_for_an_installed_module(path: s
     """A torch.py that lies where one happens to be would run in every process of every command."""
     place.save("mine.py:mine")
     shadow(place.project, place.markers)
+    (place.project / "neighbour.py").touch()
+    (place.project / "mine.py").write_text(f"import random, click, rich, neighbour\n{HONEST}")
     paths = f"{CLONE}{os.pathsep}{path}" if path else str(CLONE)
     for arguments in (
         ["explore", "mine.py", "mine:mine", "--budget", "12s", "--workers", "1", "--device", "cpu"],
@@ -385,6 +391,24 @@ def test_nothing_in_the_working_directory_passes_for_an_installed_module(path: s
         assert place.what_ran() == set(), arguments
         assert "Traceback" not in run.stdout + run.stderr
         assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("home", ["purelib", "clone"])
+def test_a_kernels_neighbours_come_behind_what_is_installed(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A click.py beside a kernel would be imported by whatever imports click, where attnfuzz itself is installed."""
+    installed = sysconfig.get_path("purelib")
+    root = installed if home == "purelib" else str(tmp_path / "clone")
+    monkeypatch.setattr(declaration, "__file__", f"{root}/attnfuzz/declaration.py")
+    for path in ([sysconfig.get_path("stdlib"), installed], [sysconfig.get_path("stdlib"), installed, root]):
+        path = list(dict.fromkeys(path))
+        monkeypatch.setattr(sys, "path", path)
+        (tmp_path / "mine.py").write_text(HONEST)
+        sys.modules.pop(next((name for name in sys.modules if name.startswith("attnfuzz_user_mine_")), ""), None)
+        declaration.load_kernels(f"{tmp_path / 'mine.py'}:mine")
+        assert sys.path[:2] == [sysconfig.get_path("stdlib"), installed]
+        assert sys.path[2] == str(tmp_path)
 
 
 def test_a_clone_that_is_not_installed_runs_its_own_attnfuzz(tmp_path: Path) -> None:
