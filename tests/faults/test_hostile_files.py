@@ -404,7 +404,8 @@ def test_a_kernels_neighbours_come_behind_what_is_installed(
     for path in ([sysconfig.get_path("stdlib"), installed], [sysconfig.get_path("stdlib"), installed, root]):
         path = list(dict.fromkeys(path))
         monkeypatch.setattr(sys, "path", path)
-        (tmp_path / "mine.py").write_text(HONEST)
+        kernel = "import attnfuzz\n\n\n@attnfuzz.kernel('dense_decode')\ndef mine(inputs): ...\n"
+        (tmp_path / "mine.py").write_text(kernel)
         sys.modules.pop(next((name for name in sys.modules if name.startswith("attnfuzz_user_mine_")), ""), None)
         declaration.load_kernels(f"{tmp_path / 'mine.py'}:mine")
         assert sys.path[:2] == [sysconfig.get_path("stdlib"), installed]
