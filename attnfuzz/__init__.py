@@ -3,12 +3,13 @@
 Importing it loads neither torch nor triton nor hypothesis; each public name is imported when it is first used.
 """
 
-from __future__ import annotations
-
 import importlib
-from typing import TYPE_CHECKING, Any
 
+# Nothing else is imported here: `python -m attnfuzz` has the working directory first on its path until `__main__` runs.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from attnfuzz.declaration import Kernel as Kernel
     from attnfuzz.declaration import kernel as kernel
     from attnfuzz.problems.cases import DenseDecodeCase as DenseDecodeCase
@@ -43,7 +44,7 @@ _HOMES = {
 __all__ = [*_HOMES, "__version__"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in _HOMES:
         raise AttributeError(f"module 'attnfuzz' has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
     return getattr(importlib.import_module(_HOMES[name]), name)

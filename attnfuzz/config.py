@@ -27,6 +27,7 @@ import msgspec
 from attnfuzz.config_rules import RULES
 from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.project import everybody_can_write, project_root
 from attnfuzz.redis_url import without_password
 
 __all__ = [
@@ -78,14 +79,21 @@ def load_settings(*, profile: str | None = None) -> Settings:
     """
     pyproject = find_pyproject()
     if pyproject is None:
-        return _without_table("there is no pyproject.toml here or above", profile)
+        return _without_table("there is no pyproject.toml here or above in this project", profile)
     return read_settings(pyproject, profile=profile)
 
 
-def find_pyproject() -> Path | None:
-    """The nearest pyproject.toml in the working directory or above."""
-    start = Path.cwd().resolve()
-    return next((file for folder in (start, *start.parents) if (file := folder / "pyproject.toml").is_file()), None)
+def find_pyproject(start: Path | None = None) -> Path | None:
+    """The pyproject.toml in the root of the project that ``start``, by default the working directory, belongs to.
+
+    None where there is none, or where anybody may have put it: not the user's own, in a folder that all can write to.
+    """
+    root = project_root(start)
+    file = root / "pyproject.toml"
+    if not file.is_file():
+        return None
+    is_mine = {file.lstat().st_uid, file.stat().st_uid} == {os.geteuid()}
+    return file if is_mine or not everybody_can_write(root) else None
 
 
 def has_settings(pyproject: Path) -> bool:

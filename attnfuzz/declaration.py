@@ -7,6 +7,7 @@ import fnmatch
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from attnfuzz.overlay import original_of, spec_from_file
 from attnfuzz.problems.cases import PROBLEMS, Problem
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import OptionValue, Supports, check_options
+from attnfuzz.project import search_path, why_foreign
 from attnfuzz.said import check_text, places, printable, text_of, type_name
 
 __all__ = [
@@ -135,17 +137,33 @@ def kernel(
     return declare
 
 
-def load_kernels(target: str) -> list[Kernel]:
+def load_kernels(target: str, *, within: Path | None = None) -> list[Kernel]:
     """Kernels named by ``target``: a bundled name or glob, ``module[:name]`` or ``path/to/file.py[:name]``.
 
-    Imports the module, so only executors call it. Raises KernelLoadError.
+    ``within`` is the root of a project, for a target that no user has typed but a file names: then nothing is imported
+    but the bundled kernels and what lies in there. Imports the module, so only executors call it. Raises
+    KernelLoadError.
     """
     place, _, name = target.rpartition(":") if _has_name(target) else (target, "", "")
     if place.endswith(".py"):
+        if within is not None:
+            _check_own(Path(place), target, within)
         return _select(_import_file(Path(place)), name, place, prefix=place)
     if place and (name or "." in place):
-        return _select(_import_module(place), name, place, prefix=place)
+        return _select(_import_module(place, within), name, place, prefix=place)
     return _select(_import_module(BUNDLED_MODULE), place or name, "the bundled kernels", prefix="")
+
+
+def _check_own(file: Path, target: str, root: Path) -> None:
+    """Raise KernelLoadError unless ``file`` may run because another file names it.
+
+    Kernels of installed adapters (entry points of the group ``attnfuzz.kernels``) are to be let through here.
+    """
+    if why := why_foreign(file, root):
+        raise KernelLoadError(
+            f"kernel {target!r} {why}, and what a file names does not run from there; if you trust it, say --trust "
+            "(pytest: --attnfuzz-trust)"
+        )
 
 
 def _has_name(target: str) -> bool:
@@ -197,10 +215,17 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _find_neighbours_in(folder: str) -> None:
-    """Let a kernel's file import those beside it, before what lies in a clone of attnfuzz, a ``kernels`` for one."""
+    """Let a kernel's file import those beside it: after what is installed, before what lies in a clone of attnfuzz.
+
+    Nothing there is taken for torch or a module of Python's own, and a clone's ``kernels`` not for the user's.
+    """
+    if folder in sys.path:
+        return
     root = str(Path(__file__).resolve().parents[1])
-    if folder not in sys.path:
-        sys.path.insert(sys.path.index(root) if root in sys.path else len(sys.path), folder)
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    behind = max((n + 1 for n, entry in enumerate(sys.path) if entry in installed), default=0)
+    place = sys.path.index(root) if root in sys.path else len(sys.path)
+    sys.path.insert(place if place >= behind else len(sys.path), folder)
 
 
 def _place_in(file: Path, error: BaseException) -> str:
@@ -209,16 +234,40 @@ def _place_in(file: Path, error: BaseException) -> str:
     return f" (line {lines[-1]})" if lines else ""
 
 
-def _import_module(name: str) -> ModuleType:
+def _import_module(name: str, within: Path | None = None) -> ModuleType:
+    """``within``: as of `load_kernels`."""
+    if name != BUNDLED_MODULE:
+        for folder in search_path():
+            _find_neighbours_in(folder)
     try:
+        if name != BUNDLED_MODULE and within is not None:
+            _check_module(name, within)
         return importlib.import_module(name)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, KernelLoadError):
         raise
     except BaseException as error:  # as above
         missing = error.name if type(error) is ModuleNotFoundError else None
         if isinstance(missing, str) and name.startswith(missing):
             raise KernelLoadError(f"no module named {name!r}; check the name and sys.path, or give a file") from error
         raise KernelLoadError(f"module {name!r} does not import: {type_name(error)}: {text_of(error)}") from error
+
+
+def _check_module(name: str, root: Path) -> None:
+    """Raise KernelLoadError unless ``name`` and the packages around it are the project's own; imports the packages."""
+    parts = name.split(".")
+    if not all(map(str.isidentifier, parts)):
+        raise KernelLoadError(f"{name!r} is no name of a module; write module:name or path/to/file.py:name")
+    for length in range(1, len(parts) + 1):
+        part = ".".join(parts[:length])
+        spec = importlib.util.find_spec(part)  # imports the packages around it, each of which has been looked at
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {part!r}", name=part)
+        if spec.origin is not None and not spec.has_location:
+            raise KernelLoadError(
+                f"kernel module {name!r} is a part of Python itself; name a file or module of the project's own"
+            )
+        if spec.origin is not None:  # a folder without __init__.py runs nothing
+            _check_own(Path(spec.origin), name, root)
 
 
 def _target_of(function: KernelFunction) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from attnfuzz import safe_start
 from attnfuzz.environment import OLDEST, installed, interpreter_problem, version_numbers
 from attnfuzz.execution import fault_record
 from attnfuzz.execution.executor import Executor
@@ -154,13 +155,10 @@ class ProbeError(RuntimeError):
 
 
 def _probe(what: str, **environment: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "attnfuzz.probe", what]
-    root = str(Path(__file__).parents[1])
-    paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
     try:
         done = subprocess.run(
-            command,
-            env={**os.environ, **environment, "PYTHONPATH": paths},
+            safe_start.command("attnfuzz.probe", what),
+            env={**os.environ, **environment},
             capture_output=True,
             text=True,
             timeout=_PROBE_TIMEOUT_S,

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from attnfuzz.campaign.replay import replay_command
 from attnfuzz.corpus import FindingRecord, Regression, current_environment, write_regression
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, encode_case
@@ -49,7 +50,7 @@ def kernel_failure(
         call = f"attnfuzz.check({_literal(target)}, {_literal(msgspec.to_builtins(case))})"
         replay = f"python -c {shlex.quote(f'import attnfuzz; {call}')}"
     else:
-        replay = f"attnfuzz replay {shlex.quote(str(_save(failure, target, case, Path(save_dir))))}"
+        replay = replay_command(_save(failure, target, case, Path(save_dir)), target)
     return _failure_class(failure.oracle, failure.kind)(failure, target, case, replay=replay)
 
 

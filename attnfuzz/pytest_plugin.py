@@ -55,6 +55,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="take settings from [tool.attnfuzz.profiles.NAME] in pyproject.toml",
     )
+    group.addoption(
+        "--attnfuzz-trust",
+        action="store_true",
+        help="run the kernels that saved regressions name even if they lie outside of the root directory's project",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -140,8 +145,10 @@ def _read_settings(config: pytest.Config) -> Settings | None:
         is_configured = False
     if not is_configured and profile is None:
         return None
-    from attnfuzz.config import ConfigurationError, has_settings, read_settings
+    from attnfuzz.config import ConfigurationError, find_pyproject, has_settings, read_settings
 
+    if is_configured and find_pyproject(config.rootpath) is None:  # anybody may have put it there
+        return None
     try:
         return read_settings(pyproject, profile=profile) if profile or has_settings(pyproject) else None
     except ConfigurationError as error:
@@ -158,10 +165,11 @@ class RegressionFile(pytest.File):
         from attnfuzz.declaration import KernelLoadError
         from attnfuzz.execution.outcomes import ExecutorUnavailable
         from attnfuzz.own_errors import in_one_sentence
+        from attnfuzz.project import project_root
 
         try:
             regression = load_regression(self.path)
-            target = resolve_target(regression.kernel, self.path)
+            target = resolve_target(regression.kernel, self.path, project_root(self.config.rootpath))
             supporting = list(_supporting(self.config, regression))
         except (RegressionError, KernelLoadError, ExecutorUnavailable) as error:
             raise self.CollectError(in_one_sentence(str(error))) from None
@@ -189,8 +197,13 @@ class RegressionItem(pytest.Item):
 
     def runtest(self) -> None:
         """Raises KernelFailure if the kernel fails the case."""
+        from attnfuzz.campaign.replay import SavedCase, load_named
         from attnfuzz.testing import check
 
+        if self.name == self.regression.kernel:
+            trust = self.config.getoption("--attnfuzz-trust")
+            saved = SavedCase(self.path, self.regression)
+            load_named(saved, _runner(self.config), trust=trust, start=self.config.rootpath)
         check(self.target, self.path, device=_device(self.config), tolerance=_tolerance(self.config))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from attnfuzz import safe_start
 from attnfuzz.bench.campaigns import Measured, measure_campaign
 from attnfuzz.campaign.calibration import cores
 from attnfuzz.campaign.reporter import SilentReporter
@@ -106,17 +106,7 @@ def measure_endurance(
     each = max(1, (workers or cores()) // 2)
     with tempfile.TemporaryDirectory(prefix="attnfuzz-endurance-") as name:
         folder = Path(name)
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "attnfuzz",
-            "explore",
-            *kernels,
-            "--quiet",
-            "--budget",
-            f"{seconds:.0f}s",
-        ]
+        command = safe_start.command("attnfuzz", "explore", *kernels, "--quiet", "--budget", f"{seconds:.0f}s")
         command += [
             "--workers",
             str(each),

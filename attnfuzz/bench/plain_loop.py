@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from attnfuzz import safe_start
+
 __all__ = ["PlainLoop", "run_plain_loop"]
 
 
@@ -32,7 +34,7 @@ class PlainLoop(msgspec.Struct, frozen=True):
 def run_plain_loop(kernels: Sequence[str], *, device: str, seconds: float, warmup_s: float) -> PlainLoop:
     """Run the loop in a process of its own. Raises ``RuntimeError`` with what that process wrote if it fails."""
     environment = os.environ | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
-    command = [sys.executable, "-m", "attnfuzz.bench.plain_loop", device, str(seconds), str(warmup_s), *kernels]
+    command = safe_start.command("attnfuzz.bench.plain_loop", device, str(seconds), str(warmup_s), *kernels)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the plain loop ended with status {done.returncode}: {done.stderr.strip()[-2000:]}")

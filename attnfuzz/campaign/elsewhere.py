@@ -106,6 +106,8 @@ def decode_found(data: bytes, *, kernel: str, source: str) -> FoundElsewhere:
         regression = decode_regression(raw, source) if raw != _NO_REGRESSION else None
     except RegressionError as error:
         raise ValueError(str(error)) from error
+    if regression is not None and regression.kernel != kernel:
+        raise ValueError(f"{source} holds an entry with a case of another kernel than {kernel}")
     return FoundElsewhere(host=entry.host, known=entry.known, regression=regression)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +16,18 @@ from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supported import adapt_options, why_unsupported
+from attnfuzz.project import project_root, why_foreign
 
-__all__ = ["Replayed", "SavedCase", "cleared", "replay", "resolve_target"]
+__all__ = [
+    "Replayed",
+    "SavedCase",
+    "cleared",
+    "kernel_and_case",
+    "load_named",
+    "replay",
+    "replay_command",
+    "resolve_target",
+]
 
 _BUNDLED = "*"
 
@@ -52,15 +64,20 @@ class Replayed:
 
 
 def replay(
-    cases: Sequence[SavedCase], runner: Runner, *, kernels: Sequence[str] = (), run: Run = run_saved
+    cases: Sequence[SavedCase],
+    runner: Runner,
+    *,
+    kernels: Sequence[str] = (),
+    trust: bool = False,
+    run: Run = run_saved,
 ) -> Iterator[Replayed]:
     """Run each case on its own kernel and all bundled ones of its problem, or only on ``kernels`` if given.
 
-    ``run`` puts a regression to a kernel that supports its case. Every kernel is loaded before the first case runs.
-    Raises KernelLoadError for one that cannot be.
+    ``trust``: see `load_named`. ``run`` puts a regression to a kernel that supports its case. Every kernel is loaded
+    before the first case runs. Raises KernelLoadError with a sentence for each file whose kernel cannot be.
     """
     chosen = runner.declarations(list(kernels) if kernels else [_BUNDLED])
-    own = [None if kernels else _own_kernel(saved, runner) for saved in cases]
+    own = [None] * len(cases) if kernels else _own_kernels(cases, runner, trust=trust)
     for saved, first in zip(cases, own, strict=True):
         for declaration in _distinct([first, *chosen] if first else chosen):
             if declaration.problem == saved.regression.problem:
@@ -75,35 +92,84 @@ def cleared(results: Iterable[Replayed]) -> set[Path]:
     return set(filter(is_in_journal, passed))
 
 
-def resolve_target(target: str, regression_file: Path) -> str:
-    """``target`` with a relative file found from here, or else from a folder above the regression file.
+def load_named(saved: SavedCase, runner: Runner, *, trust: bool = False, start: Path | None = None) -> Declaration:
+    """The kernel that the file of a saved case names: the only way on which such a name comes to be imported.
 
-    Raises KernelLoadError for a file that is nowhere.
+    A file is anybody's. So its kernel must be bundled or lie in the project that the folder ``start`` belongs to, by
+    default the working directory, unless ``trust`` says that the user has looked. Raises KernelLoadError.
+    """
+    root = project_root(saved.path.resolve().parent if trust and start is None else start)
+    target = resolve_target(saved.regression.kernel, saved.path, root)
+    try:
+        (declaration, *_) = runner.declarations([target], within=None if trust else root)
+    except KernelLoadError as error:
+        raise KernelLoadError(f"{saved.path}: {error}; name another kernel with --kernel") from error
+    return declaration
+
+
+def replay_command(file: Path, target: str) -> str:
+    """What to type to run a saved case of the kernel ``target`` again from here."""
+    place = target.rpartition(":")[0]
+    is_foreign = place.endswith(".py") and why_foreign(Path(place), project_root()) is not None
+    return shlex.join(["attnfuzz", "replay", str(file), *(["--kernel", target] if is_foreign else [])])
+
+
+def kernel_and_case(saved: SavedCase, runner: Runner, *, kernel: str | None, trust: bool) -> tuple[Declaration, Case]:
+    """The ``kernel`` that the user names, or else the file, and the case with its options. Raises KernelLoadError."""
+    declaration = runner.declarations([kernel])[0] if kernel else load_named(saved, runner, trust=trust)
+    _check_problem(saved, declaration)
+    case = adapt_options(saved.regression.case, declaration.options)
+    if (objection := why_unsupported(declaration.supports, declaration.options, case)) is not None:
+        raise KernelLoadError(
+            f"kernel {declaration.target!r} does not support this case: {objection}; name another kernel"
+        )
+    return declaration, case
+
+
+def resolve_target(target: str, regression_file: Path, root: Path) -> str:
+    """``target`` with a relative file found from here, or else from a folder above the regression file, or ``root``.
+
+    No folder above ``root`` is looked into. Raises KernelLoadError for a file that is nowhere.
     """
     place, separator, name = target.rpartition(":") if not target.endswith(".py") else (target, "", "")
-    if not place.endswith(".py") or Path(place).is_file():
+    if not place.endswith(".py") or _is_file(Path(place)):
         return target
-    for folder in regression_file.resolve().parents:
-        if (folder / place).is_file():
+    above = [folder for folder in regression_file.resolve().parents if folder.is_relative_to(root)]
+    for folder in (*above, root):
+        if _is_file(folder / place):
             return f"{folder / place}{separator}{name}"
     raise KernelLoadError(
-        f"{regression_file} names the kernel {target!r}, but there is no file {place!r} here or above the regression; "
-        "run from the folder it is relative to, or name another kernel with --kernel"
+        f"{regression_file} names the kernel {target!r}, but there is no file {place!r} here or above the regression "
+        f"in the project {root}; run from the folder it is relative to, or name another kernel with --kernel"
     )
 
 
-def _own_kernel(saved: SavedCase, runner: Runner) -> Declaration:
-    target = resolve_target(saved.regression.kernel, saved.path)
-    try:
-        (declaration, *_) = runner.declarations([target])
-    except KernelLoadError as error:
-        raise KernelLoadError(f"{saved.path}: {error}; name another kernel with --kernel") from error
+def _is_file(path: Path) -> bool:
+    """False also for a name that no file can have."""
+    with suppress(OSError):
+        return path.is_file()
+    return False
+
+
+def _own_kernels(cases: Iterable[SavedCase], runner: Runner, *, trust: bool) -> list[Declaration]:
+    own, wrong = [], []
+    for saved in cases:
+        try:
+            own.append(load_named(saved, runner, trust=trust))
+            _check_problem(saved, own[-1])
+        except KernelLoadError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise KernelLoadError("\n".join(wrong))
+    return own
+
+
+def _check_problem(saved: SavedCase, declaration: Declaration) -> None:
     if declaration.problem != saved.regression.problem:
         raise KernelLoadError(
-            f"{saved.path} is a case of {saved.regression.problem}, but kernel {target!r} computes "
+            f"{saved.path} is a case of {saved.regression.problem}, but kernel {declaration.target!r} computes "
             f"{declaration.problem}; name another kernel with --kernel"
         )
-    return declaration
 
 
 def _distinct(declarations: Iterable[Declaration]) -> list[Declaration]:

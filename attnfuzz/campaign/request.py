@@ -17,8 +17,8 @@ class Request:
 
     ``started`` is when the command began, on the monotonic clock; ``budget_s`` counts from when the first worker can
     judge. ``workers`` and ``seed`` are chosen if None; without ``oracles`` all of them judge. ``shared`` is the address
-    of a Redis server.
-    ``resume`` is the state of an interrupted campaign to go on with.
+    of a Redis server. ``resume`` is the state of an interrupted campaign to go on with; ``trust`` is false where that
+    alone names ``kernels``, and no user.
     """
 
     kernels: tuple[str, ...]
@@ -33,3 +33,4 @@ class Request:
     tolerance: Tolerance = "bound"
     shared: str | None = None
     resume: State | None = None
+    trust: bool = True

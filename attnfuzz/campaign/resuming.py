@@ -16,9 +16,10 @@ __all__ = ["asked_of", "resumed"]
 _SAME = ("kernels", "workers", "device", "oracles", "fail_fast", "tolerance", "shared")
 
 
-def resumed(request: Request, state: State, *, given: Collection[str]) -> Request:
+def resumed(request: Request, state: State, *, given: Collection[str], trust: bool = False) -> Request:
     """``request`` for the next part of the campaign, with the fields that were not ``given`` as they were.
 
+    Kernels that only the state names must be bundled or lie in the project, unless ``trust`` says otherwise.
     Raises StateError if the budget is spent and no other is given.
     """
     if "seed" in given:
@@ -32,7 +33,8 @@ def resumed(request: Request, state: State, *, given: Collection[str]) -> Reques
         changes["budget_s"] = state.remaining_s
     if "save_folder" not in given:
         changes["save_folder"] = Path(state.asked.save_folder)
-    return replace(request, **changes, seed=state.seed, resume=state)
+    is_users_word = trust or "kernels" in given or set(state.asked.kernels) <= set(request.kernels)
+    return replace(request, **changes, seed=state.seed, resume=state, trust=is_users_word)
 
 
 def asked_of(request: Request) -> Asked:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from pathlib import Path
 
 import msgspec
 
 import attnfuzz
 from attnfuzz.declaration import BUNDLED_MODULE, Declaration
+from attnfuzz.project import search_path
 
 __all__ = ["shared_key"]
 
@@ -34,5 +34,5 @@ def _source_of(target: str) -> Path | None:
     if place.endswith(".py"):
         return Path(place) if Path(place).is_file() else None
     path = Path(*place.split("."))
-    candidates = (Path(folder or ".") / name for folder in sys.path for name in (f"{path}.py", path / "__init__.py"))
+    candidates = (Path(folder) / name for folder in search_path() for name in (f"{path}.py", path / "__init__.py"))
     return next((candidate for candidate in candidates if candidate.is_file()), None)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice, product
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -36,6 +38,7 @@ from attnfuzz.oracles.verdict import DEFAULT_ORACLES, ORACLES, OracleName
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.project import project_root
 
 __all__ = ["Request", "choose_workers", "have_built", "load_searchable", "run_campaign"]
 
@@ -62,7 +65,7 @@ def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
         Runner(device=request.device) as runner,
         JournalFolder() as journal,
     ):
-        declarations = load_searchable(runner, request.kernels, note=reporter.note)
+        declarations = _load_asked(runner, request, note=reporter.note)
         have_built(runner, declarations, reporter.note)
         if request.resume is not None:
             request.resume.check_kernels(declarations)
@@ -86,14 +89,31 @@ def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
     return result
 
 
+def _load_asked(runner: Runner, request: Request, *, note: Callable[[str], None]) -> list[Declaration]:
+    if request.trust:
+        return load_searchable(runner, request.kernels, note=note)
+    try:
+        return load_searchable(runner, request.kernels, within=project_root(), note=note)
+    except KernelLoadError as error:
+        names = shlex.join(request.kernels)
+        raise KernelLoadError(
+            f"{FOLDER / 'state.json'}: {error}, or name the kernels yourself: attnfuzz explore {names} --resume"
+        ) from error
+
+
 def load_searchable(
-    runner: Runner, targets: tuple[str, ...], *, note: Callable[[str], None] = lambda text: None
+    runner: Runner,
+    targets: tuple[str, ...],
+    *,
+    within: Path | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[Declaration]:
     """The kernels that ``targets`` name, each once and prepared, so that no worker does it again.
 
-    Raises KernelLoadError, also where no case can be drawn for one.
+    ``within``: the root of the project that they must lie in, where not the user but a file names them. Raises
+    KernelLoadError, also where no case can be drawn for one.
     """
-    distinct = {declaration.target: declaration for declaration in runner.declarations(targets)}
+    distinct = {declaration.target: declaration for declaration in runner.declarations(targets, within=within)}
     for declaration in distinct.values():
         try:
             simplest_case(declaration.problem, declaration.supports, declaration.options)

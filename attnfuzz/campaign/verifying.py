@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attnfuzz.campaign.merging import SavedBug
-from attnfuzz.campaign.replay import SavedCase, replay, resolve_target
+from attnfuzz.campaign.replay import SavedCase, load_named, replay
 from attnfuzz.corpus import regression_name
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.execution.runner import Runner
@@ -31,14 +31,14 @@ class Checked:
     reason: str = ""
 
 
-def check_again(bug: SavedBug, runner: Runner) -> Checked:
+def check_again(bug: SavedBug, runner: Runner, *, trust: bool = False) -> Checked:
     """The first case of ``bug`` that fails; if none does, the first that may fail elsewhere; else the first.
 
-    Raises ExecutorUnavailable.
+    ``trust``: see `load_named`. Raises ExecutorUnavailable.
     """
     best: Checked | None = None
     for saved in _distinct(bug)[:_MAX_CASES]:
-        checked = _check(saved, runner)
+        checked = _check(saved, runner, trust=trust)
         if best is None or _ORDER.index(checked.outcome) < _ORDER.index(best.outcome):
             best = checked
         if best.outcome == "fails" or saved.regression.status == "fixed":
@@ -55,9 +55,9 @@ def _distinct(bug: SavedBug) -> list[SavedCase]:
     return list(cases.values())
 
 
-def _check(saved: SavedCase, runner: Runner) -> Checked:
+def _check(saved: SavedCase, runner: Runner, *, trust: bool) -> Checked:
     try:
-        kernel = resolve_target(saved.regression.kernel, saved.path)
+        kernel = load_named(saved, runner, trust=trust).target
         for _ in range(_TRIES):
             results = list(replay([saved], runner, kernels=[kernel]))
             objections = [result.objection for result in results if result.objection]

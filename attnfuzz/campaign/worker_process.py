@@ -7,7 +7,6 @@ import errno
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import IO, Protocol
 
 import msgspec
 
-import attnfuzz
+from attnfuzz import safe_start
 from attnfuzz.campaign.channel import Channel, ChannelClosed
 from attnfuzz.campaign.messages import FromWorker, Setup, Stop
 from attnfuzz.campaign.zygote_broker import lend_connections
@@ -69,12 +68,13 @@ class WorkerProcess:
         self._broker, broker = socket.socketpair()
         with channel, broker:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "attnfuzz.campaign.worker", str(channel.fileno()), str(broker.fileno())],
+                safe_start.command("attnfuzz.campaign.worker", str(channel.fileno()), str(broker.fileno())),
                 pass_fds=(channel.fileno(), broker.fileno()),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                env=_environment(scratch),
+                # Hypothesis keeps its files out of the user's folder
+                env={**os.environ, "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch / "hypothesis")},
                 start_new_session=True,
             )
         self.channel = Channel(mine, msgspec.json.Decoder(FromWorker), patient=False)
@@ -111,14 +111,3 @@ class WorkerProcess:
         tail = only_printable(self._log.read().decode(errors="backslashreplace")).strip()
         self._log.close()
         return LastWords(tail, signal_name(status) if status is not None else None)
-
-
-def _environment(scratch: Path) -> dict[str, str]:
-    """In which attnfuzz can be imported from a clone, and Hypothesis keeps its files out of the user's folder."""
-    root = Path(attnfuzz.__file__).parent.parent
-    paths = [str(root), os.environ.get("PYTHONPATH", "")]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch / "hypothesis"),
-    }

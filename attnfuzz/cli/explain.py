@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from attnfuzz.cli.configured import TOLERANCE, profile_option
-from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, writable_file
+from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, TRUST, writable_file
 from attnfuzz.cli.refusal import Refusal, refusing
 
 if TYPE_CHECKING:
-    from attnfuzz.corpus import Regression
+    from attnfuzz.campaign.replay import SavedCase
     from attnfuzz.execution.runner import Runner
     from attnfuzz.problems.tolerance import Tolerance
     from attnfuzz.report.explained import Explained
@@ -33,13 +33,20 @@ def _picture_file(ctx: click.Context, param: click.Parameter, value: Path | None
 @click.command(epilog=KERNEL_HELP)
 @click.argument("case", type=click.Path(path_type=Path), metavar="CASE")
 @click.option("--kernel", metavar="KERNEL", help="Explain what this kernel does on the case instead.")
+@TRUST
 @click.option("-o", "--output", type=FILE, callback=_picture_file, help="Also draw the weights: FILE.svg or FILE.png.")
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write everything as JSON.")
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @TOLERANCE
 @profile_option("device", "tolerance")
 def command(
-    case: Path, kernel: str | None, output: Path | None, json_file: Path | None, device: str, tolerance: Tolerance
+    case: Path,
+    kernel: str | None,
+    trust: bool,
+    output: Path | None,
+    json_file: Path | None,
+    device: str,
+    tolerance: Tolerance,
 ) -> int:
     """Run the regression file CASE in variations and say what is wrong.
 
@@ -47,12 +54,13 @@ def command(
     the case make it pass. The exit status is 1 if the case fails.
     """
     with refusing():
+        from attnfuzz.campaign.replay import SavedCase
         from attnfuzz.corpus import load_regression
         from attnfuzz.execution.runner import Runner
 
         regression = load_regression(case)
         with Runner(device=device, tolerance=tolerance) as runner:
-            explained = _explain(case, regression, kernel, runner)
+            explained = _explain(SavedCase(case, regression), kernel, runner, trust=trust)
     from attnfuzz.report.explained import print_explained
     from attnfuzz.report.terminal import make_console
 
@@ -61,25 +69,17 @@ def command(
     return 1 if explained.failure is not None else 0
 
 
-def _explain(path: Path, regression: Regression, kernel: str | None, runner: Runner) -> Explained:
+def _explain(saved: SavedCase, kernel: str | None, runner: Runner, *, trust: bool) -> Explained:
     import msgspec
 
     from attnfuzz.campaign.explained import explain_failure
-    from attnfuzz.campaign.replay import resolve_target
+    from attnfuzz.campaign.replay import kernel_and_case
     from attnfuzz.campaign.saved_run import run_saved
     from attnfuzz.explaining.explanation import Explanation
-    from attnfuzz.problems.supported import adapt_options, why_unsupported
     from attnfuzz.report.explained import Explained
 
-    (declaration, *_) = runner.declarations([kernel or resolve_target(regression.kernel, path)])
-    if declaration.problem != regression.problem:
-        raise Refusal(
-            f"{path} is a case of {regression.problem}, but kernel {declaration.target!r} computes "
-            f"{declaration.problem}; name another with --kernel"
-        )
-    case = adapt_options(regression.case, declaration.options)
-    if (objection := why_unsupported(declaration.supports, declaration.options, case)) is not None:
-        raise Refusal(f"kernel {declaration.target!r} does not support this case: {objection}; name another kernel")
+    path, regression = saved.path, saved.regression
+    declaration, case = kernel_and_case(saved, runner, kernel=kernel, trust=trust)
     failure = run_saved(regression, declaration, runner).verdict.failure
     explanation = Explanation()
     if failure is not None:

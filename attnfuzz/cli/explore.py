@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from attnfuzz.cli.configured import SHARED, TOLERANCE, profile_option
 from attnfuzz.cli.output import while_anyone_reads
-from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, ORACLE, duration, number_of_workers, writable_file
+from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, ORACLE, TRUST, duration, number_of_workers, writable_file
 from attnfuzz.cli.refusal import Refusal, refusing
 from attnfuzz.cli.sanitizing import SANITIZER, explore_sanitized
 from attnfuzz.config_rules import RULES
@@ -52,6 +52,7 @@ _FIELDS = {"budget": "budget_s", "save_dir": "save_folder"}
 @profile_option(*RULES)
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 @click.option("--resume", is_flag=True, help="Go on with the campaign that was interrupted in this folder.")
+@TRUST
 def command(
     kernels: tuple[str, ...],
     budget: float,
@@ -69,6 +70,7 @@ def command(
     shared: str | None,
     quiet: bool,
     resume: bool,
+    trust: bool,
 ) -> int:
     """Search KERNELs (all bundled ones by default) for bugs until the budget is spent."""
     started = time.monotonic()
@@ -91,7 +93,7 @@ def command(
         if sanitizer is not None:
             return explore_sanitized(request, sanitizer, quiet=quiet)
         if resume:
-            request = _resumed(request)
+            request = _resumed(request, trust=trust)
         result = _explore(request, quiet=quiet)
     _write_reports(result, {"--json": json_file, "--junit": junit_file, "--html": html_file})
     return exit_status(result)
@@ -122,14 +124,14 @@ def _explore(request: Request, *, quiet: bool) -> CampaignResult:
     return result
 
 
-def _resumed(request: Request) -> Request:
+def _resumed(request: Request, *, trust: bool) -> Request:
     """The next part of an interrupted campaign; what is given on the command line counts more than what it had."""
     from attnfuzz.campaign.resuming import resumed
     from attnfuzz.campaign.state import load_state
 
     context = click.get_current_context()
     given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    return resumed(request, load_state(), given={_FIELDS.get(name, name) for name in given})
+    return resumed(request, load_state(), given={_FIELDS.get(name, name) for name in given}, trust=trust)
 
 
 def _save_folder(given: Path | None) -> Path:

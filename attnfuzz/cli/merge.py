@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from attnfuzz.cli.configured import TOLERANCE, profile_option
-from attnfuzz.cli.parameters import DEVICE
+from attnfuzz.cli.parameters import DEVICE, TRUST
 from attnfuzz.cli.refusal import Refusal, refusing
 from attnfuzz.cli.replay import read_saved
 
@@ -35,10 +35,13 @@ __all__ = ["command"]
     help="The folder that gets the result; what it holds already is merged too  [default: regressions]",
 )
 @click.option("--verify/--no-verify", default=True, help="Run every case that is kept; not on a machine without a GPU.")
+@TRUST
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @TOLERANCE
 @profile_option("device", "tolerance", "regressions")
-def command(paths: tuple[Path, ...], save_dir: Path | None, verify: bool, device: str, tolerance: Tolerance) -> int:
+def command(
+    paths: tuple[Path, ...], save_dir: Path | None, verify: bool, trust: bool, device: str, tolerance: Tolerance
+) -> int:
     """Bring what several machines saved (DIRs, or single files) together in one folder.
 
     Of each bug the smallest case is kept that still fails when it is run here. A case that fails no longer is put aside
@@ -54,7 +57,7 @@ def command(paths: tuple[Path, ...], save_dir: Path | None, verify: bool, device
         given = read_saved(regression_files(paths))
         own = read_saved(regression_files([output]) if output.exists() else [])
         with _runner(device, tolerance, needed=verify and bool(given)) as runner:
-            rows = _merge([*own, *given], output, runner)
+            rows = _merge([*own, *given], output, runner, trust=trust)
     print_merged(make_console(), rows, files=len(given), folders=len(paths), output=output, verified=verify)
     return 1 if any(row.counts for row in rows) else 0
 
@@ -83,13 +86,13 @@ def _runner(device: str, tolerance: Tolerance, *, needed: bool) -> Iterator[Runn
         yield runner
 
 
-def _merge(saved: Sequence[SavedCase], output: Path, runner: Runner | None) -> list[Merged]:
+def _merge(saved: Sequence[SavedCase], output: Path, runner: Runner | None, *, trust: bool) -> list[Merged]:
     from attnfuzz.campaign.merged_folder import MergedFolder
     from attnfuzz.campaign.merging import tell_apart
 
     folder = MergedFolder(output, device=runner.device_name if runner is not None else "")
     try:
-        return [_merge_one(bug, folder, runner) for bug in tell_apart(saved)]
+        return [_merge_one(bug, folder, runner, trust=trust) for bug in tell_apart(saved)]
     except OSError as error:
         raise Refusal(
             f"{str(output)!r} cannot be written ({error.strerror}); name a folder that can with -o: the merged folders "
@@ -97,9 +100,9 @@ def _merge(saved: Sequence[SavedCase], output: Path, runner: Runner | None) -> l
         ) from error
 
 
-def _merge_one(bug: SavedBug, folder: MergedFolder, runner: Runner | None) -> Merged:
+def _merge_one(bug: SavedBug, folder: MergedFolder, runner: Runner | None, *, trust: bool) -> Merged:
     from attnfuzz.campaign.verifying import Checked, check_again
     from attnfuzz.report.merged import Merged
 
-    checked = check_again(bug, runner) if runner is not None else Checked(bug.files[0], "unverified")
+    checked = check_again(bug, runner, trust=trust) if runner is not None else Checked(bug.files[0], "unverified")
     return Merged(bug, checked, folder.keep(bug, checked))

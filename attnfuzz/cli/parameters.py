@@ -11,12 +11,15 @@ from attnfuzz.campaign.duration import parse_duration
 from attnfuzz.config_rules import DEVICES, MAX_WORKERS
 from attnfuzz.oracles.verdict import ORACLES
 
-__all__ = ["DEVICE", "FILE", "KERNEL_HELP", "ORACLE", "duration", "number_of_workers", "writable_file"]
+__all__ = ["DEVICE", "FILE", "KERNEL_HELP", "ORACLE", "TRUST", "duration", "number_of_workers", "writable_file"]
 
 KERNEL_HELP = "KERNEL is a bundled name or glob (paged_*), module:name, or path/to/file.py[:name]."
 DEVICE = click.Choice(DEVICES)
 ORACLE = click.Choice(ORACLES)
 FILE = click.Path(path_type=Path)
+TRUST = click.option(
+    "--trust", is_flag=True, help="Run the kernels that the files name even if they lie outside this project."
+)
 
 
 def duration(ctx: click.Context, param: click.Parameter, value: str) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from attnfuzz.cli.configured import TOLERANCE, configured, profile_option
-from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, writable_file
+from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, TRUST, writable_file
 from attnfuzz.cli.refusal import Refusal, refusing
 from attnfuzz.cli.sanitizing import SANITIZER, found_by_others, replay_sanitized
 
@@ -24,6 +24,7 @@ __all__ = ["command", "load_saved", "read_saved"]
 @click.command(epilog=KERNEL_HELP)
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[PATH]...")
 @click.option("--kernel", "kernels", multiple=True, metavar="KERNEL", help="Run on this kernel instead; repeatable.")
+@TRUST
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write the results as JSON.")
 @SANITIZER
@@ -32,6 +33,7 @@ __all__ = ["command", "load_saved", "read_saved"]
 def command(
     paths: tuple[Path, ...],
     kernels: tuple[str, ...],
+    trust: bool,
     device: str,
     json_file: Path | None,
     sanitizer: Tool | None,
@@ -40,6 +42,7 @@ def command(
     """Run saved cases (files or folders; the regressions folder by default) again.
 
     Each runs on the kernel it names and on every bundled kernel that supports it. The exit status is 1 if any fails.
+    What a file names must be bundled or lie in this project, unless --kernel or --trust says what is to run.
     Of what a killed campaign left in .attnfuzz, cases that pass are removed.
     """
     with refusing():
@@ -54,9 +57,9 @@ def command(
         results = []
         with Runner(device=device, tolerance=tolerance) as runner:
             replaying = (
-                replay(saved, runner, kernels=kernels)
+                replay(saved, runner, kernels=kernels, trust=trust)
                 if sanitizer is None
-                else replay_sanitized(saved, runner, sanitizer, kernels=kernels)
+                else replay_sanitized(saved, runner, sanitizer, kernels=kernels, trust=trust)
             )
             for result in replaying:
                 results.append(result)

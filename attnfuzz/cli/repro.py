@@ -7,21 +7,24 @@ from pathlib import Path
 import click
 import msgspec
 
-from attnfuzz.cli.parameters import FILE, writable_file
+from attnfuzz.cli.parameters import FILE, KERNEL_HELP, TRUST, writable_file
 from attnfuzz.cli.refusal import Refusal, refusing
 from attnfuzz.oracles.verdict import RELATION_ORACLES
 
 __all__ = ["command"]
 
 
-@click.command()
+@click.command(epilog=KERNEL_HELP)
 @click.argument("case", type=click.Path(path_type=Path), metavar="CASE")
+@click.option("--kernel", metavar="KERNEL", help="Take this kernel instead of the one that the file names.")
+@TRUST
 @click.option("-o", "--output", type=FILE, callback=writable_file, help="Write to this file instead of the terminal.")
-def command(case: Path, output: Path | None) -> int:
+def command(case: Path, kernel: str | None, trust: bool, output: Path | None) -> int:
     """Turn the regression file CASE into one self-contained Python file, to paste into an issue."""
     with refusing():
-        from attnfuzz.campaign.replay import resolve_target
+        from attnfuzz.campaign.replay import SavedCase, kernel_and_case
         from attnfuzz.corpus import load_regression
+        from attnfuzz.execution.runner import Runner
 
         regression = load_regression(case)
         if regression.finding.oracle == "sanitizer":
@@ -36,7 +39,9 @@ def command(case: Path, output: Path | None) -> int:
             )
         from attnfuzz.report.repro import repro_script  # loads torch
 
-        script = repro_script(msgspec.structs.replace(regression, kernel=resolve_target(regression.kernel, case)))
+        with Runner(device="cpu") as runner:
+            found, fitting = kernel_and_case(SavedCase(case, regression), runner, kernel=kernel, trust=trust)
+        script = repro_script(msgspec.structs.replace(regression, kernel=found.target, case=fitting), found)
     if output is None:
         click.echo(script, nl=False)
         return 0

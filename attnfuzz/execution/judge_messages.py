@@ -31,9 +31,10 @@ _INFINITE = -1.0
 
 
 class DeclarationsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Load all kernels that `targets` name."""
+    """Load all kernels that `targets` name, `within` a project's root if it is a file that names them."""
 
     targets: list[str]
+    within: str | None = None
 
 
 class DeclarationsReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

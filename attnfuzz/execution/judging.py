@@ -90,13 +90,13 @@ class JudgingService:
     def _declarations(self, payload: bytes) -> DeclarationsReply:
         request = msgspec.json.decode(payload, type=DeclarationsRequest)
         try:
-            kernels = [kernel for target in request.targets for kernel in self._load(target)]
+            kernels = [kernel for target in request.targets for kernel in self._load(target, request.within)]
         except KernelLoadError as error:
             return DeclarationsReply([], error=printable(str(error), lines=True))
         return DeclarationsReply([kernel.declaration for kernel in kernels])
 
-    def _load(self, target: str) -> list[Kernel]:
-        kernels = load_kernels(target)
+    def _load(self, target: str, within: str | None = None) -> list[Kernel]:
+        kernels = load_kernels(target, within=None if within is None else Path(within))
         self._kernels.update((kernel.declaration.target, kernel) for kernel in kernels)
         return kernels
 

@@ -4,13 +4,12 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import attnfuzz
+from attnfuzz import safe_start
 from attnfuzz.execution.claims import PrivateFolder
 from attnfuzz.said import only_printable
 
@@ -44,7 +43,6 @@ class ZygoteProcess:
             stdin=subprocess.PIPE,  # the zygote ends when this closes, however this process ends
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=_environment(),
             start_new_session=True,  # Ctrl-C is the driver's to handle
         )
 
@@ -110,12 +108,5 @@ def _private_folder() -> PrivateFolder:
 
 def _command(socket_path: Path, settings: LaunchSettings) -> list[str]:
     preload = [argument for name in settings.preload for argument in ("--preload", name)]
-    module = [sys.executable, "-m", "attnfuzz.execution.zygote", os.fspath(socket_path)]
+    module = safe_start.command("attnfuzz.execution.zygote", os.fspath(socket_path))
     return [*module, "--service", settings.service, "--device", settings.device, *preload]
-
-
-def _environment() -> dict[str, str]:
-    """The driver's environment, in which attnfuzz can be imported even from a clone that is not installed."""
-    root = Path(attnfuzz.__file__).parent.parent
-    paths = [os.fspath(root), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -1,6 +1,7 @@
 """The kernels that an executor has imported, and whether the device that it runs them on still answers. Torch-free."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -51,9 +52,13 @@ class LoadedKernels:
         """Whether the present process has not imported any kernel yet."""
         return self._executor.pid is not None and self._executor.pid != self._loaded[0]
 
-    def declarations(self, targets: Sequence[str]) -> list[Declaration]:
-        """What all kernels that `targets` name declare. Raises `KernelLoadError` in one sentence."""
-        reply = self._call("declarations", DeclarationsRequest(list(targets)), DeclarationsReply, LOAD_TIMEOUT_S)
+    def declarations(self, targets: Sequence[str], *, within: Path | None = None) -> list[Declaration]:
+        """What all kernels that `targets` name declare. Raises `KernelLoadError` in one sentence.
+
+        `within`: see `load_kernels`. A target that has been let through once is loaded again without it.
+        """
+        request = DeclarationsRequest(list(targets), None if within is None else str(within))
+        reply = self._call("declarations", request, DeclarationsReply, LOAD_TIMEOUT_S)
         if not isinstance(reply, DeclarationsReply):
             raise KernelLoadError(f"importing {', '.join(targets)} failed: {failure_of(reply).message}")
         if reply.error is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
@@ -120,9 +121,12 @@ class Runner:
         """Memory that counts against the executor's limit: its own and, as of a moment ago, that of its children."""
         return self._executor.memory_bytes
 
-    def declarations(self, targets: Sequence[str]) -> list[Declaration]:
-        """What all kernels that `targets` name declare. Raises `KernelLoadError` in one sentence."""
-        return self._kernels.declarations(targets)
+    def declarations(self, targets: Sequence[str], *, within: Path | None = None) -> list[Declaration]:
+        """What all kernels that `targets` name declare. Raises `KernelLoadError` in one sentence.
+
+        `within`: the root of the project that they must lie in, where not the user but a file names them.
+        """
+        return self._kernels.declarations(targets, within=within)
 
     def prepare(self, declarations: Sequence[Declaration]) -> list[Declaration]:
         """The same kernels, prepared: wherever they are judged, that will not be done again.

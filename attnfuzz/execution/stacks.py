@@ -5,7 +5,7 @@ import re
 __all__ = ["strip_framework_frames"]
 
 _FRAME = re.compile(r'^  File "(?P<path>[^"]*)", line \d+ in ')
-_FRAMEWORK = re.compile(r"[/\\]attnfuzz[/\\]execution[/\\](serve|nursery|zygote)\.py$|^<frozen runpy>$")
+_FRAMEWORK = re.compile(r"[/\\]attnfuzz[/\\](safe_start|execution[/\\](serve|nursery|zygote))\.py$|^<frozen runpy>$")
 
 
 def strip_framework_frames(output: str) -> str:

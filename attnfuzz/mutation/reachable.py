@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import attnfuzz
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.mutation.source import Function, Source
+from attnfuzz.project import search_path
 
 __all__ = ["Reach", "entry_of"]
 
@@ -24,7 +24,7 @@ def entry_of(declaration: Declaration) -> tuple[Path, str]:
         return _BUNDLED.resolve(), name
     if place.endswith(".py"):
         return Path(place).resolve(), name
-    for root in (Path.cwd(), *map(Path, sys.path)):
+    for root in map(Path, search_path()):
         base = root.joinpath(*place.split("."))
         for file in (base.with_suffix(".py"), base / "__init__.py"):
             if file.is_file():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,6 +12,7 @@ from markupsafe import Markup
 from attnfuzz.campaign.coverage import Coverage, Level, coverage_of
 from attnfuzz.campaign.duration import format_duration
 from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.replay import replay_command
 from attnfuzz.campaign.result import CampaignResult, KernelStatistics, Statistics
 from attnfuzz.corpus import current_environment, encode_regression
 from attnfuzz.oracles.verdict import ends_process
@@ -166,7 +166,7 @@ def _finding(number: int, finding: Finding, device: str) -> FindingPart:
         drawing=drawing,
         picture=case_svg(drawing) if drawing.sequences else None,
         saved=encode_regression(finding.regression(device)).decode().rstrip(),
-        command=f"attnfuzz replay {shlex.quote(str(finding.path))}" if finding.path is not None else "",
+        command=replay_command(finding.path, finding.declaration.target) if finding.path is not None else "",
         deadly=ends_process(failure),
     )
 

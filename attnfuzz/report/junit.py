@@ -9,12 +9,12 @@ from __future__ import annotations
 import datetime
 import platform
 import re
-import shlex
 from pathlib import Path
 from xml.etree import ElementTree
 
 from attnfuzz.campaign.elsewhere import FoundElsewhere
 from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.replay import replay_command
 from attnfuzz.campaign.result import CampaignResult, KernelStatistics
 from attnfuzz.corpus import encode_regression
 from attnfuzz.report.files import write_file
@@ -136,7 +136,7 @@ def _known_elsewhere(suite: Element, found: FoundElsewhere) -> None:
 def _replay(finding: Finding) -> str:
     if finding.path is None:
         return "not saved; its regression file would hold:"
-    return f"attnfuzz replay {shlex.quote(str(finding.path))}"
+    return replay_command(finding.path, finding.declaration.target)
 
 
 def _trouble(suite: Element, result: CampaignResult) -> None:

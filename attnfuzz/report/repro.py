@@ -32,13 +32,12 @@ _STUB = "attnfuzz_stub.py.jinja"
 _WIDTH = 116
 
 
-def repro_script(regression: Regression, declaration: Declaration | None = None) -> str:
-    """The script for a saved case. ``declaration`` is that of its kernel, asked of an executor if it is not given.
+def repro_script(regression: Regression, declaration: Declaration) -> str:
+    """The script for a saved case. ``declaration`` is that of its kernel.
 
     The cases that it needs before it run first. Raises CaseTooLarge for more tensors than a script can hold and
     KernelLoadError for a kernel without source.
     """
-    declaration = declaration or _declaration_of(regression.kernel)
     case, preceding = regression.case, preceding_for(declaration, regression)
     _check_size((*preceding, case))
     data = repro_data(declaration, case)
@@ -100,13 +99,6 @@ def _preceding(declaration: Declaration, case: Case) -> dict[str, Any]:
 
 def _outputs(case: Case) -> list[str]:
     return [name for name, spec in tensor_specs(case).items() if spec.role == "output"]
-
-
-def _declaration_of(target: str) -> Declaration:
-    from attnfuzz.execution.runner import Runner
-
-    with Runner(device="cpu") as runner:
-        return runner.declarations([target])[0]
 
 
 def _environment() -> jinja2.Environment:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import attnfuzz
 from attnfuzz.declaration import KernelLoadError
+from attnfuzz.project import search_path
 from attnfuzz.report.shake import definition_of, only_what_it_needs
 
 __all__ = ["KernelSources", "SourceError", "kernel_sources"]
@@ -52,7 +52,7 @@ def kernel_sources(target: str) -> KernelSources:
 
 def _find_module(module: str) -> tuple[Path, Path]:
     """The folder on the module path that ``module`` is found in, and its file there."""
-    for root in (Path.cwd(), *map(Path, sys.path)):
+    for root in map(Path, search_path()):
         for file in _module_files(module.split(".")):
             if (root / file).is_file():
                 return root.resolve(), file

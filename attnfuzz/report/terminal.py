@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shlex
 import sys
 from collections.abc import Iterator
 
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from attnfuzz.campaign.duration import format_duration
 from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.replay import replay_command
 from attnfuzz.campaign.reporter import Reporter, SilentReporter
 from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.campaign.undeclared import restriction_of
@@ -147,7 +147,7 @@ def _finding_lines(number: int, finding: Finding, device: str) -> Iterator[Rende
         yield Text(encode_regression(finding.regression(device)).decode().rstrip())
     else:
         yield Text(f"   saved in {finding.path}")
-        yield Text(f"   attnfuzz replay {shlex.quote(str(finding.path))}", style="cyan")
+        yield Text(f"   {replay_command(finding.path, finding.declaration.target)}", style="cyan")
 
 
 def _remarks(finding: Finding) -> Iterator[str]:

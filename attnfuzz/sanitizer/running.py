@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-import attnfuzz
+from attnfuzz import safe_start
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.sanitizer.messages import Note, Work, read_notes
@@ -85,8 +84,8 @@ class Sanitizer:
                 notes=str(notes),
             )
             work_file.write_bytes(msgspec.json.encode(work))
-            command = [sys.executable, "-m", "attnfuzz.sanitizer.target", str(work_file)]
-            command = command_line(self._executable, self.tool, log, command)
+            target = safe_start.command("attnfuzz.sanitizer.target", str(work_file))
+            command = command_line(self._executable, self.tool, log, target)
             status = _wait(command, output, _environment(self._device), limit_s)
             text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
             return self._outcome(text, read_notes(notes), status, _tail(output))
@@ -122,10 +121,7 @@ def _wait(command: Sequence[str], output: Path, environment: Mapping[str, str], 
 
 
 def _environment(device: str) -> dict[str, str]:
-    root = Path(attnfuzz.__file__).parent.parent
-    paths = os.pathsep.join(filter(None, (os.fspath(root), os.environ.get("PYTHONPATH", ""))))
-    interpret = {"TRITON_INTERPRET": "1" if device == "cpu" else "0"}
-    return {**os.environ, **_ENVIRONMENT, **interpret, "PYTHONPATH": paths}
+    return {**os.environ, **_ENVIRONMENT, "TRITON_INTERPRET": "1" if device == "cpu" else "0"}
 
 
 def _tail(file: Path) -> str:

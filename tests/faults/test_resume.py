@@ -32,11 +32,11 @@ def cases_of(state: State) -> int:
 def test_a_killed_campaign_goes_on_with_its_counts_and_what_it_knows(tmp_path: Path) -> None:
     """It would count from nothing, find the same bug again, or report that it found none."""
     before = killed(tmp_path)
-    with Campaign(tmp_path, "--resume", "--budget", "300s", kernels="") as campaign:
+    with Campaign(tmp_path, "--resume", "--trust", "--budget", "300s", kernels="") as campaign:
         campaign.wait_for_cases(cases_of(before) + 1)
         campaign.end()
     between = load_state(tmp_path / ".attnfuzz")
-    with Campaign(tmp_path, "--resume", "--budget", "1s", "--json", "a.json", kernels="") as campaign:
+    with Campaign(tmp_path, "--resume", "--trust", "--budget", "1s", "--json", "a.json", kernels="") as campaign:
         assert campaign.wait() == 1
         assert campaign.family.left_after() == []
     summary = msgspec.json.decode((tmp_path / "a.json").read_bytes(), type=Summary)

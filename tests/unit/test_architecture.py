@@ -44,6 +44,8 @@ RANKS = {
     "attnfuzz.mutation": 5,
     "attnfuzz.overlay": 0,
     "attnfuzz.own_errors": 0,  # text only
+    "attnfuzz.project": 0,
+    "attnfuzz.safe_start": 0,  # runs before anything else
     "attnfuzz.said": 0,  # text only
     "attnfuzz.probe": 0,  # runs in a process of its own
     "attnfuzz.kernel_failure": 5,

@@ -35,6 +35,7 @@ def test_a_finding_survives_the_journey() -> None:
         (b'{"format": "attnfuzz.shared/1", "host": "x", "known": [], "run": "me"}', "none of attnfuzz"),
         (encode_found(found(2)).replace(b'"seq_lens": [\n      2', b'"seq_lens": [\n      -2'), "between 0 and"),
         (encode_found(found(2)).replace(b"mine.py", b"yours.py"), "another kernel"),
+        (encode_found(found(2)).replace(b'"kernel": "mine.py', b'"kernel": "../yours.py'), "a case of another kernel"),
     ],
 )
 def test_anything_else_is_refused_in_one_sentence(data: bytes, words: str) -> None:

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from attnfuzz.campaign.replay import Replayed, SavedCase, cleared, replay, resolve_target
+from attnfuzz.campaign.replay import Replayed, SavedCase, cleared, replay, replay_command, resolve_target
 from attnfuzz.corpus import FindingRecord, Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.runner import Runner
@@ -36,7 +36,8 @@ class PretendedRunner:
         self.failing = failing
         self.judged: list[tuple[str, Case]] = []
 
-    def declarations(self, targets: Sequence[str]) -> list[Declaration]:
+    def declarations(self, targets: Sequence[str], *, within: Path | None = None) -> list[Declaration]:
+        del within
         bundled = {kernel.target: kernel for kernel in (MINE, NAIVE, BIG, PAGED)}
         if list(targets) == ["*"]:
             return list(bundled.values())
@@ -118,14 +119,43 @@ def test_kernel_files_are_found_from_here_or_above_the_regression(
     elsewhere.mkdir()
     regression = project / "regressions" / "a.json"
     monkeypatch.chdir(project)
-    assert resolve_target("src/kernels.py:k", regression) == "src/kernels.py:k"
+    assert resolve_target("src/kernels.py:k", regression, project) == "src/kernels.py:k"
     monkeypatch.chdir(elsewhere)
-    assert resolve_target("src/kernels.py:k", regression) == f"{project}/src/kernels.py:k"
-    assert resolve_target("src/kernels.py", regression) == f"{project}/src/kernels.py"
+    assert resolve_target("src/kernels.py:k", regression, project) == f"{project}/src/kernels.py:k"
+    assert resolve_target("src/kernels.py", regression, project) == f"{project}/src/kernels.py"
+    assert resolve_target("src/kernels.py:k", elsewhere / "a.json", project) == f"{project}/src/kernels.py:k"
     for target in ("paged_naive", "package.module:k"):
-        assert resolve_target(target, regression) == target
-    with pytest.raises(KernelLoadError, match=r"no file 'gone\.py'.*--kernel"):
-        resolve_target("gone.py:k", regression)
+        assert resolve_target(target, regression, project) == target
+    for place in ("gone.py", f"{'long' * 1000}.py"):
+        with pytest.raises(KernelLoadError, match=rf"no file '{place}'.*--kernel"):
+            resolve_target(f"{place}:k", regression, project)
+
+
+def test_kernel_files_above_the_root_are_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever can write to a folder above, such as /tmp, would choose what a replay runs."""
+    project = tmp_path / "project"
+    (project / "regressions").mkdir(parents=True)
+    (tmp_path / "planted.py").touch()
+    monkeypatch.chdir(project)
+    with pytest.raises(KernelLoadError, match=r"no file 'planted\.py'"):
+        resolve_target("planted.py:k", project / "regressions" / "a.json", project)
+
+
+def test_the_command_shown_can_be_typed_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A campaign on a kernel outside of the project would end with a command that is refused."""
+    monkeypatch.chdir(tmp_path)
+    assert replay_command(Path("a b.json"), "mine.py:mine") == "attnfuzz replay 'a b.json'"
+    assert replay_command(Path("a.json"), "dense_eager") == "attnfuzz replay a.json"
+    assert replay_command(Path("a.json"), "../m.py:mine") == "attnfuzz replay a.json --kernel ../m.py:mine"
+
+
+def test_all_files_whose_kernels_cannot_run_are_named() -> None:
+    """One would repair a folder file by file."""
+    with pytest.raises(KernelLoadError) as refused:
+        run(PretendedRunner(), saved("gone"), saved(), saved("lost"))
+    assert [line.partition("; name")[0] for line in str(refused.value).splitlines()] == [
+        "regressions/a.json: no kernel 'gone'", "regressions/a.json: no kernel 'lost'"
+    ]  # fmt: skip
 
 
 def test_cases_that_were_running_are_cleared_if_they_pass_everywhere() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -49,3 +50,12 @@ def test_another_seed_is_refused() -> None:
     """It would have no effect on what has been searched already."""
     with pytest.raises(StateError, match="--seed"):
         resumed(DEFAULTS, STATE, given={"seed"})
+
+
+def test_kernels_that_only_the_state_names_are_not_the_users_word() -> None:
+    """A folder from somebody else would have its code run as if its user had typed the name."""
+    assert not resumed(DEFAULTS, STATE, given=()).trust
+    assert resumed(DEFAULTS, STATE, given=(), trust=True).trust
+    assert resumed(DEFAULTS, STATE, given={"kernels"}).trust
+    from_settings = replace(DEFAULTS, kernels=("b", "a"))
+    assert resumed(from_settings, STATE, given=()).trust

@@ -27,7 +27,7 @@ class PretendedRunner:
     def __init__(self, *declarations: Declaration) -> None:
         self._declarations = list(declarations)
 
-    def declarations(self, targets: Sequence[str]) -> list[Declaration]:
+    def declarations(self, targets: Sequence[str], *, within: Path | None = None) -> list[Declaration]:
         return self._declarations
 
     def prepare(self, declarations: Sequence[Declaration]) -> list[Declaration]:

@@ -393,6 +393,7 @@ def test_show_draws_the_case_and_says_what_fails(tmp_path: Path) -> None:
 
 def test_repro_writes_a_script_from_anywhere(tmp_path: Path) -> None:
     """The kernel's file is named relative to where it was searched, and the script is written somewhere else."""
+    (tmp_path / "pyproject.toml").touch()
     (tmp_path / "mine.py").write_text(BROKEN)
     path = write_regression(a_regression(kernel="mine.py:mine"), tmp_path / "regressions")
     elsewhere = tmp_path / "elsewhere"

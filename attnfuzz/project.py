@@ -1,0 +1,69 @@
+"""The project that the working directory belongs to, and which code is its own. Torch-free.
+
+What a saved case names runs without further question only where it is the project's own code (`why_foreign`); the
+settings of a project are those in its root (`attnfuzz.config`).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import sysconfig
+from pathlib import Path
+
+__all__ = ["everybody_can_write", "project_root", "search_path", "why_foreign"]
+
+_MARKERS = ("pyproject.toml", ".git")
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+def project_root(start: Path | None = None) -> Path:
+    """The nearest folder that holds a pyproject.toml or .git, from ``start`` upwards; ``start`` if there is none.
+
+    ``start`` is the working directory by default. The search ends below a folder that everybody can write to, such as
+    /tmp, and below one that belongs to another user (root excepted): whoever that is could put a marker there.
+    """
+    start = (start or Path.cwd()).resolve()
+    owners = {os.geteuid(), 0, start.stat().st_uid}
+    for folder in (start, *start.parents):
+        if folder != start and (everybody_can_write(folder) or folder.stat().st_uid not in owners):
+            break
+        if any((folder / marker).exists() for marker in _MARKERS):
+            return folder
+    return start
+
+
+def everybody_can_write(path: Path) -> bool:
+    """Whether any user may change what is there.
+
+    A folder of one's own that is open to all is one's own choice, or how some file systems show every folder, unless it
+    has the sticky bit, which says that strangers share it.
+    """
+    info = path.stat()
+    is_open = bool(info.st_mode & stat.S_IWOTH)
+    return is_open and (info.st_uid != os.geteuid() or bool(info.st_mode & stat.S_ISVTX))
+
+
+def why_foreign(file: Path, root: Path) -> str | None:
+    """Why ``file``, symbolic links resolved, is not code of the project in ``root``; None if it is."""
+    place, root = file.resolve(), root.resolve()
+    if not place.is_relative_to(root):
+        return f"lies in {place}, outside the project's root {root}"
+    installations = [Path(folder).resolve() for folder in map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))]
+    is_below = any(place.is_relative_to(folder) for folder in installations if folder.is_relative_to(root))
+    if is_below or not set(_INSTALLED).isdisjoint(place.relative_to(root).parts):
+        return f"lies in {place}, which is installed in the project's root {root}, and not its own"
+    for path in (place, *place.parents):
+        if path.is_relative_to(root) and path.exists() and everybody_can_write(path):
+            return f"lies in {place}, and everybody can write to {path}"
+    return None
+
+
+def search_path() -> list[str]:
+    """Where a kernel named as ``module:name`` is looked for: Python's own path, then the working directory, then root.
+
+    What is installed comes first, so that no file of a project is taken for torch or for a module of Python's own.
+    """
+    places = (*sys.path, os.fspath(Path.cwd()), os.fspath(project_root()))
+    return list(dict.fromkeys(places))

@@ -1,0 +1,56 @@
+"""Starts the processes of attnfuzz's own, such that no file in the working directory is taken for an installed module.
+
+`command` gives ``python -P .../safe_start.py MODULE ARGUMENT...``, which runs the module as ``python -m`` would.
+Python's -P keeps the working directory off ``sys.path``. Beyond that, relative entries of PYTHONPATH, an empty one
+included, and the root of a clone come last there, behind all that is installed; and the attnfuzz that runs is the one
+that this file is part of, installed or not.
+"""
+
+# Imports of more than sys and os wait until the path is in order.
+import os
+import sys
+
+__all__ = ["command", "put_path_in_order"]
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - see above
+_ROOT = os.path.dirname(_PACKAGE)  # noqa: PTH120
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """The command line of a process that runs ``module``, found from any working directory."""
+    return [sys.executable, "-P", os.path.join(_PACKAGE, "safe_start.py"), module, *arguments]  # noqa: PTH118
+
+
+def put_path_in_order() -> None:
+    """Move what depends on the working directory, and a clone's root, to the end of ``sys.path``."""
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.environ.get("PYTHONPATH") else []
+    last = [os.path.abspath(entry) for entry in entries if not os.path.isabs(entry)]  # noqa: PTH100, PTH117
+    if os.path.isfile(os.path.join(_ROOT, "pyproject.toml")) or _ROOT not in sys.path:  # noqa: PTH113, PTH118
+        last.append(_ROOT)
+    sys.path[:] = [entry for entry in sys.path if entry not in last] + list(dict.fromkeys(last))
+
+
+def _load_package() -> None:
+    """Have ``attnfuzz`` be this one, whatever of that name ``sys.path`` leads to."""
+    import importlib.util
+
+    where = os.path.join(_PACKAGE, "__init__.py")  # noqa: PTH118
+    spec = importlib.util.spec_from_file_location("attnfuzz", where, submodule_search_locations=[_PACKAGE])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{where} is not there; install attnfuzz again")
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["attnfuzz"] = package
+    spec.loader.exec_module(package)
+
+
+def _main() -> None:
+    put_path_in_order()
+    _load_package()
+    import runpy
+
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()
