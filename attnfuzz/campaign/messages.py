@@ -37,9 +37,10 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     """The first message to a worker.
 
     ``deadline`` is on the monotonic clock, which the processes of one machine share; `Begin` brings it nearer.
-    ``zygote`` is the address under which executors are had; ``journal`` the file that names the case being judged. ``memory_limit_bytes`` bounds the
-    resident memory of an executor and what it starts. ``device_id`` is the GPU that the worker's executors have to
-    themselves, as CUDA_VISIBLE_DEVICES names it; empty for all there are. ``sharing`` is how many workers share it.
+    ``zygote`` is the address under which executors are had; ``journal`` the file that names the case being judged.
+    ``memory_limit_bytes`` bounds the resident memory of an executor and what it starts. ``device_id`` is the GPU that
+    the worker's executors have to themselves, as CUDA_VISIBLE_DEVICES names it; empty for all there are. ``sharing`` is
+    how many workers share it.
     """
 
     worker: int
