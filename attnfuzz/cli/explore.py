@@ -142,7 +142,8 @@ def _save_folder(given: Path | None) -> Path:
     if folder.is_file():
         raise Refusal(f"--save-dir {str(folder)!r} is a file; name a folder")
     if given is not None and (error := _why_not_made(given)) is not None:
-        raise Refusal(f"--save-dir {str(folder)!r} cannot be made: {error.strerror}; name another folder")
+        why = f"{error.strerror}: {str(error.filename)!r}"
+        raise Refusal(f"--save-dir {str(folder)!r} cannot be made ({why}); name another folder")
     return folder
 
 

@@ -123,10 +123,16 @@ def test_it_runs_as_a_module_too(tmp_path: Path) -> None:
         (("explore", "--html", "no/folder/a.html"), ["--html", "no/folder/a.html", "cannot be written"]),
         (("explore", "--junit", "."), ["--junit", "'.'", "cannot be written"]),
         (("explore", "--save-dir", "a_file"), ["'a_file'", "is a file"]),
-        (("explore", "--save-dir", "a_file/below/that"), ["'a_file/below/that' cannot be made", "Not a directory"]),
-        (("explore", "--save-dir", "made/" + 300 * "a"), ["cannot be made: File name too long; name another folder"]),
-        (("explore", "--save-dir", "a_link"), ["'a_link' cannot be made: File exists"]),
-        (("explore", "--save-dir", "/proc/here"), ["'/proc/here' cannot be made: No such file"]),
+        (
+            ("explore", "--save-dir", "a_file/below/that"),
+            ["'a_file/below/that' cannot be made (File exists: 'a_file')"],
+        ),
+        (
+            ("explore", "--save-dir", "made/" + 300 * "a"),
+            ["cannot be made (File name too long: ", "name another folder"],
+        ),
+        (("explore", "--save-dir", "a_link"), ["'a_link' cannot be made (File exists: 'a_link')"]),
+        (("explore", "--save-dir", "/proc/here"), ["'/proc/here' cannot be made (No such file"]),
         (("explore", "--device", "tpu"), ["'tpu'", "cuda"]),
         (("frobnicate",), ["frobnicate"]),
         (("replay", "none.json"), ["none.json does not exist"]),
@@ -279,6 +285,16 @@ def test_a_kernel_that_was_never_reached_is_no_success(tmp_path: Path) -> None:
     assert "1 kernel was never reached: slow.py:slow; raise --budget\n" in run.stdout
     summary = msgspec.json.decode((tmp_path / "a.json").read_bytes(), type=Summary)
     assert (summary.stop_reason, summary.unreached) == ("budget", ("slow",))
+
+
+def test_a_finding_counts_more_than_a_kernel_that_was_never_reached(tmp_path: Path) -> None:
+    """A CI job that tells bugs (1) from an environment to repair (2) would not report the bug."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "mine.py").write_text(BROKEN)
+    run = attnfuzz("explore", "mine.py", "slow.py", "--budget", "5s", "--json", "a.json", cwd=tmp_path)
+    assert run.returncode == 1, run.stdout + run.stderr
+    summary = msgspec.json.decode((tmp_path / "a.json").read_bytes(), type=Summary)
+    assert summary.unreached == ("slow",)
 
 
 def test_no_case_at_all_is_no_success(tmp_path: Path) -> None:
