@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,7 @@ def main() -> None:
     if arguments.only and len(arguments.parts) != 1:
         parser.error("--only needs the one PART whose numbers these are")
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends in order, as Ctrl-C does
     totals = []
     for name in arguments.parts or PARTS:
         inputs = part_named(PARTS[name]).inputs

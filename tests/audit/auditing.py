@@ -122,7 +122,7 @@ def audit(
     waiting: queue.SimpleQueue[range] = queue.SimpleQueue()
     for batch in batches(part, numbers):
         waiting.put(batch)
-    total, lock, started = Total(name), threading.Lock(), time.monotonic()
+    total, lock, stopping, started = Total(name), threading.Lock(), threading.Event(), time.monotonic()
 
     def count(batch: range, seen: Seen) -> None:
         with lock:
@@ -133,20 +133,27 @@ def audit(
                 total.violations.append(violation)
                 tell(violation)
 
-    def work() -> None:
-        with _Trier(place, seed, part.patience_s) as trier:
-            while not waiting.empty():
-                try:
-                    batch = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                count(batch, trier.tried(batch))
+    def work(trier: _Trier) -> None:
+        while not stopping.is_set():
+            try:
+                batch = waiting.get_nowait()
+            except queue.Empty:
+                return
+            count(batch, trier.tried(batch))
 
-    threads = [threading.Thread(target=work) for _ in range(min(jobs, waiting.qsize()))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ExitStack() as stack:
+        triers = [stack.enter_context(_Trier(place, seed, part.patience_s)) for _ in range(min(jobs, waiting.qsize()))]
+        threads = [threading.Thread(target=work, args=(trier,)) for trier in triers]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:  # Ctrl-C: what the threads wait for ends
+            stopping.set()
+            for trier in triers:
+                trier.kill()
+            raise
     total.seconds = time.monotonic() - started
     total.violations.sort(key=lambda violation: violation.number)
     return total
@@ -170,9 +177,9 @@ class _Trier:
             if line.poll(self._patience_s):
                 return msgspec.json.decode(line.recv_bytes(), type=Seen)
             fault = Fault("hang", f"no end within {self._patience_s:.0f} s")
-        except EOFError:
+        except (EOFError, OSError):
             fault = Fault("other", f"the process that tried it ended with {self._ended()}")
-        self._kill()
+        self.kill()
         return Seen(faults=[fault])
 
     def __enter__(self) -> _Trier:
@@ -182,7 +189,7 @@ class _Trier:
         if self._line is not None and self._process is not None:
             self._line.close()  # so that it ends in order
             self._process.join(20)
-        self._kill()
+        self.kill()
         self._folder.cleanup()
 
     def _started(self) -> Connection:
@@ -201,7 +208,8 @@ class _Trier:
         self._process.join(5)
         return f"status {self._process.exitcode}"
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End the process and all that it started."""
         if self._process is not None and self._process.is_alive():
             self._process.kill()
             self._process.join()

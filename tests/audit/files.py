@@ -244,7 +244,7 @@ def crafted() -> Iterator[Crafted]:
         "link to a folder": _link("FOREIGN"), "link to a foreign file": _link("FOREIGN/precious.json"),
     }.items():  # fmt: skip
         yield Crafted(name, make, "refuse", "refuse")
-        yield Crafted(f"folder with {name}", _folder_with(make), reading="refuse")
+        yield Crafted(f"folder with {name}", _folder_with(make), reading="refuse")  # show and repro take files only
     for path in (
         b"a" * 300 + b".json", b"a/" * 3000 + b"b.json", b"", b"\xff\xfe", b"nothing\x1b[31m.json", b"nothing\n.json",
         b"..", b"/", b"/dev/zero", b"/dev/stdin", b"/proc/self/mem", b"/dev/full", b"[bold]nothing[/x].json", b"~root",
@@ -272,9 +272,11 @@ class Files(Part):
         path = one.make(self.yard) or Path("inbox/a.json")
         for command in COMMANDS:
             output = ("-o", os.fspath(self.yard.room / "merged")) if command == "merge" else ()
-            done = self.yard.command(command, *output, "--", os.fspath(path))
             must = one.running if command in _RUNNING else one.reading
-            found = faults_of(done, must="either" if one.reading == "refuse" and command == "merge" else must)
+            done = self.yard.command(command, *output, "--", path, limit_s=60.0 if must == "refuse" else 240.0)
+            found = faults_of(done, must="either" if command == "merge" else must)
+            if command == "merge" and must == "refuse" and done.status == 0:
+                found.faults.append(Fault("other", "a case was verified that must not be run"))
             found.faults += [*_script_faults(command, done), *self.yard.faults_in_files(), *self.yard.look()]
             seen.faults += [Fault(fault.kind, f"{command}, {one.name}: {fault.text}") for fault in found.faults]
             seen.refused, seen.accepted = max(seen.refused, found.refused), max(seen.accepted, found.accepted)

@@ -135,7 +135,7 @@ class Yard:
 
     def command(
         self,
-        *arguments: str | bytes,
+        *arguments: str | bytes | os.PathLike[str],
         limit_s: float = 180.0,
         cwd: Path | None = None,
         environment: Mapping[str, str] | None = None,
