@@ -194,8 +194,15 @@ class Yard:
         return _snapshot(self.foreign)
 
 
-def faults_of(done: Done, *, must: Must = "either", cpu_s: float = 60.0, statuses: Sequence[int] = (0, 1, 2)) -> Seen:
-    """What is to be said of a command that ended so."""
+def faults_of(
+    done: Done,
+    *,
+    must: Must = "either",
+    cpu_s: float = 60.0,
+    statuses: Sequence[int] = (0, 1, 2),
+    speaks: bool = True,
+) -> Seen:
+    """What is to be said of a command that ended so; ``speaks`` unless nothing could be heard of it."""
     faults = []
     if done.status is None or done.cpu_s > cpu_s:
         faults.append(Fault("hang", f"took {done.seconds:.0f} s, {done.cpu_s:.0f} s of them computing"))
@@ -203,9 +210,9 @@ def faults_of(done: Done, *, must: Must = "either", cpu_s: float = 60.0, statuse
         faults.append(Fault("traceback", _last_line(done.output)))
     elif done.status is not None and done.status not in statuses:
         faults.append(Fault("other", f"exit status {done.status}: {_last_line(done.output)}"))
-    elif done.status == 2 and not 1 <= done.output.strip().count(b"\n") + 1 <= _SENTENCES:
+    elif done.status == 2 and done.output.strip().count(b"\n") >= _SENTENCES:
         faults.append(Fault("other", f"refused in {done.output.count(10)} lines: {_last_line(done.output)}"))
-    elif done.status == 2 and not done.output.strip():
+    elif done.status == 2 and speaks and not done.output.strip():
         faults.append(Fault("other", "refused without a word"))
     elif must != "either" and done.status is not None and (done.status == 2) is (must == "work"):
         faults.append(Fault("other", f"must {must}, exit status {done.status}: {_last_line(done.output)}"))
