@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import FrameType
 from typing import ClassVar
 
 import msgspec
@@ -57,6 +58,11 @@ class Part(ABC):
         """Set up whatever inputs share; ``resources`` are closed at the end."""
         self.yard = yard
         self.seed = seed
+
+    @classmethod
+    def begins_batch(cls, number: int) -> bool:
+        """Whether this input is not tried together with the one before it."""
+        return number % cls.batch == 0
 
     @abstractmethod
     def run(self, numbers: range, dice: random.Random) -> Seen:
@@ -100,7 +106,7 @@ def batches(part: type[Part], numbers: Sequence[int]) -> list[range]:
     """Runs of consecutive ``numbers``, each of one batch at most."""
     found: list[range] = []
     for number in numbers:
-        if found and found[-1].stop == number and number % part.batch:
+        if found and found[-1].stop == number and not part.begins_batch(number):
             found[-1] = range(found[-1].start, number + 1)
         else:
             found.append(range(number, number + 1))
@@ -221,7 +227,9 @@ class _Trier:
 def _try_all(line: Connection, place: str, seed: int, folder: str, mark: Family) -> None:
     """In a process of its own: answer each batch with what was seen."""
     os.environ.update(mark.environment())  # whatever is started from here on can be found and ended
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        # they are the parent's business; to ignore them, as nohup does, would have what is started ignore them too
+        signal.signal(number, _disregard)
     with ExitStack() as resources:
         yard = Yard(Path(folder))
         yard.family = mark
@@ -234,6 +242,10 @@ def _try_all(line: Connection, place: str, seed: int, folder: str, mark: Family)
             except EOFError:
                 return
             line.send_bytes(msgspec.json.encode(_guarded(part, place, range(start, stop))))
+
+
+def _disregard(number: int, frame: FrameType | None) -> None:
+    pass
 
 
 def _guarded(part: Part, place: str, numbers: range) -> Seen:
@@ -273,8 +285,8 @@ def show_table(totals: Iterable[Total]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("part", *(
-        "inputs refused accepted tracebacks hangs".split()), "foreign files", "code run", "other", "seconds")  # fmt: skip
+    counts = ("inputs", "refused", "accepted", "tracebacks", "hangs", "foreign files", "code run", "other", "seconds")
+    table = Table("part", *counts)
     for total in totals:
         table.add_row(*map(str, total.row()))
     Console(file=sys.stdout, width=120).print(table)

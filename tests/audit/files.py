@@ -90,8 +90,8 @@ _SHADOWED = (
 
 _TEXTS = (
     "\0", "a\0b", "\x1b[2J\x1b[31mred", "\x1b]0;title\a", "\r\b\b\bgone", "\u009b31m", "\u202eright to left", "\ud800",
-    "\ud83d\ude00", "[bold]x[/nothing]", "[/]", "{{ 7 * 7 }}", '"""\nraise SystemExit(3)\n"""', "'''\\", "\\", "\n" * 999,
-    "# -*- coding: utf-7 -*-", "x" * 100_000, "%s%n{0}", "",
+    "\ud83d\ude00", "[bold]x[/nothing]", "[/]", "{{ 7 * 7 }}", '"""\nraise SystemExit(3)\n"""', "'''\\", "\\",
+    "\n" * 999, "# -*- coding: utf-7 -*-", "x" * 100_000, "%s%n{0}", "",
 )  # fmt: skip
 
 
@@ -169,9 +169,8 @@ def _folder(yard: Yard) -> None:
 
 def _named(name: bytes, *, exists: bool = True) -> Callable[[Yard], bytes]:
     def make(yard: Yard) -> bytes:
-        path = os.path.join(os.fsencode(yard.project), name)
         if exists:
-            Path(os.fsdecode(path)).write_bytes(spliced(TINY))
+            (yard.project / os.fsdecode(name)).write_bytes(spliced(TINY))
         return name
 
     return make
@@ -233,7 +232,9 @@ def crafted() -> Iterator[Crafted]:
     yield Crafted("kernel in the project", _in_project, "work", "work")
     yield Crafted("bundled kernel", _written(TINY), "work", "work")
     for module in _SHADOWED:
-        yield Crafted(f"{module}.py beside", _kernel("dense_naive", f"{module}.py", f"inbox/{module}.py"), "work", "work")
+        yield Crafted(
+            f"{module}.py beside", _kernel("dense_naive", f"{module}.py", f"inbox/{module}.py"), "work", "work"
+        )
     for glob in _GLOBS:
         yield Crafted(f"glob {glob}", _kernel(glob), "refuse")
     for name, make in {
@@ -251,7 +252,14 @@ def crafted() -> Iterator[Crafted]:
         b"*.json", b"https://example.org/a.json",
     ):  # fmt: skip
         yield Crafted(f"path {path[:20]!r}", _named(path, exists=False), reading="refuse")
-    for path in (b"\xff\xfe.json", b"[bold]x[/nothing].json", b"a\nb.json", b"\x1b[31m.json", b"%s{0}.json", b"\xe2\x80\xae.json"):
+    for path in (
+        b"\xff\xfe.json",
+        b"[bold]x[/nothing].json",
+        b"a\nb.json",
+        b"\x1b[31m.json",
+        b"%s{0}.json",
+        b"\xe2\x80\xae.json",
+    ):
         yield Crafted(f"honest file called {path[:20]!r}", _named(path))
     yield from _contents()
 

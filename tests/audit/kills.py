@@ -30,16 +30,14 @@ class Kills(Part):
     patience_s: ClassVar[float] = 900.0
 
     def run(self, numbers: range, dice: random.Random) -> Seen:
-        seen = Seen(accepted=len(numbers))
-        kills = [number for number in numbers if number < _KILLS]
-        if kills:
-            seen.faults += self._killed(len(kills), dice)
-        for number in numbers[len(kills) :]:
-            self.yard.clear()
-            own = random.Random(f"{self.seed}/signal/{number}")  # each the same whatever comes with it
-            found = self._signalled(_ENDING[number % len(_ENDING)], own)
-            seen.faults += [Fault(fault.kind, f"input {number}: {fault.text}") for fault in found]
-        return seen
+        number = numbers.start
+        is_kill = number < _KILLS
+        faults = self._killed(len(numbers), dice) if is_kill else self._signalled(_ENDING[number % len(_ENDING)], dice)
+        return Seen(accepted=len(numbers), faults=faults)
+
+    @classmethod
+    def begins_batch(cls, number: int) -> bool:
+        return number >= _KILLS or super().begins_batch(number)
 
     def _killed(self, kills: int, dice: random.Random) -> list[Fault]:
         seed = str(dice.randrange(2**32))

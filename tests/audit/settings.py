@@ -14,14 +14,15 @@ from typing import Any, ClassVar
 
 from attnfuzz.corpus import RegressionError, load_regression
 from tests.audit.auditing import Part
-from tests.audit.specimens import TINY
 from tests.audit.mutating import spliced
-from tests.audit.yard import Fault, Must, Seen, Yard, faults_of
+from tests.audit.specimens import TINY
+from tests.audit.yard import Fault, Must, Seen, faults_of
 
 __all__ = ["SETTINGS", "Settings", "Tried"]
 
 _MERGE = ("merge", "empty", "-o", "merged")
 _EXPLORE = ("explore", "mine.py:right", "--workers", "1", "--json", "a.json")
+_SHOW, _REPLAY = ("show", "b.json"), ("replay", "b.json")
 _SEARCH = (*_EXPLORE, "--budget", "4s")
 _MOST_SAVED_BYTES = 256 << 10
 
@@ -86,11 +87,14 @@ def _environments() -> list[Tried]:
         *search,
         Tried(_MERGE, "refuse", environment={"ATTNFUZZ_PROFILE": "nobody"}),
         Tried(_MERGE, "refuse", environment={"ATTNFUZZ_PROFILE": "\x1b[2J"}),
-        *(Tried(_SEARCH, prepare=prepare) for prepare in (_closed(1), _closed(1, 2), _closed(0), _full, _no_files, _no_space)),
-        *(Tried(("list",), prepare=prepare) for prepare in (_closed(1), _closed(1, 2), _full, _no_files)),
-        *(Tried(("show", "a.json"), prepare=prepare) for prepare in (_closed(1), _closed(1, 2), _full)),
-        *(Tried(arguments, prefix=_NO_PROC) for arguments in (_SEARCH, ("show", "a.json"), ("replay", "a.json"), ("list",))),
-        *(Tried(arguments, prefix=_FEW_PROCESSES) for arguments in (_SEARCH, ("replay", "a.json"), ("explain", "a.json"))),
+        *(Tried(_SEARCH, prepare=prepare) for prepare in (_closed(0), _no_space)),
+        *(
+            Tried(arguments, prepare=prepare)
+            for arguments in (_SEARCH, ("list",), _SHOW)
+            for prepare in (_closed(1), _closed(1, 2), _full, _no_files)
+        ),
+        *(Tried(arguments, prefix=_NO_PROC) for arguments in (_SEARCH, _SHOW, _REPLAY, ("list",))),
+        *(Tried(arguments, prefix=_FEW_PROCESSES) for arguments in (_SEARCH, _REPLAY, ("explain", "b.json"))),
     ]  # fmt: skip
 
 
@@ -105,7 +109,7 @@ def _toml() -> list[Tried]:
         "tolerance = { atol = inf, rtol = inf }", 'fail_fast = "yes"', 'shared = "gopher://x"', 'shared = "redis://"',
         'shared = "redis://h:99999"', 'regressions = ""', "regressions = 3", 'regressions = "a\\u0000b"', "unheard = 1",
         'profile = "nobody"', "profiles = 3", "profiles.a = 3", "profiles.a.budget = 3", "[[tool.attnfuzz.x]]",
-        'budgte = "1m"', f'regressions = "{"x" * 300}"', 'regressions = "a.json"', 'regressions = "a.json/x"',
+        'budgte = "1m"', f'regressions = "{"x" * 300}"', 'regressions = "file"', 'regressions = "file/x"',
         'budget = 1979-05-27', f"workers = {'[' * 5000}",
     )  # fmt: skip
     refused = [Tried(_MERGE[:2], "refuse", b"[tool.attnfuzz]\n" + value.encode()) for value in values]
@@ -120,18 +124,22 @@ def _options() -> list[Tried]:
         ("--seed", "-1"), ("--seed", "4294967296"), ("--seed", "x"), ("--oracle", "omen"), ("--device", "tpu"),
         ("--tolerance", "nan,nan"), ("--tolerance", "1"), ("--tolerance", "-1,0"), ("--tolerance", "inf,0"),
         ("--tolerance", ""), ("--shared", "gopher://x"), ("--shared", "redis://h:0"), ("--profile", "nobody"),
-        ("--json", "nowhere/a.json"), ("--json", "."), ("--json", "x" * 300), ("--junit", "a.json/x"),
-        ("--html", ""), ("--save-dir", "a.json"), ("--save-dir", "a.json/x"), ("--save-dir", "/proc/x"),
-        ("--save-dir", "x" * 300), ("--save-dir", "/dev/null/x"), ("--save-dir", "link"), ("--save-dir", "\x1b[2J" * 80),
+        ("--json", "nowhere/a.json"), ("--json", "."), ("--json", "x" * 300), ("--junit", "file/x"),
+        ("--html", ""), ("--save-dir", "file"), ("--save-dir", "file/x"), ("--save-dir", "/proc/x"),
+        ("--save-dir", "x" * 300), ("--save-dir", "/dev/null/x"), ("--save-dir", "link"),
+        ("--save-dir", "\x1b[2J" * 80),
         ("--sanitizer", "sunscreen"), ("--unheard-of",), ("--resume",),
     )  # fmt: skip
     kernels: tuple[str | bytes, ...] = (
-        "", "nowhere.py", "nowhere.py:k", "nothing_*", "nowhere:k", ".", "empty", "mine.py:nobody", "a.json", "fifo.py",
+        "", "nowhere.py", "nowhere.py:k", "nothing_*", "nowhere:k", ".", "empty", "mine.py:nobody", "b.json", "fifo.py",
         "x" * 5000 + ".py", b"\xff.py", "binary.py", "exits.py", "[bold]x[/nothing]", "\x1b[2J", ":", "::", "mine.py:",
     )  # fmt: skip
     return [
-        *(Tried((*_EXPLORE, *pair), "refuse") for pair in wrong),
-        *(Tried(("explore", kernel, "--budget", "4s"), "refuse" if kernel != "mine.py:" else "either") for kernel in kernels),
+        *(Tried((*_SEARCH, *pair), "refuse") for pair in wrong),
+        *(
+            Tried(("explore", kernel, "--budget", "4s"), "refuse" if kernel != "mine.py:" else "either")
+            for kernel in kernels
+        ),
     ]
 
 
@@ -140,7 +148,7 @@ _HARM_DONE = (
       for name in ("unspeakable", "surrogate", "endless", "control", "nul")),
     Tried((*_EXPLORE, "--budget", "0.1s")),
     Tried((*_EXPLORE, "--budget", "1s")),
-    Tried(("explore", *(f"mine.py:{name}" for name in ("right", "slow")), "--workers", "1", "--budget", "3s", "--json", "a.json")),
+    Tried(("explore", "mine.py:right", "mine.py:slow", "--workers", "1", "--budget", "3s", "--json", "a.json")),
     Tried(("explore", "mine.py:never", "--workers", "1", "--budget", "3s", "--json", "a.json")),
 )  # fmt: skip
 
@@ -229,7 +237,8 @@ def _furnish(project: Path) -> None:
     (project / "speaks.py").write_text(_SPEAKS)
     (project / "binary.py").write_bytes(bytes(range(256)))
     (project / "exits.py").write_text("raise SystemExit(3)\n")
-    (project / "a.json").write_bytes(spliced(TINY))
+    (project / "b.json").write_bytes(spliced(TINY))
+    (project / "file").touch()
     (project / "link").symlink_to("link")
     os.mkfifo(project / "fifo.py")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +21,7 @@ from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 from tests.audit.auditing import Part
 from tests.audit.mutating import mutated_bytes, mutated_document, nested, spliced
 from tests.audit.specimens import TINY
-from tests.audit.yard import Fault, Seen, Yard, faults_of
+from tests.audit.yard import Seen, faults_of
 from tests.faults.campaigns import KERNELS
 
 __all__ = ["States", "state_document"]
@@ -111,7 +110,10 @@ _CHANGES: tuple[Change, ...] = (
 
 
 def _raw(data: bytes) -> Callable[[Path], None]:
-    return lambda path: path.write_bytes(data) and None
+    def write(path: Path) -> None:
+        path.write_bytes(data)
+
+    return write
 
 
 _PLACED: tuple[Callable[[Path], None], ...] = (
@@ -121,13 +123,8 @@ _PLACED: tuple[Callable[[Path], None], ...] = (
 )  # fmt: skip
 
 
-def _crafted() -> Iterator[Change | Callable[[Path], None]]:
-    yield from _CHANGES
-    yield from _PLACED
-
-
 class States(Part):
-    inputs: ClassVar[int] = 58
+    inputs: ClassVar[int] = len(_CHANGES) + len(_PLACED) + 8
     patience_s: ClassVar[float] = 300.0
 
     def run(self, numbers: range, dice: random.Random) -> Seen:

@@ -1,4 +1,4 @@
-"""Where inputs are tried: a folder with files that are none of attnfuzz's business, and code that tells if it is run."""
+"""Where inputs are tried: a folder with files that are nobody's business, and code that tells if it is run."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Yard:
             if stat.S_ISREG(path.lstat().st_mode) and path.lstat().st_size < _MOST_OUTPUT_BYTES:
                 data = path.read_bytes()
                 if data.startswith(TRACEBACK) or b"\n" + TRACEBACK in data:
-                    return [Fault("traceback", f"in the file {path.name}: {_last_line(data)}")]
+                    return [Fault("traceback", f"in the file {path.name}: {_raised(data)}")]
         return []
 
     def _plant(self) -> dict[str, tuple[object, ...]]:
@@ -207,7 +207,7 @@ def faults_of(
     if done.status is None or done.cpu_s > cpu_s:
         faults.append(Fault("hang", f"took {done.seconds:.0f} s, {done.cpu_s:.0f} s of them computing"))
     if TRACEBACK in done.output:
-        faults.append(Fault("traceback", _last_line(done.output)))
+        faults.append(Fault("traceback", _raised(done.output)))
     elif done.status is not None and done.status not in statuses:
         faults.append(Fault("other", f"exit status {done.status}: {_last_line(done.output)}"))
     elif done.status == 2 and done.output.strip().count(b"\n") >= _SENTENCES:
@@ -243,6 +243,12 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> tuple[int | None
 def _last_line(output: bytes) -> str:
     lines = output.decode(errors="replace").strip().splitlines()
     return repr(lines[-1][:200]) if lines else "nothing said"
+
+
+def _raised(output: bytes) -> str:
+    """The first line behind a traceback's frames."""
+    lines = output.decode(errors="replace").partition(TRACEBACK.decode())[2].splitlines()[1:]
+    return repr(next((line for line in lines if line[:1] not in ("", " ")), "")[:200])
 
 
 def _snapshot(folder: Path) -> dict[str, tuple[object, ...]]:
