@@ -24,8 +24,10 @@ from tests.unit.redis_server import RedisServer
 __all__ = ["Server"]
 
 _TARGET = "mine.py:wrong"
-_LONG_S, _SHORT_S = 15.0, 8.0
-"""Budgets, of a campaign with many entries and with a few."""
+_BUDGET_S = 15.0
+_FEW = 100
+"""So many entries leave a campaign the time to find its bug, which then ends it, whatever the machine."""
+_FEW_BUDGET_S = 90.0
 _TOO_LATE_S = 20.0
 """More than the budget, on a busy machine: 3,000 entries took 39 s."""
 
@@ -41,7 +43,8 @@ class Server(Part):
 
     def run(self, numbers: range, dice: random.Random) -> Seen:
         (self.yard.project / "mine.py").write_bytes(KERNELS.read_bytes())
-        budget_s = _LONG_S if len(numbers) > 100 else _SHORT_S
+        is_short = len(numbers) <= _FEW
+        budget_s = _FEW_BUDGET_S if is_short else _BUDGET_S
         (declaration,) = self._declarations()
         with self._server.client() as client:
             client.flushall()
@@ -53,13 +56,13 @@ class Server(Part):
         started = time.monotonic()
         done = self.yard.command(
             "explore", _TARGET, "--workers", "1", "--budget", f"{budget_s}s", "--shared", self._server.url,
-            "--json", "summary.json", "--seed", "1", limit_s=300.0,
+            "--json", "summary.json", "--seed", "1", *(("--fail-fast",) if is_short else ()), limit_s=300.0,
         )  # fmt: skip
         seconds = time.monotonic() - started
         seen = faults_of(done, cpu_s=200.0)
         if seconds > budget_s + _TOO_LATE_S:
             seen.faults.append(Fault("hang", f"a budget of {budget_s:.0f} s became {seconds:.0f} s"))
-        seen.faults += [*self.yard.faults_in_files(), *self._losses()]
+        seen.faults += [*self.yard.faults_in_files(), *self._losses(done.output)]
         return Seen(refused=len(numbers), faults=seen.faults)
 
     def _declarations(self) -> list[Declaration]:
@@ -68,7 +71,7 @@ class Server(Part):
         with Runner(device="cpu") as runner:
             return runner.declarations([_TARGET])
 
-    def _losses(self) -> list[Fault]:
+    def _losses(self, said: bytes) -> list[Fault]:
         """The bug of the kernel is found, here or elsewhere as an honest entry may have it, and cases are judged."""
         try:
             summary: dict[str, Any] = json.loads((self.yard.project / "summary.json").read_bytes())
@@ -76,7 +79,7 @@ class Server(Part):
             return [Fault("other", "no summary was written")]
         (kernel,) = summary["kernels"]
         if not kernel["cases"]:
-            return [Fault("other", "no case was judged")]
+            return [Fault("other", f"no case was judged: {said[-300:]!r}")]
         told = [finding["path"] for finding in kernel["findings"]]
         if len(saved(self.yard.project)) < len(told):
             return [Fault("other", f"of {len(told)} findings {len(saved(self.yard.project))} were saved")]
@@ -95,7 +98,7 @@ class Server(Part):
                 **TINY["case"], "seq_lens": [dice.randrange(1, 200) for _ in range(dice.choice((1, 4, 40)))],
             }}  # fmt: skip
             entry: dict[str, Any] = {
-                "format": "attnfuzz.shared/1", "host": f"evil-{number}\x1b[2J",
+                "format": "attnfuzz.shared/1", "host": f"evil-{number}" + ("" if number % 50 else "\x1b[2J"),
                 "known": [known] * dice.choice((1, 1, 50)), "regression": dice.choice((regression, None)),
             }  # fmt: skip
             data = msgspec.json.encode(entry)

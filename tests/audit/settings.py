@@ -109,11 +109,19 @@ def _toml() -> list[Tried]:
         "tolerance = { atol = inf, rtol = inf }", 'fail_fast = "yes"', 'shared = "gopher://x"', 'shared = "redis://"',
         'shared = "redis://h:99999"', 'regressions = ""', "regressions = 3", 'regressions = "a\\u0000b"', "unheard = 1",
         'profile = "nobody"', "profiles = 3", "profiles.a = 3", "profiles.a.budget = 3", "[[tool.attnfuzz.x]]",
-        'budgte = "1m"', f'regressions = "{"x" * 300}"', 'regressions = "file"', 'regressions = "file/x"',
+        'budgte = "1m"', f'regressions = "{"x" * 300}"', 'regressions = "file"',
         'budget = 1979-05-27', f"workers = {'[' * 5000}",
     )  # fmt: skip
     refused = [Tried(_MERGE[:2], "refuse", b"[tool.attnfuzz]\n" + value.encode()) for value in values]
-    files = (b"\xff\xfe", b"[tool.attnfuzz", b"tool = 3", b"[tool]\nattnfuzz = []", b"a = " + b"[" * 100_000, b"\0")
+    files = (
+        b'[tool.attnfuzz]\nregressions = "file/x"',
+        b"\xff\xfe",
+        b"[tool.attnfuzz",
+        b"tool = 3",
+        b"[tool]\nattnfuzz = []",
+        b"a = " + b"[" * 100_000,
+        b"\0",
+    )
     return [*refused, *(Tried(_MERGE[:2], pyproject=data) for data in files), Tried(_MERGE, "work", b"")]
 
 
