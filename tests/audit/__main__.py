@@ -42,7 +42,11 @@ def main() -> None:
         inputs = part_named(PARTS[name]).inputs
         count = arguments.count or max(1, round(arguments.share * inputs))
         numbers = arguments.only or range(min(inputs, count))
-        totals.append(audit(name, numbers, seed=arguments.seed, jobs=arguments.jobs, tell=_tell(arguments.seed)))
+        try:
+            totals.append(audit(name, numbers, seed=arguments.seed, jobs=arguments.jobs, tell=_tell(arguments.seed)))
+        except KeyboardInterrupt:
+            show_table(totals)
+            sys.exit(f"interrupted while trying {name}")
     show_table(totals)
     if arguments.json is not None:
         arguments.json.write_bytes(msgspec.json.format(_as_json(totals, arguments.seed), indent=2))

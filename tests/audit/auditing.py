@@ -145,7 +145,9 @@ def audit(
                 batch = waiting.get_nowait()
             except queue.Empty:
                 return
-            count(batch, trier.tried(batch))
+            seen = trier.tried(batch)
+            if not stopping.is_set():
+                count(batch, seen)
 
     with ExitStack() as stack:
         triers = [stack.enter_context(_Trier(place, seed, part.patience_s)) for _ in range(min(jobs, waiting.qsize()))]
