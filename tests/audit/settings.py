@@ -67,7 +67,7 @@ def _full() -> None:
     os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
 
 
-_FEW_PROCESSES = (
+_CROWDED = (
     "setpriv", "--reuid", "64321", "--clear-groups", "--inh-caps=-all,+dac_override",
     "--ambient-caps=-all,+dac_override", "prlimit", "--nproc=3",
 )  # fmt: skip
@@ -100,7 +100,11 @@ def _environments() -> list[Tried]:
             for prepare in (_closed(1), _closed(1, 2), _full, _no_files)
         ),
         *(Tried(arguments, prefix=_NO_PROC) for arguments in (_SEARCH, _SHOW, _REPLAY, ("list",)) if _IS_ROOT),
-        *(Tried(arguments, prefix=_FEW_PROCESSES) for arguments in (_SEARCH, _REPLAY, ("explain", "b.json")) if _IS_ROOT),
+        *(
+            Tried(arguments, prefix=_CROWDED, environment={"OMP_NUM_THREADS": "4"})
+            for arguments in (("explore", "mine.py:right", "--budget", "4s"), _REPLAY, ("explain", "b.json"))
+            if _IS_ROOT
+        ),
     ]  # fmt: skip
 
 
