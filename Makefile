@@ -4,7 +4,7 @@
 #   make test PYTHON=python3.12
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: explore test lint types unit quality format clean
+.PHONY: explore test lint types unit quality audit format clean
 
 PYTHON ?= python3
 BUDGET ?= 60s
@@ -32,6 +32,10 @@ unit: $(INSTALLED)
 quality: $(INSTALLED)
 	mkdir -p docs
 	$(BIN)/python -m tests.quality docs/quality.md
+
+# Tens of thousands of hostile files, settings and entries, and kills at random moments: for the night.
+audit: $(INSTALLED)
+	$(BIN)/python -m tests.audit
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
