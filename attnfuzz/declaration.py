@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from attnfuzz.data_files import is_regular_file
 from attnfuzz.overlay import original_of, spec_from_file
 from attnfuzz.problems.cases import PROBLEMS, Problem
 from attnfuzz.problems.declared_numerics import Numerics
@@ -148,7 +149,7 @@ def _nothing_found(pattern: str, place: str, names: list[str]) -> str:
 
 
 def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
+    if not is_regular_file(path):
         raise KernelLoadError(f"kernel file {str(path)!r} does not exist; give the path to a Python file")
     resolved = path.resolve()
     module_name = f"attnfuzz_user_{resolved.stem}_{zlib.crc32(str(resolved).encode()):08x}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from attnfuzz.campaign.journal import is_in_journal, was_running
 from attnfuzz.campaign.saved_run import SavedRun, run_saved
 from attnfuzz.corpus import Regression
+from attnfuzz.data_files import is_regular_file
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import Verdict
@@ -81,10 +82,10 @@ def resolve_target(target: str, regression_file: Path) -> str:
     Raises KernelLoadError for a file that is nowhere.
     """
     place, separator, name = target.rpartition(":") if not target.endswith(".py") else (target, "", "")
-    if not place.endswith(".py") or Path(place).is_file():
+    if not place.endswith(".py") or is_regular_file(Path(place)):
         return target
     for folder in regression_file.resolve().parents:
-        if (folder / place).is_file():
+        if is_regular_file(folder / place):
             return f"{folder / place}{separator}{name}"
     raise KernelLoadError(
         f"{regression_file} names the kernel {target!r}, but there is no file {place!r} here or above the regression; "

@@ -19,6 +19,7 @@ from attnfuzz.campaign.journal import remove_if_empty
 from attnfuzz.campaign.messages import Known, Pursue
 from attnfuzz.campaign.result import KernelStatistics, Statistics
 from attnfuzz.corpus.writing import write_atomically
+from attnfuzz.data_files import read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.environment import installed
 from attnfuzz.oracles.verdict import Failure
@@ -217,7 +218,7 @@ def load_state(folder: Path = FOLDER) -> State:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise StateError(f"{path} is larger than {_MAX_BYTES} bytes; remove it and start without --resume")
-        data = path.read_bytes()
+        data = read_data_file(path, _MAX_BYTES)
     except FileNotFoundError:
         raise StateError(
             f"there is no interrupted campaign to resume: {path.resolve()} does not exist; run from the folder in "

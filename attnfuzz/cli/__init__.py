@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -43,6 +44,15 @@ def _attnfuzz() -> None:
     """Find bugs in LLM decode-attention kernels: draw hard cases, compare with a float64 reference, shrink, replay."""
 
 
+def _check_encoding(arguments: Sequence[str]) -> None:
+    """Raise UsageError for what could be neither printed, nor saved as JSON, nor sent to another process."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise click.UsageError(f"{argument!r} is not UTF-8, so it names nothing here; rename the file") from None
+
+
 def _show(error: click.ClickException) -> None:
     """One sentence, without the lines on usage that click puts before it, unless help is all there is to say."""
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
@@ -57,6 +67,7 @@ def main() -> None:
     0: nothing found. 1: findings. 2: wrong usage or environment. 128 + N: interrupted by signal N, so 130 after Ctrl-C.
     """
     try:
+        _check_encoding(sys.argv[1:])
         status = _attnfuzz.main(prog_name="attnfuzz", standalone_mode=False)
     except click.exceptions.Abort as abort:  # Ctrl-C, or another signal that a campaign counts like it
         status = 128 + getattr(abort.__cause__, "number", signal.SIGINT)

@@ -15,7 +15,7 @@ __all__ = ["command"]
 
 
 @click.command()
-@click.argument("case", type=click.Path(path_type=Path), metavar="CASE")
+@click.argument("case", type=FILE, metavar="CASE")
 @click.option("-o", "--output", type=FILE, callback=writable_file, help="Write to this file instead of the terminal.")
 def command(case: Path, output: Path | None) -> int:
     """Turn the regression file CASE into one self-contained Python file, to paste into an issue."""

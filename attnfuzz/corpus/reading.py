@@ -18,6 +18,7 @@ from attnfuzz.corpus.regression import (
     Regression,
     Status,
 )
+from attnfuzz.data_files import read_data_file
 from attnfuzz.problems.cases import PROBLEMS, Case, Problem, case_from_builtins
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, CaseTooLarge, check_size
 
@@ -48,14 +49,13 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def load_regression(path: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Regression:
     """Read one file. Raises RegressionError; the file is never changed."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = read_data_file(path, MAX_FILE_BYTES)
     except FileNotFoundError:
         raise RegressionError(
             f"{path} does not exist; give the path of a regression file or of a folder of them"
         ) from None
     except OSError as error:
-        raise RegressionError(f"{path} cannot be read ({error.strerror}); give a regression file") from error
+        raise RegressionError(f"{path} cannot be read ({error.strerror}); give a regression file") from None
     return decode_regression(data, str(path), limit_bytes=limit_bytes)
 
 

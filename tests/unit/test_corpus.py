@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -240,5 +242,26 @@ def test_folders_stand_for_their_json_files(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     files = regression_files([tmp_path / "b.json", tmp_path])
     assert [path.name for path in files] == ["b.json", "a.json"]
-    with pytest.raises(RegressionError, match=r"none\.json does not exist"):
-        regression_files([tmp_path / "none.json"])
+    for name in ("none.json", "a" * 300):  # reading them says what is wrong
+        assert regression_files([tmp_path / name]) == [tmp_path / name]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("pipe.json", "cannot be read (it is a named pipe, no file); give a regression file"),
+        ("device.json", "cannot be read (it is a device, no file); give a regression file"),
+        ("folder.json", "cannot be read (it is a folder, no file); give a regression file"),
+        ("loop.json", "cannot be read (Too many levels of symbolic links); give a regression file"),
+        ("a" * 300, "cannot be read (File name too long); give a regression file"),
+        ("nul\0.json", "does not exist; give the path of a regression file or of a folder of them"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, name: str, reason: str) -> None:
+    """A named pipe among regressions held every command up, and names that no file can have ended in tracebacks."""
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "device.json").symlink_to("/dev/zero")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    with pytest.raises(RegressionError, match=re.escape(f"{tmp_path / name} {reason}")):
+        load_regression(tmp_path / name)
