@@ -26,6 +26,7 @@ from attnfuzz.corpus.reading import MAX_FILE_BYTES
 from attnfuzz.corpus.writing import write_atomically
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.recipes import Pages
 
 FAILURE = Failure(oracle="accuracy", kind="out:value", message="element (0, 0, 0) is wrong", details=("got 1.0",))
 
@@ -201,6 +202,33 @@ def test_a_case_of_ten_terabytes_is_refused_before_it_is_built() -> None:
     document = as_document(a_regression(problem="paged_decode", case=case))
     with pytest.raises(RegressionError, match=r"TiB.*limit is 1 GiB.*\$\.case"):
         read_document(document)
+
+
+def test_lists_of_all_cases_count_together() -> None:
+    """Each of 64 cases would pass alone, and all of them are held at once."""
+    case = PagedDecodeCase(
+        num_q_heads=1, num_kv_heads=1, head_size=8, scale=1.0, block_size=16, seq_lens=(1,) * 256,
+        pages=Pages(extra_columns=8192),
+    )  # fmt: skip
+    document = as_document(a_regression(problem="paged_decode", case=case))
+    read_document(document | {"preceding": [document["case"]] * 2})
+    with pytest.raises(RegressionError, match=r"take 1\d\d MiB as lists .* or leave out preceding cases"):
+        read_document(document | {"preceding": [document["case"]] * 4})
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("case.options", {f"o{i}": i for i in range(257)}),
+        ("finding.details", ["a detail"] * 257),
+        ("finding.features", [f"f{i}" for i in range(257)]),
+        ("environment.versions", {f"v{i}": "1" for i in range(257)}),
+    ],
+)
+def test_more_entries_than_anybody_reads_are_refused(path: str, value: object) -> None:
+    """Each becomes a line of a table, and 100,000 of them took minutes to show."""
+    with pytest.raises(RegressionError, match=rf"257 entries, of at most 256 - at `\$\.{path}`; shorten the list"):
+        read_document(set_at(as_document(a_regression()), path, value))
 
 
 def test_a_file_too_large_to_be_a_regression_is_not_read(tmp_path: Path) -> None:

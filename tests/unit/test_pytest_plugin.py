@@ -154,7 +154,7 @@ def test_no_file_is_read_whole_to_see_what_it_is(project: pytest.Pytester) -> No
     save(project, "saved/good.json", regression(8, status="fixed"))
     result = project.runpytest_subprocess("--collect-only", "-q")
     result.stdout.fnmatch_lines(
-        ["*huge.json cannot be read (larger than 4194304 bytes)*", "*3 tests collected, 1 error*"]
+        ["*huge.json cannot be read (larger than 1048576 bytes)*", "*3 tests collected, 1 error*"]
     )
     assert "other.json" not in result.stdout.str()
 
