@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from attnfuzz.data_files import is_regular_file
+from attnfuzz.environment import TRITON_REMEDY
 from attnfuzz.overlay import original_of, spec_from_file
 from attnfuzz.problems.cases import PROBLEMS, Problem
 from attnfuzz.problems.declared_numerics import Numerics
@@ -168,7 +169,7 @@ def _import_file(path: Path) -> ModuleType:
         if isinstance(error, KeyboardInterrupt):
             raise
         where = _place_in(resolved, error)
-        raise KernelLoadError(f"{path} does not import: {type(error).__name__}: {error}{where}") from error
+        raise KernelLoadError(f"{path} does not import: {_reason(error)}{where}{_remedy(error)}") from error
     return module
 
 
@@ -185,6 +186,16 @@ def _place_in(file: Path, error: BaseException) -> str:
     return f" (line {lines[-1]})" if lines else ""
 
 
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _remedy(error: BaseException) -> str:
+    """What to install, where that is what is missing; empty otherwise."""
+    is_triton = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "triton"
+    return f"; {TRITON_REMEDY}" if is_triton else ""
+
+
 def _import_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
@@ -193,7 +204,7 @@ def _import_module(name: str) -> ModuleType:
     except BaseException as error:  # as above
         if isinstance(error, ModuleNotFoundError) and error.name is not None and name.startswith(error.name):
             raise KernelLoadError(f"no module named {name!r}; check the name and sys.path, or give a file") from error
-        raise KernelLoadError(f"module {name!r} does not import: {type(error).__name__}: {error}") from error
+        raise KernelLoadError(f"module {name!r} does not import: {_reason(error)}{_remedy(error)}") from error
 
 
 def _target_of(function: KernelFunction) -> str:

@@ -1,8 +1,8 @@
 """Findings exchanged with other machines through a Redis server, in a thread that no campaign waits for.
 
 The server is Hypothesis's own `RedisExampleDatabase`: a set of findings for each kernel. It may go away and come back
-at any time; a campaign that it leaves alone goes on, and catches up later. It is not trusted: an exchange has a limit of
-bytes and of seconds, and there is one of how many entries are read in all.
+at any time; a campaign that it leaves alone goes on, and catches up later. It is not trusted: bytes and seconds of an
+exchange are limited, and so are the entries that are read in all.
 """
 
 from __future__ import annotations
