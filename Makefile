@@ -12,38 +12,44 @@ KERNELS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+TESTABLE := $(VENV)/.testable
 
 explore: $(INSTALLED)
 	$(BIN)/attnfuzz explore $(KERNELS) --budget $(BUDGET)
 
 test: lint types unit
 
-lint: $(INSTALLED)
+lint: $(TESTABLE)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(INSTALLED)
+types: $(TESTABLE)
 	$(BIN)/mypy
 
-unit: $(INSTALLED)
+unit: $(TESTABLE)
 	$(BIN)/python -m pytest -n auto
 
 # Time to find and shrunk size of every planted bug: the table in docs/.
-quality: $(INSTALLED)
+quality: $(TESTABLE)
 	mkdir -p docs
 	$(BIN)/python -m tests.quality docs/quality.md
 
 # Tens of thousands of hostile files, settings and entries, and kills at random moments: for the night.
-audit: $(INSTALLED)
+audit: $(TESTABLE)
 	$(BIN)/python -m tests.audit
 
-format: $(INSTALLED)
+format: $(TESTABLE)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
+# What users install, and that with what the tests need.
 $(INSTALLED): pyproject.toml constraints.txt .ci/install
 	.ci/install '$(PYTHON)' $(VENV)
 	touch $@
+
+$(TESTABLE): pyproject.toml constraints.txt .ci/install
+	.ci/install '$(PYTHON)' $(VENV) test
+	touch $(INSTALLED) $@

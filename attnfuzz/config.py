@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from attnfuzz.config_rules import RULES
+from attnfuzz.data_files import MOST_PYPROJECT_BYTES, is_regular_file, read_data_file, why_unusable
 from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.project import everybody_can_write, project_root
@@ -90,7 +91,7 @@ def find_pyproject(start: Path | None = None) -> Path | None:
     """
     root = project_root(start)
     file = root / "pyproject.toml"
-    if not file.is_file():
+    if not is_regular_file(file):
         return None
     is_mine = {file.lstat().st_uid, file.stat().st_uid} == {os.geteuid()}
     return file if is_mine or not everybody_can_write(root) else None
@@ -131,9 +132,9 @@ def _without_table(reason: str, profile: str | None) -> Settings:
 
 def _table(pyproject: Path) -> dict[str, Any] | None:
     try:
-        document = tomllib.loads(pyproject.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_data_file(pyproject, MOST_PYPROJECT_BYTES).decode())
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        reason = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "strerror", error)
         raise ConfigurationError(f"{pyproject} cannot be read ({reason}); repair it") from error
     tool = document.get("tool", {})
     table = tool.get("attnfuzz") if isinstance(tool, dict) else None
@@ -165,7 +166,10 @@ def _placed(values: dict[str, Any], pyproject: Path, profile: str | None) -> Set
     """Names of files and folders are relative to pyproject.toml."""
     folder = pyproject.parent.resolve()
     if "regressions" in values:
-        values["regressions"] = _shorten(folder / values["regressions"])
+        name = values["regressions"]
+        if (reason := why_unusable(folder / name)) is not None:
+            raise _wrong(pyproject, _TABLE, "regressions", name, f"names no folder ({reason})", "name another")
+        values["regressions"] = _shorten(folder / name)
     if "kernels" in values:
         values["kernels"] = tuple(_placed_kernel(name, folder) for name in values["kernels"])
     return Settings(**values, profile=profile, file=pyproject)

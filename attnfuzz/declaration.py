@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from attnfuzz.data_files import is_regular_file
+from attnfuzz.environment import TRITON_REMEDY
 from attnfuzz.overlay import original_of, spec_from_file
 from attnfuzz.problems.cases import PROBLEMS, Problem
 from attnfuzz.problems.declared_numerics import Numerics
@@ -191,7 +193,7 @@ def _nothing_found(pattern: str, place: str, names: list[str]) -> str:
 
 
 def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
+    if not is_regular_file(path):
         raise KernelLoadError(f"kernel file {str(path)!r} does not exist; give the path to a Python file")
     resolved = path.resolve()
     module_name = f"attnfuzz_user_{resolved.stem}_{zlib.crc32(str(resolved).encode()):08x}"
@@ -210,7 +212,7 @@ def _import_file(path: Path) -> ModuleType:
         if issubclass(type(error), KeyboardInterrupt):
             raise
         where = _place_in(resolved, error)
-        raise KernelLoadError(f"{path} does not import: {type_name(error)}: {text_of(error)}{where}") from error
+        raise KernelLoadError(f"{path} does not import: {_reason(error)}{where}{_remedy(error)}") from error
     return module
 
 
@@ -234,6 +236,17 @@ def _place_in(file: Path, error: BaseException) -> str:
     return f" (line {lines[-1]})" if lines else ""
 
 
+def _reason(error: BaseException) -> str:
+    return f"{type_name(error)}: {text_of(error)}"
+
+
+def _remedy(error: BaseException) -> str:
+    """What to install, where that is what is missing; empty otherwise."""
+    missing = error.name if type(error) is ModuleNotFoundError else None
+    is_triton = isinstance(missing, str) and missing.partition(".")[0] == "triton"
+    return f"; {TRITON_REMEDY}" if is_triton else ""
+
+
 def _import_module(name: str, within: Path | None = None) -> ModuleType:
     """``within``: as of `load_kernels`."""
     if name != BUNDLED_MODULE:
@@ -249,7 +262,7 @@ def _import_module(name: str, within: Path | None = None) -> ModuleType:
         missing = error.name if type(error) is ModuleNotFoundError else None
         if isinstance(missing, str) and name.startswith(missing):
             raise KernelLoadError(f"no module named {name!r}; check the name and sys.path, or give a file") from error
-        raise KernelLoadError(f"module {name!r} does not import: {type_name(error)}: {text_of(error)}") from error
+        raise KernelLoadError(f"module {name!r} does not import: {_reason(error)}{_remedy(error)}") from error
 
 
 def _check_module(name: str, root: Path) -> None:

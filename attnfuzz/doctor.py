@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attnfuzz import safe_start
-from attnfuzz.environment import OLDEST, installed, interpreter_problem, version_numbers
+from attnfuzz.environment import OLDEST, TRITON_REMEDY, installed, interpreter_problem, version_numbers
 from attnfuzz.execution import fault_record
 from attnfuzz.execution.executor import Executor
 from attnfuzz.execution.runner import SERVICE
@@ -67,7 +67,7 @@ def _python() -> Line:
 
 def _package(name: str, oldest: str) -> Line:
     found = installed(name)
-    remedy = f'pip install "{name}>={oldest}"'
+    remedy = TRITON_REMEDY if name == "triton" else f'pip install "{name}>={oldest}"'
     if found is None:
         return Line(name, "problem", "not installed", remedy)
     if version_numbers(found) < version_numbers(oldest):

@@ -6,19 +6,25 @@ import functools
 import re
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["OLDEST", "installed", "interpreter_problem", "version_numbers"]
+__all__ = ["OLDEST", "TRITON_REMEDY", "installed", "interpreter_problem", "version_numbers"]
 
 OLDEST = {"torch": "2.11", "triton": "3.6", "numpy": "1.26", "hypothesis": "6.140"}
 """The oldest supported version of each package."""
+TRITON_REMEDY = "pip install 'attnfuzz[interpreter]'; a torch for CUDA or ROCm brings its own"
+
+_ALSO_CALLED = {"triton": ("triton-rocm", "pytorch-triton-rocm", "pytorch-triton", "pytorch-triton-xpu")}
+"""Packages of the same module, as builds of torch bring it."""
 
 
 @functools.cache
 def installed(package: str) -> str | None:
     """The version of an installed package, found without importing it."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    for name in (package, *_ALSO_CALLED.get(package, ())):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
@@ -33,7 +39,9 @@ def interpreter_problem() -> str | None:
     Up to Triton 3.6 it turns one-element arrays into Python numbers, which NumPy no longer allows from 2.4 on.
     """
     triton, numpy = installed("triton"), installed("numpy")
-    if not triton or not numpy or version_numbers(triton) >= (3, 7) or version_numbers(numpy) < (2, 4):
+    if not triton:
+        return f"Triton is not installed, and kernels of Triton run in its interpreter here; {TRITON_REMEDY}"
+    if not numpy or version_numbers(triton) >= (3, 7) or version_numbers(numpy) < (2, 4):
         return None
     return (
         f"Triton {triton} cannot interpret kernels on the CPU with NumPy {numpy}; "

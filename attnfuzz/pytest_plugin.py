@@ -11,6 +11,7 @@ starts as many workers as share the GPUs well.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Iterator
@@ -33,8 +34,8 @@ if "ATTNFUZZ_OVERLAY" in os.environ:  # before any kernel is imported: `attnfuzz
 
     install_overlay()
 
-_FORMAT_MARK = '"attnfuzz.regression/'
-_TABLE_NAME = "attnfuzz"
+_FORMAT_MARK = b'"attnfuzz.regression/'
+_TABLE_NAME = b"attnfuzz"
 _SETTINGS: pytest.StashKey[Settings | None] = pytest.StashKey()
 _FOLDER: pytest.StashKey[Path | None] = pytest.StashKey()
 _GPUS: pytest.StashKey[list[Gpu]] = pytest.StashKey()
@@ -101,8 +102,12 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     """A collector for a regression file; None for any other file."""
     if file_path.suffix != ".json" or file_path.parent.resolve() != parent.config.stash[_FOLDER]:
         return None
-    if _FORMAT_MARK not in file_path.read_text(encoding="utf-8", errors="replace"):
-        return None
+    from attnfuzz.corpus.reading import MAX_FILE_BYTES
+    from attnfuzz.data_files import read_head
+
+    with contextlib.suppress(OSError):  # which the collector says in a sentence of its own
+        if _FORMAT_MARK not in read_head(file_path, MAX_FILE_BYTES):
+            return None
     return RegressionFile.from_parent(parent, path=file_path)
 
 
@@ -139,9 +144,11 @@ def _read_settings(config: pytest.Config) -> Settings | None:
     """What the root directory's pyproject.toml says of attnfuzz; None, and nothing imported, if it does not name it."""
     pyproject = config.rootpath / "pyproject.toml"
     profile = config.getoption("--attnfuzz-profile")
+    from attnfuzz.data_files import MOST_PYPROJECT_BYTES, read_head
+
     try:
-        is_configured = _TABLE_NAME in pyproject.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):  # none there, or pytest has already complained
+        is_configured = _TABLE_NAME in read_head(pyproject, MOST_PYPROJECT_BYTES)
+    except OSError:  # none there, or pytest has already complained
         is_configured = False
     if not is_configured and profile is None:
         return None

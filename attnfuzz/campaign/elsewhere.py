@@ -15,9 +15,11 @@ from attnfuzz.minimise import size_key
 __all__ = ["FORMAT", "MAX_BYTES", "Elsewhere", "FoundElsewhere", "decode_found", "encode_found"]
 
 FORMAT = "attnfuzz.shared/1"
-MAX_BYTES = 1 << 20
-"""Of one finding; a larger entry in a database is something else."""
-
+MAX_BYTES = 1 << 18
+"""Of one finding, which has a few hundred; a larger entry in a database is something else."""
+_MAX_KNOWN = 16
+_MAX_FEATURES = 64
+_MAX_CHARACTERS = 256
 
 _NO_REGRESSION = b"null"
 
@@ -55,7 +57,7 @@ class FoundElsewhere(msgspec.Struct, frozen=True, kw_only=True):
         return self.known[0].flaky
 
     def __str__(self) -> str:
-        message = f": {self.regression.finding.message}" if self.regression is not None else ""
+        message = f": {self.regression.finding.message[:_MAX_CHARACTERS]}" if self.regression is not None else ""
         return f"{self.signature.symptom.kernel} {self.signature}, found on {self.host}{message}"
 
 
@@ -98,9 +100,12 @@ def decode_found(data: bytes, *, kernel: str, source: str) -> FoundElsewhere:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{source} holds an entry that is none of attnfuzz ({error})") from error
     if entry.format != FORMAT or not entry.known:
-        raise ValueError(f"{source} holds an entry of format {entry.format!r}; it must be {FORMAT!r} and name a bug")
+        shown = entry.format[:_MAX_CHARACTERS]
+        raise ValueError(f"{source} holds an entry of format {shown!r}; it must be {FORMAT!r} and name a bug")
     if any(known.kernel != kernel for known in entry.known):
         raise ValueError(f"{source} holds an entry for another kernel than {kernel}")
+    if not _is_modest(entry):
+        raise ValueError(f"{source} holds an entry whose names are longer or more than those of attnfuzz")
     raw = bytes(entry.regression)
     try:
         regression = decode_regression(raw, source) if raw != _NO_REGRESSION else None
@@ -109,6 +114,16 @@ def decode_found(data: bytes, *, kernel: str, source: str) -> FoundElsewhere:
     if regression is not None and regression.kernel != kernel:
         raise ValueError(f"{source} holds an entry with a case of another kernel than {kernel}")
     return FoundElsewhere(host=entry.host, known=entry.known, regression=regression)
+
+
+def _is_modest(entry: _Entry) -> bool:
+    """Whether what is printed and compared of it is as short as what attnfuzz writes, and can be printed."""
+    names = {entry.host, *(name for known in entry.known for name in (known.oracle, known.kind, *known.features))}
+    return (
+        len(entry.known) <= _MAX_KNOWN
+        and all(len(known.features) <= _MAX_FEATURES for known in entry.known)
+        and all(len(name) <= _MAX_CHARACTERS and name.isprintable() for name in names)
+    )
 
 
 def _size(found: FoundElsewhere) -> tuple[object, ...]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from attnfuzz.campaign.journal import is_in_journal, was_running
 from attnfuzz.campaign.saved_run import SavedRun, run_saved
 from attnfuzz.corpus import Regression
+from attnfuzz.data_files import is_regular_file
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import Verdict
@@ -132,23 +132,16 @@ def resolve_target(target: str, regression_file: Path, root: Path) -> str:
     No folder above ``root`` is looked into. Raises KernelLoadError for a file that is nowhere.
     """
     place, separator, name = target.rpartition(":") if not target.endswith(".py") else (target, "", "")
-    if not place.endswith(".py") or _is_file(Path(place)):
+    if not place.endswith(".py") or is_regular_file(Path(place)):
         return target
     above = [folder for folder in regression_file.resolve().parents if folder.is_relative_to(root)]
     for folder in (*above, root):
-        if _is_file(folder / place):
+        if is_regular_file(folder / place):
             return f"{folder / place}{separator}{name}"
     raise KernelLoadError(
         f"{regression_file} names the kernel {target!r}, but there is no file {place!r} here or above the regression "
         f"in the project {root}; run from the folder it is relative to, or name another kernel with --kernel"
     )
-
-
-def _is_file(path: Path) -> bool:
-    """False also for a name that no file can have."""
-    with suppress(OSError):
-        return path.is_file()
-    return False
 
 
 def _own_kernels(cases: Iterable[SavedCase], runner: Runner, *, trust: bool) -> list[Declaration]:

@@ -26,6 +26,7 @@ from attnfuzz.config_rules import MAX_SEED, MAX_WORKERS
 from attnfuzz.corpus import MAX_PRECEDING
 from attnfuzz.corpus.reading import what_is_wrong
 from attnfuzz.corpus.writing import write_atomically
+from attnfuzz.data_files import read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.environment import installed
 from attnfuzz.oracles.verdict import ORACLES, Failure
@@ -277,8 +278,7 @@ def load_state(folder: Path = FOLDER) -> State:
     """The state that an interrupted campaign left. Raises StateError."""
     path = folder / "state.json"
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+        data = read_data_file(path, _MAX_BYTES)
     except FileNotFoundError:
         raise StateError(
             f"there is no interrupted campaign to resume: {path.resolve()} does not exist; run from the folder in "
@@ -286,8 +286,6 @@ def load_state(folder: Path = FOLDER) -> State:
         ) from None
     except OSError as error:
         raise StateError(f"{path} cannot be read ({error.strerror}); start without --resume") from error
-    if len(data) > _MAX_BYTES:
-        raise StateError(f"{path} is larger than {_MAX_BYTES} bytes, so it is no state of a campaign; {_REMEDY}")
     return _decode(path, data)
 
 

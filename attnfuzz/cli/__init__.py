@@ -6,6 +6,7 @@ import errno
 import importlib
 import signal
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -45,6 +46,15 @@ def _attnfuzz() -> None:
     """Find bugs in LLM decode-attention kernels: draw hard cases, compare with a float64 reference, shrink, replay."""
 
 
+def _check_encoding(arguments: Sequence[str]) -> None:
+    """Raise UsageError for what could be neither printed, nor saved as JSON, nor sent to another process."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise click.UsageError(f"{argument!r} is not UTF-8, so it names nothing here; rename the file") from None
+
+
 def _show(error: click.ClickException) -> None:
     """One sentence, without the lines on usage that click puts before it, unless help is all there is to say."""
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
@@ -69,6 +79,7 @@ def main() -> None:
 
 def _run() -> int:
     try:
+        _check_encoding(sys.argv[1:])
         status = _attnfuzz.main(prog_name="attnfuzz", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except click.exceptions.Abort as abort:  # Ctrl-C, or another signal that a campaign counts like it

@@ -9,6 +9,7 @@ import click
 from attnfuzz.cli.bench_report import require_rasteriser, show_and_write
 from attnfuzz.cli.parameters import FILE, writable_file
 from attnfuzz.cli.refusal import Refusal
+from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 
 __all__ = ["command"]
 
@@ -30,8 +31,10 @@ def command(files: tuple[Path, ...], json_file: Path | None, html_file: Path | N
     reports = []
     for file in files:
         try:
-            reports.append(decode_report(file.read_bytes()))
-        except (OSError, ValueError) as error:
+            reports.append(decode_report(read_data_file(file, MOST_RESULT_BYTES)))
+        except OSError as error:
+            raise Refusal(f"{file} cannot be read: {error.strerror}") from error
+        except ValueError as error:
             raise Refusal(f"{file} is not what attnfuzz bench kernels --json writes: {error}") from error
     try:
         report = joined(reports)

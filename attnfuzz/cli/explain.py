@@ -31,7 +31,7 @@ def _picture_file(ctx: click.Context, param: click.Parameter, value: Path | None
 
 
 @click.command(epilog=KERNEL_HELP)
-@click.argument("case", type=click.Path(path_type=Path), metavar="CASE")
+@click.argument("case", type=FILE, metavar="CASE")
 @click.option("--kernel", metavar="KERNEL", help="Explain what this kernel does on the case instead.")
 @TRUST
 @click.option("-o", "--output", type=FILE, callback=_picture_file, help="Also draw the weights: FILE.svg or FILE.png.")

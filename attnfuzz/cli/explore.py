@@ -41,7 +41,7 @@ _FIELDS = {"budget": "budget_s", "save_dir": "save_folder"}
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of the search; drawn and printed by default.")
 @click.option("--oracle", "oracles", type=ORACLE, multiple=True, help="Only these oracles (crash and hang stay on).")
-@click.option("--save-dir", type=click.Path(path_type=Path), help="Where findings go  [default: regressions]")
+@click.option("--save-dir", type=FILE, help="Where findings go  [default: regressions]")
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write a summary as JSON.")
 @click.option("--junit", "junit_file", type=FILE, callback=writable_file, help="Also write a report for CI systems.")
 @click.option("--html", "html_file", type=FILE, callback=writable_file, help="Also write a page to look at.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from attnfuzz.cli.configured import TOLERANCE, profile_option
-from attnfuzz.cli.parameters import DEVICE, TRUST
+from attnfuzz.cli.parameters import DEVICE, FILE, TRUST
 from attnfuzz.cli.refusal import Refusal, refusing
 from attnfuzz.cli.replay import read_saved
 
@@ -26,12 +26,12 @@ __all__ = ["command"]
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR...")
+@click.argument("paths", nargs=-1, required=True, type=FILE, metavar="DIR...")
 @click.option(
     "-o",
     "--output",
     "save_dir",
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="The folder that gets the result; what it holds already is merged too  [default: regressions]",
 )
 @click.option("--verify/--no-verify", default=True, help="Run every case that is kept; not on a machine without a GPU.")

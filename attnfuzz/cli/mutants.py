@@ -152,7 +152,9 @@ def _resumed(request: MutantsRequest, earlier: Path) -> MutantsRequest:
 
     try:
         found = read_mutants_json(earlier)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise Refusal(f"--resume {str(earlier)!r} cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise Refusal(f"--resume cannot be read: {error}") from error
     before = {"budget": f"{found.budget_s:g}s", "seed": str(found.seed), "with": found.killer}
     now = {"budget": f"{request.budget_s:g}s", "seed": str(request.seed), "with": request.command or "attnfuzz"}

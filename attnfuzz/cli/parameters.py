@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
 from attnfuzz.campaign.duration import parse_duration
 from attnfuzz.config_rules import DEVICES, MAX_WORKERS
+from attnfuzz.data_files import why_unusable
 from attnfuzz.oracles.verdict import ORACLES
 
 __all__ = ["DEVICE", "FILE", "KERNEL_HELP", "ORACLE", "TRUST", "duration", "number_of_workers", "writable_file"]
@@ -16,7 +18,24 @@ __all__ = ["DEVICE", "FILE", "KERNEL_HELP", "ORACLE", "TRUST", "duration", "numb
 KERNEL_HELP = "KERNEL is a bundled name or glob (paged_*), module:name, or path/to/file.py[:name]."
 DEVICE = click.Choice(DEVICES)
 ORACLE = click.Choice(ORACLES)
-FILE = click.Path(path_type=Path)
+
+_SHOWN_CHARACTERS = 100
+
+
+class _PathName(click.Path):
+    """A path of which the system does not say at once that nothing can be there: too long, links in a circle."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if (reason := why_unusable(path)) is not None:
+            text = str(path)
+            shown = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+            self.fail(f"{shown!r} cannot be read or written ({reason}); name another path", param, ctx)
+        return path
+
+
+FILE = _PathName(path_type=Path)
+"""Or a folder."""
 TRUST = click.option(
     "--trust", is_flag=True, help="Run the kernels that the files name even if they lie outside this project."
 )

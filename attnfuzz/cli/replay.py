@@ -22,7 +22,7 @@ __all__ = ["command", "load_saved", "read_saved"]
 
 
 @click.command(epilog=KERNEL_HELP)
-@click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[PATH]...")
+@click.argument("paths", nargs=-1, type=FILE, metavar="[PATH]...")
 @click.option("--kernel", "kernels", multiple=True, metavar="KERNEL", help="Run on this kernel instead; repeatable.")
 @TRUST
 @click.option("--device", type=DEVICE, default="auto", show_default=True)

@@ -15,7 +15,7 @@ __all__ = ["command"]
 
 
 @click.command(epilog=KERNEL_HELP)
-@click.argument("case", type=click.Path(path_type=Path), metavar="CASE")
+@click.argument("case", type=FILE, metavar="CASE")
 @click.option("--kernel", metavar="KERNEL", help="Take this kernel instead of the one that the file names.")
 @TRUST
 @click.option("-o", "--output", type=FILE, callback=writable_file, help="Write to this file instead of the terminal.")

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
+from attnfuzz.cli.parameters import FILE
 from attnfuzz.cli.refusal import refusing
 
 __all__ = ["command"]
 
 
 @click.command()
-@click.argument("case", type=click.Path(path_type=Path), metavar="CASE")
+@click.argument("case", type=FILE, metavar="CASE")
 def command(case: Path) -> int:
     """Draw the regression file CASE: sequences, pages, and what fails."""
     with refusing():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from attnfuzz.corpus.reading import RegressionError
+from attnfuzz.data_files import why_unusable
 
 __all__ = ["DEFAULT_FOLDER", "regression_files"]
 
@@ -13,16 +13,9 @@ DEFAULT_FOLDER = "regressions"
 
 
 def regression_files(paths: Iterable[Path]) -> list[Path]:
-    """Every file among ``paths`` and every ``*.json`` in a folder among them, sorted by name within a folder.
-
-    Raises RegressionError for a path that does not exist.
-    """
+    """Every ``*.json`` in a folder among ``paths``, sorted by name, and whatever else they name, be it there or not."""
     files: dict[Path, None] = {}
     for path in paths:
-        if path.is_dir():
-            files.update(dict.fromkeys(sorted(path.glob("*.json"))))
-        elif path.exists():
-            files[path] = None
-        else:
-            raise RegressionError(f"{path} does not exist; give a regression file or a folder of them")
+        is_folder = why_unusable(path) is None and path.is_dir()
+        files.update(dict.fromkeys(sorted(path.glob("*.json")) if is_folder else [path]))
     return list(files)

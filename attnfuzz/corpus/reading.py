@@ -18,14 +18,18 @@ from attnfuzz.corpus.regression import (
     Regression,
     Status,
 )
+from attnfuzz.data_files import read_data_file
 from attnfuzz.problems.cases import PROBLEMS, Case, Problem, case_from_builtins
-from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, CaseTooLarge, check_size
+from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, CaseTooLarge, check_lists, check_size
 from attnfuzz.said import SENTENCE_BYTES, printable
 
 __all__ = ["MAX_FILE_BYTES", "RegressionError", "decode_regression", "load_regression", "what_is_wrong"]
 
-MAX_FILE_BYTES = 4 << 20
+MAX_FILE_BYTES = 1 << 20
 """A regression file is a few hundred bytes; a larger file than this is something else and is not read."""
+
+MAX_ENTRIES = 256
+"""Of what a file lists by name: options of a case, details and features of a finding, versions."""
 
 _SHOWN_CHARACTERS = 60
 _GLOB = frozenset("*?[")
@@ -55,14 +59,13 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def load_regression(path: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Regression:
     """Read one file. Raises RegressionError; the file is never changed."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = read_data_file(path, MAX_FILE_BYTES)
     except FileNotFoundError:
         raise RegressionError(
             f"{path} does not exist; give the path of a regression file or of a folder of them"
         ) from None
     except OSError as error:
-        raise RegressionError(f"{path} cannot be read ({error.strerror}); give a regression file") from error
+        raise RegressionError(f"{path} cannot be read ({error.strerror}); give a regression file") from None
     return decode_regression(data, str(path), limit_bytes=limit_bytes)
 
 
@@ -125,8 +128,14 @@ def _with_cases(envelope: _Envelope, source: str, limit_bytes: int) -> Regressio
             f"{source}: {len(envelope.preceding)} cases, of at most {MAX_PRECEDING} - at `$.preceding`; "
             "leave out those that the failure does not need"
         )
+    finding = envelope.finding
+    _check_count(source, "$.finding.details", len(finding.details))
+    _check_count(source, "$.finding.features", len(finding.features))
+    _check_count(source, "$.environment.versions", len(envelope.environment.versions))
 
     def read(document: dict[str, Any], place: str) -> Case:
+        options = document.get("options")
+        _check_count(source, f"{place}.options", len(options) if isinstance(options, dict) else 0)
         try:
             case = case_from_builtins(envelope.problem, document)
             check_size(case, limit_bytes)
@@ -139,7 +148,16 @@ def _with_cases(envelope: _Envelope, source: str, limit_bytes: int) -> Regressio
     fields = {name: getattr(envelope, name) for name in Regression.__struct_fields__}
     fields["case"] = read(envelope.case, "$.case")
     fields["preceding"] = tuple(read(case, f"$.preceding[{i}]") for i, case in enumerate(envelope.preceding))
+    try:
+        check_lists((fields["case"], *fields["preceding"]))
+    except CaseTooLarge as error:
+        raise RegressionError(f"{source}: {error}, or leave out preceding cases") from error
     return Regression(**fields)
+
+
+def _check_count(source: str, place: str, count: int) -> None:
+    if count > MAX_ENTRIES:
+        raise RegressionError(f"{source}: {count} entries, of at most {MAX_ENTRIES} - at `{place}`; shorten the list")
 
 
 def what_is_wrong(error: msgspec.ValidationError, document: Any, root: str, source: str, remedy: str = "") -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from attnfuzz.data_files import is_regular_file, read_data_file
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.mutation.mutants import Mutant
 
@@ -29,6 +30,7 @@ __all__ = ["FILE_NAME", "Entry", "Equivalents", "load_equivalents"]
 
 FILE_NAME = "equivalent_mutants.toml"
 _LEAST_REASON = 20
+_MOST_BYTES = 1 << 20
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,15 +72,16 @@ class Equivalents:
 def load_equivalents(mutants: Iterable[Mutant], path: Path | None = None) -> Equivalents:
     """The list ``path``, or those beside the sources of ``mutants``. Raises KernelLoadError for one that is invalid."""
     folders = sorted({mutant.path.parent for mutant in mutants})
-    paths = [path] if path is not None else [folder / FILE_NAME for folder in folders if (folder / FILE_NAME).is_file()]
+    paths = [path] if path is not None else list(filter(is_regular_file, (folder / FILE_NAME for folder in folders)))
     return Equivalents([(one.resolve().parent / entry.file, entry) for one in paths for entry in _read(one)])
 
 
 def _read(path: Path) -> tuple[Entry, ...]:
     try:
-        entries = msgspec.toml.decode(path.read_bytes(), type=_List).equivalent
+        entries = msgspec.toml.decode(read_data_file(path, _MOST_BYTES), type=_List).equivalent
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise KernelLoadError(f"the list of equivalent mutants {path} cannot be read: {error}; repair it") from error
+        reason = getattr(error, "strerror", error)
+        raise KernelLoadError(f"the list of equivalent mutants {path} cannot be read: {reason}; repair it") from error
     for entry in entries:
         if len(entry.reason.split()) < 4 or len(entry.reason) < _LEAST_REASON:
             raise KernelLoadError(

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
-from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
+from attnfuzz.problems.block_table import used_blocks
+from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
 from attnfuzz.problems.strides import strided_layout
 
-__all__ = ["DEFAULT_LIMIT_BYTES", "HASH_CHUNK_ELEMENTS", "CaseTooLarge", "case_nbytes", "check_size", "tensor_nbytes"]
+__all__ = [
+    "DEFAULT_LIMIT_BYTES",
+    "HASH_CHUNK_ELEMENTS",
+    "LIST_LIMIT_BYTES",
+    "CaseTooLarge",
+    "case_nbytes",
+    "check_lists",
+    "check_size",
+    "list_nbytes",
+    "tensor_nbytes",
+]
 
 DEFAULT_LIMIT_BYTES = 1 << 30
+LIST_LIMIT_BYTES = 128 << 20
+"""Of what Python keeps as lists: that many take seconds to make, where tensors of the same size take none."""
 HASH_CHUNK_ELEMENTS = 1 << 20
 """Values are drawn this many at a time (or one token at a time), so that 64-bit hash words stay a small part."""
+
+_LISTED_NUMBER = 8 + 32
 
 BOUND_CHUNK_ELEMENTS = 1 << 22
 """The error bound looks at as many query heads at a time as give this many numbers, at least one."""
@@ -38,16 +54,45 @@ def case_nbytes(case: Case) -> int:
     """
     if isinstance(case, MergeStatesCase):
         return tensor_nbytes(case) + _merge_work(case)
-    return tensor_nbytes(case) + _logical_values(case) + _attention_work(case)
+    return tensor_nbytes(case) + list_nbytes(case) + _logical_values(case) + _attention_work(case)
+
+
+def list_nbytes(case: Case) -> int:
+    """Bytes for what is no tensor at first: lengths, rows, pages in their order, the block table.
+
+    An entry of a list takes 8 bytes, and a number that is not small 32 of its own. The block table is held twice: row
+    by row, and as one list on its way into a tensor.
+    """
+    if isinstance(case, MergeStatesCase):
+        return 0
+    nbytes = 2 * _LISTED_NUMBER * (case.num_seqs + case.num_rows)
+    if isinstance(case, PagedDecodeCase):
+        pages = used_blocks(case)
+        if case.pages.order == "shuffled":  # spare ones too, with a key for each
+            pages = 2 * (pages + case.pages.spare_blocks)
+        entry = 16 if case.pages.padding != "wrong_page" else 16 + _LISTED_NUMBER
+        nbytes += 2 * _LISTED_NUMBER * pages + entry * case.num_seqs * case.max_blocks_per_seq
+    return nbytes
 
 
 def check_size(case: Case, limit: int = DEFAULT_LIMIT_BYTES) -> None:
-    """Raise CaseTooLarge if ``case`` needs more than ``limit`` bytes."""
+    """Raise CaseTooLarge if ``case`` needs more than ``limit`` bytes, or lists of more than `LIST_LIMIT_BYTES`."""
     needed = case_nbytes(case)
     if needed > limit:
         raise CaseTooLarge(
             f"the case needs {_readable(needed)} ({needed} bytes) but the limit is {_readable(limit)}; "
             "shorten its sequences, lower its heads, head size or pages, or raise the memory limit"
+        )
+    check_lists([case])
+
+
+def check_lists(cases: Iterable[Case]) -> None:
+    """Raise CaseTooLarge if the lists of all ``cases`` together take more than they may."""
+    listed = sum(map(list_nbytes, cases))
+    if listed > LIST_LIMIT_BYTES:
+        raise CaseTooLarge(
+            f"lengths, pages and block tables take {_readable(listed)} as lists but the limit is "
+            f"{_readable(LIST_LIMIT_BYTES)}; lower the sequences, table columns, pages or query tokens"
         )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages
+from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages, used_blocks
 from attnfuzz.problems.boundaries import num_splits_of
 from attnfuzz.problems.cases import (
     AttentionCase,
@@ -104,11 +104,13 @@ def draw(case: Case, blame: Blame) -> Drawing:
         return _merge(case, blame)
     if isinstance(case, PagedAttentionCase):
         blame = replace(blame, rows=blame.rows | {case.row_seqs[token] for token, _ in blame.states})
-    shown = [i for i in range(case.num_seqs) if i < _MAX_SEQS or i in blame.rows]
+    blamed = [i for i in sorted(blame.rows) if _MAX_SEQS <= i < case.num_seqs]
+    shown = [*range(min(_MAX_SEQS, case.num_seqs)), *blamed[:_MAX_SEQS]]
     left_out = case.num_seqs - len(shown)
     notes = [f"... and {count(left_out, 'more sequence')}"] if left_out else []
     notes += _spare_pages(case) if isinstance(case, PagedDecodeCase) else []
-    return Drawing(sequences=tuple(_sequence(case, seq, blame) for seq in shown), notes=tuple(notes))
+    freed = freed_tokens(case)
+    return Drawing(sequences=tuple(_sequence(case, seq, blame, freed[seq]) for seq in shown), notes=tuple(notes))
 
 
 def squeeze(slots: tuple[Mark, ...], *, cells: int) -> list[Mark]:
@@ -118,51 +120,54 @@ def squeeze(slots: tuple[Mark, ...], *, cells: int) -> list[Mark]:
     return [min(slots[start : start + per_cell], key=order.index) for start in range(0, len(slots), per_cell)]
 
 
-def _sequence(case: AttentionCase, seq: int, blame: Blame) -> Sequence:
+def _sequence(case: AttentionCase, seq: int, blame: Blame, freed: int) -> Sequence:
     length = case.seq_lens[seq]
-    notes = tuple(_notes(case, seq))
+    notes = tuple(_notes(case, seq, freed))
+    marked: dict[int, Mark] = {needle.position: "needle" for needle in case.values.needles if needle.seq == seq}
+    marked |= dict.fromkeys((position for row, position in blame.tokens if row == seq), "fails")
     if isinstance(case, PagedDecodeCase):
-        return Sequence(seq, length, seq in blame.rows, tuple(_pages(case, seq, blame)), notes)
-    slots = _slots(case, seq, range(case.max_seq_len if isinstance(case, DenseDecodeCase) else length), blame)
+        return Sequence(seq, length, seq in blame.rows, tuple(_pages(case, seq, marked, freed)), notes)
+    positions = range(case.max_seq_len if isinstance(case, DenseDecodeCase) else length)
+    slots = _slots(positions, range(freed, length), marked)
     title = f"rows 0-{len(slots) - 1}" if len(slots) > 1 else "row 0"
     return Sequence(seq, length, seq in blame.rows, (Box(title, slots),), notes)
 
 
-def _slots(case: AttentionCase, seq: int, positions: range, blame: Blame) -> tuple[Mark, ...]:
-    needles = {needle.position for needle in case.values.needles if needle.seq == seq}
-    failing = {position for row, position in blame.tokens if row == seq}
-    freed = freed_tokens(case)[seq]
-
+def _slots(positions: range, live: range, marked: Mapping[int, Mark]) -> tuple[Mark, ...]:
     def mark(position: int) -> Mark:
-        if position in failing:
-            return "fails"
-        if position < freed or position >= case.seq_lens[seq]:
-            return "dead"
-        return "needle" if position in needles else "token"
+        found = marked.get(position, "token")
+        return found if found == "fails" or position in live else "dead"
 
     return tuple(mark(position) for position in positions)
 
 
-def _pages(case: PagedDecodeCase, seq: int, blame: Blame) -> Iterator[Box]:
-    rows = physical_pages(case)
-    others = {page for i, row in enumerate(rows) if i != seq for page in row}
-    skipped = 0
-    for i, page in enumerate(rows[seq]):
-        slots = _slots(case, seq, range(i * case.block_size, (i + 1) * case.block_size), blame)
-        near_an_end = i < _MAX_PAGES - 2 or i >= len(rows[seq]) - 2
-        if not near_an_end and not {"fails", "needle"} & set(slots):
-            skipped += 1
-            continue
-        if skipped:
-            yield Box("...", skipped=skipped)
-            skipped = 0
-        yield Box(f"page {page}" + (" shared" if page in others else ""), slots)
+def _pages(case: PagedDecodeCase, seq: int, marked: Mapping[int, Mark], freed: int) -> Iterator[Box]:
+    """Those near an end, and those in between with a needle or what fails."""
+    pages, size = physical_pages(case)[seq], case.block_size
+    live = range(freed, case.seq_lens[seq])
+    between = range(_MAX_PAGES - 2, len(pages) - 2)
+    telling = {position // size for position, mark in marked.items() if mark == "fails" or position in live}
+    ends = {*range(min(_MAX_PAGES - 2, len(pages))), *range(max(0, len(pages) - 2), len(pages))}
+    shared = _shared_pages(case, seq)
+    following = 0
+    for i in sorted(ends | {page for page in telling if page in between}):
+        if i > following:
+            yield Box("...", skipped=i - following)
+        following = i + 1
+        slots = _slots(range(i * size, following * size), live, marked)
+        yield Box(f"page {pages[i]}" + (" shared" if i < shared else ""), slots)
 
 
-def _notes(case: AttentionCase, seq: int) -> Iterator[str]:
+def _shared_pages(case: PagedDecodeCase, seq: int) -> int:
+    """How many of a sequence's first pages are another one's too: all that share have sequence 0's."""
+    others = max(map(case.blocks_of, range(1, case.num_seqs)), default=0) if seq == 0 else case.blocks_of(0)
+    return min(case.pages.shared_blocks, others)
+
+
+def _notes(case: AttentionCase, seq: int, freed: int) -> Iterator[str]:
     if isinstance(case, PagedAttentionCase):
         yield _queries(case, seq)
-    if freed := freed_tokens(case)[seq]:
+    if freed:
         yield f"behind the window, in pages that were freed: {count(freed, 'token')}"
     if isinstance(case, PagedDecodeCase):
         unused = block_table_rows(case)[seq][case.blocks_of(seq) :]
@@ -191,6 +196,8 @@ def _splits(length: int, num_splits: int) -> str:
 
 
 def _spare_pages(case: PagedDecodeCase) -> list[str]:
+    if used_blocks(case) == num_blocks(case):
+        return []
     used = {page for row in physical_pages(case) for page in row}
     spare = tuple(page for page in range(num_blocks(case)) if page not in used)
     if not spare:
@@ -203,11 +210,14 @@ def _listed(numbers: tuple[int, ...]) -> str:
 
 
 def _merge(case: MergeStatesCase, blame: Blame) -> Drawing:
-    pairs = [divmod(i, case.num_q_heads) for i in range(case.num_tokens * case.num_q_heads)]
-    shown = [pair for i, pair in enumerate(pairs) if i < _MAX_STATES or pair in blame.states]
+    heads = case.num_q_heads
+    num_pairs = case.num_tokens * heads
+    first = [divmod(i, heads) for i in range(min(_MAX_STATES, num_pairs))]
+    there = [(token, head) for token, head in sorted(blame.states) if token < case.num_tokens and head < heads]
+    shown = [*first, *[pair for pair in there if pair not in first][:_MAX_STATES]]
     states = []
     for token, head in shown:
         prefix, suffix = case.lse_pairs[(token * case.num_q_heads + head) % len(case.lse_pairs)]
         states.append(State(token, head, prefix, suffix, (token, head) in blame.states))
-    left_out = len(pairs) - len(shown)
+    left_out = num_pairs - len(shown)
     return Drawing(states=tuple(states), notes=(f"... and {count(left_out, 'more pair')}",) if left_out else ())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.mutation.measurement import Measured
 from attnfuzz.mutation.mutants import Mutant
 from attnfuzz.mutation.outcomes import Kill, Outcome, Status
@@ -95,7 +96,7 @@ class Checkpoints:
 def read_mutants_json(path: Path) -> MutantsFile:
     """What ``write_mutants_json`` wrote. Raises OSError, and ValueError with one sentence for anything else."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=MutantsFile)
+        found = msgspec.json.decode(read_data_file(path, MOST_RESULT_BYTES), type=MutantsFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{os.fspath(path)!r} is not what attnfuzz mutants --json writes: {error}") from error
     if found.format != FORMAT:

@@ -34,6 +34,7 @@ RANKS = {
     "attnfuzz.campaign": 4,
     "attnfuzz.campaign.duration": 0,  # text only
     "attnfuzz.config": 0,
+    "attnfuzz.data_files": 0,  # opening what a user names
     "attnfuzz.config_rules": 0,
     "attnfuzz.redis_url": 0,
     "attnfuzz.bench": 5,

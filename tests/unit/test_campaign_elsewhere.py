@@ -36,6 +36,11 @@ def test_a_finding_survives_the_journey() -> None:
         (encode_found(found(2)).replace(b'"seq_lens": [\n      2', b'"seq_lens": [\n      -2'), "between 0 and"),
         (encode_found(found(2)).replace(b"mine.py", b"yours.py"), "another kernel"),
         (encode_found(found(2)).replace(b'"kernel": "mine.py', b'"kernel": "../yours.py'), "a case of another kernel"),
+        (encode_found(found(2, host="x" * 300)), "longer or more"),
+        (encode_found(found(2, host="\x1b[2J")), "longer or more"),
+        (encode_found(found(2, *(f"f{i}" for i in range(65)))), "longer or more"),
+        (encode_found(FoundElsewhere(host="x", known=found(2).known * 17)), "longer or more"),
+        (b'{"format": "' + b"x" * 100_000 + b'", "host": "x", "known": []}', "x{256}'; it must be"),
     ],
 )
 def test_anything_else_is_refused_in_one_sentence(data: bytes, words: str) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from attnfuzz.campaign.elsewhere import FoundElsewhere
+from attnfuzz.campaign.elsewhere import FoundElsewhere, encode_found
 from attnfuzz.campaign.messages import Known
 from attnfuzz.campaign.shared import SharedFindings
 from attnfuzz.campaign.shared_key import shared_key
@@ -150,6 +151,81 @@ def test_other_entries_are_passed_over_with_one_note(server: RedisServer) -> Non
         assert eventually(other.heard) == [found(2, "seq_len>1")]
         (note,) = eventually(other.notes)
         assert "it is ignored" in note
+
+
+def test_of_thousands_of_entries_some_are_read_and_one_sentence_told(server: RedisServer) -> None:
+    """Each is compared with all others, and printed: 3,000 held a campaign of 25 s up for 64 s."""
+    key = b"attnfuzz:" + shared_key(KERNEL)
+    server.client().sadd(key, *(encode_found(found(2, f"strides:{i}")) for i in range(3000)))
+    with shared(server.url) as one:
+        heard, notes = list[FoundElsewhere](), list[str]()
+        while not notes:
+            heard += one.heard()
+            notes += eventually(one.notes)
+        time.sleep(0.3)
+        heard += one.heard()
+        assert len(heard) == 128
+        assert one.notes() == []
+        assert "holds more than the 128 entries that were read: the others are left out" in notes[0]
+        own = found(3, "seq_len>1")
+        one.tell(own)
+        eventually(lambda: encode_found(own) in server.client().smembers(key))
+
+
+@contextmanager
+def answering(answer: Callable[[socket.socket], object]) -> Iterator[str]:
+    """The address of a server that sends whatever ``answer`` does to everybody who connects."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:  # closed
+                    return
+                with connection, suppress(OSError):
+                    connection.recv(1 << 16)
+                    answer(connection)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"redis://127.0.0.1:{listening.getsockname()[1]}/0"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def endless(connection: socket.socket) -> None:
+    connection.sendall(b"$4000000000\r\n")
+    while True:
+        connection.sendall(bytes(1 << 20))
+
+
+def dripping(connection: socket.socket) -> None:
+    connection.sendall(b"$4000\r\n")
+    while True:
+        connection.sendall(b"x")
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (endless, "it sends more than 32 MiB at once"),
+        (dripping, "Timeout reading"),
+        (lambda connection: connection.sendall(b"$x\r\n" * 1000), "does not answer"),
+        (lambda connection: connection.sendall(b"\x00\xff\x1b[2J\r\n" * 1000), "does not answer"),
+        (lambda connection: connection.sendall(b"*1\r\n" * 100_000), "does not answer"),
+        (lambda connection: connection.sendall(b"-" + b"e" * 10_000 + b"\r\n"), "does not answer"),
+    ],
+    ids=["endless", "dripping", "no number", "no text", "nested", "long error"],
+)
+def test_a_server_that_answers_nonsense_is_away(answer: Callable[[socket.socket], object], words: str) -> None:
+    """It would fill the memory, hold its thread for ever, or end it with a traceback."""
+    with answering(answer) as url, shared(url) as one:
+        (note,) = eventually(one.notes)
+        assert words in note
+        assert "goes on alone" in note
+        assert note.isprintable()
+        assert len(note) < 600
+        assert one._thread.is_alive()
 
 
 def test_the_password_is_in_no_note() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
+from attnfuzz.cli import main
 from attnfuzz.corpus import FindingRecord, Regression, encode_regression, write_regression
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.report.summary import Summary
@@ -151,6 +153,65 @@ def test_wrong_usage_is_one_sentence(arguments: tuple[str, ...], words: list[str
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a_file", "a_link"]
 
 
+@pytest.mark.parametrize("name", ["a" * 300, "loop", "file/below", "\udcff"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("replay", "NAME"),
+        ("replay", "file", "--json", "NAME"),
+        ("show", "NAME"),
+        ("explain", "NAME"),
+        ("explain", "file", "-o", "NAME.svg"),
+        ("explain", "file", "--json", "NAME"),
+        ("repro", "NAME"),
+        ("repro", "file", "-o", "NAME"),
+        ("merge", "NAME"),
+        ("merge", "file", "-o", "NAME"),
+        ("explore", "gone.py", "--json", "NAME"),
+        ("explore", "gone.py", "--junit", "NAME"),
+        ("explore", "gone.py", "--html", "NAME"),
+        ("mutants", "gone.py", "--resume", "NAME"),
+        ("mutants", "gone.py", "--equivalent", "NAME"),
+        ("mutants", "gone.py", "--json", "NAME"),
+        ("mutants", "gone.py", "-o", "NAME"),
+        ("bench", "plot", "NAME"),
+        ("bench", "plot", "file", "--html", "NAME"),
+        ("bench", "kernels", "gone.py", "--json", "NAME"),
+        ("bench", "kernels", "gone.py", "--png", "NAME"),
+        ("bench", "tune", "gone.py", "--python", "NAME"),
+        ("bench", "tune", "gone.py", "--json", "NAME"),
+    ],
+    ids=" ".join,
+)
+def test_a_name_that_no_file_can_have_is_one_sentence(
+    arguments: tuple[str, ...],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Python raises five kinds of exceptions for them, at the first place that looks at the path."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "loop.svg").symlink_to("loop")
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "argv", ["attnfuzz", *(word.replace("NAME", name) for word in arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    printed = capsys.readouterr()
+    assert end.value.code == 2
+    assert printed.out == ""
+    assert re.fullmatch(r"Error: .*\b(does not exist|cannot be (read|written)|is not UTF-8)\b.*\n", printed.err)
+
+
+@pytest.mark.parametrize("command", ["replay", "show", "explain", "repro", "merge"])
+def test_a_named_pipe_among_regressions_holds_nobody_up(command: str, tmp_path: Path) -> None:
+    """Opening one waits until somebody writes to it, past any budget."""
+    os.mkfifo(tmp_path / "a.json")
+    sentence = refused(command, tmp_path / "a.json" if command in ("show", "explain", "repro") else ".", cwd=tmp_path)
+    assert "a.json cannot be read (it is a named pipe, no file)" in sentence
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -201,6 +262,7 @@ def test_every_bad_regression_is_named_before_any_runs(tmp_path: Path) -> None:
         ("mine.py:yours", ["'yours'", "mine.py", "mine"]),
         ("gone.py", ["'gone.py' does not exist"]),
         ("exits.py", ["exits.py", "SystemExit"]),
+        (f"{'a' * 300}.py", ["a.py' does not exist"]),
         ("narrow.py", ["no case fits", "narrow.py:narrow", "packed"]),
     ],
 )

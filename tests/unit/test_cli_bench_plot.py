@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,16 @@ def test_what_is_no_report_is_refused_in_one_sentence(tmp_path: Path) -> None:
     run = plot("other.json", cwd=tmp_path)
     assert run.returncode == 2
     assert "other.json is not what attnfuzz bench kernels --json writes" in run.stderr
+
+
+def test_only_a_file_of_ordinary_size_is_read(tmp_path: Path) -> None:
+    """A named pipe would be waited for, and a sparse file fill the memory."""
+    os.mkfifo(tmp_path / "pipe.json")
+    with (tmp_path / "sparse.json").open("wb") as file:
+        file.truncate(1 << 40)
+    for name, reason in (("pipe.json", "it is a named pipe, no file"), ("sparse.json", "larger than 33554432 bytes")):
+        run = plot(name, cwd=tmp_path)
+        assert (run.returncode, run.stderr) == (2, f"Error: {name} cannot be read: {reason}\n")
 
 
 def test_times_of_two_devices_are_not_joined() -> None:

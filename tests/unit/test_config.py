@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -170,6 +172,30 @@ def test_a_profile_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(PROFILE_VARIABLE, "ci")
     with pytest.raises(ConfigurationError, match=r"profile 'ci' cannot be found, since there is no pyproject\.toml"):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("a" * 300, "File name too long"), ("a\\u0000", "NUL"), ("loop", "symbolic links")]
+)
+def test_a_folder_that_cannot_be_is_named(name: str, reason: str) -> None:
+    """The command that looks for regressions there would end in a traceback."""
+    Path("loop").symlink_to("loop")
+    sentence = refusal(f'[tool.attnfuzz]\nregressions = "{name}"\n')
+    assert re.search(rf'\[tool\.attnfuzz\] regressions = ".* names no folder \(.*{reason}.*\); name another', sentence)
+
+
+def test_a_file_that_is_too_large_is_named() -> None:
+    """A sparse file of a terabyte would be read until the memory ends."""
+    write("[tool.attnfuzz]\n")
+    os.truncate("pyproject.toml", 1 << 40)
+    with pytest.raises(ConfigurationError, match=r"pyproject\.toml cannot be read \(larger than 1048576 bytes\)"):
+        load_settings()
+
+
+def test_a_named_pipe_is_no_settings() -> None:
+    """Every command in that folder would wait for somebody to write to it."""
+    os.mkfifo("pyproject.toml")
+    assert find_pyproject() != Path.cwd() / "pyproject.toml"
 
 
 def test_a_file_that_is_no_text_is_named() -> None:

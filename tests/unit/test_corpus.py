@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from attnfuzz.corpus.reading import MAX_FILE_BYTES
 from attnfuzz.corpus.writing import write_atomically
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.recipes import Pages
 
 FAILURE = Failure(oracle="accuracy", kind="out:value", message="element (0, 0, 0) is wrong", details=("got 1.0",))
 
@@ -216,6 +219,33 @@ def test_a_case_of_ten_terabytes_is_refused_before_it_is_built() -> None:
         read_document(document)
 
 
+def test_lists_of_all_cases_count_together() -> None:
+    """Each of 64 cases would pass alone, and all of them are held at once."""
+    case = PagedDecodeCase(
+        num_q_heads=1, num_kv_heads=1, head_size=8, scale=1.0, block_size=16, seq_lens=(1,) * 256,
+        pages=Pages(extra_columns=8192),
+    )  # fmt: skip
+    document = as_document(a_regression(problem="paged_decode", case=case))
+    read_document(document | {"preceding": [document["case"]] * 2})
+    with pytest.raises(RegressionError, match=r"take 1\d\d MiB as lists .* or leave out preceding cases"):
+        read_document(document | {"preceding": [document["case"]] * 4})
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("case.options", {f"o{i}": i for i in range(257)}),
+        ("finding.details", ["a detail"] * 257),
+        ("finding.features", [f"f{i}" for i in range(257)]),
+        ("environment.versions", {f"v{i}": "1" for i in range(257)}),
+    ],
+)
+def test_more_entries_than_anybody_reads_are_refused(path: str, value: object) -> None:
+    """Each becomes a line of a table, and 100,000 of them took minutes to show."""
+    with pytest.raises(RegressionError, match=rf"257 entries, of at most 256 - at `\$\.{path}`; shorten the list"):
+        read_document(set_at(as_document(a_regression()), path, value))
+
+
 def test_a_file_too_large_to_be_a_regression_is_not_read(tmp_path: Path) -> None:
     """A wrong path to a large file must not be parsed as JSON."""
     path = tmp_path / "large.json"
@@ -255,5 +285,26 @@ def test_folders_stand_for_their_json_files(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     files = regression_files([tmp_path / "b.json", tmp_path])
     assert [path.name for path in files] == ["b.json", "a.json"]
-    with pytest.raises(RegressionError, match=r"none\.json does not exist"):
-        regression_files([tmp_path / "none.json"])
+    for name in ("none.json", "a" * 300):  # reading them says what is wrong
+        assert regression_files([tmp_path / name]) == [tmp_path / name]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("pipe.json", "cannot be read (it is a named pipe, no file); give a regression file"),
+        ("device.json", "cannot be read (it is a device, no file); give a regression file"),
+        ("folder.json", "cannot be read (it is a folder, no file); give a regression file"),
+        ("loop.json", "cannot be read (Too many levels of symbolic links); give a regression file"),
+        ("a" * 300, "cannot be read (File name too long); give a regression file"),
+        ("nul\0.json", "does not exist; give the path of a regression file or of a folder of them"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, name: str, reason: str) -> None:
+    """A named pipe among regressions held every command up, and names that no file can have ended in tracebacks."""
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "device.json").symlink_to("/dev/zero")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    with pytest.raises(RegressionError, match=re.escape(f"{tmp_path / name} {reason}")):
+        load_regression(tmp_path / name)

@@ -1,5 +1,7 @@
 """Versions that cannot work together: attnfuzz.environment."""
 
+from importlib.metadata import PackageNotFoundError
+
 import pytest
 
 from attnfuzz import environment
@@ -21,7 +23,7 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
         ("3.6.0+git1234", "2.10.1", True),
         ("3.6.0", "2.3.5", False),
         ("3.7.1", "2.4.6", False),
-        (None, "2.4.6", False),
+        (None, "2.4.6", True),
         ("3.6.0", None, False),
     ],
 )
@@ -40,6 +42,27 @@ def test_interpreter_problem_names_versions_and_remedy(versions: dict[str, str |
     assert problem is not None
     for part in ("3.6.0", "2.4.1", 'pip install "numpy<2.4"', "Triton 3.7"):
         assert part in problem
+
+
+def test_triton_is_found_under_each_of_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with an AMD GPU Triton would count as missing, and the remedy overwrite the one that works."""
+
+    def version(name: str) -> str:
+        if name != "triton-rocm":
+            raise PackageNotFoundError
+        return "3.7.1"
+
+    monkeypatch.setattr(environment, "version", version)
+    monkeypatch.setattr(environment, "installed", installed.__wrapped__)
+    assert environment.installed("triton") == "3.7.1"
+    assert environment.installed("torch") is None
+
+
+def test_a_missing_triton_is_told_with_its_remedy(versions: dict[str, str | None]) -> None:
+    """Since torch for the CPU brings none, this is what a user meets who installs no more than that."""
+    versions.update(triton=None, numpy="2.4.1")
+    assert "not installed" in (interpreter_problem() or "")
+    assert "pip install 'attnfuzz[interpreter]'" in (interpreter_problem() or "")
 
 
 def test_installed_finds_versions_without_importing() -> None:

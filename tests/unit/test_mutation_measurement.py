@@ -259,3 +259,11 @@ def test_one_mutant_again(tmp_path: Path) -> None:
         assert [mutant.id for mutant in choose_mutants(runner, one)[1]] == [mutants[1].id]
         with pytest.raises(KernelLoadError, match="no mutant is called 'gone'; attnfuzz mutants --list"):
             choose_mutants(runner, replace(one, ids=("gone",)))
+
+
+def test_what_is_to_be_resumed_is_a_file(tmp_path: Path) -> None:
+    """A named pipe would be waited for, past any budget."""
+    os.mkfifo(tmp_path / "m.json")
+    command = [sys.executable, "-m", "attnfuzz", "mutants", "dense_naive", "--resume", "m.json"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
+    assert (run.returncode, run.stderr) == (2, "Error: --resume 'm.json' cannot be read: it is a named pipe, no file\n")

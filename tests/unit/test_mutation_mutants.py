@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -101,6 +102,15 @@ def test_equivalents_are_matched_exactly(tmp_path: Path) -> None:
     equivalents = load_equivalents(mutants)
     assert [mutant.id for mutant in mutants if equivalents.reason(mutant)] == [first.id]
     assert [entry.becomes for entry in equivalents.stale(mutants)] == ["return"]
+
+
+def test_a_list_that_is_a_named_pipe(tmp_path: Path) -> None:
+    """It would be waited for until somebody wrote to it; beside the source it is none."""
+    mutants = mutants_of([declared(f"{write_project(tmp_path)}:mine")])
+    os.mkfifo(tmp_path / "equivalent_mutants.toml")
+    assert not load_equivalents(mutants).entries
+    with pytest.raises(KernelLoadError, match="it is a named pipe, no file; repair it"):
+        load_equivalents(mutants, tmp_path / "equivalent_mutants.toml")
 
 
 @pytest.mark.parametrize("text", ["[[equivalent]]\nfile = 'x'\n", "[[equivalent]\n", None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -153,6 +154,28 @@ def test_a_machine_that_cannot_run_kernels_is_one_sentence(project: pytest.Pytes
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["/proc is not mounted here, *; mount it: mount -t proc proc /proc"])
     assert "Traceback" not in result.stdout.str()
+
+
+def test_no_file_is_read_whole_to_see_what_it_is(project: pytest.Pytester) -> None:
+    """A sparse file of a terabyte would fill the memory before the first test, and a named pipe be waited for."""
+    for name, start in (("other", "{"), ("huge", '{"format": "attnfuzz.regression/1"')):
+        save(project, f"saved/{name}.json", start)
+        os.truncate(project.path / f"saved/{name}.json", 1 << 40)
+    os.mkfifo(project.path / "saved/pipe.json")
+    save(project, "saved/good.json", regression(8, status="fixed"))
+    result = project.runpytest_subprocess("--collect-only", "-q")
+    result.stdout.fnmatch_lines(
+        ["*huge.json cannot be read (larger than 1048576 bytes)*", "*3 tests collected, 1 error*"]
+    )
+    assert "other.json" not in result.stdout.str()
+
+
+def test_settings_of_any_size_are_refused_or_ignored(project: pytest.Pytester) -> None:
+    """As above, for a file that every run of pytest looks at."""
+    os.truncate(project.path / "pyproject.toml", 2 << 20)
+    result = project.runpytest_subprocess("-c", os.devnull, "--rootdir", str(project.path))
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*pyproject.toml cannot be read (larger than 1048576 bytes); repair it"])
 
 
 def test_kernel_that_is_gone_fails_in_one_sentence(project: pytest.Pytester) -> None:

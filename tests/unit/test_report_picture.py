@@ -1,11 +1,20 @@
 """The picture of a case: attnfuzz.report.picture, boxes and fields."""
 
+from typing import Any
+
 import pytest
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.cases import (
+    DenseDecodeCase,
+    MergeStatesCase,
+    PagedAttentionCase,
+    PagedDecodeCase,
+    SplitDecodeCase,
+)
 from attnfuzz.problems.recipes import Needle, Pages, Values
+from attnfuzz.problems.variants import Variant
 from attnfuzz.report.boxes import BoxRow, TextBox, cells
 from attnfuzz.report.drawing import Blame
 from attnfuzz.report.fields import field_table
@@ -147,3 +156,23 @@ def test_boxes_wrap_at_the_console_width() -> None:
 def test_blame_reads_an_oracles_words(line: str, tokens: set[tuple[int, int]], rows: set[int]) -> None:
     """Tokens and sequences named in a finding would not be found in its text."""
     assert Blame.of([line]) == Blame(frozenset(tokens), frozenset(rows))
+
+
+def test_a_case_of_many_parts_is_drawn_at_once() -> None:
+    """What is not shown was looked at all the same, which took minutes for a file of a megabyte."""
+    pages = paged(seq_lens=(1 << 18,), block_size=1, pages=Pages(shared_blocks=5))
+    assert "262132 pages" in "\n".join(drawn(picture(pages)))
+    words = " ".join(f"token 3 of sequence {i}" for i in range(20_000))
+    many = paged(seq_lens=(20,) * 20_000, pages=Pages(shared_blocks=2))
+    assert sum("✗" in line for line in drawn(picture(many, lines=[words]))) < 100
+    fields: dict[str, Any] = {
+        "seq_lens": (7,) * 20_000,
+        "query_lens": (1,) * 20_000,
+        "num_q_heads": 1,
+        "num_kv_heads": 1,
+    }
+    variant = Variant(window=2, freed_pages=True)
+    freed = PagedAttentionCase(head_size=16, scale=0.25, block_size=4, variant=variant, **fields)
+    assert "seq 15" in "\n".join(drawn(picture(freed)))
+    states = MergeStatesCase(num_q_heads=64, head_size=1, num_tokens=1 << 20)
+    assert f"{(64 << 20) - 32} more pairs" in "\n".join(drawn(picture(states)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.declaration import Kernel, load_kernels
+from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.targets import declaration_of, load_here, target_of
 
 FILE = """
@@ -54,3 +54,11 @@ def test_bundled_kernel_goes_by_its_name() -> None:
 
     assert target_of(dense_eager) == "dense_eager"
     assert declaration_of(dense_eager, device="cpu", isolated=True).target == "dense_eager"
+
+
+def test_a_missing_triton_is_told_with_its_remedy(tmp_path: Path) -> None:
+    """A torch for the CPU brings none, and "No module named 'triton'" does not say which of its packages is meant."""
+    file = tmp_path / "needs_triton.py"
+    file.write_text("raise ModuleNotFoundError(\"No module named 'triton'\", name='triton')", encoding="utf-8")
+    with pytest.raises(KernelLoadError, match=r"No module named 'triton' .*; pip install 'attnfuzz\[interpreter\]'"):
+        load_kernels(str(file))

