@@ -161,7 +161,13 @@ def _check_own(file: Path, target: str, root: Path) -> None:
 
     Kernels of installed adapters (entry points of the group ``attnfuzz.kernels``) are to be let through here.
     """
-    if why := why_foreign(file, root):
+    try:
+        why = why_foreign(file, root)
+    except (OSError, ValueError) as error:  # too long, or with a NUL
+        raise KernelLoadError(
+            f"kernel {target!r} is in no file that there can be ({error}); correct its name"
+        ) from error
+    if why:
         raise KernelLoadError(
             f"kernel {target!r} {why}, and what a file names does not run from there; if you trust it, say --trust "
             "(pytest: --attnfuzz-trust)"

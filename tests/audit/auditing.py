@@ -211,10 +211,11 @@ class _Trier:
         return self._line
 
     def _ended(self) -> str:
-        if self._process is None:
-            return "nothing"
-        self._process.join(5)
-        return f"status {self._process.exitcode}"
+        process = self._process
+        if process is None:  # killed by `kill` meanwhile
+            return "the audit"
+        process.join(5)
+        return f"status {process.exitcode}"
 
     def kill(self) -> None:
         """End the process and all that it started."""

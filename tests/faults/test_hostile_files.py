@@ -238,7 +238,9 @@ def test_the_projects_own_code_and_bundled_kernels_run(
     assert load_named(saved, runner).problem == "dense_decode"
 
 
-@pytest.mark.parametrize("target", ["sys:mine", "mine/../mine:mine", "..mine:mine", "__main__:mine", "a\0.py:mine"])
+@pytest.mark.parametrize(
+    "target", ["sys:mine", "mine/../mine:mine", "..mine:mine", "__main__:mine", "a\0.py:mine", f"{'a' * 999}.py:mine"]
+)
 def test_names_that_are_none_are_refused(
     target: str, runner_and_place: tuple[Runner, Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +250,8 @@ def test_names_that_are_none_are_refused(
     saved = SavedCase(place.project / "regressions" / "a.json", a_finding(3, kernel=target))
     with pytest.raises(KernelLoadError):
         load_named(saved, runner)
+    with pytest.raises(KernelLoadError):  # as a state's kernels are loaded
+        runner.declarations([target], within=place.project)
 
 
 @pytest.mark.parametrize(

@@ -373,6 +373,7 @@ def test_start_up_does_not_count_against_the_budget(tmp_path: Path) -> None:
     run = attnfuzz("explore", "mine.py", "--budget", "3s", cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "for 3.0s with" in run.stdout
+    assert run.stdout.splitlines()[-1].startswith("nothing found in ")
 
 
 def test_an_error_of_attnfuzz_itself_is_no_finding(tmp_path: Path) -> None:

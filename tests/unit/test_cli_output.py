@@ -48,17 +48,25 @@ def shell(script: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["show $case", "list", "replay $case --kernel dense_eager", "explore --help"])
-@pytest.mark.parametrize("output", [">&-", ">/dev/full", ">&- <&-"])
-def test_output_that_cannot_be_written_is_one_sentence(command: str, output: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        "show $case >&-",
+        "show $case >&- <&-",
+        "show $case >/dev/full",
+        "explore --help >&-",
+        "replay $case --kernel dense_eager >&- <&-",
+    ],
+)
+def test_output_that_cannot_be_written_is_one_sentence(command: str, tmp_path: Path) -> None:
     """Status 0 would say that somebody has it, 1 that a case fails; a socket would take its place and be printed to."""
-    run = shell(f"$attnfuzz {command} {output}", tmp_path)
+    run = shell(f"$attnfuzz {command}", tmp_path)
     assert run.returncode == 2, run.stderr
     assert run.stderr.startswith("Error: the output cannot be written: ")
     assert run.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("streams", [">&-", "2>&-", ">/dev/full", ">&- 2>&- <&-"])
+@pytest.mark.parametrize("streams", [">/dev/full", ">&- 2>&- <&-"])
 def test_a_search_that_nobody_can_read_ends_with_its_own_status(streams: str, tmp_path: Path) -> None:
     """What it did is in its files, and its status says whether all was judged."""
     run = shell(f"$attnfuzz explore dense_eager --budget 2s --workers 1 --json a.json {streams}", tmp_path)
