@@ -23,6 +23,7 @@ from attnfuzz.problems.allocation import PlainAllocator, allocate
 from attnfuzz.problems.cases import Case, decode_case
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
+from attnfuzz.said import text_of, type_name
 from attnfuzz.sanitizer.messages import Note, Place, Work
 
 __all__ = ["exact_tensors", "main"]
@@ -75,7 +76,7 @@ def _run(kernel: Kernel, case: Case, i: int, tensors: dict[str, Tensor]) -> Note
         if next(iter(tensors.values())).is_cuda:
             torch.cuda.synchronize()
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises is told to the process that asked
-        return Note(case=i, raised=str(error).strip().partition("\n")[0], kind=type(error).__name__)
+        return Note(case=i, raised=text_of(error).strip().partition("\n")[0], kind=type_name(error))
     return Note(case=i, done=True)
 
 
