@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from attnfuzz.problems.features import CACHE_STRIDES, CACHE_TENSORS, KV_STRIDES_DIFFER
 
 __all__ = ["ANY_CASE", "ROUNDING_ORACLES", "SILENT_ORACLES", "aspects", "is_part_of", "needs", "telling"]
@@ -28,6 +30,7 @@ _SIZES = frozenset(
         "num_seqs>1",
         "num_splits>1",
         "num_tokens>1",
+        "pages",
         "pages=reversed",
         "pages=shuffled",
         "partial last page",
@@ -43,13 +46,15 @@ _SIZES = frozenset(
         "v_head_size>head_size",
     }
 )
-_RECIPES = ("keys=", "values=")
+_RECIPES = ("keys", "values")
 _VALUES = (*_RECIPES, "logit_exponent")
 """Recipes for numbers make an error visible more often than they cause it."""
 _PLACES = frozenset({"pages=reversed", "pages=shuffled", "shared pages", "spare blocks"})
 _MOVED = "pages moved"
 _SURROUNDINGS = _PLACES | {"extra columns", "extra rows", "needles"}
 """They decide what lies at a wrong address: another token, another sequence's, dead memory."""
+_ONE_SIDE = frozenset({"prefix empty", "suffix empty"})
+_SIDES = _ONE_SIDE | {"one state empty", "both states empty"}
 _ANY_LENGTH = frozenset({"partial last page", "seq_len>1"})
 _CACHES = frozenset(f"strides:{name}" for names in CACHE_TENSORS for name in names)
 
@@ -62,12 +67,23 @@ def aspects(features: frozenset[str]) -> frozenset[str]:
     """
     found = {one for one in features if one not in _SIZES and not one.startswith(_VALUES)}
     found -= {one for one in found if one.startswith("strides:") and "=" in one}
+    found -= _implied(found)
     if "gqa_ratio not pow2" in found:
         found.discard("gqa_ratio>1")
     if KV_STRIDES_DIFFER in found:
         found -= {CACHE_STRIDES, *_CACHES}
-        found = {one for one in found if not one.startswith("layout=")}
+        found = {one for one in found if not one.startswith("layout")}
     return frozenset(found)
+
+
+def _implied(features: Set[str]) -> set[str]:
+    """Those of ``features`` that say no more than another one does in particular."""
+    found = {one.partition("=")[0] for one in features if "=" in one}
+    if any(one.startswith("lse ") for one in features):
+        found |= {one for one in features if one in _SIDES or one.startswith("some lse ")}
+    if features & _ONE_SIDE:
+        found.add("one state empty")
+    return found
 
 
 def needs(features: frozenset[str]) -> frozenset[str]:
@@ -93,7 +109,7 @@ def _moved(features: frozenset[str]) -> frozenset[str]:
 
 def telling(features: frozenset[str]) -> frozenset[str]:
     """``features`` for people: without general ones that a particular one implies."""
-    particular = {one.partition("=")[0] for one in features if "=" in one}
+    particular = _implied(features)
     moved = _CACHES if "layout" in particular else frozenset[str]()
     shown = {one for one in features if one not in particular and one not in moved}
     if shown & {KV_STRIDES_DIFFER, *_CACHES} or particular & {"layout", *_CACHES}:

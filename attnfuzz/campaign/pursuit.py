@@ -17,7 +17,7 @@ from attnfuzz.campaign.judging import OutOfTime, TimedJudge
 from attnfuzz.campaign.known_deaths import KnownDeaths
 from attnfuzz.campaign.leaks import LeakTrials, leak_behind, trials_of
 from attnfuzz.campaign.preceding import fewer, simpler
-from attnfuzz.campaign.siblings import strides_swapped, without
+from attnfuzz.campaign.siblings import alternatives, strides_swapped, without
 from attnfuzz.campaign.signature import KnownFindings, case_features
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.trail import Trail
@@ -34,6 +34,8 @@ _MISSED = 0.1
 _MAX_HANGS_WHILE_SHRINKING = 25
 _SHRINKING_LIMIT_S = 60.0
 _SHRINKING_DEATHS_LIMIT_S = 25.0
+_GENERALISING_LIMIT_S = 5.0
+"""For a dozen runs: on a GPU each may have to be compiled, and the next bug waits."""
 
 
 class _SameBug(Exception):  # noqa: N818 - control flow, like StopIteration
@@ -103,6 +105,7 @@ class Pursuit:
             self._trail.close_as_known(self._known, self._deaths)
         else:
             self._look_beside()
+            self._generalise()
             self._close_as_new()
         return True
 
@@ -217,6 +220,26 @@ class Pursuit:
                 self._trail.needed &= case_features(declaration, swapped)
         except (OutOfTime, _CutOff, _SameBug):
             return
+
+    def _generalise(self) -> None:
+        """Drop what the smallest case happens to have: a value in whose place another one fails in the same way."""
+        failure = self._now.failure
+        if self._trail.is_flaky or self._now.preceding or failure.oracle == "hang":
+            return
+        until = min(self._shrink_until, time.monotonic() + _GENERALISING_LIMIT_S)
+        for other_case in alternatives(self._now.declaration, self._now.case):
+            if time.monotonic() >= until or self._is_over():
+                return
+            if self._trail.needed <= case_features(self._now.declaration, other_case):
+                continue  # nothing to be learned
+            try:
+                other = self._failing_one(other_case)
+            except OutOfTime:
+                return
+            if other is None or other.symptom != self._now.symptom:
+                continue
+            if not self._known.explains(other.symptom, other.features):
+                self._trail.needed &= other.features
 
     def _shrink(self) -> None:
         before = self._now

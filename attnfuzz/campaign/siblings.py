@@ -1,7 +1,8 @@
 """Cases beside a failing one: what tells a feature that the bug needs from one that the case happens to have.
 
 Shrinking only ever goes to simpler cases. It cannot tell a mistake with the strides of K from one that takes the
-strides of K for those of V: the smallest case of both has unusual strides in K alone.
+strides of K for those of V: the smallest case of both has unusual strides in K alone. And of ten pairs of LSEs that a
+kernel fails for, it tells the one that was met first.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from typing import Any
 import msgspec
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.problems.cases import AttentionCase, Case, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.choices import stride_kinds_of
 from attnfuzz.problems.features import CACHE_STRIDES, CACHE_TENSORS, KV_STRIDES_DIFFER
-from attnfuzz.problems.recipes import StrideKind
+from attnfuzz.problems.recipes import LseKind, StrideKind
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
 
-__all__ = ["strides_swapped", "without"]
+__all__ = ["alternatives", "strides_swapped", "without"]
 
 Changes = Mapping[str, Any]
 
@@ -33,6 +35,53 @@ def without(aspect: str, declaration: Declaration, case: Case) -> list[Case]:
     """``case`` without ``aspect`` and otherwise the same; several if there are several ways, none if there is none."""
     changed = (_changed(declaration, case, changes) for changes in _ways_without(aspect, declaration, case))
     return [case for case in changed if case is not None]
+
+
+def alternatives(declaration: Declaration, case: Case) -> Iterator[Case]:
+    """``case`` with another value of a field that is not the simplest: what fails alike does not need that value.
+
+    The simplest has been tried by shrinking. Of two states to merge an empty one stays empty and another does not.
+    """
+    simplest = simplest_case(case.problem, declaration.supports, declaration.options)
+    for changes in _other_values(declaration, case, simplest):
+        if (changed := _changed(declaration, case, changes)) is not None:
+            yield changed
+
+
+def _other_values(declaration: Declaration, case: Case, simplest: Case) -> Iterator[Changes]:
+    supports = declaration.supports
+    if isinstance(case, MergeStatesCase):
+        yield from _other_states(case)
+    if case.dtype != simplest.dtype:
+        yield from ({"dtype": dtype} for dtype in supports.dtypes if dtype not in (case.dtype, simplest.dtype))
+    if isinstance(case, PagedDecodeCase) and isinstance(simplest, PagedDecodeCase) and case.layout != simplest.layout:
+        known = (case.layout, simplest.layout)
+        yield from ({"layout": layout} for layout in supports.layouts if layout not in known)
+    for name, value in case.options.items():
+        first, *others = declaration.options[name]
+        if value != first:
+            yield from ({"options": {**case.options, name: other}} for other in others if other != value)
+    for name, kind in case.strides.items():
+        kinds = (other for other in stride_kinds_of(supports.strides, name) if other not in ("contiguous", kind))
+        yield from ({"strides": {**case.strides, name: other}} for other in kinds)
+
+
+def _other_states(case: MergeStatesCase) -> Iterator[Changes]:
+    """Each side of each pair of another kind, and the sides exchanged."""
+    pairs = case.lse_pairs
+    for i, (prefix, suffix) in enumerate(pairs):
+        swapped = (suffix, prefix)
+        others = [(kind, suffix) for kind in _alike_kinds(prefix)] + [(prefix, kind) for kind in _alike_kinds(suffix)]
+        both = (_alike_kinds(prefix)[0], _alike_kinds(suffix)[0])
+        for pair in (swapped, *others, both):
+            if pair != (prefix, suffix):
+                yield {"lse_pairs": (*pairs[:i], pair, *pairs[i + 1 :])}
+
+
+def _alike_kinds(kind: LseKind) -> tuple[LseKind, ...]:
+    """Other kinds of a state that is as empty or not."""
+    groups: tuple[tuple[LseKind, ...], ...] = (("-inf", "+inf"), ("finite", "equal", "high", "low"))
+    return next(tuple(other for other in group if other != kind) for group in groups if kind in group)
 
 
 def _ways_without(aspect: str, declaration: Declaration, case: Case) -> Iterator[Changes]:

@@ -200,7 +200,7 @@ def _of_refusals(case: Case, features: frozenset[str]) -> Limits:
     """What a kernel raises an exception for."""
     found: Limits = {}
     empty_states = any(one.startswith("lse ") and "inf" in one for one in features)
-    if empty_states or features & {"empty sequence", "no query"}:
+    if empty_states or features & {"empty sequence", "no query", "one state empty", "both states empty"}:
         found["empty_sequences"] = False
     if "padding tokens" in features:
         found["padding_tokens"] = False

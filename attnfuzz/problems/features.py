@@ -50,12 +50,17 @@ def general_features(
 ) -> frozenset[str]:
     """What the cases that one mistake in address arithmetic spoils have in common, whichever of them is met first.
 
-    ``"strides:k_cache"`` stands beside every ``"strides:k_cache=..."`` and every layout that moves K in memory, and so
-    on for each tensor; ``CACHE_STRIDES`` is any of this for K or V. ``KV_STRIDES_DIFFER`` compares the numbers.
-    As in ``features``, what even the kernel's simplest case has is left out.
+    ``"dtype"`` stands beside every ``"dtype=..."``, and so on for whatever has a value other than the simplest;
+    ``"strides:k_cache"`` also beside every layout that moves K in memory, and so on for each tensor;
+    ``CACHE_STRIDES`` is any of this for K or V. ``KV_STRIDES_DIFFER`` compares the numbers. Of states to merge it is
+    said which side is empty, and what kinds of LSE there are. As in ``features``, what even the kernel's simplest case
+    has is left out.
     """
     simplest = simplest_case(case.problem, supports or Supports(), options or {})
-    found = {f"strides:{name}" for name, kind in case.strides.items() if kind != "contiguous"}
+    particular = features(case, supports=supports, options=options)
+    found = {one.partition("=")[0] for one in particular if "=" in one}
+    if isinstance(case, MergeStatesCase):
+        found |= set(_sides(case))
     if getattr(case, "layout", None) != getattr(simplest, "layout", None):
         found |= {"strides:k_cache", "strides:v_cache"}
     if any(f"strides:{name}" in found for names in CACHE_TENSORS for name in names):
@@ -63,6 +68,19 @@ def general_features(
     if _kv_strides_differ(case) and not _kv_strides_differ(simplest):
         found.add(KV_STRIDES_DIFFER)
     return frozenset(found)
+
+
+def _sides(case: MergeStatesCase) -> Iterator[str]:
+    """What the pairs of LSEs have in common with others that a mistake cannot tell from them."""
+    for pair in case.lse_pairs:
+        empty = tuple(kind in ("-inf", "+inf") for kind in pair)
+        if any(empty):
+            yield "both states empty" if all(empty) else "one state empty"
+        if empty == (True, False):
+            yield "prefix empty"
+        if empty == (False, True):
+            yield "suffix empty"
+        yield from (f"some lse {kind}" for kind in pair if kind != "finite")
 
 
 def _kv_strides_differ(case: Case) -> bool:

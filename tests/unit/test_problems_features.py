@@ -92,9 +92,9 @@ CACHES = {"strides:k_cache", "strides:v_cache", CACHE_STRIDES}
     [
         (paged(seq_lens=(2,), block_size=2), set()),
         (paged(strides={"q": "padded_rows", "out": "contiguous"}), {"strides:q"}),
-        (paged(layout="HND"), CACHES),
-        (paged(layout="packed"), {*CACHES, KV_STRIDES_DIFFER}),
-        (paged(layout="interleaved"), CACHES),
+        (paged(layout="HND"), {*CACHES, "layout"}),
+        (paged(layout="packed"), {*CACHES, KV_STRIDES_DIFFER, "layout"}),
+        (paged(layout="interleaved"), {*CACHES, "layout"}),
         (paged(seq_lens=(2,), strides={"k_cache": "padded_rows"}),
          {"strides:k_cache", CACHE_STRIDES, KV_STRIDES_DIFFER}),
         (paged(seq_lens=(2,), strides={"k_cache": "every_other", "v_cache": "every_other"}), CACHES),
@@ -113,3 +113,10 @@ def test_the_layout_that_a_kernel_always_has_is_no_general_feature() -> None:
     assert general_features(case, supports=supports) == frozenset()
     padded = msgspec.structs.replace(case, strides={"v_cache": "padded_rows"})
     assert general_features(padded, supports=supports) == {"strides:v_cache", CACHE_STRIDES}
+
+
+def test_states_to_merge_say_what_they_share_with_others() -> None:
+    """NaN in the output of an empty state would be as many bugs as there are pairs of log-sum-exps."""
+    case = MergeStatesCase(num_q_heads=1, head_size=16, num_tokens=2, lse_pairs=(("finite", "-inf"), ("+inf", "-inf")))
+    words = {"one state empty", "suffix empty", "both states empty", "some lse -inf", "some lse +inf"}
+    assert general_features(case) == words
