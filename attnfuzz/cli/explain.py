@@ -76,10 +76,13 @@ def _explain(saved: SavedCase, kernel: str | None, runner: Runner, *, trust: boo
     from attnfuzz.campaign.replay import kernel_and_case
     from attnfuzz.campaign.saved_run import run_saved
     from attnfuzz.explaining.explanation import Explanation
+    from attnfuzz.problems.supported import why_unsupported
     from attnfuzz.report.explained import Explained
 
     path, regression = saved.path, saved.regression
     declaration, case = kernel_and_case(saved, runner, kernel=kernel, trust=trust)
+    if (objection := why_unsupported(declaration.supports, declaration.options, case)) is not None:
+        raise Refusal(f"kernel {declaration.target!r} does not support this case: {objection}; name another kernel")
     failure = run_saved(regression, declaration, runner).verdict.failure
     explanation = Explanation()
     if failure is not None:
