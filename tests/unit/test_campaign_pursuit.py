@@ -6,27 +6,32 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 import pytest
 
+from attnfuzz.campaign.journal import Journal
+from attnfuzz.campaign.judging import TimedJudge
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
 from attnfuzz.campaign.signature import KnownFindings, Signature
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.corpus import Regression, load_regression
-from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure
-from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure, Relations, Verdict
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, decode_case
 from attnfuzz.problems.choices import default_scale
+from attnfuzz.problems.recipes import LseKind
 from tests.faults.campaigns import Campaign, saved
 from tests.unit.pretended_process import WRONG, PretendedProcess, pursued
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 
 KERNELS = Path(__file__).parent / "stateful_kernels.py"
+EMPTY = {"-inf", "+inf"}
 
 
 def pursue(process: PretendedProcess, suspect: Suspect) -> list[msgspec.Struct]:
@@ -38,6 +43,43 @@ def pursue(process: PretendedProcess, suspect: Suspect) -> list[msgspec.Struct]:
 
 def last(sent: list[msgspec.Struct], kind: type[Message]) -> Message:
     return [message for message in sent if isinstance(message, kind)][-1]
+
+
+MERGE = Declaration(name="merge", problem="merge_states", target="kernels.py:merge")
+NAN = Failure(oracle="dead_memory", kind="output", message="NaN in the output of an empty state")
+
+
+@pytest.mark.parametrize(
+    ("fails_with", "features"),
+    [
+        (lambda prefix, suffix: (prefix in EMPTY) != (suffix in EMPTY), {"one state empty"}),
+        (lambda prefix, suffix: prefix in EMPTY and suffix not in EMPTY, {"one state empty", "prefix empty"}),
+        (lambda prefix, suffix: prefix in EMPTY and suffix in EMPTY, {"both states empty"}),
+        (
+            lambda prefix, suffix: "+inf" in (prefix, suffix) and not {prefix, suffix} <= EMPTY,
+            {"one state empty", "some lse +inf"},
+        ),
+        (lambda prefix, suffix: (prefix, suffix) == ("low", "high"), {"lse low/high", "some lse low", "some lse high"}),
+    ],
+    ids=["either side", "prefix", "both", "+inf", "one pair"],
+)
+def test_what_fails_with_other_log_sum_exps_alike_is_told_once(
+    fails_with: Callable[[str, str], bool], features: set[str]
+) -> None:
+    """One mistake about empty states would be a finding for each pair of LSEs, and another be taken for it."""
+
+    def judge(
+        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
+    ) -> Verdict:
+        assert isinstance(case, MergeStatesCase)
+        return Verdict(failure=NAN if any(fails_with(*pair) for pair in case.lse_pairs) else None)
+
+    pairs = tuple((prefix, suffix) for prefix in get_args(LseKind) for suffix in get_args(LseKind))
+    case = MergeStatesCase(num_q_heads=2, head_size=16, num_tokens=len(pairs), lse_pairs=pairs)
+    timed = TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(None))
+    is_bug, sent = pursued(Suspect(MERGE, case, NAN), timed)
+    assert is_bug
+    assert last(sent, Minimised).features == features
 
 
 def test_shrinking_does_not_lean_on_what_earlier_tries_left_behind() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.aspects import aspects
-from attnfuzz.campaign.siblings import strides_swapped, without
+from attnfuzz.campaign.siblings import alternatives, strides_swapped, without
 from attnfuzz.campaign.signature import case_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case
@@ -72,3 +72,22 @@ def test_swapped_strides_change_places() -> None:
     assert swapped is not None
     assert swapped.strides == {"v_cache": "padded_rows"}
     assert strides_swapped(KERNEL, paged()) is None
+
+
+@pytest.mark.parametrize(
+    ("case", "others"),
+    [
+        (paged(), 0),
+        (paged(dtype="bfloat16"), 1),
+        (paged(layout="HND"), 2),
+        (paged(strides={"q": "padded_rows"}), 3),
+    ],
+)
+def test_alternatives_have_another_value_of_what_is_not_the_simplest(case: Case, others: int) -> None:
+    """A bug of bfloat16 and float32 would be two findings, and one of each other layout three."""
+    found = list(alternatives(KERNEL, case))
+    assert len(found) == others
+    for other in found:
+        shared = case_features(KERNEL, other) & case_features(KERNEL, case)
+        assert case_features(KERNEL, case) - shared
+        assert shared >= case_features(KERNEL, BASE)
