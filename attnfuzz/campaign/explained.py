@@ -47,10 +47,14 @@ def explain_failure(
         found = Explanation()
     relations = (failure.oracle,) if is_relation else ()
 
-    def fails(changed: Case) -> bool:
+    def fails(changed: Case) -> bool | None:
+        """As ``failure`` does; None for another failure."""
         if failure.oracle == "call_sequence":  # what the kernel remembers of one run would hide it in the next
             runner.restart()
-        return runner.judge(declaration, changed, relations=relations).failure is not None
+        other = runner.judge(declaration, changed, relations=relations).failure
+        if other is None:
+            return False
+        return True if (other.oracle, other.kind) == (failure.oracle, failure.kind) else None
 
     changes = ablate(case, fails, supports=declaration.supports, options=declaration.options, until=until)
     return msgspec.structs.replace(found, changes=changes)

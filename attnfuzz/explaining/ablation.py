@@ -16,26 +16,28 @@ _SHOWN = 5
 
 def ablate(
     case: Case,
-    fails: Callable[[Case], bool],
+    fails: Callable[[Case], bool | None],
     *,
     supports: Supports,
     options: Mapping[str, tuple[OptionValue, ...]],
     until: float,
 ) -> tuple[str, ...]:
-    """At most two lines: with which changes ``case`` passes, and with which it still ``fails``.
+    """At most two lines: with which changes ``case`` passes, and with which it still ``fails`` in the same way.
 
-    Begins no run after ``until`` (of ``time.monotonic``).
+    One with which it fails in another way (None) is not told: it says nothing of this bug. Begins no run after
+    ``until`` (of ``time.monotonic``).
     """
     outcomes: dict[bool, list[str]] = {True: [], False: []}
     for words, changed in changes_of(case, supports=supports, options=options):
         if time.monotonic() >= until or all(len(found) >= _SHOWN for found in outcomes.values()):
             break
-        outcomes[fails(changed)].append(words)
+        if (outcome := fails(changed)) is not None:
+            outcomes[outcome].append(words)
     lines = []
     if outcomes[False]:
         lines.append(f"passes with one change: {_listed(outcomes[False])}")
     if outcomes[True]:
-        lines.append(f"still fails with any of: {_listed(outcomes[True])}")
+        lines.append(f"also fails if changed to: {_listed(outcomes[True])}")
     return tuple(lines)
 
 

@@ -27,7 +27,7 @@ def check(trial: Trial) -> Failure | None:
     return Failure(
         oracle="dead_memory",
         kind=name,
-        message=f"{where} depends on dead memory: it is {got} where that memory holds NaN, "
+        message=f"{where} changes with memory that holds no token: it is {got} where that holds NaN, "
         f"and {got_otherwise} where it holds small numbers" + (f"; {reason}" if reason else ""),
         details=(f"it changes {extent(name, axes, masks[name])}", *_what_is_dead(trial.case, masks[name])),
     )

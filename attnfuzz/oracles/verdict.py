@@ -62,7 +62,7 @@ RELATION_ORACLES: tuple[OracleName, ...] = (
 NOT_EVERYWHERE: frozenset[OracleName] = frozenset({"graph_replay", "sanitizer"})
 """A case that passes may not have been judged by these: they need a GPU, or are asked for with `--sanitizer` only."""
 
-WITHOUT_WEIGHT = "what is read there gets weight 0, and 0 x NaN is NaN"
+WITHOUT_WEIGHT = "with small numbers the result is right, but 0 x NaN is NaN: mask the load"
 """How the message of "dead_memory" ends where numbers in the place of NaN make no difference."""
 
 ORACLES = USUAL_ORACLES + RELATION_ORACLES

@@ -1,4 +1,4 @@
-"""The order in which a campaign's findings are told: what to repair first comes first."""
+"""The order in which a campaign's findings are told: kernel by kernel, and of each what to repair first comes first."""
 
 from __future__ import annotations
 
@@ -6,25 +6,41 @@ from collections.abc import Iterable
 
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.undeclared import needed_limits
+from attnfuzz.oracles.verdict import ends_process
 
 __all__ = ["heading_of", "in_order"]
 
-_HEADINGS = (
-    "",
-    "undeclared: what follows ends with a declaration, if the kernel is not meant to do more",
-    "flaky: what follows does not fail in every run",
-)
+_OUT_OF_CONTRACT = "Possibly out of contract: each goes away if you add the declaration it names"
+_FLAKY = "Flaky: these do not fail in every run"
+_OUT_OF_BOUNDS = frozenset({"guard_page", "page_relocation", "red_zone"})
+_OF_DEAD_MEMORY = frozenset({"dead_memory", "unwritten"})
+_JUST_ABOVE = 10.0
+"""Times the error bound: a rounding that was not declared, rather than a wrong address."""
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """Bugs whatever is declared, then those that a declaration ends, then those that fail now and then."""
-    return sorted(findings, key=_kind)
+    """By kernel, in the order of their first findings; of a kernel crashes and accesses out of bounds, wrong numbers,
+    what memory without tokens does, what a declaration ends, errors just above their bound, what is flaky."""
+    told = list(findings)
+    kernels = list(dict.fromkeys(finding.declaration.target for finding in told))
+    return sorted(told, key=lambda finding: (kernels.index(finding.declaration.target), _severity(finding)))
 
 
 def heading_of(finding: Finding) -> str:
     """What to say before the first of its kind; empty for bugs whatever is declared."""
-    return _HEADINGS[_kind(finding)]
+    return _FLAKY if finding.is_flaky else _OUT_OF_CONTRACT if needed_limits(finding) else ""
 
 
-def _kind(finding: Finding) -> int:
-    return 2 if finding.is_flaky else 1 if needed_limits(finding) else 0
+def _severity(finding: Finding) -> int:
+    """0 is the worst."""
+    failure = finding.failure
+    if finding.is_flaky:
+        return 5
+    if needed_limits(finding):
+        return 3
+    if ends_process(failure) or failure.oracle in _OUT_OF_BOUNDS:
+        return 0
+    if failure.oracle in _OF_DEAD_MEMORY:
+        return 2
+    is_near = failure.oracle == "accuracy" and 1.0 < (failure.error_ratio or 0.0) < _JUST_ABOVE
+    return 4 if is_near else 1

@@ -78,13 +78,13 @@ def print_result(console: Console, result: CampaignResult) -> None:
     shares = all_shares(result.statistics)
     console.print(kernel_table(result.statistics, width=console.width, shares=shares))
     console.print(Text(_costs(result.statistics), style="dim"), soft_wrap=True)
-    told = ""
+    told = ("", "")
     for number, finding in enumerate(in_order(result.findings), start=1):
         console.print()
-        if (heading := heading_of(finding)) != told:
-            told = heading
-            console.print(Text(heading, style="bold yellow"), soft_wrap=True)
+        if (place := (finding.declaration.target, heading_of(finding))) != told and place[1]:
+            console.print(Text(place[1], style="bold yellow"), soft_wrap=True)
             console.print()
+        told = place
         for line in _finding_lines(number, finding, result.statistics.device_name):
             console.print(line, soft_wrap=True)
     for line in (*_side_lines(result), *_restrictions(result)):
@@ -99,7 +99,7 @@ def _costs(statistics: Statistics) -> str:
     restarts = statistics.restarts
     return (
         f"{100 * statistics.share_compiling():.0f}% of the time compiling, "
-        f"{count(restarts, 'executor')} restarted; pairs: the share of feature pairs that cases had"
+        f"{count(restarts, 'executor')} restarted; pairs: pairwise coverage of input features"
     )
 
 

@@ -42,7 +42,7 @@ def test_masked_scores_but_unmasked_values(plant: Any, dense: DenseDecodeCase, f
     kernel = plant(tokens=whole_rows, score=lambda scores: scores.where(scores.abs() < 1e3, -torch.inf))
     failure = failure_of(kernel, case)
     assert (failure.oracle, failure.kind) == ("dead_memory", "out")
-    assert "where that memory holds NaN" in failure.message
+    assert "where that holds NaN" in failure.message
 
 
 def test_empty_side_of_a_merge(plant: Any, states: MergeStatesCase, failure_of: Any) -> None:

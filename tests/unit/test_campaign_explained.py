@@ -80,7 +80,7 @@ def test_changes_are_tried_on_a_kernel_that_remembers_nothing(runner: Runner) ->
     failure = runner.judge(declaration, CASE, relations=("call_sequence",)).failure
     assert failure is not None
     found = explain_failure(runner, declaration, CASE, failure, weighing_s=9.0, total_s=20.0)
-    assert any(change.startswith("still fails with any of: ") for change in found.changes), found.changes
+    assert any(change.startswith("also fails if changed to: ") for change in found.changes), found.changes
 
 
 def test_a_lack_of_time_is_no_detail() -> None:

@@ -47,7 +47,7 @@ def test_a_failing_case_is_explained(saved: Path) -> None:
     assert run.returncode == 1, run.stderr
     assert "token 2 has weight 0, expected 0.3333: dropped" in run.stdout
     assert "passes with one change: one token fewer (2)" not in run.stdout  # two tokens are still more than one
-    assert "still fails with any of: one token fewer (2)" in run.stdout
+    assert "also fails if changed to: one token fewer (2)" in run.stdout
     assert "token 2 has weight 0" in (saved.parent / "e.svg").read_text()
     assert json.loads((saved.parent / "e.json").read_text())["kernel"].endswith("mine.py:mine")
 

@@ -79,7 +79,7 @@ def test_what_passes_is_told_from_what_fails() -> None:
     """A maintainer would be sent after the wrong condition."""
     passes, fails = ablated(lambda case: case.block_size == 3)
     assert passes == "passes with one change: block_size 2 instead of 3; block_size 4 instead of 3"
-    assert fails.startswith("still fails with any of: one token fewer in sequence 0; ")
+    assert fails.startswith("also fails if changed to: one token fewer in sequence 0; ")
 
 
 def test_lines_stay_short() -> None:

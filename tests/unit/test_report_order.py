@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.report.order import heading_of, in_order
 from tests.unit.test_campaign_undeclared import finding, paged
 
@@ -10,9 +15,27 @@ UNDECLARED = finding(paged(strides={"q": "every_other"}), "strides:q=every_other
 FLAKY = finding(paged(), failed=1)
 
 
-def test_what_no_declaration_ends_comes_first() -> None:
+def with_failure(**fields: Any) -> Finding:
+    one = finding(paged())
+    one.failure = msgspec.structs.replace(one.failure, **fields)
+    return one
+
+
+CRASH = with_failure(oracle="crash", kind="SIGSEGV")
+DEAD = with_failure(oracle="dead_memory", kind="out")
+NEAR = with_failure(oracle="accuracy", kind="out:value", error_ratio=1.3)
+
+
+def test_the_worst_comes_first() -> None:
     """A wrong head map would be told after ten ways in which a kernel for contiguous tensors fails on others."""
-    assert in_order([FLAKY, UNDECLARED, BUG]) == [BUG, UNDECLARED, FLAKY]
+    assert in_order([FLAKY, NEAR, UNDECLARED, DEAD, BUG, CRASH]) == [CRASH, BUG, DEAD, UNDECLARED, NEAR, FLAKY]
+
+
+def test_findings_of_one_kernel_stand_together() -> None:
+    """Who maintains one of them would look for its bugs among those of all others."""
+    other = finding(paged())
+    other.declaration = msgspec.structs.replace(other.declaration, target="other")
+    assert in_order([DEAD, other, CRASH]) == [CRASH, DEAD, other]
 
 
 def test_findings_of_one_kind_stay_in_the_order_in_which_they_were_seen() -> None:
@@ -25,5 +48,5 @@ def test_each_kind_says_what_it_is() -> None:
     """A reader would take what a declaration ends for one more bug, or a flaky failure for a certain one."""
     headings = [heading_of(one) for one in (BUG, UNDECLARED, FLAKY)]
     assert headings[0] == ""
-    assert headings[1].startswith("undeclared: ")
-    assert headings[2].startswith("flaky: ")
+    assert headings[1].startswith("Possibly out of contract: ")
+    assert headings[2].startswith("Flaky: ")

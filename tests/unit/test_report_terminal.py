@@ -227,7 +227,7 @@ def test_flaky_findings_come_after_the_others() -> None:
     flaky, steady = a_finding(steps=1), a_finding(steps=2)
     flaky.failed = 1
     text = printed(a_result(flaky, steady))
-    order = [text.index(words) for words in ("1. my kernels.py:k", "flaky: what follows", "2. my kernels.py:k")]
+    order = [text.index(words) for words in ("1. my kernels.py:k", "Flaky: these", "2. my kernels.py:k")]
     assert order == sorted(order)
     assert text.index("failed 1 of 3 runs") > text.index("2. my kernels.py:k")
 
@@ -240,7 +240,7 @@ def test_what_a_declaration_ends_comes_after_the_bugs() -> None:
     bug = a_finding(steps=2, shrunk_s=2.0)
     text = printed(a_result(undeclared, bug))
     order = [
-        text.index(words) for words in ("1. my kernels.py:k", "in 2 steps", "undeclared: what follows", "in 1 step")
+        text.index(words) for words in ("1. my kernels.py:k", "in 2 steps", "Possibly out of contract", "in 1 step")
     ]
     assert order == sorted(order)
 
