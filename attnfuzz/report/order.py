@@ -19,11 +19,13 @@ _JUST_ABOVE = 10.0
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """By kernel, in the order of their first findings; of a kernel crashes and accesses out of bounds, wrong numbers,
+    """Kernel by kernel, that with the worst finding first; of a kernel crashes and accesses out of bounds, wrong numbers,
     what memory without tokens does, what a declaration ends, errors just above their bound, what is flaky."""
-    told = list(findings)
-    kernels = list(dict.fromkeys(finding.declaration.target for finding in told))
-    return sorted(told, key=lambda finding: (kernels.index(finding.declaration.target), _severity(finding)))
+    kernels = dict[str, list[Finding]]()
+    for finding in findings:
+        kernels.setdefault(finding.declaration.target, []).append(finding)
+    ordered = [sorted(of_kernel, key=_severity) for of_kernel in kernels.values()]
+    return [finding for of_kernel in sorted(ordered, key=lambda its: _severity(its[0])) for finding in of_kernel]
 
 
 def heading_of(finding: Finding) -> str:
