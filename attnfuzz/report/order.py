@@ -19,8 +19,11 @@ _JUST_ABOVE = 10.0
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """Kernel by kernel, that with the worst finding first; of a kernel crashes and accesses out of bounds, wrong numbers,
-    what memory without tokens does, what a declaration ends, errors just above their bound, what is flaky."""
+    """Kernel by kernel, that with the worst finding first.
+
+    Of a kernel crashes and accesses out of bounds, then wrong numbers, what memory without tokens does, what a
+    declaration ends, errors just above their bound, and what is flaky.
+    """
     kernels = dict[str, list[Finding]]()
     for finding in findings:
         kernels.setdefault(finding.declaration.target, []).append(finding)
