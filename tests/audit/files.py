@@ -283,7 +283,7 @@ class Files(Part):
             must = one.running if command in _RUNNING else one.reading
             done = self.yard.command(command, *output, "--", path, limit_s=60.0 if must == "refuse" else 240.0)
             found = faults_of(done, must="either" if command == "merge" else must)
-            if command == "merge" and must == "refuse" and done.status == 0 and not (self.yard.room / path).is_dir():
+            if command == "merge" and must == "refuse" and done.status == 0 and not (self.yard.project / path).is_dir():
                 found.faults.append(Fault("other", "a case was verified that must not be run"))
             found.faults += [*_script_faults(command, done), *self.yard.faults_in_files(), *self.yard.look()]
             seen.faults += [Fault(fault.kind, f"{command}, {one.name}: {fault.text}") for fault in found.faults]
