@@ -27,7 +27,8 @@ __all__ = [
 
 Dtype = Literal["float16", "bfloat16", "float32"]
 Layout = Literal["NHD", "HND", "packed", "interleaved"]
-Strides = Literal["any", "last_contiguous", "contiguous"]
+Strides = Literal["any", "last_contiguous", "serving", "contiguous"]
+"""From what permits most to what permits least."""
 UnusedTableEntries = Literal["valid", "zero", "garbage"]
 LseKind = Literal["natural", "base2", "none"]
 LseLayout = Literal["HT", "TH"]
@@ -43,14 +44,20 @@ MAX_HEAD_SIZE = 1024
 class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Limits what is drawn for a kernel and states the promises that oracles rest on.
 
-    The defaults are "everything this problem can be". ``None`` means any value.
+    The defaults are what a serving engine may hand over. ``None`` means any value.
 
     * ``dtypes``, ``head_sizes``, ``block_sizes``, ``layouts``, ``gqa_ratios`` (query heads per KV head),
       ``max_seq_len``, ``max_query_len``, ``max_num_splits``: the values that may occur.
     * ``v_head_sizes``: sizes of V's heads, which are the output's too: ``"equal"``, those of K and no others;
       ``"any"``; or the sizes that may occur, each with any of ``head_sizes``: multi-head latent attention as DeepSeek
       has it is ``head_sizes=(192,), v_head_sizes=(128,)``.
-    * ``strides``: ``"any"``, ``"last_contiguous"`` (the last dimension has stride 1) or ``"contiguous"``.
+    * ``strides``: how tensors may lie in memory. ``"serving"``, unless declared: as serving engines hand them over. q
+      and out may be slices of a fused projection (tokens further apart than num_q_heads x head_size), pages of a cache
+      and sequences of a dense K and V may have a gap between them that keeps the alignment; everything else is
+      contiguous. Offsets pass 2^31 where those of a real tensor do: by pages of a cache, by tokens of q and of results,
+      by sequences and tokens of a dense K and V. ``"any"``: all that a tensor can be (every other element, transposed,
+      misaligned, any dimension so wide that offsets pass 2^31); ``"last_contiguous"``: the same as far as the last
+      dimension has stride 1; ``"contiguous"``: no gaps at all.
     * ``unused_table_entries``: what block-table entries past a sequence's last page may hold: ``"zero"``, ``"valid"``
       (any page of the cache, a wrong one included) or ``"garbage"`` (also ids that do not exist; never followed).
     * ``empty_sequences``: sequences of length 0 (``out = 0``, ``lse = -inf``), sequences without query tokens in
@@ -83,7 +90,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_query_len: int | None = None
     max_num_splits: int | None = None
     v_head_sizes: VHeadSizes = "equal"
-    strides: Strides = "any"
+    strides: Strides = "serving"
     unused_table_entries: UnusedTableEntries = "valid"
     empty_sequences: bool = True
     padding_tokens: bool = True

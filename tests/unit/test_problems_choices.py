@@ -92,10 +92,28 @@ def test_default_scale_is_a_float32() -> None:
 
 def test_last_contiguous_excludes_whatever_moves_the_last_dimension() -> None:
     """A kernel that needs stride 1 would be given a transposed matrix."""
-    assert stride_kinds_of("last_contiguous", "q") == ("contiguous", "padded_rows", "transposed", "offset")
+    assert stride_kinds_of("last_contiguous", "q") == (
+        "contiguous",
+        "outer_gap",
+        "padded_rows",
+        "transposed",
+        "offset",
+    )
     assert stride_kinds_of("last_contiguous", "block_table") == ("contiguous", "padded_rows", "offset")
     assert stride_kinds_of("last_contiguous", "seq_lens") == ("contiguous", "offset")
     assert stride_kinds_of("contiguous", "q") == ("contiguous",)
+
+
+def test_engines_leave_gaps_between_tokens_and_pages_only() -> None:
+    """A kernel that declares nothing would be asked for strides that no engine hands over."""
+    gapped = {
+        name
+        for problem in PROBLEMS
+        for name in strided_tensors_of(problem, Supports(variants=("alibi", "sinks"), kv_dtypes=("float8_e4m3fn",)))
+        if stride_kinds_of("serving", name) != ("contiguous",)
+    }
+    assert gapped == {"q", "out", "k", "v", "k_cache", "v_cache"}
+    assert {stride_kinds_of("serving", name) for name in gapped} == {("contiguous", "outer_gap")}
 
 
 def test_strides_of_ignored_tensors_are_not_drawn() -> None:
