@@ -1,11 +1,11 @@
 """Which declaration excludes what a finding needs: for kernels that rest on more than they declare.
 
-What a kernel leaves undeclared is what engines hand over, so one that was written for less rightly fails.
-Such a finding comes with the declaration that ends it, where all of this holds: the field has not been declared; the
-case, shrunk to its end, needs what the field excludes; no other field is as likely; and it is something that kernels
-rest on. That is how tensors lie in memory, and that what a window has passed stays readable. Anything else counts only
-where the kernel refuses it with an exception: wrong numbers for some sizes are a missing mask or a wrong head map, and
-NaN for an empty sequence is 0/0. Nor is there a declaration for K's strides taken for V's.
+What a kernel leaves undeclared is what engines hand over, so one that was written for less rightly fails. Such a finding
+comes with the declaration that ends it, where all of this holds: the field has not been declared; the case, shrunk to
+its end, needs what the field excludes; no other field is as likely; and it is something that kernels rest on. That is
+how tensors lie in memory, that what a window has passed stays readable, and that no state has an LSE of +inf. Anything
+else counts only where the kernel refuses it with an exception: wrong numbers for some sizes are a missing mask or a
+wrong head map, and NaN for an empty sequence is 0/0. Nor is there a declaration for K's strides taken for V's.
 """
 
 from __future__ import annotations
@@ -148,6 +148,8 @@ def _limits(finding: Finding) -> Limits:
         return {"strides": "contiguous"} if failure.kind.startswith("ignored stride") else {}
     if FREED_PAGES in features:  # what counts with a weight is beyond the window, whoever owns its page
         return {"freed_pages": False} if failure.message.endswith(WITHOUT_WEIGHT) else {}
+    if any(one.startswith("lse ") and "+inf" in one for one in features):  # -inf is simpler, and would have done
+        return {"empty_state_lse": ("-inf",)}
     if of_places := _of_places(finding.declaration, case, features):
         return of_places  # beside strides, an empty sequence merely decides what is read instead
     return _of_refusals(case, features) if _is_refusal(failure) else {}
@@ -271,6 +273,8 @@ def _words(case: Case, limits: Limits) -> str:
         return "meant to return logarithms to base 2"
     if name == "freed_pages":
         return "only meant for caches that keep the pages behind a window"
+    if name == "empty_state_lse":
+        return f"only meant for empty states whose LSE is {limits[name][0]}"
     if name in ("empty_sequences", "padding_tokens"):
         return f"not meant to take {name.replace('_', ' ')}"
     field = {"max_num_splits": "num_splits"}.get(name, name.removesuffix("s"))

@@ -13,7 +13,7 @@ from attnfuzz.problems.cases import CASE_TYPES, Problem, packed_width
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_SCALE_TENSORS, KvDtype
 from attnfuzz.problems.recipes import STRIDE_KINDS, LseKind, Padding, StrideKind
 from attnfuzz.problems.strides import last_dim_contiguous
-from attnfuzz.problems.supports import DTYPES, LAYOUTS, Dtype, Layout, Strides, Supports
+from attnfuzz.problems.supports import DTYPES, EMPTY_STATE_LSES, LAYOUTS, Dtype, Layout, Strides, Supports
 from attnfuzz.problems.variants import VARIANT_TENSORS, VariantName
 
 __all__ = [
@@ -61,7 +61,6 @@ _PADDINGS: dict[str, tuple[Padding, ...]] = {
     "garbage": ("zero", "wrong_page", "garbage"),
 }
 _RETURNED_LSE = frozenset({"lse", "partial_lse", "output_lse"})
-_EMPTY_KINDS = ("-inf", "+inf")
 
 
 def is_power_of_two(value: int) -> bool:
@@ -148,7 +147,8 @@ def kv_dtypes_of(problem: Problem, supports: Supports) -> tuple[KvDtype, ...]:
 
 def lse_kinds_of(supports: Supports) -> tuple[LseKind, ...]:
     """Kinds of input LSE; an infinite one stands for a state without keys."""
-    return tuple(kind for kind in get_args(LseKind) if supports.empty_sequences or kind not in _EMPTY_KINDS)
+    empty: tuple[str, ...] = supports.empty_state_lse if supports.empty_sequences else ()
+    return tuple(kind for kind in get_args(LseKind) if kind not in EMPTY_STATE_LSES or kind in empty)
 
 
 def strided_tensors_of(problem: Problem, supports: Supports, layout: Layout | None = None) -> tuple[str, ...]:

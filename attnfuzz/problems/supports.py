@@ -32,11 +32,14 @@ Strides = Literal["any", "last_contiguous", "serving", "contiguous"]
 UnusedTableEntries = Literal["valid", "zero", "garbage"]
 LseKind = Literal["natural", "base2", "none"]
 LseLayout = Literal["HT", "TH"]
+EmptyStateOutputs = Literal["zeros", "anything"]
+EmptyStateLse = Literal["-inf", "+inf"]
 OptionValue = bool | int | float | str
 VHeadSizes = Literal["equal", "any"] | tuple[int, ...]
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+EMPTY_STATE_LSES: tuple[EmptyStateLse, ...] = get_args(EmptyStateLse)
 MAX_HEADS = 1024
 MAX_HEAD_SIZE = 1024
 
@@ -64,7 +67,14 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
       paged_attention and, when merging, empty states.
     * ``padding_tokens``: rows of q behind ``cu_seqlens_q[-1]`` in paged_attention, with which servers pad a batch to
       the size that a CUDA graph was captured with. What becomes of those of the results is the kernel's business.
-    * ``lse``: base of the log-sum-exp taken and returned; ``"none"``: the kernel returns no LSE.
+    * ``empty_state_outputs``: what the outputs of empty states hold when merging: ``"zeros"``, which is what the
+      kernels of FlashAttention, FlashInfer and vLLM write for a sequence or split without keys, or ``"anything"``, NaN
+      included, as it is where nobody wrote them.
+    * ``empty_state_lse``: LSEs that tell a kernel that merges of an empty state: ``"-inf"``, ``"+inf"`` or, unless
+      declared, both. FlashAttention 2 returns +inf for a row without keys, so that the merges of vLLM and SGLang are
+      handed it in every deployment that runs on it, and take it for -inf; all others return -inf.
+    * ``lse``: base of the log-sum-exp taken and returned; ``"none"``: the kernel returns no LSE. One that returns none
+      and does not declare so is told once, and judged by its output otherwise.
     * ``lse_layout``: axes of the LSE of merge_states, ``"HT"`` (heads first, vLLM) or ``"TH"`` (tokens first, SGLang).
     * ``variants``: those of ``attnfuzz.problems.variants`` that the kernel can do, each by itself and together:
       ``"window"``, ``"soft_cap"``, ``"alibi"``, ``"sinks"``. None unless declared. A kernel for the paged problems
@@ -94,6 +104,8 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     unused_table_entries: UnusedTableEntries = "valid"
     empty_sequences: bool = True
     padding_tokens: bool = True
+    empty_state_outputs: EmptyStateOutputs = "zeros"
+    empty_state_lse: tuple[EmptyStateLse, ...] = EMPTY_STATE_LSES
     lse: LseKind = "natural"
     lse_layout: LseLayout = "HT"
     variants: tuple[VariantName, ...] = ()
@@ -122,6 +134,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             _check_choices("variants", self.variants, VARIANTS)
         if self.kv_dtypes != ():
             _check_choices("kv_dtypes", self.kv_dtypes, KV_DTYPES)
+        _check_choices("empty_state_lse", self.empty_state_lse, EMPTY_STATE_LSES)
         _check_choices("kv_scales", self.kv_scales, KV_GRANULARITIES)
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
@@ -132,6 +145,7 @@ _FLAGS = ("empty_sequences", "padding_tokens", "freed_pages", "deterministic", "
 _CHOICE_FIELDS: dict[str, Any] = {
     "strides": Strides,
     "unused_table_entries": UnusedTableEntries,
+    "empty_state_outputs": EmptyStateOutputs,
     "lse": LseKind,
     "lse_layout": LseLayout,
 }

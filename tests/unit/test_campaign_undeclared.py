@@ -59,6 +59,7 @@ def refused(case: Case, *features: str, **fields: Any) -> Finding:
 GAPPED_V = paged(strides={"v_cache": "outer_gap"}, seq_lens=(2,))
 HND = paged(layout="HND", block_size=2, seq_lens=(1, 1))
 EMPTY_SUFFIX = MergeStatesCase(num_q_heads=1, head_size=16, num_tokens=1, lse_pairs=(("finite", "-inf"),))
+INFINITE_SUFFIX = msgspec.structs.replace(EMPTY_SUFFIX, lse_pairs=(("finite", "+inf"),))
 PADDED_BATCH = PagedAttentionCase(
     num_q_heads=1,
     num_kv_heads=1,
@@ -90,6 +91,7 @@ ENDED = [
     (refused(paged(num_q_heads=2), "gqa_ratio>1"), {"gqa_ratios": (1,)}),
     (refused(paged(seq_lens=(0,)), "empty sequence"), {"empty_sequences": False}),
     (refused(EMPTY_SUFFIX, "lse finite/-inf"), {"empty_sequences": False}),
+    (finding(INFINITE_SUFFIX, "lse finite/+inf", kind="output:nan"), {"empty_state_lse": ("-inf",)}),
     (refused(PADDED_BATCH, "padding tokens"), {"padding_tokens": False}),
     (
         finding(FREED, FREED_PAGES, "window", oracle="dead_memory", supports=WINDOWS, message=f"nan; {WITHOUT_WEIGHT}"),
@@ -111,6 +113,7 @@ STAYING = {
     ),
     "0/0 for an empty sequence": finding(paged(seq_lens=(0,)), "empty sequence", kind="out:nan"),
     "an offset in 32 bits": finding(paged(seq_lens=(5, 5)), "seq_len>1", oracle="page_relocation", kind="strides of q"),
+    "NaN beside an empty state": finding(EMPTY_SUFFIX, "lse finite/-inf", kind="output:nan"),
     "page offsets in 32 bits": finding(GAPPED_V, "strides:v_cache", oracle="page_relocation", kind="page ids"),
     "strides of K taken for those of V": finding(GAPPED_V, KV_STRIDES_DIFFER, "strides:v_cache=outer_gap"),
     "strides that are not needed": finding(GAPPED_V, "seq_len>1"),

@@ -76,6 +76,13 @@ def test_without_empty_states_no_lse_is_infinite() -> None:
     assert lse_kinds_of(Supports(empty_sequences=False)) == ("finite", "equal", "high", "low")
 
 
+def test_an_infinite_lse_that_is_declared_away_is_not_drawn() -> None:
+    """A merge that takes +inf for a number, as it may, would be handed it."""
+    assert lse_kinds_of(Supports()) == ("finite", "equal", "high", "low", "-inf", "+inf")
+    assert lse_kinds_of(Supports(empty_state_lse=("-inf",))) == ("finite", "equal", "high", "low", "-inf")
+    assert "+inf" in lse_kinds_of(Supports(empty_state_lse=("+inf",)))
+
+
 def test_paddings_are_nested() -> None:
     """A kernel that follows no unused entry would not be given valid ones, too."""
     assert paddings_of(Supports(unused_table_entries="zero")) == ("zero",)
