@@ -1,11 +1,11 @@
 """Which declaration excludes what a finding needs: for kernels that rest on more than they declare.
 
-What a kernel leaves undeclared is what engines hand over, so one that was written for less rightly fails. Such a finding
-comes with the declaration that ends it, where all of this holds: the field has not been declared; the case, shrunk to
-its end, needs what the field excludes; no other field is as likely; and it is something that kernels rest on. That is
-how tensors lie in memory, that what a window has passed stays readable, and that no state has an LSE of +inf. Anything
-else counts only where the kernel refuses it with an exception: wrong numbers for some sizes are a missing mask or a
-wrong head map, and NaN for an empty sequence is 0/0. Nor is there a declaration for K's strides taken for V's.
+What a kernel leaves undeclared is what engines hand over, so one that was written for less rightly fails. Such a
+finding comes with the declaration that ends it, where all of this holds: the field has not been declared; the case,
+shrunk to its end, needs what the field excludes; no other field is as likely; and it is something that kernels rest on.
+That is how tensors lie in memory, that what a window has passed stays readable, and that no state has an LSE of +inf.
+Anything else counts only where the kernel refuses it with an exception: wrong numbers for some sizes are a missing mask
+or a wrong head map, and NaN for an empty sequence is 0/0. Nor is there a declaration for K's strides taken for V's.
 """
 
 from __future__ import annotations
