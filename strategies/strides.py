@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
+from typing import get_args
 
 from hypothesis import strategies as st
 
@@ -68,7 +69,7 @@ def strides_everywhere(
 def strides(
     problem: Problem,
     *,
-    allowed: Strides = "any",
+    allowed: Strides = "serving",
     layout: Layout | None = None,
     variants: tuple[VariantName, ...] = (),
     kv_dtypes: tuple[KvDtype, ...] = (),
@@ -81,7 +82,7 @@ def strides(
     Raises ValueError.
     """
     check_one_of("problem", problem, PROBLEMS)
-    check_one_of("allowed", allowed, ("any", "last_contiguous", "contiguous"))
+    check_one_of("allowed", allowed, get_args(Strides))
     check_one_of("layout", layout, (None, *LAYOUTS))
     check_int("max_strided", max_strided, low=0, high=_MOST_STRIDED)
     supports = Supports(strides=allowed, variants=variants, kv_dtypes=kv_dtypes)

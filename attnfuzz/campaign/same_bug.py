@@ -46,7 +46,7 @@ def are_same_bug(a: Told, b: Told) -> bool:
     mine, its = a.signature, b.signature
     if mine.symptom.kernel != its.symptom.kernel:
         return False
-    if mine.symptom == its.symptom and mine.symptom.oracle == "page_relocation" and "strides" in mine.symptom.kind:
+    if mine.symptom == its.symptom and mine.symptom.oracle == "page_relocation" and "stride" in mine.symptom.kind:
         return True  # an index of the tensor that the kind names is too narrow; a smaller case may draw another tensor
     if a.is_flaky and b.is_flaky and ends_process(mine.symptom) == ends_process(its.symptom):
         return True  # what a case needs that fails now and then is known too roughly to tell two apart

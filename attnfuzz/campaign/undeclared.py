@@ -1,11 +1,11 @@
 """Which declaration excludes what a finding needs: for kernels that rest on more than they declare.
 
-What a kernel leaves undeclared is everything, so one that was written for contiguous tensors rightly fails on others.
-Such a finding comes with the declaration that ends it, where all of this holds: the field has not been declared; the
-case, shrunk to its end, needs what the field excludes; no other field is as likely; and it is something that kernels
-rest on. That is how tensors lie in memory, and that what a window has passed stays readable. Anything else counts only
-where the kernel refuses it with an exception: wrong numbers for some sizes are a missing mask or a wrong head map, and
-NaN for an empty sequence is 0/0. Nor is there a declaration for K's strides taken for V's.
+What a kernel leaves undeclared is what engines hand over, so one that was written for less rightly fails. Such a
+finding comes with the declaration that ends it, where all of this holds: the field has not been declared; the case,
+shrunk to its end, needs what the field excludes; no other field is as likely; and it is something that kernels rest on.
+That is how tensors lie in memory, that what a window has passed stays readable, and that no state has an LSE of +inf.
+Anything else counts only where the kernel refuses it with an exception: wrong numbers for some sizes are a missing mask
+or a wrong head map, and NaN for an empty sequence is 0/0. Nor is there a declaration for K's strides taken for V's.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ _REFUSALS = frozenset(
     }
 )
 _UNDECLARED = Supports()
-_STRICTNESS = ("any", "last_contiguous", "contiguous")
 _POW2_HEAD_SIZES = (16, 32, 64, 128, 256)
 _CACHES = frozenset(name for names in CACHE_TENSORS for name in names)
 
@@ -146,9 +145,11 @@ def _limits(finding: Finding) -> Limits:
     if isinstance(case, AttentionCase) and any(_BASE_2 in line for line in (failure.message, *failure.details)):
         return {"lse": "base2"}
     if failure.oracle == "page_relocation":
-        return {"strides": "contiguous"} if failure.kind.startswith("strides") else {}
+        return {"strides": "contiguous"} if failure.kind.startswith("ignored stride") else {}
     if FREED_PAGES in features:  # what counts with a weight is beyond the window, whoever owns its page
         return {"freed_pages": False} if failure.message.endswith(WITHOUT_WEIGHT) else {}
+    if any(one.startswith("lse ") and "+inf" in one for one in features):  # -inf is simpler, and would have done
+        return {"empty_state_lse": ("-inf",)}
     if of_places := _of_places(finding.declaration, case, features):
         return of_places  # beside strides, an empty sequence merely decides what is read instead
     return _of_refusals(case, features) if _is_refusal(failure) else {}
@@ -177,9 +178,7 @@ def _of_places(declaration: Declaration, case: Case, features: frozenset[str]) -
             layouts = layouts_of(declaration.supports)
             found["layouts"] = layouts[: layouts.index(case.layout)] if particular else (simplest,)
     if strided:
-        permitted = msgspec.structs.replace(declaration.supports, strides="last_contiguous")
-        excluded = not supports_case(permitted, declaration.options, case)
-        found["strides"] = "last_contiguous" if excluded else "contiguous"
+        found["strides"] = "contiguous"
     return found
 
 
@@ -190,7 +189,7 @@ def _limits_elsewhere(finding: Finding, own: Limits) -> Limits:
     has_layouts = any(one.startswith("layout=") for one in features)
     found: Limits = {}
     if kinds or (has_layouts and "strides" in own):  # another layout is outer strides to a kernel
-        found["strides"] = "last_contiguous" if kinds == {"every_other"} and not has_layouts else "contiguous"
+        found["strides"] = "contiguous"
     if has_layouts:
         found["layouts"] = layouts_of(finding.declaration.supports)[:1]
     return {name: value for name, value in found.items() if _is_undeclared(finding.declaration.supports, name)}
@@ -232,7 +231,7 @@ def _stricter(one: Limits, other: Limits) -> Limits:
     for name, value in other.items():
         mine: Any = merged.get(name, value)
         if name == "strides":
-            merged[name] = max(mine, value, key=_STRICTNESS.index)
+            merged[name] = value
         elif name == "lse":
             merged[name] = "none" if "none" in (mine, value) else value
         elif isinstance(value, tuple):
@@ -248,7 +247,7 @@ def _ends(supports: Supports, finding: Finding) -> bool:
     if limits.keys() == {"lse"}:
         return supports.lse in (limits["lse"], "none")
     if failure.oracle == "page_relocation":  # gives the case other strides than it has, as far as they are permitted
-        return _STRICTNESS.index(supports.strides) >= _STRICTNESS.index(limits.get("strides", "contiguous"))
+        return supports.strides == "contiguous"
     return not supports_case(supports, finding.declaration.options, finding.case)
 
 
@@ -264,8 +263,7 @@ def _words(case: Case, limits: Limits) -> str:
     """What a kernel that declares ``limits`` is, seen from ``case``."""
     places = []
     if "strides" in limits:
-        is_last = limits["strides"] == "last_contiguous"
-        places.append("tensors whose last dimension is contiguous" if is_last else "contiguous tensors")
+        places.append("contiguous tensors")
     if "layouts" in limits:
         places.append(f"the layout{'s' if len(limits['layouts']) > 1 else ''} {', '.join(limits['layouts'])}")
     if places:
@@ -275,6 +273,8 @@ def _words(case: Case, limits: Limits) -> str:
         return "meant to return logarithms to base 2"
     if name == "freed_pages":
         return "only meant for caches that keep the pages behind a window"
+    if name == "empty_state_lse":
+        return f"only meant for empty states whose LSE is {limits[name][0]}"
     if name in ("empty_sequences", "padding_tokens"):
         return f"not meant to take {name.replace('_', ' ')}"
     field = {"max_num_splits": "num_splits"}.get(name, name.removesuffix("s"))

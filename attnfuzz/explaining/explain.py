@@ -172,6 +172,7 @@ class _Explaining:
             prefix_lse=values.prefix_lse.cpu(),
             suffix_lse=values.suffix_lse.cpu(),
             lse_base2=values.lse_base2,
+            empty_are_zeros=values.empty_are_zeros,
         )
 
     def _dimensions(self, weights: Weights) -> Iterator[str]:

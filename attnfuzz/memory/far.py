@@ -25,9 +25,18 @@ from attnfuzz.memory.sparse import SparseBuffer
 from attnfuzz.memory.wrapping import landings, wrapped
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import Role
-from attnfuzz.problems.strides import strided_layout
+from attnfuzz.problems.strides import outer_gap, strided_layout
 
-__all__ = ["CACHES", "FAR", "MOST_ROWS", "MOST_ROWS_ON_GPU", "FarAllocator", "stretched_nbytes", "stretched_strides"]
+__all__ = [
+    "CACHES",
+    "FAR",
+    "MOST_ROWS",
+    "MOST_ROWS_ON_GPU",
+    "FarAllocator",
+    "gapped_strides",
+    "stretched_nbytes",
+    "stretched_strides",
+]
 
 CACHES = ("k_cache", "v_cache", "kv_cache")
 FAR = 1 << 32
@@ -59,8 +68,9 @@ class FarAllocator:
     """An `Allocator`; raises `SparseUnavailable` where there is no such memory.
 
     ``first_page``: of the caches, where the case's pages begin. ``stretched``: the dimension of a tensor that gets a
-    wide stride; at most `MOST_ROWS` vectors lie apart then. All other tensors come from ``arena``. `caches` holds the
-    whole caches, what `tensor` returns are the pages of the case. Only with a ``fault_map``, which will tell of it, is
+    wide stride; at most `MOST_ROWS` vectors lie apart then. ``near``: a gap as small as can be, in place of that. All
+    other tensors come from ``arena``. `caches` holds the whole caches, what `tensor` returns are the pages of the case.
+    Only with a ``fault_map``, which will tell of it, is
     a touch below a tensor deadly; on a GPU, with ``on_gpu`` as the memory of such tensors, it always is.
     """
 
@@ -70,6 +80,7 @@ class FarAllocator:
         *,
         first_page: int = 0,
         stretched: Mapping[str, int] | None = None,
+        near: bool = False,
         fault_map: FaultMap | None = None,
         on_gpu: CudaSparseMemory | None = None,
     ) -> None:
@@ -78,6 +89,7 @@ class FarAllocator:
         self._arena = arena
         self._first_page = first_page
         self._stretched = stretched or {}
+        self._near = near
         self._fault_map = fault_map
         self._on_gpu = on_gpu
 
@@ -87,6 +99,9 @@ class FarAllocator:
         """The live part of a tensor: poison, or pre-fill if its `role` is "output"."""
         if name in CACHES and self._first_page:
             return self._pages(name, shape, dtype, strides)
+        if name in self._stretched and self._near:
+            gapped = gapped_strides(shape, self._stretched[name], dtype.itemsize)
+            return self._arena.strided(name, shape, gapped, dtype, role=role)
         if name in self._stretched:
             return self._rows(name, shape, dtype, role)
         return self._arena.tensor(name, shape, dtype, strides=strides, role=role)
@@ -221,6 +236,15 @@ def stretched_strides(
     strides[axis] = _aligned_alike(max(least, enough) + more, contiguous[axis], alignment)
     for outer in range(axis - 1, -1, -1):
         strides[outer] = _aligned_alike(strides[outer + 1] * shape[outer + 1], contiguous[outer], alignment)
+    return tuple(strides)
+
+
+def gapped_strides(shape: tuple[int, ...], axis: int, itemsize: int) -> tuple[int, ...]:
+    """Strides of a tensor that is contiguous but for a gap between entries along ``axis``, with the alignment kept."""
+    strides = list(strided_layout(shape, "contiguous", itemsize).strides)
+    strides[axis] += outer_gap(math.prod(shape[axis + 2 :]), itemsize)
+    for outer in range(axis - 1, -1, -1):
+        strides[outer] = strides[outer + 1] * shape[outer + 1]
     return tuple(strides)
 
 

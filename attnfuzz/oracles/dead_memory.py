@@ -8,7 +8,7 @@ from attnfuzz.oracles.interference import cause_of_difference
 from attnfuzz.oracles.observation import Observation
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import WITHOUT_WEIGHT, Failure
-from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.freed import freed_tokens
 
 __all__ = ["check"]
@@ -29,7 +29,7 @@ def check(trial: Trial) -> Failure | None:
         kind=name,
         message=f"{where} changes with memory that holds no token: it is {got} where that holds NaN, "
         f"and {got_otherwise} where it holds small numbers" + (f"; {reason}" if reason else ""),
-        details=(f"it changes {extent(name, axes, masks[name])}", *_what_is_dead(trial.case, masks[name])),
+        details=(f"it changes {extent(name, axes, masks[name])}", *_what_is_dead(trial, masks[name])),
     )
 
 
@@ -43,9 +43,12 @@ def _reason(trial: Trial, second: Observation) -> str | None:
     return explain(trial.reference, second, comparisons, failed, index)
 
 
-def _what_is_dead(case: Case, mask: Tensor) -> list[str]:
+def _what_is_dead(trial: Trial, mask: Tensor) -> list[str]:
+    case = trial.case
     if not isinstance(case, AttentionCase):
-        return ["dead here: outputs of states whose LSE is -inf or +inf, and whatever lies around the tensors"]
+        unwritten = trial.kernel.declaration.supports.empty_state_outputs == "anything"
+        states = "outputs of states whose LSE is -inf or +inf, and " if unwritten else ""
+        return [f"dead here: {states}whatever lies around the tensors"]
     seq = case.row_seqs[first_index(mask)[0]]
     seq_len = case.seq_lens[seq]
     if isinstance(case, DenseDecodeCase):

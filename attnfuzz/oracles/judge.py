@@ -25,6 +25,7 @@ __all__ = [
     "judge_relations",
     "judge_trial",
     "judge_unguarded",
+    "lacks_lse",
     "needs_two_runs",
     "relation_raised",
     "with_timing",
@@ -84,8 +85,9 @@ def judge(
         verdict = judge_trial(trial, oracles)
         if verdict.failure is None:
             verdict = judge_unguarded(verdict, trial, catch_interrupt=catch_interrupt)
-        if verdict.failure is None:
-            verdict = judge_relations(verdict, trial, oracles, relations, catch_interrupt=catch_interrupt)
+        if verdict.failure is None or lacks_lse(verdict, trial):
+            output = trial if verdict.failure is None else trial.without_lse()
+            verdict = judge_relations(verdict, output, oracles, relations, catch_interrupt=catch_interrupt)
     except KernelRaised as raised:
         verdict = judge_raised(raised, oracles, catch_interrupt=catch_interrupt)
     return with_timing(verdict, trial, time.perf_counter() - started)
@@ -110,6 +112,14 @@ def judge_trial(trial: Trial, oracles: Sequence[OracleName]) -> Verdict:
     return Verdict(failure=failure, error_ratio=trial.symptoms.error_ratio)
 
 
+def lacks_lse(verdict: Verdict, trial: Trial) -> bool:
+    """Whether the `verdict` on `trial` is no more than that the kernel never writes its LSE."""
+    failure = verdict.failure
+    if failure is None or failure.oracle != "unwritten" or failure.kind not in ("lse", "output_lse"):
+        return False
+    return unwritten.lacks_lse(trial)
+
+
 def _most_specific(trial: Trial, oracles: Sequence[OracleName]) -> Failure | None:
     failures = (check(trial) for name, check in _BY_SPECIFICITY.items() if name in oracles)
     return next(filter(None, failures), None)
@@ -128,7 +138,10 @@ def judge_unguarded(verdict: Verdict, trial: Trial, *, catch_interrupt: bool) ->
 def judge_relations(
     verdict: Verdict, trial: Trial, oracles: Sequence[OracleName], relations: Relations, *, catch_interrupt: bool
 ) -> Verdict:
-    """`verdict`, that of all other oracles on a case that passed, or the first of `relations` that objects to it."""
+    """`verdict`, that of all other oracles, or that of the first of `relations` that objects to the case.
+
+    It passed, or lacks but an LSE, and `trial` has none.
+    """
     for relation in chosen(trial.kernel.declaration, trial.case, oracles, relations, device=trial.device):
         found = judge_relation(verdict, trial, relation, catch_interrupt=catch_interrupt)
         if found is not verdict:

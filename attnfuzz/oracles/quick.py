@@ -12,7 +12,14 @@ from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import Plan, plan_of
 from attnfuzz.oracles.batch import Batch
 from attnfuzz.oracles.exception import context_lost
-from attnfuzz.oracles.judge import judge, judge_raised, judge_trial, judge_unguarded, needs_two_runs
+from attnfuzz.oracles.judge import (
+    judge,
+    judge_raised,
+    judge_trial,
+    judge_unguarded,
+    lacks_lse,
+    needs_two_runs,
+)
 from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.related import judge_related
 from attnfuzz.oracles.relations.catalogue import chosen as chosen_relations
@@ -193,7 +200,7 @@ class _Together:
                 verdict = judge_trial(batch.trial(case), self.oracles)
             if verdict.failure is None and guarded:
                 verdict = judge_unguarded(verdict, batch.trial(case), catch_interrupt=self.catch_interrupt)
-            if verdict.failure is None:
+            if verdict.failure is None or lacks_lse(verdict, batch.trial(case)):
                 verdict = judge_related(verdict, batch, case, catch_interrupt=self.catch_interrupt)
             return verdict
         except KernelRaised as raised:

@@ -16,10 +16,17 @@ __all__ = ["judge_related"]
 
 
 def judge_related(verdict: Verdict, batch: Batch, case: int, *, catch_interrupt: bool) -> Verdict:
-    """`verdict`, that of all other oracles on a case that passed, or that of the first relation which objects to it."""
+    """`verdict`, that of all other oracles, or that of the first relation which objects to the case.
+
+    It passed, or lacks but an LSE, in which runs that were made along with it are made again without.
+    """
     for asked in batch.asked[case]:
-        found = _of_one(verdict, batch, case, asked, catch_interrupt=catch_interrupt)
-        if found.failure is not None or found.fatal:
+        if verdict.failure is None:
+            found = _of_one(verdict, batch, case, asked, catch_interrupt=catch_interrupt)
+        else:
+            output = batch.trial(case).without_lse()
+            found = judge_relation(verdict, output, asked.relation, catch_interrupt=catch_interrupt)
+        if found.failure is not verdict.failure or found.fatal:
             return found
     return verdict
 

@@ -13,7 +13,7 @@ from attnfuzz.problems.cases import CASE_TYPES, Problem, packed_width
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_SCALE_TENSORS, KvDtype
 from attnfuzz.problems.recipes import STRIDE_KINDS, LseKind, Padding, StrideKind
 from attnfuzz.problems.strides import last_dim_contiguous
-from attnfuzz.problems.supports import DTYPES, LAYOUTS, Dtype, Layout, Strides, Supports
+from attnfuzz.problems.supports import DTYPES, EMPTY_STATE_LSES, LAYOUTS, Dtype, Layout, Strides, Supports
 from attnfuzz.problems.variants import VARIANT_TENSORS, VariantName
 
 __all__ = [
@@ -35,6 +35,8 @@ __all__ = [
     "lse_kinds_of",
     "min_seq_len",
     "paddings_of",
+    "permits_gap",
+    "permits_stride",
     "split_counts_of",
     "stride_kinds_of",
     "strided_tensors_of",
@@ -50,13 +52,15 @@ NUM_SPLITS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 32)
 
 _VECTORS = frozenset({"seq_lens", "cu_seqlens_q", "alibi_slopes", "sinks", *KV_SCALE_TENSORS})
 _MATRICES = frozenset({"block_table", "lse", "prefix_lse", "suffix_lse", "output_lse"})
+_GAPPED_BY_ENGINES = frozenset({"q", "out", "k", "v", "k_cache", "v_cache", "kv_cache"})
+"""What is a part of a larger tensor: of a fused projection, of a cache for all layers, of a buffer for more tokens.
+Partial and merged results are buffers of an engine's own."""
 _PADDINGS: dict[str, tuple[Padding, ...]] = {
     "zero": ("zero",),
     "valid": ("zero", "wrong_page"),
     "garbage": ("zero", "wrong_page", "garbage"),
 }
 _RETURNED_LSE = frozenset({"lse", "partial_lse", "output_lse"})
-_EMPTY_KINDS = ("-inf", "+inf")
 
 
 def is_power_of_two(value: int) -> bool:
@@ -143,7 +147,8 @@ def kv_dtypes_of(problem: Problem, supports: Supports) -> tuple[KvDtype, ...]:
 
 def lse_kinds_of(supports: Supports) -> tuple[LseKind, ...]:
     """Kinds of input LSE; an infinite one stands for a state without keys."""
-    return tuple(kind for kind in get_args(LseKind) if supports.empty_sequences or kind not in _EMPTY_KINDS)
+    empty: tuple[str, ...] = supports.empty_state_lse if supports.empty_sequences else ()
+    return tuple(kind for kind in get_args(LseKind) if kind not in EMPTY_STATE_LSES or kind in empty)
 
 
 def strided_tensors_of(problem: Problem, supports: Supports, layout: Layout | None = None) -> tuple[str, ...]:
@@ -160,11 +165,27 @@ def strided_tensors_of(problem: Problem, supports: Supports, layout: Layout | No
 
 def stride_kinds_of(allowed: Strides, tensor: str) -> tuple[StrideKind, ...]:
     """Kinds that change how ``tensor`` lies in memory and that ``Supports(strides=allowed)`` permits."""
-    if allowed == "contiguous":
-        return ("contiguous",)
     if tensor in _VECTORS:
         kinds: tuple[StrideKind, ...] = ("contiguous", "offset", "every_other")
+    elif tensor in _MATRICES:  # whose rows padded ones move apart as well
+        kinds = tuple(kind for kind in STRIDE_KINDS if kind != "outer_gap")
     else:
         kinds = STRIDE_KINDS
     shape = (2, 2) if tensor in _MATRICES else (2, 2, 2)
-    return tuple(kind for kind in kinds if allowed == "any" or last_dim_contiguous(shape, kind))
+    return tuple(kind for kind in kinds if permits_stride(allowed, tensor, kind, shape))
+
+
+def permits_stride(allowed: Strides, tensor: str, kind: StrideKind, shape: tuple[int, ...]) -> bool:
+    """Whether ``Supports(strides=allowed)`` permits that ``tensor``, of ``shape``, lies in memory as ``kind`` says."""
+    if allowed == "any" or kind == "contiguous":
+        return True
+    if allowed == "last_contiguous":
+        return last_dim_contiguous(shape, kind)
+    return allowed == "serving" and kind == "outer_gap" and permits_gap(allowed, tensor, 0, len(shape))
+
+
+def permits_gap(allowed: Strides, tensor: str, axis: int, dims: int) -> bool:
+    """Whether entries along ``axis`` of ``tensor``, which has so many dimensions, may be further apart than need be."""
+    if allowed == "serving":
+        return axis == 0 and tensor in _GAPPED_BY_ENGINES
+    return allowed == "any" or (allowed == "last_contiguous" and axis < dims - 1)

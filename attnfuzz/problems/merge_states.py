@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Float32
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from attnfuzz.problems.allocation import Allocator, allocate
@@ -22,7 +22,8 @@ __all__ = ["MergeStatesInputs", "build", "inputs_of", "reference", "tokens_first
 class MergeStatesInputs:
     """What a merge_states kernel gets; LSE axes as ``lse_layout`` says.
 
-    A state whose LSE is -inf or +inf is empty: its output rows are dead memory.
+    A state whose LSE is -inf or +inf is empty: its output rows are zeros, or dead memory where the kernel declares
+    ``Supports(empty_state_outputs="anything")``.
     """
 
     prefix_output: Float[Tensor, "num_tokens num_q_heads head_size"]
@@ -41,7 +42,12 @@ def build(
 
     ``supports.lse`` only says how a kernel reads the LSE numbers: they are the same for natural and base-2 logarithms.
     """
-    values = values or merge_values(case, allocator.device, lse_base2=supports.lse == "base2")
+    values = values or merge_values(
+        case,
+        allocator.device,
+        lse_base2=supports.lse == "base2",
+        empty_are_zeros=supports.empty_state_outputs == "zeros",
+    )
     tensors = allocate(case, allocator)
     write(case, {name: tensor[None] for name, tensor in tensors.items()}, values)
     return inputs_of(case, tensors)
@@ -53,10 +59,15 @@ def inputs_of(case: MergeStatesCase, tensors: dict[str, Tensor]) -> MergeStatesI
 
 
 def write(case: MergeStatesCase, tensors: dict[str, Tensor], values: LogicalStates, placement: None = None) -> None:
-    """Write the live elements to each run's tensors; each tensor has the runs as an additional first dimension."""
+    """Write the elements that are not dead to each run's tensors, which have the runs as an additional dimension."""
     del placement  # a state's place is its row
-    _write_live(tensors["prefix_output"], values.prefix_output, values.prefix_live)
-    _write_live(tensors["suffix_output"], values.suffix_output, values.suffix_live)
+    for name, source, live in (
+        ("prefix_output", values.prefix_output, values.prefix_live),
+        ("suffix_output", values.suffix_output, values.suffix_live),
+    ):
+        target = tensors[name]
+        empty = torch.zeros_like(source) if values.empty_are_zeros else target
+        target.copy_(torch.where(live[..., None], source, empty))
     tokens_first(case, tensors["prefix_lse"]).copy_(values.prefix_lse)
     tokens_first(case, tensors["suffix_lse"]).copy_(values.suffix_lse)
 
@@ -73,11 +84,3 @@ def reference(case: MergeStatesCase, values: LogicalStates) -> Expected:
 def tokens_first(case: MergeStatesCase, lse: Float[Tensor, "..."]) -> Float[Tensor, "*runs num_tokens num_q_heads"]:
     """A view of an LSE tensor of ``case`` with axes (token, head), whatever its layout."""
     return lse if case.lse_layout == "TH" else lse.mT
-
-
-def _write_live(
-    target: Float[Tensor, "runs num_tokens num_q_heads head_size"],
-    source: Float[Tensor, "num_tokens num_q_heads head_size"],
-    live: Bool[Tensor, "num_tokens num_q_heads"],
-) -> None:
-    target.copy_(torch.where(live[..., None], source, target))

@@ -26,7 +26,7 @@ KeyRecipe = Literal["equal", "integers", "normal", "rising", "falling", "negativ
 ValueRecipe = Literal["positions", "integers", "normal", "large", "fine"]
 StateRecipe = Literal["normal", "fine"]
 LseKind = Literal["finite", "equal", "high", "low", "-inf", "+inf"]
-StrideKind = Literal["contiguous", "padded_rows", "transposed", "offset", "every_other"]
+StrideKind = Literal["contiguous", "outer_gap", "padded_rows", "transposed", "offset", "every_other"]
 PageOrder = Literal["identity", "reversed", "shuffled"]
 Padding = Literal["zero", "wrong_page", "garbage"]
 

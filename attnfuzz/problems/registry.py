@@ -64,7 +64,7 @@ def _attention_values(case: Any, device: torch.device | str, supports: Supports)
 
 
 def _merge_values(case: MergeStatesCase, device: torch.device | str, supports: Supports) -> LogicalStates:
-    return merge_values(case, device, lse_base2=supports.lse == "base2")
+    return merge_values(case, device, **_convention(supports))
 
 
 def _attention_contents(cases: Sequence[Any], device: torch.device | str, supports: Supports) -> list[Contents]:
@@ -74,8 +74,13 @@ def _attention_contents(cases: Sequence[Any], device: torch.device | str, suppor
 
 
 def _merge_contents(cases: Sequence[MergeStatesCase], device: torch.device | str, supports: Supports) -> list[Contents]:
-    values = merge_values_of_many(cases, device, lse_base2=supports.lse == "base2")
+    values = merge_values_of_many(cases, device, **_convention(supports))
     return [Contents(states, None) for states in values]
+
+
+def _convention(supports: Supports) -> dict[str, bool]:
+    """What a kernel's declaration says of the states it is handed."""
+    return {"lse_base2": supports.lse == "base2", "empty_are_zeros": supports.empty_state_outputs == "zeros"}
 
 
 def _as_is(case: Any, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,10 +15,9 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
     SplitDecodeCase,
 )
-from attnfuzz.problems.choices import lse_kinds_of, paddings_of
+from attnfuzz.problems.choices import lse_kinds_of, paddings_of, permits_stride
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.shapes import strides_of, tensor_specs
-from attnfuzz.problems.strides import last_dim_contiguous
 from attnfuzz.problems.supports import OptionValue, Supports
 
 __all__ = ["adapt_options", "supports_case", "why_unsupported"]
@@ -115,11 +114,9 @@ def _merge(supports: Supports, case: MergeStatesCase) -> Iterator[str]:
 
 
 def _strides(supports: Supports, case: Case) -> Iterator[str]:
-    if supports.strides == "any":
-        return
-    for name, spec in tensor_specs(case).items():
+    for name, spec in tensor_specs(case).items() if case.strides else ():
         kind = strides_of(case, name)
-        if kind != "contiguous" and (supports.strides == "contiguous" or not last_dim_contiguous(spec.shape, kind)):
+        if not permits_stride(supports.strides, name, kind, spec.shape):
             yield f"strides[{name!r}]={kind!r}, but the kernel declares strides={supports.strides!r}"
 
 

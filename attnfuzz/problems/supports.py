@@ -27,15 +27,19 @@ __all__ = [
 
 Dtype = Literal["float16", "bfloat16", "float32"]
 Layout = Literal["NHD", "HND", "packed", "interleaved"]
-Strides = Literal["any", "last_contiguous", "contiguous"]
+Strides = Literal["any", "last_contiguous", "serving", "contiguous"]
+"""From what permits most to what permits least."""
 UnusedTableEntries = Literal["valid", "zero", "garbage"]
 LseKind = Literal["natural", "base2", "none"]
 LseLayout = Literal["HT", "TH"]
+EmptyStateOutputs = Literal["zeros", "anything"]
+EmptyStateLse = Literal["-inf", "+inf"]
 OptionValue = bool | int | float | str
 VHeadSizes = Literal["equal", "any"] | tuple[int, ...]
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+EMPTY_STATE_LSES: tuple[EmptyStateLse, ...] = get_args(EmptyStateLse)
 MAX_HEADS = 1024
 MAX_HEAD_SIZE = 1024
 
@@ -43,21 +47,34 @@ MAX_HEAD_SIZE = 1024
 class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Limits what is drawn for a kernel and states the promises that oracles rest on.
 
-    The defaults are "everything this problem can be". ``None`` means any value.
+    The defaults are what a serving engine may hand over. ``None`` means any value.
 
     * ``dtypes``, ``head_sizes``, ``block_sizes``, ``layouts``, ``gqa_ratios`` (query heads per KV head),
       ``max_seq_len``, ``max_query_len``, ``max_num_splits``: the values that may occur.
     * ``v_head_sizes``: sizes of V's heads, which are the output's too: ``"equal"``, those of K and no others;
       ``"any"``; or the sizes that may occur, each with any of ``head_sizes``: multi-head latent attention as DeepSeek
       has it is ``head_sizes=(192,), v_head_sizes=(128,)``.
-    * ``strides``: ``"any"``, ``"last_contiguous"`` (the last dimension has stride 1) or ``"contiguous"``.
+    * ``strides``: how tensors may lie in memory. ``"serving"``, unless declared: as serving engines hand them over. q
+      and out may be slices of a fused projection (tokens further apart than num_q_heads x head_size), pages of a cache
+      and sequences of a dense K and V may have a gap between them that keeps the alignment; everything else is
+      contiguous. Offsets pass 2^31 where those of a real tensor do: by pages of a cache, by tokens of q and of results,
+      by sequences and tokens of a dense K and V. ``"any"``: all that a tensor can be (every other element, transposed,
+      misaligned, any dimension so wide that offsets pass 2^31); ``"last_contiguous"``: the same as far as the last
+      dimension has stride 1; ``"contiguous"``: no gaps at all.
     * ``unused_table_entries``: what block-table entries past a sequence's last page may hold: ``"zero"``, ``"valid"``
       (any page of the cache, a wrong one included) or ``"garbage"`` (also ids that do not exist; never followed).
     * ``empty_sequences``: sequences of length 0 (``out = 0``, ``lse = -inf``), sequences without query tokens in
       paged_attention and, when merging, empty states.
     * ``padding_tokens``: rows of q behind ``cu_seqlens_q[-1]`` in paged_attention, with which servers pad a batch to
       the size that a CUDA graph was captured with. What becomes of those of the results is the kernel's business.
-    * ``lse``: base of the log-sum-exp taken and returned; ``"none"``: the kernel returns no LSE.
+    * ``empty_state_outputs``: what the outputs of empty states hold when merging: ``"zeros"``, which is what the
+      kernels of FlashAttention, FlashInfer and vLLM write for a sequence or split without keys, or ``"anything"``, NaN
+      included, as it is where nobody wrote them.
+    * ``empty_state_lse``: LSEs that tell a kernel that merges of an empty state: ``"-inf"``, ``"+inf"`` or, unless
+      declared, both. FlashAttention 2 returns +inf for a row without keys, so that the merges of vLLM and SGLang are
+      handed it in every deployment that runs on it, and take it for -inf; all others return -inf.
+    * ``lse``: base of the log-sum-exp taken and returned; ``"none"``: the kernel returns no LSE. One that returns none
+      and does not declare so is told once, and judged by its output otherwise.
     * ``lse_layout``: axes of the LSE of merge_states, ``"HT"`` (heads first, vLLM) or ``"TH"`` (tokens first, SGLang).
     * ``variants``: those of ``attnfuzz.problems.variants`` that the kernel can do, each by itself and together:
       ``"window"``, ``"soft_cap"``, ``"alibi"``, ``"sinks"``. None unless declared. A kernel for the paged problems
@@ -83,10 +100,12 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_query_len: int | None = None
     max_num_splits: int | None = None
     v_head_sizes: VHeadSizes = "equal"
-    strides: Strides = "any"
+    strides: Strides = "serving"
     unused_table_entries: UnusedTableEntries = "valid"
     empty_sequences: bool = True
     padding_tokens: bool = True
+    empty_state_outputs: EmptyStateOutputs = "zeros"
+    empty_state_lse: tuple[EmptyStateLse, ...] = EMPTY_STATE_LSES
     lse: LseKind = "natural"
     lse_layout: LseLayout = "HT"
     variants: tuple[VariantName, ...] = ()
@@ -115,6 +134,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             _check_choices("variants", self.variants, VARIANTS)
         if self.kv_dtypes != ():
             _check_choices("kv_dtypes", self.kv_dtypes, KV_DTYPES)
+        _check_choices("empty_state_lse", self.empty_state_lse, EMPTY_STATE_LSES)
         _check_choices("kv_scales", self.kv_scales, KV_GRANULARITIES)
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
@@ -125,6 +145,7 @@ _FLAGS = ("empty_sequences", "padding_tokens", "freed_pages", "deterministic", "
 _CHOICE_FIELDS: dict[str, Any] = {
     "strides": Strides,
     "unused_table_entries": UnusedTableEntries,
+    "empty_state_outputs": EmptyStateOutputs,
     "lse": LseKind,
     "lse_layout": LseLayout,
 }

@@ -57,9 +57,13 @@ def attention_values_of_many(cases: Sequence[AttentionCase], tokens: TokenTable)
 
 
 def merge_values_of_many(
-    cases: Sequence[MergeStatesCase], device: torch.device | str, *, lse_base2: bool = False
+    cases: Sequence[MergeStatesCase],
+    device: torch.device | str,
+    *,
+    lse_base2: bool = False,
+    empty_are_zeros: bool = False,
 ) -> list[LogicalStates]:
-    """The numbers of each of ``cases``; ``lse_base2`` as in `merge_values`."""
+    """The numbers of each of ``cases``; ``lse_base2`` and ``empty_are_zeros`` as in `merge_values`."""
     counts = [case.num_tokens for case in cases]
     streams = (Stream.PREFIX_OUTPUT, Stream.SUFFIX_OUTPUT)
     keys = torch.tensor(
@@ -90,6 +94,7 @@ def merge_values_of_many(
             prefix_lses[i].view(case.num_tokens, case.num_q_heads),
             suffix_lses[i].view(case.num_tokens, case.num_q_heads),
             lse_base2,
+            empty_are_zeros,
         )
         for i, case in enumerate(cases)
     ]

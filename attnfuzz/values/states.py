@@ -24,6 +24,7 @@ LSE_FAR = 192
 class LogicalStates:
     """Two states per (token, query head). An LSE of -inf or +inf says that the state is empty and its output unused.
 
+    ``empty_are_zeros``: that output holds zeros nevertheless; else nobody writes it.
     ``lse_base2``: the LSE numbers are base-2 logarithms (the numbers themselves are the same for both bases).
     """
 
@@ -32,6 +33,7 @@ class LogicalStates:
     prefix_lse: Float32[Tensor, "num_tokens num_q_heads"]
     suffix_lse: Float32[Tensor, "num_tokens num_q_heads"]
     lse_base2: bool = False
+    empty_are_zeros: bool = False
 
     @property
     def prefix_live(self) -> Bool[Tensor, "num_tokens num_q_heads"]:
@@ -45,7 +47,7 @@ class LogicalStates:
 
 
 def merge_values(
-    case: MergeStatesCase, device: torch.device | str = "cpu", *, lse_base2: bool = False
+    case: MergeStatesCase, device: torch.device | str = "cpu", *, lse_base2: bool = False, empty_are_zeros: bool = False
 ) -> LogicalStates:
     """The numbers of ``case``: outputs about N(0, 1.15²), or fine, LSE multiples of 1/16.
 
@@ -68,6 +70,7 @@ def merge_values(
             case.num_tokens, case.num_q_heads
         ),
         lse_base2,
+        empty_are_zeros,
     )
 
 

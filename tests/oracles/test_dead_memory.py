@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from attnfuzz.oracles.judge import judge
+from attnfuzz.oracles.quick import judge_many
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.supports import Supports
 
 
 def one_more(n: int) -> int:
@@ -51,9 +53,21 @@ def test_empty_side_of_a_merge(plant: Any, states: MergeStatesCase, failure_of: 
     def average_both(inputs: Any, out: Tensor, lse: Tensor) -> Any:
         return out + inputs.prefix_output * 0 + inputs.suffix_output * 0, lse
 
-    failure = failure_of(plant("merge_states", after=average_both), states)
+    anything = Supports(empty_state_outputs="anything")
+    failure = failure_of(plant("merge_states", supports=anything, after=average_both), states)
     assert (failure.oracle, failure.kind) == ("dead_memory", "output")
     assert failure.details[1].startswith("dead here: outputs of states whose LSE is -inf or +inf")
+
+
+def test_empty_side_of_a_merge_is_zeros_unless_declared(plant: Any, states: MergeStatesCase) -> None:
+    """A textbook merge, right on what engines write for an empty state, would be full of NaN."""
+
+    def average_both(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        return out + inputs.prefix_output * 0 + inputs.suffix_output * 0, lse
+
+    kernel = plant("merge_states", after=average_both)
+    for verdict in (judge(kernel, states, device="cpu"), *judge_many(kernel, [states], device="cpu")):
+        assert verdict.failure is None
 
 
 def test_page_that_an_unused_table_entry_names(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:

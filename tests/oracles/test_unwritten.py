@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.oracles.judge import judge
+from attnfuzz.oracles.quick import judge_many
 from attnfuzz.problems.cases import Case, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.supports import Supports
 
@@ -65,6 +66,35 @@ def test_a_missing_lse_hides_nothing(
     failure = failure_of(bare, dense)
     assert failure.oracle == oracle
     assert failure == failure_of(declared, dense)
+
+
+@pytest.mark.parametrize("problem", ["dense", "states"])
+@pytest.mark.parametrize("together", [False, True])
+def test_a_missing_lse_hides_nothing_from_relations(
+    problem: str, together: bool, plant: Any, request: pytest.FixtureRequest
+) -> None:
+    """What a kernel remembers of other calls, or where it looks for far pages, would be asked of no such kernel."""
+    calls: list[int] = []
+
+    def remember(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        del inputs, lse
+        calls.append(1)
+        return out if len(calls) < 3 else out * 2
+
+    case = request.getfixturevalue(problem)
+    name = case.problem
+    bare = plant(name, after=remember)
+    relations: Any = ("value_affinity",)
+    if together:
+        (verdict,) = judge_many(bare, [case], device="cpu", relations=relations)
+    else:
+        verdict = judge(bare, case, device="cpu", relations=relations)
+    assert verdict.failure is not None
+    assert verdict.failure.oracle == "value_affinity"
+    right = plant(name, after=lambda inputs, out, lse: out)
+    for found in (judge(right, case, device="cpu"), *judge_many(right, [case], device="cpu")):
+        assert found.failure is not None
+        assert found.failure.oracle == "unwritten"
 
 
 def test_an_lse_that_is_missing_in_part_comes_first(plant: Any, dense: Case, failure_of: Any) -> None:

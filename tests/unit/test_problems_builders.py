@@ -181,10 +181,24 @@ PAIRS: tuple[LsePair, ...] = (("finite", "-inf"), ("+inf", "low"), ("-inf", "-in
 
 
 @pytest.mark.parametrize("lse_layout", ["HT", "TH"])
-def test_output_of_an_empty_state_stays_poison(lse_layout: Any) -> None:
-    """A merge that multiplies an empty state's output by a zero weight would go unnoticed."""
+def test_output_of_an_empty_state_is_what_is_declared(lse_layout: Any) -> None:
+    """Kernels would be handed NaN where every engine writes zeros."""
     case = MergeStatesCase(num_q_heads=2, head_size=3, num_tokens=4, lse_pairs=PAIRS, lse_layout=lse_layout)
-    inputs = build_merge(case, PlainAllocator(), SUPPORTS)
+    live = merge_values(case).prefix_live
+    for supports in (Supports(), Supports(lse="base2")):
+        for values in (None, problem_of(case).values(case, "cpu", supports)):
+            output = build_merge(case, PlainAllocator(), supports, values).prefix_output
+            assert (output[~live] == 0).all()
+            assert not live.all()
+        (contents,) = problem_of(case).contents([case], "cpu", supports)
+        assert contents.values.empty_are_zeros
+
+
+@pytest.mark.parametrize("lse_layout", ["HT", "TH"])
+def test_output_of_an_empty_state_stays_poison(lse_layout: Any) -> None:
+    """A merge that multiplies an empty state's output by a zero weight would go unnoticed, where that is declared."""
+    case = MergeStatesCase(num_q_heads=2, head_size=3, num_tokens=4, lse_pairs=PAIRS, lse_layout=lse_layout)
+    inputs = build_merge(case, PlainAllocator(), Supports(empty_state_outputs="anything"))
     values = merge_values(case)
     for side in ("prefix", "suffix"):
         lse, output = getattr(inputs, f"{side}_lse"), getattr(inputs, f"{side}_output")

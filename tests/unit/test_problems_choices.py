@@ -76,6 +76,13 @@ def test_without_empty_states_no_lse_is_infinite() -> None:
     assert lse_kinds_of(Supports(empty_sequences=False)) == ("finite", "equal", "high", "low")
 
 
+def test_an_infinite_lse_that_is_declared_away_is_not_drawn() -> None:
+    """A merge that takes +inf for a number, as it may, would be handed it."""
+    assert lse_kinds_of(Supports()) == ("finite", "equal", "high", "low", "-inf", "+inf")
+    assert lse_kinds_of(Supports(empty_state_lse=("-inf",))) == ("finite", "equal", "high", "low", "-inf")
+    assert "+inf" in lse_kinds_of(Supports(empty_state_lse=("+inf",)))
+
+
 def test_paddings_are_nested() -> None:
     """A kernel that follows no unused entry would not be given valid ones, too."""
     assert paddings_of(Supports(unused_table_entries="zero")) == ("zero",)
@@ -92,10 +99,28 @@ def test_default_scale_is_a_float32() -> None:
 
 def test_last_contiguous_excludes_whatever_moves_the_last_dimension() -> None:
     """A kernel that needs stride 1 would be given a transposed matrix."""
-    assert stride_kinds_of("last_contiguous", "q") == ("contiguous", "padded_rows", "transposed", "offset")
+    assert stride_kinds_of("last_contiguous", "q") == (
+        "contiguous",
+        "outer_gap",
+        "padded_rows",
+        "transposed",
+        "offset",
+    )
     assert stride_kinds_of("last_contiguous", "block_table") == ("contiguous", "padded_rows", "offset")
     assert stride_kinds_of("last_contiguous", "seq_lens") == ("contiguous", "offset")
     assert stride_kinds_of("contiguous", "q") == ("contiguous",)
+
+
+def test_engines_leave_gaps_between_tokens_and_pages_only() -> None:
+    """A kernel that declares nothing would be asked for strides that no engine hands over."""
+    gapped = {
+        name
+        for problem in PROBLEMS
+        for name in strided_tensors_of(problem, Supports(variants=("alibi", "sinks"), kv_dtypes=("float8_e4m3fn",)))
+        if stride_kinds_of("serving", name) != ("contiguous",)
+    }
+    assert gapped == {"q", "out", "k", "v", "k_cache", "v_cache"}
+    assert {stride_kinds_of("serving", name) for name in gapped} == {("contiguous", "outer_gap")}
 
 
 def test_strides_of_ignored_tensors_are_not_drawn() -> None:

@@ -40,6 +40,8 @@ def test_strides_of_each_kind() -> None:
     assert strided_layout(shape, "every_other", 2) == ((48, 16, 2), 95, 0)
     assert strided_layout(shape, "transposed", 2) == ((8, 16, 1), 48, 0)
     assert strided_layout(shape, "padded_rows", 2).strides == (33, 11, 1)
+    assert strided_layout(shape, "outer_gap", 2) == ((32, 8, 1), 56, 0)
+    assert strided_layout((5,), "outer_gap", 4).strides == (1,)
     assert strided_layout((5,), "transposed", 4).strides == (1,)
     assert strided_layout((5,), "padded_rows", 4).strides == (1,)
 
@@ -51,6 +53,16 @@ def test_padded_rows_break_alignment(row: int, itemsize: int) -> None:
     stride = strided_layout((2, row), "padded_rows", itemsize).strides[0]
     assert stride - row in (3, 4)
     assert stride * itemsize % 8
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4])
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 16), (4, 2, 13), (3, 5, 2, 72), (2, 2, 3, 2, 8)], ids=str)
+def test_an_outer_gap_is_what_a_slice_leaves(shape: tuple[int, ...], itemsize: int) -> None:
+    """Gaps would be unlike those of a fused projection, or break the alignment that engines keep."""
+    plain, gapped = (strided_layout(shape, kind, itemsize).strides for kind in ("contiguous", "outer_gap"))
+    gap = gapped[0] - plain[0]
+    assert gapped[1:] == plain[1:]
+    assert gap > 0 == gap * itemsize % 16 == gap % plain[1]
 
 
 @pytest.mark.parametrize("kind", STRIDE_KINDS)

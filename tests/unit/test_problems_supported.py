@@ -48,6 +48,10 @@ MERGE = MergeStatesCase(num_q_heads=1, num_tokens=1, head_size=16)
             case_of("paged_decode", layout="interleaved", strides={"k_cache": "every_other"}),
             r"strides\['kv_cache'\]='every_other'",
         ),
+        (Supports(), case_of("dense_decode", strides={"q": "padded_rows"}), r"strides\['q'\]='padded_rows'"),
+        (Supports(), case_of("paged_decode", strides={"block_table": "outer_gap"}), "strides='serving'"),
+        (Supports(), case_of("split_decode", strides={"partial_out": "outer_gap"}), "strides='serving'"),
+        (Supports(strides="contiguous"), case_of("dense_decode", strides={"q": "outer_gap"}), "strides='contiguous'"),
         (Supports(lse_layout="TH"), MERGE, "lse_layout='HT'"),
         (
             Supports(empty_sequences=False),
@@ -73,6 +77,10 @@ def test_limits_that_a_case_keeps_are_no_objection() -> None:
         "paged_decode", seq_lens=(16,), strides={"q": "transposed", "out": "offset"}, pages=Pages(padding="wrong_page")
     )
     assert why_unsupported(supports, {}, case) is None
+    gaps = {name: "outer_gap" for name in ("q", "out", "k_cache")}
+    for allowed in ("serving", "last_contiguous", "any"):
+        case = case_of("paged_decode", layout="interleaved", strides=gaps)
+        assert why_unsupported(Supports(strides=allowed), {}, case) is None
 
 
 def test_options_must_be_offered_and_complete() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 import attnfuzz
@@ -15,6 +16,22 @@ def test_promises_are_true_or_false(name: str) -> None:
     promise: dict[str, Any] = {name: "no"}
     with pytest.raises(ValueError, match=rf"Supports\({name}='no'\): must be True or False"):
         attnfuzz.Supports(**promise)
+
+
+@pytest.mark.parametrize("declared", [{"empty_state_outputs": "nan"}, {"empty_state_lse": "-inf"}, {"strides": "gaps"}])
+def test_contracts_are_one_of_a_few_words(declared: dict[str, Any]) -> None:
+    """A misspelt contract would be held to be the default."""
+    with pytest.raises(ValueError, match=rf"Supports\({next(iter(declared))}="):
+        attnfuzz.Supports(**declared)
+
+
+def test_what_was_saved_before_a_field_came_is_read() -> None:
+    """A campaign begun with an older version could not be resumed."""
+    new = {"empty_state_outputs", "empty_state_lse"}
+    saved = {
+        name: value for name, value in msgspec.to_builtins(attnfuzz.Supports(strides="any")).items() if name not in new
+    }
+    assert msgspec.convert(saved, attnfuzz.Supports) == attnfuzz.Supports(strides="any")
 
 
 def test_a_graph_is_promised_by_those_only_who_say_so() -> None:

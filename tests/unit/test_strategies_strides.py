@@ -44,6 +44,17 @@ def test_nearly_all_are_strided_in_one_of_the_first_two_turns(problem: Problem) 
     assert not {"contiguous", "offset"} & {*first.values(), *second.values()}
 
 
+@pytest.mark.parametrize("problem", ["dense_decode", "paged_decode", "split_decode", "paged_attention"])
+def test_each_gap_of_an_engine_comes_alone_in_some_turn(problem: Problem) -> None:
+    """What takes the strides of K for V's would be right in all of them, or a gap never be met."""
+    supports = Supports()
+    turns = [strides_everywhere(problem, supports, None, turn=turn) for turn in TURNS]
+    gapped = [name for name in strided_tensors_of(problem, supports) if len(stride_kinds_of("serving", name)) > 1]
+    assert {name for turn in turns for name in turn} == set(gapped)
+    for one, other in combinations(gapped, 2):
+        assert any((one in turn) != (other in turn) for turn in turns), (one, other)
+
+
 @pytest.mark.parametrize("turn", TURNS)
 def test_a_kernel_for_contiguous_tensors_gets_no_others(turn: int) -> None:
     """Its refusal would be called a failure."""

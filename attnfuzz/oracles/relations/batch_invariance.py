@@ -9,6 +9,7 @@ follow the batch, and the bits with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -91,12 +92,12 @@ def _values_of_row(case: Case, values: LogicalAttention | LogicalStates, row: in
     results = _results_of(case, row)
     one = slice(results.start, results.stop)
     if isinstance(values, LogicalStates):
-        return LogicalStates(
-            values.prefix_output[one],
-            values.suffix_output[one],
-            values.prefix_lse[one],
-            values.suffix_lse[one],
-            values.lse_base2,
+        return replace(
+            values,
+            prefix_output=values.prefix_output[one],
+            suffix_output=values.suffix_output[one],
+            prefix_lse=values.prefix_lse[one],
+            suffix_lse=values.suffix_lse[one],
         )
     k, v = values.sequence(row)
     return LogicalAttention(values.q[one], k, v, (0, len(k)), values.kv_scales)

@@ -37,10 +37,14 @@ _OUT_OF_MEMORY = "can't allocate memory"
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    """What lies far away: pages from id ``first_page`` on, and what has high indices along an axis of a tensor."""
+    """What lies far away: pages from id ``first_page`` on, and what has high indices along an axis of a tensor.
+
+    ``near``: of the latter, not far, but merely further away than in a contiguous tensor.
+    """
 
     first_page: int = 0
     stretched: Mapping[str, int] = field(default_factory=dict)
+    near: bool = False
 
 
 def run_far(trial: Trial, far: Far) -> Observation | None:
@@ -59,6 +63,7 @@ def run_far(trial: Trial, far: Far) -> Observation | None:
                 arena,
                 first_page=far.first_page,
                 stretched=far.stretched,
+                near=far.near,
                 fault_map=fault_map,
                 on_gpu=None if trial.device == "cpu" else sparse_memory(),
             )
@@ -133,5 +138,6 @@ def _refuses(raised: KernelRaised) -> bool:
 def _words(case: Case, far: Far) -> str:
     moved = [f"page ids from {far.first_page} on"] if far.first_page and isinstance(case, PagedDecodeCase) else []
     if far.stretched:
-        moved.append(f"strides past 2^31 elements in {', '.join(sorted(far.stretched))}")
+        strides = "gaps" if far.near else "strides past 2^31 elements"
+        moved.append(f"{strides} in {', '.join(sorted(far.stretched))}")
     return f"with {' and '.join(moved)}"

@@ -25,6 +25,7 @@ from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, one_by_on
 from attnfuzz.oracles.relations.transformed import Changed, Results, unequal_bits, where_bits_differ
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, MergeStatesCase
+from attnfuzz.problems.choices import lse_kinds_of
 from attnfuzz.problems.registry import Contents
 from attnfuzz.values import LogicalStates
 
@@ -32,7 +33,7 @@ __all__ = ["MERGE_LAWS"]
 
 
 def _applies(declaration: Declaration, case: Case) -> bool:
-    return isinstance(case, MergeStatesCase) and declaration.supports.empty_sequences
+    return isinstance(case, MergeStatesCase) and "-inf" in lse_kinds_of(declaration.supports)
 
 
 def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:

@@ -5,6 +5,12 @@ do not; here they are sparse (`attnfuzz.memory.far`). With other page ids the bi
 another program: a compiler takes a stride of 1 for a constant, and may fuse other products into sums where it does not.
 So with wide strides results are held to their error bounds.
 
+A kernel that takes a tensor for contiguous is wrong with wide strides too, though none of its indices be narrow. So
+what is wrong is tried with gaps as small as they can be: if it is wrong with those, the stride is ignored. That is no
+bug where the kernel declares to get no such gaps; where a case may have them itself, between entries of the outermost
+dimension, other oracles tell; else it is a failure of its own kind. On a GPU, where an access astray costs the process,
+the small gaps go first.
+
 Up to four runs. In the first, offsets start past 2^32 elements and page ids past 2^16: one that is cut short points to
 decoys. In the second they lie just past 2^31 elements, for what goes wrong only there, a switch to wide offsets at the
 wrong size among them. In the others, the tokens of a page or the heads of a cache are as far apart.
@@ -12,15 +18,17 @@ wrong size among them. In the others, the tokens of a page or the heads of a cac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.memory.far import MOST_ROWS, MOST_ROWS_ON_GPU
+from attnfuzz.memory.far import MOST_ROWS, MOST_ROWS_ON_GPU, gapped_strides
 from attnfuzz.oracles.comparison import Comparison
 from attnfuzz.oracles.elements import extent, first_index
-from attnfuzz.oracles.observation import Observation
+from attnfuzz.oracles.exception import context_lost
+from attnfuzz.oracles.observation import KernelRaised, Observation
 from attnfuzz.oracles.relations.far_run import Far, run_far
 from attnfuzz.oracles.relations.page_limits import (
     far_pages,
@@ -36,6 +44,7 @@ from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.oracles.words import element, number, ratio
 from attnfuzz.problems.block_table import num_blocks, used_blocks
 from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase
+from attnfuzz.problems.choices import permits_gap
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.shapes import ITEMSIZE, tensor_specs
 
@@ -50,6 +59,7 @@ _RUNS = 2
 _KIND = "page ids"
 """Whatever the limit: where two of them are reached with the same page, which it is cannot be told."""
 
+_USE_STRIDE = "the offset of an index is the index times that stride of the tensor; the shape does not tell it"
 _WIDER_OFFSETS = "make an index 64 bits wide before it meets a stride (`.to(tl.int64)`, `int64_t`)"
 _LAST_CONTIGUOUS = "a kernel whose callers keep last dimensions contiguous declares Supports(strides='last_contiguous')"
 _WIDER_IDS = "keep page ids in 32 bits, and offsets made of them in 64"
@@ -71,10 +81,60 @@ def _weight(declaration: Declaration, case: Case) -> int:
 def _check(trial: Trial) -> Failure | None:
     most_rows = MOST_ROWS if trial.device == "cpu" else MOST_ROWS_ON_GPU
     for far in _placements(trial.kernel.declaration, trial.case, most_rows):
-        seen = _wrong(trial, far)
+        if trial.device == "cpu" and _is_right(trial, far):
+            continue
+        ignored = _ignored(trial, far)
+        if failure := _told_of_ignored(trial, ignored):
+            return None if _comes_and_goes(trial) else failure
+        heeded = {name: axis for name, axis in far.stretched.items() if name not in ignored}
+        far = Far(far.first_page, heeded)
+        seen = _wrong(trial, far) if far.first_page or heeded else None
         if seen is not None:
             return None if _comes_and_goes(trial) else _explained(trial, far, seen)
     return None
+
+
+def _ignored(trial: Trial, far: Far) -> dict[str, int]:
+    """Stretched tensors with the outermost dimension whose stride the kernel ignores, or refuses to be any other.
+
+    If none is wrong alone, but all of them are together, they are all of these.
+    """
+    if not far.stretched or _is_right(trial, Far(stretched=far.stretched, near=True)):
+        return {}
+    found = {}
+    for name, innermost in far.stretched.items():
+        shape = tensor_specs(trial.case)[name].shape
+        axes = (axis for axis in range(innermost + 1) if shape[axis] > 1)
+        wrong = (axis for axis in axes if not _is_right(trial, Far(stretched={name: axis}, near=True)))
+        if (axis := next(wrong, None)) is not None:
+            found[name] = axis
+    return found or dict(far.stretched)
+
+
+def _told_of_ignored(trial: Trial, ignored: Mapping[str, int]) -> Failure | None:
+    """Of the first that the kernel declares to heed and no case shows; raises what the kernel raised."""
+    allowed = trial.kernel.declaration.supports.strides
+    for name, axis in ignored.items():
+        shape, dtype, _ = tensor_specs(trial.case)[name]
+        if axis == 0 or not permits_gap(allowed, name, axis, len(shape)):
+            continue
+        near = Far(stretched={name: axis}, near=True)
+        if (seen := _wrong(trial, near)) is not None:
+            gapped = gapped_strides(shape, axis, ITEMSIZE[dtype])[axis]
+            words = f"with {name}.stride({axis}) = {gapped} instead of {math.prod(shape[axis + 1 :])}"
+            return _failure(trial, near, seen, f"ignored stride of {name}", words, _USE_STRIDE)
+    return None
+
+
+def _is_right(trial: Trial, far: Far) -> bool:
+    """Whether the kernel takes such inputs, and gives the same results."""
+    try:
+        seen = run_far(trial, far)
+    except KernelRaised as raised:
+        if raised.fatal or not raised.is_a(Exception) or context_lost(raised.error) is not None:
+            raise
+        return False
+    return seen is not None and not _differs(trial, far, seen)
 
 
 def _placements(declaration: Declaration, case: Case, most_rows: int = MOST_ROWS) -> Iterator[Far]:
@@ -91,13 +151,15 @@ def _placements(declaration: Declaration, case: Case, most_rows: int = MOST_ROWS
 def _wrong(trial: Trial, far: Far) -> Observation | None:
     """The run if it gives other bits; with other strides, or of a kernel that promises no bits, other numbers."""
     seen = run_far(trial, far)
-    if seen is None:
-        return None
+    return seen if seen is not None and _differs(trial, far, seen) else None
+
+
+def _differs(trial: Trial, far: Far, seen: Observation) -> bool:
     masks = where_bits_differ(as_it_is(trial), _on_host(seen.results))
     differs = any(bool(mask.any()) for mask in masks.values())
     if differs and not _same_bits(trial, far):
         differs = _first_beyond_bound(trial, seen) is not None
-    return seen if differs else None
+    return differs
 
 
 def _same_bits(trial: Trial, far: Far) -> bool:

@@ -44,5 +44,5 @@ def test_correct_kernels_do_not_notice(layout: Any, dtype: Any, plant: Any, stat
 
 def test_kernels_without_empty_states_are_not_given_any(plant: Any, states: MergeStatesCase) -> None:
     """A kernel would get input that it never promised to take."""
-    supports = attnfuzz.Supports(empty_sequences=False)
-    assert not applicable(plant("merge_states", supports=supports).declaration, states, NAMES)
+    for supports in (attnfuzz.Supports(empty_sequences=False), attnfuzz.Supports(empty_state_lse=("+inf",))):
+        assert not applicable(plant("merge_states", supports=supports).declaration, states, NAMES)

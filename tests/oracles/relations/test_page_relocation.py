@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.execution.runner import Runner
@@ -22,6 +23,7 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
     SplitDecodeCase,
 )
+from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supported import adapt_options
 from tests.quality.mutants import Edit, Mutant
 from tests.quality.planting import plant
@@ -175,6 +177,96 @@ def test_a_dimension_that_callers_keep_contiguous_can_be_declared(runner: Runner
     assert failure is not None
     assert (failure.kind, "dimension 2 of q so wide apart" in failure.message) == ("strides of q", True)
     assert any("Supports(strides='last_contiguous')" in line for line in failure.details)
+
+
+def wrapped(name: str, changed: Any, **supports: Any) -> Kernel:
+    """A bundled kernel that is given what ``changed`` makes of its inputs."""
+    (kernel,) = load_kernels(name)
+    declared = msgspec.structs.replace(kernel.declaration.supports, **supports)
+
+    def function(inputs: Any, **options: Any) -> Any:
+        changed(inputs)
+        return kernel.function(inputs, **options)
+
+    return Kernel(function, msgspec.structs.replace(kernel.declaration, supports=declared))
+
+
+def as_if_contiguous(*names: str) -> Any:
+    """Offsets made of the shape alone."""
+
+    def change(inputs: Any) -> None:
+        for name in names:
+            tensor = getattr(inputs, name)
+            plain = torch.empty(tensor.shape, device="meta").stride()
+            setattr(inputs, name, tensor.as_strided(tensor.shape, plain))
+
+    return change
+
+
+def relocated(kernel: Kernel, case: Case) -> Failure | None:
+    return judge(
+        kernel, adapt_options(case, kernel.declaration.options), device="cpu", relations=("page_relocation",)
+    ).failure
+
+
+def test_an_ignored_stride_is_no_narrow_index() -> None:
+    """The reader would be sent looking for indices of 32 bits in a kernel that has none."""
+
+    def takes_heads_for_packed(inputs: Any) -> None:
+        q = inputs.q
+        inputs.q = q.as_strided(q.shape, (q.stride(0), q.shape[2], 1))
+
+    case = msgspec.structs.replace(DENSE, num_q_heads=3, num_kv_heads=1, values=Values(seed=1))
+    failure = relocated(wrapped("dense_eager", takes_heads_for_packed), case)
+    assert failure is not None
+    assert failure.kind == "ignored stride of q"
+    assert "with q.stride(1) = 24 instead of 16" in failure.message
+    assert not any("64" in line or "declares" in line for line in failure.details)
+    assert any("index times that stride" in line for line in failure.details)
+
+
+@pytest.mark.parametrize("strides", ["any", "serving"])
+def test_what_a_gap_in_the_case_shows_is_left_to_others(strides: str) -> None:
+    """One mistake would be two findings."""
+    rows = as_if_contiguous("q")
+    assert relocated(wrapped("dense_eager", rows, strides=strides), DENSE) is None
+    gapped = msgspec.structs.replace(DENSE, strides={"q": "outer_gap"})
+    kernel = wrapped("dense_eager", rows, strides=strides)
+    verdict = judge(kernel, adapt_options(gapped, kernel.declaration.options), device="cpu")
+    assert verdict.failure is not None
+    assert verdict.failure.oracle != "page_relocation"
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "tensors"),
+    [
+        ("merge_states_triton", MERGE, ("prefix_output", "suffix_output")),
+        ("merge_states_eager", MERGE, ("prefix_output", "suffix_output")),
+        ("dense_eager", DENSE, ("k", "v", "q")),
+        ("paged_eager", PAGED, ("block_table", "seq_lens")),
+    ],
+)
+def test_kernels_for_contiguous_tensors_are_not_blamed(name: str, case: Case, tensors: tuple[str, ...]) -> None:
+    """Who declares nothing, and takes what engines hand over, would be told to have indices of 32 bits."""
+    assert relocated(wrapped(name, as_if_contiguous(*tensors), strides="serving"), case) is None
+
+
+def test_a_narrow_index_is_found_beside_an_ignored_stride(runner: Runner, tmp_path: Path) -> None:
+    """A kernel that takes one tensor for contiguous could have any other overflow unseen."""
+    edit = Edit("merge_states.py", "i_token = tl.program_id(0).to(tl.int64)", "i_token = tl.program_id(0)")
+    target = plant(Mutant("token", "merge_states_triton", "", "D", "page_relocation", {}, (edit,)), tmp_path)
+    (kernel,) = load_kernels(target)
+    supports = msgspec.structs.replace(kernel.declaration.supports, strides="serving")
+    declaration = msgspec.structs.replace(kernel.declaration, supports=supports)
+
+    def contiguous_prefix(inputs: Any, **options: Any) -> Any:
+        as_if_contiguous("prefix_output")(inputs)
+        return kernel.function(inputs, **options)
+
+    failure = relocated(Kernel(contiguous_prefix, declaration), MERGE)
+    assert failure is not None
+    assert failure.kind in ("strides of suffix_output", "strides of output")
+    assert any("64 bits wide before it meets a stride" in line for line in failure.details)
 
 
 def test_death_below_the_cache_is_told_as_such(runner: Runner, tmp_path: Path) -> None:

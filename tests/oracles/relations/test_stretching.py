@@ -9,12 +9,14 @@ import pytest
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.stretching import stretched_axes, stretched_cache_axes
-from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supports import Supports
 
-ANY = Declaration(name="any", problem="dense_decode")
-CASE = DenseDecodeCase(num_q_heads=4, num_kv_heads=4, head_size=16, seq_lens=(5, 3, 7), scale=0.25)
+ANY = Declaration(name="any", problem="dense_decode", supports=Supports(strides="any"))
+SERVING = Declaration(name="serving", problem="dense_decode")
+ROWS: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 4, "head_size": 16, "seq_lens": (5, 3, 7), "scale": 0.25}
+CASE = DenseDecodeCase(**ROWS)
 
 
 def supporting(**fields: Any) -> Declaration:
@@ -38,7 +40,7 @@ def test_only_what_the_kernel_takes_is_changed() -> None:
         "out": 0,
         "lse": 0,
     }
-    assert "lse" not in stretched_axes(supporting(lse="none"), CASE, 0)
+    assert "lse" not in stretched_axes(supporting(strides="any", lse="none"), CASE, 0)
     assert "q" not in stretched_axes(ANY, msgspec.structs.replace(CASE, strides={"q": "offset"}), 0)
 
 
@@ -62,7 +64,7 @@ def test_many_rows_stay_together() -> None:
 
 
 PAGED = PagedDecodeCase(num_q_heads=4, num_kv_heads=4, head_size=8, seq_lens=(5, 3, 7), scale=0.25, block_size=4)
-PAGES = Declaration(name="pages", problem="paged_decode")
+PAGES = Declaration(name="pages", problem="paged_decode", supports=Supports(strides="any"))
 
 
 @pytest.mark.parametrize(
@@ -105,3 +107,17 @@ def test_caches_stay_as_they_are_where_nothing_can_be_stretched() -> None:
     long = msgspec.structs.replace(PAGED, seq_lens=(3000,))
     for declaration, case in ((PAGES, plain), (narrow, PAGED), (PAGES, long), (ANY, CASE)):
         assert stretched_cache_axes(declaration, case, 0) == {}
+
+
+def test_engines_have_pages_tokens_and_sequences_that_lie_far_apart() -> None:
+    """The heads of a token would be gigabytes apart, as in no engine, or the last tokens of a long batch never far."""
+    turns = [stretched_axes(SERVING, CASE, turn) for turn in range(2)]
+    assert turns == [{"q": 0, "k": 1, "v": 0, "out": 0}, {"q": 0, "k": 0, "v": 1, "out": 0}]
+    plain = msgspec.structs.replace(SERVING, problem="paged_decode")
+    assert [stretched_cache_axes(plain, PAGED, turn) for turn in range(2)] == [{"k_cache": 0, "v_cache": 0}, {}]
+    merge = msgspec.structs.replace(SERVING, problem="merge_states")
+    states = MergeStatesCase(num_q_heads=2, head_size=16, num_tokens=5)
+    assert stretched_axes(merge, states, 0) == {"prefix_output": 0, "suffix_output": 0, "output": 0}
+    split = msgspec.structs.replace(SERVING, problem="split_decode")
+    partials = SplitDecodeCase(**ROWS, block_size=4, num_splits=3)
+    assert stretched_axes(split, partials, 0) == {"q": 0, "partial_out": 0}
