@@ -60,7 +60,7 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports
 
-__all__ = ["Inferred", "LeftOut", "infer", "with_declared"]
+__all__ = ["Inferred", "LeftOut", "infer", "supports_as_text", "with_declared"]
 
 _TIMEOUT_S = {"cpu": 3.0, "cuda": 20.0}
 _PATIENCE_S = {"cpu": 60.0, "cuda": 300.0}
@@ -106,13 +106,17 @@ class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def text(self) -> str:
         """``Supports(...)`` to be pasted: what is declared already, and what was inferred."""
-        names = self.supports.__struct_fields__
-        fields = {name: getattr(self.supports, name) for name in names}
-        return supports_text({name: value for name, value in fields.items() if value != getattr(_UNDECLARED, name)})
+        return supports_as_text(self.supports)
 
     def __str__(self) -> str:
         reasons = ", ".join(map(str, self.left_out))
         return f"Possibly outside the contract of {self.target}: {reasons}. To say so: {self.text}"
+
+
+def supports_as_text(supports: Supports) -> str:
+    """``supports`` as it is written in a program: the fields that are not at their defaults."""
+    fields = {name: getattr(supports, name) for name in supports.__struct_fields__}
+    return supports_text({name: value for name, value in fields.items() if value != getattr(_UNDECLARED, name)})
 
 
 def with_declared(declaration: Declaration, supports: Supports) -> Declaration:
