@@ -19,10 +19,11 @@ Cases are made, not drawn: the same kernel gets the same probes wherever it is a
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 
@@ -120,13 +121,14 @@ def supports_as_text(supports: Supports) -> str:
 
 
 def with_declared(declaration: Declaration, supports: Supports) -> Declaration:
-    """``declaration`` with what it leaves at the default as in ``supports``."""
+    """``declaration`` with what it leaves at the default as in ``supports``, and told to be ``assumed``."""
     fields = {
         name: getattr(supports, name)
         for name in supports.__struct_fields__
-        if getattr(declaration.supports, name) == getattr(_UNDECLARED, name)
+        if getattr(declaration.supports, name) == getattr(_UNDECLARED, name) != getattr(supports, name)
     }
-    return msgspec.structs.replace(declaration, supports=msgspec.structs.replace(declaration.supports, **fields))
+    changed = msgspec.structs.replace(declaration.supports, **fields)
+    return msgspec.structs.replace(declaration, supports=changed, assumed=(*declaration.assumed, *fields))
 
 
 def infer(runner: Runner, declaration: Declaration) -> Inferred:
@@ -184,7 +186,9 @@ class _Probes:
         if verdict.failure is None:
             return _PASSED
         dies = verdict.failure.oracle in ("crash", "hang")
-        return _Seen("raises" if verdict.failure.oracle == "exception" else "dies" if dies else "wrong", verdict.failure)
+        return _Seen(
+            "raises" if verdict.failure.oracle == "exception" else "dies" if dies else "wrong", verdict.failure
+        )
 
     @staticmethod
     def _is_hang(seen: _Seen) -> bool:
@@ -250,7 +254,9 @@ class _Inference:
     def _find_merge(self) -> None:
         """Which logarithms it takes, and on which axes: those that make the output right."""
         self.point = next(_points(self.declaration.supports))
-        layouts: tuple[LseLayout, ...] = get_args(LseLayout) if self._is_open("lse_layout") else (self.supports.lse_layout,)
+        layouts: tuple[LseLayout, ...] = (
+            get_args(LseLayout) if self._is_open("lse_layout") else (self.supports.lse_layout,)
+        )
         kinds: tuple[LseKind, ...] = ("natural", "base2") if self._is_open("lse") else (self.supports.lse,)
         first: _Seen | None = None
         for layout in layouts:
@@ -276,7 +282,7 @@ class _Inference:
                 self._leave_out(name, getattr(point, name), (getattr(self.supports, name),), seen)
 
     def _cases(self, point: Supports, **fields: Any) -> list[Case]:
-        """Small cases with the values of ``point``, no two tensors of which could be taken for another; the best first."""
+        """Small cases with the values of ``point`` in which each layout and stride makes a difference."""
         try:
             simplest = simplest_case(self.declaration.problem, point, self.declaration.options)
         except ValueError:  # a head size that does not fit a layout
@@ -305,8 +311,7 @@ class _Inference:
             changes["query_lens"] = tuple(min(length, most if i == 0 else 1) for i, length in enumerate(seq_lens))
         if isinstance(case, SplitDecodeCase):
             changes["num_splits"] = min(2, supports.max_num_splits or 2)
-        changed: Case = msgspec.structs.replace(case, **changes)
-        return changed
+        return cast(Case, msgspec.structs.replace(case, **changes))
 
     def _output(self, case: Case) -> _Seen:
         """The verdict on the output alone."""
@@ -350,16 +355,15 @@ class _Inference:
             layouts = layouts_of(self.supports)
             self._drop("layouts", layouts, self._values("layouts", layouts, ("raises", "wrong", "dies")))
 
-    def _sizes(
-        self, name: str, sizes: tuple[int, ...], rank: Callable[[int], Any], sample: tuple[int, ...]
-    ) -> None:
+    def _sizes(self, name: str, sizes: tuple[int, ...], rank: Callable[[int], Any], sample: tuple[int, ...]) -> None:
         """Powers of two and other sizes: where those of ``sample`` are at one, they speak for their like."""
         if not self._is_open(name):
             return
+        (ordinary,) = getattr(self.point, name)
         failing = self._values(name, sample, ("raises",))
         for is_power in (True, False):
-            like = [size for size in sample if is_power_of_two(size) == is_power]
-            rest = [size for size in sizes if is_power_of_two(size) == is_power and size not in sample]
+            like = [size for size in sample if is_power_of_two(size) == is_power and size != ordinary]
+            rest = [size for size in sizes if is_power_of_two(size) == is_power and size not in (*sample, ordinary)]
             if set(like) <= set(failing):
                 failing |= {size: failing[like[0]] for size in rest}
             elif set(like) & set(failing):
@@ -420,7 +424,9 @@ class _Inference:
             found = self._stride_not_taken(level, failing)
             if found is None:
                 if level != self.supports.strides:
-                    self._leave_out("strides", level, tuple(sorted({name for name, _ in failing})), list(failing.values())[0])
+                    self._leave_out(
+                        "strides", level, tuple(sorted({name for name, _ in failing})), next(iter(failing.values()))
+                    )
                 return
             failing |= found
 
@@ -486,12 +492,13 @@ class _Inference:
             return
         size = min(first.seq_lens)
         if isinstance(first, PagedAttentionCase):
-            queries = (((size, 0), (1, 0)), ((0, size), (0, 1)), ((size, size), (1, 0)))
-            for lengths, query_lens in queries:
-                yield self._with_lengths(first, lengths, query_lens=query_lens)
+            yield self._with_lengths(first, (size, 0), query_lens=(1, 0))
+            yield self._with_lengths(first, (0, size), query_lens=(0, 1))
+            yield self._with_lengths(first, (size, size), query_lens=(1, 0))
             return
-        for lengths in ((0,), (size, 0), (0, size)):
-            yield self._with_lengths(first, lengths)
+        yield self._with_lengths(first, (0,))
+        yield self._with_lengths(first, (size, 0))
+        yield self._with_lengths(first, (0, size))
 
     def _padding_tokens(self) -> None:
         if self._is_open("padding_tokens"):
@@ -551,12 +558,16 @@ def _points(supports: Supports) -> Iterator[Supports]:
     }
     ordinary = {"head_sizes": (64, 128), "block_sizes": (16, 32, 64)}
     for name, preferred in ordinary.items():
-        values[name] = tuple(sorted(values[name], key=lambda value, names=preferred: value not in names))
+        values[name] = tuple(sorted(values[name], key=functools.partial(_is_not_among, preferred)))
     first = {name: choices[:1] for name, choices in values.items()}
     yield msgspec.structs.replace(supports, **first)
     for name, choices in values.items():
         for choice in choices[1:4]:
             yield msgspec.structs.replace(supports, **{**first, name: (choice,)})
+
+
+def _is_not_among(values: tuple[int, ...], value: int) -> bool:
+    return value not in values
 
 
 def _lacks_lse(failure: Failure) -> bool:
@@ -581,8 +592,10 @@ def _words(left_out: LeftOut) -> str:
         fewer, other = (kept, " other than") if len(kept) < len(values) else (values, "")
         return f"it {how} for {_NOUNS[name]}{'s' if other or len(fewer) > 1 else ''}{other} {_listed(fewer)}"
     if name == "strides":
-        what = "are not contiguous" if kept == "contiguous" else f"do not lie as strides={kept!r} says"
-        return f"it {how} where {_listed(values)} {what if len(values) > 1 else what.replace('are', 'is').replace('do', 'does')}"
+        several = len(values) > 1
+        does_not = "do not" if several else "does not"
+        what = "is not contiguous" if kept == "contiguous" else f"{does_not} lie as strides={kept!r} says"
+        return f"it {how} where {_listed(values)} {what.replace('is', 'are', 1) if several else what}"
     if name == "lse":
         return "it returns no LSE" if kept == "none" else f"its LSE is to base {kept.removeprefix('base')}"
     others = {

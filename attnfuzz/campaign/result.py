@@ -127,7 +127,8 @@ class CampaignResult:
     ``unconfirmed`` failures never came back and may have been the machine's doing: too slow, or out of memory.
 
     ``inferred`` are the contracts that kernels were searched in, where their declarations left something open that they
-    do not take. ``signal`` is the number of the one that interrupted it. ``elsewhere`` are bugs that only other machines found.
+    do not take. ``signal`` is the number of the one that interrupted it. ``elsewhere`` are bugs that only other
+    machines found.
     """
 
     stop_reason: StopReason

@@ -42,7 +42,15 @@ from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.project import project_root
 
-__all__ = ["Request", "choose_workers", "have_built", "infer_contracts", "load_searchable", "run_campaign", "within_contracts"]
+__all__ = [
+    "Request",
+    "choose_workers",
+    "have_built",
+    "infer_contracts",
+    "load_searchable",
+    "run_campaign",
+    "within_contracts",
+]
 
 _ALWAYS_ON = ("crash", "hang")
 _BUILDING_TIMEOUT_S = {"cpu": 5.0, "cuda": 20.0}
@@ -146,10 +154,8 @@ def have_built(runner: Runner, declarations: Sequence[Declaration], note: Callab
                 _builds(runner, declaration, case)
 
 
-def infer_contracts(
-    runner: Runner, declarations: Sequence[Declaration], note: Callable[[str], None]
-) -> list[Inferred]:
-    """What each kernel of the user takes, where its declaration leaves that open. Bundled kernels mean their defaults."""
+def infer_contracts(runner: Runner, declarations: Sequence[Declaration], note: Callable[[str], None]) -> list[Inferred]:
+    """What each kernel of the user takes where it declares nothing. Bundled kernels mean their defaults."""
     inferred = []
     for declaration in declarations:
         if ":" in declaration.target:

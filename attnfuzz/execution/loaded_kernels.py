@@ -146,12 +146,19 @@ class LoadedKernels:
             self.prepare(declaration)
 
     def _say_supports(self, declaration: Declaration) -> None:
-        """Have the present process judge the kernel by ``declaration``. One that dies of it is told anew by the next."""
+        """Have the present process judge the kernel by ``declaration``.
+
+        It may die of what a kernel did to it before, and then a fresh one is told.
+        """
         request = SupportsRequest(declaration.target, declaration.supports)
-        if isinstance(self._call("supports", request, SupportsReply, LOAD_TIMEOUT_S), SupportsReply):
-            self._remember({declaration.target: declaration.supports})
-            return
-        raise KernelLoadError(f"{declaration.target} cannot be told what it supports; its process ends")
+        reply = self._call("supports", request, SupportsReply, LOAD_TIMEOUT_S)
+        if not isinstance(reply, SupportsReply):
+            self.start_device()
+            self.declarations([declaration.target])
+            reply = self._call("supports", request, SupportsReply, LOAD_TIMEOUT_S)
+        if not isinstance(reply, SupportsReply):
+            raise KernelLoadError(f"importing {declaration.target} failed: {failure_of(reply).message}")
+        self._remember({declaration.target: declaration.supports})
 
     def _remember(self, kernels: dict[str, Supports]) -> None:
         pid, known = self._loaded

@@ -1,4 +1,4 @@
-"""What ``attnfuzz declare`` prints: the declaration of each kernel, why it leaves out what it does, what still fails."""
+"""What ``attnfuzz declare`` prints: the declaration of each kernel, the reasons for it, and what fails all the same."""
 
 from __future__ import annotations
 

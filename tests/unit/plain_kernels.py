@@ -3,6 +3,7 @@
 They rest on what they never say: contiguous tensors, one layout, one page size, no log-sum-exp, no empty sequence.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
 from typing import Any
@@ -38,8 +39,8 @@ def decode_in_splits(inputs: Any, *, drops_last_page: bool = False) -> Tensor:
                 (top, weights.sum(dim=1, keepdim=True), torch.einsum("hn,nhd->hd", weights, v[start : start + SPLIT]))
             )
         top = torch.stack([one[0] for one in partial]).max(dim=0).values
-        total = sum(torch.exp(one[0] - top) * one[1] for one in partial)
-        rows.append(sum(torch.exp(one[0] - top) * one[2] for one in partial) / total)
+        total = torch.stack([torch.exp(one[0] - top) * one[1] for one in partial]).sum(dim=0)
+        rows.append(torch.stack([torch.exp(one[0] - top) * one[2] for one in partial]).sum(dim=0) / total)
     return torch.stack(rows).to(q.dtype)
 
 
@@ -122,3 +123,85 @@ def triton_decode(inputs: Any) -> Tensor:
 @attnfuzz.kernel("paged_decode")
 def triton_decode_wrong_head(inputs: Any) -> Tensor:
     return launch(inputs, wrong_head=True)
+
+
+def solve(inputs: Any, k: Tensor, v: Tensor, *, head_of: Any = None, base2: bool = False) -> tuple[Tensor, Tensor]:
+    """Dense decode, with zeros for empty sequences."""
+    q, out, lse = inputs.q, torch.zeros_like(inputs.out), torch.full_like(inputs.lse, -torch.inf)
+    group = q.shape[1] // k.shape[2]
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        for head in range(q.shape[1] if length else 0):
+            kv_head = head // group if head_of is None else head_of(head, k.shape[2])
+            scores = inputs.scale * (k[seq, :length, kv_head].float() @ q[seq, head].float())
+            out[seq, head] = scores.softmax(0) @ v[seq, :length, kv_head].float()
+            lse[seq, head] = scores.logsumexp(0) / (torch.log(torch.tensor(2.0, device=q.device)) if base2 else 1.0)
+    return out, lse
+
+
+@attnfuzz.kernel("dense_decode")
+def takes_everything(inputs: Any) -> tuple[Tensor, Tensor]:
+    return solve(inputs, inputs.k, inputs.v)
+
+
+@attnfuzz.kernel("dense_decode")
+def returns_base_2(inputs: Any) -> tuple[Tensor, Tensor]:
+    return solve(inputs, inputs.k, inputs.v, base2=True)
+
+
+@attnfuzz.kernel("dense_decode")
+def wrong_for_groups(inputs: Any) -> tuple[Tensor, Tensor]:
+    return solve(inputs, inputs.k, inputs.v, head_of=lambda head, heads: head % heads)
+
+
+@attnfuzz.kernel("dense_decode")
+def refuses_groups(inputs: Any) -> tuple[Tensor, Tensor]:
+    if inputs.q.shape[1] != inputs.k.shape[2]:
+        raise NotImplementedError("one query head per KV head")
+    return solve(inputs, inputs.k, inputs.v)
+
+
+@attnfuzz.kernel("dense_decode")
+def forgets_a_mask(inputs: Any) -> tuple[Tensor, Tensor]:
+    """Of sizes that are no power of two, the last dimension."""
+    out, lse = solve(inputs, inputs.k, inputs.v)
+    if out.shape[-1] & (out.shape[-1] - 1):
+        out[..., -1] += 1.0
+    return out, lse
+
+
+@attnfuzz.kernel("dense_decode")
+def takes_strides_of_k_for_v(inputs: Any) -> tuple[Tensor, Tensor]:
+    return solve(inputs, inputs.k, inputs.v.as_strided(inputs.v.shape, inputs.k.stride()))
+
+
+@attnfuzz.kernel("dense_decode")
+def refuses_one_length(inputs: Any) -> tuple[Tensor, Tensor]:
+    if 5 in inputs.seq_lens.tolist():
+        raise ValueError("not that one")
+    return solve(inputs, inputs.k, inputs.v)
+
+
+@attnfuzz.kernel("dense_decode")
+def wrong_lse_of_empty(inputs: Any) -> tuple[Tensor, Tensor]:
+    out, lse = solve(inputs, inputs.k, inputs.v)
+    return out, lse.clamp(min=-5e4)
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(dtypes=("float16",), lse="none"))
+def declares_some(inputs: Any) -> Tensor:
+    if inputs.q.dtype is not torch.float32:
+        raise TypeError("float32 only")
+    return solve(inputs, inputs.k, inputs.v)[0]
+
+
+@attnfuzz.kernel("paged_decode")
+def pages_of_16(inputs: Any) -> tuple[Tensor, Tensor]:
+    """Written for pages of 16 tokens, without a word of it."""
+    k, v = (torch.zeros(len(inputs.seq_lens), 4096, *cache.shape[2:], dtype=cache.dtype, device=cache.device)
+            for cache in (inputs.k_cache, inputs.v_cache))  # fmt: skip
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        for position in range(length):
+            column = min(position // 16, inputs.block_table.shape[1] - 1)
+            block, slot = inputs.block_table[seq, column], min(position % 16, inputs.block_size - 1)
+            k[seq, position], v[seq, position] = inputs.k_cache[block, slot], inputs.v_cache[block, slot]
+    return solve(inputs, k, v)
