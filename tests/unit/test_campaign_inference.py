@@ -204,6 +204,14 @@ def test_declare_prints_what_is_true(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["mine.py"]
 
 
+def test_declare_refuses_what_is_no_kernel(tmp_path: Path) -> None:
+    """A wrong name would end in a traceback."""
+    done = attnfuzz(tmp_path, "declare", "gone.py:k", "--device", "cpu")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "Error: kernel file 'gone.py' does not exist; give the path to a Python file\n"
+
+
 def test_declare_tells_of_bugs_and_declares_none_away(tmp_path: Path) -> None:
     """A wrong kernel would be given a declaration that makes it look right."""
     kernel = f"{KERNELS}:eager_split_decode_drops_last_page"
