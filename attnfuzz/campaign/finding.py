@@ -15,6 +15,7 @@ from attnfuzz.corpus import FindingRecord, Regression, current_environment
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
+from attnfuzz.problems.supports import Supports
 
 __all__ = ["Finding"]
 
@@ -105,10 +106,16 @@ class Finding:
             kernel=self.declaration.target,
             case=self.case,
             preceding=self.preceding,
+            assumed=_assumed(self.declaration),
             finding=record,
             note=self.certainty(),
             environment=current_environment(device),
         )
+
+
+def _assumed(declaration: Declaration) -> Supports | None:
+    fields = {name: getattr(declaration.supports, name) for name in declaration.assumed}
+    return Supports(**fields) if fields else None
 
 
 def _one_of_each(lines: list[str]) -> list[str]:

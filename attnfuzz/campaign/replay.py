@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnfuzz.campaign.inference import with_declared
 from attnfuzz.campaign.journal import is_in_journal, was_running
 from attnfuzz.campaign.saved_run import SavedRun, run_saved
 from attnfuzz.corpus import Regression
@@ -79,7 +80,8 @@ def replay(
     chosen = runner.declarations(list(kernels) if kernels else [_BUNDLED])
     own = [None] * len(cases) if kernels else _own_kernels(cases, runner, trust=trust)
     for saved, first in zip(cases, own, strict=True):
-        for declaration in _distinct([first, *chosen] if first else chosen):
+        others = [_as_assumed(one, saved) if _is_named(one, saved) else one for one in chosen]
+        for declaration in _distinct([first, *others] if first else others):
             if declaration.problem == saved.regression.problem:
                 named = declaration is first or bool(kernels)
                 yield from _replay_on(declaration, saved, runner, run, told_why_not=named)
@@ -104,7 +106,7 @@ def load_named(saved: SavedCase, runner: Runner, *, trust: bool = False, start: 
         (declaration, *_) = runner.declarations([target], within=None if trust else root)
     except KernelLoadError as error:
         raise KernelLoadError(f"{saved.path}: {error}; name another kernel with --kernel") from error
-    return declaration
+    return _as_assumed(declaration, saved)
 
 
 def replay_command(file: Path, target: str) -> str:
@@ -117,6 +119,8 @@ def replay_command(file: Path, target: str) -> str:
 def kernel_and_case(saved: SavedCase, runner: Runner, *, kernel: str | None, trust: bool) -> tuple[Declaration, Case]:
     """The ``kernel`` that the user names, or else the file, and the case with its options. Raises KernelLoadError."""
     declaration = runner.declarations([kernel])[0] if kernel else load_named(saved, runner, trust=trust)
+    if _is_named(declaration, saved):
+        declaration = _as_assumed(declaration, saved)
     _check_problem(saved, declaration)
     return declaration, adapt_options(saved.regression.case, declaration.options)
 
@@ -137,6 +141,17 @@ def resolve_target(target: str, regression_file: Path, root: Path) -> str:
         f"{regression_file} names the kernel {target!r}, but there is no file {place!r} here or above the regression "
         f"in the project {root}; run from the folder it is relative to, or name another kernel with --kernel"
     )
+
+
+def _as_assumed(declaration: Declaration, saved: SavedCase) -> Declaration:
+    """The kernel by the contract that the finding was made in."""
+    assumed = saved.regression.assumed
+    return declaration if assumed is None else with_declared(declaration, assumed)
+
+
+def _is_named(declaration: Declaration, saved: SavedCase) -> bool:
+    """Whether it is the kernel that the file names, which may have been found from another folder."""
+    return Path(declaration.target).name == Path(saved.regression.kernel).name
 
 
 def _own_kernels(cases: Iterable[SavedCase], runner: Runner, *, trust: bool) -> list[Declaration]:

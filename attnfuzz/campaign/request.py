@@ -16,7 +16,8 @@ class Request:
     """What a campaign is asked to do.
 
     ``started`` is when the command began, on the monotonic clock; ``budget_s`` counts from when the first worker can
-    judge. ``workers`` and ``seed`` are chosen if None; without ``oracles`` all of them judge. ``shared`` is the address
+    judge. With ``pedantic`` all that a kernel does not declare away is searched, and what it takes is not inferred.
+    ``workers`` and ``seed`` are chosen if None; without ``oracles`` all of them judge. ``shared`` is the address
     of a Redis server. ``resume`` is the state of an interrupted campaign to go on with; ``trust`` is false where that
     alone names ``kernels``, and no user.
     """
@@ -34,3 +35,4 @@ class Request:
     shared: str | None = None
     resume: State | None = None
     trust: bool = True
+    pedantic: bool = False

@@ -12,6 +12,7 @@ import msgspec
 
 from attnfuzz.campaign.elsewhere import FoundElsewhere
 from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.inference import Inferred
 from attnfuzz.campaign.messages import Progress
 from attnfuzz.campaign.ratios import EXACT, NOT_FINITE
 from attnfuzz.campaign.throughput import Throughput
@@ -125,7 +126,9 @@ class CampaignResult:
 
     ``unconfirmed`` failures never came back and may have been the machine's doing: too slow, or out of memory.
 
-    ``signal`` is the number of the one that interrupted it. ``elsewhere`` are bugs that only other machines found.
+    ``inferred`` are the contracts that kernels were searched in, where their declarations left something open that they
+    do not take. ``signal`` is the number of the one that interrupted it. ``elsewhere`` are bugs that only other
+    machines found.
     """
 
     stop_reason: StopReason
@@ -136,6 +139,7 @@ class CampaignResult:
     troubles: tuple[str, ...] = ()
     signal: int | None = None
     elsewhere: tuple[FoundElsewhere, ...] = ()
+    inferred: tuple[Inferred, ...] = ()
 
     @property
     def unreached(self) -> tuple[str, ...]:

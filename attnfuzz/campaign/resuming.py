@@ -13,7 +13,7 @@ from attnfuzz.campaign.state import Asked, State, StateError
 
 __all__ = ["asked_of", "resumed"]
 
-_SAME = ("kernels", "workers", "device", "oracles", "fail_fast", "tolerance", "shared")
+_SAME = ("kernels", "workers", "device", "oracles", "fail_fast", "tolerance", "shared", "pedantic")
 
 
 def resumed(request: Request, state: State, *, given: Collection[str], trust: bool = False) -> Request:

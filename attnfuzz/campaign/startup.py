@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
 from typing import cast
@@ -17,6 +18,7 @@ from attnfuzz.campaign.calibration import PROBE_KERNEL, Choice, ProbeLoad, by_fo
 from attnfuzz.campaign.checkpoints import Checkpoints
 from attnfuzz.campaign.coordinator import Coordinator, Plan
 from attnfuzz.campaign.duration import format_duration
+from attnfuzz.campaign.inference import Inferred, infer, with_declared
 from attnfuzz.campaign.interrupts import Interrupts
 from attnfuzz.campaign.journal import JournalFolder
 from attnfuzz.campaign.memory_limit import memory_limit
@@ -40,7 +42,15 @@ from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.project import project_root
 
-__all__ = ["Request", "choose_workers", "have_built", "load_searchable", "run_campaign"]
+__all__ = [
+    "Request",
+    "choose_workers",
+    "have_built",
+    "infer_contracts",
+    "load_searchable",
+    "run_campaign",
+    "within_contracts",
+]
 
 _ALWAYS_ON = ("crash", "hang")
 _BUILDING_TIMEOUT_S = {"cpu": 5.0, "cuda": 20.0}
@@ -52,8 +62,8 @@ _ONLY_GPU = Gpu("")
 """Where torch finds one and nvidia-smi is not there: it needs no pinning."""
 
 
-def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
-    """Run a campaign to its end, which a signal may bring about.
+def run_campaign(request: Request, reporter: Reporter, *, state_folder: Path = FOLDER) -> CampaignResult:
+    """Run a campaign to its end, which a signal may bring about. ``state_folder``: for its state and journals.
 
     Raises, before it begins, KernelLoadError, ExecutorUnavailable, StateError for a campaign that cannot be resumed
     like this, and Interrupted.
@@ -61,12 +71,14 @@ def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
     reporter = ForgivingReporter(reporter)
     with (
         Interrupts(raising=True) as interrupts,
-        StateFile() as state_file,
+        StateFile(state_folder) as state_file,
         Runner(device=request.device) as runner,
-        JournalFolder() as journal,
+        JournalFolder(state_folder) as journal,
     ):
         declarations = _load_asked(runner, request, note=reporter.note)
         have_built(runner, declarations, reporter.note)
+        inferred = [] if request.pedantic else infer_contracts(runner, declarations, reporter.note)
+        declarations = within_contracts(declarations, inferred)
         if request.resume is not None:
             request.resume.check_kernels(declarations)
         _say_what_was_left(request, journal, state_file, reporter)
@@ -81,6 +93,7 @@ def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
         with _exchange(request.shared, declarations) as exchange:
             coordinator = Coordinator(plan, launch=launch, reporter=reporter, exchange=exchange)
             result = coordinator.run(interrupts)
+        result = replace(result, inferred=tuple(one for one in inferred if one.left_out))
         journal.keep = coordinator.has_lost_device
         scratch.remove()
     if state_file.has_state:
@@ -139,6 +152,23 @@ def have_built(runner: Runner, declarations: Sequence[Declaration], note: Callab
             note(f"{declaration.target} compiles itself: building what it declares, one after the other")
             for case in others:
                 _builds(runner, declaration, case)
+
+
+def infer_contracts(runner: Runner, declarations: Sequence[Declaration], note: Callable[[str], None]) -> list[Inferred]:
+    """What each kernel of the user takes where it declares nothing. Bundled kernels mean their defaults."""
+    inferred = []
+    for declaration in declarations:
+        if ":" in declaration.target:
+            inferred.append(infer(runner, declaration))
+            if inferred[-1].left_out:
+                note(f"{declaration.target} is searched as {inferred[-1].text}; --pedantic searches all of it")
+    return inferred
+
+
+def within_contracts(declarations: Sequence[Declaration], inferred: Sequence[Inferred]) -> list[Declaration]:
+    """The kernels, those of ``inferred`` with what that says."""
+    supports = {one.target: one.supports for one in inferred}
+    return [with_declared(one, supports.get(one.target, one.supports)) for one in declarations]
 
 
 def _one_of_each(declaration: Declaration) -> list[Case]:

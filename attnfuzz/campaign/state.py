@@ -88,6 +88,7 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     fail_fast: bool = False
     tolerance: Tolerance = "bound"
     shared: str | None = None
+    pedantic: bool = False
 
     def __post_init__(self) -> None:
         check_text("save_folder", self.save_folder, _LONGEST_PATH)

@@ -17,6 +17,7 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "explore": "attnfuzz.cli.explore",
+    "declare": "attnfuzz.cli.declare",
     "replay": "attnfuzz.cli.replay",
     "list": "attnfuzz.cli.listing",
     "show": "attnfuzz.cli.show",

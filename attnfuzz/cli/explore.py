@@ -50,6 +50,9 @@ _FIELDS = {"budget": "budget_s", "save_dir": "save_folder"}
 @TOLERANCE
 @SHARED
 @profile_option(*RULES)
+@click.option(
+    "--pedantic", is_flag=True, help="Search all that is not declared away, whatever the kernel seems to be meant for."
+)
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 @click.option("--resume", is_flag=True, help="Go on with the campaign that was interrupted in this folder.")
 @TRUST
@@ -68,11 +71,16 @@ def command(
     sanitizer: Tool | None,
     tolerance: Tolerance,
     shared: str | None,
+    pedantic: bool,
     quiet: bool,
     resume: bool,
     trust: bool,
 ) -> int:
-    """Search KERNELs (all bundled ones by default) for bugs until the budget is spent."""
+    """Search KERNELs (all bundled ones by default) for bugs until the budget is spent.
+
+    What a kernel of yours takes is found out first, where it declares nothing (see attnfuzz declare), and only that is
+    searched; what lies outside is told in one sentence and is no finding.
+    """
     started = time.monotonic()
     from attnfuzz.campaign.startup import Request
 
@@ -89,6 +97,7 @@ def command(
             fail_fast=fail_fast,
             tolerance=tolerance,
             shared=shared,
+            pedantic=pedantic,
         )
         if sanitizer is not None:
             return explore_sanitized(request, sanitizer, quiet=quiet)

@@ -21,6 +21,7 @@ from attnfuzz.corpus.regression import (
 from attnfuzz.data_files import read_data_file
 from attnfuzz.problems.cases import PROBLEMS, Case, Problem, case_from_builtins
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, CaseTooLarge, check_lists, check_size
+from attnfuzz.problems.supports import Supports
 from attnfuzz.said import SENTENCE_BYTES, printable
 
 __all__ = ["MAX_FILE_BYTES", "RegressionError", "decode_regression", "load_regression", "what_is_wrong"]
@@ -50,6 +51,7 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     kernel: str
     case: dict[str, Any]
     preceding: list[dict[str, Any]] = []
+    assumed: Supports | None = None
     finding: FindingRecord
     status: Status = "open"
     note: str = ""

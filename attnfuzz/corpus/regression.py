@@ -11,6 +11,7 @@ import msgspec
 
 from attnfuzz.oracles.verdict import Failure, OracleName, make_printable
 from attnfuzz.problems.cases import Case, Problem
+from attnfuzz.problems.supports import Supports
 
 __all__ = [
     "FORMAT",
@@ -92,13 +93,16 @@ class Regression(msgspec.Struct, frozen=True, kw_only=True):
 
     ``kernel`` is the target that loads the kernel: a bundled name, ``module:name`` or ``path/to/file.py:name``.
     ``case`` fails once the cases of ``preceding``, if there are any, have run before it in the same process.
-    ``status`` is ``"open"`` while the case still fails and ``"fixed"`` once it must pass. ``note`` is for people.
+    ``assumed`` is what the kernel was found not to take where its declaration leaves that open; the case is judged by
+    that, unless the kernel declares it by now. ``status`` is ``"open"`` while the case still fails and ``"fixed"`` once
+    it must pass. ``note`` is for people.
     """
 
     problem: Problem
     kernel: str
     case: Case
     preceding: tuple[Case, ...] = ()
+    assumed: Supports | None = None
     finding: FindingRecord
     status: Status = "open"
     note: str = ""
@@ -121,6 +125,12 @@ def encode_regression(regression: Regression) -> bytes:
     fields: dict[str, Any] = {"format": FORMAT, **msgspec.structs.asdict(regression)}
     if not regression.preceding:
         del fields["preceding"]
+    if regression.assumed is None:
+        del fields["assumed"]
+    else:
+        plain = msgspec.structs.asdict(Supports())
+        named = msgspec.structs.asdict(regression.assumed)
+        fields["assumed"] = {name: value for name, value in named.items() if value != plain[name]}
     document = msgspec.to_builtins(fields, order="deterministic", str_keys=True)
     if not regression.finding.runs:
         document["finding"] = {name: value for name, value in document["finding"].items() if name not in _RATE}

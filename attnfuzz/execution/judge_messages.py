@@ -7,6 +7,7 @@ import msgspec
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.leaks import MemoryUse
 from attnfuzz.oracles.verdict import OracleName, Relations, Verdict
+from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.said import NAME_BYTES, printable
 
@@ -22,6 +23,8 @@ __all__ = [
     "JudgeRequest",
     "PrepareReply",
     "PrepareRequest",
+    "SupportsReply",
+    "SupportsRequest",
     "from_wire",
     "to_wire",
 ]
@@ -42,6 +45,17 @@ class DeclarationsReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     kernels: list[Declaration]
     error: str | None = None
+
+
+class SupportsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """From now on judge the kernel `target` by these, whatever its file declares."""
+
+    target: str
+    supports: Supports
+
+
+class SupportsReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """It is done."""
 
 
 class PrepareRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

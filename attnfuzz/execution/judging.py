@@ -27,6 +27,8 @@ from attnfuzz.execution.judge_messages import (
     JudgeRequest,
     PrepareReply,
     PrepareRequest,
+    SupportsReply,
+    SupportsRequest,
     to_wire,
 )
 from attnfuzz.execution.service import ExitAfterReply
@@ -66,6 +68,7 @@ class JudgingService:
             "judge": self._judge,
             "judge_many": self._judge_many,
             "prepare": self._prepare,
+            "supports": self._supports,
         }
 
     def handle(self, method: str, payload: bytes) -> bytes:
@@ -108,6 +111,11 @@ class JudgingService:
         except BaseException as error:  # noqa: BLE001 - the user's code; whatever it raises is told
             return PrepareReply(raised=f"{type_name(error)}: {text_of(error)}")
         return PrepareReply()
+
+    def _supports(self, payload: bytes) -> SupportsReply:
+        request = msgspec.json.decode(payload, type=SupportsRequest)
+        self._kernels[request.target] = self._kernel(request.target).declared(supports=request.supports)
+        return SupportsReply()
 
     def _judge(self, payload: bytes) -> JudgeReply:
         request = msgspec.json.decode(payload, type=JudgeRequest)

@@ -1,6 +1,6 @@
 """The kernels that an executor has imported, and whether the device that it runs them on still answers. Torch-free."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,7 +9,14 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.device_probe import why_no_answer
 from attnfuzz.execution.executor import Executor
 from attnfuzz.execution.faults import failure_of
-from attnfuzz.execution.judge_messages import DeclarationsReply, DeclarationsRequest, PrepareReply, PrepareRequest
+from attnfuzz.execution.judge_messages import (
+    DeclarationsReply,
+    DeclarationsRequest,
+    PrepareReply,
+    PrepareRequest,
+    SupportsReply,
+    SupportsRequest,
+)
 from attnfuzz.execution.likely_device import Device
 from attnfuzz.execution.outcomes import (
     Answered,
@@ -21,6 +28,7 @@ from attnfuzz.execution.outcomes import (
     ServiceError,
     TimedOut,
 )
+from attnfuzz.problems.supports import Supports
 
 __all__ = ["LOAD_TIMEOUT_S", "LoadedKernels"]
 
@@ -34,13 +42,14 @@ _START_TIMEOUT_S = 120.0  # where a hundred do so at once
 class LoadedKernels:
     """Has ``executor`` import a kernel before it is asked anything about it, in each process that it goes on in.
 
+    A kernel is judged by what the declaration says that comes with the call, also where its file declares otherwise.
     ``prepared`` are the targets that need no preparing any more; what is prepared here is added.
     """
 
     def __init__(self, executor: Executor, device: Device, prepared: set[str] | None = None) -> None:
         self._executor = executor
         self._device = device
-        self._loaded: tuple[int | None, set[str]] = (None, set())
+        self._loaded: tuple[int | None, dict[str, Supports]] = (None, {})
         self._on_device: int | None = None
         self._stuck: str | None = None
         self.prepared = set() if prepared is None else prepared
@@ -63,7 +72,7 @@ class LoadedKernels:
             raise KernelLoadError(f"importing {', '.join(targets)} failed: {failure_of(reply).message}")
         if reply.error is not None:
             raise KernelLoadError(reply.error)
-        self._remember(declaration.target for declaration in reply.kernels)
+        self._remember({declaration.target: declaration.supports for declaration in reply.kernels})
         return reply.kernels
 
     def prepare(self, declaration: Declaration) -> None:
@@ -131,12 +140,29 @@ class LoadedKernels:
         self.start_device()
         if pid is None or pid != self._executor.pid or declaration.target not in targets:
             self.declarations([declaration.target])
+        if self._loaded[1].get(declaration.target, declaration.supports) != declaration.supports:
+            self._say_supports(declaration)
         if declaration.needs_preparing and declaration.target not in self.prepared:
             self.prepare(declaration)
 
-    def _remember(self, targets: Iterable[str]) -> None:
+    def _say_supports(self, declaration: Declaration) -> None:
+        """Have the present process judge the kernel by ``declaration``.
+
+        It may die of what a kernel did to it before, and then a fresh one is told.
+        """
+        request = SupportsRequest(declaration.target, declaration.supports)
+        reply = self._call("supports", request, SupportsReply, LOAD_TIMEOUT_S)
+        if not isinstance(reply, SupportsReply):
+            self.start_device()
+            self.declarations([declaration.target])
+            reply = self._call("supports", request, SupportsReply, LOAD_TIMEOUT_S)
+        if not isinstance(reply, SupportsReply):
+            raise KernelLoadError(f"importing {declaration.target} failed: {failure_of(reply).message}")
+        self._remember({declaration.target: declaration.supports})
+
+    def _remember(self, kernels: dict[str, Supports]) -> None:
         pid, known = self._loaded
-        self._loaded = (self._executor.pid, {*targets, *(known if pid == self._executor.pid else ())})
+        self._loaded = (self._executor.pid, (known if pid == self._executor.pid else {}) | kernels)
 
     def _look_at_device(self, declaration: Declaration, hang: TimedOut) -> None:
         """After a hang, find out whether there is still a device to go on with."""

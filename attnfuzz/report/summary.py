@@ -30,14 +30,16 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     runs: int = 0
 
 
-class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One kernel. ``max_error_ratio`` is the largest finite |error| / bound of any case, failing ones included."""
+class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One kernel. ``inferred`` is the declaration that it was searched under, where its own left out something that it
+    does not take. ``max_error_ratio`` is the largest finite |error| / bound of any case, failing ones included."""
 
     name: str
     problem: str
     cases: int
     max_error_ratio: float
     findings: tuple[FindingSummary, ...]
+    inferred: str = ""
 
 
 class ElsewhereSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -65,6 +67,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 def summarise(result: CampaignResult) -> Summary:
     """The summary of a campaign."""
     statistics = result.statistics
+    inferred = {one.target: one.text for one in result.inferred}
     return Summary(
         format=FORMAT,
         stop_reason=result.stop_reason,
@@ -78,6 +81,7 @@ def summarise(result: CampaignResult) -> Summary:
                 cases=kernel.cases,
                 max_error_ratio=kernel.max_error_ratio,
                 findings=tuple(_summarise_finding(finding) for finding in result.findings_of(target)),
+                inferred=inferred.get(target, ""),
             )
             for target, kernel in statistics.kernels.items()
         ),

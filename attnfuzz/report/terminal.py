@@ -87,7 +87,7 @@ def print_result(console: Console, result: CampaignResult) -> None:
         told = place
         for line in _finding_lines(number, finding, result.statistics.device_name):
             console.print(line, soft_wrap=True)
-    for line in (*_side_lines(result), *_restrictions(result)):
+    for line in (*_side_lines(result), *_restrictions(result), *_outside(result)):
         console.print(line, soft_wrap=True)
     console.print()
     if result.unreached and result.statistics.cases:
@@ -175,6 +175,13 @@ def _restrictions(result: CampaignResult) -> Iterator[Text]:
             yield Text()
             whose = f"{target}: " if len(kernels) > 1 else ""
             yield Text(f"{whose}{restriction}", style="yellow")
+
+
+def _outside(result: CampaignResult) -> Iterator[Text]:
+    """For each kernel, what it was not searched for, and the declaration that makes that its contract."""
+    for inferred in result.inferred:
+        yield Text()
+        yield Text(str(inferred), style="yellow")
 
 
 def _doubt(finding: Finding) -> str:

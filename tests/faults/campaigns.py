@@ -47,7 +47,7 @@ class Campaign:
         targets = [name if ":" in name else f"{KERNELS}:{name}" for name in kernels.split()]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*prefix, *_COMMAND, "explore", *targets, "--workers", str(workers), *arguments],
+                [*prefix, *_COMMAND, "explore", *targets, "--pedantic", "--workers", str(workers), *arguments],
                 cwd=folder,
                 env={**self.family.environment(), "TMPDIR": str(self.temporary)},
                 stdin=subprocess.DEVNULL,

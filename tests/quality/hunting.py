@@ -68,7 +68,17 @@ def hunt(
     """
     target = plant(mutant, folder)
     summary = folder / "summary.json"
-    command = [sys.executable, "-m", "attnfuzz", "explore", target, "--budget", f"{budget_s}s", "--fail-fast"]
+    command = [
+        sys.executable,
+        "-m",
+        "attnfuzz",
+        "explore",
+        target,
+        "--budget",
+        f"{budget_s}s",
+        "--fail-fast",
+        "--pedantic",
+    ]
     command += ["--device", device, "--workers", str(workers), "--seed", str(seed)]
     command += ["--save-dir", str(folder / "found"), "--json", str(summary)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=4 * budget_s)

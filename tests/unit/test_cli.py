@@ -110,7 +110,7 @@ def test_it_runs_as_a_module_too(tmp_path: Path) -> None:
     """A GPU machine without a package index runs an uninstalled clone."""
     command = [sys.executable, "-m", "attnfuzz", "--help"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    for name in ("explore", "replay", "list", "show", "repro", "doctor"):
+    for name in ("explore", "declare", "replay", "list", "show", "repro", "doctor"):
         assert f"\n  {name} " in run.stdout
 
 

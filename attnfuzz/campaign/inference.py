@@ -1,0 +1,612 @@
+"""What a kernel takes, where its declaration leaves that open: found out with a few dozen small cases. Torch-free.
+
+A field of `Supports` that is left at its default promises everything, which few kernels mean. So each value of such a
+field is probed. One is left out of the contract only if every probe that has it fails, where the same probe with the
+kernel's ordinary value passes; how it must fail depends on the field:
+
+* dtypes, head sizes, page sizes, GQA ratios and padding tokens: the kernel raises. Wrong numbers for some sizes are a
+  missing mask or a wrong head map, and stay findings. One exception: a kernel that is right for one page size above 1,
+  and wrong for all others, has that size written into it.
+* layouts and strides: any failure, since a kernel that looks elsewhere sees anything. But K's strides taken for V's are
+  a bug, so K and V alike are tried as well.
+* a log-sum-exp that nobody writes is none; one that is right to base 2, and not as a natural one, is to base 2.
+* sequences and states without keys: any failure of the output, in each of the ways in which they occur. Where only the
+  log-sum-exp is wrong, the kernel has thought of them, and that is a bug.
+* pages behind a window: they are read, and what they hold must not count.
+
+Cases are made, not drawn: the same kernel gets the same probes wherever it is asked.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast, get_args
+
+import msgspec
+
+from attnfuzz.campaign.undeclared import supports_text
+from attnfuzz.declaration import Declaration
+from attnfuzz.execution.outcomes import ServiceError
+from attnfuzz.execution.runner import Runner
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import (
+    CASE_TYPES,
+    AttentionCase,
+    Case,
+    LsePair,
+    MergeStatesCase,
+    PagedAttentionCase,
+    PagedDecodeCase,
+    SplitDecodeCase,
+    encode_case,
+)
+from attnfuzz.problems.choices import (
+    BLOCK_SIZES,
+    GQA_RATIOS,
+    HEAD_SIZES,
+    block_size_rank,
+    dtypes_of,
+    head_size_rank,
+    is_power_of_two,
+    layouts_of,
+    strided_tensors_of,
+)
+from attnfuzz.problems.features import CACHE_TENSORS
+from attnfuzz.problems.limits import CaseTooLarge
+from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
+from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.supported import supports_case
+from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports
+
+__all__ = ["Inferred", "LeftOut", "infer", "supports_as_text", "with_declared"]
+
+_TIMEOUT_S = {"cpu": 3.0, "cuda": 20.0}
+_PATIENCE_S = {"cpu": 60.0, "cuda": 300.0}
+"""For all probes of a kernel; what is not known by then stays in the contract. Builds may take as long as they need."""
+_MOST_PROBES = 80
+_MOST_HANGS = 4
+_UNDECLARED = Supports()
+_LSE_NAMES = ("lse", "output_lse", "partial_lse")
+
+Outcome = Literal["passes", "raises", "wrong", "dies"]
+Values = tuple[Any, ...]
+
+
+class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``values`` of the field ``name`` of `Supports`, which a kernel does not take: all but ``kept``.
+
+    How that shows is ``how``; ``said`` is what the kernel, or an oracle, said of the first of them. Of ``strides``, the
+    values are the names of tensors that do not lie in memory as ``kept`` says.
+    """
+
+    name: str
+    kept: Any
+    values: Values
+    how: Outcome
+    said: str
+
+    def __str__(self) -> str:
+        return _words(self)
+
+
+class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``supports`` is what the kernel takes, with all that it declares; ``left_out``, what its declaration left open.
+
+    ``works``: whether any probe passed. If none did, nothing but refusals could be told from a bug.
+    """
+
+    target: str
+    supports: Supports
+    left_out: tuple[LeftOut, ...]
+    probes: int
+    works: bool
+
+    @property
+    def text(self) -> str:
+        """``Supports(...)`` to be pasted: what is declared already, and what was inferred."""
+        return supports_as_text(self.supports)
+
+    def __str__(self) -> str:
+        reasons = ", ".join(map(str, self.left_out))
+        return f"Possibly outside the contract of {self.target}: {reasons}. To say so: {self.text}"
+
+
+def supports_as_text(supports: Supports) -> str:
+    """``supports`` as it is written in a program: the fields that are not at their defaults."""
+    fields = {name: getattr(supports, name) for name in supports.__struct_fields__}
+    return supports_text({name: value for name, value in fields.items() if value != getattr(_UNDECLARED, name)})
+
+
+def with_declared(declaration: Declaration, supports: Supports) -> Declaration:
+    """``declaration`` with what it leaves at the default as in ``supports``, and told to be ``assumed``."""
+    fields = {
+        name: getattr(supports, name)
+        for name in supports.__struct_fields__
+        if getattr(declaration.supports, name) == getattr(_UNDECLARED, name) != getattr(supports, name)
+    }
+    changed = msgspec.structs.replace(declaration.supports, **fields)
+    return msgspec.structs.replace(declaration, supports=changed, assumed=(*declaration.assumed, *fields))
+
+
+def infer(runner: Runner, declaration: Declaration) -> Inferred:
+    """What the kernel takes, as far as its declaration leaves that open. Raises what ``runner.judge`` raises."""
+    probes = _Probes(runner, declaration)
+    inference = _Inference(probes, declaration)
+    inference.run()
+    return Inferred(
+        target=declaration.target,
+        supports=inference.supports,
+        left_out=tuple(inference.left_out),
+        probes=probes.count,
+        works=inference.works,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    outcome: Outcome
+    failure: Failure | None = None
+
+
+_PASSED = _Seen("passes")
+
+
+class _Probes:
+    """Judges cases under any contract, each once, until there have been enough: from then on all pass."""
+
+    def __init__(self, runner: Runner, declaration: Declaration) -> None:
+        self._runner = runner
+        self._declaration = declaration
+        self._seen: dict[tuple[bytes, str], _Seen] = {}
+        self._until = time.monotonic() + _PATIENCE_S[runner.device]
+        self._hangs = 0
+        self.count = 0
+
+    def __call__(self, case: Case, supports: Supports) -> _Seen:
+        key = encode_case(case), supports.lse
+        if key not in self._seen:
+            if self.count >= _MOST_PROBES or self._hangs >= _MOST_HANGS or time.monotonic() >= self._until:
+                return _PASSED
+            self.count += 1
+            self._seen[key] = self._judge(case, supports)
+            self._hangs += self._is_hang(self._seen[key])
+        return self._seen[key]
+
+    def _judge(self, case: Case, supports: Supports) -> _Seen:
+        declaration = msgspec.structs.replace(self._declaration, supports=supports)
+        try:
+            verdict = self._runner.judge(
+                declaration, case, timeout_s=_TIMEOUT_S[self._runner.device], thorough=False, relations=()
+            )
+        except (ServiceError, CaseTooLarge):  # the search tells, if it meets it
+            return _PASSED
+        if verdict.failure is None:
+            return _PASSED
+        dies = verdict.failure.oracle in ("crash", "hang")
+        return _Seen(
+            "raises" if verdict.failure.oracle == "exception" else "dies" if dies else "wrong", verdict.failure
+        )
+
+    @staticmethod
+    def _is_hang(seen: _Seen) -> bool:
+        return seen.failure is not None and seen.failure.oracle == "hang"
+
+
+@dataclass(slots=True)
+class _Inference:
+    """``point`` holds the one value of each field that probes have where they are about another one."""
+
+    probes: _Probes
+    declaration: Declaration
+    supports: Supports = _UNDECLARED
+    left_out: list[LeftOut] = field(default_factory=list)
+    point: Supports = _UNDECLARED
+    works: bool = False
+
+    def run(self) -> None:
+        self.supports = self.declaration.supports
+        if self.declaration.problem == "merge_states":
+            self._find_merge()
+        else:
+            self._find_point()
+            self._layouts()
+            self._lse()
+        self._strides()
+        self._empty()
+        if self.declaration.problem == "paged_attention":
+            self._padding_tokens()
+        self._freed_pages()
+        self._dtypes()
+        self._sizes("head_sizes", HEAD_SIZES, head_size_rank, (16, 64, 128, 256, 13, 40, 80, 192))
+        if self.declaration.problem != "merge_states":
+            self._sizes("gqa_ratios", GQA_RATIOS, lambda ratio: ratio, (2, 8, 16, 3, 6))
+        if "block_table" in CASE_TYPES[self.declaration.problem].tensor_names:
+            self._block_sizes()
+
+    def _is_open(self, name: str) -> bool:
+        return bool(getattr(self.declaration.supports, name) == getattr(_UNDECLARED, name))
+
+    def _leave_out(self, name: str, kept: object, values: Values, seen: _Seen) -> None:
+        self.supports = msgspec.structs.replace(self.supports, **{name: kept})
+        said = "" if seen.failure is None else seen.failure.message
+        self.left_out.append(LeftOut(name, kept, values, seen.outcome, said))
+
+    # What an ordinary case is
+
+    def _find_point(self) -> None:
+        """The first of some ordinary combinations of values for which the kernel is right about anything."""
+        points = list(_points(self.declaration.supports))
+        self.point = points[0]
+        for point in points:
+            if any(self._output(case).outcome == "passes" for case in self._cases(point)):
+                self.point, self.works = point, True
+                return
+        raising = [self._output(case).outcome == "raises" for case in self._cases(points[0])]
+        if all(raising):  # whatever it does for another value is better
+            for point in points:
+                if not all(self._output(case).outcome == "raises" for case in self._cases(point)):
+                    self.point = point
+                    return
+
+    def _find_merge(self) -> None:
+        """Which logarithms it takes, and on which axes: those that make the output right."""
+        self.point = next(_points(self.declaration.supports))
+        layouts: tuple[LseLayout, ...] = (
+            get_args(LseLayout) if self._is_open("lse_layout") else (self.supports.lse_layout,)
+        )
+        kinds: tuple[LseKind, ...] = ("natural", "base2") if self._is_open("lse") else (self.supports.lse,)
+        first: _Seen | None = None
+        for layout in layouts:
+            for kind in kinds:
+                point = msgspec.structs.replace(self.point, lse=kind, lse_layout=layout)
+                seen = [self.probes(case, point) for case in self._cases(point)]
+                first = first or next((one for one in seen if one.failure is not None), None)
+                unwritten = all(one.failure is not None and _lacks_lse(one.failure) for one in seen)
+                if unwritten and kind == "natural" and self._is_open("lse"):
+                    alone = msgspec.structs.replace(point, lse="none")
+                    if all(self.probes(case, alone).outcome == "passes" for case in self._cases(alone)):
+                        self._take_merge(alone, seen[0])
+                        return
+                if all(one.outcome == "passes" for one in seen):
+                    self._take_merge(point, first or _PASSED)
+                    return
+        self.works = any(self.probes(case, self.point).outcome == "passes" for case in self._cases(self.point))
+
+    def _take_merge(self, point: Supports, seen: _Seen) -> None:
+        self.point, self.works = point, True
+        for name in ("lse", "lse_layout"):
+            if getattr(point, name) != getattr(self.supports, name):
+                self._leave_out(name, getattr(point, name), (getattr(self.supports, name),), seen)
+
+    def _cases(self, point: Supports, **fields: Any) -> list[Case]:
+        """Small cases with the values of ``point`` in which each layout and stride makes a difference."""
+        try:
+            simplest = simplest_case(self.declaration.problem, point, self.declaration.options)
+        except ValueError:  # a head size that does not fit a layout
+            return []
+        if isinstance(simplest, MergeStatesCase):
+            pairs: tuple[tuple[LsePair, ...], ...] = (
+                (("finite", "finite"),), (("equal", "equal"),), (("high", "low"), ("low", "high"))
+            )  # fmt: skip
+            return [
+                msgspec.structs.replace(simplest, num_tokens=3, num_q_heads=2, lse_pairs=lse_pairs, **fields)
+                for lse_pairs in pairs
+            ]
+        size = simplest.block_size if isinstance(simplest, PagedDecodeCase) else 4
+        shapes = ((2 * size, size), (size + 1, 1, 2 * size))
+        return [self._with_lengths(simplest, lengths, **fields) for lengths in shapes]
+
+    def _with_lengths(self, case: AttentionCase, lengths: Sequence[int], **fields: Any) -> Case:
+        supports = self.declaration.supports
+        longest = supports.max_seq_len or max(lengths)
+        seq_lens = tuple(min(length, longest) for length in lengths)
+        changes: dict[str, Any] = {
+            "seq_lens": seq_lens, "num_kv_heads": 2, "num_q_heads": 2 * case.gqa_ratio, **fields
+        }  # fmt: skip
+        if isinstance(case, PagedAttentionCase) and "query_lens" not in fields:
+            most = min(2, supports.max_query_len or 2)
+            changes["query_lens"] = tuple(min(length, most if i == 0 else 1) for i, length in enumerate(seq_lens))
+        if isinstance(case, SplitDecodeCase):
+            changes["num_splits"] = min(2, supports.max_num_splits or 2)
+        return cast(Case, msgspec.structs.replace(case, **changes))
+
+    def _output(self, case: Case) -> _Seen:
+        """The verdict on the output alone."""
+        return self.probes(case, msgspec.structs.replace(self.point, lse="none"))
+
+    def _result(self, case: Case) -> _Seen:
+        """The verdict on all that the kernel is believed to return."""
+        return self.probes(case, msgspec.structs.replace(self.point, lse=self.supports.lse))
+
+    # Whether a value is taken
+
+    def _fails_throughout(self, name: str, value: object, outcomes: Sequence[Outcome]) -> _Seen | None:
+        """How, if all cases with the value do that have an answer, the right one, with the ordinary value."""
+        judge = self._result if self.declaration.problem == "merge_states" else self._output
+        point = msgspec.structs.replace(self.point, **{name: (value,)})
+        pairs = list(zip(self._cases(self.point), self._cases(point), strict=False))
+        return _throughout(judge, pairs, outcomes)
+
+    def _values(self, name: str, values: Sequence[Any], outcomes: Sequence[Outcome]) -> dict[Any, _Seen]:
+        """Those of ``values`` that are not taken."""
+        (ordinary,) = getattr(self.point, name)
+        found = {}
+        for value in values:
+            seen = self._fails_throughout(name, value, outcomes) if value != ordinary else None
+            if seen is not None:
+                found[value] = seen
+        return found
+
+    def _drop(self, name: str, all_values: Sequence[Any], failing: dict[Any, _Seen]) -> None:
+        kept = tuple(value for value in all_values if value not in failing)
+        if failing and kept:
+            self._leave_out(name, kept, tuple(failing), next(iter(failing.values())))
+
+    def _dtypes(self) -> None:
+        if self._is_open("dtypes"):
+            dtypes = dtypes_of(self.supports)
+            self._drop("dtypes", dtypes, self._values("dtypes", dtypes, ("raises",)))
+
+    def _layouts(self) -> None:
+        if self._is_open("layouts") and "block_table" in CASE_TYPES[self.declaration.problem].tensor_names:
+            layouts = layouts_of(self.supports)
+            self._drop("layouts", layouts, self._values("layouts", layouts, ("raises", "wrong", "dies")))
+
+    def _sizes(self, name: str, sizes: tuple[int, ...], rank: Callable[[int], Any], sample: tuple[int, ...]) -> None:
+        """Powers of two and other sizes: where those of ``sample`` are at one, they speak for their like."""
+        if not self._is_open(name):
+            return
+        (ordinary,) = getattr(self.point, name)
+        failing = self._values(name, sample, ("raises",))
+        for is_power in (True, False):
+            like = [size for size in sample if is_power_of_two(size) == is_power and size != ordinary]
+            rest = [size for size in sizes if is_power_of_two(size) == is_power and size not in (*sample, ordinary)]
+            if set(like) <= set(failing):
+                failing |= {size: failing[like[0]] for size in rest}
+            elif set(like) & set(failing):
+                failing |= self._values(name, rest, ("raises",))
+        order = sorted(sizes, key=rank)
+        self._drop(name, order, {size: failing[size] for size in order if size in failing})
+
+    def _block_sizes(self) -> None:
+        sample = (1, 2, 8, 16, 32, 128, 3, 24, 48)
+        self._sizes("block_sizes", BLOCK_SIZES, block_size_rank, sample)
+        (own,) = self.point.block_sizes or (1,)
+        if not self._is_open("block_sizes") or self.supports.block_sizes is not None or own == 1:
+            return
+        if self.works:  # right for one size, and for no other
+            seen = {}
+            for size in (1, 8, 32, 128, 24):
+                wrong = self._wrong_beyond_a_page(size) if size != own else None
+                if wrong is None and size != own:
+                    return
+                if wrong is not None:
+                    seen[size] = wrong
+            others = tuple(size for size in BLOCK_SIZES if size != own)
+            self._leave_out("block_sizes", (own,), others, next(iter(seen.values())))
+
+    def _wrong_beyond_a_page(self, size: int) -> _Seen | None:
+        """How a case of several pages of ``size`` fails, if one of the ordinary size passes."""
+        point = msgspec.structs.replace(self.point, block_sizes=(size,))
+        pair = (self._cases(self.point)[0], self._cases(point)[0])
+        return _throughout(self._output, [pair], ("raises", "wrong", "dies"))
+
+    def _lse(self) -> None:
+        """Of kernels that write one; what is wrong with it is a bug, unless it is right to another base."""
+        if not self._is_open("lse"):
+            return
+        right = [case for case in self._cases(self.point) if self._output(case).outcome == "passes"]
+        seen = {
+            kind: [self.probes(case, msgspec.structs.replace(self.point, lse=kind)) for case in right]
+            for kind in ("natural",)
+        }["natural"]
+        if not right or any(one.failure is None for one in seen):
+            return
+        if all(one.failure is not None and _lacks_lse(one.failure) for one in seen):
+            self._leave_out("lse", "none", ("natural",), seen[0])
+        elif all(
+            self.probes(case, msgspec.structs.replace(self.point, lse="base2")).outcome == "passes" for case in right
+        ):
+            self._leave_out("lse", "base2", ("natural",), seen[0])
+
+    # Where tensors lie
+
+    def _strides(self) -> None:
+        if not self._is_open("strides"):
+            return
+        levels: tuple[Strides, ...] = get_args(Strides)
+        default = levels.index(self.supports.strides)
+        failing: dict[tuple[str, StrideKind], _Seen] = {}
+        for level in levels[default:]:
+            found = self._stride_not_taken(level, failing)
+            if found is None:
+                if level != self.supports.strides:
+                    self._leave_out(
+                        "strides", level, tuple(sorted({name for name, _ in failing})), next(iter(failing.values()))
+                    )
+                return
+            failing |= found
+
+    def _stride_not_taken(
+        self, level: Strides, known: dict[tuple[str, StrideKind], _Seen]
+    ) -> dict[tuple[str, StrideKind], _Seen] | None:
+        """One way for one tensor to lie in memory that ``level`` permits and the kernel does not take."""
+        recipes = [recipe for recipe in self._recipes() if self._permits(level, dict([recipe]))]
+        if any(recipe in known for recipe in recipes):
+            return {}
+        suspects = list[tuple[str, StrideKind]]()
+        for kind in STRIDE_KINDS[1:]:
+            together = dict(recipe for recipe in recipes if recipe[1] == kind)
+            if together and self._fails_with(together) is not None:
+                suspects += together.items()
+        stricter = [one for one in get_args(Strides) if get_args(Strides).index(one) > get_args(Strides).index(level)]
+        suspects.sort(key=lambda recipe: -sum(self._permits(one, dict([recipe])) for one in stricter))
+        for name, kind in suspects:
+            seen = self._fails_with({name: kind})
+            if seen is not None and not self._is_other_cache(name, kind):
+                return {(name, kind): seen}
+        return None
+
+    def _recipes(self) -> Iterator[tuple[str, StrideKind]]:
+        (layout,) = self.point.layouts
+        for name in strided_tensors_of(self.declaration.problem, self.supports, layout):
+            yield from ((name, kind) for kind in STRIDE_KINDS[1:])
+
+    def _permits(self, level: Strides, strides: dict[str, StrideKind]) -> bool:
+        supports = msgspec.structs.replace(self.point, strides=level)
+        cases = self._cases(self.point, strides=strides)
+        return all(supports_case(supports, self.declaration.options, case) for case in cases)
+
+    def _fails_with(self, strides: dict[str, StrideKind]) -> _Seen | None:
+        pairs = list(zip(self._cases(self.point), self._cases(self.point, strides=strides), strict=True))
+        return _throughout(self._result, pairs, ("raises", "wrong", "dies"))
+
+    def _is_other_cache(self, name: str, kind: StrideKind) -> bool:
+        """Whether the kernel is right where K and V lie alike: it takes the strides of one for those of the other."""
+        alike = next((names for names in CACHE_TENSORS if name in names), ())
+        others = [other for other in alike if other != name]
+        return bool(others) and self._fails_with({one: kind for one in alike}) is None
+
+    # What there may be none of
+
+    def _empty(self) -> None:
+        if not self._is_open("empty_sequences") or not self.works:
+            return
+        cases = list(self._empty_cases())
+        right = next((case for case in self._cases(self.point) if self._result(case).outcome == "passes"), None)
+        if right is None:
+            return
+        seen = _throughout(self._result, [(right, case) for case in cases], ("raises", "wrong", "dies"))
+        if seen is not None and all(self._output(case).outcome != "passes" for case in cases):
+            self._leave_out("empty_sequences", False, (True,), seen)
+
+    def _empty_cases(self) -> Iterator[Case]:
+        first = self._cases(self.point)[0]
+        if isinstance(first, MergeStatesCase):
+            pairs: tuple[LsePair, ...] = (("finite", "-inf"), ("-inf", "finite"), ("-inf", "-inf"))
+            for pair in pairs:
+                yield msgspec.structs.replace(first, lse_pairs=(pair,))
+            return
+        size = min(first.seq_lens)
+        if isinstance(first, PagedAttentionCase):
+            yield self._with_lengths(first, (size, 0), query_lens=(1, 0))
+            yield self._with_lengths(first, (0, size), query_lens=(0, 1))
+            yield self._with_lengths(first, (size, size), query_lens=(1, 0))
+            return
+        yield self._with_lengths(first, (0,))
+        yield self._with_lengths(first, (size, 0))
+        yield self._with_lengths(first, (0, size))
+
+    def _padding_tokens(self) -> None:
+        if self._is_open("padding_tokens"):
+            pairs = list(zip(self._cases(self.point), self._cases(self.point, padding_tokens=2), strict=True))
+            seen = _throughout(self._result, pairs, ("raises",))
+            if seen is not None:
+                self._leave_out("padding_tokens", False, (True,), seen)
+
+    def _freed_pages(self) -> None:
+        first, *_ = self._cases(self.point) or (None,)
+        if (
+            not self._is_open("freed_pages")
+            or "window" not in self.supports.variants
+            or not isinstance(first, PagedDecodeCase)
+        ):
+            return
+        variant = msgspec.structs.replace(first.variant, window=1)
+        freed = variant.with_freed_pages()
+        pairs = [
+            (msgspec.structs.replace(case, variant=variant), msgspec.structs.replace(case, variant=freed))
+            for case in self._cases(self.point)
+        ]
+        seen = _throughout(self._result, pairs, ("wrong",))
+        if seen is not None and seen.failure is not None and seen.failure.oracle == "dead_memory":
+            self._leave_out("freed_pages", False, (True,), seen)
+
+
+def _throughout(
+    judge: Callable[[Case], _Seen], pairs: Sequence[tuple[Case, Case]], outcomes: Sequence[Outcome]
+) -> _Seen | None:
+    """How the second of each pair fails, if each does in one of ``outcomes`` wherever the first passes.
+
+    Where all that counts is an exception, the first need only have none.
+    """
+    seen: _Seen | None = None
+    for ordinary, case in pairs:
+        other = judge(case)
+        if other.outcome == "passes":
+            return None
+        before = judge(ordinary).outcome
+        if before != "passes" and (outcomes != ("raises",) or before == "raises"):
+            continue
+        if other.outcome not in outcomes:
+            return None
+        seen = seen or other
+    return seen
+
+
+def _points(supports: Supports) -> Iterator[Supports]:
+    """Combinations of one value of each field, the most ordinary first: what most kernels take, then what others do."""
+    values: dict[str, tuple[Any, ...]] = {
+        "dtypes": dtypes_of(supports),
+        "layouts": layouts_of(supports),
+        "head_sizes": supports.head_sizes or (64, 128, 16, 256, 80),
+        "block_sizes": supports.block_sizes or (16, 1, 64, 32, 128),
+        "gqa_ratios": supports.gqa_ratios or (1, 4),
+    }
+    ordinary = {"head_sizes": (64, 128), "block_sizes": (16, 32, 64)}
+    for name, preferred in ordinary.items():
+        values[name] = tuple(sorted(values[name], key=functools.partial(_is_not_among, preferred)))
+    first = {name: choices[:1] for name, choices in values.items()}
+    yield msgspec.structs.replace(supports, **first)
+    for name, choices in values.items():
+        for choice in choices[1:4]:
+            yield msgspec.structs.replace(supports, **{**first, name: (choice,)})
+
+
+def _is_not_among(values: tuple[int, ...], value: int) -> bool:
+    return value not in values
+
+
+def _lacks_lse(failure: Failure) -> bool:
+    return failure.oracle == "unwritten" and failure.kind in _LSE_NAMES
+
+
+_HOW: dict[Outcome, str] = {
+    "passes": "passes", "raises": "raises", "wrong": "gives wrong numbers", "dies": "crashes or hangs"
+}  # fmt: skip
+_NOUNS = {
+    "dtypes": "dtype",
+    "layouts": "layout",
+    "head_sizes": "head size",
+    "block_sizes": "page size",
+    "gqa_ratios": "GQA ratio",
+}
+
+
+def _words(left_out: LeftOut) -> str:
+    name, kept, values, how = left_out.name, left_out.kept, left_out.values, _HOW[left_out.how]
+    if name in _NOUNS:
+        fewer, other = (kept, " other than") if len(kept) < len(values) else (values, "")
+        return f"it {how} for {_NOUNS[name]}{'s' if other or len(fewer) > 1 else ''}{other} {_listed(fewer)}"
+    if name == "strides":
+        several = len(values) > 1
+        does_not = "do not" if several else "does not"
+        what = "is not contiguous" if kept == "contiguous" else f"{does_not} lie as strides={kept!r} says"
+        return f"it {how} where {_listed(values)} {what.replace('is', 'are', 1) if several else what}"
+    if name == "lse":
+        return "it returns no LSE" if kept == "none" else f"its LSE is to base {kept.removeprefix('base')}"
+    others = {
+        "lse_layout": f"its LSE has the axes {kept}",
+        "empty_sequences": f"it {how} where there are no keys",
+        "padding_tokens": f"it {how} for padding tokens",
+        "freed_pages": "it reads pages behind the window",
+    }
+    return others[name]
+
+
+def _listed(values: Values) -> str:
+    *others, last = map(str, values)
+    return f"{', '.join(others)} and {last}" if others else last

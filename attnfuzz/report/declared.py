@@ -1,0 +1,43 @@
+"""What ``attnfuzz declare`` prints: the declaration of each kernel, the reasons for it, and what fails all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from attnfuzz.campaign.inference import supports_as_text
+from attnfuzz.campaign.result import CampaignResult
+from attnfuzz.report.headline import count, one_line
+
+__all__ = ["print_declared"]
+
+
+def print_declared(console: Console, result: CampaignResult) -> None:
+    """The declarations of all kernels that were searched."""
+    for number, target in enumerate(result.statistics.kernels):
+        if number:
+            console.print()
+        for line in _lines(result, target):
+            console.print(line, soft_wrap=True)
+
+
+def _lines(result: CampaignResult, target: str) -> Iterator[Text]:
+    kernel = result.statistics.kernels[target]
+    yield Text(f"{target}:", style="bold")
+    yield Text(f"    supports=attnfuzz.{supports_as_text(kernel.declaration.supports)},", style="green")
+    inferred = next((one for one in result.inferred if one.target == target), None)
+    for left_out in inferred.left_out if inferred is not None else ():
+        yield Text(f"  {left_out}: {left_out.said}" if left_out.said else f"  {left_out}", style="dim")
+    if inferred is None:
+        yield Text("  nothing else had to be left out", style="dim")
+    found = result.findings_of(target)
+    if not found:
+        yield Text(f"  within it, nothing was found in {count(kernel.cases, 'case')}")
+        return
+    yield Text(f"  within it, {count(len(found), 'bug')}, which no declaration ends:", style="bold red")
+    for finding in found:
+        yield Text(f"  - {finding.failure.message}")
+        yield Text(f"    {one_line(finding.case)}", style="dim")
+    yield Text(f"  to look into {'it' if len(found) == 1 else 'them'}: attnfuzz explore {target}", style="cyan")

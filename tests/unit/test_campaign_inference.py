@@ -1,0 +1,221 @@
+"""attnfuzz.campaign.inference: what a kernel takes is found out, and no bug is declared away."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnfuzz.campaign.inference import Inferred, infer, supports_as_text, with_declared
+from attnfuzz.campaign.replay import SavedCase, replay
+from attnfuzz.corpus import FindingRecord, Regression, decode_regression, encode_regression
+from attnfuzz.execution.runner import Runner
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.choices import GQA_RATIOS
+from attnfuzz.problems.supports import Supports
+
+ROOT = Path(__file__).parents[2]
+KERNELS = Path(__file__).with_name("plain_kernels.py")
+SPLITS = Supports(layouts=("NHD", "interleaved"), lse="none", empty_sequences=False)
+TRITON = Supports(
+    head_sizes=(16, 64, 128, 256),
+    block_sizes=(16,),
+    layouts=("NHD",),
+    strides="contiguous",
+    empty_sequences=False,
+    lse="none",
+)
+CASE = PagedDecodeCase(
+    num_q_heads=2, num_kv_heads=2, head_size=64, block_size=16, seq_lens=(17, 3), scale=0.125, dtype="float16"
+)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with Runner(device="cpu") as runner:
+        yield runner
+
+
+def inferred(runner: Runner, kernel: str) -> Inferred:
+    (declaration,) = runner.declarations([f"{KERNELS}:{kernel}"])
+    return infer(runner, declaration)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "supports"),
+    [
+        ("eager_split_decode", SPLITS),
+        ("textbook_merge", Supports(empty_sequences=False)),
+        ("triton_decode", TRITON),
+        ("takes_everything", Supports()),
+        ("returns_base_2", Supports(lse="base2")),
+        ("refuses_groups", Supports(gqa_ratios=(1,))),
+    ],
+)
+def test_what_a_kernel_takes_is_found_out(runner: Runner, kernel: str, supports: Supports) -> None:
+    """A correct kernel that declares nothing would have a finding for each thing that it was never meant for."""
+    found = inferred(runner, kernel)
+    assert found.works
+    assert found.supports == supports, found
+    assert found.probes <= 80
+
+
+@pytest.mark.parametrize(
+    ("kernel", "supports"),
+    [
+        ("eager_split_decode_drops_last_page", SPLITS),
+        ("textbook_merge_without_rescaling", Supports(empty_sequences=False)),
+        ("triton_decode_wrong_head", TRITON),
+        ("wrong_for_groups", Supports()),
+        ("forgets_a_mask", Supports()),
+        ("takes_strides_of_k_for_v", Supports()),
+        ("refuses_one_length", Supports()),
+        ("wrong_lse_of_empty", Supports()),
+    ],
+)
+def test_a_bug_is_not_taken_for_a_limit(runner: Runner, kernel: str, supports: Supports) -> None:
+    """The contract would leave out just what is wrong, and nobody would ever hear of the bug."""
+    assert inferred(runner, kernel).supports == supports
+
+
+def test_a_page_size_that_is_written_into_a_kernel(runner: Runner) -> None:
+    """It raises nothing, so each other size would be a finding of wrong numbers."""
+    found = inferred(runner, "pages_of_16")
+    assert found.supports.block_sizes == (16,), found
+
+
+def test_what_is_declared_stays(runner: Runner) -> None:
+    """The user's word would not count."""
+    found = inferred(runner, "declares_some")
+    assert (found.supports.dtypes, found.supports.lse) == (("float16",), "none")
+    assert not found.works
+
+
+def test_the_same_kernel_gets_the_same_probes(runner: Runner) -> None:
+    """Two campaigns with one seed would search different contracts."""
+    assert inferred(runner, "eager_split_decode") == inferred(runner, "eager_split_decode")
+
+
+def test_the_sentence_ends_with_what_to_paste(runner: Runner) -> None:
+    """What lies outside the contract would be told without the way to say so."""
+    told = str(inferred(runner, "eager_split_decode"))
+    assert told == (
+        f"Possibly outside the contract of {KERNELS}:eager_split_decode: it raises for layouts HND and packed, it "
+        'returns no LSE, it raises where there are no keys. To say so: Supports(layouts=("NHD", "interleaved"), '
+        'empty_sequences=False, lse="none")'
+    )
+
+
+def test_a_kernel_is_judged_by_the_declaration_that_comes_with_the_call(runner: Runner) -> None:
+    """What was found out would not reach the process that judges, and nor would what replay was told."""
+    (declaration,) = runner.declarations([f"{KERNELS}:eager_split_decode"])
+    without = msgspec.structs.replace(declaration, supports=SPLITS)
+    failures = [runner.judge(one, CASE, relations=()).failure for one in (declaration, without, declaration)]
+    assert [failure and failure.oracle for failure in failures] == ["unwritten", None, "unwritten"]
+    runner.restart()
+    assert runner.judge(without, CASE, relations=()).failure is None
+
+
+def saved(assumed: Supports | None) -> SavedCase:
+    record = FindingRecord.of(Failure(oracle="accuracy", kind="out:value", message="it was wrong"))
+    regression = Regression(
+        problem="paged_decode", kernel=f"{KERNELS}:eager_split_decode", case=CASE, assumed=assumed, finding=record
+    )
+    return SavedCase(Path("found.json"), decode_regression(encode_regression(regression), "found.json"))
+
+
+def test_a_saved_finding_is_judged_by_the_contract_that_it_was_found_in(runner: Runner) -> None:
+    """A repaired kernel would go on failing, for what it was never meant to return."""
+    targets = [f"{KERNELS}:eager_split_decode"]
+    assert saved(SPLITS).regression.assumed == SPLITS
+    (known,) = replay([saved(SPLITS)], runner, kernels=targets)
+    (strict,) = replay([saved(None)], runner, kernels=targets)
+    assert (known.failed, strict.failed) == (False, True)
+    (own, *_) = replay([saved(SPLITS)], runner, trust=True)
+    assert own.kernel.target == targets[0]
+    assert not own.failed
+
+
+def test_a_file_holds_what_was_assumed_and_no_more() -> None:
+    """A file of a few hundred bytes, made for review, would list all defaults."""
+    regression = msgspec.structs.replace(saved(SPLITS).regression)
+    assert json.loads(encode_regression(regression))["assumed"] == {
+        "empty_sequences": False,
+        "layouts": ["NHD", "interleaved"],
+        "lse": "none",
+    }
+    assert "assumed" not in json.loads(encode_regression(saved(None).regression))
+
+
+def test_what_was_declared_since_counts_more_than_what_was_assumed(runner: Runner) -> None:
+    """A file from before would take back what its author has declared meanwhile."""
+    (declaration,) = runner.declarations([f"{KERNELS}:declares_some"])
+    changed = with_declared(declaration, Supports(lse="base2", dtypes=("float32",), gqa_ratios=GQA_RATIOS[:1]))
+    assert changed.supports == Supports(lse="none", dtypes=("float16",), gqa_ratios=(1,))
+    assert changed.assumed == ("gqa_ratios",)
+
+
+def attnfuzz(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "attnfuzz", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+
+
+def test_explore_finds_nothing_in_a_correct_kernel_that_declares_nothing(tmp_path: Path) -> None:
+    """The first report that a newcomer sees would be about nothing that an engine does."""
+    target = f"{KERNELS}:eager_split_decode"
+    done = attnfuzz(tmp_path, "explore", target, "--budget", "6s", "--workers", "1", "--device", "cpu", "--json", "s")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"Possibly outside the contract of {target}: it raises for layouts HND and packed" in done.stdout
+    assert "nothing found in" in done.stdout
+    assert not list((tmp_path / "regressions").glob("*"))
+    (kernel,) = json.loads((tmp_path / "s").read_text())["kernels"]
+    assert kernel["inferred"] == supports_as_text(SPLITS)
+
+
+def test_pedantic_searches_all_that_is_not_declared_away(tmp_path: Path) -> None:
+    """Who means the defaults could not have them searched."""
+    target = f"{KERNELS}:eager_split_decode"
+    options = ("--budget", "60s", "--workers", "1", "--device", "cpu", "--fail-fast", "--pedantic")
+    done = attnfuzz(tmp_path, "explore", target, *options)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Possibly outside" not in done.stdout
+
+
+def test_declare_prints_what_is_true(tmp_path: Path) -> None:
+    """A declaration that is pasted would not be the end of it."""
+    done = attnfuzz(tmp_path, "declare", f"{KERNELS}:eager_split_decode", "--budget", "3s", "--device", "cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (pasted,) = [line.strip() for line in done.stdout.splitlines() if "supports=" in line]
+    assert pasted == f"supports=attnfuzz.{supports_as_text(SPLITS)},"
+    source = KERNELS.read_text()
+    before = '@attnfuzz.kernel("paged_decode")\ndef eager_split_decode('
+    assert before in source
+    mine = tmp_path / "mine.py"
+    mine.write_text(source.replace(before, f'@attnfuzz.kernel("paged_decode", {pasted})\ndef eager_split_decode('))
+    again = attnfuzz(tmp_path, "declare", "mine.py:eager_split_decode", "--budget", "3s", "--device", "cpu")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "nothing else had to be left out" in again.stdout
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["mine.py"]
+
+
+def test_declare_refuses_what_is_no_kernel(tmp_path: Path) -> None:
+    """A wrong name would end in a traceback."""
+    done = attnfuzz(tmp_path, "declare", "gone.py:k", "--device", "cpu")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "Error: kernel file 'gone.py' does not exist; give the path to a Python file\n"
+
+
+def test_declare_tells_of_bugs_and_declares_none_away(tmp_path: Path) -> None:
+    """A wrong kernel would be given a declaration that makes it look right."""
+    kernel = f"{KERNELS}:eager_split_decode_drops_last_page"
+    done = attnfuzz(tmp_path, "declare", kernel, "--budget", "15s", "--device", "cpu")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"supports=attnfuzz.{supports_as_text(SPLITS)}," in done.stdout
+    assert "which no declaration ends" in done.stdout
