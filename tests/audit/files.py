@@ -283,7 +283,8 @@ class Files(Part):
             must = one.running if command in _RUNNING else one.reading
             done = self.yard.command(command, *output, "--", path, limit_s=60.0 if must == "refuse" else 240.0)
             found = faults_of(done, must="either" if command == "merge" else must)
-            if command == "merge" and must == "refuse" and done.status == 0 and not (self.yard.project / path).is_dir():
+            is_folder = (self.yard.project / os.fsdecode(path)).is_dir()  # which merge takes, and an empty one too
+            if command == "merge" and must == "refuse" and done.status == 0 and not is_folder:
                 found.faults.append(Fault("other", "a case was verified that must not be run"))
             found.faults += [*_script_faults(command, done), *self.yard.faults_in_files(), *self.yard.look()]
             seen.faults += [Fault(fault.kind, f"{command}, {one.name}: {fault.text}") for fault in found.faults]
