@@ -131,9 +131,12 @@ def with_declared(declaration: Declaration, supports: Supports) -> Declaration:
     return msgspec.structs.replace(declaration, supports=changed, assumed=(*declaration.assumed, *fields))
 
 
-def infer(runner: Runner, declaration: Declaration) -> Inferred:
-    """What the kernel takes, as far as its declaration leaves that open. Raises what ``runner.judge`` raises."""
-    probes = _Probes(runner, declaration)
+def infer(runner: Runner, declaration: Declaration, *, is_over: Callable[[], bool] = lambda: False) -> Inferred:
+    """What the kernel takes, as far as its declaration leaves that open; nothing is probed any more once ``is_over``.
+
+    Raises what ``runner.judge`` raises.
+    """
+    probes = _Probes(runner, declaration, is_over)
     inference = _Inference(probes, declaration)
     inference.run()
     return Inferred(
@@ -157,8 +160,9 @@ _PASSED = _Seen("passes")
 class _Probes:
     """Judges cases under any contract, each once, until there have been enough: from then on all pass."""
 
-    def __init__(self, runner: Runner, declaration: Declaration) -> None:
+    def __init__(self, runner: Runner, declaration: Declaration, is_over: Callable[[], bool]) -> None:
         self._runner = runner
+        self._is_over = is_over
         self._declaration = declaration
         self._seen: dict[tuple[bytes, str], _Seen] = {}
         self._until = time.monotonic() + _PATIENCE_S[runner.device]
@@ -169,6 +173,8 @@ class _Probes:
         key = encode_case(case), supports.lse
         if key not in self._seen:
             if self.count >= _MOST_PROBES or self._hangs >= _MOST_HANGS or time.monotonic() >= self._until:
+                return _PASSED
+            if self._is_over():
                 return _PASSED
             self.count += 1
             self._seen[key] = self._judge(case, supports)

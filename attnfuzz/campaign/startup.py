@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import secrets
 import shlex
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import islice, product
@@ -155,13 +157,26 @@ def have_built(runner: Runner, declarations: Sequence[Declaration], note: Callab
 
 
 def infer_contracts(runner: Runner, declarations: Sequence[Declaration], note: Callable[[str], None]) -> list[Inferred]:
-    """What each kernel of the user takes where it declares nothing. Bundled kernels mean their defaults."""
-    inferred = []
-    for declaration in declarations:
-        if ":" in declaration.target:
-            inferred.append(infer(runner, declaration))
-            if inferred[-1].left_out:
-                note(f"{declaration.target} is searched as {inferred[-1].text}; --pedantic searches all of it")
+    """What each kernel of the user takes where it declares nothing. Bundled kernels mean their defaults.
+
+    Several at once, each in a process of its own: on a GPU most probes are compiled first.
+    """
+    users = [declaration for declaration in declarations if ":" in declaration.target]
+    over = threading.Event()
+
+    def probe(declaration: Declaration) -> Inferred:
+        with runner.sibling() as own:
+            return infer(own, declaration, is_over=over.is_set)
+
+    with ThreadPoolExecutor(max(1, min(len(users), cores()))) as pool:
+        try:
+            inferred = list(pool.map(probe, users))
+        except BaseException:  # an interrupt, say: the other threads need not go on
+            over.set()
+            raise
+    for one in inferred:
+        if one.left_out:
+            note(f"{one.target} is searched as {one.text}; --pedantic searches all of it")
     return inferred
 
 
