@@ -58,6 +58,8 @@ _ALWAYS_ON = ("crash", "hang")
 _BUILDING_TIMEOUT_S = {"cpu": 5.0, "cuda": 20.0}
 """Of a case that is run for what it builds, which itself has all the time it needs."""
 _MOST_BUILT = 32
+_SHORTEST_BUILD_S = 1.0
+"""What seems to be one and takes less is the inaccuracy of what Triton tells and of when processes are looked at."""
 _MOST_START_UP_S = 300.0
 """Of the workers: if none is ready by then, the budget begins all the same, so that a campaign ends."""
 _ONLY_GPU = Gpu("")
@@ -209,7 +211,7 @@ def _builds(runner: Runner, declaration: Declaration, case: Case) -> bool:
         )
     except (ServiceError, CaseTooLarge):  # told when the search meets it
         return False
-    return verdict.timing.built_s > 0
+    return verdict.timing.built_s > _SHORTEST_BUILD_S
 
 
 def choose_workers(request: Request, runner: Runner, gpus: Sequence[Gpu]) -> Choice:
