@@ -16,7 +16,7 @@ from attnfuzz.problems.features import CACHE_STRIDES, KV_STRIDES_DIFFER
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
 
-KERNEL = Declaration(name="k", problem="paged_decode", target="k", supports=Supports(v_head_sizes="any"))
+KERNEL = Declaration(name="k", problem="paged_decode", target="k", supports=Supports(v_head_sizes="any", strides="any"))
 BASE = msgspec.structs.replace(
     simplest_case("paged_decode", KERNEL.supports, {}), seq_lens=(5, 0), block_size=4, num_q_heads=6, num_kv_heads=2
 )

@@ -20,7 +20,7 @@ from attnfuzz.problems.supports import DTYPES, LAYOUTS, Supports
 from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, Sizes, cases
 
 OPTIONS = {"tile": (16, 32, 64), "num_splits": (1, 2, 8)}
-EVERYTHING = Supports(unused_table_entries="garbage", v_head_sizes="any")
+EVERYTHING = Supports(strides="any", unused_table_entries="garbage", v_head_sizes="any")
 ATTENTION: tuple[Problem, ...] = ("dense_decode", "paged_decode", "split_decode")
 
 
@@ -51,7 +51,7 @@ SUPPORTS = st.builds(
     gqa_ratios=st.none() | subsets((1, 5, 24, 128)),
     max_seq_len=st.none() | st.sampled_from((1, 2, 16, 100)),
     max_num_splits=st.none() | st.sampled_from((1, 2, 6)),
-    strides=st.sampled_from(("any", "last_contiguous", "contiguous")),
+    strides=st.sampled_from(("any", "last_contiguous", "serving", "contiguous")),
     unused_table_entries=st.sampled_from(("zero", "valid", "garbage")),
     empty_sequences=st.booleans(),
     lse=st.sampled_from(("natural", "base2", "none")),

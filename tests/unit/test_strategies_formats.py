@@ -24,7 +24,7 @@ from attnfuzz.strategies.formats import first_formats
 from attnfuzz.strategies.strides import strides_everywhere
 
 OPTIONS = {"tile": (16, 32, 64), "num_splits": (1, 2, 8)}
-SUPPORTS = Supports(unused_table_entries="garbage", block_sizes=(1, 16, 24), max_seq_len=300)
+SUPPORTS = Supports(strides="any", unused_table_entries="garbage", block_sizes=(1, 16, 24), max_seq_len=300)
 
 
 def drawn(problem: Problem, count: int, *, seed: int = 0) -> tuple[Format, ...]:
@@ -66,13 +66,13 @@ def test_the_first_strided_formats_are_so_all_over(problem: Problem) -> None:
 
 def test_formats_that_differ_in_strides_alone_are_not_made_alike() -> None:
     """One would be compiled for nothing, and another never be chosen."""
-    supports = Supports(dtypes=("float16",), head_sizes=(64,), gqa_ratios=(1,))
+    supports = Supports(strides="any", dtypes=("float16",), head_sizes=(64,), gqa_ratios=(1,))
     formats = first_formats("dense_decode", supports=supports, sizes=replace(GPU_SIZES, max_heads=1), count=16)
     assert len({format_key(one) for one in formats}) == len(formats) == 16
 
 
 @pytest.mark.parametrize(
-    ("allowed", "kinds"), [("last_contiguous", {"padded_rows", "transposed"}), ("contiguous", set())]
+    ("allowed", "kinds"), [("last_contiguous", {"outer_gap", "padded_rows", "transposed"}), ("contiguous", set())]
 )
 def test_strides_that_a_kernel_refuses_are_in_none_of_the_first(allowed: Strides, kinds: set[StrideKind]) -> None:
     """Its check of them would be called a failure."""

@@ -37,7 +37,7 @@ def test_a_kernel_that_declares_nothing_gets_plain_caches(problem: Any) -> None:
 @pytest.mark.parametrize("problem", ["paged_decode", "split_decode", "paged_attention"])
 def test_a_kernel_gets_what_it_declares(problem: Any) -> None:
     """A scale per head would never be tried, or be drawn for a kernel with one scale."""
-    supports = Supports(kv_dtypes=("float8_e5m2",), kv_scales=("tensor",))
+    supports = Supports(strides="any", kv_dtypes=("float8_e5m2",), kv_scales=("tensor",))
     drawn = drawn_from(strategies.cases(problem, supports=supports), draws=200)
     found = {(case.kv.dtype, case.kv.per) for case in drawn if case.kv is not None}
     assert found == {("float8_e5m2", "tensor")}

@@ -251,6 +251,16 @@ def test_kernels_for_contiguous_tensors_are_not_blamed(name: str, case: Case, te
     assert relocated(wrapped(name, as_if_contiguous(*tensors), strides="serving"), case) is None
 
 
+def test_an_ignored_gap_between_pages_is_no_narrow_page_id() -> None:
+    """With a single page in use, nothing but its far id would show it, and the reader be sent looking for 32 bits."""
+    gapped = msgspec.structs.replace(PAGED, block_size=16, seq_lens=(5,), strides={"k_cache": "outer_gap"})
+    caches = as_if_contiguous("k_cache")
+    for strides in ("serving", "any"):
+        kernel = wrapped("paged_eager", caches, strides=strides)
+        assert relocated(kernel, gapped) is None
+        assert relocated(kernel, PAGED) is None
+
+
 def test_a_narrow_index_is_found_beside_an_ignored_stride(runner: Runner, tmp_path: Path) -> None:
     """A kernel that takes one tensor for contiguous could have any other overflow unseen."""
     edit = Edit("merge_states.py", "i_token = tl.program_id(0).to(tl.int64)", "i_token = tl.program_id(0)")
