@@ -29,7 +29,7 @@ import msgspec
 
 from attnfuzz.campaign.undeclared import supports_text
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.outcomes import ServiceError
+from attnfuzz.execution.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import (
@@ -187,7 +187,7 @@ class _Probes:
             verdict = self._runner.judge(
                 declaration, case, timeout_s=_TIMEOUT_S[self._runner.device], thorough=False, relations=()
             )
-        except (ServiceError, CaseTooLarge):  # the search tells, if it meets it
+        except (DeadlinePassed, ServiceError, CaseTooLarge):  # the search tells, if it meets it
             return _PASSED
         if verdict.failure is None:
             return _PASSED

@@ -112,7 +112,10 @@ def load_named(saved: SavedCase, runner: Runner, *, trust: bool = False, start: 
 def replay_command(file: Path, target: str) -> str:
     """What to type to run a saved case of the kernel ``target`` again from here."""
     place = target.rpartition(":")[0]
-    is_foreign = place.endswith(".py") and why_foreign(Path(place), project_root()) is not None
+    try:
+        is_foreign = place.endswith(".py") and why_foreign(Path(place), project_root()) is not None
+    except FileNotFoundError:  # the working directory has been removed; the user will type it elsewhere
+        is_foreign = True
     return shlex.join(["attnfuzz", "replay", str(file), *(["--kernel", target] if is_foreign else [])])
 
 

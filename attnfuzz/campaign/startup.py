@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import shlex
 import threading
@@ -34,9 +35,10 @@ from attnfuzz.campaign.sharing import Exchange
 from attnfuzz.campaign.state import FOLDER, StateFile
 from attnfuzz.campaign.worker_process import WorkerProcess
 from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.execution.builds import BUILD_PATIENCE_S
 from attnfuzz.execution.claims import PrivateFolder
 from attnfuzz.execution.devices import DeviceLease, Gpu, find_gpus
-from attnfuzz.execution.outcomes import ExecutorUnavailable, ServiceError
+from attnfuzz.execution.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, ORACLES, OracleName
 from attnfuzz.problems.cases import Case
@@ -148,6 +150,7 @@ def have_built(runner: Runner, declarations: Sequence[Declaration], note: Callab
     after the other, since build tools that share a folder (FlashInfer's do) forget each other's results when they run
     at once. What a case comes to is left to the search. Bundled kernels are Triton's to compile.
     """
+    runner.give_up_builds_at(time.monotonic() + BUILD_PATIENCE_S)
     for declaration in declarations:
         if ":" not in declaration.target:
             continue
@@ -156,6 +159,7 @@ def have_built(runner: Runner, declarations: Sequence[Declaration], note: Callab
             note(f"{declaration.target} compiles itself: building what it declares, one after the other")
             for case in others:
                 _builds(runner, declaration, case)
+    runner.give_up_builds_at(math.inf)
 
 
 def infer_contracts(runner: Runner, declarations: Sequence[Declaration], note: Callable[[str], None]) -> list[Inferred]:
@@ -209,7 +213,7 @@ def _builds(runner: Runner, declaration: Declaration, case: Case) -> bool:
         verdict = runner.judge(
             declaration, case, timeout_s=_BUILDING_TIMEOUT_S[runner.device], thorough=False, relations=()
         )
-    except (ServiceError, CaseTooLarge):  # told when the search meets it
+    except (DeadlinePassed, ServiceError, CaseTooLarge):  # told when the search meets it
         return False
     return verdict.timing.built_s > _SHORTEST_BUILD_S
 

@@ -35,8 +35,9 @@ _IDLE = 0.1
 """Of a CPU: a process that polls a lock ten or twenty times a second takes less."""
 _LONG_AT_WORK_S = 3.0
 """Assemblers that Triton starts are done sooner; what somebody else waits for is not."""
-_SHARE_OF_MEMORY = 0.8
-"""Of what would be free without it: how much the processes that a kernel started may take."""
+_SHARE_OF_MEMORY = 0.5
+"""Of what would be free without it: how much the processes that a kernel started may take. What they take in between
+two looks comes on top."""
 
 
 class BuildWatch:

@@ -62,7 +62,7 @@ def await_message(
             if builds.look() and builds.seconds < BUILD_PATIENCE_S:
                 began, waited_before = now, _cpu_wait_s(link)
                 expired = True  # so that the deadline is set anew
-            if memory_limit_bytes is not None and builds.takes_too_much_memory():
+            if builds.takes_too_much_memory():
                 return _kill_for(link, "children")
         if expired:
             ends = began + timeout_s + min(_cpu_wait_s(link) - waited_before, (_MOST_PATIENCE - 1) * timeout_s)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import Any
 
 import attnfuzz
@@ -42,14 +40,6 @@ def crashes(inputs: Any) -> Any:
 def hoards(inputs: Any) -> Any:
     """Leaks 8 MB a run, touched so that they count."""
     _hoard.append(bytearray(os.urandom(1)) * (8 << 20))
-    return solve(inputs)
-
-
-@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
-def child_hoards(inputs: Any) -> Any:
-    """Has a child of its own fill the memory while it waits."""
-    script = "import time\nhoard = []\nwhile True:\n    hoard.append(b'x' * (64 << 20))\n    time.sleep(0.01)"
-    subprocess.run([sys.executable, "-c", script], check=False)
     return solve(inputs)
 
 

@@ -74,7 +74,7 @@ def test_a_kernel_does_not_end_a_campaign_by_what_it_says(kernel: str, kind: str
     replayed = attnfuzz("replay", file, "--kernel", f"{KERNELS}:right", cwd=tmp_path)
     assert replayed.returncode == 0
     assert_clean(replayed.stdout.decode())
-    script = attnfuzz("repro", file, cwd=tmp_path)
+    script = attnfuzz("repro", file, "--trust", cwd=tmp_path)
     assert script.returncode == 0, script.stderr
     ast.parse(script.stdout)
     assert_clean(script.stdout.decode())

@@ -127,7 +127,7 @@ def test_it_runs_as_a_module_too(tmp_path: Path) -> None:
         (("explore", "--save-dir", "a_file"), ["'a_file'", "is a file"]),
         (
             ("explore", "--save-dir", "a_file/below/that"),
-            ["'a_file/below/that' cannot be made (File exists: 'a_file')"],
+            ["'a_file/below/that' cannot be read or written (Not a directory)"],
         ),
         (
             ("explore", "--save-dir", "made/" + 300 * "a"),

@@ -91,7 +91,7 @@ def test_without_running_anything(nodes: Path) -> None:
         (("node0", "node1", "-o", "node1"), "'node1' is where the result goes"),
         (("node0", "-o", "mine.py"), "'mine.py' is a file"),
         (("node0", "broken"), "a.json is not complete JSON"),
-        (("node0", "-o", "mine.py/out"), "'mine.py/out' cannot be written"),
+        (("node0", "-o", "mine.py/out"), "'mine.py/out' cannot be read or written (Not a directory)"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_changes_nothing(nodes: Path, arguments: tuple[str, ...], words: str) -> None:
