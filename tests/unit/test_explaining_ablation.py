@@ -31,7 +31,7 @@ CASE = PagedDecodeCase(
 
 
 def changes(case: Case = CASE, **supports: Any) -> dict[str, Case]:
-    return dict(changes_of(case, supports=Supports(**supports), options=OPTIONS))
+    return dict(changes_of(case, supports=Supports(**{"strides": "any"} | supports), options=OPTIONS))
 
 
 def test_every_change_is_in_one_respect_and_supported() -> None:
