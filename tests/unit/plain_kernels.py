@@ -205,3 +205,11 @@ def pages_of_16(inputs: Any) -> tuple[Tensor, Tensor]:
             block, slot = inputs.block_table[seq, column], min(position % 16, inputs.block_size - 1)
             k[seq, position], v[seq, position] = inputs.k_cache[block, slot], inputs.v_cache[block, slot]
     return solve(inputs, k, v)
+
+
+@attnfuzz.kernel("dense_decode")
+def takes_strides_of_k_for_v_and_a_plain_lse(inputs: Any) -> None:
+    """The log-sum-exp must have a contiguous last dimension; the other is a bug."""
+    out, lse = solve(inputs, inputs.k, inputs.v.as_strided(inputs.v.shape, inputs.k.stride()))
+    inputs.out.copy_(out)
+    inputs.lse.as_strided(lse.shape, (inputs.lse.stride(0), 1)).copy_(lse)

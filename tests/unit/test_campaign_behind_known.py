@@ -11,8 +11,9 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase
 from attnfuzz.problems.features import KV_STRIDES_DIFFER
+from attnfuzz.problems.supports import Supports
 
-KERNEL = Declaration(name="k", problem="dense_decode", target="k")
+KERNEL = Declaration(name="k", problem="dense_decode", supports=Supports(strides="any"), target="k")
 CASE = DenseDecodeCase(num_q_heads=3, head_size=16, num_kv_heads=1, seq_lens=(40, 7), scale=0.25)
 SUSPECT = Suspect(KERNEL, CASE, Failure(oracle="accuracy", kind="out:value", message="wrong"))
 

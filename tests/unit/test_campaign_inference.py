@@ -75,6 +75,7 @@ def test_what_a_kernel_takes_is_found_out(runner: Runner, kernel: str, supports:
         ("wrong_for_groups", Supports()),
         ("forgets_a_mask", Supports()),
         ("takes_strides_of_k_for_v", Supports()),
+        ("takes_strides_of_k_for_v_and_a_plain_lse", Supports(strides="last_contiguous")),
         ("refuses_one_length", Supports()),
         ("wrong_lse_of_empty", Supports()),
     ],

@@ -31,7 +31,7 @@ CASE = PagedDecodeCase(
 
 
 def changes(case: Case = CASE, **supports: Any) -> dict[str, Case]:
-    return dict(changes_of(case, supports=Supports(**supports), options=OPTIONS))
+    return dict(changes_of(case, supports=Supports(**{"strides": "any"} | supports), options=OPTIONS))
 
 
 def test_every_change_is_in_one_respect_and_supported() -> None:
@@ -47,7 +47,7 @@ def test_every_change_is_in_one_respect_and_supported() -> None:
         "tile=16 instead of 32",
         "one query head on each KV head instead of 2",
     } <= set(found)
-    assert all(supports_case(Supports(), OPTIONS, case) for case in found.values())
+    assert all(supports_case(Supports(strides="any"), OPTIONS, case) for case in found.values())
     assert len({encode_case(case) for case in (CASE, *found.values())}) == len(found) + 1
 
 
@@ -67,12 +67,12 @@ def test_heads_of_v_can_be_as_large_as_those_of_k() -> None:
 def test_states_can_be_made_finite() -> None:
     """Of a merge, the one change that tells most would be missing."""
     case = MergeStatesCase(num_q_heads=2, num_tokens=2, head_size=8, lse_pairs=(("-inf", "finite"),))
-    found = dict(changes_of(case, supports=Supports(), options={}))
+    found = dict(changes_of(case, supports=Supports(strides="any"), options={}))
     assert {"finite LSEs only", "1 token instead of 2", "1 query head instead of 2"} <= set(found)
 
 
 def ablated(fails: Any, until: float = math.inf) -> tuple[str, ...]:
-    return ablate(CASE, fails, supports=Supports(), options=OPTIONS, until=until)
+    return ablate(CASE, fails, supports=Supports(strides="any"), options=OPTIONS, until=until)
 
 
 def test_what_passes_is_told_from_what_fails() -> None:

@@ -22,18 +22,24 @@ from attnfuzz.problems.supports import OptionValue, Supports
 from attnfuzz.strategies import CPU_SIZES, GPU_SIZES, Sizes, cases
 
 OPTIONS: dict[str, tuple[OptionValue, ...]] = {"tile": (16, 32, 64), "num_splits": (1, 2, 3, 8)}
+ANY_STRIDES = Supports(strides="any")
 Fails = Callable[[Any], bool]
 
 
 def simplest(problem: Problem, **fields: Any) -> Case:
-    return msgspec.structs.replace(simplest_case(problem, Supports(), OPTIONS), **fields)
+    return msgspec.structs.replace(simplest_case(problem, ANY_STRIDES, OPTIONS), **fields)
 
 
 def failing(problem: Problem, fails: Fails, count: int, sizes: Sizes) -> Iterator[Case]:
     """``count`` unreduced cases, a different one for each seed."""
     unreduced = settings(database=None, max_examples=20_000, phases=[Phase.generate])
     for seed in range(count):
-        yield find(cases(problem, options=OPTIONS, sizes=sizes), fails, random=random.Random(seed), settings=unreduced)
+        yield find(
+            cases(problem, supports=ANY_STRIDES, options=OPTIONS, sizes=sizes),
+            fails,
+            random=random.Random(seed),
+            settings=unreduced,
+        )
 
 
 def reduced(case: Case, fails: Fails, **limits: Any) -> tuple[Case, list[Case]]:
@@ -44,7 +50,7 @@ def reduced(case: Case, fails: Fails, **limits: Any) -> tuple[Case, list[Case]]:
         run.append(candidate)
         return fails(candidate)
 
-    return minimise(case, still_fails, supports=Supports(), options=OPTIONS, **limits), run
+    return minimise(case, still_fails, supports=ANY_STRIDES, options=OPTIONS, **limits), run
 
 
 MINIMA: list[tuple[str, Problem, Fails, Case]] = [
@@ -170,25 +176,25 @@ def test_every_start_ends_at_the_exact_minimum_in_few_runs(
 def test_what_is_proposed_is_smaller_supported_and_new(problem: Problem) -> None:
     """Reduction would go in circles, run a case twice, or leave what the kernel supports."""
     for case in failing(problem, lambda case: len(features(case)) > 8, 12, CPU_SIZES):
-        proposed = list(simplifications(case, supports=Supports(), options=OPTIONS))
+        proposed = list(simplifications(case, supports=ANY_STRIDES, options=OPTIONS))
         size = size_key(case, options=OPTIONS)
         assert len(proposed) > 8
         assert all(size_key(simpler, options=OPTIONS) < size for simpler in proposed)
-        assert all(supports_case(Supports(), OPTIONS, simpler) for simpler in proposed)
+        assert all(supports_case(ANY_STRIDES, OPTIONS, simpler) for simpler in proposed)
         assert len({encode_case(simpler) for simpler in proposed}) == len(proposed)
 
 
 def test_the_first_jump_is_to_the_simplest_case() -> None:
     """A failure of every case would take dozens of runs to reduce."""
     for case in failing("paged_decode", lambda case: case.num_q_heads > 1, 3, CPU_SIZES):
-        first = next(simplifications(case, supports=Supports(), options=OPTIONS))
+        first = next(simplifications(case, supports=ANY_STRIDES, options=OPTIONS))
         assert first == simplest("paged_decode")
 
 
 def test_nothing_simpler_than_the_simplest_case_is_proposed() -> None:
     """Reduction would never end, or end in something stranger than the simplest case."""
     for problem in ("dense_decode", "paged_decode", "split_decode", "merge_states"):
-        assert not list(simplifications(simplest(problem), supports=Supports(), options=OPTIONS))
+        assert not list(simplifications(simplest(problem), supports=ANY_STRIDES, options=OPTIONS))
 
 
 def odd_sum(case: Any) -> bool:
@@ -200,7 +206,7 @@ def test_no_simplification_of_the_result_fails() -> None:
     for case in failing("paged_decode", odd_sum, 8, CPU_SIZES):
         found, run = reduced(case, odd_sum)
         assert odd_sum(found)
-        assert not any(odd_sum(simpler) for simpler in simplifications(found, supports=Supports(), options=OPTIONS))
+        assert not any(odd_sum(simpler) for simpler in simplifications(found, supports=ANY_STRIDES, options=OPTIONS))
         assert len({encode_case(tried) for tried in run}) == len(run)
         assert encode_case(case) not in {encode_case(tried) for tried in run}
 
@@ -246,7 +252,7 @@ def test_each_smaller_case_is_told_when_it_is_found() -> None:
         return bool(case.num_q_heads >= 4 and max(case.seq_lens) > 20)
 
     with pytest.raises(KeyboardInterrupt):
-        minimise(big(), still_fails, supports=Supports(), options=OPTIONS, on_smaller=told.append)
+        minimise(big(), still_fails, supports=ANY_STRIDES, options=OPTIONS, on_smaller=told.append)
     sizes = [size_key(case, options=OPTIONS) for case in (big(), *told)]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == 4

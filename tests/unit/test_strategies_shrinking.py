@@ -39,7 +39,7 @@ def test_a_failure_of_every_case_shrinks_to_the_simplest_case(problem: Problem) 
         ("paged_decode", lambda case: case.layout == "HND", {"layout=HND"}),
         ("paged_decode", lambda case: 0 in case.seq_lens, {"empty sequence"}),
         ("paged_decode", lambda case: case.options["tile"] == 32, {"option tile=32"}),
-        ("paged_decode", lambda case: case.strides.get("q") == "padded_rows", {"strides:q=padded_rows"}),
+        ("paged_decode", lambda case: case.strides.get("q") == "outer_gap", {"strides:q=outer_gap"}),
         (
             "paged_decode",
             lambda case: case.gqa_ratio % 2 and case.gqa_ratio > 1,
