@@ -151,7 +151,7 @@ def _finding_lines(number: int, finding: Finding, device: str) -> Iterator[Rende
 
 
 def _remarks(finding: Finding) -> Iterator[str]:
-    yield f"first seen after {format_duration(finding.first_seen_s)}, {_how_small(finding)}"
+    yield f"#{finding.tag}: first seen after {format_duration(finding.first_seen_s)}, {_how_small(finding)}"
     if finding.certainty():
         yield finding.certainty()
     if finding.known_as is not None:
