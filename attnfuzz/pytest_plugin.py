@@ -2,7 +2,8 @@
 
 Every ``*.json`` regression file in the folder that ``[tool.attnfuzz] regressions`` of the root directory's
 pyproject.toml names becomes one test on the kernel that it names and, if that table says ``on_bundled = true``, one on
-each bundled kernel that supports the case. An ``open`` file is expected to fail on its own kernel, strictly unless it is flaky; everything else must pass.
+each bundled kernel that supports the case. An ``open`` file is expected to fail on its own kernel, strictly unless it
+is flaky; everything else must pass.
 ``device`` and ``tolerance`` of that table, or of a profile in it, hold for these tests.
 
 In such a project, and in no other, the workers of pytest-xdist have a GPU each if there are several, and ``-n auto``

@@ -64,9 +64,7 @@ def command(
             replaying = (
                 replay(saved, runner, kernels=kernels, on_bundled=on_bundled, trust=trust)
                 if sanitizer is None
-                else replay_sanitized(
-                    saved, runner, sanitizer, kernels=kernels, on_bundled=on_bundled, trust=trust
-                )
+                else replay_sanitized(saved, runner, sanitizer, kernels=kernels, on_bundled=on_bundled, trust=trust)
             )
             for result in replaying:
                 results.append(result)

@@ -38,7 +38,8 @@ def _facts(statistics: Statistics) -> Iterator[str]:
 
 def describe(what: str, finding: Finding, *, message: bool = True) -> str:
     """One line on a finding; without its ``message`` where that has just been said."""
-    line = f"{what:<9} #{finding.tag} {finding.declaration.target} {finding.signature.symptom.oracle}/{finding.failure.kind}"
+    symptom = f"{finding.symptom.oracle}/{finding.failure.kind}"
+    line = f"{what:<9} #{finding.tag} {finding.declaration.target} {symptom}"
     where = f" -> {finding.path}" if finding.path is not None else ""
     return f"{line}: {finding.failure.message}{where}" if message else f"{line}{where}"
 

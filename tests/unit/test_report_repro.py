@@ -22,6 +22,7 @@ from attnfuzz.problems.supported import adapt_options, why_unsupported
 from attnfuzz.report import repro
 from attnfuzz.report.repro import repro_script
 from attnfuzz.report.repro_data import MAX_TENSOR_BYTES
+from attnfuzz.report.sources import kernel_sources
 
 ROOT = Path(attnfuzz.__file__).parents[1]
 WITHOUT_ATTNFUZZ = f"""
@@ -160,7 +161,7 @@ def test_scripts_agree_with_replay_on_saved_cases(
     problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A correct kernel would pass `attnfuzz replay` and be accused by the script that is pasted into an issue."""
-    monkeypatch.setattr(repro, "kernel_sources", functools.cache(repro.kernel_sources))
+    monkeypatch.setattr(repro, "kernel_sources", functools.cache(kernel_sources))
     kernels = [kernel.declaration for kernel in load_kernels("*")]
     scripts = {}
     for file in regression_files([ROOT / "regressions"]):
