@@ -44,7 +44,8 @@ class SavedCase:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One case on one kernel; ``verdict`` is None where the kernel does not support it, as ``objection`` says.
+    """One case on one kernel; ``verdict`` is None where it was not judged, as ``objection`` says: the kernel does not
+    support it, or cannot run it here.
 
     ``is_own``: whether it is the kernel that the file names. What others do says nothing of that one.
 
@@ -171,7 +172,9 @@ def _is_named(target: str, saved: SavedCase) -> bool:
     except KernelLoadError:  # its file has moved
         return False
     own_place, _, own_name = own.rpartition(":")
-    same_file = place.endswith(".py") and own_place.endswith(".py") and Path(place).resolve() == Path(own_place).resolve()
+    same_file = (
+        place.endswith(".py") and own_place.endswith(".py") and Path(place).resolve() == Path(own_place).resolve()
+    )
     return target == own or (same_file and name == own_name)
 
 
@@ -194,6 +197,9 @@ def _replay_on(
     objection = why_unsupported(declaration.supports, declaration.options, case)
     if objection is None:
         ran = run(saved.regression, declaration, runner)
+        if ran.verdict.not_runnable:
+            yield Replayed(saved, declaration, case, None, ran.verdict.not_runnable, is_own=is_own)
+            return
         yield Replayed(saved, declaration, case, ran.verdict, runs=ran.runs, failed_runs=ran.failed, is_own=is_own)
     elif told_why_not:
         yield Replayed(saved, declaration, case, None, objection, is_own=is_own)
