@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import unittest
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ def check(
     like any other. ``isolated=False`` runs it right here: for a kernel made inside a function, or under a debugger.
     Nothing is written unless ``save_dir`` names a folder for the regression file of a failure.
 
+    Raises unittest.SkipTest, which pytest shows as skipped, for what Triton's interpreter cannot run.
     Raises ValueError for a case that is malformed, too large, or that the kernel does not declare to support, and
     KernelLoadError (a ValueError) for a kernel that cannot be loaded.
     """
@@ -100,6 +102,8 @@ def check_relations(
 
         leak = _leak_here(kernel, found, device) if saved and saved.finding.kind == LEAK else None
         verdict = judge_sequence(preceding, found, judge) if leak is None else Verdict(failure=leak)
+    if verdict.not_runnable:
+        raise unittest.SkipTest(f"{declaration.target or declaration.name}: {verdict.not_runnable}; use a GPU")
     if verdict.failure is not None:
         target = declaration.target or declaration.name
         more_than_its_case = saved is not None and (saved.preceding or saved.finding.kind == LEAK)

@@ -68,6 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     oracles: tuple[OracleName, ...] | None = None
     seed: int | None = None
     fail_fast: bool | None = None
+    on_bundled: bool | None = None
     shared: str | None = None
     profile: str | None = None
     file: Path | None = None

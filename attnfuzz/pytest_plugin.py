@@ -1,8 +1,9 @@
 """The pytest plugin: collects saved regression files. Imports the framework only inside hooks and what they call.
 
 Every ``*.json`` regression file in the folder that ``[tool.attnfuzz] regressions`` of the root directory's
-pyproject.toml names becomes one test per kernel: the kernel that the file names and each bundled one that supports the
-case. An ``open`` file is expected to fail on its own kernel, strictly unless it is flaky; everything else must pass.
+pyproject.toml names becomes one test on the kernel that it names and, if that table says ``on_bundled = true``, one on
+each bundled kernel that supports the case. An ``open`` file is expected to fail on its own kernel, strictly unless it
+is flaky; everything else must pass.
 ``device`` and ``tolerance`` of that table, or of a profile in it, hold for these tests.
 
 In such a project, and in no other, the workers of pytest-xdist have a GPU each if there are several, and ``-n auto``
@@ -234,7 +235,10 @@ class RegressionItem(pytest.Item):
 
 
 def _supporting(config: pytest.Config, regression: Regression) -> Iterator[str]:
-    """Names of the bundled kernels that the case can be put to."""
+    """Names of the bundled kernels that the case is put to: all that support it, in a project that asks for them."""
+    settings = _settings(config)
+    if settings is None or not settings.on_bundled:
+        return
     from attnfuzz.problems.supported import adapt_options, supports_case
 
     if _BUNDLED not in config.stash:

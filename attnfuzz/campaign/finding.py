@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from attnfuzz.campaign.signature import Signature, Symptom, failure_features
 from attnfuzz.corpus import FindingRecord, Regression, current_environment
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.problems.cases import Case
+from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.supports import Supports
 
 __all__ = ["Finding"]
@@ -32,7 +33,8 @@ class Finding:
     which of them it needs, ``seen_after`` holds all that had run there.
     ``failed`` of ``runs`` repetitions failed; ``runs`` is 0 until it has been confirmed. ``first_seen_s`` and
     ``shrunk_s`` (None until shrinking has ended by itself) are seconds since the campaign began. ``known_as`` is the
-    file of an earlier campaign with the same signature, ``replaces`` one whose case was larger.
+    file of an earlier campaign with the same signature, ``replaces`` one whose case was larger. ``tag`` is a short hash
+    of what was first seen: by it all lines about one finding are known, however small its case becomes.
     """
 
     name: str
@@ -51,6 +53,12 @@ class Finding:
     features: frozenset[str] = field(default_factory=frozenset)
     preceding: tuple[Case, ...] = ()
     seen_after: tuple[Case, ...] = ()
+    tag: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.tag:
+            first_seen = (self.declaration.target, self.failure.oracle, self.failure.kind, encode_case(self.case))
+            self.tag = hashlib.sha256(repr(first_seen).encode()).hexdigest()[:6]
 
     @property
     def ran_before(self) -> tuple[Case, ...]:

@@ -118,7 +118,8 @@ class Progress(msgspec.Struct, tag="progress", frozen=True, kw_only=True):
     ``seconds`` is all the time spent on cases; ``compile_s``, ``kernel_s``, ``reference_s`` and ``build_s`` are what
     executors say of it. ``restarts`` counts executors lost to a case. ``ratios``: by dtype, cases in each bin of
     ``attnfuzz.campaign.ratios``. ``coverage``: cases by pair of levels (``attnfuzz.problems.input_space``). ``device``
-    names the GPU that the worker has to itself, if there are several.
+    names the GPU that the worker has to itself, if there are several. ``not_runnable``: cases that were not judged, by
+    why they cannot run here.
     """
 
     kernel: str
@@ -135,6 +136,7 @@ class Progress(msgspec.Struct, tag="progress", frozen=True, kw_only=True):
     device: str = ""
     ratios: dict[str, dict[int, int]] = {}
     coverage: dict[int, int] = {}
+    not_runnable: dict[str, int] = {}
 
 
 class Found(msgspec.Struct, tag="found", frozen=True, kw_only=True):

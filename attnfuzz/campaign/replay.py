@@ -1,4 +1,4 @@
-"""Saved cases run again: each on the kernel it names and on every other kernel that supports it."""
+"""Saved cases run again: each on the kernel it names or on others, and on bundled ones that support it if asked to."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ class SavedCase:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One case on one kernel; ``verdict`` is None where the kernel does not support it, as ``objection`` says.
+    """One case on one kernel; ``verdict`` is None where it was not judged, as ``objection`` says: the kernel does not
+    support it, or cannot run it here.
+
+    ``is_own``: whether it is the kernel that the file names. What others do says nothing of that one.
 
     A flaky case has ``runs`` > 1, of which ``failed_runs`` failed; ``verdict`` is that of one that did, if any.
     """
@@ -57,6 +60,7 @@ class Replayed:
     objection: str | None = None
     runs: int = 1
     failed_runs: int = 0
+    is_own: bool = True
 
     @property
     def failed(self) -> bool:
@@ -69,22 +73,25 @@ def replay(
     runner: Runner,
     *,
     kernels: Sequence[str] = (),
+    on_bundled: bool = False,
     trust: bool = False,
     run: Run = run_saved,
 ) -> Iterator[Replayed]:
-    """Run each case on its own kernel and all bundled ones of its problem, or only on ``kernels`` if given.
+    """Run each case on its own kernel and, ``on_bundled``, all bundled ones of its problem; or only on ``kernels``.
 
     ``trust``: see `load_named`. ``run`` puts a regression to a kernel that supports its case. Every kernel is loaded
     before the first case runs. Raises KernelLoadError with a sentence for each file whose kernel cannot be.
     """
-    chosen = runner.declarations(list(kernels) if kernels else [_BUNDLED])
+    others = list(kernels) or ([_BUNDLED] if on_bundled else [])
+    chosen = runner.declarations(others) if others else []
     own = [None] * len(cases) if kernels else _own_kernels(cases, runner, trust=trust)
     for saved, first in zip(cases, own, strict=True):
         others = [_as_assumed(one, saved) if _is_named(one, saved) else one for one in chosen]
         for declaration in _distinct([first, *others] if first else others):
             if declaration.problem == saved.regression.problem:
-                named = declaration is first or bool(kernels)
-                yield from _replay_on(declaration, saved, runner, run, told_why_not=named)
+                is_own = declaration is first or (first is None and _is_named(declaration.target, saved))
+                told = is_own or bool(kernels)
+                yield from _replay_on(declaration, saved, runner, run, is_own=is_own, told_why_not=told)
 
 
 def cleared(results: Iterable[Replayed]) -> set[Path]:
@@ -170,6 +177,20 @@ def _own_kernels(cases: Iterable[SavedCase], runner: Runner, *, trust: bool) -> 
     return own
 
 
+def _is_named(target: str, saved: SavedCase) -> bool:
+    """Whether ``target`` is the kernel that the file of a saved case names, perhaps by another path."""
+    place, _, name = target.rpartition(":")
+    try:
+        own = resolve_target(saved.regression.kernel, saved.path, project_root())
+    except KernelLoadError:  # its file has moved
+        return False
+    own_place, _, own_name = own.rpartition(":")
+    same_file = (
+        place.endswith(".py") and own_place.endswith(".py") and Path(place).resolve() == Path(own_place).resolve()
+    )
+    return target == own or (same_file and name == own_name)
+
+
 def _check_problem(saved: SavedCase, declaration: Declaration) -> None:
     if declaration.problem != saved.regression.problem:
         raise KernelLoadError(
@@ -183,12 +204,15 @@ def _distinct(declarations: Iterable[Declaration]) -> list[Declaration]:
 
 
 def _replay_on(
-    declaration: Declaration, saved: SavedCase, runner: Runner, run: Run, *, told_why_not: bool
+    declaration: Declaration, saved: SavedCase, runner: Runner, run: Run, *, is_own: bool, told_why_not: bool
 ) -> Iterator[Replayed]:
     case = adapt_options(saved.regression.case, declaration.options)
     objection = why_unsupported(declaration.supports, declaration.options, case)
     if objection is None:
         ran = run(saved.regression, declaration, runner)
-        yield Replayed(saved, declaration, case, ran.verdict, runs=ran.runs, failed_runs=ran.failed)
+        if ran.verdict.not_runnable:
+            yield Replayed(saved, declaration, case, None, ran.verdict.not_runnable, is_own=is_own)
+            return
+        yield Replayed(saved, declaration, case, ran.verdict, runs=ran.runs, failed_runs=ran.failed, is_own=is_own)
     elif told_why_not:
-        yield Replayed(saved, declaration, case, None, objection)
+        yield Replayed(saved, declaration, case, None, objection, is_own=is_own)

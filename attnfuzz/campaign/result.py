@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 """These rules hold where statistics are read from a file: a time of all workers together is three centuries at most."""
 
+_Key = TypeVar("_Key", int, str)
 _Bin = Annotated[int, msgspec.Meta(ge=EXACT, le=NOT_FINITE)]
 
 StopReason = Literal["budget", "interrupted", "fail_fast", "workers_lost", "environment"]
@@ -35,7 +36,8 @@ _SUMS = ("cases", "seconds", "known", "skipped", "compile_s", "kernel_s", "refer
 class KernelStatistics:
     """What was done on one kernel; the fields are sums (``max_error_ratio``: the largest) of those of ``Progress``.
 
-    ``known``: failures that findings explained; ``skipped``: cases not run for that.
+    ``known``: failures that findings explained; ``skipped``: cases not run for that; ``not_runnable``: cases, which are
+    not among the ``cases``, by why they cannot run here.
     """
 
     declaration: Declaration
@@ -51,6 +53,7 @@ class KernelStatistics:
     restarts: Count = 0
     ratios: dict[str, dict[_Bin, Count]] = field(default_factory=dict)
     coverage: dict[Count, Count] = field(default_factory=dict)
+    not_runnable: dict[str, Count] = field(default_factory=dict)
 
     def add(self, progress: Progress) -> None:
         """Add what a worker reported."""
@@ -60,6 +63,7 @@ class KernelStatistics:
         for dtype, counts in progress.ratios.items():
             _add_counts(self.ratios.setdefault(dtype, {}), counts)
         _add_counts(self.coverage, progress.coverage)
+        _add_counts(self.not_runnable, progress.not_runnable)
 
 
 @dataclass(slots=True)
@@ -153,6 +157,6 @@ class CampaignResult:
         return [finding for finding in self.findings if finding.declaration.target == target]
 
 
-def _add_counts(to: dict[int, int], counts: dict[int, int]) -> None:
+def _add_counts(to: dict[_Key, int], counts: dict[_Key, int]) -> None:
     for key, count in counts.items():
         to[key] = to.get(key, 0) + count

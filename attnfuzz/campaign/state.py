@@ -117,6 +117,7 @@ class SavedFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     path: str | None = None
     known_as: str | None = None
     replaces: str | None = None
+    tag: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{6})?$")] = ""
 
     def __post_init__(self) -> None:
         if self.failed > self.runs:
@@ -135,6 +136,7 @@ class SavedFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             shrunk_s=finding.shrunk_s,
             steps=finding.steps,
             features=tuple(sorted(finding.features)),
+            tag=finding.tag,
             preceding=tuple(msgspec.Raw(encode_case(case)) for case in finding.preceding),
             **{name: _text(getattr(finding, name)) for name in ("path", "known_as", "replaces")},
         )
@@ -158,6 +160,7 @@ class SavedFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             path=_path(self.path),
             known_as=_path(self.known_as),
             replaces=_path(self.replaces),
+            tag=self.tag,
         )
 
 

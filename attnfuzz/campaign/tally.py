@@ -35,6 +35,7 @@ class _Counts:
     build_s: float = 0.0
     restarts: int = 0
     ratios: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    not_runnable: Counter[str] = field(default_factory=Counter)
 
 
 class Tally:
@@ -77,11 +78,15 @@ class Tally:
     def judged(self, declaration: Declaration, case: Case, seconds: float, verdict: Verdict) -> None:
         """Count a case that took ``seconds`` in all, its own share of a batch included."""
         kernel, timing = declaration.target, verdict.timing
-        self._cases[kernel] += 1
         self._seconds[kernel] += seconds
         counts = self._unsent[kernel]
-        counts.cases += 1
         counts.seconds += seconds
+        if verdict.not_runnable:
+            counts.not_runnable[verdict.not_runnable] += 1
+            self._report_now_and_then()
+            return
+        self._cases[kernel] += 1
+        counts.cases += 1
         counts.compile_s += timing.compile_s
         counts.kernel_s += timing.kernel_s
         counts.reference_s += timing.reference_s
@@ -89,8 +94,7 @@ class Tally:
         counts.restarts += verdict.fatal or ends_process(verdict.failure)
         _count_ratio(counts, case.dtype, verdict)
         self._place(declaration, case)
-        if self._clock() - self._last_report >= _REPORT_EVERY_S:
-            self.flush()
+        self._report_now_and_then()
 
     def known(self, kernel: str, death_seconds: float) -> None:
         """Count a failure that an earlier finding explains, and the time it cost if it was a crash or a hang."""
@@ -109,6 +113,10 @@ class Tally:
             fields = {name: getattr(counts, name) for name in _Counts.__slots__}
             coverage = self._pairs[kernel].take() if kernel in self._pairs else {}
             self._send(Progress(kernel=kernel, device=self._device, coverage=coverage, **fields))
+
+    def _report_now_and_then(self) -> None:
+        if self._clock() - self._last_report >= _REPORT_EVERY_S:
+            self.flush()
 
     def _place(self, declaration: Declaration, case: Case) -> None:
         kernel = declaration.target

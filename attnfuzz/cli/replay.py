@@ -27,21 +27,26 @@ __all__ = ["command", "load_saved", "read_saved"]
 @TRUST
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write the results as JSON.")
+@click.option(
+    "--on-bundled/--no-on-bundled",
+    help="Also run each case on every bundled kernel that supports it.",
+)
 @SANITIZER
 @TOLERANCE
-@profile_option("device", "tolerance")
+@profile_option("device", "on_bundled", "tolerance")
 def command(
     paths: tuple[Path, ...],
     kernels: tuple[str, ...],
     trust: bool,
     device: str,
     json_file: Path | None,
+    on_bundled: bool,
     sanitizer: Tool | None,
     tolerance: Tolerance,
 ) -> int:
     """Run saved cases (files or folders; the regressions folder by default) again.
 
-    Each runs on the kernel it names and on every bundled kernel that supports it. The exit status is 1 if any fails.
+    Each runs on the kernel it names. The exit status is 1 if any fails.
     What a file names must be bundled or lie in this project, unless --kernel or --trust says what is to run.
     Of what a killed campaign left in .attnfuzz, cases that pass are removed.
     """
@@ -57,9 +62,9 @@ def command(
         results = []
         with Runner(device=device, tolerance=tolerance) as runner:
             replaying = (
-                replay(saved, runner, kernels=kernels, trust=trust)
+                replay(saved, runner, kernels=kernels, on_bundled=on_bundled, trust=trust)
                 if sanitizer is None
-                else replay_sanitized(saved, runner, sanitizer, kernels=kernels, trust=trust)
+                else replay_sanitized(saved, runner, sanitizer, kernels=kernels, on_bundled=on_bundled, trust=trust)
             )
             for result in replaying:
                 results.append(result)

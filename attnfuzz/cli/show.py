@@ -14,7 +14,8 @@ __all__ = ["command"]
 
 @click.command()
 @click.argument("case", type=FILE, metavar="CASE")
-def command(case: Path) -> int:
+@click.option("-v", "--verbose", is_flag=True, help="List fields of the case that have their default value, too.")
+def command(case: Path, verbose: bool) -> int:
     """Draw the regression file CASE: sequences, pages, and what fails."""
     with refusing():
         from attnfuzz.corpus import load_regression
@@ -23,5 +24,5 @@ def command(case: Path) -> int:
 
         regression = load_regression(case)
     finding = regression.finding
-    make_console().print(picture(regression.case, lines=(finding.message, *finding.details)))
+    make_console().print(picture(regression.case, lines=(finding.message, *finding.details), defaults=verbose))
     return 0

@@ -9,6 +9,8 @@ Without them, kernels that are right on a GPU look wrong on a CPU (Triton 3.6 an
 
 * It reads NaN and infinity of an 8-bit format as numbers, so that dead memory of such a cache would not be NaN, and the
   smallest numbers of float8_e5m2 wrongly when it makes float16 of them.
+* It has no constants of bfloat16: `x + 2.5` and `tl.full(shape, 1.0, tl.bfloat16)` end in an AttributeError. Here they
+  are rounded to nearest, as the compiler does.
 
 Its conversion from float32 to bfloat16 truncates; that is left alone, since the error bounds know it.
 """
@@ -53,6 +55,8 @@ def install_repairs() -> bool:
     ):
         for name in names:
             setattr(builder, f"create_{name}", repair(vars(builder)[f"create_{name}"]))
+    if not hasattr(builder, "get_bf16"):
+        vars(interpreter)["InterpreterBuilder"].get_bf16 = repairs.constant
     reductions = vars(interpreter)["ReduceOps"]
     reductions.sum = repairs.sum(vars(reductions)["sum"])
     vars(interpreter)["InterpreterBuilder"].attnfuzz_repaired = True
@@ -110,6 +114,14 @@ class _Repairs:
             return method(builder, self._widened(a), self._widened(b), *rest)
 
         return repaired
+
+    @property
+    def constant(self) -> Method:
+        def made(builder: object, value: float) -> Any:
+            del builder
+            return self._handle(_to_bfloat16_bits(np.array([value], np.float32)), self._language.bfloat16)
+
+        return made
 
     def conversion(self, method: Method) -> Method:
         def repaired(builder: object, source: Any, destination: Any, rounding: Any) -> Any:

@@ -1,5 +1,6 @@
 """Exceptions on a supported case, results that cannot be any, and CUDA errors that leave the process unusable."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from attnfuzz.oracles.results import ResultError
 from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
 from attnfuzz.said import Place, cause_of, places, text_of, type_name
 
-__all__ = ["EnvironmentProblem", "context_lost", "verdict"]
+__all__ = ["EnvironmentProblem", "context_lost", "interpreter_limit", "verdict"]
 
 _WRAPPERS = ("InterpreterError", "CompilationError", "CompileTimeAssertionFailure")
 """Triton's exceptions around the one that says what happened."""
@@ -24,6 +25,11 @@ _NO_FRAME = "CUDA reports errors late: with CUDA_LAUNCH_BLOCKING=1 the launch it
 _FRAMEWORK = Path(attnfuzz.__file__).parent
 _KERNELS = (_FRAMEWORK / "kernels", _FRAMEWORK.parent / "kernels")
 _LIBRARIES = ("site-packages", "dist-packages", "lib/python")
+_INTERPRETER = "/triton/runtime/interpreter.py"
+_LANGUAGE = "/triton/language/"
+_NO_METHOD = "'InterpreterBuilder' object has no attribute "
+_NOT_WRAPPED = re.compile(r"'(?:bool|float|int|str)' object has no attribute 'value'")
+"""Of a constant, which the compiler hands to `triton.language` wrapped, and the interpreter as it is."""
 _MAX_FRAMES = 8
 _MAX_LINES = 20
 
@@ -34,6 +40,8 @@ class EnvironmentProblem(RuntimeError):  # noqa: N818 - a condition with a remed
 
 def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
     """What an exception means. A lost CUDA context is a crash, whatever the kernel raised.
+
+    What only Triton's interpreter cannot do is nobody's failure: the case is then ``not_runnable``.
 
     That is fatal whether asked for or not, and so is memory that ran out: the kernel may still hold it. Raises
     `EnvironmentProblem`.
@@ -46,6 +54,8 @@ def verdict(raised: KernelRaised, oracles: Sequence[OracleName]) -> Verdict:
     if what is not None:
         return Verdict(failure=_crash(what, error) if "crash" in oracles else None, fatal=True)
     _raise_if_environment(error)
+    if limit := interpreter_limit(error):
+        return Verdict(not_runnable=limit)
     fatal = raised.fatal or raised.is_a(torch.OutOfMemoryError)
     return Verdict(failure=_failure(error) if "exception" in oracles else None, fatal=fatal)
 
@@ -55,6 +65,31 @@ def _raise_if_environment(error: BaseException) -> None:
     problem = interpreter_problem() if type_name(error) == "InterpreterError" else None
     if problem is not None:
         raise EnvironmentProblem(problem) from error
+
+
+def interpreter_limit(error: BaseException) -> str:
+    """What Triton's interpreter cannot do that kernels may ask of it, in words; empty if that is not why it raised.
+
+    The place tells: the interpreter itself does not implement something, has no word for a type, or is asked by
+    `triton.language` for what only the compiler has. What a kernel raises in its own code, or `triton.language` about
+    its arguments, would be raised by a compiler too.
+    """
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return ""
+    *_, cause = _chain(error)
+    path = next((place.path for place in reversed(list(places(cause)))), "")
+    kind, said = type(cause), _first_line(text_of(cause))
+    lacking = ""
+    if path.endswith(_INTERPRETER) and issubclass(kind, NotImplementedError):
+        lacking = said or type_name(cause)
+    elif path.endswith(_INTERPRETER) and issubclass(kind, KeyError):
+        lacking = f"it does not know {said}"
+    elif (path.endswith(_INTERPRETER) or _LANGUAGE in path) and issubclass(kind, AttributeError):
+        if said.startswith(_NO_METHOD):
+            lacking = f"it has no {said.removeprefix(_NO_METHOD)}"
+        elif _NOT_WRAPPED.match(said):
+            lacking = f"it does not wrap constants: {said}"
+    return f"Triton's interpreter cannot run this kernel: {lacking}" if lacking else ""
 
 
 def _failure(error: BaseException) -> Failure:

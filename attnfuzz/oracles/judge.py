@@ -163,7 +163,7 @@ def relation_raised(relation: OracleName, raised: KernelRaised, *, catch_interru
     """An objection of `relation`: by itself the case does not raise. Memory may run out where a relation takes more."""
     found = judge_raised(raised, ("exception", "crash"), catch_interrupt=catch_interrupt)
     if found.failure is None or raised.is_a(torch.OutOfMemoryError):
-        return msgspec.structs.replace(found, failure=None)
+        return msgspec.structs.replace(found, failure=None, not_runnable="")
     changed = f"{raised.changed}: " if raised.changed else ""
     failure = msgspec.structs.replace(
         found.failure, oracle=relation, kind=f"raised {found.failure.kind}", message=f"{changed}{found.failure.message}"

@@ -157,9 +157,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     ``error_ratio`` is the largest |error| / bound seen, 0.0 if nothing was compared (infinite for a wrong NaN).
     ``fatal`` is set when the process must not be used again (a sticky CUDA error, exhausted memory).
+    ``not_runnable`` says why the kernel cannot run this case here, through no fault of its own: nothing was judged.
     """
 
     failure: Failure | None = None
     error_ratio: float = 0.0
     timing: Timing = Timing()
     fatal: bool = False
+    not_runnable: str = ""

@@ -14,11 +14,11 @@ from attnfuzz.problems.cases import Case
 __all__ = ["field_table"]
 
 
-def field_table(case: Case) -> Table:
-    """Every field of ``case`` with its value; those away from their default stand out."""
+def field_table(case: Case, *, defaults: bool = False) -> Table:
+    """The fields of ``case`` with their values; with ``defaults`` those too that have theirs, but less bright."""
     table = Table("field", "value", box=None, pad_edge=False, header_style="bold")
     changed = dict(_flat(msgspec.to_builtins(case)))
-    for name, value in _flat(_all_fields(case)):
+    for name, value in _flat(_all_fields(case)) if defaults else changed.items():
         style = "bold" if name in changed else "dim"
         table.add_row(name, Text(msgspec.json.encode(value).decode()), style=style)
     return table

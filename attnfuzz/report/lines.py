@@ -38,7 +38,8 @@ def _facts(statistics: Statistics) -> Iterator[str]:
 
 def describe(what: str, finding: Finding, *, message: bool = True) -> str:
     """One line on a finding; without its ``message`` where that has just been said."""
-    line = f"{what:<9} {finding.declaration.target} {finding.signature.symptom.oracle}/{finding.failure.kind}"
+    symptom = f"{finding.symptom.oracle}/{finding.failure.kind}"
+    line = f"{what:<9} #{finding.tag} {finding.declaration.target} {symptom}"
     where = f" -> {finding.path}" if finding.path is not None else ""
     return f"{line}: {finding.failure.message}{where}" if message else f"{line}{where}"
 
@@ -80,9 +81,8 @@ class LineReporter:
     def smaller(self, finding: Finding) -> None:
         if time.monotonic() - self._last_smaller >= _SMALLER_EVERY_S:
             self._last_smaller = time.monotonic()
-            self.note(
-                f"shrinking {finding.declaration.target}, {count(finding.steps, 'step')}: {one_line(finding.case)}"
-            )
+            steps = count(finding.steps, "step")
+            self.note(f"shrinking #{finding.tag} {finding.declaration.target}, {steps}: {one_line(finding.case)}")
 
     def shrunk(self, finding: Finding) -> None:
         self.note(describe("shrunk" if finding.shrunk_s is not None else "cut off", finding))

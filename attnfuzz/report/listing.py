@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from attnfuzz.declaration import Declaration
@@ -20,12 +19,12 @@ def print_kernels(console: Console, declarations: Sequence[Declaration], *, verb
         for declaration in declarations:
             _print_fully(console, declaration)
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("kernel", "problem", "options"):
-        table.add_column(name, no_wrap=True)
-    for declaration in declarations:
-        table.add_row(Text(declaration.target), Text(declaration.problem), Text(_options(declaration)))
-    console.print(table, soft_wrap=True)
+    header = ("kernel", "problem", "options")
+    rows = [header, *((one.target, one.problem, _options(one)) for one in declarations)]
+    wide, less_wide, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    for row in rows:  # no table of rich: that cuts what is longer than a terminal, or 80 columns of a pipe
+        line = f"{row[0]:<{wide}}  {row[1]:<{less_wide}}  {row[2]}".rstrip()
+        console.print(Text(line, style="bold" if row is header else ""), soft_wrap=True)
 
 
 def _print_fully(console: Console, declaration: Declaration) -> None:

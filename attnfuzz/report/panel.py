@@ -104,7 +104,7 @@ def _at_work(finding: Finding) -> Iterator[Text]:
     """A finding that is being confirmed or shrunk: what it is, and the smallest case so far."""
     state = f"shrinking, {count(finding.steps, 'step')}" if finding.runs else "confirming"
     what = f"{finding.symptom.oracle}/{finding.symptom.kind}"
-    title = Text.assemble((f"{state}: ", "yellow"), (what, "bold"), f" {finding.declaration.name}")
+    title = Text.assemble((f"{state}: ", "yellow"), (what, "bold"), f" #{finding.tag} {finding.declaration.name}")
     for line in (title, Text(f"  {one_line(finding.case)}", style="dim")):
         line.no_wrap, line.overflow = True, "ellipsis"
         yield line

@@ -20,8 +20,11 @@ _CELLS_PER_PAGE = 16
 _CELLS_PER_ROW = 64
 
 
-def picture(case: Case, *, lines: Iterable[str] = ()) -> RenderableType:
-    """Draw ``case``; ``lines`` are a finding's message and details, whose tokens and sequences are marked."""
+def picture(case: Case, *, lines: Iterable[str] = (), defaults: bool = False) -> RenderableType:
+    """Draw ``case``; ``lines`` are a finding's message and details, whose tokens and sequences are marked.
+
+    ``defaults``: list fields that have their default value, too.
+    """
     lines = tuple(lines)
     drawing = draw(case, Blame.of(lines))
     finding = [Text(line, "red" if i == 0 else "") for i, line in enumerate(lines)]
@@ -31,7 +34,7 @@ def picture(case: Case, *, lines: Iterable[str] = ()) -> RenderableType:
         *(_states(drawing) if drawing.states else _sequences(drawing)),
         *(Text(note, "dim") for note in drawing.notes),
         "",
-        field_table(case),
+        field_table(case, defaults=defaults),
         *([""] if finding else []),
         *finding,
     )

@@ -56,20 +56,28 @@ def print_replayed(console: Console, result: Replayed) -> None:
 def print_total(
     console: Console, saved: Sequence[SavedCase], results: Sequence[Replayed], *, removed: Collection[Path] = ()
 ) -> None:
-    """How many failed, and of which kind: still open, or fixed once and failing again; which files are removed now."""
+    """How many failed, and of which kind: still open, or fixed once and failing again; which files are removed now.
+
+    Only a run on the kernel that a file names tells whether that bug is still open.
+    """
     ran = [result for result in results if result.verdict is not None]
-    failed = {result.saved.path: _status(result) for result in ran if result.failed}
+    failed = {
+        result.saved.path: _status(result)
+        for result in ran
+        if result.failed and (result.is_own or _status(result) != "open")
+    }
     text = f"{count(len(saved), 'saved case')}, {count(len(ran), 'run')}: {sum(result.failed for result in ran)} failed"
     for status, meaning in _STATUSES.items():
         number = sum(value == status for value in failed.values())
         text += f"; {count(number, 'case')} {meaning}" if number else ""
-    repaired = {result.saved.path for result in ran if _status(result) == "open" and _was_judged(result)} - set(failed)
+    tried = [result for result in ran if result.is_own and _status(result) == "open" and _was_judged(result)]
+    repaired = {result.saved.path for result in tried} - set(failed)
     passing = f'; {count(len(repaired), "open case")} now passing: set "status" to "fixed"'
     text += passing if repaired else ""
     text += f"; {count(len(removed), 'case')} of a killed campaign passing, removed" if removed else ""
     idle = {case.path for case in saved} - {result.saved.path for result in ran}
     text += f"; {count(len(idle), 'case')} ran on no kernel" if idle else ""
-    console.print(Text(text, style="bold red" if failed else "bold"), soft_wrap=True)
+    console.print(Text(text, style="bold red" if any(result.failed for result in ran) else "bold"), soft_wrap=True)
 
 
 def write_replayed(path: Path, results: Sequence[Replayed], *, device: str) -> None:

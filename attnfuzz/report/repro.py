@@ -5,15 +5,19 @@ The kernel is not imported here; its source text is taken from its files.
 
 from __future__ import annotations
 
+import ast
 import pprint
+import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import msgspec
 
+import attnfuzz
 from attnfuzz.campaign.saved_run import preceding_for, runs_to_see
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration
@@ -29,6 +33,8 @@ __all__ = ["repro_script"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _STUB = "attnfuzz_stub.py.jinja"
+_REPAIRS = Path(attnfuzz.__file__).parent / "execution" / "interpreter_repairs.py"
+_WITHOUT_TRITON = sys.stdlib_module_names | {"attnfuzz", "numpy", "torch"}
 _WIDTH = 116
 
 
@@ -42,7 +48,9 @@ def repro_script(regression: Regression, declaration: Declaration) -> str:
     _check_size((*preceding, case))
     data = repro_data(declaration, case)
     sources = kernel_sources(regression.kernel)
-    stub = {"attnfuzz/__init__.py": (_TEMPLATES / _STUB).read_text(encoding="utf-8")}
+    files = {"attnfuzz/__init__.py": (_TEMPLATES / _STUB).read_text(encoding="utf-8"), **sources.files}
+    if interpreted := _may_use_triton(sources.files):
+        files["attnfuzz/interpreter_repairs.py"] = _REPAIRS.read_text(encoding="utf-8")
     finding = regression.finding
     template = _environment().get_template("repro.py.jinja")
     return template.render(
@@ -60,7 +68,8 @@ def repro_script(regression: Regression, declaration: Declaration) -> str:
         padding_tokens=0 if isinstance(case, MergeStatesCase) else case.num_query_slots - case.num_rows,
         entry=repr(sources.entry),
         kernel=repr(sources.attribute),
-        files={repr(path): _text_literal(text) for path, text in (stub | sources.files).items()},
+        files={repr(path): _text_literal(text) for path, text in files.items()},
+        interpreted=interpreted,
         storages=[_data_literal(text) for text in data.storages],
         expected={repr(name): _data_literal(text) for name, text in data.expected.items()},
         bounds={
@@ -85,6 +94,21 @@ def _check_size(cases: Sequence[Case]) -> None:
         )
 
 
+def _may_use_triton(files: Mapping[str, str]) -> bool:
+    """Whether kernels could run in Triton's interpreter: another package that is imported may bring Triton along."""
+    local = {name for path in files for name in (Path(path).parts[0], Path(path).stem)}
+    return any(name not in _WITHOUT_TRITON | local for text in files.values() for name in _imported(text))
+
+
+def _imported(text: str) -> Iterator[str]:
+    """The packages that ``text`` imports by their full names."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield (node.module or "").partition(".")[0]
+
+
 def _preceding(declaration: Declaration, case: Case) -> dict[str, Any]:
     inputs = repro_inputs(declaration, case)
     return {
@@ -101,6 +125,7 @@ def _outputs(case: Case) -> list[str]:
     return [name for name, spec in tensor_specs(case).items() if spec.role == "output"]
 
 
+@cache
 def _environment() -> jinja2.Environment:
     loader = jinja2.FileSystemLoader(_TEMPLATES)
     return jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)

@@ -27,6 +27,7 @@ __all__ = ["make_console", "make_reporter", "print_result", "verdict_sentence"]
 
 _WIDTH_OF_FILES = 140
 """Columns where the output is no terminal: tables need some, and text is not wrapped there."""
+_MAX_REASONS = 3
 
 
 def make_console() -> Console:
@@ -87,7 +88,7 @@ def print_result(console: Console, result: CampaignResult) -> None:
         told = place
         for line in _finding_lines(number, finding, result.statistics.device_name):
             console.print(line, soft_wrap=True)
-    for line in (*_side_lines(result), *_restrictions(result), *_outside(result)):
+    for line in (*_side_lines(result), *_restrictions(result), *_outside(result), *_not_runnable(result)):
         console.print(line, soft_wrap=True)
     console.print()
     if result.unreached and result.statistics.cases:
@@ -112,7 +113,18 @@ def _unreached(result: CampaignResult) -> str:
 
 def _remedy(result: CampaignResult) -> str:
     """More time helps only where that ran out, and nothing else kept cases from being judged."""
-    return "; raise --budget" if result.stop_reason == "budget" and not result.troubles else ""
+    kept = result.troubles or any(result.statistics.kernels[target].not_runnable for target in result.unreached)
+    return "; raise --budget" if result.stop_reason == "budget" and not kept else ""
+
+
+def _not_runnable(result: CampaignResult) -> Iterator[Text]:
+    """For each kernel that could not run some case here, how many and why: their number is in no other."""
+    for target, kernel in result.statistics.kernels.items():
+        if kernel.not_runnable:
+            yield Text()
+            number, why = sum(kernel.not_runnable.values()), "; ".join(sorted(kernel.not_runnable)[:_MAX_REASONS])
+            were = "case was" if number == 1 else "cases were"
+            yield Text(f"{target}: {number} {were} left out, not runnable here: {why}; use a GPU", style="yellow")
 
 
 def verdict_sentence(result: CampaignResult) -> str:
@@ -151,7 +163,7 @@ def _finding_lines(number: int, finding: Finding, device: str) -> Iterator[Rende
 
 
 def _remarks(finding: Finding) -> Iterator[str]:
-    yield f"first seen after {format_duration(finding.first_seen_s)}, {_how_small(finding)}"
+    yield f"#{finding.tag}: first seen after {format_duration(finding.first_seen_s)}, {_how_small(finding)}"
     if finding.certainty():
         yield finding.certainty()
     if finding.known_as is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 
 from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.oracles.judge import judge
-from attnfuzz.problems.cases import Case
+from attnfuzz.problems.cases import Case, DenseDecodeCase
+from tests.unit import limited_kernels
 
 
 def raise_index_error(inputs: Any) -> None:
@@ -155,3 +157,41 @@ class TestCudaErrors:
         assert verdict.fatal
         assert verdict.failure is not None
         assert (verdict.failure.oracle, verdict.failure.kind) == ("exception", "OutOfMemoryError in exhaust")
+
+
+interpreted = pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1", reason="this run compiles kernels for a GPU")
+LIMITED_CASE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(3,), scale=0.25, dtype="float32")
+
+
+@interpreted
+@pytest.mark.parametrize(("name", "lacking"), [("with_assembly", "inline_asm"), ("with_scaled_product", "constants")])
+def test_what_the_interpreter_lacks_is_no_failure(name: str, lacking: str) -> None:
+    """A correct kernel would be accused of what only a CPU's stand-in for the compiler cannot do."""
+    verdict = judge(getattr(limited_kernels, name), LIMITED_CASE, device="cpu")
+    assert verdict.failure is None
+    assert verdict.not_runnable.startswith("Triton's interpreter cannot run this kernel: ")
+    assert lacking in verdict.not_runnable
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("with_unknown_name", "AttributeError in unknown_name"),
+        ("with_unknown_attribute", "AttributeError in unknown_attribute"),
+        ("with_odd_range", "ValueError in odd_range"),
+        ("with_not_implemented", "NotImplementedError in not_implemented"),
+        ("with_pretended_limit", "AttributeError in pretended_limit"),
+        ("with_missing_key", "KeyError in missing_key"),
+    ],
+)
+def test_mistakes_of_a_kernel_are_no_limits_of_the_interpreter(name: str, kind: str, failure_of: Any) -> None:
+    """A misspelt name, or an argument that no compiler takes, would be passed over on every CPU."""
+    assert failure_of(getattr(limited_kernels, name), LIMITED_CASE).kind == kind
+
+
+@interpreted
+def test_where_kernels_are_compiled_nothing_is_a_limit(monkeypatch: pytest.MonkeyPatch, failure_of: Any) -> None:
+    """On a GPU every exception is the kernel's."""
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert failure_of(limited_kernels.with_assembly, LIMITED_CASE).oracle == "exception"

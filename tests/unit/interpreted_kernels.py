@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-__all__ = ["arithmetic_kernel", "conversion_kernel", "scalar_mask_kernel"]
+__all__ = ["arithmetic_kernel", "constant_kernel", "conversion_kernel", "scalar_mask_kernel"]
 
 
 @triton.jit
@@ -17,6 +17,13 @@ def arithmetic_kernel(p_a, p_b, p_dot, p_product, p_sum, p_larger, p_less, TILE:
     tl.store(p_larger + o, tl.maximum(a, b))
     tl.store(p_less + o, a < b)
     tl.store(p_sum + tl.arange(0, TILE), tl.sum(a, axis=1).to(tl.float32))
+
+
+@triton.jit
+def constant_kernel(p_in, p_out, TILE: tl.constexpr):
+    """Add two constants of the inputs' dtype, of which the second has to be rounded to be one of bfloat16."""
+    o = tl.arange(0, TILE)
+    tl.store(p_out + o, tl.load(p_in + o) + tl.full([TILE], 1.0, p_in.dtype.element_ty) + 1.01171875)
 
 
 @triton.jit

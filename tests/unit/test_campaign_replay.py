@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -56,8 +57,17 @@ def saved(kernel: str = "mine", path: Path = Path("regressions/a.json")) -> Save
     return SavedCase(path, Regression(problem="dense_decode", kernel=kernel, case=CASE, finding=record))
 
 
-def run(runner: PretendedRunner, *cases: SavedCase, kernels: Sequence[str] = ()) -> list[Replayed]:
-    return list(replay(cases, cast(Runner, runner), kernels=kernels))
+def run(
+    runner: PretendedRunner, *cases: SavedCase, kernels: Sequence[str] = (), on_bundled: bool = True
+) -> list[Replayed]:
+    return list(replay(cases, cast(Runner, runner), kernels=kernels, on_bundled=on_bundled))
+
+
+def total(case: SavedCase, results: list[Replayed]) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    print_total(console, [case], results)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().rstrip()
 
 
 def test_a_case_runs_on_its_kernel_first_and_on_all_that_support_it() -> None:
@@ -65,6 +75,39 @@ def test_a_case_runs_on_its_kernel_first_and_on_all_that_support_it() -> None:
     runner = PretendedRunner("mine")
     results = run(runner, saved())
     assert [(result.kernel.target, result.failed) for result in results] == [("mine", True), ("naive", False)]
+
+
+def test_bundled_kernels_are_asked_only_where_that_is_wanted() -> None:
+    """Whoever replays a case of their own would wait for kernels of attnfuzz, and read about them."""
+    runner = PretendedRunner("naive")
+    results = run(runner, saved(), on_bundled=False)
+    assert [(result.kernel.target, result.failed) for result in results] == [("mine", False)]
+
+
+def test_another_kernel_says_nothing_of_the_one_that_is_accused() -> None:
+    """A bug would be marked fixed because a kernel that never had it passes, or called open because another fails."""
+    case = saved()
+    for kernel, failing, said in (
+        ("naive", (), "1 saved case, 1 run: 0 failed"),
+        ("naive", ("naive",), "1 saved case, 1 run: 1 failed"),
+        ("mine", (), '1 saved case, 1 run: 0 failed; 1 open case now passing: set "status" to "fixed"'),
+        ("mine", ("mine",), "1 saved case, 1 run: 1 failed; 1 case still open"),
+    ):
+        assert total(case, run(PretendedRunner(*failing), case, kernels=[kernel])) == said
+    mine_alone = run(PretendedRunner("naive"), case)
+    assert total(case, mine_alone).endswith('2 runs: 1 failed; 1 open case now passing: set "status" to "fixed"')
+
+
+def test_the_accused_kernel_is_known_by_another_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repaired, and replayed by the name that a campaign prints elsewhere, it would never be called repaired."""
+    (tmp_path / "kernels.py").touch()
+    monkeypatch.chdir(tmp_path)
+    mine = msgspec.structs.replace(MINE, target=f"{tmp_path}/kernels.py:mine")
+    other = msgspec.structs.replace(MINE, target=f"{tmp_path}/kernels.py:other")
+    runner = PretendedRunner()
+    monkeypatch.setattr(runner, "declarations", lambda targets: [mine, other])
+    results = run(runner, saved("kernels.py:mine"), kernels=["kernels.py"])
+    assert [result.is_own for result in results] == [True, False]
 
 
 def test_options_are_adapted_to_each_kernel() -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from attnfuzz.campaign.messages import Progress
 from attnfuzz.campaign.ratios import EXACT, NOT_FINITE, ratio_bin
+from attnfuzz.campaign.result import KernelStatistics
 from attnfuzz.campaign.tally import Tally
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, OracleName, Timing, Verdict
@@ -39,6 +40,22 @@ def test_reports_add_up() -> None:
         assert math.isclose(sum(getattr(progress, name) for progress in sent), total)
     assert max(progress.max_error_ratio for progress in sent) == 0.25
     assert sum(progress.ratios["float16"][ratio_bin(0.25)] for progress in sent) == 10
+
+
+def test_what_cannot_run_here_is_counted_by_itself() -> None:
+    """A kernel that nothing is known of would be said to have been judged on thousands of cases."""
+    sent: list[Progress] = []
+    tally = Tally(sent.append)
+    for verdict in (Verdict(not_runnable="no asm"), Verdict(), Verdict(not_runnable="no asm")):
+        tally.judged(KERNEL, CASE, 0.1, verdict)
+    tally.flush()
+    (progress,) = sent
+    assert (progress.cases, progress.not_runnable) == (1, {"no asm": 2})
+    statistics = KernelStatistics(KERNEL)
+    for _ in range(2):
+        statistics.add(progress)
+    assert (statistics.cases, statistics.not_runnable) == (2, {"no asm": 4})
+    assert sum(statistics.ratios["float16"].values()) == 2
 
 
 def test_an_infinite_ratio_is_no_measure_of_accuracy() -> None:

@@ -20,6 +20,7 @@ from attnfuzz.cli import main
 from attnfuzz.corpus import FindingRecord, Regression, encode_regression, write_regression
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.report.summary import Summary
+from tests.unit import limited_kernels
 
 COMMAND = Path(sys.executable).with_name("attnfuzz")
 CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(3,), scale=0.25)
@@ -307,11 +308,17 @@ def test_found_saved_replayed_repaired_replayed(tmp_path: Path) -> None:
     assert run.returncode == 1, run.stderr
     assert "still open" in run.stdout
     results = json.loads((tmp_path / "replay.json").read_text())["results"]
+    assert {result["kernel"]: result["outcome"] for result in results} == {"mine.py:mine": "fail"}
+    run = attnfuzz("replay", "--on-bundled", "--json", "replay.json", cwd=tmp_path)
+    results = json.loads((tmp_path / "replay.json").read_text())["results"]
     assert {result["kernel"]: result["outcome"] for result in results} == {
         "mine.py:mine": "fail",
         "dense_naive": "pass",
         "dense_eager": "pass",
     }
+    run = attnfuzz("replay", "--kernel", "dense_eager", cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.endswith("1 saved case, 1 run: 0 failed\n")
 
     before = (tmp_path / str(finding.path)).read_bytes()
     kernel.write_text(BROKEN.replace("+= 1", "+= 0"))
@@ -319,6 +326,35 @@ def test_found_saved_replayed_repaired_replayed(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     assert '1 open case now passing: set "status" to "fixed"' in run.stdout
     assert (tmp_path / str(finding.path)).read_bytes() == before
+
+
+@pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1", reason="this run compiles kernels for a GPU")
+def test_what_triton_cannot_interpret_is_told_and_no_finding(tmp_path: Path) -> None:
+    """On a CPU a correct kernel would be accused, or one that never ran be said to be right."""
+    (tmp_path / "mine.py").write_text(Path(limited_kernels.__file__).read_text())
+    options = ("--budget", "4s", "--workers", "1", "--device", "cpu")
+    never = attnfuzz("explore", "mine.py:with_assembly", *options, cwd=tmp_path)
+    assert never.returncode == 2, never.stdout + never.stderr
+    why = "not runnable here: Triton's interpreter cannot run this kernel: inline_asm not supported in interpreter mode"
+    assert re.search(
+        rf"^mine.py:with_assembly: [1-9]\d* cases? (was|were) left out, {why}; use a GPU$", never.stdout, re.M
+    )
+    assert "no case was judged" in never.stdout
+    assert "raise --budget" not in never.stdout
+    sometimes = attnfuzz("explore", "mine.py:sometimes_with_assembly", *options, cwd=tmp_path)
+    assert sometimes.returncode == 0, sometimes.stdout + sometimes.stderr
+    assert why in sometimes.stdout
+    assert "nothing found in" in sometimes.stdout
+
+    record = FindingRecord(oracle="exception", message="found elsewhere")
+    case = msgspec.structs.replace(CASE, dtype="float32")
+    saved = Regression(problem="dense_decode", kernel="mine.py:with_assembly", case=case, finding=record)
+    write_regression(saved, tmp_path / "regressions")
+    run = attnfuzz("replay", cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.startswith("skip")
+    assert "inline_asm not supported" in run.stdout
+    assert run.stdout.endswith("1 saved case, 0 runs: 0 failed; 1 case ran on no kernel\n")
 
 
 def test_nothing_found_is_said_within_the_budget(tmp_path: Path) -> None:

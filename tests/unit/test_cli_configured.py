@@ -15,6 +15,7 @@ from attnfuzz.cli.configured import SHARED, TOLERANCE, configured, profile_optio
 from attnfuzz.cli.explore import command as explore
 from attnfuzz.cli.parameters import DEVICE, duration, number_of_workers
 from attnfuzz.cli.refusal import Refusal
+from attnfuzz.cli.replay import command as replay
 from attnfuzz.config import PROFILE_VARIABLE
 from attnfuzz.config_rules import RULES
 from attnfuzz.problems.tolerance import FixedTolerance
@@ -152,10 +153,12 @@ def test_without_the_client_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyP
     assert "pip install 'attnfuzz[redis]'" in refused("--shared", "redis://head").output
 
 
-def test_explore_takes_every_setting() -> None:
-    """A setting that explore has no option for would be ignored by the command it is meant for."""
+def test_every_setting_has_an_option() -> None:
+    """A setting that its command has no option for would be ignored by it."""
     names = {"regressions": "save_dir"}
-    assert {names.get(key, key) for key in RULES} <= {parameter.name for parameter in explore.params}
+    of_replay = {"on_bundled"}
+    assert {names.get(key, key) for key in RULES} - of_replay <= {parameter.name for parameter in explore.params}
+    assert of_replay <= {parameter.name for parameter in replay.params}
 
 
 def test_a_tolerance_reaches_the_kernel(tmp_path: Path) -> None:

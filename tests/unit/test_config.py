@@ -23,6 +23,7 @@ device = "cpu"
 oracles = ["accuracy"]
 seed = 7
 fail_fast = true
+on_bundled = true
 shared = "redis://head/1"
 profile = "quick"
 
@@ -67,6 +68,7 @@ def test_every_setting_is_read() -> None:
         oracles=("accuracy",),
         seed=7,
         fail_fast=True,
+        on_bundled=True,
         shared="redis://head/1",
         profile="quick",
         file=Path.cwd() / "pyproject.toml",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attnfuzz.execution.interpreter_repairs import _to_bfloat16_bits, install_repairs
-from tests.unit.interpreted_kernels import arithmetic_kernel, conversion_kernel, scalar_mask_kernel
+from tests.unit.interpreted_kernels import arithmetic_kernel, constant_kernel, conversion_kernel, scalar_mask_kernel
 
 pytestmark = pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1", reason="this run compiles kernels for a GPU")
 
@@ -30,6 +30,15 @@ def test_arithmetic(dtype: torch.dtype) -> None:
     assert torch.equal(larger, torch.maximum(a, b))
     assert torch.equal(less.bool(), a < b)
     torch.testing.assert_close(total, a.float().sum(1), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_constants(dtype: torch.dtype) -> None:
+    """A correct kernel that adds a number to bfloat16 would be reported with an AttributeError on every CPU."""
+    assert install_repairs()
+    a, out = torch.arange(16, dtype=dtype), torch.empty(16, dtype=dtype)
+    constant_kernel[(1,)](a, out, TILE=16)
+    assert torch.equal(out, a + 1.0 + torch.tensor(1.01171875, dtype=dtype))
 
 
 @pytest.mark.parametrize(("lse", "copied"), [(1.0, 5), (-math.inf, 0)])

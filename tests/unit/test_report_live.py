@@ -118,8 +118,8 @@ def test_a_case_at_work_is_shown_as_it_shrinks() -> None:
     """The first failing case is what one wants to see at once, and then that it gets smaller."""
     fresh, confirmed = a_finding(), a_finding(runs=3, failed=3, steps=12)
     lines = "\n".join(drawn(statistics(), fresh, confirmed, width=140))
-    assert "confirming: accuracy/out:value kernel_3" in lines
-    assert "shrinking, 12 steps: accuracy/out:value kernel_3" in lines
+    assert f"confirming: accuracy/out:value #{fresh.tag} kernel_3" in lines
+    assert f"shrinking, 12 steps: accuracy/out:value #{confirmed.tag} kernel_3" in lines
     assert "dense_decode, float16, head_size 128, 8 query heads on 1 KV head, seq_lens 1, 2000, 17" in lines
 
 

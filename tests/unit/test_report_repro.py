@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -13,12 +14,15 @@ import msgspec
 import pytest
 
 import attnfuzz
-from attnfuzz.corpus import FindingRecord, Regression
+from attnfuzz.corpus import FindingRecord, Regression, load_regression, regression_files
 from attnfuzz.declaration import Declaration, KernelLoadError, load_kernels
-from attnfuzz.problems.cases import Problem, case_from_builtins
+from attnfuzz.problems.cases import PROBLEMS, Problem, case_from_builtins
 from attnfuzz.problems.limits import CaseTooLarge
+from attnfuzz.problems.supported import adapt_options, why_unsupported
+from attnfuzz.report import repro
 from attnfuzz.report.repro import repro_script
 from attnfuzz.report.repro_data import MAX_TENSOR_BYTES
+from attnfuzz.report.sources import kernel_sources
 
 ROOT = Path(attnfuzz.__file__).parents[1]
 WITHOUT_ATTNFUZZ = f"""
@@ -86,7 +90,7 @@ def run(scripts: list[str], folder: Path) -> list[str]:
     command = [sys.executable, "-I", "-c", WITHOUT_ATTNFUZZ, *map(str, paths)]
     environment = {**os.environ, "TMPDIR": str(temporary)}
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800, check=False
     )
     assert done.returncode == 0, done.stderr
     assert list(temporary.glob("repro-*")) == []
@@ -150,6 +154,28 @@ def test_bundled_kernels_pass(tmp_path: Path) -> None:
     scripts = [repro_script(regression(*case), declaration_of(case[1])) for case in BUNDLED]
     outputs = run(scripts, tmp_path)
     assert [output.splitlines()[-2:] for output in outputs] == [["PASS", "STATUS 0"]] * len(BUNDLED)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_scripts_agree_with_replay_on_saved_cases(
+    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A correct kernel would pass `attnfuzz replay` and be accused by the script that is pasted into an issue."""
+    monkeypatch.setattr(repro, "kernel_sources", functools.cache(kernel_sources))
+    kernels = [kernel.declaration for kernel in load_kernels("*")]
+    scripts = {}
+    for file in regression_files([ROOT / "regressions"]):
+        saved = load_regression(file)
+        for kernel in kernels if saved.problem == problem else ():
+            case = adapt_options(saved.case, kernel.options)
+            if kernel.problem == problem and why_unsupported(kernel.supports, kernel.options, case) is None:
+                on_kernel = msgspec.structs.replace(saved, kernel=kernel.target, case=case)
+                scripts[kernel.target, file.name] = repro_script(on_kernel, kernel)
+    outputs = run(list(scripts.values()), tmp_path)
+    # all of these are marked fixed, which their replay by the pytest plugin holds
+    wrong = {name: said for name, said in zip(scripts, outputs, strict=True) if not said.endswith("PASS\nSTATUS 0\n")}
+    assert scripts
+    assert wrong == {}
 
 
 def test_failures_of_user_kernels_are_shown(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -206,7 +207,7 @@ def test_events_of_every_kind_are_shown() -> None:
     finding.shrunk_s = 2.0
     reporter.shrunk(finding)
     reporter.finished()
-    first_words = [line.split(" my ")[0].strip() for line in output(console).splitlines()[1:]]
+    first_words = [re.split(" #| my ", line)[0].strip() for line in output(console).splitlines()[1:]]
     case = "dense_decode, float16, head_size 16, 1 query head on 1 KV head, seq_lens 1"
     assert first_words == ["found", case, "confirmed", "not again", "known", "cut off", "shrunk"]
     assert "searching 1 kernel on a processor for 1m00s with 2 workers, seed 7" in output(console)
@@ -257,7 +258,29 @@ def test_shrinking_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None
         reporter.smaller(finding)
     lines = output(console).splitlines()
     assert 1 < len(lines) <= 3
-    assert lines[0].startswith("shrinking my kernels.py:k, 1 step: dense_decode, float16")
+    assert lines[0].startswith(f"shrinking #{finding.tag} my kernels.py:k, 1 step: dense_decode, float16")
+
+
+def test_all_lines_about_a_finding_carry_one_hash() -> None:
+    """Of several findings of a kernel, nobody could tell which was confirmed, which shrunk, and what became of it."""
+    console = a_console()
+    reporter = LineReporter(console)
+    finding = a_finding()
+    other = Finding("0-2", KERNEL, CASE, msgspec.structs.replace(FAILURE, kind="lse:value"), first_seen_s=1.0)
+    tag = f" #{finding.tag} "
+    reporter.found(finding)
+    finding.case = msgspec.structs.replace(CASE, seq_lens=(0,))
+    finding.failure = msgspec.structs.replace(FAILURE, kind="out:nan")
+    for tell in (reporter.confirmed, reporter.smaller, reporter.unconfirmed, reporter.known, reporter.shrunk):
+        tell(finding)
+    finding.shrunk_s = 2.0
+    reporter.shrunk(finding)
+    lines = [line for line in output(console).splitlines() if not line.startswith(" ")]
+    words = ["found", "confirmed", "shrinking", "not", "known", "cut", "shrunk"]
+    assert [line.split()[0] for line in lines] == words
+    assert all(tag in line for line in lines)
+    assert f"{tag.strip()}: first seen after" in printed(a_result(finding))
+    assert other.tag != finding.tag
 
 
 @pytest.mark.parametrize(

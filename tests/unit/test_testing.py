@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import unittest
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from attnfuzz.declaration import Kernel, KernelLoadError
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.shared_runner import shared_runner
+from tests.unit import limited_kernels
 
 FIELDS: dict[str, Any] = {
     "num_q_heads": 1,
@@ -263,3 +265,19 @@ def test_check_asks_every_relation() -> None:
         with pytest.raises(attnfuzz.KernelFailure) as raised:
             attnfuzz.check(adds_an_epsilon, case, isolated=False)
         assert raised.value.failure.oracle == "value_affinity"
+
+
+@pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1", reason="this run compiles kernels for a GPU")
+def test_what_triton_cannot_interpret_is_skipped() -> None:
+    """A test of a kernel that never ran would pass, or one where a single case cannot run would not be made."""
+    case = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "seq_lens": [3], "scale": 0.25, "dtype": "float32"}
+    with pytest.raises(unittest.SkipTest, match="inline_asm not supported in interpreter mode; use a GPU"):
+        attnfuzz.check(f"{limited_kernels.__file__}:with_assembly", case, device="cpu")
+    judged: list[Case] = []
+
+    @attnfuzz.fuzz(f"{limited_kernels.__file__}:sometimes_with_assembly", max_examples=10, device="cpu")
+    def on_some(case: Case) -> None:
+        judged.append(case)
+
+    on_some()
+    assert judged

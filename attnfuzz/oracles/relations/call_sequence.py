@@ -12,6 +12,7 @@ import msgspec
 
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.oracles import accuracy
+from attnfuzz.oracles.exception import interpreter_limit
 from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.oracles.relations.relation import FurtherRuns, Relation
@@ -52,7 +53,7 @@ def _further(declaration: Declaration, case: Case, contents: Contents) -> Furthe
 
     def blame(trial: Trial, run: int, what: Failure | KernelRaised) -> Failure | None:
         failure = _raised(what) if isinstance(what, KernelRaised) else what
-        return _next_call(trial, relatives[run // 2], failure)
+        return None if failure is None else _next_call(trial, relatives[run // 2], failure)
 
     runs = [run for relative, same in zip(relatives, again, strict=True) for run in (Changed("", relative.case), same)]
     return FurtherRuns(runs, compare, blame=blame)
@@ -97,8 +98,10 @@ def _judged(trial: Trial, kernel: Kernel, relative: Relative) -> Failure | None:
     return failure
 
 
-def _raised(raised: KernelRaised) -> Failure:
-    """What a relative's call raised, in the words of a failure."""
+def _raised(raised: KernelRaised) -> Failure | None:
+    """What a relative's call raised, in the words of a failure; None for what cannot run here at all."""
+    if interpreter_limit(raised.error):
+        return None
     name = type_name(raised.error)
     return Failure(oracle="exception", kind=name, message=f"{name}: {text_of(raised.error).partition(chr(10))[0]}")
 
