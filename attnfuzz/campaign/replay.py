@@ -86,8 +86,8 @@ def replay(
     chosen = runner.declarations(others) if others else []
     own = [None] * len(cases) if kernels else _own_kernels(cases, runner, trust=trust)
     for saved, first in zip(cases, own, strict=True):
-        others = [_as_assumed(one, saved) if _is_named(one, saved) else one for one in chosen]
-        for declaration in _distinct([first, *others] if first else others):
+        judged = [_as_assumed(one, saved) if _is_namesake(one, saved) else one for one in chosen]
+        for declaration in _distinct([first, *judged] if first else judged):
             if declaration.problem == saved.regression.problem:
                 is_own = declaration is first or (first is None and _is_named(declaration.target, saved))
                 told = is_own or bool(kernels)
@@ -129,7 +129,7 @@ def replay_command(file: Path, target: str) -> str:
 def kernel_and_case(saved: SavedCase, runner: Runner, *, kernel: str | None, trust: bool) -> tuple[Declaration, Case]:
     """The ``kernel`` that the user names, or else the file, and the case with its options. Raises KernelLoadError."""
     declaration = runner.declarations([kernel])[0] if kernel else load_named(saved, runner, trust=trust)
-    if _is_named(declaration, saved):
+    if _is_namesake(declaration, saved):
         declaration = _as_assumed(declaration, saved)
     _check_problem(saved, declaration)
     return declaration, adapt_options(saved.regression.case, declaration.options)
@@ -159,8 +159,8 @@ def _as_assumed(declaration: Declaration, saved: SavedCase) -> Declaration:
     return declaration if assumed is None else with_declared(declaration, assumed)
 
 
-def _is_named(declaration: Declaration, saved: SavedCase) -> bool:
-    """Whether it is the kernel that the file names, which may have been found from another folder."""
+def _is_namesake(declaration: Declaration, saved: SavedCase) -> bool:
+    """Whether it is the kernel that the file names or a copy of it, which means the same contract."""
     return Path(declaration.target).name == Path(saved.regression.kernel).name
 
 
