@@ -46,7 +46,7 @@ def find_unwritten(rig: Rig) -> Unwritten:
             held = holds_prefill(other[name], "nan") & holds_prefill(third[name], "low")
             what = "is not written" if torch.equal(held, differs) else "is made of memory that was never written"
             lines.append(f"{name}{_where(name, differs, rig.case)} {what}")
-            if name == "lse" and bool((held & differs).all()):
+            if name in ("lse", "output_lse") and bool((held & differs).all()):
                 lacks_lse = True
             else:
                 rows |= _rows_of(differs, rig.case)

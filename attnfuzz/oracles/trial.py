@@ -231,7 +231,8 @@ class Trial:
 
 
 def _output_of(seen: Observation) -> Observation:
-    return replace(seen, results={"out": seen.results["out"]})
+    output = next(iter(seen.results))  # output first: `named_results`
+    return replace(seen, results={output: seen.results[output]})
 
 
 def _differs(one: Tensor, other: Tensor, *, by_bits: bool) -> Bool[Tensor, "..."]:

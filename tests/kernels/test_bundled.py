@@ -99,7 +99,7 @@ def test_runs_on_its_inputs(kernel: Kernel, choice: int) -> None:
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.declaration.name)
 def test_everything_is_supported(kernel: Kernel) -> None:
     """Part of a problem would silently never be drawn for a kernel that handles it."""
-    supports, unlimited = kernel.declaration.supports, Supports()
+    supports, unlimited = kernel.declaration.supports, Supports(strides="any", empty_state_outputs="anything")
     limits = (
         "dtypes",
         "head_sizes",
@@ -109,6 +109,8 @@ def test_everything_is_supported(kernel: Kernel) -> None:
         "max_seq_len",
         "strides",
         "empty_sequences",
+        "empty_state_lse",
+        *(["empty_state_outputs"] if kernel.declaration.problem == "merge_states" else []),
     )
     limited = ["layouts"] if kernel.declaration.name in ONE_LAYOUT else []
     if kernel.declaration.name.startswith("paged_grouped"):
