@@ -197,10 +197,10 @@ def _explained(trial: Trial, far: Far, seen: Observation) -> Failure | None:
             alone = Far(stretched={name: axis})
             wrong = _wrong(trial, alone) if shape[axis] > 1 else None
             if wrong is not None:
-                words = f"with dimension {axis} of {name} so wide apart that offsets pass 2^31 elements"
+                words = f"with {name}.stride({axis}) enlarged until offsets exceed 2^31 elements"
                 details = [_WIDER_OFFSETS, *([_LAST_CONTIGUOUS] if axis == len(shape) - 1 else [])]
                 return _failure(trial, alone, wrong, f"strides of {name}", words, *details)
-    words = f"with strides of {', '.join(far.stretched)} so wide that offsets pass 2^31 elements"
+    words = f"with strides of {', '.join(far.stretched)} enlarged until offsets exceed 2^31 elements"
     return _failure(trial, far, seen, "strides", words, _WIDER_OFFSETS)
 
 

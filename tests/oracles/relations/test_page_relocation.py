@@ -98,21 +98,21 @@ PLANTED: dict[str, tuple[str, Case, Edit, str, str]] = {
         PAGED,
         Edit("paged_walk.py", "i_off = (i_t % block_size).to(tl.int64)", "i_off = i_t % block_size"),
         "strides of k_cache",
-        "dimension 1 of k_cache so wide apart",
+        "k_cache.stride(1) enlarged",
     ),
     "offset_within_a_page_of_v": (
         "paged_split_k",
         msgspec.structs.replace(PAGED, layout="HND"),
         Edit("paged_walk.py", "+ i_off * stride_vt", "+ i_off.to(tl.int32) * stride_vt"),
         "strides of v_cache",
-        "dimension 2 of v_cache so wide apart",
+        "v_cache.stride(2) enlarged",
     ),
     "token_stride": (
         "dense_naive",
         DENSE,
         Edit("dense_decode.py", "o_t = tl.arange(0, TILE).to(tl.int64)", "o_t = tl.arange(0, TILE)"),
         "strides of k",
-        "dimension 1 of k so wide apart",
+        "k.stride(1) enlarged",
     ),
     "token_of_a_merge": (
         "merge_states_triton",
@@ -175,7 +175,7 @@ def test_a_dimension_that_callers_keep_contiguous_can_be_declared(runner: Runner
     target = plant(Mutant("dimension", "dense_naive", "", "D", "page_relocation", {}, (edit,)), tmp_path)
     failure = judged(runner, target, msgspec.structs.replace(DENSE, num_q_heads=1, num_kv_heads=1), "page_relocation")
     assert failure is not None
-    assert (failure.kind, "dimension 2 of q so wide apart" in failure.message) == ("strides of q", True)
+    assert (failure.kind, "q.stride(2) enlarged" in failure.message) == ("strides of q", True)
     assert any("Supports(strides='last_contiguous')" in line for line in failure.details)
 
 
