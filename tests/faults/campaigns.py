@@ -61,12 +61,12 @@ class Campaign:
         """What it has printed."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
-    def wait_for(self, text: str, *, timeout_s: float = 120.0) -> None:
-        """Wait until ``text`` has been printed."""
+    def wait_for(self, *texts: str, timeout_s: float = 120.0) -> None:
+        """Wait until a line has been printed that holds all of ``texts``."""
         deadline = time.monotonic() + timeout_s
-        while text not in self.output:
+        while not any(all(text in line for text in texts) for line in self.output.splitlines()):
             if time.monotonic() > deadline or self.process.poll() is not None:
-                raise TimeoutError(f"{text!r} was not printed:\n{self.output}")
+                raise TimeoutError(f"{texts!r} was not printed:\n{self.output}")
             time.sleep(0.02)
 
     def wait_for_cases(self, number: int, *, timeout_s: float = 120.0) -> None:

@@ -150,7 +150,7 @@ def test_other_kernels_of_a_campaign_are_searched(tmp_path: Path) -> None:
     kernels = " ".join((*(f"{TALKING}:{name}" for name in talking), "wrong", "right"))
     with Campaign(tmp_path, "--budget", "300s", kernels=kernels) as campaign:
         for name in (*(f"{TALKING}:{name}" for name in talking), f"{KERNELS}:wrong"):
-            campaign.wait_for(f"shrunk    {name} ")
+            campaign.wait_for("shrunk ", f" {name} ")
         campaign.end()
     found = {(one.kernel.rpartition(":")[2], one.finding.oracle) for one in saved(tmp_path)}
     assert found == {*((name, "exception") for name in talking[:3]), ("garbles", "crash"), ("wrong", "accuracy")}

@@ -80,7 +80,7 @@ def test_swapped_strides_change_places() -> None:
         (paged(), 0),
         (paged(dtype="bfloat16"), 1),
         (paged(layout="HND"), 2),
-        (paged(strides={"q": "padded_rows"}), 3),
+        (paged(strides={"q": "padded_rows"}), 4),
     ],
 )
 def test_alternatives_have_another_value_of_what_is_not_the_simplest(case: Case, others: int) -> None:

@@ -119,14 +119,14 @@ PLANTED: dict[str, tuple[str, Case, Edit, str, str]] = {
         MERGE,
         Edit("merge_states.py", "i_token = tl.program_id(0).to(tl.int64)", "i_token = tl.program_id(0)"),
         "strides of prefix_output",
-        "dimension 0 of prefix_output",
+        "prefix_output.stride(0) enlarged",
     ),
     "split_of_partials": (
         "split_k_partials",
         msgspec.structs.replace(SPLIT, num_splits=4),
         Edit("split_decode.py", "i_split = tl.program_id(2).to(tl.int64)", "i_split = tl.program_id(2)"),
         "strides of partial_out",
-        "dimension 2 of partial_out",
+        "partial_out.stride(2) enlarged",
     ),
 }  # fmt: skip
 """By name: kernel, case, the edit of its source, kind of failure, and what the message says."""
