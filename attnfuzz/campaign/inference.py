@@ -11,7 +11,8 @@ kernel's ordinary value passes; how it must fail depends on the field:
   a bug, so K and V alike are tried as well.
 * a log-sum-exp that nobody writes is none; one that is right to base 2, and not as a natural one, is to base 2.
 * sequences and states without keys: any failure of the output, in each of the ways in which they occur. Where only the
-  log-sum-exp is wrong, the kernel has thought of them, and that is a bug.
+  log-sum-exp is wrong, the kernel has thought of them, and that is a bug. Likewise for states whose LSE is +inf, where
+  those whose LSE is -inf are merged rightly.
 * pages behind a window: they are read, and what they hold must not count.
 
 Cases are made, not drawn: the same kernel gets the same probes wherever it is asked.
@@ -488,6 +489,22 @@ class _Inference:
         seen = _throughout(self._result, [(right, case) for case in cases], ("raises", "wrong", "dies"))
         if seen is not None and all(self._output(case).outcome != "passes" for case in cases):
             self._leave_out("empty_sequences", False, (True,), seen)
+        elif isinstance(right, MergeStatesCase) and self._is_open("empty_state_lse"):
+            self._positive_infinity(right)
+
+    def _positive_infinity(self, right: MergeStatesCase) -> None:
+        """Whether a state whose LSE is +inf is taken for empty where one whose LSE is -inf is."""
+        pairs: list[tuple[LsePair, LsePair]] = [
+            (("finite", "-inf"), ("finite", "+inf")),
+            (("-inf", "finite"), ("+inf", "finite")),
+        ]
+        cases = [
+            (msgspec.structs.replace(right, lse_pairs=(minus,)), msgspec.structs.replace(right, lse_pairs=(plus,)))
+            for minus, plus in pairs
+        ]
+        seen = _throughout(self._result, cases, ("raises", "wrong", "dies"))
+        if seen is not None:
+            self._leave_out("empty_state_lse", ("-inf",), ("+inf",), seen)
 
     def _empty_cases(self) -> Iterator[Case]:
         first = self._cases(self.point)[0]
@@ -608,6 +625,7 @@ def _words(left_out: LeftOut) -> str:
         "lse_layout": f"its LSE has the axes {kept}",
         "empty_sequences": f"it {how} where there are no keys",
         "padding_tokens": f"it {how} for padding tokens",
+        "empty_state_lse": f"it {how} where the LSE of an empty state is +inf",
         "freed_pages": "it reads pages behind the window",
     }
     return others[name]

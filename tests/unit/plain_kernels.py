@@ -62,7 +62,7 @@ def merge(inputs: Any, *, rescales: bool = True) -> tuple[Tensor, Tensor]:
     if not rescales:
         one, other = torch.ones_like(one), torch.ones_like(other)
     total = one + other
-    weights = (one / total).T.unsqueeze(-1), (other / total).T.unsqueeze(-1)
+    weights = [torch.nan_to_num(weight / total).T.unsqueeze(-1) for weight in (one, other)]  # of two empty states none
     out = weights[0] * inputs.prefix_output.float() + weights[1] * inputs.suffix_output.float()
     return out.to(inputs.prefix_output.dtype), torch.logaddexp(a, b)
 
@@ -209,7 +209,7 @@ def pages_of_16(inputs: Any) -> tuple[Tensor, Tensor]:
 
 @attnfuzz.kernel("dense_decode")
 def takes_strides_of_k_for_v_and_a_plain_lse(inputs: Any) -> None:
-    """The log-sum-exp must have a contiguous last dimension; the other is a bug."""
+    """The log-sum-exp must have a contiguous last dimension, as engines have it; the other is a bug."""
     out, lse = solve(inputs, inputs.k, inputs.v.as_strided(inputs.v.shape, inputs.k.stride()))
     inputs.out.copy_(out)
     inputs.lse.as_strided(lse.shape, (inputs.lse.stride(0), 1)).copy_(lse)

@@ -51,7 +51,7 @@ def inferred(runner: Runner, kernel: str) -> Inferred:
     ("kernel", "supports"),
     [
         ("eager_split_decode", SPLITS),
-        ("textbook_merge", Supports(empty_sequences=False)),
+        ("textbook_merge", Supports(empty_state_lse=("-inf",))),
         ("triton_decode", TRITON),
         ("takes_everything", Supports()),
         ("returns_base_2", Supports(lse="base2")),
@@ -70,12 +70,12 @@ def test_what_a_kernel_takes_is_found_out(runner: Runner, kernel: str, supports:
     ("kernel", "supports"),
     [
         ("eager_split_decode_drops_last_page", SPLITS),
-        ("textbook_merge_without_rescaling", Supports(empty_sequences=False)),
+        ("textbook_merge_without_rescaling", Supports()),
         ("triton_decode_wrong_head", TRITON),
         ("wrong_for_groups", Supports()),
         ("forgets_a_mask", Supports()),
         ("takes_strides_of_k_for_v", Supports()),
-        ("takes_strides_of_k_for_v_and_a_plain_lse", Supports(strides="last_contiguous")),
+        ("takes_strides_of_k_for_v_and_a_plain_lse", Supports()),
         ("refuses_one_length", Supports()),
         ("wrong_lse_of_empty", Supports()),
     ],

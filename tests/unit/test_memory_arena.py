@@ -39,6 +39,7 @@ def test_stride_recipes_shape_the_memory(strides: StrideKind) -> None:
     tensor = arena().tensor("q", (2, 3, 4), torch.float16, strides=strides, role="input")
     found = {
         "contiguous": tensor.is_contiguous() and tensor.data_ptr() % 16 == 0,
+        "outer_gap": tensor.stride(0) > 12 and tensor.stride()[1:] == (4, 1) and (tensor.stride(0) - 12) % 8 == 0,
         "padded_rows": tensor.stride(1) > 4 and tensor.stride(2) == 1,
         "transposed": tensor.stride(0) < tensor.stride(1),
         "offset": tensor.is_contiguous() and tensor.data_ptr() % 16 == 2,
