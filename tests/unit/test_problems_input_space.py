@@ -106,7 +106,7 @@ def test_a_declaration_limits_what_is_possible() -> None:
     assert levels(space, "head size") == ["pow2 to 64", "other to 16"]
     assert levels(space, "GQA ratio") == ["1", "pow2 to 8"]
     assert levels(space, "page size") == ["1", "pow2 to 16", "other over 16"]
-    assert levels(space, "cache strides") == ["contiguous", "padded_rows", "transposed", "offset"]
+    assert levels(space, "cache strides") == ["contiguous", "outer_gap", "padded_rows", "transposed", "offset"]
     assert levels(space, "table padding") == ["none", "zero"]
     assert levels(space, "length") == ["1", "2 to 15", "16 to 127"]
     assert levels(space, "splits") == ["1", "2 to 4", "5 to 8"]
