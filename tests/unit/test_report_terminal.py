@@ -135,7 +135,7 @@ def test_a_kernel_that_rests_on_more_than_it_declares_is_told_once_what_to_decla
     for finding in found[:2]:
         finding.case = msgspec.structs.replace(CASE, strides={"q": "every_other"})
     text = printed(a_result(*found))
-    line = '2 of 3 findings end with Supports(strides="last_contiguous"), if the kernel is not meant to do more'
+    line = '2 of 3 findings end with Supports(strides="contiguous"), if the kernel is not meant to do more'
     assert text.splitlines().count(line) == 1
     assert text.rstrip().splitlines()[-1].startswith("3 findings in 10 cases")
 
