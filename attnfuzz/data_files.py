@@ -66,7 +66,7 @@ def why_unusable(path: Path) -> str | None:
     """Why nothing can be read or written under this name, whatever lies there; None if something may be."""
     try:
         _check_name(path)
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # it may be about to be written
             path.stat()
     except OSError as error:
         return error.strerror

@@ -406,10 +406,7 @@ class _Inference:
         if not self._is_open("lse"):
             return
         right = [case for case in self._cases(self.point) if self._output(case).outcome == "passes"]
-        seen = {
-            kind: [self.probes(case, msgspec.structs.replace(self.point, lse=kind)) for case in right]
-            for kind in ("natural",)
-        }["natural"]
+        seen = [self.probes(case, msgspec.structs.replace(self.point, lse="natural")) for case in right]
         if not right or any(one.failure is None for one in seen):
             return
         if all(one.failure is not None and _lacks_lse(one.failure) for one in seen):

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import msgspec
@@ -184,7 +185,8 @@ def test_what_a_strangers_file_says_does_not_reach_the_terminal_raw(tmp_path: Pa
         assert run.returncode == status, run.stderr
         assert_clean((run.stdout + run.stderr).decode())
     for options, words in (({"a": dirty}, "without control characters"), ({dirty: 1}, "the name of an option=")):
-        file.write_bytes(msgspec.json.encode(document | {"case": {**document["case"], "options": options}}))  # type: ignore[dict-item]
+        case = {**cast(dict[str, Any], document["case"]), "options": options}
+        file.write_bytes(msgspec.json.encode(document | {"case": case}))
         run = attnfuzz("show", file, cwd=tmp_path)
         assert (run.returncode, run.stdout) == (2, b"")
         assert words in run.stderr.decode()

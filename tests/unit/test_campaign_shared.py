@@ -183,7 +183,7 @@ def answering(answer: Callable[[socket.socket], object]) -> Iterator[str]:
                     connection, _ = listening.accept()
                 except OSError:  # closed
                     return
-                with connection, suppress(OSError):
+                with connection, suppress(OSError):  # the campaign has hung up
                     connection.recv(1 << 16)
                     answer(connection)
 

@@ -6,6 +6,7 @@ import os
 import re
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -69,8 +70,13 @@ def test_what_is_left_out_is_counted() -> None:
 
 def test_a_failure_is_clean_wherever_it_comes_from() -> None:
     """What an executor sends, in which the kernel runs, would not be cleaned by whoever reads it."""
-    dirty = {"oracle": "exception", "kind": "\x1b[2J", "message": "a\nb\x00", "details": ["c\nd", "\u202e"]}
-    for failure in (Failure(**dirty), msgspec.json.decode(msgspec.json.encode(dirty), type=Failure)):  # type: ignore[arg-type]
+    dirty: dict[str, Any] = {
+        "oracle": "exception",
+        "kind": "\x1b[2J",
+        "message": "a\nb\x00",
+        "details": ["c\nd", "\u202e"],
+    }
+    for failure in (Failure(**dirty), msgspec.json.decode(msgspec.json.encode(dirty), type=Failure)):
         assert (failure.kind, failure.message) == (r"\x1b[2J", r"a\nb\x00")
         assert failure.details == ("c", "d", r"\u202e")
         assert msgspec.structs.replace(failure, message="\x07").message == r"\x07"
