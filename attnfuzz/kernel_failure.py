@@ -15,6 +15,7 @@ from attnfuzz.corpus import FindingRecord, Regression, current_environment, writ
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.features import features
+from attnfuzz.report.headline import remedy_lines
 
 __all__ = ["KernelFailure", "failure_report", "kernel_failure"]
 
@@ -58,7 +59,7 @@ def failure_report(failure: Failure, target: str, case: Case, *, replay: str) ->
     """Lines for an engineer: what is wrong, where, on which case, and the command that shows it again."""
     lines = [
         f"{target} fails {failure.oracle} ({failure.kind}): {failure.message}",
-        *(f"  {line}" for line in failure.details),
+        *(f"  {line}" for line in (*failure.details, *remedy_lines(failure.remedy, case))),
         f"case ({case.problem}):",
         f"  {encode_case(case).decode()}",
         "replay:",

@@ -46,10 +46,10 @@ class FoundElsewhere(msgspec.Struct, frozen=True, kw_only=True):
     def signature(self) -> Signature:
         """Symptom and features of the smallest case."""
         first = self.known[0]
-        oracle, kind = first.oracle, first.kind
+        symptom = Symptom(first.kernel, first.oracle, first.kind)
         if self.regression is not None:
-            oracle, kind = self.regression.finding.oracle, self.regression.finding.kind
-        return Signature(Symptom(first.kernel, oracle, kind), first.features)
+            symptom = Symptom.of(first.kernel, self.regression.finding)
+        return Signature(symptom, first.features)
 
     @property
     def is_flaky(self) -> bool:

@@ -14,10 +14,10 @@ from attnfuzz.execution.leaks import LEAK
 from attnfuzz.execution.runner import Runner
 from attnfuzz.explaining.ablation import ablate
 from attnfuzz.explaining.explanation import NO_TIME, Explanation
-from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure, Verdict
+from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, RELATION_ORACLES, Failure, Verdict
 from attnfuzz.problems.cases import Case
 
-__all__ = ["explain_failure", "explained_lines", "explanation_of"]
+__all__ = ["explain_failure", "explanation_of", "shortened"]
 
 _MOST_LINES = 4
 _MOST_CHARACTERS = 300
@@ -37,7 +37,9 @@ def explain_failure(
         return Explanation()
     is_relation = failure.oracle in RELATION_ORACLES
     found = Explanation()
-    if not is_relation:
+    if failure.cause in IDENTIFYING_CAUSES:  # it has been replayed: single weights say nothing of it
+        pass
+    elif not is_relation:
         found = runner.explain(declaration, case, seconds=weighing_s, oracle=failure.oracle)
     else:
         named = with_name(runner, declaration, case, Verdict(failure=failure), seconds=total_s / 2).failure
@@ -60,17 +62,18 @@ def explain_failure(
     return msgspec.structs.replace(found, changes=changes)
 
 
-def explanation_of(suspect: Suspect, judge: TimedJudge) -> tuple[str, ...]:
-    """What is wrong with a case that always fails, in lines; none on one that needs others before it."""
+def explanation_of(suspect: Suspect, judge: TimedJudge) -> Explanation:
+    """What is wrong with a case that always fails; nothing on one that needs others before it."""
     if suspect.preceding or suspect.failure.kind == LEAK:
-        return ()
+        return Explanation()
     try:
         return judge.explain(suspect.declaration, suspect.case, suspect.failure)
     except Unjudged:
-        return ()
+        return Explanation()
 
 
-def explained_lines(explanation: Explanation) -> tuple[str, ...]:
+def shortened(explanation: Explanation) -> Explanation:
     """What goes into the details of a finding."""
     lines = (*[line for line in explanation.lines if line != NO_TIME][:_MOST_LINES], *explanation.changes)
-    return tuple(line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..." for line in lines)
+    short = tuple(line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..." for line in lines)
+    return Explanation(lines=short, blame=explanation.blame)

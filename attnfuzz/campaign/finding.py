@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
-from attnfuzz.campaign.aspects import telling
+from attnfuzz.campaign.aspects import aspects, telling
 from attnfuzz.campaign.signature import Signature, Symptom, failure_features
 from attnfuzz.corpus import FindingRecord, Regression, current_environment
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import Failure, Sight
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.supports import Supports
 
-__all__ = ["Finding"]
+__all__ = ["Finding", "one_of_each"]
 
-_ALSO = "also shows as: "
-_FEATURES = re.compile(r" \[([^][]*)\]: ")
 _MAX_ALSO = 8
 
 
@@ -34,7 +29,9 @@ class Finding:
     ``failed`` of ``runs`` repetitions failed; ``runs`` is 0 until it has been confirmed. ``first_seen_s`` and
     ``shrunk_s`` (None until shrinking has ended by itself) are seconds since the campaign began. ``known_as`` is the
     file of an earlier campaign with the same signature, ``replaces`` one whose case was larger. ``tag`` is a short hash
-    of what was first seen: by it all lines about one finding are known, however small its case becomes.
+    of what was first seen: by it all lines about one finding are known, however small its case becomes. ``also``: other
+    findings that this one stands for. ``remedy``: the declaration, if there is one, that says that the kernel is not
+    meant to do better.
     """
 
     name: str
@@ -54,6 +51,8 @@ class Finding:
     preceding: tuple[Case, ...] = ()
     seen_after: tuple[Case, ...] = ()
     tag: str = ""
+    also: tuple[Sight, ...] = ()
+    remedy: Supports | None = None
 
     def __post_init__(self) -> None:
         if not self.tag:
@@ -66,20 +65,15 @@ class Finding:
         return self.preceding or self.seen_after
 
     def also_shows_as(self, other: Finding) -> None:
-        """Name ``other``, and what that was known to show as, among the details of this finding."""
-        mine = [line for line in self.failure.details if not line.startswith(_ALSO)]
-        its = [line for line in other.failure.details if line.startswith(_ALSO)]
-        what = str(other.signature) if other.shrunk_s is not None else f"{other.symptom.oracle}/{other.symptom.kind}"
-        its = [f"{_ALSO}{what}: {other.failure.message}", *its]
-        lines = [line for line in self.failure.details if line.startswith(_ALSO)]
-        kept = _one_of_each([*lines, *its])[:_MAX_ALSO]
-        self.failure = msgspec.structs.replace(self.failure, details=(*mine, *kept))
+        """Note what ``other`` showed as, and what that stood for."""
+        features = tuple(sorted(telling(other.signature.features))) if other.shrunk_s is not None else ()
+        failure = other.failure
+        its = Sight(oracle=failure.oracle, kind=failure.kind, message=failure.message, features=features)
+        self.also = one_of_each((*self.also, its, *other.also))
 
     def sights(self) -> Iterator[frozenset[str]]:
         """The features of each bug that this finding has come to stand for."""
-        for line in self.failure.details:
-            if line.startswith(_ALSO) and (named := _FEATURES.search(line)):
-                yield frozenset(named[1].split(", "))
+        return (frozenset(sight.features) for sight in self.also)
 
     @property
     def symptom(self) -> Symptom:
@@ -90,6 +84,13 @@ class Finding:
     def signature(self) -> Signature:
         """The symptom with the features of the smallest case so far."""
         return Signature(self.symptom, self.features or failure_features(self.declaration, self.case, self.failure))
+
+    @property
+    def cause(self) -> str:
+        """What the bug is called: the same in every campaign that comes down to the same."""
+        named = self.failure.cause or f"{self.failure.oracle}/{self.failure.kind}"
+        about = ", ".join(sorted(aspects(self.signature.features)))
+        return f"{named} [{about}]" if about else named
 
     @property
     def is_flaky(self) -> bool:
@@ -108,7 +109,14 @@ class Finding:
     def regression(self, device: str) -> Regression:
         """What is saved of it."""
         failed, runs = (self.failed, self.runs) if self.is_flaky else (0, 0)
-        record = FindingRecord.of(self.failure, telling(self.signature.features), failed=failed, runs=runs)
+        record = FindingRecord.of(
+            self.failure,
+            telling(self.signature.features),
+            failed=failed,
+            runs=runs,
+            also=self.also,
+            remedy=self.remedy,
+        )
         return Regression(
             problem=self.declaration.problem,
             kernel=self.declaration.target,
@@ -126,10 +134,10 @@ def _assumed(declaration: Declaration) -> Supports | None:
     return Supports(**fields) if fields else None
 
 
-def _one_of_each(lines: list[str]) -> list[str]:
-    """Of lines that say the same of a symptom the shortest: the one with the fewest features."""
-    kept: dict[tuple[str, str], str] = {}
-    for line in lines:
-        said = line.partition(" [")[0], line.partition("]: ")[2]
-        kept[said] = min(kept.get(said, line), line, key=len)
-    return list(kept.values())
+def one_of_each(sights: Iterable[Sight]) -> tuple[Sight, ...]:
+    """A few, and of those that say the same of a symptom the one that needs least."""
+    kept: dict[tuple[str, str, str], Sight] = {}
+    for sight in sights:
+        said = sight.oracle, sight.kind, sight.message
+        kept[said] = min(kept.get(said, sight), sight, key=lambda one: len(one.features))
+    return tuple(kept.values())[:_MAX_ALSO]

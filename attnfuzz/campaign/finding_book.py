@@ -12,7 +12,7 @@ from attnfuzz.campaign.circumstances import may_be_circumstances
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Pursue, Smaller, Unconfirmed
 from attnfuzz.campaign.reporter import Reporter
-from attnfuzz.campaign.same_bug import are_same_bug, is_explained
+from attnfuzz.campaign.same_bug import are_same_bug
 from attnfuzz.campaign.saving import SaveFolder
 from attnfuzz.campaign.signature import KnownFindings, Symptom
 from attnfuzz.campaign.state import SavedFinding
@@ -101,7 +101,8 @@ class FindingBook:
         finding = self._open.pop(message.finding)
         finding.features = message.features
         details = (*finding.failure.details, *message.explanation)
-        finding.failure = msgspec.structs.replace(finding.failure, details=details)
+        blame = finding.failure.blame | message.blame
+        finding.failure = msgspec.structs.replace(finding.failure, details=details, blame=blame)
         if message.complete:
             finding.shrunk_s = time.monotonic() - self._started
         with_remedy(finding)
@@ -232,6 +233,6 @@ def _preference(finding: Finding) -> tuple[object, ...]:
         len(aspects(features)),
         len(needs(features)),
         len(telling(features)),
-        not is_explained(finding.failure),
+        not (finding.failure.cause or finding.failure.blame.tokens),
         *size_key(finding.case, options=finding.declaration.options),
     )

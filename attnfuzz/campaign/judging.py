@@ -12,6 +12,7 @@ from attnfuzz.campaign.journal import Journal
 from attnfuzz.campaign.timeouts import AdaptiveTimeout
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.outcomes import DeadlinePassed, ServiceError
+from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import format_key, format_of
@@ -73,7 +74,7 @@ class Explain(Protocol):
 
     def __call__(
         self, declaration: Declaration, case: Case, failure: Failure, *, weighing_s: float, total_s: float
-    ) -> tuple[str, ...]: ...
+    ) -> Explanation: ...
 
 
 class FindLeak(Protocol):
@@ -222,14 +223,14 @@ class TimedJudge:
                 raise OutOfTime(self._clock() - started)
             return failure
 
-    def explain(self, declaration: Declaration, case: Case, failure: Failure) -> tuple[str, ...]:
-        """What is wrong with a case that failed, in a few lines; none without the time for it.
+    def explain(self, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
+        """What is wrong with a case that failed, in a few lines; nothing without the time for it.
 
         Raises Unjudged where the framework fails on it.
         """
         with self._running:
             if self._explain is None or self._remaining_s(self._clock()) < _EXPLAINING_S:
-                return ()
+                return Explanation()
             self._journal.write(declaration, [case])
             with self._complaining(declaration, case):
                 return self._explain(declaration, case, failure, weighing_s=_WEIGHING_S, total_s=_EXPLAINING_S)

@@ -12,16 +12,15 @@ from typing import Any
 import msgspec
 
 from attnfuzz.campaign.aspects import aspects, needs
+from attnfuzz.campaign.finding import one_of_each
 from attnfuzz.campaign.replay import SavedCase
 from attnfuzz.campaign.same_bug import are_same_bug
 from attnfuzz.campaign.signature import Signature, Symptom
 from attnfuzz.corpus import Regression, regression_name
 from attnfuzz.minimise import size_key
+from attnfuzz.oracles.verdict import MOST_PLACES, Sight
 
 __all__ = ["SavedBug", "represent", "tell_apart"]
-
-_ALSO = "also shows as: "
-_MAX_ALSO = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +70,21 @@ def represent(bug: SavedBug, kept: SavedCase, *, remark: str = "") -> Regression
     regression = kept.regression
     mine = _signature(regression)
     others = [file.regression for file in bug.files if _signature(file.regression) != mine]
-    also = [f"{_ALSO}{_signature(other)}: {other.finding.message}" for other in others]
+    its = [
+        Sight(
+            oracle=other.finding.oracle,
+            kind=other.finding.kind,
+            message=other.finding.message,
+            features=other.finding.features[:MOST_PLACES],
+        )
+        for other in others
+    ]
+    also = one_of_each((*regression.finding.also, *its, *(sight for other in others for sight in other.finding.also)))
     notes = [regression.note, *(file.regression.note for file in bug.files)]
     note = next(filter(None, notes), "")
-    details = tuple(dict.fromkeys((*regression.finding.details, *also[:_MAX_ALSO])))
     return msgspec.structs.replace(
         regression,
-        finding=msgspec.structs.replace(regression.finding, details=details),
+        finding=msgspec.structs.replace(regression.finding, also=also),
         note="; ".join(filter(None, (note, remark))),
     )
 
@@ -119,7 +126,7 @@ def _preference(case: _Case) -> tuple[Any, ...]:
 
 def _signature(regression: Regression) -> Signature:
     finding = regression.finding
-    return Signature(Symptom(regression.kernel, finding.oracle, finding.kind), frozenset(finding.features))
+    return Signature(Symptom.of(regression.kernel, finding), frozenset(finding.features))
 
 
 def _name(saved: SavedCase) -> str:

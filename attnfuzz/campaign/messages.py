@@ -7,7 +7,7 @@ from typing import TypeAlias
 import msgspec
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure, OracleName
+from attnfuzz.oracles.verdict import Blame, Failure, OracleName
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.tolerance import Tolerance
 
@@ -178,7 +178,7 @@ class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
 
     ``features`` are those that every failing case on the way down had: what the bug needs. ``shown_as`` are the pairs
     of oracle and kind that it showed on the way, the last one included. ``explanation``: what is wrong, in
-    further lines.
+    further lines, and ``blame`` where.
     """
 
     finding: str
@@ -187,6 +187,7 @@ class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
     complete: bool
     flaky: bool = False
     explanation: tuple[str, ...] = ()
+    blame: Blame = Blame()
 
 
 class Duplicate(msgspec.Struct, tag="duplicate", frozen=True, kw_only=True):

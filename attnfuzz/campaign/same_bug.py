@@ -6,17 +6,13 @@ is merged there has been looked into, and is named with the finding that stands 
 
 from __future__ import annotations
 
-import re
 from typing import Protocol
 
 from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects, is_part_of
 from attnfuzz.campaign.signature import Signature, Symptom
-from attnfuzz.oracles.verdict import Failure, ends_process
+from attnfuzz.oracles.verdict import ends_process
 
-__all__ = ["Told", "are_same_bug", "is_explained"]
-
-_PLACE = re.compile(r"(token|head|page|sequence|tile|split)s? \d+.* (is|are|reads?|equals?|counted|dropped)\b")
-
+__all__ = ["Told", "are_same_bug"]
 
 _ADDRESS_ORACLES = frozenset({"page_permutation", "block_table_slack"})
 
@@ -36,7 +32,8 @@ class Told(Protocol):
 def are_same_bug(a: Told, b: Told) -> bool:
     """Whether the findings are taken for one bug of their kernel.
 
-    They are if either would have been passed over, had the other been found first; and if what one is about (strides,
+    A replayed cause that says which bug it is decides. Else they are if either would have been passed over, had the
+    other been found first; and if what one is about (strides,
     layout, head mapping ...) is all or part of what the other is about, and they show as the same, or both as some
     wrong number; and if both are about wide strides of the same tensor. Two that are about nothing but lengths and
     pages, and spoil the same tensor, are compared by what they need of those: a wrong address is another token's in one
@@ -46,8 +43,10 @@ def are_same_bug(a: Told, b: Told) -> bool:
     mine, its = a.signature, b.signature
     if mine.symptom.kernel != its.symptom.kernel:
         return False
+    if mine.symptom.is_cause or its.symptom.is_cause:
+        return mine.symptom == its.symptom
     if mine.symptom == its.symptom and mine.symptom.oracle == "page_relocation" and "stride" in mine.symptom.kind:
-        return True  # an index of the tensor that the kind names is too narrow; a smaller case may draw another tensor
+        return True  # the stride that the kind names is ignored, whatever else the case has
     if a.is_flaky and b.is_flaky and ends_process(mine.symptom) == ends_process(its.symptom):
         return True  # what a case needs that fails now and then is known too roughly to tell two apart
     if mine.explains(its.symptom, its.features) or its.explains(mine.symptom, mine.features):
@@ -61,11 +60,6 @@ def are_same_bug(a: Told, b: Told) -> bool:
         return True
     one, other = mine.features, its.features
     return _spoil_the_same(mine.symptom, its.symptom) and (is_part_of(one, other) or is_part_of(other, one))
-
-
-def is_explained(failure: Failure) -> bool:
-    """Whether a diagnosis names what went wrong where, beyond the element that differs."""
-    return any(_PLACE.search(line) for line in (failure.message.partition("; ")[2], *failure.details))
 
 
 def _may_be_alike(a: Symptom, b: Symptom) -> bool:

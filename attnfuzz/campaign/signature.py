@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from attnfuzz.campaign.aspects import ANY_CASE, ROUNDING_ORACLES, telling
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, Diagnosed, Failure
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.features import features, general_features
 
@@ -33,23 +33,31 @@ def case_features(declaration: Declaration, case: Case) -> frozenset[str]:
 
 def failure_features(declaration: Declaration, case: Case, failure: Failure) -> frozenset[str]:
     """What ``failure`` may need of ``case``."""
-    if failure.oracle in ROUNDING_ORACLES and failure.kind == "bits":
+    if failure.cause in IDENTIFYING_CAUSES or (failure.oracle in ROUNDING_ORACLES and failure.kind == "bits"):
         return frozenset({ANY_CASE})
     return case_features(declaration, case)
 
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """Kernel (by target), oracle and kind: all that a failure shows at once."""
+    """Kernel (by target), oracle and kind: all that a failure shows at once.
+
+    In place of the kind stands a cause that tells which bug it is.
+    """
 
     kernel: str
     oracle: str
     kind: str
 
     @classmethod
-    def of(cls, kernel: str, failure: Failure) -> Symptom:
+    def of(cls, kernel: str, failure: Diagnosed) -> Symptom:
         """The symptom of ``failure`` on the kernel loaded by ``kernel``."""
-        return cls(kernel, failure.oracle, failure.kind)
+        return cls(kernel, failure.oracle, failure.cause if failure.cause in IDENTIFYING_CAUSES else failure.kind)
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether it says which bug it is."""
+        return self.kind in IDENTIFYING_CAUSES
 
     def may_become(self, other: Symptom) -> bool:
         """Whether a case with this symptom may show ``other`` instead once it is simpler, and still be the same bug.

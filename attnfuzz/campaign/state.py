@@ -29,9 +29,10 @@ from attnfuzz.corpus.writing import write_atomically
 from attnfuzz.data_files import read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.environment import installed
-from attnfuzz.oracles.verdict import ORACLES, Failure
+from attnfuzz.oracles.verdict import MOST_PLACES, ORACLES, Failure, Sight
 from attnfuzz.problems.cases import Problem, decode_case, encode_case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
+from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.redis_url import check_redis_url
 from attnfuzz.said import SENTENCE_BYTES, check_text, printable
@@ -118,6 +119,8 @@ class SavedFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     known_as: str | None = None
     replaces: str | None = None
     tag: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{6})?$")] = ""
+    also: Annotated[tuple[Sight, ...], msgspec.Meta(max_length=MOST_PLACES)] = ()
+    remedy: Supports | None = None
 
     def __post_init__(self) -> None:
         if self.failed > self.runs:
@@ -137,6 +140,8 @@ class SavedFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             steps=finding.steps,
             features=tuple(sorted(finding.features)),
             tag=finding.tag,
+            also=finding.also,
+            remedy=finding.remedy,
             preceding=tuple(msgspec.Raw(encode_case(case)) for case in finding.preceding),
             **{name: _text(getattr(finding, name)) for name in ("path", "known_as", "replaces")},
         )
@@ -161,6 +166,8 @@ class SavedFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             known_as=_path(self.known_as),
             replaces=_path(self.replaces),
             tag=self.tag,
+            also=self.also,
+            remedy=self.remedy,
         )
 
 

@@ -12,6 +12,7 @@ from attnfuzz.campaign.known_deaths import KnownDeaths
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
 from attnfuzz.campaign.signature import NEEDS_PRECEDING, KnownFindings, Signature
 from attnfuzz.campaign.suspect import Suspect
+from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.problems.cases import Case, encode_case
 
 __all__ = ["Trail"]
@@ -92,7 +93,7 @@ class Trail:
         known: KnownFindings,
         deaths: KnownDeaths,
         *,
-        explain: Callable[[Suspect], tuple[str, ...]],
+        explain: Callable[[Suspect], Explanation],
         is_complete: bool,
     ) -> None:
         """It is a bug of its own, as small as it gets if ``is_complete``."""
@@ -100,6 +101,7 @@ class Trail:
             self.needed = self.now.features  # it slipped from one bug to another, which must not explain both
         if self.now.preceding:
             self.needed |= {NEEDS_PRECEDING}
+        explanation = Explanation() if self.is_flaky else explain(self.now)
         self._send(
             Minimised(
                 finding=self._finding,
@@ -107,7 +109,8 @@ class Trail:
                 shown_as=self._learn(known, deaths),
                 complete=is_complete,
                 flaky=self.is_flaky,
-                explanation=() if self.is_flaky else explain(self.now),
+                explanation=explanation.lines,
+                blame=explanation.blame,
             )
         )
 

@@ -11,7 +11,6 @@ or a wrong head map, and NaN for an empty sequence is 0/0. Nor is there a declar
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -28,15 +27,19 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import DTYPES, Supports
 
-__all__ = ["Restriction", "are_one_gap", "needed_limits", "restriction_of", "supports_text", "with_remedy"]
+__all__ = [
+    "Restriction",
+    "are_one_gap",
+    "declared_limits",
+    "needed_limits",
+    "restriction_of",
+    "supports_text",
+    "with_remedy",
+]
 
 Limits = dict[str, Any]
 """Fields of `Supports` with what they would be declared to be."""
 
-_REMEDY = re.compile(r"if the kernel is .* declare Supports\(")
-_STATED = re.compile(r"declares Supports\((lse|strides)='(\w+)'\)")
-"""How an oracle puts it that knows the remedy itself."""
-_BASE_2 = "lse is in base 2, but the kernel declares natural"
 _REFUSALS = frozenset(
     {
         "AssertionError",
@@ -55,15 +58,9 @@ _CACHES = frozenset(name for names in CACHE_TENSORS for name in names)
 
 
 def with_remedy(finding: Finding) -> None:
-    """Have the details of ``finding`` end with the declaration that excludes what it needs, if there is one.
-
-    A finding that has come to stand for more since it was told so is told anew.
-    """
-    kept = tuple(line for line in finding.failure.details if not _REMEDY.match(line))
+    """Note the declaration that excludes what ``finding`` needs, and what it has come to stand for, if there is one."""
     limits = needed_limits(finding)
-    if limits and limits != _stated(kept):
-        kept = (*kept, f"if the kernel is {_words(finding.case, limits)}, declare {supports_text(limits)}")
-    finding.failure = msgspec.structs.replace(finding.failure, details=kept)
+    finding.remedy = msgspec.structs.replace(_UNDECLARED, **limits) if limits else None
 
 
 def needed_limits(finding: Finding) -> Limits:
@@ -83,8 +80,8 @@ def are_one_gap(one: Finding, other: Finding) -> bool:
 
     A kernel that returns no LSE lacks it in every case, but where its output is wrong as well, that is told.
     """
-    missed = _stated(one.failure.details)
-    return bool(missed) and one.symptom == other.symptom and missed == _stated(other.failure.details)
+    missed = one.failure.remedy
+    return bool(missed) and one.symptom == other.symptom and missed == other.failure.remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +95,7 @@ class Restriction:
 
     def __str__(self) -> str:
         findings = "finding ends" if self.findings == 1 else "findings end"
-        told = supports_text(_declared(self.supports))
+        told = supports_text(declared_limits(self.supports))
         return f"{self.ended} of {self.findings} {findings} with {told}, if the kernel is not meant to do more"
 
 
@@ -128,7 +125,8 @@ def _literal(value: object) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-def _declared(supports: Supports) -> Limits:
+def declared_limits(supports: Supports) -> Limits:
+    """The fields that do not have their default."""
     names = supports.__struct_fields__
     return {name: getattr(supports, name) for name in names if not _is_undeclared(supports, name)}
 
@@ -140,14 +138,12 @@ def _is_undeclared(supports: Supports, name: str) -> bool:
 def _limits(finding: Finding) -> Limits:
     """What would end it, by each field that is to do with what it needs."""
     failure, case, features = finding.failure, finding.case, finding.signature.features
-    if stated := _stated(failure.details):
-        return stated
-    if isinstance(case, AttentionCase) and any(_BASE_2 in line for line in (failure.message, *failure.details)):
-        return {"lse": "base2"}
+    if failure.remedy:
+        return dict(failure.remedy)
     if failure.oracle == "page_relocation":
         return {"strides": "contiguous"} if failure.kind.startswith("ignored stride") else {}
     if FREED_PAGES in features:  # what counts with a weight is beyond the window, whoever owns its page
-        return {"freed_pages": False} if failure.message.endswith(WITHOUT_WEIGHT) else {}
+        return {"freed_pages": False} if failure.cause == WITHOUT_WEIGHT else {}
     if any(one.startswith("lse ") and "+inf" in one for one in features):  # -inf is simpler, and would have done
         return {"empty_state_lse": ("-inf",)}
     if of_places := _of_places(finding.declaration, case, features):
@@ -158,10 +154,6 @@ def _limits(finding: Finding) -> Limits:
 def _is_refusal(failure: Failure) -> bool:
     """Whether the kernel, or a compiler, says that it cannot do this; an index out of range is a mistake."""
     return failure.oracle == "exception" and failure.kind.partition(" ")[0] in _REFUSALS
-
-
-def _stated(lines: Sequence[str]) -> Limits:
-    return {match[1]: match[2] for line in lines for match in _STATED.finditer(line)}
 
 
 def _of_places(declaration: Declaration, case: Case, features: frozenset[str]) -> Limits:
@@ -257,25 +249,3 @@ def _has_cases(declaration: Declaration, supports: Supports) -> bool:
     except ValueError:  # no head size that is left fits a layout that is left
         return False
     return True
-
-
-def _words(case: Case, limits: Limits) -> str:
-    """What a kernel that declares ``limits`` is, seen from ``case``."""
-    places = []
-    if "strides" in limits:
-        places.append("contiguous tensors")
-    if "layouts" in limits:
-        places.append(f"the layout{'s' if len(limits['layouts']) > 1 else ''} {', '.join(limits['layouts'])}")
-    if places:
-        return f"only meant for {' and '.join(places)}"
-    (name,) = limits
-    if name == "lse":
-        return "meant to return logarithms to base 2"
-    if name == "freed_pages":
-        return "only meant for caches that keep the pages behind a window"
-    if name == "empty_state_lse":
-        return f"only meant for empty states whose LSE is {limits[name][0]}"
-    if name in ("empty_sequences", "padding_tokens"):
-        return f"not meant to take {name.replace('_', ' ')}"
-    field = {"max_num_splits": "num_splits"}.get(name, name.removesuffix("s"))
-    return f"not meant to take {field} {getattr(case, field)}"

@@ -18,7 +18,7 @@ import msgspec
 from hypothesis.strategies import SearchStrategy
 
 from attnfuzz.campaign.channel import Channel, ChannelClosed
-from attnfuzz.campaign.explained import explain_failure, explained_lines
+from attnfuzz.campaign.explained import explain_failure, shortened
 from attnfuzz.campaign.formats import WorkingSets
 from attnfuzz.campaign.generation import derive_seed
 from attnfuzz.campaign.history import History
@@ -34,6 +34,7 @@ from attnfuzz.execution.outcomes import DeviceLost, ExecutorUnavailable
 from attnfuzz.execution.process import die_with_parent, why_starved
 from attnfuzz.execution.runner import Runner
 from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.formats import Format
@@ -182,11 +183,11 @@ class _Executors:
 
     def explain(
         self, declaration: Declaration, case: Case, failure: Failure, *, weighing_s: float, total_s: float
-    ) -> tuple[str, ...]:
+    ) -> Explanation:
         """What is wrong with a case that failed; see `Explain`."""
         with self._in_use, self._watched(declaration, [case]):
             found = explain_failure(self._runner, declaration, case, failure, weighing_s=weighing_s, total_s=total_s)
-        return explained_lines(found)
+        return shortened(found)
 
     @contextlib.contextmanager
     def _watched(self, declaration: Declaration, cases: Sequence[Case]) -> Iterator[None]:

@@ -23,6 +23,5 @@ def command(case: Path, verbose: bool) -> int:
         from attnfuzz.report.terminal import make_console
 
         regression = load_regression(case)
-    finding = regression.finding
-    make_console().print(picture(regression.case, lines=(finding.message, *finding.details), defaults=verbose))
+    make_console().print(picture(regression.case, regression.finding, defaults=verbose))
     return 0

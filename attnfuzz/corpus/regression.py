@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from attnfuzz.oracles.verdict import Failure, OracleName, make_printable
+from attnfuzz.oracles.verdict import Blame, Failure, OracleName, Sight, make_printable
 from attnfuzz.problems.cases import Case, Problem
 from attnfuzz.problems.supports import Supports
 
@@ -34,6 +34,8 @@ MAX_PRECEDING = 64
 
 Status = Literal["open", "fixed"]
 
+_SINCE = ("tensor", "cause", "blame", "also", "remedy")
+"""Fields that older files lack: left out where there is nothing to say."""
 _RATE = ("failed", "runs")
 _RECORDED_PACKAGES = ("attnfuzz", "torch", "triton", "hypothesis", "msgspec")
 
@@ -42,6 +44,8 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """What an oracle said of the case when it was saved.
 
     ``kind`` and ``features`` (what the case still needs away from its simplest value) tell one bug from another.
+    ``cause``, ``tensor`` and ``blame`` are those of `Failure`. ``also``: other ways in which the same bug showed.
+    ``remedy``: what a kernel declares that is not meant to do better.
     A flaky case failed in ``failed`` of ``runs`` runs; both are 0, and left out of the file, for one that always does.
     What a stranger's file says is made fit to be shown, as what a kernel says is in a `Failure`.
     """
@@ -53,6 +57,11 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     features: tuple[str, ...] = ()
     failed: int = 0
     runs: int = 0
+    tensor: str = ""
+    cause: str = ""
+    blame: Blame = Blame()
+    also: tuple[Sight, ...] = ()
+    remedy: Supports | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.failed <= self.runs:
@@ -66,7 +75,14 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     @classmethod
     def of(
-        cls, failure: Failure, features: frozenset[str] = frozenset(), *, failed: int = 0, runs: int = 0
+        cls,
+        failure: Failure,
+        features: frozenset[str] = frozenset(),
+        *,
+        failed: int = 0,
+        runs: int = 0,
+        also: tuple[Sight, ...] = (),
+        remedy: Supports | None = None,
     ) -> FindingRecord:
         """The record of an oracle's failure, with its rate if it is flaky."""
         return cls(
@@ -77,6 +93,11 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             features=tuple(sorted(features)),
             failed=failed,
             runs=runs,
+            tensor=failure.tensor,
+            cause=failure.cause,
+            blame=failure.blame,
+            also=also,
+            remedy=remedy,
         )
 
 
@@ -128,11 +149,19 @@ def encode_regression(regression: Regression) -> bytes:
     if regression.assumed is None:
         del fields["assumed"]
     else:
-        plain = msgspec.structs.asdict(Supports())
-        named = msgspec.structs.asdict(regression.assumed)
-        fields["assumed"] = {name: value for name, value in named.items() if value != plain[name]}
+        fields["assumed"] = _declared(regression.assumed)
+    finding = msgspec.structs.asdict(regression.finding)
+    left_out = {name for name in _SINCE if not finding[name] or finding[name] == Blame()}
+    left_out.update(_RATE if not regression.finding.runs else ())
+    if regression.finding.remedy is not None:
+        finding["remedy"] = _declared(regression.finding.remedy)
+    fields["finding"] = {name: value for name, value in finding.items() if name not in left_out}
     document = msgspec.to_builtins(fields, order="deterministic", str_keys=True)
-    if not regression.finding.runs:
-        document["finding"] = {name: value for name, value in document["finding"].items() if name not in _RATE}
     ordered = {name: document[name] for name in fields}  # the order of the fields, not of the alphabet
     return msgspec.json.format(msgspec.json.encode(ordered), indent=2) + b"\n"
+
+
+def _declared(supports: Supports) -> dict[str, Any]:
+    """The fields that do not have their default."""
+    plain, named = (msgspec.structs.asdict(one) for one in (Supports(), supports))
+    return {name: value for name, value in named.items() if value != plain[name]}

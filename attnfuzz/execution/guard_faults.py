@@ -27,7 +27,13 @@ def guard_failure(fault: MemoryFault, place: str, details: tuple[str, ...]) -> F
         f"the kernel {_PAST_TENSE[fault.access]} {side} {region.name} ({shape_of(region.dtype, region.shape)}): "
         f"{plural(elements, 'element')} ({plural(elements * region.itemsize, 'byte')}) {side} its {end}{place}"
     )
-    return Failure(oracle=region.oracle, kind=f"{fault.access} {side} {region.name}", message=message, details=details)
+    return Failure(
+        oracle=region.oracle,
+        kind=f"{fault.access} {side} {region.name}",
+        message=message,
+        details=details,
+        tensor=region.name,
+    )
 
 
 def _distance(region: GuardedRegion, address: int) -> tuple[str, int]:

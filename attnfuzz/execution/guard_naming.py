@@ -21,13 +21,11 @@ from attnfuzz.oracles.words import plural, shape_of
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.shapes import tensor_specs
 
-__all__ = ["GuardedRuns", "named_access", "with_name"]
+__all__ = ["GuardedRuns", "NamedAccess", "named_access", "with_name"]
 
 _SECONDS = 40.0
 """For all runs of one finding, if nobody asks for less."""
 _WORKSPACE = "workspace"
-_NAMED = "the kernel "
-"""How a message begins that names a tensor; others say first how memory was laid out."""
 _VECTOR = 16
 """Bytes of alignment that tensors keep; within them a read is looked for with unaligned tensors."""
 _MOST_ROOM = 1 << 16
@@ -46,12 +44,13 @@ def with_name(
     failure = verdict.failure
     if failure is None or failure.oracle != "guard_page" or not failure.kind.startswith("raised cuda:"):
         return verdict
-    if failure.message.startswith(_NAMED):
+    if failure.tensor:
         return verdict
-    words = named_access(GuardedRuns(runner, declaration, case, seconds), [*tensor_specs(case), _WORKSPACE])
-    if words is None:
+    access = named_access(GuardedRuns(runner, declaration, case, seconds), [*tensor_specs(case), _WORKSPACE])
+    if access is None:
         return verdict
-    named = msgspec.structs.replace(failure, message=words, details=(failure.message, *failure.details))
+    details = (failure.message, *failure.details)
+    named = msgspec.structs.replace(failure, message=access.words, details=details, tensor=access.tensor)
     return msgspec.structs.replace(verdict, failure=named)
 
 
@@ -81,12 +80,20 @@ class GuardedRuns:
         return self._runner.guarded(self._declaration, request)
 
 
-def named_access(probe: Probe, names: Sequence[str]) -> str | None:
-    """A sentence on the first access that is found beyond one of the tensors ``names``; None if it cannot be told."""
+@dataclass(frozen=True, slots=True)
+class NamedAccess:
+    """An access outside of ``tensor``, in ``words``."""
+
+    tensor: str
+    words: str
+
+
+def named_access(probe: Probe, names: Sequence[str]) -> NamedAccess | None:
+    """The first access that is found beyond one of the tensors ``names``; None if it cannot be told."""
     for edge in ("end", "start"):
         name = _culprit(probe, edge, names)
         if name is not None:
-            return _sentence(edge, name, _distance(probe, edge, name))
+            return NamedAccess(name, _sentence(edge, name, _distance(probe, edge, name)))
     return None
 
 
@@ -165,7 +172,7 @@ def _sentence(edge: Edge, name: str, found: _Distance) -> str:
     side = "past" if edge == "end" else "before"
     verb = "wrote" if found.written else "read" if found.tensor else "read or wrote"
     tensor = found.tensor
-    words = f"{_NAMED}{verb} {side} {name}"
+    words = f"the kernel {verb} {side} {name}"
     if tensor is None:
         return f"{words}, perhaps more than {_MOST_ROOM} bytes {side} its {edge}"
     words += f" ({shape_of(tensor.dtype, tensor.shape)})"

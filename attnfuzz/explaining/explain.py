@@ -18,14 +18,14 @@ from attnfuzz.explaining.probing import settle_keys
 from attnfuzz.explaining.reading import read_row
 from attnfuzz.explaining.rig import OutOfRuns, Rig
 from attnfuzz.explaining.row import MeasuredRow, Reading
-from attnfuzz.explaining.rows_to_draw import rows_to_draw
+from attnfuzz.explaining.rows_to_draw import rows_to_draw, tokens_to_blame
 from attnfuzz.explaining.splits import split_mistakes
 from attnfuzz.explaining.unwritten import find_unwritten
 from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure
 from attnfuzz.explaining.words import joined, scope
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.observation import KernelRaised
-from attnfuzz.oracles.verdict import OracleName
+from attnfuzz.oracles.verdict import Blame, OracleName
 from attnfuzz.oracles.words import number, ranges
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.said import text_of, type_name
@@ -56,7 +56,10 @@ def explain_case(
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # no reason to lose a finding
         explaining.lines.append(f"(attnfuzz could not explain this: {type_name(error)}: {text_of(error)})")
     return Explanation(
-        lines=tuple(explaining.lines[:_MOST_LINES]), rows=tuple(explaining.drawn), runs=explaining.rig.runs
+        lines=tuple(explaining.lines[:_MOST_LINES]),
+        rows=tuple(explaining.drawn),
+        blame=explaining.blamed,
+        runs=explaining.rig.runs,
     )
 
 
@@ -69,6 +72,7 @@ class _Explaining:
         self.places = Places.of(rig)
         self.lines: list[str] = []
         self.drawn: list[WeightedRow] = []
+        self.blamed = Blame()
 
     def explain(self) -> None:
         """All steps; where dead memory enters is found out first if that is what the failure is about."""
@@ -114,6 +118,7 @@ class _Explaining:
         suspects = self._suspects(weights)
         readings = {row: reading for row in suspects[:_MOST_ROWS] if (reading := self._read(weights, row))}
         self.drawn = rows_to_draw(self.rig.case, self.places, weights, sorted(readings))
+        self.blamed = tokens_to_blame(self.rig.case, self.places, weights, sorted(readings))
         told = {row: reading for row, reading in readings.items() if row not in unwritten.rows}
         if not unwritten.rows:
             self.lines += self._dimensions(weights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from attnfuzz.oracles.verdict import Blame
 from attnfuzz.said import NAME_BYTES, printable, printable_lines
 
 __all__ = ["NO_TIME", "Explanation", "WeightBox", "WeightedRow"]
@@ -46,11 +47,13 @@ class WeightedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``lines`` say what is wrong, the most general first; ``rows`` are weights to draw, the most telling first.
 
+    ``blame``: what they point to.
     ``changes``: which single changes of the case make it pass, and which do not. ``runs``: of the kernel, for the rest.
     """
 
     lines: tuple[str, ...] = ()
     rows: tuple[WeightedRow, ...] = ()
+    blame: Blame = Blame()
     changes: tuple[str, ...] = ()
     runs: int = 0
 

@@ -15,6 +15,7 @@ from attnfuzz.explaining.tables import read_through_table
 from attnfuzz.explaining.variant_reading import diagnosed, read_variant
 from attnfuzz.explaining.words import row_name, weight
 from attnfuzz.oracles.diagnosis import explain_lse
+from attnfuzz.oracles.diagnosis.arithmetic import is_written
 from attnfuzz.oracles.diagnosis.scales import wrong_scales
 from attnfuzz.oracles.diagnosis.suspect import first_match
 from attnfuzz.oracles.words import number
@@ -241,7 +242,10 @@ def _rescaled(row: MeasuredRow) -> Reading | None:
     rest = (ratios - ratios.mean() - slope * spread).abs()
     if float(rest.max()) > 0.1 * float((slope * spread).abs().max()):
         return None
-    text = f"the scores are {number(float(f'{1 + slope:.3g}'))} x the right ones"
+    factor = float(f"{1 + slope:.3g}")
+    if not is_written(factor):
+        return None
+    text = f"the scores are {number(factor)} x the right ones"
     return Reading(text, (text, "the scores are off by a factor"))
 
 
@@ -254,8 +258,8 @@ def _by_diagnosis(row: MeasuredRow) -> Reading | None:
 def _by_scales(row: MeasuredRow) -> Reading | None:
     """Scales of an 8-bit cache that are not this row's own: before anything else, which would see odd weights."""
     full = row.diagnosable() if row.values.kv_scales is not None else None
-    words = None if full is None else first_match(full, wrong_scales(full))
-    return None if words is None else Reading(words, (words,))
+    found = None if full is None else first_match(full, wrong_scales(full))
+    return None if found is None else Reading(found.words, (found.words,))
 
 
 def _without_numbers(words: str, row: MeasuredRow) -> Iterator[str]:
@@ -268,7 +272,8 @@ def _lse_alone(row: MeasuredRow) -> Reading | None:
     if row.weights.lse is None or not bool(row.weights.wrong_lse[row.number]):
         return None
     full = row.diagnosable()
-    words = explain_lse(full) if full is not None else None
+    found = explain_lse(full) if full is not None else None
+    words = None if found is None else found.words
     got, expected = (number(float(part[row.number])) for part in (row.weights.lse, row.weights.expected_lse))
     text = f"the weights are right, but lse = {got}, expected {expected}"
     general = (words,) if words else ()

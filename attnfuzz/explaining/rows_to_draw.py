@@ -14,10 +14,11 @@ from attnfuzz.explaining.explanation import WeightBox, WeightedRow
 from attnfuzz.explaining.places import SIDES, Places
 from attnfuzz.explaining.weights import Weights
 from attnfuzz.explaining.words import row_name
+from attnfuzz.oracles.verdict import MOST_PLACES, Blame
 from attnfuzz.problems.block_table import physical_pages
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
 
-__all__ = ["rows_to_draw"]
+__all__ = ["rows_to_draw", "tokens_to_blame"]
 
 _MOST_ROWS = 3
 _MOST_BOXES = 12
@@ -31,6 +32,21 @@ def rows_to_draw(case: Case, places: Places, weights: Weights, wrong: list[int])
         drawn = _Row(case, places, weights, row, to_blame(case, places, weights, row))
         rows.append(WeightedRow(title=row_name(case, row), wrong=row in wrong, boxes=tuple(_boxes(drawn))))
     return rows
+
+
+def tokens_to_blame(case: Case, places: Places, weights: Weights, wrong: list[int]) -> Blame:
+    """The first wrong rows, and the tokens of their own sequences that they weigh wrong."""
+    rows = [divmod(row, case.num_q_heads) for row in wrong[:_MOST_ROWS]]
+    if not isinstance(case, AttentionCase):
+        return Blame(rows=tuple(rows))
+    tokens = []
+    for row, (number, head) in zip(wrong, rows, strict=False):
+        seq = case.row_seqs[number]
+        blamed = to_blame(case, places, weights, row)
+        own = places.own(seq, head // case.gqa_ratio)[: case.row_lens[number]]
+        tokens += [(seq, position) for position in blamed[own].nonzero()[:, 0].tolist()]
+    seqs = tuple(dict.fromkeys(case.row_seqs[number] for number, _ in rows))
+    return Blame(tokens=tuple(dict.fromkeys(tokens))[:MOST_PLACES], seqs=seqs, rows=tuple(rows))
 
 
 def to_blame(case: Case, places: Places, weights: Weights, row: int) -> Bool[Tensor, " places"]:

@@ -27,7 +27,8 @@ def read_variant(row: MeasuredRow) -> Reading | None:
 def diagnosed(row: MeasuredRow) -> str | None:
     """What mistake, of those that `attnfuzz.oracles.diagnosis` replays, gives all of these weights."""
     full = row.diagnosable()
-    return None if full is None else explain_row(full)
+    found = None if full is None else explain_row(full)
+    return None if found is None else found.words
 
 
 def _outside_the_window(row: MeasuredRow) -> list[int]:

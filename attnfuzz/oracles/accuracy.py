@@ -4,9 +4,9 @@ import math
 
 from attnfuzz.oracles.comparison import Comparison
 from attnfuzz.oracles.diagnosis import explain
-from attnfuzz.oracles.elements import extent, first_index
+from attnfuzz.oracles.elements import blame_of, extent, first_index
 from attnfuzz.oracles.trial import Trial
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import Blame, Failure
 from attnfuzz.oracles.words import element, number, ratio
 
 __all__ = ["check"]
@@ -18,13 +18,18 @@ def check(trial: Trial) -> Failure | None:
         return None
     comparison = next(part for part in trial.comparison if bool((part.ratio > 1).any()))
     kind, index = _worst(comparison)
-    reason = explain(trial.reference, trial.first, trial.comparison, comparison, index)
+    found = explain(trial.reference, trial.first, trial.comparison, comparison, index)
+    blame = blame_of(trial.case, comparison.axes, index)
     return Failure(
         oracle="accuracy",
         kind=f"{comparison.name}:{kind}",
-        message=_sentence(comparison, index) + (f"; {reason}" if reason else ""),
+        message=_sentence(comparison, index) + ("" if found is None else f"; {found.words}"),
         details=(f"beyond the bound: {extent(comparison.name, comparison.axes, comparison.ratio > 1)}",),
         error_ratio=float(comparison.ratio[index]),
+        tensor=comparison.name,
+        cause="" if found is None else found.cause,
+        blame=blame if found is None else blame | Blame(tokens=found.tokens),
+        remedy={"lse": "base2"} if found is not None and found.cause == "lse_base2" else {},
     )
 
 

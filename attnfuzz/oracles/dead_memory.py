@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from attnfuzz.oracles.diagnosis import explain
-from attnfuzz.oracles.elements import axes_of, differing, extent, first_index
+from attnfuzz.oracles.diagnosis import Diagnosis, explain
+from attnfuzz.oracles.elements import axes_of, blame_of, differing, extent, first_index
 from attnfuzz.oracles.interference import cause_of_difference
 from attnfuzz.oracles.observation import Observation
 from attnfuzz.oracles.trial import Trial
-from attnfuzz.oracles.verdict import WITHOUT_WEIGHT, Failure
+from attnfuzz.oracles.verdict import WITHOUT_WEIGHT, Blame, Failure
 from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.freed import freed_tokens
 
@@ -22,23 +22,26 @@ def check(trial: Trial) -> Failure | None:
     masks = trial.differences(trial.first, trial.second)
     name = next(name for name, mask in masks.items() if mask.any())
     axes = axes_of(name, trial.case)
-    where, got, got_otherwise = differing(name, axes, masks[name], one[name], other[name])
-    reason = _reason(trial, trial.second)
+    where, got, got_otherwise, index = differing(name, axes, masks[name], one[name], other[name])
+    found = _reason(trial, trial.second)
     return Failure(
         oracle="dead_memory",
         kind=name,
         message=f"{where} changes with memory that holds no token: it is {got} where that holds NaN, "
-        f"and {got_otherwise} where it holds small numbers" + (f"; {reason}" if reason else ""),
+        f"and {got_otherwise} where it holds small numbers" + ("" if found is None else f"; {found.words}"),
         details=(f"it changes {extent(name, axes, masks[name])}", *_what_is_dead(trial, masks[name])),
+        tensor=name,
+        cause="" if found is None else found.cause,
+        blame=blame_of(trial.case, axes, index) | Blame(tokens=() if found is None else found.tokens),
     )
 
 
-def _reason(trial: Trial, second: Observation) -> str | None:
+def _reason(trial: Trial, second: Observation) -> Diagnosis | None:
     """What the run with finite numbers points to: it tells what was read, where NaN only tells that something was."""
     comparisons = trial.compare(second)
     failed = next((part for part in comparisons if bool((part.ratio > 1).any())), None)
     if failed is None:
-        return WITHOUT_WEIGHT
+        return Diagnosis("with small numbers the result is right, but 0 x NaN is NaN: mask the load", WITHOUT_WEIGHT)
     index = first_index(failed.ratio > 1)
     return explain(trial.reference, second, comparisons, failed, index)
 

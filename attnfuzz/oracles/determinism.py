@@ -1,6 +1,6 @@
 """The same run twice, the same bits: for kernels that promise it."""
 
-from attnfuzz.oracles.elements import axes_of, differing, extent
+from attnfuzz.oracles.elements import axes_of, blame_of, differing, extent
 from attnfuzz.oracles.interference import cause_of_difference
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
@@ -16,7 +16,7 @@ def check(trial: Trial) -> Failure | None:
     masks = trial.differences(trial.first, trial.repeated)
     name = next(name for name, mask in masks.items() if mask.any())
     axes = axes_of(name, trial.case)
-    where, got, got_again = differing(name, axes, masks[name], one[name], other[name])
+    where, got, got_again, index = differing(name, axes, masks[name], one[name], other[name])
     return Failure(
         oracle="determinism",
         kind=name,
@@ -25,4 +25,6 @@ def check(trial: Trial) -> Failure | None:
             f"it changes {extent(name, axes, masks[name])}",
             "a kernel that makes no such promise declares Supports(deterministic=False)",
         ),
+        tensor=name,
+        blame=blame_of(trial.case, axes, index),
     )

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
+from attnfuzz.oracles.verdict import Blame
 from attnfuzz.oracles.words import element, number, ranges
-from attnfuzz.problems.cases import Case
+from attnfuzz.problems.cases import AttentionCase, Case
 
-__all__ = ["axes_of", "differing", "extent", "first_index"]
+__all__ = ["axes_of", "blame_of", "differing", "extent", "first_index"]
 
 
 def axes_of(name: str, case: Case) -> tuple[str, ...]:
@@ -36,13 +37,21 @@ def extent(name: str, axes: Sequence[str], mask: Bool[Tensor, "*shape"]) -> str:
     return f"{int(mask.sum())} of {mask.numel()} elements of {name} ({where})"
 
 
+def blame_of(case: Case, axes: Sequence[str], index: Sequence[int]) -> Blame:
+    """The row that one element of a result belongs to, and its sequence."""
+    at = dict(zip(axes, index, strict=True))
+    row = at.get("seq", at.get("token", 0))
+    seqs = (case.row_seqs[row],) if isinstance(case, AttentionCase) else ()
+    return Blame(rows=((row, at["head"]),), seqs=seqs)
+
+
 def differing(
     name: str,
     axes: Sequence[str],
     mask: Bool[Tensor, "*shape"],
     one: Shaped[Tensor, "*shape"],
     other: Shaped[Tensor, "*shape"],
-) -> tuple[str, str, str]:
-    """The first differing element by name, and its two values."""
+) -> tuple[str, str, str, tuple[int, ...]]:
+    """The first differing element by name, its two values, and its index."""
     index = first_index(mask)
-    return element(name, axes, index), number(float(one[index])), number(float(other[index]))
+    return element(name, axes, index), number(float(one[index])), number(float(other[index])), index

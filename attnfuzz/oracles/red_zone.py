@@ -19,6 +19,7 @@ def check(trial: Trial) -> Failure | None:
                 kind=_kind(first),
                 message=_sentence(first),
                 details=tuple(f"also {_sentence(other)}" for other in others[:8]),
+                tensor=first.name,
             )
     return None
 

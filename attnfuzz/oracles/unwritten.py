@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnfuzz.memory.allocations import WORKSPACE
 from attnfuzz.memory.patterns import holds_prefill
-from attnfuzz.oracles.elements import axes_of, differing, extent, first_index
+from attnfuzz.oracles.elements import axes_of, blame_of, differing, extent, first_index
 from attnfuzz.oracles.interference import cause_of_difference
 from attnfuzz.oracles.observation import Observation
 from attnfuzz.oracles.trial import Trial
@@ -59,10 +59,18 @@ def _never_written(trial: Trial, name: str, mask: Tensor) -> Failure:
     details = [f"never written: {extent(name, axes, mask)}"]
     if isinstance(trial.case, AttentionCase):
         details.append(_length_of(trial.case, index[0]))
+    remedy = {}
     if name.endswith("lse") and mask.all():
-        details.append("a kernel that returns no LSE declares Supports(lse='none')")
-    message = f"{element(name, axes, index)} was never written"
-    return Failure(oracle="unwritten", kind=name, message=message, details=tuple(details))
+        remedy = {"lse": "none"}
+    return Failure(
+        oracle="unwritten",
+        kind=name,
+        message=f"{element(name, axes, index)} was never written",
+        details=tuple(details),
+        tensor=name,
+        blame=blame_of(trial.case, axes, index),
+        remedy=remedy,
+    )
 
 
 def _length_of(case: AttentionCase, row: int) -> str:
@@ -76,13 +84,15 @@ def _read_before_written(trial: Trial) -> Failure:
     masks = trial.differences(trial.first, trial.prefilled_otherwise)
     name = next(name for name, mask in masks.items() if mask.any())
     axes = axes_of(name, trial.case)
-    where, got, got_otherwise = differing(name, axes, masks[name], one[name], other[name])
+    where, got, got_otherwise, index = differing(name, axes, masks[name], one[name], other[name])
     return Failure(
         oracle="unwritten",
         kind="read before written",
         message=f"{where} depends on memory that was never written: it is {got} where that memory holds NaN, "
         f"and {got_otherwise} where it holds finite numbers",
         details=(f"it changes {extent(name, axes, masks[name])}", *_workspaces(trial)),
+        tensor=name,
+        blame=blame_of(trial.case, axes, index),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 
@@ -10,15 +10,20 @@ from attnfuzz.said import NAME_BYTES, printable, printable_lines
 
 __all__ = [
     "DEFAULT_ORACLES",
+    "IDENTIFYING_CAUSES",
+    "MOST_PLACES",
     "NOT_EVERYWHERE",
     "ORACLES",
     "RELATION_ORACLES",
     "USUAL_ORACLES",
     "WITHOUT_WEIGHT",
+    "Blame",
+    "Diagnosed",
     "DrawnWithout",
     "Failure",
     "OracleName",
     "Relations",
+    "Sight",
     "Timing",
     "Told",
     "Verdict",
@@ -62,8 +67,14 @@ RELATION_ORACLES: tuple[OracleName, ...] = (
 NOT_EVERYWHERE: frozenset[OracleName] = frozenset({"graph_replay", "sanitizer"})
 """A case that passes may not have been judged by these: they need a GPU, or are asked for with `--sanitizer` only."""
 
-WITHOUT_WEIGHT = "with small numbers the result is right, but 0 x NaN is NaN: mask the load"
-"""How the message of "dead_memory" ends where numbers in the place of NaN make no difference."""
+WITHOUT_WEIGHT = "read_without_weight"
+"""The cause of "dead_memory" where numbers in the place of NaN make no difference: 0 x NaN is NaN."""
+
+IDENTIFYING_CAUSES = frozenset({"narrow_offsets", "query_rounded", "scores_rounded", "tf32"})
+"""Causes that are one mistake of a kernel however they show: in which cases they do is a matter of luck or of size."""
+
+MOST_PLACES = 256
+_FEW = msgspec.Meta(max_length=MOST_PLACES)
 
 ORACLES = USUAL_ORACLES + RELATION_ORACLES
 DEFAULT_ORACLES = ORACLES
@@ -81,19 +92,57 @@ without some, those named, or all. Only those among the oracles asked for, and t
 
 
 def make_printable(said: msgspec.Struct) -> None:
-    """Make ``kind``, ``message`` and ``details``, which a kernel or a stranger chose, fit to be shown and kept."""
-    kind, message, details = (getattr(said, name) for name in ("kind", "message", "details"))
-    msgspec.structs.force_setattr(said, "kind", printable(kind, NAME_BYTES))
+    """Make the words of ``said``, which a kernel or a stranger chose, fit to be shown and kept."""
+    message, details = said.message, said.details  # type: ignore[attr-defined]  # of Failure and FindingRecord
+    for name in ("kind", "tensor", "cause"):
+        msgspec.structs.force_setattr(said, name, printable(getattr(said, name), NAME_BYTES))
     msgspec.structs.force_setattr(said, "message", printable(message))
     msgspec.structs.force_setattr(said, "details", printable_lines(details))
 
 
-class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Blame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Where in a case something is wrong: ``tokens`` as (sequence, position), ``seqs`` by number, ``rows`` as (row of
+    the result, head)."""
+
+    tokens: Annotated[tuple[tuple[int, int], ...], _FEW] = ()
+    seqs: Annotated[tuple[int, ...], _FEW] = ()
+    rows: Annotated[tuple[tuple[int, int], ...], _FEW] = ()
+
+    def __or__(self, other: Blame) -> Blame:
+        """Both, as far as there is room."""
+        return Blame(
+            tokens=tuple(dict.fromkeys((*self.tokens, *other.tokens)))[:MOST_PLACES],
+            seqs=tuple(dict.fromkeys((*self.seqs, *other.seqs)))[:MOST_PLACES],
+            rows=tuple(dict.fromkeys((*self.rows, *other.rows)))[:MOST_PLACES],
+        )
+
+
+class Sight(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Another way in which a bug shows: what an oracle says of another case, and what that still needs, if known."""
+
+    oracle: OracleName
+    kind: str
+    message: str
+    features: Annotated[tuple[str, ...], _FEW] = ()
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "kind", printable(self.kind, NAME_BYTES))
+        msgspec.structs.force_setattr(self, "message", printable(self.message))
+
+
+class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Why a case failed.
 
     ``kind`` is a short, stable word that keeps different bugs of one oracle apart ("out:value", "lse:nan", "SIGSEGV",
     an exception's type, "write after out"). ``message`` is one sentence for an engineer; ``details`` are further lines:
-    which element, got and expected, error over bound, the token or page it points to.
+    which element, got and expected, error over bound, the token or page it points to. Sentences are for people; what
+    attnfuzz itself goes by is in the other fields:
+
+    - ``tensor``: the tensor that is concerned, if one is known;
+    - ``cause``: the mistake that a replay found to give this very result (`attnfuzz.oracles.diagnosis`), in a short,
+      stable word; empty if none does;
+    - ``blame``: what it points to;
+    - ``remedy``: the fields of `Supports` that a kernel declares which is meant to do this, with their values.
 
     Wherever one is made, or read from what another process sent, what a kernel said in it is fit to be shown and kept.
     """
@@ -103,6 +152,10 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     message: str
     details: tuple[str, ...] = ()
     error_ratio: float | None = None
+    tensor: str = ""
+    cause: str = ""
+    blame: Blame = Blame()
+    remedy: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         make_printable(self)
@@ -124,6 +177,13 @@ class Told(Protocol):
 
     @property
     def kind(self) -> str: ...
+
+
+class Diagnosed(Told, Protocol):
+    """What tells bugs apart before a case has been shrunk."""
+
+    @property
+    def cause(self) -> str: ...
 
 
 def ends_process(failure: Told | None) -> bool:

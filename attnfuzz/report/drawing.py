@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
+from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.block_table import block_table_rows, num_blocks, physical_pages, used_blocks
 from attnfuzz.problems.boundaries import num_splits_of
 from attnfuzz.problems.cases import (
@@ -20,7 +20,7 @@ from attnfuzz.problems.cases import (
 from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.report.headline import count
 
-__all__ = ["MARKS", "Blame", "Box", "Drawing", "Mark", "Sequence", "State", "draw", "squeeze"]
+__all__ = ["MARKS", "Box", "Drawing", "Mark", "Sequence", "State", "draw", "squeeze"]
 
 Mark = Literal["fails", "needle", "token", "dead"]
 MARKS: dict[Mark, str] = {
@@ -35,27 +35,6 @@ _MAX_PAGES = 12
 _MAX_SEQS = 16
 _MAX_ENTRIES = 8
 _MAX_STATES = 32
-
-_TOKEN = r"\btoken (\d+)(?: \([^()]*\))? of sequence (\d+)"
-
-
-@dataclass(frozen=True, slots=True)
-class Blame:
-    """What a failure's lines point to: ``tokens`` are (sequence, position), ``rows`` sequences, ``states`` of a merge,
-    or query tokens of a batch, (token, head)."""
-
-    tokens: frozenset[tuple[int, int]] = frozenset()
-    rows: frozenset[int] = frozenset()
-    states: frozenset[tuple[int, int]] = frozenset()
-
-    @classmethod
-    def of(cls, lines: Iterable[str]) -> Blame:
-        """Read "token 16 (page 1, offset 0) of sequence 0", "sequence 0" and "out[seq 0, ..." in a finding's lines."""
-        text = "\n".join(lines)
-        tokens = [(int(seq), int(token)) for token, seq in re.findall(_TOKEN, text)]
-        rows = [int(seq) for seq in re.findall(r"(?:\bsequence |\[seq )(\d+)", text)]
-        states = [(int(token), int(head)) for token, head in re.findall(r"\[token (\d+), head (\d+)", text)]
-        return cls(frozenset(tokens), frozenset(rows), frozenset(states))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +81,7 @@ def draw(case: Case, blame: Blame) -> Drawing:
     """The picture of ``case``. Long cases are cut, but what is to blame is kept."""
     if isinstance(case, MergeStatesCase):
         return _merge(case, blame)
-    if isinstance(case, PagedAttentionCase):
-        blame = replace(blame, rows=blame.rows | {case.row_seqs[token] for token, _ in blame.states})
-    blamed = [i for i in sorted(blame.rows) if _MAX_SEQS <= i < case.num_seqs]
+    blamed = [i for i in sorted(blame.seqs) if _MAX_SEQS <= i < case.num_seqs]
     shown = [*range(min(_MAX_SEQS, case.num_seqs)), *blamed[:_MAX_SEQS]]
     left_out = case.num_seqs - len(shown)
     notes = [f"... and {count(left_out, 'more sequence')}"] if left_out else []
@@ -124,13 +101,13 @@ def _sequence(case: AttentionCase, seq: int, blame: Blame, freed: int) -> Sequen
     length = case.seq_lens[seq]
     notes = tuple(_notes(case, seq, freed))
     marked: dict[int, Mark] = {needle.position: "needle" for needle in case.values.needles if needle.seq == seq}
-    marked |= dict.fromkeys((position for row, position in blame.tokens if row == seq), "fails")
+    marked |= dict.fromkeys((position for number, position in blame.tokens if number == seq), "fails")
     if isinstance(case, PagedDecodeCase):
-        return Sequence(seq, length, seq in blame.rows, tuple(_pages(case, seq, marked, freed)), notes)
+        return Sequence(seq, length, seq in blame.seqs, tuple(_pages(case, seq, marked, freed)), notes)
     positions = range(case.max_seq_len if isinstance(case, DenseDecodeCase) else length)
     slots = _slots(positions, range(freed, length), marked)
     title = f"rows 0-{len(slots) - 1}" if len(slots) > 1 else "row 0"
-    return Sequence(seq, length, seq in blame.rows, (Box(title, slots),), notes)
+    return Sequence(seq, length, seq in blame.seqs, (Box(title, slots),), notes)
 
 
 def _slots(positions: range, live: range, marked: Mapping[int, Mark]) -> tuple[Mark, ...]:
@@ -213,11 +190,11 @@ def _merge(case: MergeStatesCase, blame: Blame) -> Drawing:
     heads = case.num_q_heads
     num_pairs = case.num_tokens * heads
     first = [divmod(i, heads) for i in range(min(_MAX_STATES, num_pairs))]
-    there = [(token, head) for token, head in sorted(blame.states) if token < case.num_tokens and head < heads]
+    there = [(token, head) for token, head in sorted(blame.rows) if token < case.num_tokens and head < heads]
     shown = [*first, *[pair for pair in there if pair not in first][:_MAX_STATES]]
     states = []
     for token, head in shown:
         prefix, suffix = case.lse_pairs[(token * case.num_q_heads + head) % len(case.lse_pairs)]
-        states.append(State(token, head, prefix, suffix, (token, head) in blame.states))
+        states.append(State(token, head, prefix, suffix, (token, head) in blame.rows))
     left_out = num_pairs - len(shown)
     return Drawing(states=tuple(states), notes=(f"... and {count(left_out, 'more pair')}",) if left_out else ())

@@ -1,7 +1,12 @@
-"""A case in one line."""
+"""A case in one line, and what a finding says in lines."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from attnfuzz.campaign.undeclared import declared_limits, supports_text
+from attnfuzz.corpus import FindingRecord
 from attnfuzz.problems.cases import (
     AttentionCase,
     Case,
@@ -11,7 +16,7 @@ from attnfuzz.problems.cases import (
     SplitDecodeCase,
 )
 
-__all__ = ["count", "headline", "one_line"]
+__all__ = ["count", "finding_lines", "headline", "one_line", "remedy_lines"]
 
 _MAX_LENGTHS = 8
 
@@ -51,3 +56,42 @@ def _listed(lengths: tuple[int, ...]) -> str:
 def count(number: int, noun: str) -> str:
     """ "1 token", "2 tokens"."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def finding_lines(finding: FindingRecord, case: Case) -> tuple[str, ...]:
+    """What there is to say of ``finding`` beside its message: details, what declares it away, how else it shows."""
+    remedy = () if finding.remedy is None else remedy_lines(declared_limits(finding.remedy), case)
+    also = [
+        f"also shows as: {one.oracle}/{one.kind}"
+        + (f" [{', '.join(one.features)}]: {one.message}" if one.features else f": {one.message}")
+        for one in finding.also
+    ]
+    return (*finding.details, *remedy, *also)
+
+
+def remedy_lines(limits: Mapping[str, Any], case: Case) -> tuple[str, ...]:
+    """That a kernel which is meant to do this declares ``limits``; nothing if there are none."""
+    return (f"if the kernel is {_words(case, limits)}, declare {supports_text(limits)}",) if limits else ()
+
+
+def _words(case: Case, limits: Mapping[str, Any]) -> str:
+    """What a kernel that declares ``limits`` is, seen from ``case``."""
+    places = []
+    if "strides" in limits:
+        contiguous = limits["strides"] == "contiguous"
+        places.append("contiguous tensors" if contiguous else "tensors whose last dimension is contiguous")
+    if "layouts" in limits:
+        places.append(f"the layout{'s' if len(limits['layouts']) > 1 else ''} {', '.join(limits['layouts'])}")
+    if places:
+        return f"only meant for {' and '.join(places)}"
+    (name,) = limits
+    if name == "lse":
+        return "meant to return logarithms to base 2" if limits[name] == "base2" else "not meant to return an LSE"
+    if name == "freed_pages":
+        return "only meant for caches that keep the pages behind a window"
+    if name == "empty_state_lse":
+        return f"only meant for empty states whose LSE is {limits[name][0]}"
+    if name in ("empty_sequences", "padding_tokens"):
+        return f"not meant to take {name.replace('_', ' ')}"
+    field = {"max_num_splits": "num_splits"}.get(name, name.removesuffix("s"))
+    return f"not meant to take {field} {getattr(case, field)}"

@@ -18,8 +18,8 @@ from attnfuzz.corpus import current_environment, encode_regression
 from attnfuzz.oracles.verdict import ends_process
 from attnfuzz.report.case_svg import case_svg
 from attnfuzz.report.coverage_svg import CoverageMap, PairTable, coverage_map, pair_tables
-from attnfuzz.report.drawing import Blame, Drawing, draw
-from attnfuzz.report.headline import count, headline
+from attnfuzz.report.drawing import Drawing, draw
+from attnfuzz.report.headline import count, finding_lines, headline
 from attnfuzz.report.histogram import histogram_svg
 from attnfuzz.report.order import in_order
 from attnfuzz.report.timeline import devices_of, timeline_svg
@@ -55,6 +55,7 @@ class FindingPart:
     headline: str
     drawing: Drawing
     picture: Markup | None
+    details: tuple[str, ...]
     saved: str
     command: str
     deadly: bool
@@ -157,15 +158,16 @@ def _tiles(statistics: Statistics, kernels: list[KernelPart], elapsed_s: float) 
 
 
 def _finding(number: int, finding: Finding, device: str) -> FindingPart:
-    failure = finding.failure
-    drawing = draw(finding.case, Blame.of((failure.message, *failure.details)))
+    failure, regression = finding.failure, finding.regression(device)
+    drawing = draw(finding.case, failure.blame)
     return FindingPart(
         number=number,
         finding=finding,
         headline=headline(finding.case),
         drawing=drawing,
         picture=case_svg(drawing) if drawing.sequences else None,
-        saved=encode_regression(finding.regression(device)).decode().rstrip(),
+        details=finding_lines(regression.finding, finding.case),
+        saved=encode_regression(regression).decode().rstrip(),
         command=replay_command(finding.path, finding.declaration.target) if finding.path is not None else "",
         deadly=ends_process(failure),
     )

@@ -18,7 +18,7 @@ from attnfuzz.campaign.replay import replay_command
 from attnfuzz.campaign.result import CampaignResult, KernelStatistics
 from attnfuzz.corpus import encode_regression
 from attnfuzz.report.files import write_file
-from attnfuzz.report.headline import one_line
+from attnfuzz.report.headline import finding_lines, one_line
 from attnfuzz.report.kernels import all_shares
 from attnfuzz.said import only_printable
 
@@ -109,14 +109,15 @@ def _finding(suite: Element, finding: Finding, result: CampaignResult) -> None:
     report = ElementTree.SubElement(
         case, kind, type=_clean(f"{failure.oracle}/{failure.kind}"), message=_clean(failure.message)
     )
+    regression = finding.regression(result.statistics.device_name)
     lines = [
         failure.message,
-        *failure.details,
+        *finding_lines(regression.finding, finding.case),
         finding.certainty(),
         f"case: {one_line(finding.case)}",
         _replay(finding),
     ]
-    saved = encode_regression(finding.regression(result.statistics.device_name)).decode()
+    saved = encode_regression(regression).decode()
     report.text = _clean("\n".join(line for line in (*lines, saved) if line))
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from attnfuzz.corpus import FindingRecord
+from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.cases import Case
 from attnfuzz.report.boxes import BoxRow, TextBox, cells, legend
-from attnfuzz.report.drawing import Blame, Box, Drawing, draw
+from attnfuzz.report.drawing import Box, Drawing, draw
 from attnfuzz.report.fields import field_table
-from attnfuzz.report.headline import count, headline
+from attnfuzz.report.headline import count, finding_lines, headline
 
 __all__ = ["picture"]
 
@@ -20,14 +22,14 @@ _CELLS_PER_PAGE = 16
 _CELLS_PER_ROW = 64
 
 
-def picture(case: Case, *, lines: Iterable[str] = (), defaults: bool = False) -> RenderableType:
-    """Draw ``case``; ``lines`` are a finding's message and details, whose tokens and sequences are marked.
+def picture(case: Case, finding: FindingRecord | None = None, *, defaults: bool = False) -> RenderableType:
+    """Draw ``case``, with what ``finding`` points to marked, and what it says.
 
     ``defaults``: list fields that have their default value, too.
     """
-    lines = tuple(lines)
-    drawing = draw(case, Blame.of(lines))
-    finding = [Text(line, "red" if i == 0 else "") for i, line in enumerate(lines)]
+    drawing = draw(case, Blame() if finding is None else finding.blame)
+    lines = () if finding is None else (finding.message, *finding_lines(finding, case))
+    said = [Text(line, "red" if i == 0 else "") for i, line in enumerate(lines)]
     return Group(
         Text(headline(case), "bold"),
         "",
@@ -35,8 +37,8 @@ def picture(case: Case, *, lines: Iterable[str] = (), defaults: bool = False) ->
         *(Text(note, "dim") for note in drawing.notes),
         "",
         field_table(case, defaults=defaults),
-        *([""] if finding else []),
-        *finding,
+        *([""] if said else []),
+        *said,
     )
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from attnfuzz.campaign.journal import was_running
 from attnfuzz.campaign.replay import Replayed, SavedCase
 from attnfuzz.oracles.verdict import NOT_EVERYWHERE
-from attnfuzz.report.headline import count
+from attnfuzz.report.headline import count, remedy_lines
 
 __all__ = ["FORMAT", "print_replayed", "print_total", "write_replayed"]
 
@@ -49,7 +49,8 @@ def print_replayed(console: Console, result: Replayed) -> None:
     console.print(line, soft_wrap=True)
     failure = result.verdict.failure if result.verdict is not None else None
     if failure is not None:
-        for text in (f"{failure.oracle}/{failure.kind}: {failure.message}", *failure.details):
+        remedy = remedy_lines(failure.remedy, result.saved.regression.case)
+        for text in (f"{failure.oracle}/{failure.kind}: {failure.message}", *failure.details, *remedy):
             console.print(Text(f"      {text}"), soft_wrap=True)
 
 

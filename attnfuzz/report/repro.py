@@ -25,6 +25,7 @@ from attnfuzz.execution.leaks import LEAK
 from attnfuzz.problems.cases import Case, MergeStatesCase
 from attnfuzz.problems.limits import CaseTooLarge, tensor_nbytes
 from attnfuzz.problems.shapes import tensor_specs
+from attnfuzz.report.headline import finding_lines
 from attnfuzz.report.repro_data import MAX_TENSOR_BYTES, lse_unit, repro_data, repro_inputs
 from attnfuzz.report.sources import kernel_sources
 from attnfuzz.said import only_printable
@@ -55,7 +56,7 @@ def repro_script(regression: Regression, declaration: Declaration) -> str:
     template = _environment().get_template("repro.py.jinja")
     return template.render(
         headline=_plain(f"{regression.kernel} fails {finding.oracle} on a case of {regression.problem}"),
-        description=_plain("\n".join((finding.message, *finding.details))),
+        description=_plain("\n".join((finding.message, *finding_lines(finding, case)))),
         message=repr(finding.message),
         problem=repr(case.problem),
         scalars=repr(data.scalars),

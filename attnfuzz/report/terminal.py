@@ -18,7 +18,7 @@ from attnfuzz.campaign.reporter import Reporter, SilentReporter
 from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.campaign.undeclared import restriction_of
 from attnfuzz.corpus import encode_regression
-from attnfuzz.report.headline import count, one_line
+from attnfuzz.report.headline import count, finding_lines, one_line
 from attnfuzz.report.kernels import all_shares, kernel_table
 from attnfuzz.report.order import heading_of, in_order
 from attnfuzz.said import only_printable
@@ -151,8 +151,8 @@ def _finding_lines(number: int, finding: Finding, device: str) -> Iterator[Rende
     yield title.append(str(finding.signature), style="bold red")
     yield Text(f"   {finding.failure.message}")
     yield Text(f"   {one_line(finding.case)}")
-    for detail in finding.failure.details:
-        yield Text(f"   {detail}")
+    for line in finding_lines(finding.regression(device).finding, finding.case):
+        yield Text(f"   {line}")
     yield from (Text(f"   {remark}", style="dim") for remark in _remarks(finding))
     if finding.path is None:
         yield Text("   not saved; its regression file would hold:")

@@ -54,8 +54,10 @@ class Gpu:
 def test_tensor_and_edge_are_found_in_a_handful_of_runs(name: str, edge: Edge, words: str) -> None:
     """Another tensor would be named; or the search take minutes, at a process a run."""
     gpu = Gpu(name, edge, 2 if edge == "end" else 1, nbytes=80)
-    sentence = named_access(gpu, NAMES)
-    assert sentence is not None
+    access = named_access(gpu, NAMES)
+    assert access is not None
+    sentence = access.words
+    assert access.tensor == name
     assert words.format(name) in sentence
     assert gpu.runs <= 12
 
@@ -67,7 +69,9 @@ def test_distance_of_a_read_is_exact(elements: int) -> None:
     up_to = "up to " if elements > 1 else ""
     noun = "element" if elements == 1 else "elements"
     sentence = f"the kernel read past k (float16 [3, 13]): {up_to}{elements} {noun} ({2 * elements} bytes) past its end"
-    assert named_access(gpu, NAMES) == sentence
+    access = named_access(gpu, NAMES)
+    assert access is not None
+    assert access.words == sentence
     assert gpu.runs <= 24
 
 
@@ -75,31 +79,35 @@ def test_kernels_that_need_alignment_are_told_to_the_vector() -> None:
     """A misaligned address, which costs the context too, would pass for an access outside."""
     gpu = Gpu("k", "end", 9, nbytes=80)
     gpu.takes_unaligned = False
-    sentence = named_access(gpu, NAMES)
+    access = named_access(gpu, NAMES)
+    assert access is not None
+    sentence = access.words
     assert sentence == "the kernel read past k (float16 [3, 13]): up to 16 elements (32 bytes) past its end"
 
 
 def test_padding_of_odd_sizes_counts() -> None:
     """The distance would be off by the bytes that alignment takes."""
     gpu = Gpu("k", "end", 2, nbytes=78)  # 2 bytes of padding: a fault begins at the second element
-    sentence = named_access(gpu, NAMES)
+    access = named_access(gpu, NAMES)
+    assert access is not None
+    sentence = access.words
     assert sentence == "the kernel read past k (float16 [3, 13]): up to 2 elements (4 bytes) past its end"
 
 
 def test_a_write_shows_in_the_room_beside_the_tensor() -> None:
     """A write would be called a read, or cost as many runs."""
     gpu = Gpu("out", "start", 1, written=True)
-    assert (
-        named_access(gpu, NAMES)
-        == "the kernel wrote before out (float16 [3, 13]): 1 element (2 bytes) before its start"
-    )
+    access = named_access(gpu, NAMES)
+    assert access is not None
+    assert access.words == "the kernel wrote before out (float16 [3, 13]): 1 element (2 bytes) before its start"
     assert gpu.runs <= 7
 
 
 def test_far_away_is_told_without_a_shape() -> None:
     """Whoever reaches 64 KiB beyond would be said to have stopped there."""
-    sentence = named_access(Gpu("v", "end", 1 << 20), NAMES)
-    assert sentence == "the kernel read or wrote past v, perhaps more than 65536 bytes past its end"
+    access = named_access(Gpu("v", "end", 1 << 20), NAMES)
+    assert access is not None
+    assert access.words == "the kernel read or wrote past v, perhaps more than 65536 bytes past its end"
 
 
 def test_what_faults_now_and_then_is_not_put_down_to_a_tensor() -> None:

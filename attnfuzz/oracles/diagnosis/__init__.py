@@ -9,5 +9,6 @@ from attnfuzz.oracles.diagnosis.explain import explain_lse as explain_lse
 from attnfuzz.oracles.diagnosis.explain import explain_row as explain_row
 from attnfuzz.oracles.diagnosis.merge import lse_mistakes as lse_mistakes
 from attnfuzz.oracles.diagnosis.merge import output_mistakes as output_mistakes
+from attnfuzz.oracles.diagnosis.suspect import Diagnosis as Diagnosis
 
-__all__ = ["explain", "explain_lse", "explain_row", "lse_mistakes", "output_mistakes"]
+__all__ = ["Diagnosis", "explain", "explain_lse", "explain_row", "lse_mistakes", "output_mistakes"]

@@ -9,7 +9,7 @@ from attnfuzz.oracles.diagnosis.row import AttentionRow, softmax_average
 from attnfuzz.oracles.diagnosis.suspect import Suspect
 from attnfuzz.oracles.words import number
 
-__all__ = ["fitted_scale", "lse_formulas", "rescaled_output", "rescaled_scores", "round_scale"]
+__all__ = ["fitted_scale", "is_written", "lse_formulas", "rescaled_output", "rescaled_scores"]
 
 _LOG2_E = math.log2(math.e)
 _SMALLEST_FACTOR = 1e-9
@@ -42,25 +42,21 @@ def rescaled_scores(row: AttentionRow) -> Iterator[Suspect]:
     scores = torch.tensor(list(wrong), dtype=torch.float64, device="cpu")[:, None] * row.scores
     out, lse = softmax_average(scores, row.v.expand(len(wrong), *row.v.shape))
     names = list(wrong.values())
-    yield Suspect(out, lse, lambda i: names[i])
-    yield Suspect(out, None, lambda i: names[i])
+    yield Suspect("scale", out, lse, lambda i: names[i])
+    yield Suspect("scale", out, None, lambda i: names[i])
 
 
 def fitted_scale(row: AttentionRow) -> Iterator[Suspect]:
-    """Scores multiplied by whatever constant explains the row best."""
-    yield _with_scale(row, _best_scale(row))
-
-
-def round_scale(row: AttentionRow) -> Iterator[Suspect]:
-    """As `fitted_scale`, if the constant has two decimals: for a single number, some constant always fits."""
+    """Scores multiplied by the constant that explains the row best, if somebody may have written it."""
     factor = _best_scale(row)
-    if math.isclose(factor, round(factor, 2), rel_tol=1e-4):
-        yield _with_scale(row, factor)
+    if is_written(factor):
+        out, lse = softmax_average(factor * row.scores[None], row.v[None])
+        yield Suspect("scale", out, lse, lambda _: f"the scores are {number(factor)} x the right ones")
 
 
-def _with_scale(row: AttentionRow, factor: float) -> Suspect:
-    out, lse = softmax_average(factor * row.scores[None], row.v[None])
-    return Suspect(out, lse, lambda _: f"the scores are {number(factor)} x the right ones")
+def is_written(factor: float) -> bool:
+    """Whether a constant may stand in a program: few decimals, not nearly 1. Some constant always fits."""
+    return abs(factor - 1) > 5e-3 and math.isclose(factor, round(factor, 3), rel_tol=3e-5)
 
 
 def _best_scale(row: AttentionRow) -> float:
@@ -84,29 +80,30 @@ def rescaled_output(row: AttentionRow) -> Iterator[Suspect]:
         return
     factor = float(row.got @ row.expected) / norm
     total = float(row.weights.sum())
-    if abs(factor) > _SMALLEST_FACTOR:
-        yield Suspect((factor * row.expected)[None], None, lambda _: _factor_words(factor, total))
+    words = _factor_words(factor, total) if abs(factor) > _SMALLEST_FACTOR else None
+    if words is not None:
+        yield Suspect("normalisation", (factor * row.expected)[None], None, lambda _: words)
 
 
-def lse_formulas(row: AttentionRow) -> Iterator[tuple[float, str]]:
-    """Wrong log-sum-exps, each with its mistake."""
+def lse_formulas(row: AttentionRow) -> Iterator[tuple[float, str, str]]:
+    """Wrong log-sum-exps, each with its mistake by name and in words."""
     log_total = float(row.weights.sum().log())
-    yield row.lse * _LOG2_E, "lse is in base 2, but the kernel declares natural logarithms"
-    yield row.lse / _LOG2_E, "lse is natural, but the kernel declares base 2"
-    yield log_total, "the maximum is not added to the logarithm of the sum"
-    yield row.top, "lse is the maximum of the scores alone"
-    yield row.top - log_total, "the logarithm of the sum is subtracted"
-    yield row.top + math.exp(log_total), "the sum is added without its logarithm"
-    yield math.exp(min(row.lse, 700.0)), "lse is the sum of the weights, without its logarithm"
-    yield float((row.scores / row.case.scale).logsumexp(0)), "lse is that of scores without the scale"
-    yield row.top * _LOG2_E + log_total, "the maximum is in base 2, the logarithm of the sum is natural"
-    yield row.top / _LOG2_E + log_total, "the maximum is natural, the logarithm of the sum in base 2"
-    yield -math.inf, "the sequence is treated as empty"
+    yield row.lse * _LOG2_E, "lse_base2", "lse is in base 2, but the kernel declares natural logarithms"
+    yield row.lse / _LOG2_E, "lse_natural", "lse is natural, but the kernel declares base 2"
+    yield log_total, "lse_formula", "the maximum is not added to the logarithm of the sum"
+    yield row.top, "lse_formula", "lse is the maximum of the scores alone"
+    yield row.top - log_total, "lse_formula", "the logarithm of the sum is subtracted"
+    yield row.top + math.exp(log_total), "lse_formula", "the sum is added without its logarithm"
+    yield math.exp(min(row.lse, 700.0)), "lse_formula", "lse is the sum of the weights, without its logarithm"
+    yield float((row.scores / row.case.scale).logsumexp(0)), "lse_formula", "lse is that of scores without the scale"
+    yield row.top * _LOG2_E + log_total, "lse_formula", "the maximum is in base 2, the logarithm of the sum is natural"
+    yield row.top / _LOG2_E + log_total, "lse_formula", "the maximum is natural, the logarithm of the sum in base 2"
+    yield -math.inf, "treated_as_empty", "the sequence is treated as empty"
 
 
-def _factor_words(factor: float, total: float) -> str:
+def _factor_words(factor: float, total: float) -> str | None:
     if math.isclose(factor, total, rel_tol=1e-3):
         return f"the output is not divided by the sum of the weights ({number(total)})"
     if math.isclose(factor, 1 / total, rel_tol=1e-3):
         return f"the output is divided twice by the sum of the weights ({number(total)})"
-    return f"the output is {number(factor)} x the right one"
+    return f"the output is {number(factor)} x the right one" if is_written(factor) else None

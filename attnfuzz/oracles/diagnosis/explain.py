@@ -10,9 +10,17 @@ from attnfuzz.memory.patterns import poison_value
 from attnfuzz.oracles.comparison import Comparison, Reference
 from attnfuzz.oracles.diagnosis import arithmetic, sources, tokens
 from attnfuzz.oracles.diagnosis.merge import explain_merge
+from attnfuzz.oracles.diagnosis.rounding import MOST_ROWS, explain_rounding
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.oracles.diagnosis.scales import scale_mistakes
-from attnfuzz.oracles.diagnosis.suspect import Suspect, chain, first_match, first_match_of_lse
+from attnfuzz.oracles.diagnosis.suspect import (
+    Diagnosis,
+    Suspect,
+    chain,
+    explains_lse,
+    first_match,
+    first_match_of_lse,
+)
 from attnfuzz.oracles.diagnosis.variants import variant_mistakes
 from attnfuzz.oracles.observation import Observation
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
@@ -40,7 +48,7 @@ _FAMILIES = (
 
 Family = Callable[[AttentionRow], Iterator[Suspect]]
 
-_LSE_FAMILIES = (tokens.dropped, tokens.behind_the_query, tokens.counted_twice, arithmetic.round_scale)
+_LSE_FAMILIES = (tokens.dropped, tokens.behind_the_query, tokens.counted_twice, arithmetic.fitted_scale)
 """Tried on a wrong LSE beside an output that is right, as it is where all values are equal."""
 
 _FLOAT32_EXP_LIMIT = 88.7
@@ -48,7 +56,7 @@ _FLOAT32_EXP_LIMIT = 88.7
 
 def explain(
     reference: Reference, seen: Observation, comparisons: list[Comparison], failed: Comparison, index: tuple[int, ...]
-) -> str | None:
+) -> Diagnosis | None:
     """What the wrong element `index` of `failed` points to; None if no single mistake explains it.
 
     A finding is not lost to a fault in here: the fault is what is told then.
@@ -56,22 +64,26 @@ def explain(
     try:
         return _explain(reference, seen, comparisons, failed, index)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        return f"(attnfuzz could not diagnose this: {type(error).__name__}: {error})"
+        return Diagnosis(f"(attnfuzz could not diagnose this: {type(error).__name__}: {error})")
 
 
 def _explain(
     reference: Reference, seen: Observation, comparisons: list[Comparison], failed: Comparison, index: tuple[int, ...]
-) -> str | None:
+) -> Diagnosis | None:
     case = reference.case
     if isinstance(case, MergeStatesCase):
         return explain_merge(reference, failed, index)
     number, head = index[:2]
     if case.row_lens[number] == 0:
         lse = "the sink" if case.variant.has_weighty_sinks else "-inf"
-        return f"sequence {number} is empty: expected out = 0 and lse = {lse}"
-    row = _row(reference, case, comparisons, number, head, poison_value(getattr(torch, case.kv_dtype), seen.poison))
+        return Diagnosis(f"sequence {number} is empty: expected out = 0 and lse = {lse}")
     if failed.name not in ("out", "lse"):
-        return "a split without tokens has lse = -inf and an output that is written and finite"
+        return Diagnosis("a split without tokens has lse = -inf and an output that is written and finite")
+    poison = poison_value(getattr(torch, case.kv_dtype), seen.poison)
+    wrong = [_row(reference, case, comparisons, *place, poison) for place in _wrong_rows(case, comparisons)]
+    if (rounded := explain_rounding(wrong, truncates=reference.device == "cpu")) is not None:
+        return rounded
+    row = _row(reference, case, comparisons, number, head, poison)
     if not row.got.isfinite().all():
         return _explain_not_finite(row)
     if failed.name == "lse":
@@ -79,7 +91,18 @@ def _explain(
     return explain_row(row)
 
 
-def explain_row(row: AttentionRow) -> str | None:
+def _wrong_rows(case: AttentionCase, comparisons: list[Comparison]) -> list[tuple[int, int]]:
+    """Rows of q and heads with anything beyond its bound; none if one is empty, which no rounding makes wrong."""
+    wrong = torch.zeros(())
+    for one in comparisons:
+        if one.name in ("out", "lse"):
+            beyond = one.ratio.cpu() > 1
+            wrong = wrong + (beyond if one.name == "lse" else beyond.any(-1))
+    found = [(row, head) for row, head in wrong.nonzero().tolist()]
+    return found[:MOST_ROWS] if all(case.row_lens[row] for row, _ in found) else []
+
+
+def explain_row(row: AttentionRow) -> Diagnosis | None:
     """The mistake that gives this output, and this LSE if there is one."""
     return first_match(row, chain(_families(row), row))
 
@@ -114,26 +137,31 @@ def _here(tensor: Tensor) -> Tensor:
     return tensor.double().cpu()
 
 
-def _explain_not_finite(row: AttentionRow) -> str | None:
+def _explain_not_finite(row: AttentionRow) -> Diagnosis | None:
     if row.top > _FLOAT32_EXP_LIMIT:
-        return f"the scores reach {row.top:.4g}, and exp overflows float32 at 88.7 unless the maximum is subtracted"
+        return Diagnosis(
+            f"the scores reach {row.top:.4g}, and exp overflows float32 at 88.7 unless the maximum is subtracted"
+        )
     if row.top < -_FLOAT32_EXP_LIMIT:
-        return f"all scores are below {row.top:.4g}, and exp underflows float32 unless the maximum is subtracted"
+        return Diagnosis(
+            f"all scores are below {row.top:.4g}, and exp underflows float32 unless the maximum is subtracted"
+        )
     largest = float((row.weights[:, None] * row.v).abs().sum(0).max())
     if row.case.dtype == "float16" and largest > torch.finfo(torch.float16).max:
-        return f"the sum before normalisation reaches {largest:.4g}, beyond float16's 65504"
+        return Diagnosis(f"the sum before normalisation reaches {largest:.4g}, beyond float16's 65504")
     return None
 
 
-def explain_lse(row: AttentionRow) -> str | None:
+def explain_lse(row: AttentionRow) -> Diagnosis | None:
     """The mistake that gives this LSE beside a right output."""
     got = float("nan") if row.got_lse is None else row.got_lse
     if row.kv_scales is not None and (found := first_match_of_lse(row, scale_mistakes(row))):
         return found
     if row.case.variant != PLAIN_VARIANT:
         return first_match_of_lse(row, variant_mistakes(row))
-    for predicted, words in arithmetic.lse_formulas(row):
+    for predicted, cause, words in arithmetic.lse_formulas(row):
         close = abs(predicted - got) <= 8 * row.lse_bound + 1e-6 * abs(predicted)
-        if predicted == got or (math.isfinite(predicted) and close):
-            return words
+        explains = bool(explains_lse(row, torch.tensor([predicted], dtype=torch.float64, device="cpu")))
+        if predicted == got or (math.isfinite(predicted) and close and explains):
+            return Diagnosis(words, cause)
     return first_match_of_lse(row, chain(_LSE_FAMILIES, row))

@@ -2,39 +2,45 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from attnfuzz.oracles.comparison import Comparison, Reference
+from attnfuzz.oracles.diagnosis.suspect import Diagnosis
 from attnfuzz.values import LogicalStates
 
 __all__ = ["explain_merge", "lse_mistakes", "output_mistakes"]
 
 
-def explain_merge(reference: Reference, failed: Comparison, index: tuple[int, ...]) -> str | None:
+def explain_merge(reference: Reference, failed: Comparison, index: tuple[int, ...]) -> Diagnosis | None:
     """What the row of the wrong element points to."""
     token, head = index[:2]
     states = reference.values
     sides = {"prefix": float(states.prefix_lse[token, head]), "suffix": float(states.suffix_lse[token, head])}
     empty = [f"{name} (lse = {lse:+})" for name, lse in sides.items() if math.isinf(lse)]
     if len(empty) == 2:
-        return f"both sides are empty, {' and '.join(empty)}: expected 0 and -inf"
+        return Diagnosis(f"both sides are empty, {' and '.join(empty)}: expected 0 and -inf")
     mistake = _mistake(states, failed, token, head)
     if empty:
-        return f"the {empty[0]} is empty, so the result is the other side" + (f"; {mistake}" if mistake else "")
+        found = Diagnosis(f"the {empty[0]} is empty, so the result is the other side")
+        return found if mistake is None else replace(mistake, words=f"{found.words}; {mistake.words}")
     return mistake
 
 
-def _mistake(states: LogicalStates, failed: Comparison, token: int, head: int) -> str | None:
+def _mistake(states: LogicalStates, failed: Comparison, token: int, head: int) -> Diagnosis | None:
     got, bound = failed.got[token, head].double(), failed.bound[token, head]
+    expected = failed.expected[token, head].double()
     if not bool(got.isfinite().all()):
         return None
     mistakes = lse_mistakes(states, token, head) if failed.name == "lse" else output_mistakes(states, token, head)
     for predicted, words in mistakes:
-        close = (got - predicted).abs() <= 8 * bound + 1e-6 * predicted.abs()
-        if bool((predicted.isfinite() & close).all()):
-            return words
+        missed = (got - predicted).abs()
+        close = missed <= 8 * bound + 1e-6 * predicted.abs()
+        explains = float(missed.max()) <= 0.25 * float((got - expected).abs().max())
+        if explains and bool((predicted.isfinite() & close).all()):
+            return Diagnosis(words, "merge")
     return None
 
 

@@ -31,7 +31,9 @@ def wrong_scales(row: AttentionRow) -> Iterator[Suspect]:
 def _family(found: list[Outcome]) -> Iterator[Suspect]:
     if found:
         outs, lses, words = zip(*found, strict=True)
-        yield Suspect(torch.stack(outs), torch.tensor(lses, dtype=torch.float64, device="cpu"), lambda i: words[i])
+        yield Suspect(
+            "kv_scales", torch.stack(outs), torch.tensor(lses, dtype=torch.float64, device="cpu"), lambda i: words[i]
+        )
 
 
 def _wrong_factors(row: AttentionRow) -> Iterator[Outcome]:

@@ -29,12 +29,20 @@ def another_head(row: AttentionRow) -> Iterator[Suspect]:
     keys = [row.keys_of(row.seq, head)[: row.num_tokens] for head in heads]
     values = [row.values_of(row.seq, head)[: row.num_tokens] for head in heads]
     right = f", expected {row.kv_head}"
-    yield _attend(row, keys, values, lambda i: f"query head {row.head} reads KV head {heads[i]}{right}")
+    yield _attend("head_map", row, keys, values, lambda i: f"query head {row.head} reads KV head {heads[i]}{right}")
     yield _attend(
-        row, keys, [row.v] * len(heads), lambda i: f"query head {row.head} reads K of KV head {heads[i]}{right}"
+        "head_map",
+        row,
+        keys,
+        [row.v] * len(heads),
+        lambda i: f"query head {row.head} reads K of KV head {heads[i]}{right}",
     )
     yield _attend(
-        row, [row.k] * len(heads), values, lambda i: f"query head {row.head} reads V of KV head {heads[i]}{right}"
+        "head_map",
+        row,
+        [row.k] * len(heads),
+        values,
+        lambda i: f"query head {row.head} reads V of KV head {heads[i]}{right}",
     )
 
 
@@ -61,19 +69,21 @@ def another_page(row: AttentionRow) -> Iterator[Suspect]:
         ]
         keys = [_with_page(row, page, source, row.k, row.keys_of) for page, source in pairs]
         values = [_with_page(row, page, source, row.v, row.values_of) for page, source in pairs]
-        yield _attend(row, keys, values, lambda i: names[i])
-        yield _attend(row, [row.k] * len(pairs), values, lambda i: f"V of {names[i]}")
+        yield _attend("another_page", row, keys, values, lambda i: names[i])
+        yield _attend("another_page", row, [row.k] * len(pairs), values, lambda i: f"V of {names[i]}")
 
 
 def another_tensor(row: AttentionRow) -> Iterator[Suspect]:
     """K and V confused, as far as their heads are large enough for that, or V shifted against K."""
     if row.v.shape[1] <= row.k.shape[1]:
-        yield _attend(row, [row.k], [row.k[:, : row.v.shape[1]]], lambda _: "K is read in place of V")
+        yield _attend("another_tensor", row, [row.k], [row.k[:, : row.v.shape[1]]], lambda _: "K is read in place of V")
     if row.v.shape[1] == row.k.shape[1]:
-        yield _attend(row, [row.v], [row.v], lambda _: "V is read in place of K")
-        yield _attend(row, [row.v], [row.k], lambda _: "K and V are exchanged")
+        yield _attend("another_tensor", row, [row.v], [row.v], lambda _: "V is read in place of K")
+        yield _attend("another_tensor", row, [row.v], [row.k], lambda _: "K and V are exchanged")
     shifted = [row.v.roll(-1, 0), row.v.roll(1, 0)]
-    yield _attend(row, [row.k] * 2, shifted, lambda i: f"V is read one token {'before' if i else 'after'} its K")
+    yield _attend(
+        "another_tensor", row, [row.k] * 2, shifted, lambda i: f"V is read one token {'before' if i else 'after'} its K"
+    )
 
 
 def single_token(row: AttentionRow) -> Iterator[Suspect]:
@@ -81,7 +91,7 @@ def single_token(row: AttentionRow) -> Iterator[Suspect]:
     for seq in [row.seq, *(seq for seq in range(row.case.num_seqs) if seq != row.seq)]:
         if row.case.seq_lens[seq]:
             values = torch.cat([row.values_of(seq, head) for head in range(row.case.num_kv_heads)])
-            yield Suspect(values, None, _token_words(row, seq))
+            yield Suspect("single_token", values, None, _token_words(row, seq))
 
 
 def another_row(row: AttentionRow) -> Iterator[Suspect]:
@@ -91,9 +101,13 @@ def another_row(row: AttentionRow) -> Iterator[Suspect]:
     places = [(number, head) for number in near for head in range(case.num_q_heads) if case.row_lens[number]]
     results = [_result(row, number, head) for number, head in places]
     out, lse = (torch.stack(parts) for parts in zip(*results, strict=True))
-    yield Suspect(out, lse, lambda i: f"this is the result of {row_words(case, places[i][0])}, head {places[i][1]}")
+    yield Suspect(
+        "another_row", out, lse, lambda i: f"this is the result of {row_words(case, places[i][0])}, head {places[i][1]}"
+    )
     zero = torch.zeros_like(out[:1])
-    yield Suspect(zero, torch.full_like(zero[:, 0], -torch.inf), lambda _: "the sequence is treated as empty")
+    yield Suspect(
+        "treated_as_empty", zero, torch.full_like(zero[:, 0], -torch.inf), lambda _: "the sequence is treated as empty"
+    )
 
 
 def _result(row: AttentionRow, number: int, head: int) -> tuple[Float64[Tensor, " v_head_size"], Float64[Tensor, ""]]:
@@ -105,13 +119,17 @@ def _result(row: AttentionRow, number: int, head: int) -> tuple[Float64[Tensor, 
 def _attend_sequences(row: AttentionRow, others: list[int], count: int | None, what: str) -> Suspect:
     keys = [row.keys_of(seq, row.kv_head)[:count] for seq in others]
     values = [row.values_of(seq, row.kv_head)[:count] for seq in others]
-    return _attend(row, keys, values, lambda i: f"sequence {row.seq} reads {what} of sequence {others[i]}")
+    return _attend(
+        "another_sequence", row, keys, values, lambda i: f"sequence {row.seq} reads {what} of sequence {others[i]}"
+    )
 
 
-def _attend(row: AttentionRow, keys: list[Keys], values: list[Values], words: Callable[[int], str]) -> Suspect:
+def _attend(
+    cause: str, row: AttentionRow, keys: list[Keys], values: list[Values], words: Callable[[int], str]
+) -> Suspect:
     results = [softmax_average(row.case.scale * (k @ row.q), v) for k, v in zip(keys, values, strict=True)]
     out, lse = (torch.stack(parts) for parts in zip(*results, strict=True))
-    return Suspect(out, lse, words)
+    return Suspect(cause, out, lse, words)
 
 
 def _fits(row: AttentionRow, page: int, source: tuple[int, int]) -> bool:

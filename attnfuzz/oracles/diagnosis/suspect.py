@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 
-__all__ = ["Suspect", "chain", "first_match", "first_match_of_lse"]
+__all__ = ["Diagnosis", "Suspect", "chain", "explains_lse", "first_match", "first_match_of_lse", "nowhere"]
 
 _BOUNDS = 8.0
 """A prediction may miss the number by this many error bounds: the mistake changes the bound, too."""
@@ -19,45 +19,79 @@ _UNEXPLAINED = 0.25
 
 
 @dataclass(frozen=True)
+class Diagnosis:
+    """What a wrong result points to, in `words`; `tokens`, as (sequence, position), are those that it is about.
+
+    `cause` is the short, stable name of the mistake that gives this very result; empty if none was replayed.
+    """
+
+    words: str
+    cause: str = ""
+    tokens: tuple[tuple[int, int], ...] = ()
+
+
+def nowhere(i: int) -> tuple[tuple[int, int], ...]:
+    """No tokens in particular."""
+    del i
+    return ()
+
+
+@dataclass(frozen=True)
 class Suspect:
     """`out[i]` and `lse[i]` are what the kernel returns if it makes mistake `i`, which `words(i)` names.
 
+    `cause` names the family, and `tokens(i)` the tokens that the mistake is about.
     An `lse` of None says that the mistake leaves the log-sum-exp right.
     """
 
+    cause: str
     out: Float64[Tensor, "mistakes v_head_size"]
     lse: Float64[Tensor, " mistakes"] | None
     words: Callable[[int], str]
+    tokens: Callable[[int], tuple[tuple[int, int], ...]] = nowhere
+
+    def diagnosis(self, i: int, remark: str = "") -> Diagnosis:
+        """Mistake `i`, with a remark."""
+        return Diagnosis(self.words(i) + remark, self.cause, self.tokens(i))
 
 
-def first_match(row: AttentionRow, suspects: Iterable[Suspect]) -> str | None:
+def first_match(row: AttentionRow, suspects: Iterable[Suspect]) -> Diagnosis | None:
     """The mistake of the first family that predicts this row, LSE included.
 
     Where the LSE is right, it may have been computed apart from the output: then a mistake in the output alone will do.
     """
     right = torch.tensor([row.lse], dtype=torch.float64, device="cpu")
     lse_is_right = row.got_lse is not None and bool(_agrees(row, right))
-    in_out_alone: str | None = None
+    in_out_alone: Diagnosis | None = None
     for suspect in suspects:
         fits = _fit(row, suspect.out)
         if not bool((fits <= 1).any()):
             continue
         with_lse = torch.where(_lse_agrees(row, suspect), fits, torch.inf)
         if float(with_lse.min()) <= 1:
-            return suspect.words(int(with_lse.argmin()))
+            return suspect.diagnosis(int(with_lse.argmin()))
         if lse_is_right and in_out_alone is None:
-            in_out_alone = f"{suspect.words(int(fits.argmin()))}, for out alone: lse is right"
+            in_out_alone = suspect.diagnosis(int(fits.argmin()), ", for out alone: lse is right")
     return in_out_alone
 
 
-def first_match_of_lse(row: AttentionRow, suspects: Iterable[Suspect]) -> str | None:
+def first_match_of_lse(row: AttentionRow, suspects: Iterable[Suspect]) -> Diagnosis | None:
     """The mistake of the first family that predicts the LSE and leaves the output as it is."""
     for suspect in suspects:
         same_output = ((suspect.out - row.got).abs() <= _BOUNDS * row.bound).all(-1)
-        found = (same_output & _lse_agrees(row, suspect)).nonzero()
-        if suspect.lse is not None and len(found):
-            return suspect.words(int(found[0]))
+        if suspect.lse is None:
+            continue
+        found = (same_output & _lse_agrees(row, suspect) & explains_lse(row, suspect.lse)).nonzero()
+        if len(found):
+            return suspect.diagnosis(int(found[0]))
     return None
+
+
+def explains_lse(row: AttentionRow, lse: Float64[Tensor, " mistakes"]) -> Bool[Tensor, " mistakes"]:
+    """Whether these are much nearer to what the kernel returned than the right one is: else they explain nothing."""
+    got = float("nan") if row.got_lse is None else row.got_lse
+    missed = (lse - got).abs() <= _UNEXPLAINED * abs(got - row.lse)
+    return (lse == got) | (lse.isfinite() & missed)
 
 
 def _fit(row: AttentionRow, out: Float64[Tensor, "mistakes v_head_size"]) -> Float64[Tensor, " mistakes"]:

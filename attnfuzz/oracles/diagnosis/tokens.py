@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attnfuzz.oracles.diagnosis.row import AttentionRow, softmax_average
 from attnfuzz.oracles.diagnosis.suspect import Suspect
+from attnfuzz.oracles.verdict import MOST_PLACES
 from attnfuzz.problems.cases import PagedDecodeCase
 
 __all__ = ["behind_the_query", "counted_twice", "dropped", "dropped_from_v", "past_the_end", "periodic"]
@@ -24,7 +25,7 @@ Ranges = Int64[Tensor, "ranges 2"]
 def dropped(row: AttentionRow) -> Iterator[Suspect]:
     """A range of tokens left out of weights and sum."""
     for ranges in _families(row):
-        yield _reweighted(row, ranges, -1.0, "is dropped", "are dropped")
+        yield _reweighted("tokens_dropped", row, ranges, -1.0, "is dropped", "are dropped")
 
 
 def behind_the_query(row: AttentionRow) -> Iterator[Suspect]:
@@ -37,7 +38,13 @@ def behind_the_query(row: AttentionRow) -> Iterator[Suspect]:
     ends = torch.arange(row.num_tokens + 1, last + 1, device="cpu")
     seen = scores.masked_fill(torch.arange(last, device="cpu") >= ends[:, None], -torch.inf)
     out, lse = softmax_average(seen, v[:last].expand(len(ends), -1, -1))
-    yield Suspect(out, lse, lambda i: _behind(row, int(ends[i])))
+    yield Suspect(
+        "keys_behind_the_query",
+        out,
+        lse,
+        lambda i: _behind(row, int(ends[i])),
+        lambda i: _tokens_of(row, row.num_tokens, int(ends[i])),
+    )
 
 
 def _behind(row: AttentionRow, end: int) -> str:
@@ -48,7 +55,7 @@ def _behind(row: AttentionRow, end: int) -> str:
 def counted_twice(row: AttentionRow) -> Iterator[Suspect]:
     """A range of tokens counted twice."""
     for ranges in _families(row):
-        yield _reweighted(row, ranges, 1.0, "is counted twice", "are counted twice")
+        yield _reweighted("tokens_counted_twice", row, ranges, 1.0, "is counted twice", "are counted twice")
 
 
 def dropped_from_v(row: AttentionRow) -> Iterator[Suspect]:
@@ -57,7 +64,11 @@ def dropped_from_v(row: AttentionRow) -> Iterator[Suspect]:
         _, sums = _range_sums(row, ranges)
         out = row.expected - sums / row.weights.sum()
         yield Suspect(
-            out, None, _names(row, ranges, "has weight, but its V is left out", "have weight, but their V is left out")
+            "values_dropped",
+            out,
+            None,
+            _names(row, ranges, "has weight, but its V is left out", "have weight, but their V is left out"),
+            _places(row, ranges),
         )
 
 
@@ -69,11 +80,14 @@ def periodic(row: AttentionRow) -> Iterator[Suspect]:
     for period, unit in periods.items():
         if 1 < period < row.num_tokens:
             token, place = torch.arange(row.num_tokens, device="cpu"), torch.arange(period, device="cpu")
+            of_every = f"of every {unit}"
             offsets = token % period == place[:, None]
-            yield _scaled(row, (~offsets).double(), f"of every {unit} is dropped")
-            yield _scaled(row, 1 + offsets.double(), f"of every {unit} is counted twice")
+            yield _scaled("tokens_dropped", row, (~offsets).double(), f"{of_every} is dropped")
+            yield _scaled("tokens_counted_twice", row, 1 + offsets.double(), f"{of_every} is counted twice")
             offsets[:, 0] = False
-            yield _scaled(row, 1 + offsets.double(), f"of every {unit} but the first is counted twice")
+            yield _scaled(
+                "tokens_counted_twice", row, 1 + offsets.double(), f"{of_every} but the first is counted twice"
+            )
 
 
 def past_the_end(row: AttentionRow) -> Iterator[Suspect]:
@@ -85,7 +99,7 @@ def past_the_end(row: AttentionRow) -> Iterator[Suspect]:
         own = float((row.scores - top).exp().sum())
         mass = counts * (score - top).exp()
         out = (own * row.expected + mass[:, None] * number) / (own + mass)[:, None]
-        yield Suspect(out, top + (own + mass).log(), _extra_words(source))
+        yield Suspect("past_the_end", out, top + (own + mass).log(), _extra_words(source))
 
 
 def _extra_words(source: str) -> Callable[[int], str]:
@@ -120,12 +134,18 @@ def _range_sums(
     return parts[:, -1], parts[:, :-1]
 
 
-def _reweighted(row: AttentionRow, ranges: Ranges, by: float, one: str, several: str) -> Suspect:
+def _reweighted(cause: str, row: AttentionRow, ranges: Ranges, by: float, one: str, several: str) -> Suspect:
     masses, sums = _range_sums(row, ranges)
     total = row.weights.sum()
     left = (total + by * masses).clamp(min=0)
     out = (total * row.expected + by * sums) / left[:, None]
-    return Suspect(out, row.top + left.log(), _names(row, ranges, one, several))
+    return Suspect(
+        cause,
+        out,
+        row.top + left.log(),
+        _names(row, ranges, one, several),
+        _places(row, ranges),
+    )
 
 
 def _names(row: AttentionRow, ranges: Ranges, one: str, several: str) -> Callable[[int], str]:
@@ -136,7 +156,15 @@ def _names(row: AttentionRow, ranges: Ranges, one: str, several: str) -> Callabl
     return words
 
 
-def _scaled(row: AttentionRow, factors: Float64[Tensor, "mistakes seq_len"], words: str) -> Suspect:
+def _scaled(cause: str, row: AttentionRow, factors: Float64[Tensor, "mistakes seq_len"], words: str) -> Suspect:
     weights = row.weights * factors
     total = weights.sum(-1)
-    return Suspect((weights @ row.v) / total[:, None], row.top + total.log(), lambda i: f"token {i} {words}")
+    return Suspect(cause, (weights @ row.v) / total[:, None], row.top + total.log(), lambda i: f"token {i} {words}")
+
+
+def _places(row: AttentionRow, ranges: Ranges) -> Callable[[int], tuple[tuple[int, int], ...]]:
+    return lambda i: _tokens_of(row, *ranges[i].tolist())
+
+
+def _tokens_of(row: AttentionRow, start: int, end: int) -> tuple[tuple[int, int], ...]:
+    return tuple((row.seq, position) for position in range(start, min(end, start + MOST_PLACES)))

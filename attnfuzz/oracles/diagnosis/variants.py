@@ -36,7 +36,9 @@ def variant_mistakes(row: AttentionRow) -> Iterator[Suspect]:
     found = [*_left_out(row), *_other_windows(row), *_of_other_heads(row), *_other_formulas(row)]
     if found:
         outs, lses, words = zip(*found, strict=True)
-        yield Suspect(torch.stack(outs), torch.tensor(lses, dtype=torch.float64, device="cpu"), lambda i: words[i])
+        yield Suspect(
+            "variant", torch.stack(outs), torch.tensor(lses, dtype=torch.float64, device="cpu"), lambda i: words[i]
+        )
 
 
 def _left_out(row: AttentionRow) -> Iterator[Outcome]:

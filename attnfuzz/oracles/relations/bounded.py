@@ -55,6 +55,7 @@ def _objection(oracle: OracleName, pair: Comparison, mask: Tensor, words: str, e
         ),
         details=(f"both should be {number(expected)}", f"it concerns {extent(pair.name, pair.axes, mask)}"),
         error_ratio=worst,
+        tensor=pair.name,
     )
 
 

@@ -184,6 +184,7 @@ def _outside(found: Comparison, mask: Bool[Tensor, "..."], said: str) -> Failure
         message=f"{element(found.name, found.axes, index)} {said}: {ratio(worst)} times the error bound",
         details=(f"it changes {extent(found.name, found.axes, mask)}", _REASONS),
         error_ratio=worst,
+        tensor=found.name,
     )
 
 

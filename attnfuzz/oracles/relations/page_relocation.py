@@ -26,7 +26,7 @@ import msgspec
 from attnfuzz.declaration import Declaration
 from attnfuzz.memory.far import CACHES, MOST_ROWS, MOST_ROWS_ON_GPU, gapped_strides
 from attnfuzz.oracles.comparison import Comparison
-from attnfuzz.oracles.elements import extent, first_index
+from attnfuzz.oracles.elements import blame_of, extent, first_index
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.observation import KernelRaised, Observation
 from attnfuzz.oracles.relations.far_run import Far, run_far
@@ -61,7 +61,6 @@ _KIND = "page ids"
 
 _USE_STRIDE = "the offset of an index is the index times that stride of the tensor; the shape does not tell it"
 _WIDER_OFFSETS = "make an index 64 bits wide before it meets a stride (`.to(tl.int64)`, `int64_t`)"
-_LAST_CONTIGUOUS = "a kernel whose callers keep last dimensions contiguous declares Supports(strides='last_contiguous')"
 _WIDER_IDS = "keep page ids in 32 bits, and offsets made of them in 64"
 
 
@@ -132,7 +131,9 @@ def _told_of_ignored(trial: Trial, ignored: Mapping[str, int]) -> Failure | None
         if (seen := _wrong(trial, near)) is not None:
             gapped = gapped_strides(shape, axis, ITEMSIZE[dtype])[axis]
             words = f"with {name}.stride({axis}) = {gapped} instead of {math.prod(shape[axis + 1 :])}"
-            return _failure(trial, near, seen, f"ignored stride of {name}", words, _USE_STRIDE)
+            return _failure(
+                trial, near, seen, f"ignored stride of {name}", words, _USE_STRIDE, cause="ignored_stride", tensor=name
+            )
     return None
 
 
@@ -198,10 +199,21 @@ def _explained(trial: Trial, far: Far, seen: Observation) -> Failure | None:
             wrong = _wrong(trial, alone) if shape[axis] > 1 else None
             if wrong is not None:
                 words = f"with {name}.stride({axis}) enlarged until offsets exceed 2^31 elements"
-                details = [_WIDER_OFFSETS, *([_LAST_CONTIGUOUS] if axis == len(shape) - 1 else [])]
-                return _failure(trial, alone, wrong, f"strides of {name}", words, *details)
+                is_last = axis == len(shape) - 1
+                found = _failure(
+                    trial,
+                    alone,
+                    wrong,
+                    f"strides of {name}",
+                    words,
+                    _WIDER_OFFSETS,
+                    cause="narrow_offsets",
+                    tensor=name,
+                )
+                remedy = {"strides": "last_contiguous"} if is_last else {}
+                return found and msgspec.structs.replace(found, remedy=remedy)
     words = f"with strides of {', '.join(far.stretched)} enlarged until offsets exceed 2^31 elements"
-    return _failure(trial, far, seen, "strides", words, _WIDER_OFFSETS)
+    return _failure(trial, far, seen, "strides", words, _WIDER_OFFSETS, cause="narrow_offsets")
 
 
 def _explained_by_pages(trial: Trial, far: Far, seen: Observation) -> Failure | None:
@@ -220,7 +232,8 @@ def _explained_by_pages(trial: Trial, far: Far, seen: Observation) -> Failure | 
         if below <= 0 or _wrong(trial, Far(below)) is None:
             words = f"with page ids from {first} on, past {limit.words}"
             remedy = _WIDER_IDS if "ids" in limit.units else _WIDER_OFFSETS
-            return _failure(trial, Far(first), above, _KIND, words, *_begins(case, first), remedy)
+            cause = "narrow_page_ids" if remedy == _WIDER_IDS else "narrow_offsets"
+            return _failure(trial, Far(first), above, _KIND, words, *_begins(case, first), remedy, cause=cause)
         seen, far = above, Far(first)
         break
     words = f"with page ids from {far.first_page} on; up to {right_up_to} they are right"
@@ -237,10 +250,12 @@ def _on_host(results: Results) -> Results:
     return {name: result.cpu() for name, result in results.items()}
 
 
-def _failure(trial: Trial, far: Far, seen: Observation, kind: str, words: str, *details: str) -> Failure | None:
+def _failure(
+    trial: Trial, far: Far, seen: Observation, kind: str, words: str, *details: str, cause: str = "", tensor: str = ""
+) -> Failure | None:
     if _same_bits(trial, far):
         found = unequal_bits(_NAME, trial.case, as_it_is(trial), _on_host(seen.results), words, details=details)
-        return found and msgspec.structs.replace(found, kind=kind)
+        return found and msgspec.structs.replace(found, kind=kind, cause=cause, tensor=tensor)
     pair = _first_beyond_bound(trial, seen)
     if pair is None:
         return None
@@ -257,6 +272,9 @@ def _failure(trial: Trial, far: Far, seen: Observation, kind: str, words: str, *
         ),
         details=(f"it changes {extent(after.name, after.axes, mask)}", *details),
         error_ratio=worst,
+        tensor=tensor or after.name,
+        cause=cause,
+        blame=blame_of(trial.case, after.axes, index),
     )
 
 

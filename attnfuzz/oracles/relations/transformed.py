@@ -10,7 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from attnfuzz.memory.patterns import bits
-from attnfuzz.oracles.elements import axes_of, extent, first_index
+from attnfuzz.oracles.elements import axes_of, blame_of, extent, first_index
 from attnfuzz.oracles.observation import KernelRaised, Observation, observe
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure, OracleName
@@ -121,6 +121,8 @@ def unequal_bits(
         kind="bits",
         message=f"{element(name, axes, index)} is {before} {as_it_was}, but {after} {words}: the bits must be equal",
         details=(f"it changes {extent(name, axes, masks[name])}", *details),
+        tensor=name,
+        blame=blame_of(case, axes, index),
     )
 
 
