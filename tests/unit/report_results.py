@@ -11,7 +11,7 @@ from attnfuzz.campaign.messages import Progress
 from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.campaign.tally import Tally
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure, Timing, Verdict
+from attnfuzz.oracles.verdict import Blame, Failure, Timing, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.supports import Supports
@@ -54,6 +54,9 @@ def a_finding(declaration: Declaration = PAGED, **fields: Any) -> Finding:
         message="out[seq 0, head 3, dim 5] = 16.0, expected 15.0 <b>not markup</b>",
         details=("token 16 (page 1, offset 0) of sequence 0 is dropped",),
         error_ratio=412.0,
+        tensor="out",
+        cause="tokens_dropped",
+        blame=Blame(tokens=((0, 16),), seqs=(0,), rows=((0, 3),)),
     )
     base: dict[str, Any] = {
         "failure": failure,

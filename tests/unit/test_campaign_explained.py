@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.campaign.explained import explain_failure, explained_lines
+from attnfuzz.campaign.explained import explain_failure, shortened
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.runner import Runner
 from attnfuzz.explaining.explanation import NO_TIME, Explanation
@@ -85,13 +85,13 @@ def test_changes_are_tried_on_a_kernel_that_remembers_nothing(runner: Runner) ->
 
 def test_a_lack_of_time_is_no_detail() -> None:
     """Findings would be told what attnfuzz did not do."""
-    assert explained_lines(Explanation(lines=("token 2 is dropped", NO_TIME))) == ("token 2 is dropped",)
+    assert shortened(Explanation(lines=("token 2 is dropped", NO_TIME))).lines == ("token 2 is dropped",)
 
 
 def test_details_of_a_finding_stay_readable() -> None:
     """One explanation could fill the report."""
     long = Explanation(lines=tuple(f"{i}" * 400 for i in range(9)), changes=("passes with one change: x",))
-    lines = explained_lines(long)
+    lines = shortened(long).lines
     assert len(lines) == 5
     assert max(map(len, lines)) <= 303
     assert lines[-1] == "passes with one change: x"

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
 from attnfuzz.campaign.reporter import SilentReporter
@@ -17,6 +18,7 @@ from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
+from attnfuzz.report.headline import finding_lines
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
 WRONG = Failure(oracle="accuracy", kind="out:value", message="wrong")
@@ -50,6 +52,10 @@ class Story:
 
     def files(self) -> list[str]:
         return sorted(path.name for path in self.folder.glob("*.json"))
+
+
+def said_of(finding: Finding) -> tuple[str, ...]:
+    return finding_lines(finding.regression("cpu").finding, finding.case)
 
 
 @pytest.fixture
@@ -152,8 +158,9 @@ def test_other_symptoms_of_a_bug_are_named_with_it_in_one_file(story: Story) -> 
     (path,) = story.files()
     line = "also shows as: unwritten/out [num_seqs>1, strides:k]: never written"
     assert finding.case == msgspec.structs.replace(finding.case, seq_lens=(5,))
-    assert finding.failure.details == (line,)
-    assert load_regression(story.folder / path).finding.details == (line,)
+    assert said_of(finding) == (line,)
+    saved = load_regression(story.folder / path)
+    assert finding_lines(saved.finding, saved.case) == (line,)
 
 
 def test_a_symptom_that_says_the_same_in_many_cases_is_named_once(story: Story) -> None:
@@ -167,7 +174,7 @@ def test_a_symptom_that_says_the_same_in_many_cases_is_named_once(story: Story) 
         story.confirmed(name)
         story.minimised(name, "strides:k", *features)
     (finding,) = story.book.findings
-    assert finding.failure.details == ("also shows as: unwritten/out [num_seqs>1, strides:k]: never written",)
+    assert said_of(finding) == ("also shows as: unwritten/out [num_seqs>1, strides:k]: never written",)
 
 
 def test_what_was_merged_moves_on_with_the_finding_that_takes_its_place(story: Story) -> None:
@@ -178,7 +185,7 @@ def test_what_was_merged_moves_on_with_the_finding_that_takes_its_place(story: S
         story.minimised(name, "strides:k", *("num_seqs>1", "seq_len>1")[:more])
     (finding,) = story.book.findings
     assert finding.symptom.oracle == "dead_memory"
-    assert [line.split()[3].split("/")[0] for line in finding.failure.details] == ["unwritten", "accuracy"]
+    assert [sight.oracle for sight in finding.also] == ["unwritten", "accuracy"]
 
 
 def test_a_finding_that_stands_for_two_says_what_ends_both(story: Story) -> None:
@@ -190,15 +197,17 @@ def test_a_finding_that_stands_for_two_says_what_ends_both(story: Story) -> None
     (finding,) = story.book.findings
     (path,) = story.files()
     line = 'if the kernel is only meant for contiguous tensors, declare Supports(strides="contiguous")'
-    assert [one for one in finding.failure.details if "declare" in one] == [line]
-    assert line in load_regression(story.folder / path).finding.details
+    assert [one for one in said_of(finding) if "declare" in one] == [line]
+    saved = load_regression(story.folder / path)
+    assert line in finding_lines(saved.finding, saved.case)
 
 
 def test_a_missing_lse_is_one_finding_whatever_shows_it(story: Story) -> None:
     """Where the output is wrong too that is told, so what is left needs an empty sequence here and two tokens there."""
-    advice = ("a kernel that returns no LSE declares Supports(lse='none')",)
-    missing = Failure(oracle="unwritten", kind="lse", message="lse[seq 0, head 0] was never written", details=advice)
-    of_one_row = msgspec.structs.replace(missing, details=())
+    missing = Failure(
+        oracle="unwritten", kind="lse", message="lse[seq 0, head 0] was never written", remedy={"lse": "none"}
+    )
+    of_one_row = msgspec.structs.replace(missing, remedy={})
     for name, seq_len, failure, feature in (
         ("0-1", 0, missing, "empty sequence"),
         ("0-2", 16, missing, "seq_len>1"),
@@ -208,12 +217,12 @@ def test_a_missing_lse_is_one_finding_whatever_shows_it(story: Story) -> None:
         story.confirmed(name)
         story.minimised(name, feature)
     assert [finding.features for finding in story.book.findings] == [{"seq_len>1"}, {"num_q_heads>1"}]
-    assert any("also shows as: unwritten/lse [empty sequence]" in one for one in story.book.findings[0].failure.details)
+    assert any("also shows as: unwritten/lse [empty sequence]" in one for one in said_of(story.book.findings[0]))
 
 
 def test_of_equal_findings_the_one_that_is_explained_is_kept(story: Story) -> None:
     """That memory was dead says less than which token was dropped."""
-    told = Failure(oracle="accuracy", kind="out:value", message="out = 1.0; token 1 of sequence 0 is dropped")
+    told = Failure(oracle="accuracy", kind="out:value", message="out = 1.0; token 1 is dropped", cause="tokens_dropped")
     bare = Failure(oracle="dead_memory", kind="out", message="out depends on dead memory")
     for name, seq_len, failure in (("0-1", 5, bare), ("0-2", 7, told)):
         story.found(name, seq_len, failure)
@@ -247,7 +256,7 @@ def test_flaky_findings_that_seem_to_need_other_things_are_one_bug_too(story: St
         story.confirmed(name, failed=1)
         story.minimised(name, feature)
     (finding,) = story.book.findings
-    assert any("also shows as" in line for line in finding.failure.details)
+    assert any("also shows as" in line for line in said_of(finding))
 
 
 def test_a_flaky_crash_is_not_lost_in_flaky_numbers(story: Story) -> None:

@@ -8,6 +8,7 @@ from attnfuzz.campaign.merging import SavedBug, represent, tell_apart
 from attnfuzz.campaign.replay import SavedCase
 from attnfuzz.corpus import Regression
 from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.report.headline import finding_lines
 from tests.unit.saved_findings import a_finding
 
 
@@ -47,7 +48,8 @@ def test_a_bug_seen_through_another_symptom_is_merged_and_named() -> None:
     assert lengths(strides_q) == [1, 2]
     assert lengths(strides_k) == [4]
     kept = represent(strides_q, strides_q.files[0])
-    assert kept.finding.details == ("also shows as: accuracy/out:value [strides:q]: wrong for 2 tokens",)
+    told = finding_lines(kept.finding, kept.case)
+    assert told == ("also shows as: accuracy/out:value [strides:q]: wrong for 2 tokens",)
 
 
 def test_a_case_that_needs_others_before_it_is_the_larger_one() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.same_bug import are_same_bug, is_explained
+from attnfuzz.campaign.same_bug import are_same_bug
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure, OracleName
+from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, Failure, OracleName
 from attnfuzz.problems.features import KV_STRIDES_DIFFER
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
@@ -15,10 +15,19 @@ from attnfuzz.problems.supports import Supports
 CASE = simplest_case("paged_decode", Supports(), {})
 
 
-def a_finding(oracle: OracleName, kind: str, *features: str, kernel: str = "k") -> Finding:
+def a_finding(oracle: OracleName, kind: str, *features: str, kernel: str = "k", cause: str = "") -> Finding:
     declaration = Declaration(name="k", problem="paged_decode", target=kernel)
-    failure = Failure(oracle=oracle, kind=kind, message="wrong")
-    return Finding("0-1", declaration, CASE, failure, 0.0, failed=3, runs=3, features=frozenset(features))
+    failure = Failure(oracle=oracle, kind=kind, message="wrong", cause=cause)
+    return Finding(
+        "0-1",
+        declaration,
+        CASE,
+        failure,
+        0.0,
+        failed=3,
+        runs=3,
+        features=frozenset() if cause in IDENTIFYING_CAUSES else frozenset(features),
+    )
 
 
 STRIDES = a_finding("dead_memory", "out", KV_STRIDES_DIFFER, "seq_len>1", "block_size>1")
@@ -47,32 +56,18 @@ def test_bugs_that_each_need_something_of_their_own_stay_apart() -> None:
     assert not are_same_bug(half, a_finding("unwritten", "out", "dtype=bfloat16", "gqa_ratio>1"))
 
 
-@pytest.mark.parametrize(
-    ("kind", "other", "same"),
-    [
-        ("strides of q", "strides of q", True),
-        ("strides of q", "strides of out", False),
-        ("page ids", "page ids", False),
-    ],
-)
-def test_narrow_indices_are_told_apart_by_tensor(kind: str, other: str, same: bool) -> None:
-    """One index of 32 bits would be reported once for each thing that a case needs to have its tensor drawn."""
-    one = a_finding("page_relocation", kind, "strides:q")
-    assert are_same_bug(one, a_finding("page_relocation", other, "empty sequence")) is same
-
-
-@pytest.mark.parametrize(
-    ("message", "explained"),
-    [
-        ("out[seq 0, head 0, dim 0] = 1.0, expected 1.5; token 1 (page 1, offset 0) of sequence 0 is dropped", True),
-        ("out[seq 0, head 2, dim 2] = 2.0, expected 1.0; query head 2 reads KV head 1, expected 0", True),
-        ("out[seq 0, head 0, dim 0] depends on dead memory: it is nan where that memory holds NaN", False),
-        ("out[seq 0, head 0, dim 0] depends on dead memory; the output is 1.05859 x the right one", False),
-    ],
-)
-def test_a_diagnosis_names_a_token_or_a_head(message: str, explained: bool) -> None:
-    """Of two findings of one bug, the reader would get the one that says less."""
-    assert is_explained(Failure(oracle="accuracy", kind="out:value", message=message)) is explained
+def test_a_cause_decides_whatever_the_cases_need() -> None:
+    """Scores in 16 bits, or offsets in 32, would be reported once for each tensor, recipe and size that shows them."""
+    one = a_finding("page_relocation", "strides of q", "strides:q", cause="narrow_offsets")
+    same = a_finding("page_relocation", "strides of out", "empty sequence", cause="narrow_offsets")
+    other = a_finding("page_relocation", "ignored stride of q", "strides:q", cause="ignored_stride")
+    assert are_same_bug(one, same)
+    assert not are_same_bug(one, other)
+    assert not are_same_bug(other, one)
+    rounded = a_finding("accuracy", "out:value", "seq_len>1", cause="scores_rounded")
+    assert are_same_bug(rounded, a_finding("accuracy", "lse:value", "head_size not pow2", cause="scores_rounded"))
+    assert not are_same_bug(rounded, a_finding("page_permutation", "bits", "any case"))
+    assert not are_same_bug(rounded, a_finding("accuracy", "out:value", "seq_len>1"))
 
 
 WRONG_BLOCK_STRIDE = (

@@ -9,6 +9,7 @@ from attnfuzz.campaign.messages import Duplicate, Minimised, Smaller
 from attnfuzz.campaign.signature import KnownFindings
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.trail import Trail
+from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.oracles.verdict import Failure
 from tests.unit.pretended_process import KERNEL, WRONG, a_case
 
@@ -49,7 +50,9 @@ def test_another_bug_does_not_answer_for_the_first_symptom() -> None:
     known = KnownFindings()
     trail = Trail("0-1", BITS, sent.append)
     trail.start_again(LARGE)
-    trail.close_as_new(known, KnownDeaths(), explain=lambda suspect: (suspect.failure.message,), is_complete=True)
+    trail.close_as_new(
+        known, KnownDeaths(), explain=lambda suspect: Explanation(lines=(suspect.failure.message,)), is_complete=True
+    )
     assert not known.explains(BITS.symptom, LARGE.features)
     (closed,) = [message for message in sent if isinstance(message, Minimised)]
     assert (closed.shown_as, closed.features) == ((("accuracy", "out:value"),), LARGE.features)

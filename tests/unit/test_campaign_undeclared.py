@@ -21,10 +21,10 @@ from attnfuzz.problems.features import FREED_PAGES, KV_STRIDES_DIFFER
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import Variant
+from attnfuzz.report.headline import finding_lines
 from tests.faults.campaigns import Campaign
 
 KERNELS = Path(__file__).parent / "undeclared_kernels.py"
-NO_LSE = "a kernel that returns no LSE declares Supports(lse='none')"
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -40,15 +40,20 @@ def finding(
     oracle: OracleName = "accuracy",
     kind: str = "out:value",
     message: str = "it is wrong",
-    details: tuple[str, ...] = (),
+    cause: str = "",
+    remedy: dict[str, str] | None = None,
     supports: Supports | None = None,
     **fields: Any,
 ) -> Finding:
     """One that has been shrunk to ``case``, which needs ``features``, and fails in each run."""
     declaration = Declaration(name="k", problem=case.problem, supports=supports or Supports(), target="mine.py:k")
-    failure = Failure(oracle=oracle, kind=kind, message=message, details=details)
+    failure = Failure(oracle=oracle, kind=kind, message=message, cause=cause, remedy=remedy or {})
     known = {"first_seen_s": 1.0, "failed": 3, "runs": 3, "shrunk_s": 2.0, "features": frozenset(features)}
     return Finding("0-1", declaration, case, failure, **{**known, **fields})
+
+
+def said_of(found: Finding) -> tuple[str, ...]:
+    return finding_lines(found.regression("cpu").finding, found.case)
 
 
 def refused(case: Case, *features: str, **fields: Any) -> Finding:
@@ -94,7 +99,7 @@ ENDED = [
     (finding(INFINITE_SUFFIX, "lse finite/+inf", kind="output:nan"), {"empty_state_lse": ("-inf",)}),
     (refused(PADDED_BATCH, "padding tokens"), {"padding_tokens": False}),
     (
-        finding(FREED, FREED_PAGES, "window", oracle="dead_memory", supports=WINDOWS, message=f"nan; {WITHOUT_WEIGHT}"),
+        finding(FREED, FREED_PAGES, "window", oracle="dead_memory", supports=WINDOWS, cause=WITHOUT_WEIGHT),
         {"freed_pages": False},
     ),
 ]
@@ -148,23 +153,23 @@ def test_a_bug_is_not_declared_away(name: str) -> None:
     """A real bug would come with the advice not to look there."""
     found = STAYING[name]
     with_remedy(found)
-    assert found.failure.details == ()
+    assert found.remedy is None
     assert restriction_of(found.declaration, [found]) is None
 
 
-def test_the_remedy_is_one_line_in_the_details() -> None:
+def test_the_remedy_is_one_line() -> None:
     """What travels into the terminal, the page and the file would lack it, or have it twice after a merger."""
     found, _ = ENDED[0]
     for _ in range(2):
         with_remedy(found)
-    assert found.failure.details == (CONTIGUOUS,)
+    assert said_of(found) == (CONTIGUOUS,)
 
 
 @pytest.mark.parametrize(("found", "limits"), ENDED)
 def test_each_remedy_can_be_copied(found: Finding, limits: dict[str, Any]) -> None:
     """What a user pastes would be no Python, or declare something else."""
     with_remedy(found)
-    condition, _, told = found.failure.details[-1].partition(", declare ")
+    condition, _, told = said_of(found)[-1].partition(", declare ")
     assert condition.startswith("if the kernel is ")
     call = ast.parse(told, mode="eval").body
     assert isinstance(call, ast.Call)
@@ -178,7 +183,7 @@ def test_a_finding_that_stands_for_more_says_what_ends_all_of_it() -> None:
     found.also_shows_as(finding(HND, "strides:k_cache", "strides:v_cache", "layout=HND"))
     with_remedy(found)
     condition = "if the kernel is only meant for contiguous tensors and the layout NHD"
-    assert found.failure.details[-1].startswith(f'{condition}, declare Supports(strides="contiguous", layouts=')
+    assert said_of(found)[0].startswith(f'{condition}, declare Supports(layouts=("NHD",), strides=')
 
 
 def test_an_ignored_stride_ends_with_strides() -> None:
@@ -191,12 +196,12 @@ def test_an_ignored_stride_ends_with_strides() -> None:
         assert not stretched_axes(declared, case, turn)
         assert not stretched_cache_axes(declared, case, turn)
     with_remedy(found)
-    assert sum("Supports(" in line for line in found.failure.details) == 1
+    assert sum("Supports(" in line for line in said_of(found)) == 1
 
 
 def test_one_declaration_for_all_findings_of_a_kernel() -> None:
     """The user would try one after the other, each in a search of its own."""
-    unwritten = finding(paged(), oracle="unwritten", kind="lse", details=(NO_LSE,))
+    unwritten = finding(paged(), oracle="unwritten", kind="lse", remedy={"lse": "none"})
     bug = STAYING["a wrong head map"]
     wrong = [one for one, _ in ENDED if one.case.problem == "paged_decode" and one.failure.oracle != "exception"]
     declaration = wrong[0].declaration
@@ -226,10 +231,9 @@ def test_no_declaration_that_leaves_no_case() -> None:
 
 def test_a_natural_logarithm_that_is_none() -> None:
     """A kernel that returns its LSE to base 2, as many do, would be reported without the remedy."""
-    told = "sequence 0, query head 0: lse is in base 2, but the kernel declares natural logarithms"
-    found = finding(paged(seq_lens=(2,)), "seq_len>1", kind="lse:value", details=(told,))
+    found = finding(paged(seq_lens=(2,)), "seq_len>1", kind="lse:value", cause="lse_base2", remedy={"lse": "base2"})
     with_remedy(found)
-    line = found.failure.details[-1]
+    line = said_of(found)[-1]
     assert line == 'if the kernel is meant to return logarithms to base 2, declare Supports(lse="base2")'
 
 
@@ -249,6 +253,6 @@ def test_a_campaign_tells_what_is_undeclared_from_a_bug(kernel: str, is_undeclar
     (path,) = (tmp_path / "regressions").glob("*.json")
     saved = load_regression(path)
     assert isinstance(saved.case, DenseDecodeCase)
-    told = [one for one in saved.finding.details if "declare Supports(" in one]
+    told = [one for one in finding_lines(saved.finding, saved.case) if "declare Supports(" in one]
     assert told == ([CONTIGUOUS] if is_undeclared else []), campaign.output
     assert ("1 of 1 finding ends with Supports(" in campaign.output) == is_undeclared

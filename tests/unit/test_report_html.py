@@ -15,6 +15,7 @@ from attnfuzz.campaign.coverage import coverage_of
 from attnfuzz.campaign.elsewhere import FoundElsewhere
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import Known
+from attnfuzz.oracles.verdict import Blame
 from attnfuzz.report.html import html_page, write_html
 from tests.unit.report_results import DENSE, MERGE, PAGED, a_finding, a_result
 
@@ -130,7 +131,7 @@ def test_a_finding_is_shown_with_its_picture() -> None:
 
 def test_states_of_a_merge_are_a_table() -> None:
     """They have no pages to draw, and the pair that fails must be marked all the same."""
-    failure = msgspec.structs.replace(a_finding().failure, message="output[token 1, head 0, dim 0] = 1.0", details=())
+    failure = msgspec.structs.replace(a_finding().failure, message="output is 1.0", blame=Blame(rows=((1, 0),)))
     shown = page(a_finding(MERGE, failure=failure))
     assert shown.having("svg", "case") == []
     assert shown.text.count("✗ fails") == 1

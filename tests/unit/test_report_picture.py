@@ -2,10 +2,11 @@
 
 from typing import Any
 
-import pytest
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from attnfuzz.corpus import FindingRecord
+from attnfuzz.oracles.verdict import MOST_PLACES, Blame
 from attnfuzz.problems.cases import (
     DenseDecodeCase,
     MergeStatesCase,
@@ -16,7 +17,6 @@ from attnfuzz.problems.cases import (
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.variants import Variant
 from attnfuzz.report.boxes import BoxRow, TextBox, cells
-from attnfuzz.report.drawing import Blame
 from attnfuzz.report.fields import field_table
 from attnfuzz.report.picture import picture
 
@@ -33,6 +33,10 @@ def paged(**fields: object) -> PagedDecodeCase:
     return PagedDecodeCase(**{**base, **fields})  # type: ignore[arg-type]  # each test gives fields of the right type
 
 
+def at(*, details: tuple[str, ...] = (), **places: Any) -> FindingRecord:
+    return FindingRecord(oracle="accuracy", message="out is wrong", details=details, blame=Blame(**places))
+
+
 def test_partial_page_shows_dead_slots() -> None:
     """A reader could not tell live tokens from poison on the last page."""
     assert "│ ████   ││ █···   │" in "\n".join(drawn(picture(paged(seq_lens=(5,)))))
@@ -46,7 +50,9 @@ def test_pages_carry_physical_ids() -> None:
 
 def test_failing_token_is_marked() -> None:
     """The token that the oracle names would look like any other."""
-    lines = drawn(picture(paged(seq_lens=(5,)), lines=["out is wrong", "token 4 of sequence 0 is dropped"]))
+    lines = drawn(
+        picture(paged(seq_lens=(5,)), at(details=("token 4 of sequence 0 is dropped",), tokens=((0, 4),), seqs=(0,)))
+    )
     assert any("│ ✗···   │" in line for line in lines)
     assert any(line.startswith("seq 0 ✗") for line in lines)
     assert lines[-1] == "token 4 of sequence 0 is dropped"
@@ -87,7 +93,7 @@ def test_split_boundaries_are_listed() -> None:
 
 def test_long_sequences_are_cut_but_keep_the_failing_page() -> None:
     """A sequence of thousands of pages would fill the terminal, or the cut would hide what matters."""
-    lines = drawn(picture(paged(seq_lens=(4000,)), lines=["token 2002 of sequence 0 is dropped"]))
+    lines = drawn(picture(paged(seq_lens=(4000,)), at(tokens=((0, 2002),))))
     text = "\n".join(lines)
     assert len(lines) < 60
     assert "██✗█" in text
@@ -97,7 +103,7 @@ def test_long_sequences_are_cut_but_keep_the_failing_page() -> None:
 
 def test_many_sequences_are_cut_but_keep_the_failing_one() -> None:
     """A batch of hundreds would fill the terminal, or the cut would hide the failing sequence."""
-    lines = drawn(picture(paged(seq_lens=(1,) * 300), lines=["out is wrong in sequence 200"]))
+    lines = drawn(picture(paged(seq_lens=(1,) * 300), at(seqs=(200,))))
     assert any(line.startswith("seq 200 ✗") for line in lines)
     assert "... and 283 more sequences" in lines
 
@@ -118,7 +124,7 @@ def test_merge_states_lists_lse_pairs() -> None:
 def test_failing_state_is_marked_and_kept() -> None:
     """The token and head of a merge that fail would not be seen among hundreds."""
     case = MergeStatesCase(num_q_heads=2, head_size=16, num_tokens=200)
-    lines = drawn(picture(case, lines=["output[token 150, head 1, dim 0] = 1.0, expected 2.0"]))
+    lines = drawn(picture(case, at(rows=((150, 1),))))
     assert any(line.split() == ["150", "1", "finite", "finite", "✗", "fails"] for line in lines)
     assert "... and 367 more pairs" in lines
 
@@ -148,27 +154,13 @@ def test_boxes_wrap_at_the_console_width() -> None:
     assert max(map(len, lines)) == 28
 
 
-@pytest.mark.parametrize(
-    ("line", "tokens", "rows"),
-    [
-        ("token 16 (page 1, offset 0) of sequence 2 is dropped", {(2, 16)}, {2}),
-        ("NaN in out of sequence 3", set(), {3}),
-        ("out[seq 4, head 3, dim 5] = 1.0, expected 2.0", set(), {4}),
-        ("the kernel raised ValueError", set(), set()),
-    ],
-)
-def test_blame_reads_an_oracles_words(line: str, tokens: set[tuple[int, int]], rows: set[int]) -> None:
-    """Tokens and sequences named in a finding would not be found in its text."""
-    assert Blame.of([line]) == Blame(frozenset(tokens), frozenset(rows))
-
-
 def test_a_case_of_many_parts_is_drawn_at_once() -> None:
     """What is not shown was looked at all the same, which took minutes for a file of a megabyte."""
     pages = paged(seq_lens=(1 << 18,), block_size=1, pages=Pages(shared_blocks=5))
     assert "262132 pages" in "\n".join(drawn(picture(pages)))
-    words = " ".join(f"token 3 of sequence {i}" for i in range(20_000))
+    everywhere = at(tokens=tuple((i, 3) for i in range(MOST_PLACES)), seqs=tuple(range(MOST_PLACES)))
     many = paged(seq_lens=(20,) * 20_000, pages=Pages(shared_blocks=2))
-    assert sum("✗" in line for line in drawn(picture(many, lines=[words]))) < 100
+    assert sum("✗" in line for line in drawn(picture(many, everywhere))) < 100
     fields: dict[str, Any] = {
         "seq_lens": (7,) * 20_000,
         "query_lens": (1,) * 20_000,

@@ -12,9 +12,10 @@ from markupsafe import Markup
 
 from attnfuzz.campaign.ratios import EXACT, LEAST, MOST, NOT_FINITE
 from attnfuzz.campaign.throughput import Throughput
+from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.report.case_svg import case_svg
-from attnfuzz.report.drawing import Blame, draw
+from attnfuzz.report.drawing import draw
 from attnfuzz.report.histogram import histogram_svg
 from attnfuzz.report.svg import element, number, path_of_rects, text
 from attnfuzz.report.timeline import timeline_svg
@@ -124,7 +125,7 @@ def test_pages_stay_within_the_picture() -> None:
     case = PagedDecodeCase(
         num_q_heads=1, num_kv_heads=1, head_size=16, scale=0.25, block_size=7, seq_lens=(28_000, 0, 100)
     )
-    drawn = ElementTree.fromstring(case_svg(draw(case, Blame.of(["token 14000 of sequence 0"]))))
+    drawn = ElementTree.fromstring(case_svg(draw(case, Blame(tokens=((0, 14000),), seqs=(0,)))))
     _, _, width, height = map(float, drawn.get("viewBox", "").split())
     boxes = [rect for rect in drawn.iter("rect") if (rect.get("class") or "").startswith("page")]
     for box in boxes:

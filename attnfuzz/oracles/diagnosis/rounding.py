@@ -24,6 +24,8 @@ __all__ = ["MOST_ROWS", "explain_rounding"]
 MOST_ROWS = 8
 """Wrong rows that are replayed: each takes some milliseconds."""
 _MOST_PRODUCTS = 1 << 18
+_MOST_TOLD = 2
+"""Mistakes that are told where a case cannot tell them apart."""
 _CHUNKS = (2, 4, 8)
 """How many neighbouring products a thread may add up before threads exchange their sums."""
 _TF32_BITS = 10
@@ -54,14 +56,17 @@ def explain_rounding(rows: Sequence[AttentionRow], *, truncates: bool) -> Diagno
     ``truncates``: conversions to bfloat16 drop bits, as in Triton's interpreter.
     """
     small = [row for row in rows if row.num_tokens * row.case.head_size <= _MOST_PRODUCTS][:MOST_ROWS]
-    for of_each_row in zip(*(_mistakes(row, truncates=truncates) for row in small), strict=True):
-        if all(_gives(row, mistake) for row, mistake in zip(small, of_each_row, strict=True)):
-            mistake = of_each_row[0]
-            overflows = any(not bool(row.got.isfinite().all()) for row in small)
-            limit = f"; they overflow at {torch.finfo(torch.float16).max:.0f}"
-            is_half = small[0].case.dtype == "float16"
-            return Diagnosis(mistake.words + (limit if overflows and is_half else ""), mistake.cause)
-    return None
+    found = [
+        of_each_row[0]
+        for of_each_row in zip(*(_mistakes(row, truncates=truncates) for row in small), strict=True)
+        if all(_gives(row, mistake) for row, mistake in zip(small, of_each_row, strict=True))
+    ]
+    if not found:
+        return None
+    words = ", or ".join(mistake.words for mistake in found[:_MOST_TOLD])
+    if small[0].case.dtype == "float16" and any(not bool(row.got.isfinite().all()) for row in small):
+        words += f" (float16 ends at {torch.finfo(torch.float16).max:.0f})"
+    return Diagnosis(words, found[0].cause)
 
 
 def _mistakes(row: AttentionRow, *, truncates: bool) -> Iterator[_Mistake]:
@@ -83,13 +88,13 @@ def _mistakes(row: AttentionRow, *, truncates: bool) -> Iterator[_Mistake]:
     )
     yield _of_scores(
         row,
-        "query_rounded",
+        "scores_rounded",
         f"q x scale is rounded to {name} before it meets k",
         [k @ rounded(scale * q) for rounded in roundings],
     )
     yield _of_scores(
         row,
-        "query_rounded",
+        "scores_rounded",
         f"q x scale x log2(e) is rounded to {name} before it meets k",
         [k @ rounded(scale * math.log2(math.e) * q) / math.log2(math.e) for rounded in roundings],
     )
