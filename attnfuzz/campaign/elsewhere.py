@@ -52,6 +52,11 @@ class FoundElsewhere(msgspec.Struct, frozen=True, kw_only=True):
         return Signature(symptom, first.features)
 
     @property
+    def maybe(self) -> tuple[str, ...]:
+        """Nobody says of another machine's finding what else it may be."""
+        return ()
+
+    @property
     def is_flaky(self) -> bool:
         """Whether some runs pass."""
         return self.known[0].flaky

@@ -115,7 +115,7 @@ class Failures:
 
     def _is_known(self, suspect: Suspect) -> bool:
         symptom = suspect.symptom
-        if self._doubts[symptom] >= _MAX_DOUBTS:
+        if self._doubts[symptom] >= _MAX_DOUBTS or self._known.may_cause(symptom.kernel, suspect.failure):
             return True
         if not self._known.has_symptom(symptom):
             return False

@@ -93,6 +93,11 @@ class Finding:
         return f"{named} [{about}]" if about else named
 
     @property
+    def maybe(self) -> tuple[str, ...]:
+        """Other causes that would give much the same."""
+        return self.failure.maybe
+
+    @property
     def is_flaky(self) -> bool:
         """Whether some repetitions passed."""
         return self.failed < self.runs

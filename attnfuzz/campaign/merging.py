@@ -42,6 +42,7 @@ class _Case:
     files: tuple[SavedCase, ...]
     signature: Signature
     is_flaky: bool
+    maybe: tuple[str, ...] = ()
 
 
 def tell_apart(saved: Iterable[SavedCase]) -> list[SavedBug]:

@@ -337,6 +337,8 @@ class Pursuit:
                 self._trail.needed &= other.features
                 raise _SameBug
             return False
+        if self._known.may_cause(other.symptom.kernel, other.failure):
+            return False
         self._failing = other
         return True
 

@@ -28,6 +28,10 @@ class Told(Protocol):
     def is_flaky(self) -> bool:
         """Whether some runs pass."""
 
+    @property
+    def maybe(self) -> tuple[str, ...]:
+        """Other causes that would give much the same."""
+
 
 def are_same_bug(a: Told, b: Told) -> bool:
     """Whether the findings are taken for one bug of their kernel.
@@ -44,7 +48,8 @@ def are_same_bug(a: Told, b: Told) -> bool:
     if mine.symptom.kernel != its.symptom.kernel:
         return False
     if mine.symptom.is_cause or its.symptom.is_cause:
-        return mine.symptom == its.symptom
+        may_be = its.symptom.kind in a.maybe or mine.symptom.kind in b.maybe
+        return mine.symptom == its.symptom or (may_be and mine.symptom.oracle == its.symptom.oracle)
     if mine.symptom == its.symptom and mine.symptom.oracle == "page_relocation" and "stride" in mine.symptom.kind:
         return True  # the stride that the kind names is ignored, whatever else the case has
     if a.is_flaky and b.is_flaky and ends_process(mine.symptom) == ends_process(its.symptom):

@@ -108,6 +108,10 @@ class KnownFindings:
             others.append(signature)
             self._flaky += [signature] if flaky else []
 
+    def may_cause(self, kernel: str, failure: Failure) -> bool:
+        """Whether a bug found before, which its cause tells, would give much the same."""
+        return any(self.has_symptom(Symptom(kernel, failure.oracle, cause)) for cause in failure.maybe)
+
     def explains(self, symptom: Symptom, features: frozenset[str]) -> bool:
         """Whether a failing case with ``features`` is presumed to be a bug found before."""
         return bool(self.explaining(symptom, features))

@@ -28,6 +28,7 @@ def check(trial: Trial) -> Failure | None:
         error_ratio=float(comparison.ratio[index]),
         tensor=comparison.name,
         cause="" if found is None else found.cause,
+        maybe=() if found is None else found.maybe,
         blame=blame if found is None else blame | Blame(tokens=found.tokens),
         remedy={"lse": "base2"} if found is not None and found.cause == "lse_base2" else {},
     )

@@ -141,6 +141,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     - ``tensor``: the tensor that is concerned, if one is known;
     - ``cause``: the mistake that a replay found to give this very result (`attnfuzz.oracles.diagnosis`), in a short,
       stable word; empty if none does;
+    - ``maybe``: causes that would give much the same, if they are known of the kernel;
     - ``blame``: what it points to;
     - ``remedy``: the fields of `Supports` that a kernel declares which is meant to do this, with their values.
 
@@ -154,6 +155,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     error_ratio: float | None = None
     tensor: str = ""
     cause: str = ""
+    maybe: tuple[str, ...] = ()
     blame: Blame = Blame()
     remedy: dict[str, str] = {}
 

@@ -37,6 +37,7 @@ class Steps:
     length: Callable[[int], int] = lambda n: n
     kv_head: Callable[[int, int], int] = lambda head, group: head // group
     tokens: Callable[[Any, int, int, int], tuple[Tensor, Tensor]] | None = None
+    dots: Callable[[Tensor, Tensor, float], Tensor] = lambda k, q, scale: k.float() @ q.float() * scale
     score: Callable[[Tensor], Tensor] = lambda scores: scores
     weights: Callable[[Tensor], Tensor] = lambda scores: scores.softmax(0)
     average: Callable[[Tensor, Tensor], Tensor] = lambda weights, v: weights @ v
@@ -69,7 +70,7 @@ def attend(inputs: Any, steps: Steps, tokens: Callable[..., tuple[Tensor, Tensor
                 (steps.store_empty or _store_empty)(out[row, head], lse[row, head])
                 continue
             k, v = tokens(inputs, seq, n, steps.kv_head(head, group))
-            scores = steps.score(k.float() @ inputs.q[row, head].float() * inputs.scale)
+            scores = steps.score(steps.dots(k, inputs.q[row, head], inputs.scale))
             out[row, head] = steps.average(steps.weights(scores), v.float())
             lse[row, head] = steps.lse(scores)
     return steps.after(inputs, out, lse)
@@ -97,7 +98,7 @@ def attend_in_splits(inputs: Any, steps: Steps) -> Any:
                     (steps.store_empty or _store_empty)(out[seq, head, split], lse[seq, head, split])
                     continue
                 k, v = paged_tokens(inputs, seq, n, steps.kv_head(head, group))
-                scores = steps.score(k[start:end].float() @ inputs.q[seq, head].float() * inputs.scale)
+                scores = steps.score(steps.dots(k[start:end], inputs.q[seq, head], inputs.scale))
                 out[seq, head, split] = steps.average(steps.weights(scores), v[start:end].float())
                 lse[seq, head, split] = steps.lse(scores)
     return steps.after(inputs, out, lse)

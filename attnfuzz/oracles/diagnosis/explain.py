@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from attnfuzz.memory.patterns import poison_value
 from attnfuzz.oracles.comparison import Comparison, Reference
 from attnfuzz.oracles.diagnosis import arithmetic, sources, tokens
 from attnfuzz.oracles.diagnosis.merge import explain_merge
-from attnfuzz.oracles.diagnosis.rounding import MOST_ROWS, explain_rounding
+from attnfuzz.oracles.diagnosis.rounding import MOST_ROWS, Rounding
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.oracles.diagnosis.scales import scale_mistakes
 from attnfuzz.oracles.diagnosis.suspect import (
@@ -81,9 +82,18 @@ def _explain(
         return Diagnosis("a split without tokens has lse = -inf and an output that is written and finite")
     poison = poison_value(getattr(torch, case.kv_dtype), seen.poison)
     wrong = [_row(reference, case, comparisons, *place, poison) for place in _wrong_rows(case, comparisons)]
-    if (rounded := explain_rounding(wrong, truncates=reference.device == "cpu")) is not None:
-        return rounded
+    rounding = Rounding(wrong, interpreted=reference.device == "cpu")
+    if (exact := rounding.exactly()) is not None:
+        return exact
     row = _row(reference, case, comparisons, number, head, poison)
+    near, found = rounding.nearly(), _explain_here(row, failed)
+    if near is None or found is None or not found.cause:
+        return near or found
+    return replace(found, maybe=(near.cause,))
+
+
+def _explain_here(row: AttentionRow, failed: Comparison) -> Diagnosis | None:
+    """What one wrong row points to by itself."""
     if not row.got.isfinite().all():
         return _explain_not_finite(row)
     if failed.name == "lse":

@@ -1,8 +1,9 @@
 """Scores that were rounded on the way: q and k multiplied, summed or scaled in 16 bits, or in TF32.
 
 Such a kernel is wrong everywhere by a little, so a mistake counts as found only if it gives all wrong rows of a case.
-In which order a kernel sums cannot be known: where sums are rounded too, several orders are replayed, and the result
-must lie among what they give, infinities and NaN included.
+In which order a kernel sums cannot be known, and on a GPU several threads may each have a copy of a score, summed in an
+order of its own: where sums are rounded too, several orders are replayed, and the result must lie among what they give.
+A score that overflows makes whatever the kernel makes of infinities: NaN, for one, where it is alone in a split.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float64
@@ -19,7 +21,7 @@ from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.oracles.diagnosis.suspect import Diagnosis
 from attnfuzz.problems.reference import row_weights
 
-__all__ = ["MOST_ROWS", "explain_rounding"]
+__all__ = ["MOST_ROWS", "Rounding"]
 
 MOST_ROWS = 8
 """Wrong rows that are replayed: each takes some milliseconds."""
@@ -33,6 +35,7 @@ _TF32_BITS = 10
 _BOUNDS = 2.0
 _UNEXPLAINED = 0.25
 """Part of the error that one replay may leave open: other roundings act on the same scores."""
+_FEW_WAYS = 4
 _BESIDE = 0.5
 """By how much of their spread a result may lie beside those of several orders."""
 
@@ -42,34 +45,55 @@ Round = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class _Mistake:
-    """The results that a mistake may have, one for each way in which it may have been made."""
+    """The results that a mistake may have, one for each way in which it may have been made.
+
+    ``overflows``: a score is not finite in one of the ways.
+    """
 
     cause: str
     words: str
     out: Float64[Tensor, "ways v_head_size"]
     lse: Float64[Tensor, " ways"]
+    overflows: bool
 
 
-def explain_rounding(rows: Sequence[AttentionRow], *, truncates: bool) -> Diagnosis | None:
-    """The rounding of scores that gives all ``rows``, which are those that are wrong; None if there is no such.
+@dataclass(frozen=True)
+class Rounding:
+    """What rounded scores have to do with the wrong ``rows`` of a case.
 
-    ``truncates``: conversions to bfloat16 drop bits, as in Triton's interpreter.
+    ``interpreted``: by Triton's interpreter, where conversions to bfloat16 drop bits, and a score has no copies.
     """
-    small = [row for row in rows if row.num_tokens * row.case.head_size <= _MOST_PRODUCTS][:MOST_ROWS]
-    found = [
-        of_each_row[0]
-        for of_each_row in zip(*(_mistakes(row, truncates=truncates) for row in small), strict=True)
-        if all(_gives(row, mistake) for row, mistake in zip(small, of_each_row, strict=True))
-    ]
-    if not found:
-        return None
-    words = ", or ".join(mistake.words for mistake in found[:_MOST_TOLD])
-    if small[0].case.dtype == "float16" and any(not bool(row.got.isfinite().all()) for row in small):
-        words += f" (float16 ends at {torch.finfo(torch.float16).max:.0f})"
-    return Diagnosis(words, found[0].cause)
+
+    rows: Sequence[AttentionRow]
+    interpreted: bool
+
+    def exactly(self) -> Diagnosis | None:
+        """The rounding that gives each wrong row, to within its error bound."""
+        return self._told(_is_exact)
+
+    def nearly(self) -> Diagnosis | None:
+        """The rounding among whose results, as several orders of summing give them, each wrong row lies."""
+        return self._told(_is_near)
+
+    def _told(self, fits: Callable[[AttentionRow, _Mistake], bool]) -> Diagnosis | None:
+        found = [mistakes[0] for mistakes in self._replayed if all(map(fits, self._small, mistakes))]
+        if not found:
+            return None
+        words = ", or ".join(mistake.words for mistake in found[:_MOST_TOLD])
+        if self.rows[0].case.dtype == "float16" and any(not bool(row.got.isfinite().all()) for row in self.rows):
+            words += f" (float16 ends at {torch.finfo(torch.float16).max:.0f})"
+        return Diagnosis(words, found[0].cause)
+
+    @cached_property
+    def _small(self) -> list[AttentionRow]:
+        return [row for row in self.rows if row.num_tokens * row.case.head_size <= _MOST_PRODUCTS][:MOST_ROWS]
+
+    @cached_property
+    def _replayed(self) -> list[tuple[_Mistake, ...]]:
+        return list(zip(*(_mistakes(row, interpreted=self.interpreted) for row in self._small), strict=True))
 
 
-def _mistakes(row: AttentionRow, *, truncates: bool) -> Iterator[_Mistake]:
+def _mistakes(row: AttentionRow, *, interpreted: bool) -> Iterator[_Mistake]:
     """The simplest first. The same number for every row of a case."""
     if row.case.dtype == "float32":
         yield _in_tf32(row)
@@ -77,7 +101,7 @@ def _mistakes(row: AttentionRow, *, truncates: bool) -> Iterator[_Mistake]:
     name = row.case.dtype
     dtype = getattr(torch, name)
     roundings: list[Round] = [lambda x: x.to(dtype).double()]
-    if truncates and dtype == torch.bfloat16:
+    if interpreted and dtype == torch.bfloat16:
         roundings.append(_truncated)
     q, k, scale = row.q, row.k, row.case.scale
     yield _of_scores(
@@ -102,13 +126,14 @@ def _mistakes(row: AttentionRow, *, truncates: bool) -> Iterator[_Mistake]:
         row,
         "scores_rounded",
         f"the scores are rounded to {name}",
-        [end for rounded in roundings for end in _scaled(rounded(k @ q), scale, rounded)],
+        [end for cut in roundings for end in (*_scaled(cut(k @ q), scale, cut), *_scaled(k @ q, scale, cut)[1:])],
     )
     yield _of_scores(
         row,
         "scores_rounded",
         f"the products of q and k are rounded to {name}, and so are their sums",
         [end for rounded in roundings for total in _sums(q * k, rounded) for end in _scaled(total, scale, rounded)],
+        copies=not interpreted,
     )
 
 
@@ -163,11 +188,16 @@ def _truncated(x: Tensor) -> Tensor:
     return kept.view(torch.float32).double()
 
 
-def _of_scores(row: AttentionRow, cause: str, words: str, ways: list[Scores]) -> _Mistake:
+def _of_scores(row: AttentionRow, cause: str, words: str, ways: list[Scores], *, copies: bool = False) -> _Mistake:
+    """``copies``: the weights of the sum of values may come of another way than those of the sum that divides it."""
+    overflows = not all(bool(scores.isfinite().all()) for scores in ways)
     found = [row_weights(row.case, row.head, scores) for scores in ways]
-    return _Mistake(
-        cause, words, torch.stack([weights @ row.v for weights, _ in found]), torch.stack([lse for _, lse in found])
-    )
+    weights, lse = torch.stack([weights for weights, _ in found]), torch.stack([lse for _, lse in found])
+    out = weights @ row.v
+    if copies:
+        numerators = (weights * (lse - row.lse).exp()[:, None]) @ row.v
+        out = torch.cat([out, *(numerators / (end - row.lse).exp() for end in (lse.amin(), lse.amax()))])
+    return _Mistake(cause, words, out, lse, overflows)
 
 
 def _in_tf32(row: AttentionRow) -> _Mistake:
@@ -180,7 +210,7 @@ def _in_tf32(row: AttentionRow) -> _Mistake:
         outs.append(_to_tf32(weights / largest, nearest=nearest) @ v * largest)
         lses.append(lse)
     words = "the matrix products are computed in TF32 (for `tl.dot`, input_precision='ieee' is exact)"
-    return _Mistake("tf32", words, torch.stack(outs), torch.stack(lses))
+    return _Mistake("tf32", words, torch.stack(outs), torch.stack(lses), overflows=False)
 
 
 def _to_tf32(x: Tensor, *, nearest: bool) -> Tensor:
@@ -189,36 +219,52 @@ def _to_tf32(x: Tensor, *, nearest: bool) -> Tensor:
     return torch.ldexp((steps.round() if nearest else steps.trunc()) / 2.0 ** (_TF32_BITS + 1), exponent)
 
 
-def _gives(row: AttentionRow, mistake: _Mistake) -> bool:
-    """Whether the row is what one of the ways gives, or lies among all of them."""
-    found = [(row.got, row.expected, row.bound, mistake.out)]
-    if row.got_lse is not None:
-        numbers = (
-            torch.tensor([number], dtype=torch.float64, device="cpu")
-            for number in (row.got_lse, row.lse, row.lse_bound)
-        )
-        got, expected, bound = numbers
-        found.append((got, expected, bound, mistake.lse[:, None]))
-    joined = [torch.cat(parts, -1) for parts in zip(*found, strict=True)]
-    return _is_among(*joined)
+def _is_exact(row: AttentionRow, mistake: _Mistake) -> bool:
+    """Whether one of the ways gives the row, and explains its error."""
+    if not _is_finite(row):
+        return False
+    got, expected, bound, ways = _numbers(row, mistake)
+    missed = (ways - got).abs().nan_to_num(torch.inf)
+    worst = _worst(got, expected, bound)
+    is_right = (missed <= _BOUNDS * bound).all(-1)
+    return bool((is_right & (missed[:, worst] <= _UNEXPLAINED * (got - expected)[worst].abs())).any())
 
 
-def _is_among(
-    got: Float64[Tensor, " n"], expected: Float64[Tensor, " n"], bound: Float64[Tensor, " n"], ways: Tensor
-) -> bool:
-    if not bool(got.isfinite().all()):
-        not_finite = ~ways.isfinite().all(-1)
-        return bool((~ways[not_finite].isfinite() & ~got.isfinite()).any())
+def _is_near(row: AttentionRow, mistake: _Mistake) -> bool:
+    """Whether the row lies among what the ways give, or not far beside, where they err as much as it does.
+
+    A score that overflows may have been made anything of.
+    """
+    if not _is_finite(row):
+        return mistake.overflows
+    got, expected, bound, ways = _numbers(row, mistake)
     ways = ways[ways.isfinite().all(-1)]
-    if not len(ways):
-        return False
-    slack = _BOUNDS * bound
+    if len(ways) <= _FEW_WAYS:
+        return _is_exact(row, mistake)
     low, high = ways.amin(0), ways.amax(0)
-    beside = slack + _BESIDE * (high - low)
-    if not bool(((low - beside <= got) & (got <= high + beside)).all()):
-        return False
-    worst = int(((got - expected).abs() / bound.clamp(min=torch.finfo(torch.float64).tiny)).argmax())
-    error = float((got - expected)[worst].abs())
-    missed = float((ways[:, worst] - got[worst]).abs().min())
-    reach = float((ways[:, worst] - expected[worst]).abs().max())
-    return missed <= _UNEXPLAINED * error or (len(ways) > 2 and reach >= error * (1 - _BESIDE))
+    beside = _BOUNDS * bound + _BESIDE * (high - low)
+    worst = _worst(got, expected, bound)
+    reach = (ways[:, worst] - expected[worst]).abs().max()
+    is_among = bool(((low - beside <= got) & (got <= high + beside)).all())
+    return is_among and bool(reach >= (1 - _BESIDE) * (got - expected)[worst].abs())
+
+
+def _is_finite(row: AttentionRow) -> bool:
+    return bool(row.got.isfinite().all()) and (row.got_lse is None or math.isfinite(row.got_lse))
+
+
+def _numbers(row: AttentionRow, mistake: _Mistake) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output and LSE, if there is one, in one row: what came out, what should have, its bound, and what the ways give.
+
+    Of the output there may be several ways for each of the LSE.
+    """
+    if row.got_lse is None:
+        return row.got, row.expected, row.bound, mistake.out
+    lse = torch.tensor([[row.got_lse], [row.lse], [row.lse_bound]], dtype=torch.float64, device="cpu")
+    got, expected, bound = (torch.cat(pair) for pair in zip((row.got, row.expected, row.bound), lse, strict=True))
+    repeated = mistake.lse.repeat(-(-len(mistake.out) // len(mistake.lse)))[: len(mistake.out), None]
+    return got, expected, bound, torch.cat((mistake.out, repeated), 1)
+
+
+def _worst(got: Tensor, expected: Tensor, bound: Tensor) -> int:
+    return int(((got - expected).abs() / bound.clamp(min=torch.finfo(torch.float64).tiny)).argmax())

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 
-__all__ = ["Diagnosis", "Suspect", "chain", "explains_lse", "first_match", "first_match_of_lse", "nowhere"]
+__all__ = [
+    "Diagnosis",
+    "Suspect",
+    "chain",
+    "explains_lse",
+    "first_match",
+    "first_match_of_lse",
+    "nowhere",
+]
 
 _BOUNDS = 8.0
 """A prediction may miss the number by this many error bounds: the mistake changes the bound, too."""
@@ -22,12 +30,14 @@ _UNEXPLAINED = 0.25
 class Diagnosis:
     """What a wrong result points to, in `words`; `tokens`, as (sequence, position), are those that it is about.
 
-    `cause` is the short, stable name of the mistake that gives this very result; empty if none was replayed.
+    `cause` is the short, stable name of the mistake that gives this very result; empty if none was replayed. `maybe`:
+    other causes that would give much the same.
     """
 
     words: str
     cause: str = ""
     tokens: tuple[tuple[int, int], ...] = ()
+    maybe: tuple[str, ...] = ()
 
 
 def nowhere(i: int) -> tuple[tuple[int, int], ...]:

@@ -1,0 +1,103 @@
+"""Scores in fewer bits are named by replaying them, and nothing else is blamed on them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnfuzz.oracles.judge import judge
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.problems.recipes import Values
+
+RECIPES: Any = ("normal", "fine", "integers", "negative")
+SHAPES = ((16, (1, 6)), (13, (2,)), (64, (5,)))
+
+
+def cases(dtype: Any, exponents: tuple[int, ...] = (0, 4)) -> Iterator[DenseDecodeCase]:
+    """As a search draws them: recipes, head sizes and exponents that make errors small or large."""
+    for (head_size, seq_lens), keys, exponent in itertools.product(SHAPES, RECIPES, exponents):
+        values: Any = Values(keys=keys, values="normal", logit_exponent=exponent, seed=len(keys) + exponent)
+        yield DenseDecodeCase(
+            num_q_heads=2,
+            num_kv_heads=1,
+            head_size=head_size,
+            scale=1 / math.sqrt(head_size),
+            dtype=dtype,
+            seq_lens=seq_lens,
+            values=values,
+        )
+
+
+def failures(kernel: Any, dtype: str, exponents: tuple[int, ...] = (0, 4)) -> list[Failure]:
+    drawn = cases(dtype, exponents)
+    found = [judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure for case in drawn]
+    return [failure for failure in found if failure is not None]
+
+
+def in_halves(terms: Tensor) -> Tensor:
+    while terms.shape[1] > 1:
+        half = (terms.shape[1] + 1) // 2
+        terms = terms[:, :half] + torch.nn.functional.pad(terms[:, half:], (0, 2 * half - terms.shape[1]))
+    return terms[:, 0]
+
+
+def in_order(terms: Tensor) -> Tensor:
+    total = terms[:, 0]
+    for i in range(1, terms.shape[1]):
+        total = total + terms[:, i]
+    return total
+
+
+ROUNDED = {
+    "products": lambda k, q, scale: (k * q).float().sum(-1) * scale,
+    "query": lambda k, q, scale: k.float() @ (q * scale).float(),
+    "products and their sum, once": lambda k, q, scale: ((k * q).float().sum(-1).to(k.dtype) * scale).float(),
+    "products and sums, in order": lambda k, q, scale: in_order(k * q).float() * scale,
+    "products and sums, in halves": lambda k, q, scale: (in_halves(k * q) * scale).float(),
+    "scores": lambda k, q, scale: (k.float() @ q.float() * scale).to(k.dtype).float(),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("mistake", ROUNDED)
+def test_scores_in_16_bits_are_one_cause(mistake: str, dtype: str, plant: Any) -> None:
+    """One line of a kernel, `tl.sum(q * k)` in float16, would be reported once for each recipe and size of cases."""
+    found = failures(plant(dots=ROUNDED[mistake]), dtype)
+    named = [failure for failure in found if "scores_rounded" in (failure.cause, *failure.maybe)]
+    assert sum(failure.cause == "scores_rounded" for failure in found) >= 0.8 * len(found)
+    assert len(found) >= 10
+    assert len(named) >= 0.9 * len(found), [failure.message for failure in found if failure not in named]
+
+
+def test_overflow_is_named_where_it_shows_as_nan(plant: Any) -> None:
+    """A reader would be told that the maximum is not subtracted, and look for what is there."""
+    found = failures(plant(dots=ROUNDED["products and sums, in halves"]), "float16", (8,))
+    not_finite = [failure for failure in found if failure.kind.endswith(("nan", "inf"))]
+    assert not_finite
+    assert {failure.cause for failure in not_finite} == {"scores_rounded"}
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "the last token is dropped": {"length": lambda n: n - 1},
+    "the scores are off by a hundredth": {"score": lambda scores: 1.01 * scores},
+    "the LSE has base 2": {"lse": lambda scores: scores.logsumexp(0) / math.log(2)},
+    "a token counts twice": {"score": lambda scores: scores + math.log(2) * (torch.arange(len(scores)) == 0)},
+    "the output is not divided": {"weights": lambda scores: (scores - scores.max()).exp()},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("mistake", OTHERS)
+def test_other_mistakes_are_not_blamed_on_rounding(mistake: str, dtype: str, plant: Any) -> None:
+    """A dropped token would be told as a matter of precision, and be declared away."""
+    found = failures(plant(**OTHERS[mistake]), dtype)
+    blamed = [failure for failure in found if failure.cause == "scores_rounded"]
+    assert len(found) >= 10
+    assert len(blamed) <= 0.1 * len(found), [failure.message for failure in blamed]  # a bfloat16 has three digits
