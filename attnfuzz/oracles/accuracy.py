@@ -23,7 +23,7 @@ def check(trial: Trial) -> Failure | None:
     return Failure(
         oracle="accuracy",
         kind=f"{comparison.name}:{kind}",
-        message=_sentence(comparison, index) + ("" if found is None else f"; {found.words}"),
+        message=_sentence(comparison, index) + (f"; {found.words}" if found is not None and found.words else ""),
         details=(f"beyond the bound: {extent(comparison.name, comparison.axes, comparison.ratio > 1)}",),
         error_ratio=float(comparison.ratio[index]),
         tensor=comparison.name,

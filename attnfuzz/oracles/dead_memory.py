@@ -28,7 +28,8 @@ def check(trial: Trial) -> Failure | None:
         oracle="dead_memory",
         kind=name,
         message=f"{where} changes with memory that holds no token: it is {got} where that holds NaN, "
-        f"and {got_otherwise} where it holds small numbers" + ("" if found is None else f"; {found.words}"),
+        f"and {got_otherwise} where it holds small numbers"
+        + (f"; {found.words}" if found is not None and found.words else ""),
         details=(f"it changes {extent(name, axes, masks[name])}", *_what_is_dead(trial, masks[name])),
         tensor=name,
         cause="" if found is None else found.cause,

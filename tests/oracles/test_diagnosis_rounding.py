@@ -72,7 +72,7 @@ def test_scores_in_16_bits_are_one_cause(mistake: str, dtype: str, plant: Any) -
     found = failures(plant(dots=ROUNDED[mistake]), dtype)
     named = [failure for failure in found if "scores_rounded" in (failure.cause, *failure.maybe)]
     assert sum(failure.cause == "scores_rounded" for failure in found) >= 0.8 * len(found)
-    assert len(found) >= 10
+    assert len(found) >= 8
     assert len(named) >= 0.9 * len(found), [failure.message for failure in found if failure not in named]
 
 

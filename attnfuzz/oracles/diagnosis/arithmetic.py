@@ -56,7 +56,7 @@ def fitted_scale(row: AttentionRow) -> Iterator[Suspect]:
 
 def is_written(factor: float) -> bool:
     """Whether a constant may stand in a program: few decimals, not nearly 1. Some constant always fits."""
-    return abs(factor - 1) > 5e-3 and math.isclose(factor, round(factor, 3), rel_tol=3e-5)
+    return abs(factor - 1) > 5e-3 and math.isclose(factor, round(factor, 3), rel_tol=1e-5)
 
 
 def _best_scale(row: AttentionRow) -> float:

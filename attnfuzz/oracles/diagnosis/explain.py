@@ -86,10 +86,11 @@ def _explain(
     if (exact := rounding.exactly()) is not None:
         return exact
     row = _row(reference, case, comparisons, number, head, poison)
-    near, found = rounding.nearly(), _explain_here(row, failed)
-    if near is None or found is None or not found.cause:
-        return near or found
-    return replace(found, maybe=(near.cause,))
+    found, near = _explain_here(row, failed), rounding.nearly()
+    if near is not None and (found is None or not found.cause):
+        return near
+    possible = near or rounding.perhaps()
+    return found if possible is None else replace(found or Diagnosis(""), maybe=(possible.cause,))
 
 
 def _explain_here(row: AttentionRow, failed: Comparison) -> Diagnosis | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from attnfuzz.oracles.diagnosis.row import AttentionRow
@@ -25,7 +25,8 @@ __all__ = ["MOST_ROWS", "Rounding"]
 
 MOST_ROWS = 8
 """Wrong rows that are replayed: each takes some milliseconds."""
-_MOST_PRODUCTS = 1 << 18
+_MOST_PRODUCTS = 1 << 17
+"""Of a row: the tokens that weigh most are replayed."""
 _MOST_TOLD = 2
 """Mistakes that are told where a case cannot tell them apart."""
 _CHUNKS = (2, 4, 8)
@@ -38,6 +39,7 @@ _UNEXPLAINED = 0.25
 _FEW_WAYS = 4
 _BESIDE = 0.5
 """By how much of their spread a result may lie beside those of several orders."""
+_FAR_BESIDE = 3.0
 
 Scores = Float64[Tensor, " num_tokens"]
 Round = Callable[[Tensor], Tensor]
@@ -75,8 +77,12 @@ class Rounding:
         """The rounding among whose results, as several orders of summing give them, each wrong row lies."""
         return self._told(_is_near)
 
+    def perhaps(self) -> Diagnosis | None:
+        """The rounding that gives errors of such a size, in some order of summing that is not replayed."""
+        return self._told(_is_of_its_size)
+
     def _told(self, fits: Callable[[AttentionRow, _Mistake], bool]) -> Diagnosis | None:
-        found = [mistakes[0] for mistakes in self._replayed if all(map(fits, self._small, mistakes))]
+        found = [mistakes[0] for mistakes in self._replayed if all(map(fits, self.rows, mistakes))]
         if not found:
             return None
         words = ", or ".join(mistake.words for mistake in found[:_MOST_TOLD])
@@ -85,12 +91,8 @@ class Rounding:
         return Diagnosis(words, found[0].cause)
 
     @cached_property
-    def _small(self) -> list[AttentionRow]:
-        return [row for row in self.rows if row.num_tokens * row.case.head_size <= _MOST_PRODUCTS][:MOST_ROWS]
-
-    @cached_property
     def _replayed(self) -> list[tuple[_Mistake, ...]]:
-        return list(zip(*(_mistakes(row, interpreted=self.interpreted) for row in self._small), strict=True))
+        return list(zip(*(_mistakes(row, interpreted=self.interpreted) for row in self.rows), strict=True))
 
 
 def _mistakes(row: AttentionRow, *, interpreted: bool) -> Iterator[_Mistake]:
@@ -103,33 +105,40 @@ def _mistakes(row: AttentionRow, *, interpreted: bool) -> Iterator[_Mistake]:
     roundings: list[Round] = [lambda x: x.to(dtype).double()]
     if interpreted and dtype == torch.bfloat16:
         roundings.append(_truncated)
-    q, k, scale = row.q, row.k, row.case.scale
+    scale = row.case.scale
+    heaviest = row.weights.topk(min(row.num_tokens, max(1, _MOST_PRODUCTS // row.case.head_size))).indices
+    q, k = row.q, row.k[heaviest]
     yield _of_scores(
         row,
+        heaviest,
         "scores_rounded",
         f"the products of q and k are rounded to {name} before they are summed",
         [scale * rounded(q * k).sum(-1) for rounded in roundings],
     )
     yield _of_scores(
         row,
+        heaviest,
         "scores_rounded",
         f"q x scale is rounded to {name} before it meets k",
         [k @ rounded(scale * q) for rounded in roundings],
     )
     yield _of_scores(
         row,
+        heaviest,
         "scores_rounded",
         f"q x scale x log2(e) is rounded to {name} before it meets k",
         [k @ rounded(scale * math.log2(math.e) * q) / math.log2(math.e) for rounded in roundings],
     )
     yield _of_scores(
         row,
+        heaviest,
         "scores_rounded",
         f"the scores are rounded to {name}",
         [end for cut in roundings for end in (*_scaled(cut(k @ q), scale, cut), *_scaled(k @ q, scale, cut)[1:])],
     )
     yield _of_scores(
         row,
+        heaviest,
         "scores_rounded",
         f"the products of q and k are rounded to {name}, and so are their sums",
         [end for rounded in roundings for total in _sums(q * k, rounded) for end in _scaled(total, scale, rounded)],
@@ -149,11 +158,10 @@ def _sums(products: Float64[Tensor, "num_tokens head_size"], rounded: Round) -> 
     terms = rounded(exact)
     yield rounded(terms.sum(-1))
     yield _in_order(terms, rounded)[:, 0]
-    neighbours = terms
-    while neighbours.shape[1] > 1:
-        neighbours = rounded(neighbours[:, ::2] + neighbours[:, 1::2])
-    yield neighbours[:, 0]
-    yield _in_halves(terms, rounded)
+    half = terms.shape[1] // 2
+    for one, other in ((terms, terms), (exact, terms), (terms, exact)):  # with `fma`, the product of one is not rounded
+        yield _of_neighbours(rounded(one[:, ::2] + other[:, 1::2]) if half else terms, rounded)
+        yield _in_halves(rounded(one[:, :half] + other[:, half:]) if half else terms, rounded)
     for chunk in _CHUNKS:
         if chunk < terms.shape[1]:
             yield _in_halves(_in_order(terms.reshape(len(terms), -1, chunk), rounded)[..., 0], rounded)
@@ -175,6 +183,12 @@ def _fused(exact: Tensor, rounded: Round) -> Tensor:
     return total
 
 
+def _of_neighbours(terms: Tensor, rounded: Round) -> Scores:
+    while terms.shape[1] > 1:
+        terms = rounded(terms[:, ::2] + terms[:, 1::2])
+    return terms[:, 0]
+
+
 def _in_halves(terms: Tensor, rounded: Round) -> Scores:
     while terms.shape[1] > 1:
         half = terms.shape[1] // 2
@@ -188,10 +202,21 @@ def _truncated(x: Tensor) -> Tensor:
     return kept.view(torch.float32).double()
 
 
-def _of_scores(row: AttentionRow, cause: str, words: str, ways: list[Scores], *, copies: bool = False) -> _Mistake:
-    """``copies``: the weights of the sum of values may come of another way than those of the sum that divides it."""
+def _of_scores(
+    row: AttentionRow,
+    tokens: Int64[Tensor, " replayed"],
+    cause: str,
+    words: str,
+    ways: list[Float64[Tensor, " replayed"]],
+    *,
+    copies: bool = False,
+) -> _Mistake:
+    """Of scores of some ``tokens``, while the others have theirs.
+
+    ``copies``: the weights of the sum of values may come of another way than those of the sum that divides it.
+    """
     overflows = not all(bool(scores.isfinite().all()) for scores in ways)
-    found = [row_weights(row.case, row.head, scores) for scores in ways]
+    found = [row_weights(row.case, row.head, row.scores.index_copy(0, tokens, scores)) for scores in ways]
     weights, lse = torch.stack([weights for weights, _ in found]), torch.stack([lse for _, lse in found])
     out = weights @ row.v
     if copies:
@@ -238,15 +263,24 @@ def _is_near(row: AttentionRow, mistake: _Mistake) -> bool:
     if not _is_finite(row):
         return mistake.overflows
     got, expected, bound, ways = _numbers(row, mistake)
+    worst = _worst(got, expected, bound)
+    reach = (ways[:, worst] - expected[worst]).abs().nan_to_num(0.0, posinf=0.0).max()
+    return _is_among(row, mistake, _BESIDE) and bool(reach >= (1 - _BESIDE) * (got - expected)[worst].abs())
+
+
+def _is_of_its_size(row: AttentionRow, mistake: _Mistake) -> bool:
+    return mistake.overflows if not _is_finite(row) else _is_among(row, mistake, _FAR_BESIDE)
+
+
+def _is_among(row: AttentionRow, mistake: _Mistake, beside: float) -> bool:
+    """Whether the row lies among what the ways give, which are many, or beside by that part of their spread."""
+    got, _, bound, ways = _numbers(row, mistake)
     ways = ways[ways.isfinite().all(-1)]
     if len(ways) <= _FEW_WAYS:
-        return _is_exact(row, mistake)
+        return False
     low, high = ways.amin(0), ways.amax(0)
-    beside = _BOUNDS * bound + _BESIDE * (high - low)
-    worst = _worst(got, expected, bound)
-    reach = (ways[:, worst] - expected[worst]).abs().max()
-    is_among = bool(((low - beside <= got) & (got <= high + beside)).all())
-    return is_among and bool(reach >= (1 - _BESIDE) * (got - expected)[worst].abs())
+    slack = _BOUNDS * bound + beside * (high - low)
+    return bool(((low - slack <= got) & (got <= high + slack)).all())
 
 
 def _is_finite(row: AttentionRow) -> bool:
