@@ -126,7 +126,9 @@ def with_declared(declaration: Declaration, supports: Supports) -> Declaration:
     fields = {
         name: getattr(supports, name)
         for name in supports.__struct_fields__
-        if getattr(declaration.supports, name) == getattr(_UNDECLARED, name) != getattr(supports, name)
+        if name != "where"
+        and declaration.supports.leaves_open(name)
+        and getattr(supports, name) != getattr(_UNDECLARED, name)
     }
     changed = msgspec.structs.replace(declaration.supports, **fields)
     return msgspec.structs.replace(declaration, supports=changed, assumed=(*declaration.assumed, *fields))
@@ -234,7 +236,7 @@ class _Inference:
             self._block_sizes()
 
     def _is_open(self, name: str) -> bool:
-        return bool(getattr(self.declaration.supports, name) == getattr(_UNDECLARED, name))
+        return self.declaration.supports.leaves_open(name)
 
     def _leave_out(self, name: str, kept: object, values: Values, seen: _Seen) -> None:
         self.supports = msgspec.structs.replace(self.supports, **{name: kept})
