@@ -47,7 +47,7 @@ from attnfuzz.problems.supports import (
 )
 from attnfuzz.said import text_of, type_name
 
-__all__ = ["alternatives", "fields_of", "fits", "settled", "value_in"]
+__all__ = ["alternatives", "fields_of", "fits", "settled", "value_in", "with_values"]
 
 Options = Mapping[str, tuple[OptionValue, ...]]
 Rows = tuple[tuple[tuple[str, tuple[OptionValue, ...]], ...], ...]
@@ -101,6 +101,18 @@ def alternatives(supports: Supports) -> list[Supports]:
         msgspec.structs.force_setattr(one, "where", (combination,))  # which has been checked
         found.append(one)
     return found or [supports]
+
+
+def with_values(supports: Supports, known: Mapping[str, OptionValue]) -> Supports | None:
+    """``supports`` with only the combinations that permit the ``known`` values; None if it has some, and none does."""
+    left = tuple(
+        one
+        for one in supports.combinations
+        if all(offers(values, known[name]) for name, values in one.items() if name in known)
+    )
+    if not supports.combinations:
+        return supports
+    return msgspec.structs.replace(supports, where=left) if left else None
 
 
 def settled(problem: Problem, supports: Supports, options: Options) -> Supports:
