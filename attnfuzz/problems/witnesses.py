@@ -135,7 +135,7 @@ def _combinations(problem: Problem, supports: Supports, options: Options) -> Ite
             found["page size"] = (size_class(size, PAGE_CLASSES) for size in block_sizes_of(one))
         if "num_splits" in named:
             found["splits"] = map(split_class, split_counts_of(one))
-        if "kv_dtype" in named and supports.kv_dtypes:
+        if "kv_dtype" in named and kv_dtypes_of(problem, supports):
             caches = {cache for dtype in dtypes_of(one) for cache in caches_of(problem, one, dtype)}
             kinds = [QuantisedKv(dtype=cache, per=per) for cache in caches if cache for per in supports.kv_scales]
             found["cache"] = map(cache_level, (*([None] if None in caches else []), *kinds))
