@@ -210,7 +210,7 @@ BAD_FUNCTIONS: list[tuple[Callable[[Any], Any], str]] = [
     (forgetful(), "it looks at different fields; it must depend on the case alone"),
     (lambda case: hash((case.head_size, case.block_size, case.num_q_heads)) % 2 == 1, "at most 256 are told apart"),
     (
-        lambda case: (case.dtype, case.layout, case.head_size, case.block_size, case.num_q_heads) != (),
+        lambda case: bool((case.dtype, case.layout, case.head_size, case.block_size, case.num_q_heads)),
         "looks at more than 32768 combinations of dtype, layout, head_size, block_size, gqa_ratio, num_kv_heads",
     ),
 ]
