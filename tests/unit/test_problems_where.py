@@ -19,6 +19,8 @@ from hypothesis import HealthCheck, Phase, assume, find, given, settings
 from hypothesis import strategies as st
 
 import attnfuzz
+from attnfuzz.bench.kernels.calls import objection as bench_objection
+from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.campaign.coverage import coverage_of
 from attnfuzz.campaign.inference import infer, supports_as_text
 from attnfuzz.corpus import (
@@ -32,6 +34,8 @@ from attnfuzz.corpus import (
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.runner import Runner
 from attnfuzz.minimise import minimise, size_key
+from attnfuzz.oracles.relations.repaging import REPAGING
+from attnfuzz.oracles.relations.split_count import SPLIT_COUNT
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case, PagedDecodeCase, Problem
 from attnfuzz.problems.choices import BLOCK_SIZES, HEAD_SIZES
@@ -347,14 +351,45 @@ def test_probes_stay_among_what_goes_together() -> None:
         return Verdict()
 
     runner = cast(Runner, SimpleNamespace(device="cpu", judge=judge))
-    for table in (TABLE, ({"num_q_heads": 8, "num_kv_heads": 8, "block_size": 64},)):
+    heads = ({"num_q_heads": 8, "num_kv_heads": 8, "block_size": 64},)
+    unusual = (
+        {"head_size": 576, "block_size": 7, "gqa_ratio": 5},
+        {"dtype": "float32", "block_size": 7, "gqa_ratio": 5},
+    )
+    for table in (TABLE, heads, unusual):
         supports = Supports(where=table)
         found = infer(runner, Declaration(name="k", problem="paged_decode", supports=supports))
         assert found.supports == supports
+        assert found.works
         assert judged
         outside = [case for case in judged if not any(fits(case, one) for one in supports.combinations)]
         assert outside == []
         judged.clear()
+
+
+def test_relations_stay_among_what_goes_together() -> None:
+    """A case that passes would be run on pages, or in splits, that its head size does not have, and be a finding."""
+    table = ({"head_size": 64, "num_splits": (1, 4)}, {"head_size": 128, "block_size": 16, "num_splits": 2})
+    declaration = Declaration(name="k", problem="split_decode", supports=Supports(where=table))
+    case = simplest_case("split_decode", Supports(head_sizes=(128,), block_sizes=(16,)), {})
+    large = msgspec.structs.replace(case, num_splits=2)
+    small = msgspec.structs.replace(case, head_size=64, scale=0.125)
+    for relation in (SPLIT_COUNT, REPAGING):
+        assert relation.applies(declaration, small)
+        assert not relation.applies(declaration, large)
+
+
+def test_benchmarks_time_what_goes_together() -> None:
+    """A kernel would be timed on what it does not take, and be called wrong, or on a layout that does not go with it."""
+    shape = Shape(label="small", num_q_heads=8, num_kv_heads=1, head_size=128, seq_lens=(64,))
+    own = {"head_size": shape.head_size, "block_size": shape.block_size, "layout": "HND"}
+    for table, why in (
+        ((own, {"head_size": 13}), None),
+        (({**own, "head_size": 13}, {"block_size": 7}), "where has no such combination"),
+        (({**own, "tile": 32}, {"block_size": 7}), "where has no such combination"),
+    ):
+        declared = Declaration(name="k", problem="paged_decode", supports=Supports(where=table), options=OPTIONS)
+        assert bench_objection(declared, shape, {"tile": 16, "fast": True}) == why
 
 
 def attnfuzz_at(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
