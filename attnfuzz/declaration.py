@@ -21,7 +21,9 @@ from attnfuzz.environment import TRITON_REMEDY
 from attnfuzz.overlay import original_of, spec_from_file
 from attnfuzz.problems.cases import PROBLEMS, Problem
 from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.simplest import check_combinations
 from attnfuzz.problems.supports import OptionValue, Supports, check_options
+from attnfuzz.problems.where import settled
 from attnfuzz.project import search_path, why_foreign
 from attnfuzz.said import check_text, places, printable, text_of, type_name
 
@@ -54,7 +56,8 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ``target`` loads exactly this kernel again: a bundled name, ``module:name`` or ``path/to/file.py:name``.
     ``assumed`` names the fields of ``supports`` that the kernel's file leaves open, and that say what was found out.
     ``needs_preparing``: it has something to do before its first case, and nobody has done it yet.
-    Raises ValueError for names and options that could not be shown, or not be sent as JSON.
+    A function that ``supports`` has for ``where`` becomes a table. Raises ValueError for names and options that could
+    not be shown, or not be sent as JSON, and for what ``where`` names and cases of the problem do not have.
     """
 
     name: str
@@ -73,6 +76,9 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for name, kind in (("supports", Supports), ("numerics", Numerics)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name}={getattr(self, name)!r:.80} must be an attnfuzz.{kind.__name__}(...)")
+        if self.supports.where is not None:
+            settled_supports = settled(self.problem, self.supports, self.options)
+            msgspec.structs.force_setattr(self, "supports", settled_supports)
 
 
 class Kernel:
@@ -125,6 +131,9 @@ def kernel(
         raise ValueError(f"problem={problem!r} must be one of {PROBLEMS}")
     choices = {key: tuple(value) if isinstance(value, list) else value for key, value in (options or {}).items()}
     check_options(choices)
+    if isinstance(supports, Supports):
+        supports = settled(problem, supports, choices)
+        check_combinations(problem, supports, choices)
 
     def declare(function: KernelFunction) -> Kernel:
         declaration = Declaration(

@@ -22,7 +22,6 @@ from attnfuzz.problems.cases import (
 from attnfuzz.problems.choices import lse_kinds_of, min_seq_len, paddings_of
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.recipes import STATE_RECIPES
-from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import OptionValue, Supports, check_options
 from attnfuzz.strategies.arguments import check_one_of
 from attnfuzz.strategies.decisions import Decisions, decided, decided_together
@@ -109,7 +108,6 @@ def _builder(
     check_one_of("problem", problem, PROBLEMS)
     supports, options = supports or Supports(), dict(options or {})
     check_options(options)
-    simplest_case(problem, supports, options)  # raises where no head size fits
     plan = _Plan(FormatPlan.of(problem, supports, options, sizes), tuple(formats))
     build = _BUILDERS[problem]
     size = format_bytes(plan.free) + 1 + _PARTS_BYTES + sizes.max_seqs

@@ -11,21 +11,27 @@ from attnfuzz.problems.boundaries import QUERY_TILE, split_count, tile_sizes
 from attnfuzz.problems.cases import CASE_TYPES, PagedDecodeCase, Problem, SplitDecodeCase
 from attnfuzz.problems.choices import (
     block_sizes_of,
+    caches_of,
     dtypes_of,
     gqa_ratios_of,
+    head_counts_of,
     head_sizes_of,
     kv_dtypes_of,
     layouts_of,
+    merge_heads_of,
+    options_of,
     split_counts_of,
     v_head_sizes_of,
     variants_of,
 )
 from attnfuzz.problems.formats import Format, format_key
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
+from attnfuzz.problems.simplest import simplest_cases
 from attnfuzz.problems.supports import Dtype, Layout, OptionValue, Supports
 from attnfuzz.problems.variants import PLAIN_VARIANT, absent_tensors
+from attnfuzz.problems.where import settled
 from attnfuzz.strategies.decisions import Decisions
-from attnfuzz.strategies.heads import decide_gqa_heads
+from attnfuzz.strategies.heads import decide_gqa_heads, decide_head_counts
 from attnfuzz.strategies.launch import decide_options
 from attnfuzz.strategies.quantised_kv import (
     QUANTISED_KV_BYTES,
@@ -65,7 +71,8 @@ _Choice = tuple[str, str]
 class FormatPlan:
     """What can be known before the first draw.
 
-    ``head_sizes``: of each combination of dtype and layout that has any.
+    ``head_sizes``: of each dtype and layout that has any. ``alternatives``: a plan for each combination of ``where``,
+    the one with the simplest case first; what is drawn is drawn from one of them.
     """
 
     problem: Problem
@@ -73,18 +80,32 @@ class FormatPlan:
     options: Mapping[str, tuple[OptionValue, ...]]
     sizes: Sizes
     head_sizes: Mapping[Dtype, Mapping[Layout | None, tuple[int, ...]]]
+    alternatives: tuple[FormatPlan, ...] = ()
 
     @classmethod
     def of(
         cls, problem: Problem, supports: Supports, options: Mapping[str, tuple[OptionValue, ...]], sizes: Sizes
     ) -> FormatPlan:
-        """For a kernel that declares ``supports`` and ``options``."""
+        """For a kernel that declares ``supports`` and ``options``. Raises ValueError where there is no case."""
+        supports = settled(problem, supports, options)
+        each = [one for one, _ in simplest_cases(problem, supports, options)]
+        if not supports.combinations:
+            return cls._of_one(problem, supports, options, sizes)
+        plans = [cls._of_one(problem, one, options_of(one, options), sizes) for one in each]
+        return cls(problem, supports, options, sizes, {}, tuple(plans))
+
+    @classmethod
+    def _of_one(
+        cls, problem: Problem, supports: Supports, options: Mapping[str, tuple[OptionValue, ...]], sizes: Sizes
+    ) -> FormatPlan:
+        """Of one combination of ``where``, or without any."""
         has_cache = issubclass(CASE_TYPES[problem], PagedDecodeCase)
         layouts: tuple[Layout | None, ...] = layouts_of(supports) if has_cache else (None,)
-        found = {
-            dtype: {layout: fitting for layout in layouts if (fitting := head_sizes_of(supports, dtype, layout))}
-            for dtype in dtypes_of(supports)
-        }
+        found: dict[Dtype, dict[Layout | None, tuple[int, ...]]] = {}
+        for dtype in dtypes_of(supports):
+            for cache in caches_of(problem, supports, dtype)[:1]:  # a plain one, unless there is none
+                fitting = {layout: head_sizes_of(supports, cache or dtype, layout) for layout in layouts}
+                found[dtype] = {layout: kept for layout, kept in fitting.items() if kept}
         return cls(problem, supports, options, sizes, {dtype: kinds for dtype, kinds in found.items() if kinds})
 
 
@@ -159,11 +180,14 @@ def format_bytes(plan: FormatPlan) -> int:
     of_variant = VARIANT_BYTES if variants_of(plan.problem, plan.supports) else 0
     of_values = 0 if plan.supports.v_head_sizes == "equal" else _V_HEAD_SIZE_BYTES
     of_kv = QUANTISED_KV_BYTES if kv_dtypes_of(plan.problem, plan.supports) else 0
-    return 1 + _SHAPE_BYTES + len(plan.options) + STRIDES_BYTES + of_variant + of_values + of_kv
+    of_alternatives = 1 if plan.alternatives else 0
+    return 1 + _SHAPE_BYTES + len(plan.options) + STRIDES_BYTES + of_variant + of_values + of_kv + of_alternatives
 
 
 def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
     """A format, and the work for which its number of heads was drawn."""
+    if plan.alternatives:
+        return decide_format(decisions, decisions.pick(plan.alternatives))
     splits = decisions.part(1)
     # Before the work, which no case shows: what is read first shrinks first.
     options = decide_options(decisions.part(len(plan.options)), plan.options)
@@ -173,7 +197,7 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
     layout = shape.pick(tuple(plan.head_sizes[dtype]))
     strides = decide_strides(decisions.part(STRIDES_BYTES), plan.problem, plan.supports, layout)
     if plan.problem == "merge_states":
-        num_q_heads = shape.pick([count for count in _MERGE_HEADS if count <= min(work, plan.sizes.max_heads)])
+        num_q_heads = _pick_merge_heads(shape, plan, min(work, plan.sizes.max_heads))
         head_size = _pick_head_size(shape, plan, dtype, layout, num_q_heads)
         format_ = Format(dtype=dtype, num_q_heads=num_q_heads, head_size=head_size, strides=strides, options=options)
         return format_, work
@@ -186,17 +210,18 @@ def decide_format(decisions: Decisions, plan: FormatPlan) -> tuple[Format, int]:
     kv = None
     if kv_dtypes := kv_dtypes_of(plan.problem, plan.supports):
         of_kv = decisions.part(QUANTISED_KV_BYTES)
-        kv = decide_quantised_kv(of_kv, kv_dtypes, plan.supports.kv_scales)
+        may_be_plain = None in caches_of(plan.problem, plan.supports, dtype)
+        kv = decide_quantised_kv(of_kv, kv_dtypes, plan.supports.kv_scales, may_be_plain=may_be_plain)
     has_scales = kv is not None and kv.per == "head"
     if has_scales:
         most_heads = max(most_heads, _HEADS_OF_SCALES // (1 + num_sharing // 4))
-    num_q_heads, num_kv_heads = decide_gqa_heads(
-        shape,
-        gqa_ratios_of(plan.supports),
-        min(plan.sizes.max_heads, max(1, most_heads)),
-        wide=wide,
-        least_kv_heads=2 if has_scales else 1,
-    )
+    most_heads = min(plan.sizes.max_heads, max(1, most_heads))
+    if (counts := head_counts_of(plan.supports)) is not None:
+        num_q_heads, num_kv_heads = decide_head_counts(shape, counts, most_heads)
+    else:
+        num_q_heads, num_kv_heads = decide_gqa_heads(
+            shape, gqa_ratios_of(plan.supports), most_heads, wide=wide, least_kv_heads=2 if has_scales else 1
+        )
     head_size = _pick_head_size(shape, plan, dtype, layout, num_q_heads)
     v_head_size = _pick_v_head_size(decisions, plan, layout, num_q_heads, head_size)
     token_elements = num_kv_heads * max(head_size, v_head_size)
@@ -237,8 +262,14 @@ def _pick_splits(decisions: Decisions, plan: FormatPlan) -> int | None:
     if not issubclass(CASE_TYPES[plan.problem], SplitDecodeCase):
         return None
     most = min(plan.sizes.max_splits, plan.supports.max_num_splits or plan.sizes.max_splits)
-    counts = [count for count in split_counts_of(plan.supports) if count <= most]
+    permitted = split_counts_of(plan.supports)
+    counts = [count for count in permitted if count <= most] or list(permitted[:1])
     return decisions.pick(sorted([*counts, *(count for count in counts if count <= 4)]))  # many cost much
+
+
+def _pick_merge_heads(shape: Decisions, plan: FormatPlan, most: int) -> int:
+    counts = merge_heads_of(plan.supports) or _MERGE_HEADS
+    return shape.pick([count for count in counts if count <= most] or counts[:1])
 
 
 def _pick_head_size(shape: Decisions, plan: FormatPlan, dtype: Dtype, layout: Layout | None, num_q_heads: int) -> int:

@@ -9,7 +9,7 @@ from attnfuzz.problems.supports import MAX_HEAD_SIZE, MAX_HEADS
 from attnfuzz.strategies.arguments import check_bounds, check_int, check_sizes
 from attnfuzz.strategies.decisions import Decisions, decided
 
-__all__ = ["decide_gqa_heads", "gqa_heads", "head_sizes"]
+__all__ = ["decide_gqa_heads", "decide_head_counts", "gqa_heads", "head_sizes"]
 
 _WIDE = 16
 """Query heads per KV head that fill the rows of a matrix instruction: kernels take larger groups in several parts."""
@@ -32,6 +32,13 @@ def decide_gqa_heads(
     counts = [count for count in KV_HEADS if least <= count and count * ratio <= max_heads]
     num_kv_heads = decisions.pick(counts or KV_HEADS[:1])
     return ratio * num_kv_heads, num_kv_heads
+
+
+def decide_head_counts(decisions: Decisions, counts: tuple[tuple[int, int], ...], max_heads: int) -> tuple[int, int]:
+    """One of ``counts`` of query and KV heads, by the number of the latter first; the fewest where none fit."""
+    fitting = [heads for heads in counts if heads[0] <= max_heads] or [min(counts)]
+    num_kv_heads = decisions.pick(sorted({heads[1] for heads in fitting}))
+    return decisions.pick([heads for heads in fitting if heads[1] == num_kv_heads])
 
 
 def gqa_heads(*, ratios: tuple[int, ...] = GQA_RATIOS, max_heads: int = 32) -> st.SearchStrategy[tuple[int, int]]:

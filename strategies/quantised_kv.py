@@ -32,10 +32,15 @@ _PLAIN_CASES = 2
 
 
 def decide_quantised_kv(
-    decisions: Decisions, dtypes: tuple[KvDtype, ...], granularities: tuple[KvGranularity, ...]
+    decisions: Decisions,
+    dtypes: tuple[KvDtype, ...],
+    granularities: tuple[KvGranularity, ...],
+    *,
+    may_be_plain: bool = True,
 ) -> QuantisedKv | None:
-    """None in two of three cases. ``dtypes``: at least one."""
-    dtype = decisions.pick((*[None] * _PLAIN_CASES * len(dtypes), *dtypes))
+    """None in two of three cases, if it may be. ``dtypes``: at least one."""
+    plain = [None] * _PLAIN_CASES * len(dtypes) if may_be_plain else []
+    dtype = decisions.pick((*plain, *dtypes))
     per = decisions.pick(tuple(one for one in _GRANULARITIES if one in granularities))
     scales = decisions.pick(_RECIPES_OF_HEADS if per == "head" else _RECIPES)
     return None if dtype is None else QuantisedKv(dtype=dtype, per=per, scales=scales)

@@ -50,15 +50,18 @@ from attnfuzz.problems.choices import (
     HEAD_SIZES,
     block_size_rank,
     dtypes_of,
+    head_counts_of,
     head_size_rank,
     is_power_of_two,
     layouts_of,
+    merge_heads_of,
+    split_counts_of,
     strided_tensors_of,
 )
 from attnfuzz.problems.features import CACHE_TENSORS
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
-from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.simplest import simplest_case, simplest_cases
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports
 
@@ -126,7 +129,9 @@ def with_declared(declaration: Declaration, supports: Supports) -> Declaration:
     fields = {
         name: getattr(supports, name)
         for name in supports.__struct_fields__
-        if getattr(declaration.supports, name) == getattr(_UNDECLARED, name) != getattr(supports, name)
+        if name != "where"
+        and declaration.supports.leaves_open(name)
+        and getattr(supports, name) != getattr(_UNDECLARED, name)
     }
     changed = msgspec.structs.replace(declaration.supports, **fields)
     return msgspec.structs.replace(declaration, supports=changed, assumed=(*declaration.assumed, *fields))
@@ -234,7 +239,7 @@ class _Inference:
             self._block_sizes()
 
     def _is_open(self, name: str) -> bool:
-        return bool(getattr(self.declaration.supports, name) == getattr(_UNDECLARED, name))
+        return self.declaration.supports.leaves_open(name)
 
     def _leave_out(self, name: str, kept: object, values: Values, seen: _Seen) -> None:
         self.supports = msgspec.structs.replace(self.supports, **{name: kept})
@@ -245,7 +250,7 @@ class _Inference:
 
     def _find_point(self) -> None:
         """The first of some ordinary combinations of values for which the kernel is right about anything."""
-        points = list(_points(self.declaration.supports))
+        points = list(_points(self.declaration))
         self.point = points[0]
         for point in points:
             if any(self._output(case).outcome == "passes" for case in self._cases(point)):
@@ -260,7 +265,7 @@ class _Inference:
 
     def _find_merge(self) -> None:
         """Which logarithms it takes, and on which axes: those that make the output right."""
-        self.point = next(_points(self.declaration.supports))
+        self.point = next(_points(self.declaration))
         layouts: tuple[LseLayout, ...] = (
             get_args(LseLayout) if self._is_open("lse_layout") else (self.supports.lse_layout,)
         )
@@ -298,8 +303,9 @@ class _Inference:
             pairs: tuple[tuple[LsePair, ...], ...] = (
                 (("finite", "finite"),), (("equal", "equal"),), (("high", "low"), ("low", "high"))
             )  # fmt: skip
+            two = {} if merge_heads_of(point) else {"num_q_heads": 2}
             return [
-                msgspec.structs.replace(simplest, num_tokens=3, num_q_heads=2, lse_pairs=lse_pairs, **fields)
+                msgspec.structs.replace(simplest, num_tokens=3, lse_pairs=lse_pairs, **two, **fields)
                 for lse_pairs in pairs
             ]
         size = simplest.block_size if isinstance(simplest, PagedDecodeCase) else 4
@@ -310,14 +316,14 @@ class _Inference:
         supports = self.declaration.supports
         longest = supports.max_seq_len or max(lengths)
         seq_lens = tuple(min(length, longest) for length in lengths)
-        changes: dict[str, Any] = {
-            "seq_lens": seq_lens, "num_kv_heads": 2, "num_q_heads": 2 * case.gqa_ratio, **fields
-        }  # fmt: skip
+        changes: dict[str, Any] = {"seq_lens": seq_lens, **fields}
+        if head_counts_of(self.point) is None:
+            changes |= {"num_kv_heads": 2, "num_q_heads": 2 * case.gqa_ratio}
         if isinstance(case, PagedAttentionCase) and "query_lens" not in fields:
             most = min(2, supports.max_query_len or 2)
             changes["query_lens"] = tuple(min(length, most if i == 0 else 1) for i, length in enumerate(seq_lens))
         if isinstance(case, SplitDecodeCase):
-            changes["num_splits"] = min(2, supports.max_num_splits or 2)
+            changes["num_splits"] = next((one for one in split_counts_of(self.point) if one > 1), case.num_splits)
         return cast(Case, msgspec.structs.replace(case, **changes))
 
     def _output(self, case: Case) -> _Seen:
@@ -567,23 +573,31 @@ def _throughout(
     return seen
 
 
-def _points(supports: Supports) -> Iterator[Supports]:
-    """Combinations of one value of each field, the most ordinary first: what most kernels take, then what others do."""
-    values: dict[str, tuple[Any, ...]] = {
-        "dtypes": dtypes_of(supports),
-        "layouts": layouts_of(supports),
-        "head_sizes": supports.head_sizes or (64, 128, 16, 256, 80),
-        "block_sizes": supports.block_sizes or (16, 1, 64, 32, 128),
-        "gqa_ratios": supports.gqa_ratios or (1, 4),
-    }
-    ordinary = {"head_sizes": (64, 128), "block_sizes": (16, 32, 64)}
-    for name, preferred in ordinary.items():
-        values[name] = tuple(sorted(values[name], key=functools.partial(_is_not_among, preferred)))
-    first = {name: choices[:1] for name, choices in values.items()}
-    yield msgspec.structs.replace(supports, **first)
-    for name, choices in values.items():
-        for choice in choices[1:4]:
-            yield msgspec.structs.replace(supports, **{**first, name: (choice,)})
+def _points(declaration: Declaration) -> Iterator[Supports]:
+    """Combinations of one value of each field, the most ordinary first: what most kernels take, then what others do.
+
+    Where the kernel declares which values go together, those of one of its combinations after the other.
+    """
+    supports = declaration.supports
+    for one, _ in simplest_cases(declaration.problem, supports, declaration.options):
+        values: dict[str, tuple[Any, ...]] = {
+            "dtypes": dtypes_of(one),
+            "layouts": layouts_of(one),
+            "head_sizes": supports.head_sizes or (64, 128, 16, 256, 80),
+            "block_sizes": supports.block_sizes or (16, 1, 64, 32, 128),
+            "gqa_ratios": supports.gqa_ratios or (1, 4),
+        }
+        for combination in one.combinations:
+            named = {"head_sizes": "head_size", "block_sizes": "block_size", "gqa_ratios": "gqa_ratio"}
+            values |= {name: combination[field] for name, field in named.items() if field in combination}
+        ordinary = {"head_sizes": (64, 128), "block_sizes": (16, 32, 64)}
+        for name, preferred in ordinary.items():
+            values[name] = tuple(sorted(values[name], key=functools.partial(_is_not_among, preferred)))
+        first = {name: choices[:1] for name, choices in values.items()}
+        yield msgspec.structs.replace(one, **first)
+        for name, choices in values.items():
+            for choice in choices[1:4]:
+                yield msgspec.structs.replace(one, **{**first, name: (choice,)})
 
 
 def _is_not_among(values: tuple[int, ...], value: int) -> bool:

@@ -42,8 +42,10 @@ from attnfuzz.execution.outcomes import DeadlinePassed, ExecutorUnavailable, Ser
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, ORACLES, OracleName
 from attnfuzz.problems.cases import Case
+from attnfuzz.problems.choices import dtypes_of, head_sizes_of, options_of
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.where import alternatives
 from attnfuzz.project import project_root
 
 __all__ = [
@@ -195,10 +197,18 @@ def within_contracts(declarations: Sequence[Declaration], inferred: Sequence[Inf
 def _one_of_each(declaration: Declaration) -> list[Case]:
     """The simplest case of each combination of dtype, head size and options, up to a number, the simplest first."""
     supports, options = declaration.supports, declaration.options
-    combinations = product(supports.dtypes, supports.head_sizes or (None,), product(*options.values()))
+    combinations = (
+        (one, *values)
+        for one in alternatives(supports)
+        for values in product(
+            dtypes_of(one),
+            (None,) if one.leaves_open("head_sizes") else head_sizes_of(one, supports.dtypes[0]),
+            product(*options_of(one, options).values()),
+        )
+    )
     cases = list[Case]()
-    for dtype, size, chosen in islice(combinations, _MOST_BUILT):
-        one = msgspec.structs.replace(supports, dtypes=(dtype,), head_sizes=None if size is None else (size,))
+    for alternative, dtype, size, chosen in islice(combinations, _MOST_BUILT):
+        one = msgspec.structs.replace(alternative, dtypes=(dtype,), head_sizes=None if size is None else (size,))
         choices = {name: (choice,) for name, choice in zip(options, chosen, strict=True)}
         try:
             cases.append(simplest_case(declaration.problem, one, choices))

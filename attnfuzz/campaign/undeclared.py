@@ -10,7 +10,6 @@ or a wrong head map, and NaN for an empty sequence is 0/0. Nor is there a declar
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -25,7 +24,7 @@ from attnfuzz.problems.choices import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES, head_
 from attnfuzz.problems.features import CACHE_TENSORS, FREED_PAGES, KV_STRIDES_DIFFER
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
-from attnfuzz.problems.supports import DTYPES, Supports
+from attnfuzz.problems.supports import DTYPES, Supports, as_written
 
 __all__ = [
     "Restriction",
@@ -68,7 +67,7 @@ def needed_limits(finding: Finding) -> Limits:
     if finding.shrunk_s is None or finding.is_flaky or finding.preceding:
         return {}
     supports = finding.declaration.supports
-    own = {name: value for name, value in _limits(finding).items() if _is_undeclared(supports, name)}
+    own = {name: value for name, value in _limits(finding).items() if supports.leaves_open(name)}
     if len(own) != 1:
         return {}
     limits = _stricter(own, _limits_elsewhere(finding, own)) if own.keys() <= {"layouts", "strides"} else own
@@ -116,23 +115,13 @@ def restriction_of(declaration: Declaration, findings: Sequence[Finding]) -> Res
 
 def supports_text(limits: Mapping[str, Any]) -> str:
     """``Supports(...)`` as it is written in a program."""
-    return f"Supports({', '.join(f'{name}={_literal(value)}' for name, value in limits.items())})"
-
-
-def _literal(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_literal, value))}{',' if len(value) == 1 else ''})"
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+    return f"Supports({', '.join(f'{name}={as_written(value)}' for name, value in limits.items())})"
 
 
 def declared_limits(supports: Supports) -> Limits:
     """The fields that do not have their default."""
     names = supports.__struct_fields__
-    return {name: getattr(supports, name) for name in names if not _is_undeclared(supports, name)}
-
-
-def _is_undeclared(supports: Supports, name: str) -> bool:
-    return bool(getattr(supports, name) == getattr(_UNDECLARED, name))
+    return {name: value for name in names if (value := getattr(supports, name)) != getattr(_UNDECLARED, name)}
 
 
 def _limits(finding: Finding) -> Limits:
@@ -184,7 +173,7 @@ def _limits_elsewhere(finding: Finding, own: Limits) -> Limits:
         found["strides"] = "contiguous"
     if has_layouts:
         found["layouts"] = layouts_of(finding.declaration.supports)[:1]
-    return {name: value for name, value in found.items() if _is_undeclared(finding.declaration.supports, name)}
+    return {name: value for name, value in found.items() if finding.declaration.supports.leaves_open(name)}
 
 
 def _of_refusals(case: Case, features: frozenset[str]) -> Limits:

@@ -148,6 +148,10 @@ def _with_cases(envelope: _Envelope, source: str, limit_bytes: int) -> Regressio
             raise RegressionError(f"{source}: {error} - at `{place}`") from error
         return case
 
+    if envelope.assumed is not None and envelope.assumed.where is not None:
+        raise RegressionError(
+            f"{source}: which values go together is for the kernel to declare - at `$.assumed.where`; leave it out"
+        )
     fields = {name: getattr(envelope, name) for name in Regression.__struct_fields__}
     fields["case"] = read(envelope.case, "$.case")
     fields["preceding"] = tuple(read(case, f"$.preceding[{i}]") for i, case in enumerate(envelope.preceding))

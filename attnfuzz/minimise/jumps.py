@@ -10,7 +10,9 @@ from attnfuzz.minimise.edits import changed, first_head_needles
 from attnfuzz.minimise.search import Proposal, first_of
 from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.choices import default_scale
-from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.simplest import simplest_cases
+from attnfuzz.problems.supports import Combination
+from attnfuzz.problems.where import fields_of, fits
 
 __all__ = ["jump"]
 
@@ -27,16 +29,37 @@ _GROUPS: tuple[tuple[str, ...], ...] = (
 )
 """Fields that seldom matter together. Lengths, pages' sizes and splits are left to their own proposals."""
 
+_FIELDS_OF = {
+    "gqa_ratio": ("num_q_heads", "num_kv_heads"),
+    "num_q_heads": ("num_q_heads", "num_kv_heads"),
+    "num_kv_heads": ("num_q_heads", "num_kv_heads"),
+    "v_head_size": ("head_size", "v_head_size"),
+    "kv_dtype": ("dtype", "kv"),
+}
+"""What has to change for another value of something in a combination, where that is no field by itself."""
+_MOST_COMBINATIONS = 16
+
 _ALL_BUT_OPTIONS = tuple(name for group in _GROUPS[:-1] for name in group)
 
 
 def jump(case: Any, domain: Domain) -> Proposal[Any]:
-    """Everything simplest; everything but lengths and tiles; then one group of fields after another."""
-    simplest = simplest_case(case.problem, domain.supports, domain.options)
+    """Everything simplest; everything but lengths and tiles; one group of fields after another; other combinations."""
+    each = simplest_cases(case.problem, domain.supports, domain.options)
+    simplest = each[0][1]
     case = yield from first_of(case, [simplest, _simplified(case, simplest, _ALL_BUT_OPTIONS)])
     for group in _GROUPS:
         case = yield from first_of(case, [_simplified(case, simplest, group)])
-    return case
+    others = [(one.combinations[0], own) for one, own in each[:_MOST_COMBINATIONS] if one.combinations]
+    return (yield from first_of(case, [_onto(case, combination, own) for combination, own in others]))
+
+
+def _onto(case: Case, combination: Combination, simplest: Case) -> Case | None:
+    """``case`` with what ``combination`` does not permit of it as in that one's simplest case; the rest stays."""
+    misfits = [name for name, values in combination.items() if not fits(case, {name: values})]
+    own = [name for name in misfits if name in fields_of(case.problem)]
+    options = {name: simplest.options[name] for name in misfits if name not in own}
+    moved = _simplified(case, simplest, [field for name in own for field in _FIELDS_OF.get(name, (name,))])
+    return moved and changed(moved, options={**case.options, **options})
 
 
 def _simplified(case: Case, simplest: Case, names: Iterable[str]) -> Case | None:

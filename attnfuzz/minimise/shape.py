@@ -15,10 +15,12 @@ from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, SplitDecodeC
 from attnfuzz.problems.choices import (
     block_sizes_of,
     gqa_ratios_of,
+    head_counts_of,
     head_sizes_of,
     is_power_of_two,
     layouts_of,
     min_seq_len,
+    split_counts_of,
     v_head_sizes_of,
 )
 
@@ -68,6 +70,8 @@ def lower_lengths(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase
 
 def lower_heads(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
     ratio = case.gqa_ratio
+    if (counts := head_counts_of(domain.supports)) is not None:
+        return (yield from first_of(case, [with_heads(case, kv, q // kv) for q, kv in counts if q < case.num_q_heads]))
     case = yield from lower_integer(case, case.num_kv_heads, 1, lambda case, count: with_heads(case, count, ratio))
     simpler = [simpler for simpler in gqa_ratios_of(domain.supports) if simpler < ratio]
     return (yield from first_of(case, [with_heads(case, case.num_kv_heads, ratio) for ratio in simpler]))
@@ -123,7 +127,10 @@ def lower_v_head_size(case: AttentionCase, domain: Domain) -> Proposal[Attention
 def lower_num_splits(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
     if not isinstance(case, SplitDecodeCase):
         return case
-    found = yield from lower_integer(case, case.num_splits, 1, lambda case, count: changed(case, num_splits=count))
+    likely = split_counts_of(domain.supports) if domain.supports.combinations else ()
+    found = yield from lower_integer(
+        case, case.num_splits, 1, lambda case, count: changed(case, num_splits=count), likely=likely
+    )
     fewer = range(1, min(found.num_splits, _MOST_RESCALED))
     return (yield from first_of(found, [_rescale_splits(found, count) for count in fewer]))
 

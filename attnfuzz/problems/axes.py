@@ -28,6 +28,7 @@ from attnfuzz.problems.variants import VariantName
 __all__ = [
     "BATCHES",
     "GQA_CLASSES",
+    "HEADS_CLASSES",
     "HEAD_SIZE_CLASSES",
     "PAGE_CLASSES",
     "SPLIT_CLASSES",
@@ -37,6 +38,7 @@ __all__ = [
     "cache_level",
     "case_axes",
     "classes",
+    "heads_class",
     "option_axes",
     "query_phase",
     "size_class",
@@ -51,6 +53,7 @@ Levels = tuple[str, ...]
 HEAD_SIZE_CLASSES = (16, 64, 128)
 V_HEAD_SIZES = ("as K's", "smaller", "larger")
 GQA_CLASSES = (8,)
+HEADS_CLASSES = ("1", "pow2", "other")
 PAGE_CLASSES = (16,)
 SPLIT_CLASSES = ("1", "2 to 4", "5 to 8", "over 8")
 BATCHES = ("decode", "prefill", "chunk", "mixed")
@@ -152,8 +155,8 @@ def _strides(name: str, *tensors: str) -> Axis:
     return Axis(name, STRIDE_KINDS, partial(_strides_of, frozenset(tensors)))
 
 
-def _heads_class(heads: int) -> Levels:
-    return ("1" if heads == 1 else "pow2" if is_power_of_two(heads) else "other",)
+def heads_class(heads: int) -> str:
+    return "1" if heads == 1 else "pow2" if is_power_of_two(heads) else "other"
 
 
 def _sequences(case: AttentionCase) -> Levels:
@@ -212,7 +215,7 @@ _HEAD_SIZE = Axis(
 )
 _HEADS = (
     Axis("GQA ratio", classes(GQA_CLASSES), lambda case: (size_class(case.gqa_ratio, GQA_CLASSES),)),
-    Axis("KV heads", ("1", "pow2", "other"), lambda case: _heads_class(case.num_kv_heads)),
+    Axis("KV heads", HEADS_CLASSES, lambda case: (heads_class(case.num_kv_heads),)),
     Axis("sequences", ("1", "several, equal", "several, ragged"), _sequences),
     Axis("splits", SPLIT_CLASSES, lambda case: (split_class(num_splits_of(case)),)),
 )
@@ -243,7 +246,7 @@ _VALUES = (
     Axis("scale", ("default", "other"), _scale),
 )
 _MERGE = (
-    Axis("heads", ("1", "pow2", "other"), lambda case: _heads_class(case.num_q_heads)),
+    Axis("heads", HEADS_CLASSES, lambda case: (heads_class(case.num_q_heads),)),
     Axis("tokens", ("1", "2 to 16", "over 16"), _tokens),
     _strides("input strides", "prefix_output", "suffix_output", "prefix_lse", "suffix_lse"),
     _strides("result strides", "output", "output_lse"),

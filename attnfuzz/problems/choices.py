@@ -7,13 +7,24 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import get_args
+from collections.abc import Mapping
+from typing import Any, get_args
 
 from attnfuzz.problems.cases import CASE_TYPES, Problem, packed_width
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_SCALE_TENSORS, KvDtype
 from attnfuzz.problems.recipes import STRIDE_KINDS, LseKind, Padding, StrideKind
 from attnfuzz.problems.strides import last_dim_contiguous
-from attnfuzz.problems.supports import DTYPES, EMPTY_STATE_LSES, LAYOUTS, Dtype, Layout, Strides, Supports
+from attnfuzz.problems.supports import (
+    DTYPES,
+    EMPTY_STATE_LSES,
+    LAYOUTS,
+    MAX_HEADS,
+    Dtype,
+    Layout,
+    OptionValue,
+    Strides,
+    Supports,
+)
 from attnfuzz.problems.variants import VARIANT_TENSORS, VariantName
 
 __all__ = [
@@ -24,16 +35,21 @@ __all__ = [
     "NUM_SPLITS",
     "block_size_rank",
     "block_sizes_of",
+    "caches_of",
     "default_scale",
     "dtypes_of",
     "gqa_ratios_of",
+    "head_counts_of",
     "head_size_rank",
     "head_sizes_of",
     "is_power_of_two",
     "kv_dtypes_of",
     "layouts_of",
     "lse_kinds_of",
+    "merge_heads_of",
     "min_seq_len",
+    "offers",
+    "options_of",
     "paddings_of",
     "permits_gap",
     "permits_stride",
@@ -83,12 +99,52 @@ def default_scale(head_size: int) -> float:
     return float(struct.unpack("f", struct.pack("f", 1.0 / math.sqrt(head_size)))[0])
 
 
+def _values(supports: Supports, name: str, declared: tuple[Any, ...] | None, usual: tuple[Any, ...] = ()) -> set[Any]:
+    """What some combination of ``where`` leaves of the field ``name``, of which ``declared`` may occur.
+
+    Where any value may (None), those that ``where`` names are drawn, and ``usual`` ones where it names none.
+    """
+    drawn = usual if declared is None else declared
+    found: set[Any] = set()
+    for combination in supports.combinations or ({},):
+        named = combination.get(name)
+        if named is None:
+            found.update(drawn)
+        else:
+            found.update(value for value in named if declared is None or value in declared)
+    return found
+
+
+def _named(supports: Supports, name: str) -> set[Any] | None:
+    """The values of ``name`` in all combinations; None if one of them, or no table, leaves that open."""
+    found = [combination.get(name) for combination in supports.combinations]
+    return None if not found or None in found else {value for values in found for value in values or ()}
+
+
+def offers(choices: tuple[OptionValue, ...], value: object) -> bool:
+    """Membership that tells True from 1 and 1 from 1.0, as keyword arguments do."""
+    return any(type(choice) is type(value) and choice == value for choice in choices)
+
+
+def options_of(
+    supports: Supports, options: Mapping[str, tuple[OptionValue, ...]]
+) -> dict[str, tuple[OptionValue, ...]]:
+    """The choices of ``options`` that some combination of ``where`` permits."""
+    tables = supports.combinations or ({},)
+    return {
+        name: tuple(one for one in choices if any(name not in table or offers(table[name], one) for table in tables))
+        for name, choices in options.items()
+    }
+
+
 def dtypes_of(supports: Supports) -> tuple[Dtype, ...]:
-    return tuple(dtype for dtype in DTYPES if dtype in supports.dtypes)
+    found = _values(supports, "dtype", supports.dtypes)
+    return tuple(dtype for dtype in DTYPES if dtype in found)
 
 
 def layouts_of(supports: Supports) -> tuple[Layout, ...]:
-    return tuple(layout for layout in LAYOUTS if layout in supports.layouts)
+    found = _values(supports, "layout", supports.layouts)
+    return tuple(layout for layout in LAYOUTS if layout in found)
 
 
 def head_sizes_of(supports: Supports, dtype: Dtype | KvDtype, layout: Layout | None = None) -> tuple[int, ...]:
@@ -97,9 +153,12 @@ def head_sizes_of(supports: Supports, dtype: Dtype | KvDtype, layout: Layout | N
     ``dtype``: of the cache. In the interleaved layout heads of V have K's size, which must be supported for them too.
     """
     width = packed_width(dtype) if layout == "packed" else 1
-    sizes = {size for size in supports.head_sizes or HEAD_SIZES if size % width == 0}
+    sizes = {size for size in _values(supports, "head_size", supports.head_sizes, HEAD_SIZES) if size % width == 0}
     if layout == "interleaved" and isinstance(supports.v_head_sizes, tuple):
         sizes &= set(supports.v_head_sizes)
+    of_values = _named(supports, "v_head_size")
+    if of_values is not None and (layout == "interleaved" or supports.v_head_sizes == "equal"):
+        sizes &= of_values
     return tuple(sorted(sizes, key=head_size_rank))
 
 
@@ -107,21 +166,50 @@ def v_head_sizes_of(supports: Supports, head_size: int, layout: Layout | None = 
     """Sizes of V's heads beside ``head_size``, one of ``head_sizes_of``: that itself first, where it is supported."""
     if supports.v_head_sizes == "equal" or layout == "interleaved":
         return (head_size,)
-    sizes = {head_size, *HEAD_SIZES} if supports.v_head_sizes == "any" else set(supports.v_head_sizes)
+    declared = supports.v_head_sizes if isinstance(supports.v_head_sizes, tuple) else None
+    sizes = _values(supports, "v_head_size", declared, (head_size, *HEAD_SIZES))
     return tuple(sorted(sizes, key=lambda size: (size != head_size, head_size_rank(size))))
 
 
 def block_sizes_of(supports: Supports) -> tuple[int, ...]:
-    return tuple(sorted(set(supports.block_sizes or BLOCK_SIZES), key=block_size_rank))
+    return tuple(sorted(_values(supports, "block_size", supports.block_sizes, BLOCK_SIZES), key=block_size_rank))
 
 
 def gqa_ratios_of(supports: Supports) -> tuple[int, ...]:
-    return tuple(sorted(set(supports.gqa_ratios or GQA_RATIOS)))
+    return tuple(sorted(_values(supports, "gqa_ratio", supports.gqa_ratios, GQA_RATIOS)))
+
+
+def head_counts_of(supports: Supports) -> tuple[tuple[int, int], ...] | None:
+    """Numbers of query and KV heads that ``where`` leaves, the fewest first; None if it does not name them."""
+    if not any({"num_q_heads", "num_kv_heads"} & one.keys() for one in supports.combinations):
+        return None
+    found: set[tuple[int, int]] = set()
+    for one in supports.combinations:
+        own: Any = one.get("num_q_heads", ())
+        of_kv: Any = one.get("num_kv_heads", range(1, max(own) + 1) if own else KV_HEADS)
+        for num_kv_heads in of_kv:
+            counts = own or tuple(ratio * num_kv_heads for ratio in gqa_ratios_of(supports))
+            found |= {(count, num_kv_heads) for count in counts if _are_heads(supports, one, count, num_kv_heads)}
+    return tuple(sorted(found, key=lambda heads: (heads[1], heads[0])))
+
+
+def merge_heads_of(supports: Supports) -> tuple[int, ...] | None:
+    """Numbers of heads of merge_states that ``where`` leaves; None if it does not name them."""
+    named = _named(supports, "num_q_heads")
+    return None if named is None else tuple(sorted(named))
+
+
+def _are_heads(supports: Supports, combination: Mapping[str, Any], num_q_heads: int, num_kv_heads: int) -> bool:
+    ratio, rest = divmod(num_q_heads, num_kv_heads)
+    permitted = (supports.gqa_ratios, combination.get("gqa_ratio"))
+    return 0 < num_q_heads <= MAX_HEADS and not rest and all(one is None or ratio in one for one in permitted)
 
 
 def split_counts_of(supports: Supports) -> tuple[int, ...]:
     most = supports.max_num_splits
-    return NUM_SPLITS if most is None else (*(count for count in NUM_SPLITS if count < most), most)
+    usual = NUM_SPLITS if most is None else (*(count for count in NUM_SPLITS if count < most), most)
+    found = _values(supports, "num_splits", None, usual)
+    return tuple(sorted(count for count in found if most is None or count <= most))
 
 
 def min_seq_len(supports: Supports) -> int:
@@ -142,7 +230,15 @@ def variants_of(problem: Problem, supports: Supports) -> tuple[VariantName, ...]
 def kv_dtypes_of(problem: Problem, supports: Supports) -> tuple[KvDtype, ...]:
     """8-bit formats that the cache of a case of ``problem`` may have: none without a cache."""
     has_cache = "block_table" in CASE_TYPES[problem].tensor_names
-    return tuple(dtype for dtype in KV_DTYPES if dtype in supports.kv_dtypes) if has_cache else ()
+    found = _values(supports, "kv_dtype", supports.kv_dtypes)
+    return tuple(dtype for dtype in KV_DTYPES if dtype in found) if has_cache else ()
+
+
+def caches_of(problem: Problem, supports: Supports, dtype: Dtype) -> tuple[KvDtype | None, ...]:
+    """Formats of the cache of a case whose q has ``dtype``; None for a plain one, which ``where`` may exclude."""
+    named = _named(supports, "kv_dtype")
+    plain: tuple[None, ...] = (None,) if named is None or dtype in named else ()
+    return (*plain, *kv_dtypes_of(problem, supports))
 
 
 def lse_kinds_of(supports: Supports) -> tuple[LseKind, ...]:

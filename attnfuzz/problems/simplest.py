@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import msgspec
 
 from attnfuzz.problems.cases import (
     CASE_TYPES,
+    AttentionCase,
     Case,
     DenseDecodeCase,
     MergeStatesCase,
@@ -16,56 +19,133 @@ from attnfuzz.problems.cases import (
     SplitDecodeCase,
 )
 from attnfuzz.problems.choices import (
+    block_size_rank,
     block_sizes_of,
+    caches_of,
     default_scale,
     dtypes_of,
     gqa_ratios_of,
+    head_counts_of,
+    head_size_rank,
     head_sizes_of,
     layouts_of,
+    merge_heads_of,
+    options_of,
+    split_counts_of,
     v_head_sizes_of,
 )
-from attnfuzz.problems.supports import Dtype, Layout, OptionValue, Supports
+from attnfuzz.problems.quantised_kv import KV_GRANULARITIES, QuantisedKv
+from attnfuzz.problems.supports import DTYPES, LAYOUTS, Dtype, Layout, OptionValue, Supports, as_written
+from attnfuzz.problems.where import alternatives
 
-__all__ = ["simplest_case"]
+__all__ = ["check_combinations", "simplest_case", "simplest_cases"]
+
+Options = Mapping[str, tuple[OptionValue, ...]]
 
 
-def simplest_case(problem: Problem, supports: Supports, options: Mapping[str, tuple[OptionValue, ...]]) -> Case:
+def simplest_case(problem: Problem, supports: Supports, options: Options) -> Case:
     """One sequence of one token, one KV head, everything else at its first choice.
 
-    Raises ValueError if no supported head size fits any supported layout and dtype.
+    Of several combinations that ``where`` permits, of the one whose simplest case is the simplest. Raises ValueError if
+    no supported head size fits any supported layout and dtype, or no combination anything else that is declared.
     """
-    dtype, layout = _simplest_format(problem, supports)
-    head_size = head_sizes_of(supports, dtype, layout)[0]
-    first = {name: choices[0] for name, choices in options.items()}
-    shape: dict[str, Any] = {"head_size": head_size, "dtype": dtype, "options": first}
-    if problem == "merge_states":
-        return MergeStatesCase(num_q_heads=1, num_tokens=1, lse_layout=supports.lse_layout, **shape)
-    rows: dict[str, Any] = {
-        **shape,
-        "num_q_heads": gqa_ratios_of(supports)[0],
-        "num_kv_heads": 1,
-        "seq_lens": (1,),
-        "scale": default_scale(head_size),
-        "v_head_size": v_head_sizes_of(supports, head_size, layout)[0],
-    }
-    if problem == "dense_decode":
-        return DenseDecodeCase(**rows)
-    cache: dict[str, Any] = {"block_size": block_sizes_of(supports)[0], "layout": layout}
-    if problem == "paged_decode":
-        return PagedDecodeCase(**rows, **cache)
-    if problem == "paged_attention":
-        return PagedAttentionCase(**rows, **cache, query_lens=(1,))
-    return SplitDecodeCase(**rows, **cache, num_splits=1)
+    return simplest_cases(problem, supports, options)[0][1]
 
 
-def _simplest_format(problem: Problem, supports: Supports) -> tuple[Dtype, Layout | None]:
-    layouts = layouts_of(supports) if issubclass(CASE_TYPES[problem], PagedDecodeCase) else (None,)
-    for dtype in dtypes_of(supports):
-        for layout in layouts:
-            if head_sizes_of(supports, dtype, layout):
-                return dtype, layout
+def simplest_cases(problem: Problem, supports: Supports, options: Options) -> list[tuple[Supports, Case]]:
+    """The simplest case of each combination of ``where`` that there are cases of, the simplest first.
+
+    Each with ``supports`` as if that combination were the only one. Raises ValueError where there are none.
+    """
+    each = [(one, _simplest(problem, one, options)) for one in alternatives(supports)]
+    found = [(one, case) for one, case in each if case is not None]
+    if found:
+        return sorted(found, key=lambda entry: _rank(entry[1], options)) if len(found) > 1 else found
+    if supports.combinations:
+        raise ValueError(
+            f"Supports(where={as_written(supports.combinations):.200}): no case has any of these combinations beside "
+            "the other fields and the options that are declared; correct one of them"
+        )
     raise ValueError(
         f"Supports(head_sizes={supports.head_sizes!r}, layouts={supports.layouts!r}): the packed layout needs head "
         "sizes that are multiples of 8 (4 for float32), the interleaved one such as are among "
         f"v_head_sizes={supports.v_head_sizes!r}; add such a size or another layout"
     )
+
+
+def check_combinations(problem: Problem, supports: Supports, options: Options) -> None:
+    """Raise ValueError for a value in ``where`` that no supported case has: it is a mistake, there or elsewhere."""
+    for i, one in enumerate(alternatives(supports)):
+        for name, values in next(iter(one.combinations), {}).items():
+            for value in values:
+                table = ({**one.combinations[0], name: (value,)},)
+                if _simplest(problem, msgspec.structs.replace(one, where=table), options) is None:
+                    raise ValueError(
+                        f"Supports(where[{i}]={as_written(one.combinations[0]):.200}): no case has {name}={value!r} "
+                        "there beside the other fields that are declared; leave it out, or permit it in its own field"
+                    )
+
+
+def _simplest(problem: Problem, supports: Supports, options: Options) -> Case | None:
+    """None if there is no case at all. ``supports`` has one combination at most."""
+    first = {name: choices[:1] for name, choices in options_of(supports, options).items()}
+    found = next(_formats(problem, supports), None)
+    if found is None or () in first.values():
+        return None
+    dtype, kv, layout, head_size = found
+    shape: dict[str, Any] = {
+        "head_size": head_size, "dtype": dtype, "options": {name: choice for name, (choice,) in first.items()}
+    }  # fmt: skip
+    if problem == "merge_states":
+        num_q_heads = (merge_heads_of(supports) or (1,))[0]
+        return MergeStatesCase(num_q_heads=num_q_heads, num_tokens=1, lse_layout=supports.lse_layout, **shape)
+    heads = head_counts_of(supports)
+    heads = tuple((ratio, 1) for ratio in gqa_ratios_of(supports)[:1]) if heads is None else heads
+    values = v_head_sizes_of(supports, head_size, layout)
+    if not heads or not values:
+        return None
+    rows: dict[str, Any] = {
+        **shape,
+        "num_q_heads": heads[0][0],
+        "num_kv_heads": heads[0][1],
+        "seq_lens": (1,),
+        "scale": default_scale(head_size),
+        "v_head_size": values[0],
+        "kv": kv,
+    }
+    if problem == "dense_decode":
+        return DenseDecodeCase(**rows)
+    sizes, splits = block_sizes_of(supports), split_counts_of(supports)
+    if not sizes or not splits:
+        return None
+    cache: dict[str, Any] = {"block_size": sizes[0], "layout": layout}
+    if problem == "paged_decode":
+        return PagedDecodeCase(**rows, **cache)
+    if problem == "paged_attention":
+        return PagedAttentionCase(**rows, **cache, query_lens=(1,))
+    return SplitDecodeCase(**rows, **cache, num_splits=splits[0])
+
+
+def _formats(problem: Problem, supports: Supports) -> Iterator[tuple[Dtype, QuantisedKv | None, Layout | None, int]]:
+    """What goes together of dtype, cache, layout and head size, the simplest first."""
+    layouts = layouts_of(supports) if issubclass(CASE_TYPES[problem], PagedDecodeCase) else (None,)
+    per = next(one for one in KV_GRANULARITIES if one in supports.kv_scales)
+    for dtype in dtypes_of(supports):
+        for cache in caches_of(problem, supports, dtype):
+            kv = None if cache is None else QuantisedKv(dtype=cache, per=per)
+            for layout in layouts:
+                for head_size in head_sizes_of(supports, cache or dtype, layout):
+                    yield dtype, kv, layout, head_size
+
+
+def _rank(case: Case, options: Options) -> tuple[Any, ...]:
+    """In the order in which shrinking takes one case for simpler than another."""
+    heads: tuple[Any, ...] = (case.num_q_heads, head_size_rank(case.head_size), head_size_rank(case.value_size))
+    if isinstance(case, AttentionCase):
+        heads = (case.num_q_heads, case.num_kv_heads, case.v_head_size is not None, *heads[1:])
+    if isinstance(case, PagedDecodeCase):
+        splits = case.num_splits if isinstance(case, SplitDecodeCase) else 1
+        heads += (splits, block_size_rank(case.block_size), LAYOUTS.index(case.layout))
+    chosen = tuple(options[name].index(value) for name, value in sorted(case.options.items()))
+    quantised = isinstance(case, AttentionCase) and case.kv is not None
+    return (*heads, DTYPES.index(case.dtype), chosen, quantised)

@@ -15,14 +15,16 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
     SplitDecodeCase,
 )
-from attnfuzz.problems.choices import lse_kinds_of, paddings_of, permits_stride
+from attnfuzz.problems.choices import lse_kinds_of, offers, paddings_of, permits_stride
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.shapes import strides_of, tensor_specs
-from attnfuzz.problems.supports import OptionValue, Supports
+from attnfuzz.problems.supports import OptionValue, Supports, as_written
+from attnfuzz.problems.where import fits, value_in
 
 __all__ = ["adapt_options", "supports_case", "why_unsupported"]
 
 Options = Mapping[str, tuple[OptionValue, ...]]
+_MOST_SHOWN = 4
 
 
 def supports_case(supports: Supports, options: Options, case: Case) -> bool:
@@ -40,7 +42,7 @@ def why_unsupported(supports: Supports, options: Options, case: Case) -> str | N
 def adapt_options(case: Case, options: Options) -> Case:
     """``case`` for a kernel with other ``options``: what that kernel does not offer becomes its first choice."""
     adapted = {
-        name: case.options[name] if name in case.options and _offers(choices, case.options[name]) else choices[0]
+        name: case.options[name] if name in case.options and offers(choices, case.options[name]) else choices[0]
         for name, choices in options.items()
     }
     return case if adapted == case.options else msgspec.structs.replace(case, options=adapted)
@@ -55,6 +57,12 @@ def _objections(supports: Supports, options: Options, case: Case) -> Iterator[st
         yield from _attention(supports, case)
     yield from _strides(supports, case)
     yield from _options(options, case)
+    if supports.combinations and not any(fits(case, one) for one in supports.combinations):
+        names = dict.fromkeys(name for one in supports.combinations for name in one)
+        values = ", ".join(f"{name}={value_in(case, name)!r}" for name in names)
+        shown = ", ".join(as_written(one) for one in supports.combinations[:_MOST_SHOWN])
+        more = ", ..." if len(supports.combinations) > _MOST_SHOWN else ""
+        yield f"{values} do not go together: the kernel declares where=({shown}{more})"
 
 
 def _attention(supports: Supports, case: AttentionCase) -> Iterator[str]:
@@ -124,7 +132,7 @@ def _options(options: Options, case: Case) -> Iterator[str]:
     for name, value in case.options.items():
         if name not in options:
             yield f"options[{name!r}]={value!r}, but the kernel has no such option"
-        elif not _offers(options[name], value):
+        elif not offers(options[name], value):
             yield f"options[{name!r}]={value!r}, but the kernel offers {options[name]}"
     for name in options:
         if name not in case.options:
@@ -134,8 +142,3 @@ def _options(options: Options, case: Case) -> Iterator[str]:
 def _not_among(name: str, value: object, allowed: tuple[object, ...] | None) -> Iterator[str]:
     if allowed is not None and value not in allowed:
         yield f"{name}={value!r}, but the kernel declares {allowed}"
-
-
-def _offers(choices: tuple[OptionValue, ...], value: OptionValue) -> bool:
-    """Membership that tells True from 1 and 1 from 1.0, as keyword arguments do."""
-    return any(type(choice) is type(value) and choice == value for choice in choices)

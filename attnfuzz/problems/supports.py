@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
@@ -14,13 +16,16 @@ from attnfuzz.said import check_text
 __all__ = [
     "DTYPES",
     "LAYOUTS",
+    "MAX_COMBINATIONS",
     "MAX_HEADS",
     "MAX_HEAD_SIZE",
+    "Combination",
     "Dtype",
     "Layout",
     "OptionValue",
     "Supports",
     "VHeadSizes",
+    "as_written",
     "check_option",
     "check_options",
 ]
@@ -36,12 +41,33 @@ EmptyStateOutputs = Literal["zeros", "anything"]
 EmptyStateLse = Literal["-inf", "+inf"]
 OptionValue = bool | int | float | str
 VHeadSizes = Literal["equal", "any"] | tuple[int, ...]
+Combination = Mapping[str, tuple[OptionValue, ...]]
+"""Values that go together, by the names of a case's fields and of options."""
+if TYPE_CHECKING:
+    Where = Callable[[Any], bool] | Sequence[Mapping[str, Any]] | None
+else:
+    Where = Any  # of data, `Supports` itself says in one sentence what is wrong with it
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 EMPTY_STATE_LSES: tuple[EmptyStateLse, ...] = get_args(EmptyStateLse)
 MAX_HEADS = 1024
 MAX_HEAD_SIZE = 1024
+MAX_COMBINATIONS = 256
+"""Of which a strategy chooses with one byte."""
+_MAX_NAMES = 64
+_MAX_VALUES = 1024
+_FIELDS_IN_WHERE = {
+    "dtypes": ("dtype",),
+    "layouts": ("layout",),
+    "head_sizes": ("head_size",),
+    "block_sizes": ("block_size",),
+    "gqa_ratios": ("gqa_ratio", "num_q_heads", "num_kv_heads"),
+    "max_num_splits": ("num_splits",),
+    "v_head_sizes": ("v_head_size",),
+    "kv_dtypes": ("kv_dtype",),
+}
+"""What the fields of a declaration are called in a combination."""
 
 
 class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -54,6 +80,10 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     * ``v_head_sizes``: sizes of V's heads, which are the output's too: ``"equal"``, those of K and no others;
       ``"any"``; or the sizes that may occur, each with any of ``head_sizes``: multi-head latent attention as DeepSeek
       has it is ``head_sizes=(192,), v_head_sizes=(128,)``.
+    * ``where``: which of these values go together, if not each with each: a table of combinations, of which a case must
+      fit one, or a function of a case (``attnfuzz.problems.where``). ``where=({"head_size": (64, 128), "block_size":
+      16}, {"head_size": 256, "block_size": (32, 64), "dtype": "bfloat16"})``: what a combination leaves out may have
+      any value that the other fields permit.
     * ``strides``: how tensors may lie in memory. ``"serving"``, unless declared: as serving engines hand them over. q
       and out may be slices of a fused projection (tokens further apart than num_q_heads x head_size), pages of a cache
       and sequences of a dense K and V may have a gap between them that keeps the alignment; everything else is
@@ -115,8 +145,26 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     deterministic: bool = True
     batch_invariant: bool = False
     graph_replay: bool = False
+    where: Where = None
+
+    @property
+    def combinations(self) -> tuple[Combination, ...]:
+        """The table of ``where``; empty without one. Raises ValueError for a function, which no declaration keeps."""
+        if callable(self.where):
+            raise ValueError("Supports(where=a function): only a kernel's declaration makes a table of it; use that")
+        return self.where or ()  # type: ignore[return-value]  # __post_init__ has made it a tuple of combinations
+
+    def leaves_open(self, name: str) -> bool:
+        """Whether the field ``name`` is at its default, and ``where`` says nothing of it either."""
+        default = next(field.default for field in msgspec.structs.fields(self) if field.name == name)
+        named = _FIELDS_IN_WHERE.get(name, ())
+        return bool(getattr(self, name) == default) and not any(
+            field in combination for combination in self.combinations for field in named
+        )
 
     def __post_init__(self) -> None:
+        if self.where is not None and not callable(self.where):
+            msgspec.structs.force_setattr(self, "where", _checked_table(self.where))
         _check_choices("dtypes", self.dtypes, DTYPES)
         _check_choices("layouts", self.layouts, LAYOUTS)
         _check_sizes("head_sizes", self.head_sizes, MAX_HEAD_SIZE)
@@ -151,6 +199,16 @@ _CHOICE_FIELDS: dict[str, Any] = {
 }
 
 
+def as_written(value: object) -> str:
+    """A field's ``value`` as it is written in a program."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(as_written, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, Mapping):
+        single = {name: one[0] if isinstance(one, tuple) and len(one) == 1 else one for name, one in value.items()}
+        return f"{{{', '.join(f'{json.dumps(name)}: {as_written(one)}' for name, one in single.items())}}}"
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
 def check_options(options: dict[str, tuple[OptionValue, ...]]) -> None:
     """Raise ValueError unless every option is a non-empty tuple of bool, int, float or str."""
     for name, choices in options.items():
@@ -165,12 +223,49 @@ def check_options(options: dict[str, tuple[OptionValue, ...]]) -> None:
 def check_option(name: str, value: object) -> None:
     """Raise ValueError unless ``value`` can be what a kernel is passed as the option ``name``, and be kept as JSON."""
     check_text("the name of an option", name)
+    _check_choice(f"options[{name!r}]", value)
+
+
+def _check_choice(place: str, value: object) -> None:
     if not isinstance(value, bool | int | float | str):
-        raise ValueError(f"options[{name!r}] holds {value!r}: choices are bool, int, float or str")
+        raise ValueError(f"{place} holds {value!r:.80}: choices are bool, int, float or str")
     if isinstance(value, str):
-        check_text(f"options[{name!r}]", value)
+        check_text(place, value)
     elif not (-(2**63) <= value < 2**63 if isinstance(value, int) else math.isfinite(value)):
-        raise ValueError(f"options[{name!r}] holds {value!r:.40}: numbers are finite, and integers have 64 bits")
+        raise ValueError(f"{place} holds {value!r:.40}: numbers are finite, and integers have 64 bits")
+
+
+def _checked_table(table: object) -> tuple[Combination, ...]:
+    """``table`` with each value in a tuple, as it is kept. Raises ValueError."""
+    if not isinstance(table, tuple | list) or not table:
+        raise ValueError(
+            f"Supports(where={table!r:.80}): must be a function of a case, or a non-empty tuple of combinations such "
+            'as {"head_size": (64, 128), "block_size": 16}'
+        )
+    if len(table) > MAX_COMBINATIONS:
+        raise ValueError(
+            f"Supports(where) has {len(table)} combinations, but at most {MAX_COMBINATIONS} are told apart; join those "
+            "that differ in one field by giving it several values"
+        )
+    return tuple(_checked_combination(f"where[{i}]", one) for i, one in enumerate(table))
+
+
+def _checked_combination(place: str, combination: object) -> Combination:
+    if not isinstance(combination, Mapping) or not 0 < len(combination) <= _MAX_NAMES:
+        raise ValueError(
+            f"Supports({place}={combination!r:.80}): must be a dict with 1 to {_MAX_NAMES} entries, from names of a "
+            "case's fields or options to a value or a tuple of values"
+        )
+    checked: dict[str, tuple[OptionValue, ...]] = {}
+    for name, values in combination.items():
+        check_text(f"a name in Supports({place})", name)
+        several = tuple(values) if isinstance(values, tuple | list) else (values,)
+        if not 0 < len(several) <= _MAX_VALUES:
+            raise ValueError(f"Supports({place}[{name!r}]={values!r:.80}): must hold 1 to {_MAX_VALUES} values")
+        for value in several:
+            _check_choice(f"Supports({place}[{name!r}])", value)
+        checked[name] = several
+    return checked
 
 
 def _check_v_head_sizes(values: object) -> None:

@@ -15,10 +15,12 @@ from attnfuzz.problems.axes import (
     BATCHES,
     GQA_CLASSES,
     HEAD_SIZE_CLASSES,
+    HEADS_CLASSES,
     PAGE_CLASSES,
     Axis,
     Levels,
     cache_level,
+    heads_class,
     option_axes,
     query_phase,
     size_class,
@@ -36,14 +38,19 @@ from attnfuzz.problems.boundaries import (
 )
 from attnfuzz.problems.cases import CASE_TYPES, PagedDecodeCase, Problem
 from attnfuzz.problems.choices import (
+    KV_HEADS,
     block_sizes_of,
+    caches_of,
     dtypes_of,
     gqa_ratios_of,
+    head_counts_of,
     head_sizes_of,
     kv_dtypes_of,
     layouts_of,
     lse_kinds_of,
+    merge_heads_of,
     min_seq_len,
+    options_of,
     paddings_of,
     split_counts_of,
     stride_kinds_of,
@@ -52,6 +59,7 @@ from attnfuzz.problems.choices import (
 )
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.row_axes import LENGTHS, Row, row_axes
+from attnfuzz.problems.simplest import simplest_cases
 from attnfuzz.problems.supports import OptionValue, Supports
 
 __all__ = ["LONGEST", "Witness", "witnesses"]
@@ -84,6 +92,8 @@ def witnesses(problem: Problem, supports: Supports, options: Options, *, longest
         groups += [_batches(), _paddings(supports), _caches(problem, supports)]
     if problem == "paged_attention":
         groups += [_queries(supports, longest), _mixtures(), _bounds(supports), _padding_tokens(supports)]
+    if supports.combinations:
+        groups.append(_combinations(problem, supports, options))
     return [set(group) for group in groups]
 
 
@@ -102,6 +112,55 @@ def _formats(problem: Problem, supports: Supports) -> Iterator[Witness]:
                     continue
                 for v_size in v_head_sizes_of(supports, size, layout):
                     yield (*levels, ("V head size", (v_head_size_class(size, v_size),)))
+
+
+def _combinations(problem: Problem, supports: Supports, options: Options) -> Iterator[Witness]:
+    """All that goes together in each combination of ``where``; only axes that one of them names."""
+    named = {name for one in supports.combinations for name in one}
+    sized = bool(v_head_size_axes(problem, supports))
+    shown = {axis.name: axis.levels for axis in option_axes(options)}
+    for one, _ in simplest_cases(problem, supports, options):
+        found: dict[str, Iterable[str]] = {}
+        sizes = head_sizes_of(one, dtypes_of(one)[0])
+        if named & {"dtype", "kv_dtype"}:
+            found["dtype"] = dtypes_of(one)
+        if "layout" in named:
+            found["layout"] = layouts_of(one)
+        if named & {"head_size", "v_head_size"}:
+            found["head size"] = (size_class(size, HEAD_SIZE_CLASSES) for size in sizes)
+        if sized and "v_head_size" in named:
+            pairs = ((size, v_size) for size in sizes for v_size in v_head_sizes_of(one, size))
+            found["V head size"] = (v_head_size_class(*pair) for pair in pairs)
+        if "block_size" in named:
+            found["page size"] = (size_class(size, PAGE_CLASSES) for size in block_sizes_of(one))
+        if "num_splits" in named:
+            found["splits"] = map(split_class, split_counts_of(one))
+        if "kv_dtype" in named and kv_dtypes_of(problem, supports):
+            caches = {cache for dtype in dtypes_of(one) for cache in caches_of(problem, one, dtype)}
+            kinds = [QuantisedKv(dtype=cache, per=per) for cache in caches if cache for per in supports.kv_scales]
+            found["cache"] = map(cache_level, (*([None] if None in caches else []), *kinds))
+        if named & {"gqa_ratio", "num_q_heads", "num_kv_heads"}:
+            found |= _head_levels(problem, one)
+        if problem != "split_decode" and any(split_count({name: 2}) > 1 for name in named & options.keys()):
+            launches = _launches(options_of(one, options))
+            found["splits"] = {split_class(split_count(launch)) for launch in launches}
+        for name, choices in options_of(one, options).items():
+            if name in named and f"option {name}" in shown:
+                found[f"option {name}"] = map(str, choices)
+        yield tuple((axis, tuple(dict.fromkeys(levels))) for axis, levels in found.items())
+
+
+def _head_levels(problem: Problem, supports: Supports) -> dict[str, Iterable[str]]:
+    if problem == "merge_states":
+        named = merge_heads_of(supports)
+        return {"heads": HEADS_CLASSES if named is None else map(heads_class, named)}
+    heads = head_counts_of(supports)
+    ratios = gqa_ratios_of(supports) if heads is None else tuple(q // kv for q, kv in heads)
+    counts = KV_HEADS if heads is None else tuple(kv for _, kv in heads)
+    return {
+        "GQA ratio": (size_class(ratio, GQA_CLASSES) for ratio in ratios),
+        "KV heads": map(heads_class, counts),
+    }
 
 
 def _caches(problem: Problem, supports: Supports) -> Iterator[Witness]:

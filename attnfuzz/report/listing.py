@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.problems.supports import as_written
 
 __all__ = ["print_kernels"]
 
@@ -32,7 +33,8 @@ def _print_fully(console: Console, declaration: Declaration) -> None:
     console.print(Text(f"  options: {_options(declaration) or 'none'}"), soft_wrap=True)
     for title, part in (("supports", declaration.supports), ("numerics", declaration.numerics)):
         for name, value in msgspec.structs.asdict(part).items():
-            console.print(Text(f"  {title}.{name}: {_value(value)}"), soft_wrap=True)
+            shown = as_written(value) if name == "where" and value is not None else _value(value)
+            console.print(Text(f"  {title}.{name}: {shown}"), soft_wrap=True)
     console.print()
 
 

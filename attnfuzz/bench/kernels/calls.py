@@ -17,8 +17,10 @@ from attnfuzz.bench.kernels.tensors import AttentionTensors, MergeTensors, in_la
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.oracles.results import named_results
 from attnfuzz.problems.cases import Case, case_from_builtins
+from attnfuzz.problems.choices import layouts_of
 from attnfuzz.problems.registry import problem_of
-from attnfuzz.problems.supports import LAYOUTS, OptionValue
+from attnfuzz.problems.supports import OptionValue, Supports
+from attnfuzz.problems.where import with_values
 
 __all__ = ["NotMeasured", "Prepared", "Unsupported", "objection", "ours", "prepare_kernel"]
 
@@ -57,8 +59,8 @@ class Prepared:
     set_lengths: Callable[[Tensor], object] | None = None
 
 
-def objection(declaration: Declaration, shape: Shape) -> str | None:
-    """Why a kernel cannot be timed on ``shape``, in a few words; None if it can."""
+def objection(declaration: Declaration, shape: Shape, options: dict[str, OptionValue]) -> str | None:
+    """Why a kernel cannot be timed on ``shape`` with ``options``, in a few words; None if it can."""
     supports = declaration.supports
     if declaration.problem not in PROBLEMS_OF[shape.kind]:
         return f"computes {declaration.problem}"
@@ -73,6 +75,8 @@ def objection(declaration: Declaration, shape: Shape) -> str | None:
         choices = getattr(supports, name)
         if choices is not None and value not in choices:
             return f"{name} has no {value}"
+    if _together(declaration, shape, options) is None:
+        return "where has no such combination"
     if supports.max_seq_len is not None and max(shape.longest, shape.room) > supports.max_seq_len:
         return f"max_seq_len is {supports.max_seq_len}"
     if supports.max_query_len is not None and max(shape.queries, default=0) > supports.max_query_len:
@@ -83,10 +87,10 @@ def objection(declaration: Declaration, shape: Shape) -> str | None:
 def prepare_kernel(kernel: Kernel, tensors: Tensors, options: dict[str, OptionValue]) -> Prepared:
     """The call of ``kernel`` on one set of tensors, with results of its own. Raises Unsupported, NotMeasured."""
     declaration, shape = kernel.declaration, tensors.shape
-    if (why := objection(declaration, shape)) is not None:
+    if (why := objection(declaration, shape, options)) is not None:
         raise Unsupported(why)
     with ours():
-        inputs, names = _inputs(declaration, tensors)
+        inputs, names = _inputs(declaration, tensors, options)
 
     def read(returned: object) -> Result:
         out, *rest = named_results(returned, inputs, names, declaration.supports).values()
@@ -103,7 +107,20 @@ def _natural(declaration: Declaration, lse: Tensor) -> Tensor:
     return lse.mT if is_turned else lse
 
 
-def _inputs(declaration: Declaration, tensors: Tensors) -> tuple[Any, tuple[str, str]]:
+def _together(declaration: Declaration, shape: Shape, options: dict[str, OptionValue]) -> Supports | None:
+    """What the kernel declares of the layouts that go with all else here; None if nothing does."""
+    known: dict[str, OptionValue] = {
+        "dtype": shape.dtype,
+        "head_size": shape.head_size,
+        "num_q_heads": shape.num_q_heads,
+    }
+    if shape.kind != "merge":
+        known |= {"num_kv_heads": shape.num_kv_heads, "gqa_ratio": shape.num_q_heads // shape.num_kv_heads}
+        known |= {"block_size": shape.block_size, "kv_dtype": shape.dtype, "v_head_size": shape.head_size}
+    return with_values(declaration.supports, {**known, **options})
+
+
+def _inputs(declaration: Declaration, tensors: Tensors, options: dict[str, OptionValue]) -> tuple[Any, tuple[str, str]]:
     """What the kernel gets, and the names of its two results."""
     shape = tensors.shape
     if isinstance(tensors, MergeTensors):
@@ -127,7 +144,7 @@ def _inputs(declaration: Declaration, tensors: Tensors) -> tuple[Any, tuple[str,
         given["k"], given["v"] = tensors.dense
         case = case_from_builtins("dense_decode", common | {"extra_rows": max(0, shape.room - shape.longest)})
         return _of_case(case, given)
-    layout = next(one for one in LAYOUTS if one in declaration.supports.layouts)
+    layout = layouts_of(_together(declaration, shape, options) or declaration.supports)[0]
     given |= in_layout(tensors.k_cache, tensors.v_cache, layout)
     given["block_table"] = tensors.block_table
     common |= {"block_size": shape.block_size, "layout": layout}

@@ -15,6 +15,7 @@ from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, PagedDecodeCase
 from attnfuzz.problems.choices import block_sizes_of
+from attnfuzz.problems.supported import supports_case
 
 __all__ = ["REPAGING"]
 
@@ -36,10 +37,14 @@ def _changed(declaration: Declaration, case: PagedDecodeCase) -> PagedDecodeCase
     """On pages of the next size that the kernel takes; none is shared, which its number would no longer say."""
     sizes = sorted(block_sizes_of(declaration.supports))
     larger = [size for size in sizes if size > case.block_size]
-    for size in (*larger[:1], *sizes[:1]):
+    for size in (*larger, *sizes) if declaration.supports.combinations else (*larger[:1], *sizes[:1]):
         pages = msgspec.structs.replace(case.pages, shared_blocks=0)
         changed = msgspec.structs.replace(case, block_size=size, pages=pages)
-        if size != case.block_size and fits(changed):
+        if (
+            size != case.block_size
+            and supports_case(declaration.supports, declaration.options, changed)
+            and fits(changed)
+        ):
             return changed
     return None
 

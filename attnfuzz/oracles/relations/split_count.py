@@ -15,6 +15,7 @@ from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, SplitDecodeCase
 from attnfuzz.problems.choices import split_counts_of
+from attnfuzz.problems.supported import supports_case
 
 __all__ = ["SPLIT_COUNT"]
 
@@ -50,7 +51,10 @@ def _others(declaration: Declaration, case: Case) -> dict[int, Case]:
             for count in choices
             if count != own
         }
-    ends = {min(found), max(found)} if found else set()
+    supported = [
+        count for count, other in found.items() if supports_case(declaration.supports, declaration.options, other)
+    ]
+    ends = {min(supported), max(supported)} if supported else set()
     return {count: found[count] for count in sorted(ends) if fits(found[count])}
 
 
