@@ -9,7 +9,7 @@ import msgspec
 from attnfuzz.campaign.messages import Known
 from attnfuzz.campaign.same_bug import Told, are_same_bug
 from attnfuzz.campaign.signature import Signature, Symptom
-from attnfuzz.corpus import Regression, RegressionError, decode_regression, encode_regression
+from attnfuzz.corpus import FindingRecord, Regression, RegressionError, decode_regression, encode_regression
 from attnfuzz.minimise import size_key
 
 __all__ = ["FORMAT", "MAX_BYTES", "Elsewhere", "FoundElsewhere", "decode_found", "encode_found"]
@@ -52,9 +52,9 @@ class FoundElsewhere(msgspec.Struct, frozen=True, kw_only=True):
         return Signature(symptom, first.features)
 
     @property
-    def maybe(self) -> tuple[str, ...]:
-        """Nobody says of another machine's finding what else it may be."""
-        return ()
+    def said(self) -> FindingRecord | None:
+        """What an oracle says of its smallest case, if that is known."""
+        return None if self.regression is None else self.regression.finding
 
     @property
     def is_flaky(self) -> bool:

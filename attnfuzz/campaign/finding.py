@@ -93,9 +93,9 @@ class Finding:
         return f"{named} [{about}]" if about else named
 
     @property
-    def maybe(self) -> tuple[str, ...]:
-        """Other causes that would give much the same."""
-        return self.failure.maybe
+    def said(self) -> Failure:
+        """What an oracle says of its smallest case."""
+        return self.failure
 
     @property
     def is_flaky(self) -> bool:

@@ -16,7 +16,7 @@ from attnfuzz.campaign.finding import one_of_each
 from attnfuzz.campaign.replay import SavedCase
 from attnfuzz.campaign.same_bug import are_same_bug
 from attnfuzz.campaign.signature import Signature, Symptom
-from attnfuzz.corpus import Regression, regression_name
+from attnfuzz.corpus import FindingRecord, Regression, regression_name
 from attnfuzz.minimise import size_key
 from attnfuzz.oracles.verdict import MOST_PLACES, Sight
 
@@ -42,7 +42,7 @@ class _Case:
     files: tuple[SavedCase, ...]
     signature: Signature
     is_flaky: bool
-    maybe: tuple[str, ...] = ()
+    said: FindingRecord
 
 
 def tell_apart(saved: Iterable[SavedCase]) -> list[SavedBug]:
@@ -101,7 +101,7 @@ def _by_name(saved: Iterable[SavedCase]) -> Iterable[tuple[SavedCase, ...]]:
 
 def _case(files: tuple[SavedCase, ...]) -> _Case:
     regression = files[0].regression
-    return _Case(files, _signature(regression), regression.finding.is_flaky)
+    return _Case(files, _signature(regression), regression.finding.is_flaky, regression.finding)
 
 
 def _group_of(case: _Case, groups: Sequence[list[_Case]]) -> list[_Case] | None:

@@ -34,7 +34,7 @@ MAX_PRECEDING = 64
 
 Status = Literal["open", "fixed"]
 
-_SINCE = ("tensor", "cause", "blame", "also", "remedy")
+_SINCE = ("tensor", "cause", "maybe", "blame", "also", "remedy")
 """Fields that older files lack: left out where there is nothing to say."""
 _RATE = ("failed", "runs")
 _RECORDED_PACKAGES = ("attnfuzz", "torch", "triton", "hypothesis", "msgspec")
@@ -44,7 +44,7 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """What an oracle said of the case when it was saved.
 
     ``kind`` and ``features`` (what the case still needs away from its simplest value) tell one bug from another.
-    ``cause``, ``tensor`` and ``blame`` are those of `Failure`. ``also``: other ways in which the same bug showed.
+    ``cause``, ``maybe``, ``tensor`` and ``blame`` are those of `Failure`. ``also``: other ways in which the bug showed.
     ``remedy``: what a kernel declares that is not meant to do better.
     A flaky case failed in ``failed`` of ``runs`` runs; both are 0, and left out of the file, for one that always does.
     What a stranger's file says is made fit to be shown, as what a kernel says is in a `Failure`.
@@ -59,6 +59,7 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     runs: int = 0
     tensor: str = ""
     cause: str = ""
+    maybe: tuple[str, ...] = ()
     blame: Blame = Blame()
     also: tuple[Sight, ...] = ()
     remedy: Supports | None = None
@@ -95,6 +96,7 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             runs=runs,
             tensor=failure.tensor,
             cause=failure.cause,
+            maybe=failure.maybe,
             blame=failure.blame,
             also=also,
             remedy=remedy,

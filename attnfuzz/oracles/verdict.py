@@ -187,6 +187,12 @@ class Diagnosed(Told, Protocol):
     @property
     def cause(self) -> str: ...
 
+    @property
+    def tensor(self) -> str: ...
+
+    @property
+    def maybe(self) -> tuple[str, ...]: ...
+
 
 def ends_process(failure: Told | None) -> bool:
     """Whether the process that ran the case was gone after it."""

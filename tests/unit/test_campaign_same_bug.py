@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from attnfuzz.campaign.finding import Finding
@@ -15,9 +17,11 @@ from attnfuzz.problems.supports import Supports
 CASE = simplest_case("paged_decode", Supports(), {})
 
 
-def a_finding(oracle: OracleName, kind: str, *features: str, kernel: str = "k", cause: str = "") -> Finding:
+def a_finding(
+    oracle: OracleName, kind: str, *features: str, kernel: str = "k", cause: str = "", tensor: str = ""
+) -> Finding:
     declaration = Declaration(name="k", problem="paged_decode", target=kernel)
-    failure = Failure(oracle=oracle, kind=kind, message="wrong", cause=cause)
+    failure = Failure(oracle=oracle, kind=kind, message="wrong", cause=cause, tensor=tensor)
     return Finding(
         "0-1",
         declaration,
@@ -68,6 +72,34 @@ def test_a_cause_decides_whatever_the_cases_need() -> None:
     assert are_same_bug(rounded, a_finding("accuracy", "lse:value", "head_size not pow2", cause="scores_rounded"))
     assert not are_same_bug(rounded, a_finding("page_permutation", "bits", "any case"))
     assert not are_same_bug(rounded, a_finding("accuracy", "out:value", "seq_len>1"))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (("crash", "SIGSEGV", "strides:k=outer_gap"), ("crash", "SIGBUS", "strides:k=outer_gap", "seq_len>1"), True),
+        (("crash", "cuda:illegal memory access", "empty sequence"), ("crash", "cuda:misaligned address",
+          "empty sequence", "num_seqs>1"), True),
+        (("crash", "SIGSEGV", "empty sequence"), ("guard_page", "raised cuda:unspecified launch failure",
+          "empty sequence"), True),
+        (("crash", "SIGSEGV", "empty sequence"), ("crash", "SIGSEGV", "gqa_ratio>1"), False),
+        (("crash", "SIGSEGV", "strides:k=outer_gap"), ("crash", "memory", "strides:k=outer_gap"), False),
+        (("crash", "SIGSEGV", "strides:k=outer_gap"), ("hang", "timeout", "strides:k=outer_gap"), False),
+    ],
+)  # fmt: skip
+def test_one_fault_of_memory_is_one_bug_at_whatever_address(a: Any, b: Any, same: bool) -> None:
+    """One wrong stride would be read as three crashes, one for each thing that happened to lie there."""
+    assert are_same_bug(a_finding(*a), a_finding(*b)) is are_same_bug(a_finding(*b), a_finding(*a)) is same
+
+
+def test_a_crash_is_told_with_the_stride_that_is_named() -> None:
+    """Whoever repairs the stride would look for a second bug behind the crash."""
+    named = a_finding("page_relocation", "ignored stride of k", "seq_len>1", cause="ignored_stride", tensor="k")
+    crash = a_finding("crash", "SIGSEGV", "strides:k=outer_gap")
+    assert are_same_bug(named, crash)
+    assert are_same_bug(crash, named)
+    assert not are_same_bug(named, a_finding("crash", "SIGSEGV", "strides:v=outer_gap"))
+    assert not are_same_bug(named, a_finding("crash", "SIGSEGV", "seq_len>1"))
 
 
 WRONG_BLOCK_STRIDE = (
