@@ -267,11 +267,15 @@ def _wrong_ids(first: int, count: int) -> Iterator[tuple[int, int]]:
 
 
 def _page_strips(shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Iterator[tuple[int, int]]:
-    """Consecutive memory of as many pages as ``shape`` has, were they the first: start and length in elements."""
+    """Consecutive memory of as many pages as ``shape`` has, were they the first: start and length in elements.
+
+    The gap behind the last page is no part of it: memory may end there.
+    """
     if len(shape) > 1 and strides[1] > strides[0]:  # the first two dimensions are transposed
-        yield from ((offset + i * strides[1], shape[0] * strides[0]) for i in range(shape[1]))
+        length = span((shape[0], *shape[2:]), (strides[0], *strides[2:]))
+        yield from ((offset + i * strides[1], length) for i in range(shape[1]))
     else:
-        yield offset, shape[0] * strides[0]
+        yield offset, span(shape, strides)
 
 
 def _offsets(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:

@@ -26,6 +26,7 @@ class HostVirtualMemory(CudaVirtualMemory):
         self.granule = granule
         self.mapped = 0
         self.created: set[int] = set()
+        self.reserved: dict[int, int] = {}
         self._libc = ctypes.CDLL(None, use_errno=True)
         size, integer = ctypes.c_size_t, ctypes.c_int
         self._libc.mmap.argtypes = (ctypes.c_void_p, size, integer, integer, integer, ctypes.c_long)
@@ -38,10 +39,13 @@ class HostVirtualMemory(CudaVirtualMemory):
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
         found = self._libc.mmap(None, nbytes + self.granule, 0, flags, -1, 0)
         assert found != ctypes.c_void_p(-1).value
-        return -(-int(found) // self.granule) * self.granule
+        address = -(-int(found) // self.granule) * self.granule
+        self.reserved[address] = nbytes
+        return address
 
     def give_back(self, address: int, nbytes: int) -> None:
         assert self._libc.munmap(address, nbytes) == 0
+        del self.reserved[address]
 
     def create(self, nbytes: int) -> int:
         handle = os.memfd_create("granule")
@@ -55,6 +59,7 @@ class HostVirtualMemory(CudaVirtualMemory):
 
     def map(self, address: int, nbytes: int, handle: int) -> None:
         assert address % self.granule == 0
+        assert any(start <= address and address + nbytes <= start + size for start, size in self.reserved.items())
         assert os.fstat(handle).st_size == nbytes
         flags = mmap.MAP_SHARED | _FIXED
         assert self._libc.mmap(address, nbytes, 0, flags, handle, 0) == address

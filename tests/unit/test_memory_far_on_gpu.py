@@ -49,6 +49,16 @@ def test_decoys_below_the_cache_can_be_read(memory: CudaSparseMemory) -> None:
     assert permissions(made.caches["v_cache"].data_ptr() + 2 * lands).startswith("rw")
 
 
+@pytest.mark.parametrize("kind", ["contiguous", "outer_gap", "padded_rows", "transposed", "every_other"])
+@pytest.mark.parametrize("count", [1, 9])
+def test_pages_end_with_the_cache(kind: Any, count: int, memory: CudaSparseMemory) -> None:
+    """The gap behind the last page would be mapped behind the end of what is reserved: cuMemMap refuses that."""
+    made = allocator(memory, first_page=77_673)
+    window = made.tensor("k_cache", (count, 2, 144, 2, 128), torch.float16, strides=kind, role="input")
+    window.fill_(1.0)
+    assert window.eq(1.0).all()
+
+
 @pytest.mark.parametrize("shape", [(5, 3, 16), (2, 7, 3), (3, 60, 2)])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_rows_far_apart_do_not_overlap_and_take_no_more_than_together(

@@ -104,7 +104,7 @@ def _explain_here(row: AttentionRow, failed: Comparison) -> Diagnosis | None:
 
 def _wrong_rows(case: AttentionCase, comparisons: list[Comparison]) -> list[tuple[int, int]]:
     """Rows of q and heads with anything beyond its bound; none if one is empty, which no rounding makes wrong."""
-    wrong = torch.zeros(())
+    wrong = torch.zeros((), dtype=torch.float64, device="cpu")
     for one in comparisons:
         if one.name in ("out", "lse"):
             beyond = one.ratio.cpu() > 1

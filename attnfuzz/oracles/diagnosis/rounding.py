@@ -39,7 +39,9 @@ _UNEXPLAINED = 0.25
 _FEW_WAYS = 4
 _BESIDE = 0.5
 """By how much of their spread a result may lie beside those of several orders."""
-_FAR_BESIDE = 3.0
+_ROUNDINGS = 12
+"""One after the other: eight in a thread, and as its sum meets those of others."""
+_LARGEST_EXPONENT = 700.0
 
 Scores = Float64[Tensor, " num_tokens"]
 Round = Callable[[Tensor], Tensor]
@@ -78,8 +80,10 @@ class Rounding:
         return self._told(_is_near)
 
     def perhaps(self) -> Diagnosis | None:
-        """The rounding that gives errors of such a size, in some order of summing that is not replayed."""
-        return self._told(_is_of_its_size)
+        """Rounded scores, if they may give errors of such a size, in whatever order and with whatever copies."""
+        if self.rows and self.rows[0].case.dtype != "float32" and all(map(_is_of_its_size, self.rows)):
+            return Diagnosis("", "scores_rounded")
+        return None
 
     def _told(self, fits: Callable[[AttentionRow, _Mistake], bool]) -> Diagnosis | None:
         found = [mistakes[0] for mistakes in self._replayed if all(map(fits, self.rows, mistakes))]
@@ -265,21 +269,36 @@ def _is_near(row: AttentionRow, mistake: _Mistake) -> bool:
     got, expected, bound, ways = _numbers(row, mistake)
     worst = _worst(got, expected, bound)
     reach = (ways[:, worst] - expected[worst]).abs().nan_to_num(0.0, posinf=0.0).max()
-    return _is_among(row, mistake, _BESIDE) and bool(reach >= (1 - _BESIDE) * (got - expected)[worst].abs())
+    return _is_among(row, mistake) and bool(reach >= (1 - _BESIDE) * (got - expected)[worst].abs())
 
 
-def _is_of_its_size(row: AttentionRow, mistake: _Mistake) -> bool:
-    return mistake.overflows if not _is_finite(row) else _is_among(row, mistake, _FAR_BESIDE)
+def _is_of_its_size(row: AttentionRow) -> bool:
+    """Whether the row is no further off than scores may make it that were rounded wherever they can be.
+
+    Products, sums and the scaled score are rounded, so score i errs by d_i = n u |scale| sum |q_d k_d| for n roundings
+    one after the other. Its weight in the sum of values and in the sum that divides it may come of different copies:
+    |out - expected| <= sum_i p_i |v_i| (exp(2 d_i + 2 max d) - 1).
+    """
+    dtype = getattr(torch, row.case.dtype)
+    products = (row.k.abs() @ row.q.abs()).clamp(min=torch.finfo(torch.float64).tiny)
+    if not _is_finite(row):
+        return bool(products.max() > torch.finfo(dtype).max)
+    errors = _ROUNDINGS * torch.finfo(dtype).eps * abs(row.case.scale) * products
+    weights, _ = row_weights(row.case, row.head, row.scores)
+    worst = float(errors[weights > 0].max())
+    slack = (weights * (2 * errors + 2 * worst).clamp(max=_LARGEST_EXPONENT).expm1()) @ row.v.abs()
+    is_out = bool(((row.got - row.expected).abs() <= slack + _BOUNDS * row.bound).all())
+    return is_out and (row.got_lse is None or abs(row.got_lse - row.lse) <= worst + _BOUNDS * row.lse_bound)
 
 
-def _is_among(row: AttentionRow, mistake: _Mistake, beside: float) -> bool:
-    """Whether the row lies among what the ways give, which are many, or beside by that part of their spread."""
+def _is_among(row: AttentionRow, mistake: _Mistake) -> bool:
+    """Whether the row lies among what the ways give, which are many, or not far beside."""
     got, _, bound, ways = _numbers(row, mistake)
     ways = ways[ways.isfinite().all(-1)]
     if len(ways) <= _FEW_WAYS:
         return False
     low, high = ways.amin(0), ways.amax(0)
-    slack = _BOUNDS * bound + beside * (high - low)
+    slack = _BOUNDS * bound + _BESIDE * (high - low)
     return bool(((low - slack <= got) & (got <= high + slack)).all())
 
 
