@@ -55,8 +55,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What a project has settled; None where it leaves the choice to attnfuzz.
 
     ``kernels`` that are files, ``against`` and the folder ``regressions`` can be used from the working directory,
-    wherever pyproject.toml lies. ``budget`` is a duration such as ``10m``. ``file`` is the pyproject.toml that says so, None if
-    it has nothing to say; ``profile`` the profile that was chosen.
+    wherever pyproject.toml lies. ``budget`` is a duration such as ``10m``. ``file`` is the pyproject.toml that says so,
+    None if it has nothing to say; ``profile`` the profile that was chosen.
     """
 
     kernels: tuple[str, ...] | None = None
