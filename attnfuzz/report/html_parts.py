@@ -141,7 +141,7 @@ def page_of(result: CampaignResult, scripts: Sequence[Script] = ()) -> Page:
         end=_ENDS.get(result.stop_reason, ""),
         when=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         versions=current_environment(statistics.device_name).versions,
-        tiles=_tiles(statistics, kernels, result.elapsed_s),
+        tiles=_tiles(result, kernels),
         timeline=timeline_svg(
             statistics.throughput,
             elapsed_s=result.elapsed_s,
@@ -199,13 +199,14 @@ def _effort(result: CampaignResult) -> str:
     )
 
 
-def _tiles(statistics: Statistics, kernels: list[KernelPart], elapsed_s: float) -> list[Tile]:
+def _tiles(result: CampaignResult, kernels: list[KernelPart]) -> list[Tile]:
+    statistics = result.statistics
     ratio = max((kernel.max_error_ratio for kernel in statistics.kernels.values()), default=0.0)
     covered = [part.coverage for part in kernels if part.coverage is not None]
     possible = sum(coverage.possible for coverage in covered)
     share = sum(coverage.covered for coverage in covered) / possible if possible else 0.0
-    rate = statistics.cases / max(elapsed_s, 1e-9)
-    mood = "bad" if ratio > 1 else "near" if ratio > _CLOSE_TO_THE_BOUND else ""
+    rate = statistics.cases / max(result.elapsed_s, 1e-9)
+    mood = "bad" if ratio > 1 and result.fails else "near" if ratio > _CLOSE_TO_THE_BOUND else ""
     return [
         Tile(f"{statistics.cases:,}", "cases"),
         Tile(f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}", "cases a second"),

@@ -248,6 +248,8 @@ def test_what_a_declaration_ends_stands_apart_and_is_not_counted() -> None:
     assert shown.having("h1", "bad")
     alone = page(outside)
     assert not alone.having("h1", "bad")
+    assert not alone.having("li", "bad")
+    assert shown.having("li", "bad")
     assert "Nothing found, and 1 possibly out of contract" in alone.text
     assert {"#outside"} <= {one["href"] for tag, one in alone.tags if tag == "a"}
 

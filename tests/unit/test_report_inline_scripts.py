@@ -71,11 +71,11 @@ def test_their_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_that_dies_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report of an hour's search would be lost to what adorns it."""
     dies = [sys.executable, "-c", "import sys; sys.exit('no room')"]
-    monkeypatch.setattr(inline_scripts.safe_start, "command", lambda module: dies)
+    monkeypatch.setattr("attnfuzz.safe_start.command", lambda module: dies)
     (script,) = scripts_of(a_result(found()))
     assert script.why_not == "the process that makes scripts ended (no room); attnfuzz repro writes it"
     hangs = [sys.executable, "-c", "import time; time.sleep(600)"]
-    monkeypatch.setattr(inline_scripts.safe_start, "command", lambda module: hangs)
+    monkeypatch.setattr("attnfuzz.safe_start.command", lambda module: hangs)
     monkeypatch.setattr(inline_scripts, "_PATIENCE_S", 0.5)
     (script,) = scripts_of(a_result(found()))
     assert script.why_not.startswith("there was no time for a script")
