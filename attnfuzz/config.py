@@ -54,9 +54,9 @@ class ConfigurationError(ValueError):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What a project has settled; None where it leaves the choice to attnfuzz.
 
-    ``kernels`` that are files, and the folder ``regressions``, can be used from the working directory, wherever
-    pyproject.toml lies. ``budget`` is a duration such as ``10m``. ``file`` is the pyproject.toml that says so, None if
-    it has nothing to say; ``profile`` the profile that was chosen.
+    ``kernels`` that are files, ``against`` and the folder ``regressions`` can be used from the working directory,
+    wherever pyproject.toml lies. ``budget`` is a duration such as ``10m``. ``file`` is the pyproject.toml that says so,
+    None if it has nothing to say; ``profile`` the profile that was chosen.
     """
 
     kernels: tuple[str, ...] | None = None
@@ -69,6 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     fail_fast: bool | None = None
     on_bundled: bool | None = None
+    against: Path | None = None
     shared: str | None = None
     profile: str | None = None
     file: Path | None = None
@@ -166,11 +167,12 @@ def _value(pyproject: Path, section: str, key: str, value: object) -> Any:
 def _placed(values: dict[str, Any], pyproject: Path, profile: str | None) -> Settings:
     """Names of files and folders are relative to pyproject.toml."""
     folder = pyproject.parent.resolve()
-    if "regressions" in values:
-        name = values["regressions"]
-        if (reason := why_unusable(folder / name)) is not None:
-            raise _wrong(pyproject, _TABLE, "regressions", name, f"names no folder ({reason})", "name another")
-        values["regressions"] = _shorten(folder / name)
+    for key, kind in (("regressions", "folder"), ("against", "file")):
+        if key in values:
+            name = values[key]
+            if (reason := why_unusable(folder / name)) is not None:
+                raise _wrong(pyproject, _TABLE, key, name, f"names no {kind} ({reason})", "name another")
+            values[key] = _shorten(folder / name)
     if "kernels" in values:
         values["kernels"] = tuple(_placed_kernel(name, folder) for name in values["kernels"])
     return Settings(**values, profile=profile, file=pyproject)

@@ -82,6 +82,7 @@ RULES: dict[str, Rule] = {
     ),
     "fail_fast": Rule(bool, "true or false", "true"),
     "on_bundled": Rule(bool, "true or false", "true"),
+    "against": Rule(str, "the name of a file", '"baseline.json"', check=_check_not_empty),
     "shared": Rule(str, "the address of a Redis server", '"redis://head-node:6379/0"', check=check_redis_url),
 }
 """By key."""

@@ -276,7 +276,7 @@ class Coordinator:
                 finding = self._book.named(message.finding)
                 self._book.minimised(message)
                 self._announce(message, finding)
-                self._fail_fast_hit |= self._plan.fail_fast
+                self._fail_fast_hit |= self._plan.fail_fast and self._statistics.standing(finding) == "counts"
             case Duplicate():
                 finding = self._book.named(message.finding)
                 self._book.duplicate(message)

@@ -57,6 +57,11 @@ class FoundElsewhere(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.regression is None else self.regression.finding
 
     @property
+    def in_contract(self) -> bool:
+        """Whether no declaration would end it, for all that was told."""
+        return self.regression is None or self.regression.finding.remedy is None
+
+    @property
     def is_flaky(self) -> bool:
         """Whether some runs pass."""
         return self.known[0].flaky

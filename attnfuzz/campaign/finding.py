@@ -98,6 +98,11 @@ class Finding:
         return self.failure
 
     @property
+    def in_contract(self) -> bool:
+        """Whether it is a bug whatever is declared; `Statistics.in_contract` knows of --pedantic, too."""
+        return self.remedy is None
+
+    @property
     def is_flaky(self) -> bool:
         """Whether some repetitions passed."""
         return self.failed < self.runs

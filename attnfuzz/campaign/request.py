@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnfuzz.campaign.earlier import Earlier
 from attnfuzz.campaign.state import State
 from attnfuzz.problems.tolerance import Tolerance
 
@@ -19,7 +20,7 @@ class Request:
     judge. With ``pedantic`` all that a kernel does not declare away is searched, and what it takes is not inferred.
     ``workers`` and ``seed`` are chosen if None; without ``oracles`` all of them judge. ``shared`` is the address
     of a Redis server. ``resume`` is the state of an interrupted campaign to go on with; ``trust`` is false where that
-    alone names ``kernels``, and no user.
+    alone names ``kernels``, and no user. ``against``: the earlier campaign whose bugs are known.
     """
 
     kernels: tuple[str, ...]
@@ -36,3 +37,4 @@ class Request:
     resume: State | None = None
     trust: bool = True
     pedantic: bool = False
+    against: Earlier | None = None

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from attnfuzz.campaign.earlier import Earlier
 from attnfuzz.campaign.elsewhere import FoundElsewhere
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.inference import Inferred
@@ -18,7 +19,7 @@ from attnfuzz.campaign.ratios import EXACT, NOT_FINITE
 from attnfuzz.campaign.throughput import Throughput
 from attnfuzz.declaration import Declaration
 
-__all__ = ["CampaignResult", "Count", "KernelStatistics", "Seconds", "Statistics", "StopReason"]
+__all__ = ["CampaignResult", "Count", "KernelStatistics", "Seconds", "Standing", "Statistics", "StopReason"]
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
@@ -28,6 +29,8 @@ _Key = TypeVar("_Key", int, str)
 _Bin = Annotated[int, msgspec.Meta(ge=EXACT, le=NOT_FINITE)]
 
 StopReason = Literal["budget", "interrupted", "fail_fast", "workers_lost", "environment"]
+Standing = Literal["counts", "known", "outside"]
+"""Of a finding: one that makes the command fail, one that an earlier campaign told, one that a declaration ends."""
 
 _SUMS = ("cases", "seconds", "known", "skipped", "compile_s", "kernel_s", "reference_s", "build_s", "restarts")
 
@@ -71,7 +74,8 @@ class Statistics:
     """Everything about a campaign that changes while it runs. Times are on the monotonic clock.
 
     ``why_so_many``: what the number of workers was chosen by; empty if it was asked for. ``deadline`` allows for
-    start-up until ``begin``, from when ``budget_s`` are left.
+    start-up until ``begin``, from when ``budget_s`` are left. ``pedantic``: all that is not declared away is the
+    contract. ``against``: what an earlier campaign told, where only what is new counts.
     """
 
     kernels: dict[str, KernelStatistics]
@@ -83,6 +87,8 @@ class Statistics:
     seed: int
     why_so_many: str = ""
     budget_s: float = math.inf
+    pedantic: bool = False
+    against: Earlier | None = None
     findings: list[Finding] = field(default_factory=list)
     throughput: Throughput = field(default_factory=Throughput)
 
@@ -95,6 +101,20 @@ class Statistics:
         """Add what a worker reported just now."""
         self.kernels[progress.kernel].add(progress)
         self.throughput.add(progress.device, self.elapsed_s(), progress.cases)
+
+    def standing(self, found: Finding | FoundElsewhere) -> Standing:
+        """What ``found`` amounts to: headlines and exit status are about what counts."""
+        if not self.in_contract(found):
+            return "outside"
+        return "known" if self.is_known(found) else "counts"
+
+    def in_contract(self, found: Finding | FoundElsewhere) -> bool:
+        """Whether ``found`` is a bug by what the kernels of this campaign are held to."""
+        return self.pedantic or found.in_contract
+
+    def is_known(self, found: Finding | FoundElsewhere) -> bool:
+        """Whether the earlier campaign told it."""
+        return self.against is not None and self.against.knows(found)
 
     def share_compiling(self) -> float:
         """Part of the time of all workers that went into compiling kernels."""
@@ -151,6 +171,12 @@ class CampaignResult:
         found = {finding.declaration.target for finding in self.findings}
         kernels = self.statistics.kernels.items()
         return tuple(target for target, kernel in kernels if not kernel.cases and target not in found)
+
+    @property
+    def fails(self) -> bool:
+        """Whether anything was found that counts; a bug is a bug, whoever found it."""
+        found: tuple[Finding | FoundElsewhere, ...] = (*self.findings, *self.elsewhere)
+        return any(self.statistics.standing(one) == "counts" for one in found)
 
     def findings_of(self, target: str) -> list[Finding]:
         """The findings of one kernel."""

@@ -293,6 +293,8 @@ def _statistics(
         workers=workers.workers,
         why_so_many=workers.reason,
         seed=secrets.randbits(32) if request.seed is None else request.seed,
+        pedantic=request.pedantic,
+        against=request.against,
     )
     if request.resume is not None:
         request.resume.fill(statistics)

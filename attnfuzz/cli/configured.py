@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from attnfuzz.cli.parameters import FILE
 from attnfuzz.cli.refusal import refusing
 from attnfuzz.redis_url import check_redis_url
 
 if TYPE_CHECKING:
+    from attnfuzz.campaign.earlier import Earlier
     from attnfuzz.config import Settings
     from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
 
-__all__ = ["SHARED", "TOLERANCE", "configured", "profile_option"]
+__all__ = ["AGAINST", "SHARED", "TOLERANCE", "configured", "profile_option"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _NAMES = {"regressions": "save_dir"}
 """Of settings whose option is called differently."""
-_NOT_SHARED = "none"
+_NOT_SHARED = _AGAINST_NOTHING = "none"
 
 
 def configured() -> Settings:
@@ -81,6 +84,25 @@ def _redis_url(ctx: click.Context, param: click.Parameter, value: str | None) ->
     return value
 
 
+def _earlier(ctx: click.Context, param: click.Parameter, value: Path | None) -> Earlier | None:
+    """What the summary tells, read before anything is searched."""
+    if value is None or str(value) == _AGAINST_NOTHING or ctx.resilient_parsing:
+        return None
+    from attnfuzz.campaign.earlier import EarlierError, load_earlier
+
+    try:
+        return load_earlier(value)
+    except EarlierError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+AGAINST = click.option(
+    "--against",
+    type=FILE,
+    callback=_earlier,
+    metavar="SUMMARY.json",
+    help="Of findings, only those count that this earlier --json has not: by kernel and cause. 'none' for all of them.",
+)
 TOLERANCE = click.option(
     "--tolerance",
     type=click.UNPROCESSED,

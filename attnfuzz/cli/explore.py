@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from attnfuzz.cli.configured import SHARED, TOLERANCE, profile_option
+from attnfuzz.cli.configured import AGAINST, SHARED, TOLERANCE, profile_option
 from attnfuzz.cli.output import while_anyone_reads
 from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, ORACLE, TRUST, duration, number_of_workers, writable_file
 from attnfuzz.cli.refusal import Refusal, refusing
@@ -19,6 +19,7 @@ from attnfuzz.cli.sanitizing import SANITIZER, explore_sanitized
 from attnfuzz.config_rules import RULES
 
 if TYPE_CHECKING:
+    from attnfuzz.campaign.earlier import Earlier
     from attnfuzz.campaign.result import CampaignResult
     from attnfuzz.campaign.startup import Request
     from attnfuzz.problems.tolerance import Tolerance
@@ -45,7 +46,8 @@ _FIELDS = {"budget": "budget_s", "save_dir": "save_folder"}
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write a summary as JSON.")
 @click.option("--junit", "junit_file", type=FILE, callback=writable_file, help="Also write a report for CI systems.")
 @click.option("--html", "html_file", type=FILE, callback=writable_file, help="Also write a page to look at.")
-@click.option("--fail-fast/--no-fail-fast", help="Stop at the first finding, once it is shrunk.")
+@click.option("--fail-fast/--no-fail-fast", help="Stop at the first finding that counts, once it is shrunk.")
+@AGAINST
 @SANITIZER
 @TOLERANCE
 @SHARED
@@ -68,6 +70,7 @@ def command(
     junit_file: Path | None,
     html_file: Path | None,
     fail_fast: bool,
+    against: Earlier | None,
     sanitizer: Tool | None,
     tolerance: Tolerance,
     shared: str | None,
@@ -79,7 +82,8 @@ def command(
     """Search KERNELs (all bundled ones by default) for bugs until the budget is spent.
 
     What a kernel of yours takes is found out first, where it declares nothing (see attnfuzz declare), and only that is
-    searched; what lies outside is told in one sentence and is no finding.
+    searched; what lies outside is told in one sentence and is no finding. The exit status is 1 if something is found,
+    but for what a declaration ends, and for what --against knows.
     """
     started = time.monotonic()
     from attnfuzz.campaign.startup import Request
@@ -98,6 +102,7 @@ def command(
             tolerance=tolerance,
             shared=shared,
             pedantic=pedantic,
+            against=against,
         )
         if sanitizer is not None:
             return explore_sanitized(request, sanitizer, quiet=quiet)
@@ -109,13 +114,13 @@ def command(
 
 
 def exit_status(result: CampaignResult) -> int:
-    """What the result means to a shell: 0 says that every kernel was judged and nothing found.
+    """What the result means to a shell: 0 says that every kernel was judged and nothing found that counts.
 
-    A finding counts more than a kernel that was never reached.
+    That is what no declaration ends and no earlier campaign has told. It counts more than a kernel never reached.
     """
     if result.stop_reason == "interrupted":
         return 128 + (result.signal or signal.SIGINT)
-    if result.findings or result.elsewhere:  # a bug is a bug, whoever found it
+    if result.fails:
         return 1
     return 2 if result.troubles or result.unreached or result.stop_reason in ("workers_lost", "environment") else 0
 

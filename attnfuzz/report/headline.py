@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from attnfuzz.campaign.elsewhere import FoundElsewhere
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.campaign.undeclared import declared_limits, supports_text
 from attnfuzz.corpus import FindingRecord
 from attnfuzz.problems.cases import (
@@ -16,7 +19,16 @@ from attnfuzz.problems.cases import (
     SplitDecodeCase,
 )
 
-__all__ = ["count", "finding_lines", "headline", "one_line", "remedy_lines"]
+__all__ = [
+    "count",
+    "finding_lines",
+    "found_so_far",
+    "headline",
+    "known_since",
+    "one_line",
+    "remedy_lines",
+    "what_was_found",
+]
 
 _MAX_LENGTHS = 8
 
@@ -56,6 +68,43 @@ def _listed(lengths: tuple[int, ...]) -> str:
 def count(number: int, noun: str) -> str:
     """ "1 token", "2 tokens"."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def found_so_far(statistics: Statistics) -> str:
+    """ "2 findings, and 1 possibly out of contract"; "0 findings" before there are any."""
+    counts, *others = _standings(statistics.findings, statistics)
+    return ", ".join([_findings(counts, statistics), *others])
+
+
+def what_was_found(result: CampaignResult) -> str:
+    """The same at the end, with what other machines have found; "nothing found" if nothing was."""
+    statistics = result.statistics
+    counts, *others = _standings((*result.findings, *result.elsewhere), statistics)
+    own = sum(statistics.standing(finding) == "counts" for finding in result.findings)
+    elsewhere = [f"{counts - own} known elsewhere"] if counts > own else []
+    done = "confirmed" if result.unconfirmed and not result.findings else "found"
+    new = "new " if elsewhere or any(map(statistics.is_known, result.findings)) else ""
+    return ", ".join([_findings(own, statistics) if own else f"nothing {new}{done}", *elsewhere, *others])
+
+
+def known_since(statistics: Statistics) -> str:
+    """Where to look up what is known."""
+    return f"known since {statistics.against.name}" if statistics.against is not None else "known"
+
+
+def _findings(number: int, statistics: Statistics) -> str:
+    return count(number, "finding" if statistics.against is None else "new finding")
+
+
+def _standings(found: Iterable[Finding | FoundElsewhere], statistics: Statistics) -> tuple[int, *tuple[str, ...]]:
+    """How many count, and how many do not, and why."""
+    standings = [statistics.standing(one) for one in found]
+    known, outside = standings.count("known"), standings.count("outside")
+    others = (
+        *([f"{known} {known_since(statistics)}"] if known else []),
+        *([f"and {outside} possibly out of contract"] if outside else []),
+    )
+    return standings.count("counts"), *others
 
 
 def finding_lines(finding: FindingRecord, case: Case) -> tuple[str, ...]:

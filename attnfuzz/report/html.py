@@ -6,6 +6,7 @@ template gives it its place, and escapes it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
@@ -16,6 +17,7 @@ from attnfuzz.report.coverage_svg import shade
 from attnfuzz.report.files import write_file
 from attnfuzz.report.headline import count
 from attnfuzz.report.html_parts import page_of
+from attnfuzz.report.inline_scripts import Script, scripts_of
 from attnfuzz.said import only_printable
 
 __all__ = ["html_page", "write_html"]
@@ -24,12 +26,12 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_html(result: CampaignResult, path: Path) -> None:
-    """Write the page. Raises OSError."""
-    write_file(path, html_page(result).encode())
+    """Write the page, with scripts that show its findings. Raises OSError."""
+    write_file(path, html_page(result, scripts_of(result)).encode())
 
 
-def html_page(result: CampaignResult) -> str:
-    """The page."""
+def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
+    """The page; without ``scripts``, or with one for each finding in the order of all reports."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -40,7 +42,7 @@ def html_page(result: CampaignResult) -> str:
     )
     environment.filters |= {"duration": format_duration, "shade": shade, "percent": _percent}
     environment.globals |= {"count": count}
-    return environment.get_template("campaign.html.jinja").render(page=page_of(result))
+    return environment.get_template("campaign.html.jinja").render(page=page_of(result, scripts))
 
 
 def _clean(value: object) -> object:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from markupsafe import Markup
 
@@ -19,12 +20,13 @@ from attnfuzz.oracles.verdict import ends_process
 from attnfuzz.report.case_svg import case_svg
 from attnfuzz.report.coverage_svg import CoverageMap, PairTable, coverage_map, pair_tables
 from attnfuzz.report.drawing import Drawing, draw
-from attnfuzz.report.headline import count, finding_lines, headline
+from attnfuzz.report.headline import count, finding_lines, headline, known_since, what_was_found
 from attnfuzz.report.histogram import histogram_svg
-from attnfuzz.report.order import in_order
+from attnfuzz.report.inline_scripts import Script
+from attnfuzz.report.order import OUT_OF_CONTRACT, Severity, in_order, severity_of
 from attnfuzz.report.timeline import devices_of, timeline_svg
 
-__all__ = ["FindingPart", "KernelPart", "Page", "Tile", "page_of"]
+__all__ = ["FindingPart", "FindingsPart", "KernelPart", "Page", "Tile", "page_of"]
 
 _CLOSE_TO_THE_BOUND = 0.9
 _MAX_HOLES = 80
@@ -48,10 +50,19 @@ class Tile:
 
 @dataclass(frozen=True)
 class FindingPart:
-    """A finding with the picture of its case: ``picture``, or a table of ``drawing.states``."""
+    """A finding with the picture of its case: ``picture``, or a table of ``drawing.states``.
+
+    ``anchor``: its place on the page, which is its hash. ``status``: whether it is new, where that was asked for.
+    ``weigh``: the command that draws the weights, which takes runs that a report cannot make; empty where it has none.
+    """
 
     number: int
+    anchor: str
     finding: Finding
+    severity: Severity
+    status: str
+    script: Script | None
+    weigh: str
     headline: str
     drawing: Drawing
     picture: Markup | None
@@ -62,11 +73,21 @@ class FindingPart:
 
 
 @dataclass(frozen=True)
+class FindingsPart:
+    """Findings under one heading; ``anchor`` is its place on the page."""
+
+    anchor: str
+    title: str
+    parts: list[FindingPart]
+
+
+@dataclass(frozen=True)
 class KernelPart:
     """A kernel: how its time was spent (share by part), how close it came to its bounds, what it was tried on.
 
-    ``compared``: cases by dtype, each with a histogram. ``holes``: for each pair of axes that has any, their names and
-    the pairs of levels, as far as there is room; ``holes_left_out`` counts the others.
+    ``outside``: what lies outside the contract that it was searched in; ``not_runnable``: how many cases could not run
+    here, and why. ``compared``: cases by dtype, each with a histogram. ``holes``: for each pair of axes that has any,
+    their names and the pairs of levels, as far as there is room; ``holes_left_out`` counts the others.
     """
 
     kernel: KernelStatistics
@@ -79,6 +100,8 @@ class KernelPart:
     map: CoverageMap | None
     holes: list[tuple[str, str, list[tuple[str, str]]]]
     holes_left_out: int
+    outside: str
+    not_runnable: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -94,15 +117,21 @@ class Page:
     tiles: list[Tile]
     timeline: Markup
     devices: list[str]
+    mood: str
     findings: list[FindingPart]
+    sections: list[FindingsPart]
+    has_status: bool
     kernels: list[KernelPart]
     dtypes: list[str]
 
 
-def page_of(result: CampaignResult) -> Page:
-    """The page of ``result``."""
+def page_of(result: CampaignResult, scripts: Sequence[Script] = ()) -> Page:
+    """The page of ``result``; ``scripts`` are in the order of its findings, if there are any."""
     statistics = result.statistics
-    ordered = in_order(result.findings)
+    findings = [
+        _finding(number, anchor, finding, script, statistics)
+        for number, (finding, anchor, script) in enumerate(_with_anchors(in_order(result), scripts), start=1)
+    ]
     kernels = [_kernel(kernel, result) for kernel in statistics.kernels.values()]
     seen = {dtype for kernel in statistics.kernels.values() for dtype in kernel.ratios}
     return Page(
@@ -112,12 +141,17 @@ def page_of(result: CampaignResult) -> Page:
         end=_ENDS.get(result.stop_reason, ""),
         when=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         versions=current_environment(statistics.device_name).versions,
-        tiles=_tiles(statistics, kernels, result.elapsed_s),
+        tiles=_tiles(result, kernels),
         timeline=timeline_svg(
-            statistics.throughput, elapsed_s=result.elapsed_s, found_s=[finding.first_seen_s for finding in ordered]
+            statistics.throughput,
+            elapsed_s=result.elapsed_s,
+            found=[(part.finding.first_seen_s, part.anchor) for part in findings],
         ),
         devices=devices_of(statistics.throughput),
-        findings=[_finding(i, finding, statistics.device_name) for i, finding in enumerate(ordered, start=1)],
+        mood=_mood(result),
+        findings=findings,
+        sections=_sections(findings, statistics),
+        has_status=statistics.against is not None,
         kernels=kernels,
         dtypes=[dtype for dtype in _DTYPES if dtype in seen],
     )
@@ -126,9 +160,34 @@ def page_of(result: CampaignResult) -> Page:
 def _title(result: CampaignResult) -> str:
     if not result.statistics.cases and not result.findings:
         return "No case was judged"
-    if not result.findings:
-        return "Nothing new found" if result.elsewhere else "Nothing found"
-    return count(len(result.findings), "finding")
+    found = what_was_found(result)
+    return found[:1].upper() + found[1:]
+
+
+def _mood(result: CampaignResult) -> str:
+    """The title's: findings that do not count make it neither bad nor good."""
+    if result.fails:
+        return "bad"
+    return "good" if result.statistics.cases and not result.findings and not result.elsewhere else ""
+
+
+def _with_anchors(
+    ordered: Sequence[Finding], scripts: Sequence[Script]
+) -> Iterable[tuple[Finding, str, Script | None]]:
+    """Each finding with a place of its own on the page: two that began with the same case have the same hash."""
+    taken = Counter[str]()
+    for finding, script in zip_longest(ordered, scripts):
+        taken[finding.tag] += 1
+        times = taken[finding.tag]
+        yield finding, finding.tag if times == 1 else f"{finding.tag}-{times}", script
+
+
+def _sections(findings: list[FindingPart], statistics: Statistics) -> list[FindingsPart]:
+    """What is in the contract, and what is not."""
+    inside = [part for part in findings if statistics.in_contract(part.finding)]
+    outside = [part for part in findings if not statistics.in_contract(part.finding)]
+    sections = (FindingsPart("findings", "Findings", inside), FindingsPart("outside", OUT_OF_CONTRACT, outside))
+    return [section for section in sections if section.parts]
 
 
 def _effort(result: CampaignResult) -> str:
@@ -140,13 +199,14 @@ def _effort(result: CampaignResult) -> str:
     )
 
 
-def _tiles(statistics: Statistics, kernels: list[KernelPart], elapsed_s: float) -> list[Tile]:
+def _tiles(result: CampaignResult, kernels: list[KernelPart]) -> list[Tile]:
+    statistics = result.statistics
     ratio = max((kernel.max_error_ratio for kernel in statistics.kernels.values()), default=0.0)
     covered = [part.coverage for part in kernels if part.coverage is not None]
     possible = sum(coverage.possible for coverage in covered)
     share = sum(coverage.covered for coverage in covered) / possible if possible else 0.0
-    rate = statistics.cases / max(elapsed_s, 1e-9)
-    mood = "bad" if ratio > 1 else "near" if ratio > _CLOSE_TO_THE_BOUND else ""
+    rate = statistics.cases / max(result.elapsed_s, 1e-9)
+    mood = "bad" if ratio > 1 and result.fails else "near" if ratio > _CLOSE_TO_THE_BOUND else ""
     return [
         Tile(f"{statistics.cases:,}", "cases"),
         Tile(f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}", "cases a second"),
@@ -157,12 +217,17 @@ def _tiles(statistics: Statistics, kernels: list[KernelPart], elapsed_s: float) 
     ]
 
 
-def _finding(number: int, finding: Finding, device: str) -> FindingPart:
-    failure, regression = finding.failure, finding.regression(device)
+def _finding(number: int, anchor: str, finding: Finding, script: Script | None, statistics: Statistics) -> FindingPart:
+    failure, regression = finding.failure, finding.regression(statistics.device_name)
     drawing = draw(finding.case, failure.blame)
     return FindingPart(
         number=number,
+        anchor=anchor,
         finding=finding,
+        severity=severity_of(finding),
+        status=_status(finding, statistics),
+        script=script,
+        weigh=_weigh(finding),
         headline=headline(finding.case),
         drawing=drawing,
         picture=case_svg(drawing) if drawing.sequences else None,
@@ -173,6 +238,22 @@ def _finding(number: int, finding: Finding, device: str) -> FindingPart:
     )
 
 
+def _status(finding: Finding, statistics: Statistics) -> str:
+    if statistics.against is None:
+        return ""
+    return known_since(statistics) if statistics.is_known(finding) else "new"
+
+
+def _weigh(finding: Finding) -> str:
+    """States that are merged have no weights; a case that hangs, or needs others before it, is not weighed."""
+    if finding.path is None or finding.declaration.problem == "merge_states":
+        return ""
+    if finding.failure.oracle == "hang" or finding.preceding:
+        return ""
+    replay = replay_command(finding.path, finding.declaration.target)
+    return f"{replay.replace('replay', 'explain', 1)} -o weights.svg"
+
+
 def _kernel(kernel: KernelStatistics, result: CampaignResult) -> KernelPart:
     coverage = None
     if kernel.coverage:
@@ -180,7 +261,7 @@ def _kernel(kernel: KernelStatistics, result: CampaignResult) -> KernelPart:
     holes = list(coverage.holes()) if coverage is not None else []
     return KernelPart(
         kernel=kernel,
-        findings=len(result.findings_of(kernel.declaration.target)),
+        findings=sum(map(result.statistics.in_contract, result.findings_of(kernel.declaration.target))),
         time=_time(kernel),
         histograms={dtype: histogram_svg(counts) for dtype, counts in kernel.ratios.items()},
         compared={dtype: sum(counts.values()) for dtype, counts in kernel.ratios.items()},
@@ -189,6 +270,8 @@ def _kernel(kernel: KernelStatistics, result: CampaignResult) -> KernelPart:
         map=coverage_map(coverage) if coverage is not None else None,
         holes=_by_axes(holes[:_MAX_HOLES]),
         holes_left_out=max(0, len(holes) - _MAX_HOLES),
+        outside=next((str(one) for one in result.inferred if one.target == kernel.declaration.target), ""),
+        not_runnable=kernel.not_runnable,
     )
 
 

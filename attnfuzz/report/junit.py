@@ -15,11 +15,13 @@ from xml.etree import ElementTree
 from attnfuzz.campaign.elsewhere import FoundElsewhere
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.replay import replay_command
-from attnfuzz.campaign.result import CampaignResult, KernelStatistics
+from attnfuzz.campaign.result import CampaignResult, KernelStatistics, Statistics
+from attnfuzz.campaign.undeclared import declared_limits
 from attnfuzz.corpus import encode_regression
 from attnfuzz.report.files import write_file
-from attnfuzz.report.headline import finding_lines, one_line
+from attnfuzz.report.headline import finding_lines, known_since, one_line, remedy_lines
 from attnfuzz.report.kernels import all_shares
+from attnfuzz.report.order import in_order, kernels_in_order
 from attnfuzz.said import only_printable
 
 __all__ = ["junit_xml", "write_junit"]
@@ -32,19 +34,25 @@ _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 
 
 def junit_xml(result: CampaignResult) -> bytes:
-    """One suite a kernel: a test case for the search itself, and one for each finding."""
+    """One suite a kernel: a test case for the search itself, and one for each finding.
+
+    A finding that does not count is a test case that was skipped, so that a build fails if the command does.
+    """
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=result.elapsed_s)
     root = ElementTree.Element("testsuites")
     shares = all_shares(result.statistics)
-    for target, kernel in result.statistics.kernels.items():
+    ordered = in_order(result)
+    for target in kernels_in_order(result):
+        kernel = result.statistics.kernels[target]
         suite = _suite(root, target, kernel.seconds, began)
         _properties(suite, result, kernel, shares.get(target))
         _search(suite, kernel)
-        for finding in result.findings_of(target):
-            _finding(suite, finding, result)
+        for finding in ordered:
+            if finding.declaration.target == target:
+                _finding(suite, finding, result)
         for found in result.elsewhere:
             if found.signature.symptom.kernel == target:
-                _known_elsewhere(suite, found)
+                _known_elsewhere(suite, found, result.statistics)
     if result.troubles or result.stop_reason in ("workers_lost", "environment"):
         _trouble(_suite(root, "attnfuzz", result.elapsed_s, began), result)
     for suite in root:
@@ -105,10 +113,8 @@ def _finding(suite: Element, finding: Finding, result: CampaignResult) -> None:
         time=f"{max(0.0, until - finding.first_seen_s):.3f}",
     )
     failure = finding.failure
-    kind = "error" if failure.oracle in _ERRORS else "failure"
-    report = ElementTree.SubElement(
-        case, kind, type=_clean(f"{failure.oracle}/{failure.kind}"), message=_clean(failure.message)
-    )
+    why_skipped = _why_skipped(finding, result.statistics)
+    report = _report(case, f"{failure.oracle}/{failure.kind}", failure.message, why_skipped)
     regression = finding.regression(result.statistics.device_name)
     lines = [
         failure.message,
@@ -121,15 +127,31 @@ def _finding(suite: Element, finding: Finding, result: CampaignResult) -> None:
     report.text = _clean("\n".join(line for line in (*lines, saved) if line))
 
 
-def _known_elsewhere(suite: Element, found: FoundElsewhere) -> None:
+def _report(case: Element, symptom: str, message: str, why_skipped: str) -> Element:
+    """What became of ``case``: an error or a failure, unless there is a reason why that does not count."""
+    if why_skipped:
+        return ElementTree.SubElement(case, "skipped", message=_clean(f"{why_skipped}: {message}"))
+    kind = "error" if symptom.partition("/")[0] in _ERRORS else "failure"
+    return ElementTree.SubElement(case, kind, type=_clean(symptom), message=_clean(message))
+
+
+def _why_skipped(found: Finding | FoundElsewhere, statistics: Statistics) -> str:
+    """Why a finding does not count; empty if it does."""
+    standing = statistics.standing(found)
+    if standing == "outside":
+        lines: tuple[str, ...] = ()
+        if isinstance(found, Finding) and found.remedy is not None:
+            lines = remedy_lines(declared_limits(found.remedy), found.case)
+        return ", ".join(("possibly out of contract", *lines))
+    return known_since(statistics) if standing == "known" else ""
+
+
+def _known_elsewhere(suite: Element, found: FoundElsewhere, statistics: Statistics) -> None:
     """A bug that only another machine has found: the command fails for it too, and must not look as if it passed."""
     symptom, regression = found.signature.symptom, found.regression
     name = _clean(f"{found.signature} (found on {found.host})")
     case = ElementTree.SubElement(suite, "testcase", classname=suite.attrib["name"], name=name, time="0.000")
-    kind = "error" if symptom.oracle in _ERRORS else "failure"
-    report = ElementTree.SubElement(
-        case, kind, type=_clean(f"{symptom.oracle}/{symptom.kind}"), message=_clean(str(found))
-    )
+    report = _report(case, f"{symptom.oracle}/{symptom.kind}", str(found), _why_skipped(found, statistics))
     if regression is not None:
         report.text = _clean(encode_regression(regression).decode())
 

@@ -79,7 +79,8 @@ def _share(statistics: Statistics, target: str) -> float:
 
 
 def _row(statistics: Statistics, target: str, shares: Shares) -> _Row:
-    findings = sum(finding.declaration.target == target for finding in statistics.findings)
+    told = (finding for finding in statistics.findings if statistics.in_contract(finding))
+    findings = sum(finding.declaration.target == target for finding in told)
     return _Row(statistics.kernels[target], shares.get(target), findings)
 
 

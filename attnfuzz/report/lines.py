@@ -11,7 +11,7 @@ from rich.text import Text
 from attnfuzz.campaign.duration import format_duration
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import Statistics
-from attnfuzz.report.headline import count, one_line
+from attnfuzz.report.headline import count, found_so_far, one_line
 
 __all__ = ["LineReporter", "describe", "status_line"]
 
@@ -28,7 +28,7 @@ def _facts(statistics: Statistics) -> Iterator[str]:
     ratio = max((kernel.max_error_ratio for kernel in statistics.kernels.values()), default=0.0)
     yield f"{count(statistics.cases, 'case')} ({statistics.cases / max(statistics.elapsed_s(), 1e-9):.1f}/s)"
     yield f"largest error/bound {ratio:.3g}"
-    yield count(len(statistics.findings), "finding")
+    yield found_so_far(statistics)
     if (compiling := statistics.share_compiling()) >= 0.005:
         yield f"{100 * compiling:.0f}% of the time compiling"
     if statistics.restarts:

@@ -13,7 +13,7 @@ from rich.text import Text
 from attnfuzz.campaign.duration import format_duration
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import Statistics
-from attnfuzz.report.headline import count, one_line
+from attnfuzz.report.headline import count, found_so_far, one_line
 from attnfuzz.report.kernels import Shares, kernel_table
 
 __all__ = ["panel"]
@@ -82,8 +82,7 @@ def _effort(statistics: Statistics) -> Iterator[str]:
 
 
 def _insight(statistics: Statistics, shares: Mapping[str, float]) -> Iterator[str]:
-    count_of = len(statistics.findings)
-    yield f"{count_of} finding{'' if count_of == 1 else 's'}"
+    yield found_so_far(statistics)
     ratio = max((kernel.max_error_ratio for kernel in statistics.kernels.values()), default=0.0)
     yield f"largest error/bound {ratio:.3g}"
     if shares:

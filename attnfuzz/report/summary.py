@@ -6,21 +6,29 @@ from pathlib import Path
 
 import msgspec
 
+from attnfuzz.campaign.earlier import FORMAT
 from attnfuzz.campaign.elsewhere import FoundElsewhere
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.result import CampaignResult, StopReason
+from attnfuzz.campaign.result import CampaignResult, Count, Statistics, StopReason
 from attnfuzz.report.files import write_file
+from attnfuzz.report.order import in_order, kernels_in_order
 
 __all__ = ["FORMAT", "ElsewhereSummary", "FindingSummary", "KernelSummary", "Summary", "summarise", "write_summary"]
-
-FORMAT = "attnfuzz.summary/1"
 
 
 class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One finding. Times are seconds since the command began; ``shrunk_s`` is null if shrinking was cut off,
-    ``path`` if the finding could not be saved. A flaky one tells that it failed in ``failed`` of ``runs`` runs."""
+    ``path`` if the finding could not be saved. A flaky one tells that it failed in ``failed`` of ``runs`` runs.
+
+    ``cause`` is what the bug is called, in every campaign that finds it; ``hash`` what lines about it are marked with,
+    in this one. Those that are not ``in_contract``, and those that the summary of ``--against`` has ``known``, do not
+    count in the exit status."""
 
     oracle: str
+    cause: str
+    in_contract: bool
+    known: bool = False
+    hash: str
     signature: str
     first_seen_s: float
     shrunk_s: float | None
@@ -31,15 +39,22 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One kernel. ``inferred`` is the declaration that it was searched under, where its own left out something that it
-    does not take. ``max_error_ratio`` is the largest finite |error| / bound of any case, failing ones included."""
+    """One kernel, which ``target`` loads. ``max_error_ratio`` is the largest finite |error| / bound of any case,
+    failing ones included.
+
+    ``inferred`` is the declaration that it was searched under, where its own left out something that it does not take,
+    and ``outside_contract`` says what that is. ``not_runnable``: how many cases, which are not among the ``cases``,
+    could not run on this device, by the reason."""
 
     name: str
+    target: str
     problem: str
     cases: int
     max_error_ratio: float
     findings: tuple[FindingSummary, ...]
     inferred: str = ""
+    outside_contract: str = ""
+    not_runnable: dict[str, Count] = {}
 
 
 class ElsewhereSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -52,7 +67,9 @@ class ElsewhereSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One campaign. ``elapsed_s`` includes the start-up; ``unreached`` names kernels that no case was judged on."""
+    """One campaign. ``elapsed_s`` includes the start-up; ``unreached`` names kernels that no case was judged on.
+
+    Kernels, and findings of each, are in the order of all reports: the worst first."""
 
     format: str
     stop_reason: StopReason
@@ -67,7 +84,8 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 def summarise(result: CampaignResult) -> Summary:
     """The summary of a campaign."""
     statistics = result.statistics
-    inferred = {one.target: one.text for one in result.inferred}
+    inferred = {one.target: one for one in result.inferred}
+    ordered = in_order(result)
     return Summary(
         format=FORMAT,
         stop_reason=result.stop_reason,
@@ -77,13 +95,18 @@ def summarise(result: CampaignResult) -> Summary:
         kernels=tuple(
             KernelSummary(
                 name=kernel.declaration.name,
+                target=target,
                 problem=kernel.declaration.problem,
                 cases=kernel.cases,
                 max_error_ratio=kernel.max_error_ratio,
-                findings=tuple(_summarise_finding(finding) for finding in result.findings_of(target)),
-                inferred=inferred.get(target, ""),
+                findings=tuple(
+                    _summarise_finding(one, statistics) for one in ordered if one.declaration.target == target
+                ),
+                inferred=inferred[target].text if target in inferred else "",
+                outside_contract=str(inferred[target]) if target in inferred else "",
+                not_runnable=kernel.not_runnable,
             )
-            for target, kernel in statistics.kernels.items()
+            for target, kernel in ((target, statistics.kernels[target]) for target in kernels_in_order(result))
         ),
         elsewhere=tuple(_summarise_elsewhere(found) for found in result.elsewhere),
         unreached=tuple(statistics.kernels[target].declaration.name for target in result.unreached),
@@ -104,9 +127,13 @@ def _summarise_elsewhere(found: FoundElsewhere) -> ElsewhereSummary:
     )
 
 
-def _summarise_finding(finding: Finding) -> FindingSummary:
+def _summarise_finding(finding: Finding, statistics: Statistics) -> FindingSummary:
     return FindingSummary(
         oracle=finding.failure.oracle,
+        cause=finding.cause,
+        in_contract=statistics.in_contract(finding),
+        known=statistics.is_known(finding),
+        hash=finding.tag,
         signature=str(finding.signature),
         first_seen_s=round(finding.first_seen_s, 3),
         shrunk_s=None if finding.shrunk_s is None else round(finding.shrunk_s, 3),

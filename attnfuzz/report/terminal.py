@@ -18,7 +18,7 @@ from attnfuzz.campaign.reporter import Reporter, SilentReporter
 from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.campaign.undeclared import restriction_of
 from attnfuzz.corpus import encode_regression
-from attnfuzz.report.headline import count, finding_lines, one_line
+from attnfuzz.report.headline import count, finding_lines, known_since, one_line, what_was_found
 from attnfuzz.report.kernels import all_shares, kernel_table
 from attnfuzz.report.order import heading_of, in_order
 from attnfuzz.said import only_printable
@@ -80,20 +80,20 @@ def print_result(console: Console, result: CampaignResult) -> None:
     console.print(kernel_table(result.statistics, width=console.width, shares=shares))
     console.print(Text(_costs(result.statistics), style="dim"), soft_wrap=True)
     told = ("", "")
-    for number, finding in enumerate(in_order(result.findings), start=1):
+    for number, finding in enumerate(in_order(result), start=1):
         console.print()
-        if (place := (finding.declaration.target, heading_of(finding))) != told and place[1]:
-            console.print(Text(place[1], style="bold yellow"), soft_wrap=True)
+        if heading := _heading(told, place := (finding.declaration.target, heading_of(finding, result.statistics))):
+            console.print(Text(heading, style="bold yellow"), soft_wrap=True)
             console.print()
         told = place
-        for line in _finding_lines(number, finding, result.statistics.device_name):
+        for line in _finding_lines(number, finding, result.statistics):
             console.print(line, soft_wrap=True)
     for line in (*_side_lines(result), *_restrictions(result), *_outside(result), *_not_runnable(result)):
         console.print(line, soft_wrap=True)
     console.print()
     if result.unreached and result.statistics.cases:
         console.print(Text(_unreached(result), style="bold yellow"), soft_wrap=True)
-    console.print(Text(verdict_sentence(result), style="bold red" if result.findings else "bold"), soft_wrap=True)
+    console.print(Text(verdict_sentence(result), style="bold red" if result.fails else "bold"), soft_wrap=True)
 
 
 def _costs(statistics: Statistics) -> str:
@@ -139,16 +139,24 @@ def verdict_sentence(result: CampaignResult) -> str:
     why = {"interrupted": "interrupted: ", "workers_lost": "every worker was lost: "}.get(result.stop_reason, "")
     if not statistics.cases and not result.findings:
         return f"{why}no case was judged in {format_duration(result.elapsed_s)}{_remedy(result)}"
-    known = f", {len(result.elsewhere)} known elsewhere," if result.elsewhere else ""
-    if not result.findings:
-        done = "confirmed" if result.unconfirmed else "found"
-        return f"{why}nothing {'new ' if known else ''}{done}{known} in {effort}"
-    return f"{why}{count(len(result.findings), 'finding')}{known} in {effort}"
+    found = what_was_found(result)
+    return f"{why}{found}{',' if ',' in found else ''} in {effort}"
 
 
-def _finding_lines(number: int, finding: Finding, device: str) -> Iterator[RenderableType]:
+def _heading(told: tuple[str, str], place: tuple[str, str]) -> str:
+    """What stands before a finding of this kernel and kind, after one of those that were ``told``."""
+    if place == told:
+        return ""
+    return place[1] or (f"Findings of {place[0]}" if told[1] else "")
+
+
+def _finding_lines(number: int, finding: Finding, statistics: Statistics) -> Iterator[RenderableType]:
+    device = statistics.device_name
     title = Text(f"{number}. {finding.declaration.target}  ", style="bold")
-    yield title.append(str(finding.signature), style="bold red")
+    title.append(str(finding.signature), style="bold red" if statistics.standing(finding) == "counts" else "bold")
+    if statistics.against is not None:
+        title.append(f"  ({known_since(statistics) if statistics.is_known(finding) else 'new'})", style="bold yellow")
+    yield title
     yield Text(f"   {finding.failure.message}")
     yield Text(f"   {one_line(finding.case)}")
     for line in finding_lines(finding.regression(device).finding, finding.case):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -44,8 +44,8 @@ def devices_of(throughput: Throughput) -> list[str]:
     return sorted(throughput.counts)[:_MAX_DEVICES]
 
 
-def timeline_svg(throughput: Throughput, *, elapsed_s: float, found_s: list[float]) -> Markup:
-    """``found_s``: when each finding was first seen, in the order in which they are numbered on the page."""
+def timeline_svg(throughput: Throughput, *, elapsed_s: float, found: Sequence[tuple[float, str]]) -> Markup:
+    """``found``: when each finding was first seen and its place on the page, in the order of their numbers there."""
     span_s = max(elapsed_s, 1e-3)
     layers = _layers(throughput, span_s)
     scale = _Scale(span_s, _round_up(max((top for layer in layers for _, _, top in layer), default=0.0)))
@@ -53,7 +53,7 @@ def timeline_svg(throughput: Throughput, *, elapsed_s: float, found_s: list[floa
         "svg",
         *_axes(scale),
         *(_area(layer, i, scale) for i, layer in reversed(list(enumerate(layers)))),
-        *_marks(found_s, scale),
+        *_marks(found, scale),
         class_="timeline",
         viewBox=f"0 0 {_WIDTH:.0f} {_HEIGHT:.0f}",
         role="img",
@@ -94,15 +94,15 @@ def _moment(seconds: int) -> str:
     return f"{seconds}s" if 0 < seconds < 60 else format_duration(float(seconds)) if seconds else "0"
 
 
-def _marks(found_s: list[float], scale: _Scale) -> Iterator[Markup]:
+def _marks(found: Sequence[tuple[float, str]], scale: _Scale) -> Iterator[Markup]:
     """A numbered disc for each finding, in the order of time."""
-    order = sorted(range(len(found_s)), key=found_s.__getitem__)
-    xs = [scale.x(found_s[i]) for i in order]
+    order = sorted(range(len(found)), key=lambda i: found[i][0])
+    xs = [scale.x(found[i][0]) for i in order]
     for i, x, place in zip(order, xs, _spread(xs), strict=True):
         line = f"M{number(place)} {number(2 * _MARK + 2)}L{number(x)} {number(_TOP)}V{number(_HEIGHT - _BOTTOM)}"
         disc = element("circle", cx=place, cy=_MARK + 2, r=_MARK)
         label = text(str(i + 1), place, _MARK + 6, text_anchor="middle")
-        link = element("a", disc, label, href=f"#finding-{i + 1}")
+        link = element("a", disc, label, href=f"#{found[i][1]}")
         yield element("g", element("path", d=line), link, class_="mark")
 
 

@@ -16,11 +16,16 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.cli import main
+from attnfuzz.cli.explore import exit_status
 from attnfuzz.corpus import FindingRecord, Regression, encode_regression, write_regression
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.supports import Supports
 from attnfuzz.report.summary import Summary
 from tests.unit import limited_kernels
+from tests.unit.report_results import DENSE, MERGE, a_finding, a_result
 
 COMMAND = Path(sys.executable).with_name("attnfuzz")
 CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(3,), scale=0.25)
@@ -137,6 +142,8 @@ def test_it_runs_as_a_module_too(tmp_path: Path) -> None:
         (("explore", "--save-dir", "a_link"), ["'a_link' cannot be made (File exists: 'a_link')"]),
         (("explore", "--save-dir", "/proc/here"), ["'/proc/here' cannot be made (No such file"]),
         (("explore", "--device", "tpu"), ["'tpu'", "cuda"]),
+        (("explore", "--against", "none.json"), ["--against", "'none.json' cannot be read (No such file"]),
+        (("explore", "--against", "a_file"), ["'a_file' is no summary of attnfuzz", "explore --json"]),
         (("frobnicate",), ["frobnicate"]),
         (("replay", "none.json"), ["none.json does not exist"]),
         (("replay",), ["no regression file", "regressions"]),
@@ -373,6 +380,49 @@ def test_nothing_found_is_said_within_the_budget(tmp_path: Path) -> None:
     assert f"nothing found in {summary.cases} cases" in run.stdout.splitlines()[-1]
     assert "seed 5" in run.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_only_what_is_new_fails(tmp_path: Path) -> None:
+    """A build that is red since last week tells nobody that something broke today."""
+    kernel = tmp_path / "mine.py"
+    kernel.write_text(BROKEN)
+    options = ("--workers", "1", "--device", "cpu", "--fail-fast")
+    run = attnfuzz("explore", "mine.py", "--budget", "60s", *options, "--json", "last.json", cwd=tmp_path)
+    assert run.returncode == 1, run.stdout + run.stderr
+
+    against = (*options, "--against", "last.json", "--junit", "junit.xml", "--html", "a.html", "--json", "a.json")
+    run = attnfuzz("explore", "mine.py", "--budget", "4s", *against, cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.splitlines()[-1].startswith("nothing new found, 1 known since last.json, in ")
+    (suite,) = ElementTree.parse(tmp_path / "junit.xml").getroot()
+    assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("0", "0", "1")
+    summary = msgspec.json.decode((tmp_path / "a.json").read_bytes(), type=Summary)
+    assert summary.stop_reason == "budget"  # not ended by what does not count
+    assert [finding.known for finding in summary.kernels[0].findings] == [True]
+    page = (tmp_path / "a.html").read_text()
+    assert "known since last.json" in page
+    assert "script that needs no attnfuzz" in page
+
+    kernel.write_text(BROKEN.replace("# the bug", "\n    lse[inputs.seq_lens == 1] += 1"))
+    run = attnfuzz("explore", "mine.py", "--budget", "60s", *against, cwd=tmp_path)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "1 new finding" in run.stdout.splitlines()[-1]
+
+
+def test_what_a_declaration_ends_does_not_count() -> None:
+    """A kernel for contiguous tensors would fail its build, where all else is right."""
+    outside = a_finding(remedy=Supports(strides="contiguous"))
+
+    def reached(*findings: Finding) -> CampaignResult:
+        result = a_result(*findings)
+        del result.statistics.kernels[MERGE.target]  # which has no case
+        return result
+
+    assert exit_status(reached(outside)) == 0
+    assert exit_status(reached(outside, a_finding(DENSE))) == 1
+    result = reached(outside)
+    result.statistics.pedantic = True
+    assert exit_status(result) == 1
 
 
 def test_a_kernel_that_was_never_reached_is_no_success(tmp_path: Path) -> None:

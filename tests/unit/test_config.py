@@ -24,6 +24,7 @@ oracles = ["accuracy"]
 seed = 7
 fail_fast = true
 on_bundled = true
+against = "baseline.json"
 shared = "redis://head/1"
 profile = "quick"
 
@@ -69,6 +70,7 @@ def test_every_setting_is_read() -> None:
         seed=7,
         fail_fast=True,
         on_bundled=True,
+        against=Path("baseline.json"),
         shared="redis://head/1",
         profile="quick",
         file=Path.cwd() / "pyproject.toml",

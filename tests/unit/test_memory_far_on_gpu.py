@@ -49,12 +49,11 @@ def test_decoys_below_the_cache_can_be_read(memory: CudaSparseMemory) -> None:
     assert permissions(made.caches["v_cache"].data_ptr() + 2 * lands).startswith("rw")
 
 
-@pytest.mark.parametrize("kind", ["contiguous", "outer_gap", "padded_rows", "transposed", "every_other"])
-@pytest.mark.parametrize("count", [1, 9])
-def test_pages_end_with_the_cache(kind: Any, count: int, memory: CudaSparseMemory) -> None:
+@pytest.mark.parametrize("kind", ["outer_gap", "transposed"])
+def test_pages_end_with_the_cache(kind: Any, memory: CudaSparseMemory) -> None:
     """The gap behind the last page would be mapped behind the end of what is reserved: cuMemMap refuses that."""
     made = allocator(memory, first_page=77_673)
-    window = made.tensor("k_cache", (count, 2, 144, 2, 128), torch.float16, strides=kind, role="input")
+    window = made.tensor("k_cache", (9, 2, 144, 2, 128), torch.float16, strides=kind, role="input")
     window.fill_(1.0)
     assert window.eq(1.0).all()
 

@@ -12,11 +12,16 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.coverage import coverage_of
+from attnfuzz.campaign.earlier import Earlier
 from attnfuzz.campaign.elsewhere import FoundElsewhere
 from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.inference import Inferred, LeftOut
 from attnfuzz.campaign.messages import Known
 from attnfuzz.oracles.verdict import Blame
+from attnfuzz.problems.supports import Supports
 from attnfuzz.report.html import html_page, write_html
+from attnfuzz.report.inline_scripts import Script
+from attnfuzz.report.order import OUT_OF_CONTRACT
 from tests.unit.report_results import DENSE, MERGE, PAGED, a_finding, a_result
 
 ELSEWHERE = FoundElsewhere(
@@ -72,7 +77,7 @@ def test_the_page_is_well_formed_and_needs_nothing_else() -> None:
     text = html_page(a_result(a_finding(), a_finding(DENSE), a_finding(MERGE), devices=("0", "1")))
     shown = Page(text)
     for tag, attributes in shown.tags:
-        assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form"}
+        assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form", "button", "input", "select"}
         assert not {"src", "srcset", "data", "action", "onclick", "onload", "background"} & set(attributes)
         assert (attributes.get("href") or "#").startswith("#")
     assert not re.search(r"https?:|//\w|@import|url\(", text)
@@ -82,11 +87,12 @@ def test_the_page_is_well_formed_and_needs_nothing_else() -> None:
 
 def test_every_link_leads_somewhere() -> None:
     """A number in the time line is there to be clicked."""
-    shown = page(a_finding(), a_finding(DENSE))
+    first, second = a_finding(), a_finding(DENSE)
+    shown = page(first, second, a_finding())  # the last has the hash of the first
     places = Counter(attributes["id"] for _, attributes in shown.tags if "id" in attributes)
     assert set(places.values()) == {1}
     links = {attributes["href"] for tag, attributes in shown.tags if tag == "a"}
-    assert links >= {"#finding-1", "#finding-2", "#findings", "#coverage", "#coverage-1"}
+    assert links >= {f"#{first.tag}", f"#{second.tag}", f"#{first.tag}-2", "#findings", "#coverage", "#coverage-1"}
     assert {(link or "")[1:] for link in links} <= set(places)
 
 
@@ -212,6 +218,91 @@ def test_devices_are_told_apart() -> None:
     assert "GPU 0" in shown.text
     assert "GPU 1" in shown.text
     assert [len(shown.having("path", f"d{i}")) for i in range(3)] == [1, 1, 0]
+
+
+def rows_of_index(shown: Page) -> list[dict[str, str | None]]:
+    return shown.having("tr", "entry")
+
+
+def test_an_index_tells_kernel_cause_severity_and_file() -> None:
+    """Of sixty findings, nobody reads all to see what there is."""
+    shown = page(a_finding(), a_finding(DENSE, failed=1))
+    entries = [(one["data-kernel"], one["data-severity"]) for one in rows_of_index(shown)]
+    assert entries == [(PAGED.target, "wrong or no result"), ("dense", "flaky")]
+    assert shown.having("article", "finding")[0]["data-kernel"] == PAGED.target
+    cells = [data.strip() for path, data in shown.texts if "td" in path and "tbody" in path and data.strip()]
+    first = cells[: cells.index("2")]
+    assert first[:2] == ["1", PAGED.target]
+    assert first[2].startswith("tokens_dropped")
+    assert first[3:] == ["wrong or no result", "a folder/a.json"]
+
+
+def test_what_a_declaration_ends_stands_apart_and_is_not_counted() -> None:
+    """The title would count what the exit status does not."""
+    outside = a_finding(remedy=Supports(strides="contiguous"))
+    shown = page(outside, a_finding(DENSE))
+    titles = [data.strip() for path, data in shown.texts if path[-1:] == ("h1",)]
+    assert titles == ["1 finding, and 1 possibly out of contract"]
+    heads = [data.strip() for path, data in shown.texts if path[-1:] in (("h2",), ("h3",)) and data.strip()]
+    assert heads.index("dense") < heads.index(OUT_OF_CONTRACT) < heads.index(PAGED.target)
+    assert shown.having("h1", "bad")
+    alone = page(outside)
+    assert not alone.having("h1", "bad")
+    assert not alone.having("li", "bad")
+    assert shown.having("li", "bad")
+    assert "Nothing found, and 1 possibly out of contract" in alone.text
+    assert {"#outside"} <= {one["href"] for tag, one in alone.tags if tag == "a"}
+
+
+def test_known_and_new_findings_are_told_apart() -> None:
+    """Only the new ones made the command fail."""
+    result = a_result(a_finding(), a_finding(DENSE))
+    assert "known or new" not in Page(html_page(result)).text
+    known = ("target", DENSE.target, "cause", result.findings[1].cause)
+    result.statistics.against = Earlier("last.json", frozenset({known}))
+    shown = Page(html_page(result))
+    assert "1 new finding, 1 known since last.json" in shown.text
+    cells = [data.strip() for path, data in shown.texts if path[-1:] == ("td",) and data.strip()]
+    assert [cell for cell in cells if cell in ("new", "known since last.json")] == ["new", "known since last.json"]
+
+
+def test_what_was_not_searched_is_told() -> None:
+    """A kernel would seem to be right on what it was never tried on."""
+    left_out = LeftOut("strides", "contiguous", ("q",), "wrong", "it is wrong")
+    inferred = Inferred(DENSE.target, Supports(strides="contiguous"), (left_out,), probes=9, works=True)
+    result = a_result(inferred=(inferred,))
+    result.statistics.kernels[PAGED.target].not_runnable["no <inline> assembly"] = 3
+    shown = Page(html_page(result))
+    assert str(inferred) in shown.text
+    assert "Not runnable here: " + PAGED.target in shown.text
+    assert "3 cases: no <inline> assembly" in shown.text
+
+
+def test_scripts_are_inline_or_told_why_not() -> None:
+    """Whoever has only the page could not run anything; and a script is somebody's source, no part of the page."""
+    made = Script(text="print('</pre><script>alert(3)</script>')\n")
+    shown = Page(html_page(a_result(a_finding(), a_finding(DENSE)), [made, Script(why_not="the case has 9 GiB")]))
+    assert made.text in shown.text
+    assert not any("alert" in data for path, data in shown.texts if path and path[-1] == "script")
+    assert shown.text.count("No script that needs no attnfuzz: the case has 9 GiB") == 1
+    assert [one for one in shown.having("pre", "copied")]
+
+
+def test_the_weights_can_be_drawn_where_there_are_any() -> None:
+    """The page has the case only, and should say how to see what the kernel did."""
+    assert "attnfuzz explain 'a folder/a.json' -o weights.svg" in page(a_finding()).text
+    assert "attnfuzz explain" not in page(a_finding(MERGE), a_finding(path=None)).text
+
+
+def test_without_scripts_the_page_is_whole() -> None:
+    """Filter and copy buttons are made by the page's script alone: without it they would do nothing."""
+    text = html_page(a_result(a_finding()))
+    shown = Page(text)
+    assert not shown.having("p", "filter")
+    assert not any("hidden" in attributes for _, attributes in shown.tags)
+    script = text[text.rindex("<script>") :]
+    for made in ('createElement("button")', 'createElement("input")', 'createElement("select")'):
+        assert made in script
 
 
 def test_it_is_written_whole(tmp_path: Path) -> None:

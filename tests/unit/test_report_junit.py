@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
+from attnfuzz.campaign.earlier import Earlier
 from attnfuzz.campaign.elsewhere import FoundElsewhere
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import Known, Progress
@@ -19,6 +20,7 @@ from attnfuzz.corpus import decode_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.problems.supports import Supports
 from attnfuzz.report.junit import junit_xml, write_junit
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="my kernels.py:k")
@@ -142,8 +144,8 @@ def test_every_kernel_has_a_suite_and_a_test_case() -> None:
     mine, other = suites.values()
     assert [case.get("name") for case in mine.iter("testcase")] == [
         "search",
-        "accuracy/kind [any case]",
         "crash/kind [any case]",
+        "accuracy/kind [any case]",
     ]
     assert (mine.get("tests"), mine.get("failures"), mine.get("errors"), mine.get("skipped")) == ("3", "1", "1", "0")
     assert (other.get("tests"), other.get("skipped")) == ("1", "1")
@@ -192,6 +194,29 @@ def test_a_bug_that_another_machine_found_fails_too() -> None:
     (failure,) = root.iter("failure")
     assert "found on node1" in failure.attrib["message"]
     assert decode_regression((failure.text or "").encode(), "report").case == regression.case
+
+
+def test_what_a_declaration_ends_is_no_failure() -> None:
+    """The build would be red where the command says that nothing was found."""
+    result = a_result(a_finding("accuracy", remedy=Supports(strides="contiguous")))
+    root = parsed(result)
+    assert not [*root.iter("failure"), *root.iter("error")]
+    skipped = next(one for one in root.iter("skipped") if "wrong" in one.attrib["message"])
+    assert skipped.attrib["message"].startswith("possibly out of contract, if the kernel is only meant for contiguous")
+    text = skipped.text or ""
+    assert decode_regression(text[text.index("{\n") :].encode(), "report").case == CASE
+    result.statistics.pedantic = True
+    assert len([*parsed(result).iter("failure")]) == 1
+
+
+def test_what_is_known_is_no_failure() -> None:
+    """Whoever asks for new findings only has no use for a build that is red since last week."""
+    result = a_result(a_finding("accuracy"), a_finding("crash"))
+    told = ("target", KERNEL.target, "cause", "crash/kind")
+    result.statistics.against = Earlier("last.json", frozenset({told}))
+    suite = parsed(result)[0]
+    assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("1", "0", "1")
+    assert next(suite.iter("skipped")).attrib["message"] == "known since last.json: wrong"
 
 
 def test_it_is_written_whole(tmp_path: Path) -> None:

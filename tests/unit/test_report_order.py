@@ -7,12 +7,10 @@ from typing import Any
 import msgspec
 
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.report.order import heading_of, in_order
+from attnfuzz.problems.supports import Supports
+from attnfuzz.report.order import heading_of, in_order, kernels_in_order, severity_of
+from tests.unit.report_results import a_result
 from tests.unit.test_campaign_undeclared import finding, paged
-
-BUG = finding(paged(num_q_heads=2), "gqa_ratio>1")
-UNDECLARED = finding(paged(strides={"q": "every_other"}), "strides:q=every_other")
-FLAKY = finding(paged(), failed=1)
 
 
 def with_failure(**fields: Any) -> Finding:
@@ -21,32 +19,75 @@ def with_failure(**fields: Any) -> Finding:
     return one
 
 
+def of_kernel(target: str) -> Finding:
+    one = finding(paged())
+    one.declaration = msgspec.structs.replace(one.declaration, target=target)
+    return one
+
+
+def ended(one: Finding) -> Finding:
+    """By a declaration."""
+    one.remedy = Supports(strides="contiguous")
+    return one
+
+
+BUG = finding(paged(num_q_heads=2), "gqa_ratio>1")
+UNDECLARED = ended(finding(paged(strides={"q": "every_other"}), "strides:q=every_other"))
+FLAKY = finding(paged(), failed=1)
 CRASH = with_failure(oracle="crash", kind="SIGSEGV")
 DEAD = with_failure(oracle="dead_memory", kind="out")
 NEAR = with_failure(oracle="accuracy", kind="out:value", error_ratio=1.3)
 
 
+def told(*findings: Finding, pedantic: bool = False) -> list[Finding]:
+    result = a_result(*findings)
+    result.statistics.pedantic = pedantic
+    return in_order(result)
+
+
 def test_the_worst_comes_first() -> None:
     """A wrong head map would be told after ten ways in which a kernel for contiguous tensors fails on others."""
-    assert in_order([FLAKY, NEAR, UNDECLARED, DEAD, BUG, CRASH]) == [CRASH, BUG, DEAD, UNDECLARED, NEAR, FLAKY]
+    assert told(FLAKY, NEAR, UNDECLARED, DEAD, BUG, CRASH) == [CRASH, BUG, DEAD, NEAR, FLAKY, UNDECLARED]
+    severities = [severity_of(one) for one in (CRASH, BUG, DEAD, NEAR, FLAKY)]
+    assert severities == sorted(set(severities))
+
+
+def test_all_is_a_bug_where_all_is_the_contract() -> None:
+    """With --pedantic, strides were asked for."""
+    assert told(NEAR, UNDECLARED, CRASH, pedantic=True) == [CRASH, UNDECLARED, NEAR]
 
 
 def test_findings_of_one_kernel_stand_together() -> None:
     """Who maintains one of them would look for its bugs among those of all others."""
-    other = finding(paged())
-    other.declaration = msgspec.structs.replace(other.declaration, target="other")
-    assert in_order([FLAKY, other, CRASH]) == [CRASH, FLAKY, other]
+    other, its_undeclared = of_kernel("other"), ended(of_kernel("other"))
+    assert told(FLAKY, other, CRASH) == [CRASH, FLAKY, other]
+    assert told(its_undeclared, UNDECLARED, other, CRASH) == [CRASH, other, its_undeclared, UNDECLARED]
+
+
+def test_findings_of_one_cause_stand_together() -> None:
+    """One repair ends them, and a reader would make it twice."""
+    worst = with_failure(oracle="crash", kind="SIGSEGV", cause="ignored_stride")
+    other = with_failure(oracle="crash", kind="SIGBUS")
+    same = with_failure(oracle="accuracy", kind="out:value", cause="ignored_stride")
+    assert told(same, worst, other, BUG) == [worst, same, other, BUG]
+
+
+def test_kernels_are_told_as_their_findings_are() -> None:
+    """Files for programs and CI systems would have another order than the terminal."""
+    mine = of_kernel("merge")
+    assert kernels_in_order(a_result(mine)) == ["merge", "my kernels.py:paged", "dense"]
+    assert kernels_in_order(a_result()) == ["my kernels.py:paged", "dense", "merge"]
 
 
 def test_findings_of_one_kind_stay_in_the_order_in_which_they_were_seen() -> None:
     """Their numbers would not follow the time line of the report."""
-    other = finding(paged(num_q_heads=3), "gqa_ratio>1")
-    assert in_order([other, UNDECLARED, BUG]) == [other, BUG, UNDECLARED]
+    other = finding(paged(num_q_heads=3), "gqa_ratio>1", "num_kv_heads>1")
+    assert told(other, UNDECLARED, BUG) == [other, BUG, UNDECLARED]
 
 
 def test_each_kind_says_what_it_is() -> None:
     """A reader would take what a declaration ends for one more bug, or a flaky failure for a certain one."""
-    headings = [heading_of(one) for one in (BUG, UNDECLARED, FLAKY)]
+    headings = [heading_of(one, a_result().statistics) for one in (BUG, UNDECLARED, FLAKY)]
     assert headings[0] == ""
     assert headings[1].startswith("Possibly out of contract: ")
     assert headings[2].startswith("Flaky: ")

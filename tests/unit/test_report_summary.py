@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from attnfuzz.campaign.earlier import Earlier
 from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.inference import Inferred, LeftOut
 from attnfuzz.campaign.messages import Progress
 from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.problems.supports import Supports
 from attnfuzz.report.summary import write_summary
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
@@ -55,12 +61,16 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
         "kernels": [
             {
                 "name": "k",
+                "target": "kernels.py:k",
                 "problem": "dense_decode",
                 "cases": 10,
                 "max_error_ratio": 0.5,
                 "findings": [
                     {
                         "oracle": "accuracy",
+                        "cause": "accuracy/out:nan",
+                        "in_contract": True,
+                        "hash": finding.tag,
                         "signature": "accuracy/out:nan [any case]",
                         "first_seen_s": 1.235,
                         "shrunk_s": 4.0,
@@ -69,7 +79,14 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
                     }
                 ],
             },
-            {"name": "other", "problem": "dense_decode", "cases": 0, "max_error_ratio": 0.0, "findings": []},
+            {
+                "name": "other",
+                "target": "other",
+                "problem": "dense_decode",
+                "cases": 0,
+                "max_error_ratio": 0.0,
+                "findings": [],
+            },
         ],
         "unreached": ["other"],
     }
@@ -87,3 +104,39 @@ def test_a_flaky_finding_tells_its_rate(tmp_path: Path) -> None:
     finding = Finding("0-1", KERNEL, CASE, FAILURE, first_seen_s=1.0, failed=3, runs=20)
     (entry,) = written(a_result(finding), tmp_path)["kernels"][0]["findings"]
     assert (entry["failed"], entry["runs"]) == (3, 20)
+
+
+def test_what_does_not_count_says_so(tmp_path: Path) -> None:
+    """A script that takes every finding for a bug would fail where the command does not."""
+    outside = Finding("0-1", KERNEL, CASE, FAILURE, first_seen_s=1.0, remedy=Supports(strides="contiguous"))
+    known = Finding("0-2", KERNEL, CASE, msgspec.structs.replace(FAILURE, oracle="crash"), first_seen_s=1.0)
+    result = a_result(outside, known)
+    result.statistics.against = Earlier("a.json", frozenset({("target", KERNEL.target, "cause", known.cause)}))
+    entries = written(result, tmp_path)["kernels"][0]["findings"]
+    assert [(one["oracle"], one["in_contract"], one.get("known", False)) for one in entries] == [
+        ("crash", True, True),
+        ("accuracy", False, False),
+    ]
+    result.statistics.pedantic = True
+    assert all(one["in_contract"] for one in written(result, tmp_path)["kernels"][0]["findings"])
+
+
+def test_what_was_not_searched_is_told(tmp_path: Path) -> None:
+    """Nothing found would be taken for all that the declaration promises, on every device."""
+    result = a_result()
+    left_out = LeftOut("strides", "contiguous", ("q",), "wrong", "it is wrong")
+    inferred = Inferred(OTHER.target, Supports(strides="contiguous"), (left_out,), probes=9, works=True)
+    result = replace(result, inferred=(inferred,))
+    result.statistics.kernels[OTHER.target].not_runnable["no inline assembly"] = 3
+    first, other = written(result, tmp_path)["kernels"]
+    assert not {"inferred", "outside_contract", "not_runnable"} & set(first)
+    assert other["inferred"] == 'Supports(strides="contiguous")'
+    assert other["outside_contract"] == str(inferred)
+    assert other["not_runnable"] == {"no inline assembly": 3}
+
+
+def test_the_kernel_with_the_worst_finding_comes_first(tmp_path: Path) -> None:
+    """All reports of a campaign have one order."""
+    near = Finding("0-1", KERNEL, CASE, msgspec.structs.replace(FAILURE, error_ratio=1.1), first_seen_s=1.0)
+    crash = Finding("0-2", OTHER, CASE, msgspec.structs.replace(FAILURE, oracle="crash"), first_seen_s=2.0)
+    assert [kernel["name"] for kernel in written(a_result(near, crash), tmp_path)["kernels"]] == ["other", "k"]

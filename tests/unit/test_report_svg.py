@@ -86,7 +86,7 @@ def test_the_area_is_the_number_of_cases() -> None:
     for second in range(60):
         throughput.add("0", second + 0.5, 30)
         throughput.add("1", second + 0.5, 10)
-    svg = timeline_svg(throughput, elapsed_s=60.0, found_s=[])
+    svg = timeline_svg(throughput, elapsed_s=60.0, found=[])
     (first,), (both,) = paths(svg, "area d0"), paths(svg, "area d1")
     assert math.isclose(area(first, most=40.0), 30.0, rel_tol=0.01)
     assert math.isclose(area(both, most=40.0), 40.0, rel_tol=0.01)
@@ -94,10 +94,10 @@ def test_the_area_is_the_number_of_cases() -> None:
 
 def test_findings_are_marked_apart() -> None:
     """Three findings of one second would be three numbers on top of each other."""
-    svg = timeline_svg(Throughput(), elapsed_s=60.0, found_s=[30.0, 10.0, 30.1, 30.2])
+    svg = timeline_svg(Throughput(), elapsed_s=60.0, found=[(30.0, "a"), (10.0, "b"), (30.1, "c"), (30.2, "d")])
     drawn = ElementTree.fromstring(svg)
     links = [link.get("href") for link in drawn.iter("a")]
-    assert links == ["#finding-2", "#finding-1", "#finding-3", "#finding-4"]
+    assert links == ["#b", "#a", "#c", "#d"]
     places = [float(circle.get("cx", "0")) for circle in drawn.iter("circle")]
     assert all(later - earlier >= 18 for earlier, later in pairwise(places))
 
@@ -105,7 +105,7 @@ def test_findings_are_marked_apart() -> None:
 def test_findings_of_the_last_second_stay_in_the_picture() -> None:
     """Their numbers would be pushed out at the right, and could not be clicked."""
     for many in (5, 200):
-        drawn = ElementTree.fromstring(timeline_svg(Throughput(), elapsed_s=60.0, found_s=[60.0] * many))
+        drawn = ElementTree.fromstring(timeline_svg(Throughput(), elapsed_s=60.0, found=[(60.0, "a")] * many))
         places = [float(circle.get("cx", "0")) for circle in drawn.iter("circle")]
         assert all(0 < earlier < later <= 1031 for earlier, later in pairwise(places))
 
@@ -115,7 +115,7 @@ def test_any_campaign_can_be_drawn(elapsed_s: float) -> None:
     """One that is interrupted at once, and one that runs for days."""
     throughput = Throughput()
     throughput.add("", min(elapsed_s, 0.4), 5)
-    drawn = ElementTree.fromstring(timeline_svg(throughput, elapsed_s=elapsed_s, found_s=[elapsed_s]))
+    drawn = ElementTree.fromstring(timeline_svg(throughput, elapsed_s=elapsed_s, found=[(elapsed_s, "a")]))
     assert "nan" not in ElementTree.tostring(drawn, encoding="unicode")
     assert len(list(drawn.iter("text"))) <= 3 + 9 + 1
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from attnfuzz.campaign.earlier import Earlier
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.messages import Progress
 from attnfuzz.campaign.reporter import SilentReporter
@@ -19,6 +20,7 @@ from attnfuzz.campaign.result import CampaignResult, KernelStatistics, Statistic
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.problems.supports import Supports
 from attnfuzz.report.lines import LineReporter
 from attnfuzz.report.live import LiveReporter
 from attnfuzz.report.terminal import make_console, make_reporter, print_result, verdict_sentence
@@ -108,6 +110,7 @@ def test_the_table_has_a_row_for_every_kernel() -> None:
         (a_result(), "nothing found in 10 cases"),
         (a_result(a_finding(), a_finding()), "2 findings in 10 cases"),
         (a_result(stop_reason="interrupted"), "interrupted: nothing found in 10 cases"),
+        (a_result(a_finding(remedy=Supports(lse="none"))), "nothing found, and 1 possibly out of contract, in 10 "),
         (a_result(unconfirmed=(a_finding(),)), "nothing confirmed in 10 cases"),
         (a_result(cases=0), "no case was judged in 1m00s; raise --budget"),
         (a_result(cases=0, troubles=("no workers",)), "no case was judged in 1m00s"),
@@ -236,7 +239,8 @@ def test_flaky_findings_come_after_the_others() -> None:
 def test_what_a_declaration_ends_comes_after_the_bugs() -> None:
     """The bug would be the ninth of eleven findings."""
     strided = msgspec.structs.replace(a_finding().case, strides={"q": "every_other"})
-    undeclared = a_finding(steps=1, shrunk_s=2.0, features=frozenset({"strides:q=every_other"}))
+    remedy = Supports(strides="contiguous")
+    undeclared = a_finding(steps=1, shrunk_s=2.0, features=frozenset({"strides:q=every_other"}), remedy=remedy)
     undeclared.case = strided
     bug = a_finding(steps=2, shrunk_s=2.0)
     text = printed(a_result(undeclared, bug))
@@ -244,6 +248,33 @@ def test_what_a_declaration_ends_comes_after_the_bugs() -> None:
         text.index(words) for words in ("1. my kernels.py:k", "in 2 steps", "Possibly out of contract", "in 1 step")
     ]
     assert order == sorted(order)
+    assert text.rstrip().splitlines()[-1].startswith("1 finding, and 1 possibly out of contract, in 10 cases")
+    assert "  findings\n" in text
+    assert " 1\n" in text.splitlines(keepends=True)[2]  # of the kernel's row, too
+
+
+def test_what_a_declaration_ends_counts_if_all_is_the_contract() -> None:
+    """With --pedantic it was asked for by name, and the command would say that there is nothing."""
+    result = a_result(a_finding(remedy=Supports(strides="contiguous")))
+    result.statistics.pedantic = True
+    text = printed(result)
+    assert "Possibly out of contract" not in text
+    assert text.rstrip().splitlines()[-1].startswith("1 finding in 10 cases")
+
+
+def test_known_findings_are_marked_and_not_counted() -> None:
+    """Of three findings of last night, nobody would see which one is of today."""
+    known, new = a_finding(steps=1, shrunk_s=2.0), a_finding(steps=2, shrunk_s=2.0)
+    new.failure = msgspec.structs.replace(FAILURE, kind="lse:value")
+    result = a_result(known, new)
+    told = ("target", KERNEL.target, "cause", known.cause)
+    result.statistics.against = Earlier("last.json", frozenset({told}))
+    text = printed(result)
+    assert re.findall(r"\((new|known since last\.json)\)", text) == ["known since last.json", "new"]
+    assert verdict_sentence(result).startswith("1 new finding, 1 known since last.json, in 10 cases")
+    result = a_result(known)
+    result.statistics.against = Earlier("last.json", frozenset({told}))
+    assert verdict_sentence(result).startswith("nothing new found, 1 known since last.json, in 10 cases")
 
 
 def test_shrinking_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,3 +12,59 @@ for (const figure of document.querySelectorAll(".all-pairs")) {
   });
   svg.addEventListener("pointerleave", () => { out.textContent = ""; });
 }
+
+// A button beside each command and script that copies it. Without this, a click selects a whole command.
+for (const pre of document.querySelectorAll("pre.command, pre.copied")) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "copy";
+  button.textContent = "copy";
+  button.addEventListener("click", async () => {
+    const told = await copied(pre.textContent).then(() => "copied", () => "select it and press Ctrl-C");
+    button.textContent = told;
+    setTimeout(() => { button.textContent = "copy"; }, 1500);
+  });
+  pre.before(button);
+}
+async function copied(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  throw new Error("this browser lets no page copy");
+}
+
+// Leaves the findings that have all words, of one kernel, of one severity. Without this, all are there.
+const index = document.querySelector("#index");
+if (index) {
+  const found = [...document.querySelectorAll("article.finding")];
+  const texts = found.map((article) => article.textContent.toLowerCase());
+  const rows = [...index.querySelectorAll("tr.entry")];
+  const bar = document.createElement("p");
+  bar.className = "filter";
+  const words = document.createElement("input");
+  words.type = "search";
+  words.placeholder = "filter by text";
+  words.setAttribute("aria-label", "filter by text");
+  const choice = (name, all) => {
+    const select = document.createElement("select");
+    select.setAttribute("aria-label", name);
+    select.append(new Option(all, ""));
+    for (const value of new Set(rows.map((row) => row.dataset[name]))) select.append(new Option(value, value));
+    return select;
+  };
+  const kernel = choice("kernel", "all kernels"), severity = choice("severity", "all severities");
+  const left = document.createElement("output");
+  const apply = () => {
+    const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let shown = 0;
+    found.forEach((article, i) => {
+      const { kernel: of, severity: how } = article.dataset;
+      const fits = (!kernel.value || kernel.value === of) && (!severity.value || severity.value === how)
+        && wanted.every((word) => texts[i].includes(word));
+      article.hidden = rows[i].hidden = !fits;
+      shown += fits;
+    });
+    left.textContent = shown === found.length ? "" : `${shown} of ${found.length}`;
+  };
+  for (const field of [words, kernel, severity]) field.addEventListener("input", apply);
+  bar.append(words, kernel, severity, left);
+  index.querySelector("h2").after(bar);
+}
