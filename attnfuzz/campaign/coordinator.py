@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+import msgspec
+
 from attnfuzz.campaign.checkpoints import Checkpoints
 from attnfuzz.campaign.crew import Crew
 from attnfuzz.campaign.finding import Finding
@@ -247,7 +249,11 @@ class Coordinator:
         if ended == "budget":
             checkpoints.remove()
             return
-        known = [one for one in self._known if one not in self._cut_off]
+        known = [
+            msgspec.structs.replace(one, finding=self._book.standing_for(one.finding))
+            for one in self._known
+            if one not in self._cut_off
+        ]
         pending = (*self._handover.left(), *self._book.pending())
         checkpoints.write(self._statistics, self._book.findings, known, pending)
 
@@ -258,6 +264,7 @@ class Coordinator:
                 self._crew.send(number, Begin(deadline=self._statistics.deadline))
             case Progress():
                 self._statistics.add(message)
+                self._book.seen_again(message.known_by_finding)
                 self._crew.has_judged(number)
             case FormatCompiled():
                 self._compiled[message.kernel].append(message)
@@ -306,7 +313,14 @@ class Coordinator:
         """Have every worker, here and elsewhere, take later failures of this bug for known."""
         kernel = finding.declaration.target
         known = [
-            Known(kernel=kernel, oracle=oracle, kind=kind, features=closed.features, flaky=closed.flaky)
+            Known(
+                kernel=kernel,
+                oracle=oracle,
+                kind=kind,
+                features=closed.features,
+                flaky=closed.flaky,
+                finding=finding.tag,
+            )
             for oracle, kind in closed.shown_as
         ]
         if isinstance(closed, Minimised) and not closed.complete:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from attnfuzz.campaign.aspects import ANY_CASE
 from attnfuzz.campaign.behind_known import relatives_beyond
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.campaign.known_deaths import KnownDeaths
@@ -51,6 +52,8 @@ class Failures:
         self._send = send
         self._is_over = is_over
         self._known = KnownFindings()
+        self._findings: dict[Signature, str] = {}
+        self._uncounted: Counter[Signature] = Counter()
         self._deferred: deque[Suspect] = deque(maxlen=_MAX_DEFERRED)
         self._doubts: Counter[Symptom] = Counter()
         self._pursued = 0
@@ -63,6 +66,9 @@ class Failures:
         self._known.add(signature, flaky=known.flaky)
         if not known.flaky:
             self.deaths.learn(signature)
+        finding = self._findings.setdefault(signature, known.finding)
+        if uncounted := self._uncounted.pop(signature, 0):
+            self._tally.explained(known.kernel, finding, uncounted)
 
     def set_busy(self, busy: Busy) -> None:
         """Somebody else begins or ends to look into a symptom."""
@@ -91,7 +97,7 @@ class Failures:
             if self._known.is_busy(suspect.symptom):
                 self._deferred.append(suspect)
             elif self._is_known(suspect):
-                self._tally.known(suspect.declaration.target, 0.0)
+                self._count_known(suspect, 0.0)
             else:
                 self.suspect = suspect
                 return True
@@ -125,12 +131,27 @@ class Failures:
         """Count a known failure, and now and then look whether another bug hides behind it."""
         target = suspect.declaration.target
         deadly = ends_process(suspect.failure)
-        self._tally.known(target, seconds if deadly else 0.0)
+        self._count_known(suspect, seconds if deadly else 0.0)
         if deadly or self.suspect is not None or self._tally.share_behind_known(target) >= _SHARE_BEHIND_KNOWN:
             return
         started = time.monotonic()
         self.suspect = self._hidden_behind(suspect)
         self._tally.looked_behind_known(target, time.monotonic() - started)
+
+    def _count_known(self, suspect: Suspect, death_seconds: float) -> None:
+        """Count a known failure, also for the finding that explains it: at once, or when its tag is told."""
+        target, symptom = suspect.declaration.target, suspect.symptom
+        self._tally.known(target, death_seconds)
+        causes = (Symptom(target, symptom.oracle, cause) for cause in suspect.failure.maybe)
+        explaining = [
+            *self._known.explaining(symptom, suspect.features),
+            *(one for cause in causes for one in self._known.explaining(cause, frozenset({ANY_CASE}))),
+        ]
+        for signature in explaining[:1]:
+            if signature in self._findings:
+                self._tally.explained(target, self._findings[signature], 1)
+            else:
+                self._uncounted[signature] += 1
 
     def _hidden_behind(self, suspect: Suspect) -> Suspect | None:
         for case in relatives_beyond(self._known, suspect)[:_RELATIVES_TRIED]:

@@ -31,7 +31,7 @@ class Finding:
     file of an earlier campaign with the same signature, ``replaces`` one whose case was larger. ``tag`` is a short hash
     of what was first seen: by it all lines about one finding are known, however small its case becomes. ``also``: other
     findings that this one stands for. ``remedy``: the declaration, if there is one, that says that the kernel is not
-    meant to do better.
+    meant to do better. ``cases_seen``: failing cases of the campaign that were put down to it, the first one included.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Finding:
     tag: str = ""
     also: tuple[Sight, ...] = ()
     remedy: Supports | None = None
+    cases_seen: int = 1
 
     def __post_init__(self) -> None:
         if not self.tag:

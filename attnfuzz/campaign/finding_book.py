@@ -35,6 +35,7 @@ class FindingBook:
         self._folder = folder
         self._reporter = reporter
         self._open: dict[str, Finding] = {}
+        self._by_tag: dict[str, Finding] = {}
         self.findings: list[Finding] = []
         self.unconfirmed: list[Finding] = []
 
@@ -50,8 +51,19 @@ class FindingBook:
             seen_after=_decoded(declaration, message.preceding),
         )
         self._open[finding.name] = finding
+        self._by_tag[finding.tag] = finding
         self._reporter.found(finding)
         return finding
+
+    def seen_again(self, cases: dict[str, int]) -> None:
+        """Count failing cases, by the tag of the finding that they were put down to."""
+        for tag, count in cases.items():
+            if (finding := self._by_tag.get(tag)) is not None:
+                finding.cases_seen += count
+
+    def standing_for(self, tag: str) -> str:
+        """The tag of the finding that the one with ``tag`` is reported as."""
+        return self._by_tag[tag].tag if tag in self._by_tag else ""
 
     def named(self, name: str) -> Finding:
         """The open finding that a worker calls ``name``."""
@@ -91,6 +103,9 @@ class FindingBook:
     def duplicate(self, message: Duplicate) -> Symptom:
         """Close a finding that is a known bug, and forget it."""
         finding = self._open.pop(message.finding)
+        finding.features = message.features
+        if (known := self._same_bug_as(finding)) is not None:
+            self._count_for(known, finding)
         if finding in self.findings:
             self._drop(finding)
         self._reporter.known(finding)
@@ -141,6 +156,7 @@ class FindingBook:
         """Take up a finding of an earlier part of the campaign."""
         finding = saved.restore(self._kernels[saved.kernel], name)
         self.findings.append(finding)
+        self._by_tag[finding.tag] = finding
         self._folder.adopt(finding)
 
     def pending(self) -> list[Pursue]:
@@ -196,6 +212,7 @@ class FindingBook:
         while (other := self._same_bug_as(finding)) is not None:
             kept, dropped = sorted((other, finding), key=_preference)
             kept.first_seen_s = min(kept.first_seen_s, dropped.first_seen_s)
+            self._count_for(kept, dropped)
             if (kept.symptom, kept.features) != (dropped.symptom, dropped.features):
                 kept.also_shows_as(dropped)
                 with_remedy(kept)
@@ -212,6 +229,11 @@ class FindingBook:
         same = [other for other in others if are_same_bug(finding, other) or are_one_gap(finding, other)]
         mine = aspects(finding.signature.features)
         return max(same, key=lambda other: len(mine & aspects(other.signature.features)), default=None)
+
+    def _count_for(self, kept: Finding, dropped: Finding) -> None:
+        """Cases of ``dropped``, later ones too, count for ``kept``."""
+        kept.cases_seen += dropped.cases_seen
+        self._by_tag |= {tag: kept for tag, finding in self._by_tag.items() if finding is dropped}
 
     def _drop(self, finding: Finding) -> None:
         self.findings.remove(finding)

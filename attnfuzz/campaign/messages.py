@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -67,13 +67,17 @@ class Begin(msgspec.Struct, tag="begin", frozen=True, kw_only=True):
 
 
 class Known(msgspec.Struct, tag="known", frozen=True, kw_only=True):
-    """A bug has been found: failures that it explains pass silently from now on."""
+    """A bug has been found: failures that it explains pass silently from now on, and are counted as ``finding``'s.
+
+    That is the tag of a `Finding`.
+    """
 
     kernel: str
     oracle: str
     kind: str
     features: frozenset[str]
     flaky: bool = False
+    finding: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{6})?$")] = ""
 
 
 class Busy(msgspec.Struct, tag="busy", frozen=True, kw_only=True):
@@ -119,7 +123,7 @@ class Progress(msgspec.Struct, tag="progress", frozen=True, kw_only=True):
     executors say of it. ``restarts`` counts executors lost to a case. ``ratios``: by dtype, cases in each bin of
     ``attnfuzz.campaign.ratios``. ``coverage``: cases by pair of levels (``attnfuzz.problems.input_space``). ``device``
     names the GPU that the worker has to itself, if there are several. ``not_runnable``: cases that were not judged, by
-    why they cannot run here.
+    why they cannot run here. ``known_by_finding``: failures, by the tag of the finding that explains them.
     """
 
     kernel: str
@@ -137,6 +141,7 @@ class Progress(msgspec.Struct, tag="progress", frozen=True, kw_only=True):
     ratios: dict[str, dict[int, int]] = {}
     coverage: dict[int, int] = {}
     not_runnable: dict[str, int] = {}
+    known_by_finding: dict[str, int] = {}
 
 
 class Found(msgspec.Struct, tag="found", frozen=True, kw_only=True):

@@ -121,6 +121,7 @@ class SavedFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     tag: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{6})?$")] = ""
     also: Annotated[tuple[Sight, ...], msgspec.Meta(max_length=MOST_PLACES)] = ()
     remedy: Supports | None = None
+    cases_seen: Count = 1
 
     def __post_init__(self) -> None:
         if self.failed > self.runs:
@@ -142,6 +143,7 @@ class SavedFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             tag=finding.tag,
             also=finding.also,
             remedy=finding.remedy,
+            cases_seen=finding.cases_seen,
             preceding=tuple(msgspec.Raw(encode_case(case)) for case in finding.preceding),
             **{name: _text(getattr(finding, name)) for name in ("path", "known_as", "replaces")},
         )
@@ -168,6 +170,7 @@ class SavedFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             tag=self.tag,
             also=self.also,
             remedy=self.remedy,
+            cases_seen=self.cases_seen,
         )
 
 

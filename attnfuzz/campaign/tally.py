@@ -36,6 +36,7 @@ class _Counts:
     restarts: int = 0
     ratios: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     not_runnable: Counter[str] = field(default_factory=Counter)
+    known_by_finding: Counter[str] = field(default_factory=Counter)
 
 
 class Tally:
@@ -100,6 +101,10 @@ class Tally:
         """Count a failure that an earlier finding explains, and the time it cost if it was a crash or a hang."""
         self._unsent[kernel].known += 1
         self._death_seconds[kernel] += death_seconds
+
+    def explained(self, kernel: str, finding: str, failures: int) -> None:
+        """Count failures for the finding with the tag ``finding``."""
+        self._unsent[kernel].known_by_finding[finding] += failures
 
     def skipped(self, kernel: str) -> None:
         """Count a case that was not run because it would crash or hang as an earlier one did."""

@@ -21,12 +21,13 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ``path`` if the finding could not be saved. A flaky one tells that it failed in ``failed`` of ``runs`` runs.
 
     ``cause`` is what the bug is called, in every campaign that finds it; ``hash`` what lines about it are marked with,
-    in this one. Those that are not ``in_contract``, and those that the summary of ``--against`` has ``known``, do not
-    count in the exit status."""
+    in this one. ``cases_seen``: failing cases that were put down to it, the first included. Those that are not
+    ``in_contract``, and those that the summary of ``--against`` has ``known``, do not count in the exit status."""
 
     oracle: str
     cause: str
     in_contract: bool
+    cases_seen: int
     known: bool = False
     hash: str
     signature: str
@@ -132,6 +133,7 @@ def _summarise_finding(finding: Finding, statistics: Statistics) -> FindingSumma
         oracle=finding.failure.oracle,
         cause=finding.cause,
         in_contract=statistics.in_contract(finding),
+        cases_seen=finding.cases_seen,
         known=statistics.is_known(finding),
         hash=finding.tag,
         signature=str(finding.signature),

@@ -133,11 +133,36 @@ def test_workers_hear_what_others_are_at_and_what_they_found(tmp_path: Path) -> 
         waits(worker)
 
     workers: list[Worker] = []
-    campaign(tmp_path, finder, waits, budget_s=0.7, started=workers)
-    known = Known(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"ragged"}))
+    result = campaign(tmp_path, finder, waits, budget_s=0.7, started=workers)
+    known = Known(
+        kernel=KERNEL.target,
+        oracle="accuracy",
+        kind="out:value",
+        features=frozenset({"ragged"}),
+        finding=result.findings[0].tag,
+    )
     busy = Busy(kernel=KERNEL.target, oracle="accuracy", kind="out:value", busy=True)
     assert workers[1].heard == [busy, known, msgspec.structs.replace(busy, busy=False), Stop()]
     assert workers[0].heard == [known, Stop()]
+
+
+def test_known_failures_of_all_workers_count_for_their_finding(tmp_path: Path) -> None:
+    """A report would not tell the bug that most cases meet from one that a single case met."""
+
+    def finder(worker: Worker) -> None:
+        finds(worker, 9, "0-1")
+        closes(worker, "0-1", "ragged")
+        waits(worker)
+
+    def meets_it_again(worker: Worker) -> None:
+        known = worker.hear(Known)
+        assert isinstance(known, Known)
+        counts = {known.finding: 4, "": 3}
+        worker.say(Progress(kernel=KERNEL.target, cases=5, seconds=0.1, known=7, known_by_finding=counts))
+        waits(worker)
+
+    (finding,) = campaign(tmp_path, finder, meets_it_again, budget_s=0.7).findings
+    assert finding.cases_seen == 5
 
 
 def test_a_duplicate_is_made_known_and_not_reported(tmp_path: Path) -> None:

@@ -240,6 +240,28 @@ def test_flaky_findings_of_one_kernel_are_one_bug_whatever_the_oracle(story: Sto
     assert len(story.book.findings) == 1
 
 
+def test_the_cases_of_what_is_merged_count_for_what_it_is_merged_with(story: Story) -> None:
+    """The bug that shows most would be told to have been seen once for each worker that met it first."""
+    for name, seq_len in (("0-1", 5), ("1-1", 7)):
+        story.found(name, seq_len)
+        story.confirmed(name)
+    tags = [finding.tag for finding in story.book.findings]
+    story.minimised("0-1", "seq_len>1")
+    story.book.seen_again({tags[0]: 10})
+    story.minimised("1-1", "seq_len>1")
+    story.book.seen_again({tags[1]: 100, "000000": 5})
+    (finding,) = story.book.findings
+    assert finding.cases_seen == 112
+    assert {story.book.standing_for(tag) for tag in tags} == {finding.tag}
+    assert story.book.standing_for("000000") == ""
+    story.found("1-2", 9)
+    story.confirmed("1-2")
+    again = story.book.named("1-2").tag
+    story.book.duplicate(Duplicate(finding="1-2", features=frozenset({"seq_len>1"}), shown_as=()))
+    story.book.seen_again({again: 1000})
+    assert finding.cases_seen == 1113
+
+
 def test_a_duplicate_is_forgotten_with_its_file(story: Story) -> None:
     """What comes down to a known bug has been saved on the way, and must not stay."""
     story.found("0-1", 50)

@@ -80,6 +80,40 @@ def test_what_another_worker_found_is_known_here() -> None:
     assert sum(progress.known for progress in bench.of(Progress)) > 0
 
 
+def test_known_failures_are_counted_by_what_explains_them() -> None:
+    """Nobody could tell which of two known bugs nearly every case meets."""
+    known = Known(
+        kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}), finding="0a1b2c"
+    )
+    progress = Bench(grouped, budget_s=1.0, mail=[known]).run().of(Progress)
+    counted = sum(one.known_by_finding.get("0a1b2c", 0) for one in progress)
+    assert counted == sum(one.known for one in progress) > 0
+
+
+def test_failures_count_that_were_known_before_their_finding_had_a_name() -> None:
+    """What this worker passes over until the coordinator has answered would be missing."""
+    told: list[Minimised] = []
+
+    def answer(sent: list[msgspec.Struct]) -> bool:
+        if not told and (closed := [message for message in sent if isinstance(message, Minimised)]):
+            told.extend(closed)
+        elif told and bench.mail == [] and sum(isinstance(message, Progress) and message.known for message in sent):
+            known = Known(
+                kernel=KERNEL.target,
+                oracle="accuracy",
+                kind="out:value",
+                features=told[0].features,
+                finding="0a1b2c",
+            )
+            bench.mail.append(known)
+        return False
+
+    bench = Bench(grouped, budget_s=2.0, enough=answer)
+    progress = bench.run().of(Progress)
+    counted = sum(one.known_by_finding.get("0a1b2c", 0) for one in progress)
+    assert counted == sum(one.known for one in progress) > 0
+
+
 def test_what_another_worker_is_at_waits_until_it_is_done() -> None:
     """While a symptom is being shrunk elsewhere its cases are kept, and taken up if they turn out to be another bug."""
     busy = Busy(kernel=KERNEL.target, oracle="accuracy", kind="out:value", busy=True)

@@ -224,9 +224,9 @@ def rows_of_index(shown: Page) -> list[dict[str, str | None]]:
     return shown.having("tr", "entry")
 
 
-def test_an_index_tells_kernel_cause_severity_and_file() -> None:
+def test_an_index_tells_kernel_cause_cases_severity_and_file() -> None:
     """Of sixty findings, nobody reads all to see what there is."""
-    shown = page(a_finding(), a_finding(DENSE, failed=1))
+    shown = page(a_finding(cases_seen=1234), a_finding(DENSE, failed=1))
     entries = [(one["data-kernel"], one["data-severity"]) for one in rows_of_index(shown)]
     assert entries == [(PAGED.target, "wrong or no result"), ("dense", "flaky")]
     assert shown.having("article", "finding")[0]["data-kernel"] == PAGED.target
@@ -234,7 +234,7 @@ def test_an_index_tells_kernel_cause_severity_and_file() -> None:
     first = cells[: cells.index("2")]
     assert first[:2] == ["1", PAGED.target]
     assert first[2].startswith("tokens_dropped")
-    assert first[3:] == ["wrong or no result", "a folder/a.json"]
+    assert first[3:] == ["1,234", "wrong or no result", "a folder/a.json"]
 
 
 def test_what_a_declaration_ends_stands_apart_and_is_not_counted() -> None:

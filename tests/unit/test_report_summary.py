@@ -70,6 +70,7 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
                         "oracle": "accuracy",
                         "cause": "accuracy/out:nan",
                         "in_contract": True,
+                        "cases_seen": 1,
                         "hash": finding.tag,
                         "signature": "accuracy/out:nan [any case]",
                         "first_seen_s": 1.235,
