@@ -39,10 +39,14 @@ class MemorySample:
     nbytes: int
 
 
+class _Found(msgspec.Struct):
+    in_contract: bool
+
+
 class _OfKernel(msgspec.Struct):
     name: str
     cases: int
-    findings: list[msgspec.Raw]
+    findings: list[_Found]
 
 
 class Summary(msgspec.Struct):
@@ -77,11 +81,10 @@ class Endurance:
         beside = [
             f"{one.declaration.name}: {one.failure.oracle}/{one.failure.kind}: {one.failure.message}"
             for one in self.together.result.findings
-            if one.declaration.target not in HOSTILE
+            if one.declaration.target not in HOSTILE and one.in_contract
         ]
-        alone = [
-            f"{one.name}: {len(one.findings)} without the hostile ones" for one in self.alone.kernels if one.findings
-        ]
+        counted = {one.name: sum(found.in_contract for found in one.findings) for one in self.alone.kernels}
+        alone = [f"{name}: {number} without the hostile ones" for name, number in counted.items() if number]
         return beside + alone
 
     @property

@@ -76,4 +76,4 @@ def shortened(explanation: Explanation) -> Explanation:
     """What goes into the details of a finding."""
     lines = (*[line for line in explanation.lines if line != NO_TIME][:_MOST_LINES], *explanation.changes)
     short = tuple(line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..." for line in lines)
-    return Explanation(lines=short, blame=explanation.blame)
+    return Explanation(lines=short, rows=explanation.rows, blame=explanation.blame)

@@ -11,6 +11,7 @@ from attnfuzz.campaign.aspects import aspects, telling
 from attnfuzz.campaign.signature import Signature, Symptom, failure_features
 from attnfuzz.corpus import FindingRecord, Regression, current_environment
 from attnfuzz.declaration import Declaration
+from attnfuzz.explaining.explanation import WeightedRow
 from attnfuzz.oracles.verdict import Failure, Sight
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.supports import Supports
@@ -32,6 +33,7 @@ class Finding:
     of what was first seen: by it all lines about one finding are known, however small its case becomes. ``also``: other
     findings that this one stands for. ``remedy``: the declaration, if there is one, that says that the kernel is not
     meant to do better. ``cases_seen``: failing cases of the campaign that were put down to it, the first one included.
+    ``weights``: what the kernel gave to each token, where that was measured.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Finding:
     also: tuple[Sight, ...] = ()
     remedy: Supports | None = None
     cases_seen: int = 1
+    weights: tuple[WeightedRow, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.tag:

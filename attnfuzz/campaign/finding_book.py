@@ -114,7 +114,7 @@ class FindingBook:
     def minimised(self, message: Minimised) -> Symptom:
         """Close a finding and give it its signature; one that is the same bug as another is merged with it."""
         finding = self._open.pop(message.finding)
-        finding.features = message.features
+        finding.features, finding.weights = message.features, message.weights
         details = (*finding.failure.details, *message.explanation)
         blame = finding.failure.blame | message.blame
         finding.failure = msgspec.structs.replace(finding.failure, details=details, blame=blame)

@@ -7,6 +7,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.explaining.explanation import WeightedRow
 from attnfuzz.oracles.verdict import Blame, Failure, OracleName
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.tolerance import Tolerance
@@ -183,7 +184,7 @@ class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
 
     ``features`` are those that every failing case on the way down had: what the bug needs. ``shown_as`` are the pairs
     of oracle and kind that it showed on the way, the last one included. ``explanation``: what is wrong, in
-    further lines, and ``blame`` where.
+    further lines, and ``blame`` where; ``weights`` are those that the kernel gave, to be drawn.
     """
 
     finding: str
@@ -193,6 +194,7 @@ class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
     flaky: bool = False
     explanation: tuple[str, ...] = ()
     blame: Blame = Blame()
+    weights: tuple[WeightedRow, ...] = ()
 
 
 class Duplicate(msgspec.Struct, tag="duplicate", frozen=True, kw_only=True):

@@ -111,6 +111,7 @@ class Trail:
                 flaky=self.is_flaky,
                 explanation=explanation.lines,
                 blame=explanation.blame,
+                weights=explanation.rows,
             )
         )
 

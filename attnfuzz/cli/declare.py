@@ -31,8 +31,8 @@ def command(kernel: str, budget: float, device: str, seed: int) -> int:
 
     Each kernel runs on some dozens of small cases: dtypes, layouts, strides, head sizes, page sizes, GQA ratios,
     log-sum-exp, empty sequences. What raises or fails throughout is left out; fields that it declares stay as they are.
-    Then what is left is searched for a few seconds. What fails there is a bug, and no declaration is made of it.
-    The exit status is 1 if anything does.
+    Then what is left is searched for a few seconds. What fails there is a bug, and no declaration is made of it: then
+    the exit status is 1. What a further declaration would end is told beside it, and does not count.
     """
     started = time.monotonic()
     from attnfuzz.campaign.reporter import SilentReporter
@@ -53,7 +53,7 @@ def command(kernel: str, budget: float, device: str, seed: int) -> int:
         _refuse_unless_searched(result)
         with while_anyone_reads():
             print_declared(make_console(), result)
-    return 1 if result.findings else 0
+    return 1 if result.fails else 0
 
 
 def _refuse_unless_searched(result: CampaignResult) -> None:

@@ -32,7 +32,7 @@ def print_throughput(console: Console, rows: Sequence[Row]) -> None:
     table = _table("measurement", "cases/s", "over the first", "cases", "found")
     for row in rows:
         cases = "" if row.measured is None else str(sum(row.measured.cases.values()))
-        found = "" if row.measured is None else str(len(row.measured.result.findings))
+        found = "" if row.measured is None else str(_counting(row.measured))
         table.add_row(
             row.name, f"{row.rate:.1f}", f"{row.rate / rows[0].rate:.2f}" if rows[0].rate else "-", cases, found
         )
@@ -43,6 +43,12 @@ def print_throughput(console: Console, rows: Sequence[Row]) -> None:
             console.print()
             console.print(Text(row.name, style="bold"))
             console.print(_shares(row.measured))
+
+
+def _counting(measured: Measured) -> int:
+    """Findings that are not possibly out of contract."""
+    result = measured.result
+    return sum(result.statistics.standing(finding) == "counts" for finding in result.findings)
 
 
 def print_endurance(console: Console, endured: Endurance) -> None:

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.inference import supports_as_text
 from attnfuzz.campaign.result import CampaignResult
-from attnfuzz.report.headline import count, one_line
+from attnfuzz.campaign.undeclared import declared_limits
+from attnfuzz.report.headline import count, one_line, remedy_lines
+from attnfuzz.report.order import in_order
 
 __all__ = ["print_declared"]
 
@@ -32,12 +35,25 @@ def _lines(result: CampaignResult, target: str) -> Iterator[Text]:
         yield Text(f"  {left_out}: {left_out.said}" if left_out.said else f"  {left_out}", style="dim")
     if inferred is None:
         yield Text("  nothing else had to be left out", style="dim")
-    found = result.findings_of(target)
-    if not found:
-        yield Text(f"  within it, nothing was found in {count(kernel.cases, 'case')}")
-        return
-    yield Text(f"  within it, {count(len(found), 'bug')}, which no declaration ends:", style="bold red")
-    for finding in found:
-        yield Text(f"  - {finding.failure.message}")
-        yield Text(f"    {one_line(finding.case)}", style="dim")
-    yield Text(f"  to look into {'it' if len(found) == 1 else 'them'}: attnfuzz explore {target}", style="cyan")
+    found = [finding for finding in in_order(result) if finding.declaration.target == target]
+    bugs = [finding for finding in found if result.statistics.standing(finding) == "counts"]
+    if bugs:
+        yield Text(f"  within it, {count(len(bugs), 'bug')}, which no declaration ends:", style="bold red")
+    else:
+        nothing = "no bug" if found else "nothing"
+        yield Text(f"  within it, {nothing} was found in {count(kernel.cases, 'case')}")
+    for finding in bugs:
+        yield from _told(finding)
+    if outside := [finding for finding in found if finding not in bugs]:
+        yield Text(f"  and {len(outside)} possibly out of contract, which a further declaration ends:", style="yellow")
+    for finding in outside:
+        yield from _told(finding, further=True)
+    if found:
+        yield Text(f"  to look into {'it' if len(found) == 1 else 'them'}: attnfuzz explore {target}", style="cyan")
+
+
+def _told(finding: Finding, *, further: bool = False) -> Iterator[Text]:
+    yield Text(f"  - {finding.failure.message}")
+    yield Text(f"    {one_line(finding.case)}", style="dim")
+    if further and finding.remedy is not None:
+        yield from (Text(f"    {line}") for line in remedy_lines(declared_limits(finding.remedy), finding.case))

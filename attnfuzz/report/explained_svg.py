@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
 
@@ -11,7 +11,7 @@ from attnfuzz.report.explained import Explained
 from attnfuzz.report.headline import count, one_line
 from attnfuzz.report.svg import element, text
 
-__all__ = ["explained_svg"]
+__all__ = ["explained_svg", "weights_svg"]
 
 _WIDTH = 860.0
 _MARGIN = 20.0
@@ -61,26 +61,42 @@ def explained_svg(explained: Explained, *, dark_screens: bool = True) -> str:
         for piece in _broken(line, _CHARACTERS[style]):
             y += _LINE
             parts.append(text(piece, _MARGIN, y, class_=style))
-    for row in explained.explanation.rows:
-        drawn, y = _row(row, y + 2 * _GAP)
-        parts += drawn
-    if explained.explanation.rows:
-        y += 2 * _GAP
-        parts += _legend(y)
+    drawn, y = _rows(explained.explanation.rows, y)
     height = y + _MARGIN
-    drawing = element(
+    back = element("rect", class_="back", width=_WIDTH, height=height)
+    style = _style(dark_screens=dark_screens)
+    return f"{_drawing(height, style, back, *parts, *drawn, xmlns='http://www.w3.org/2000/svg')}\n"
+
+
+def weights_svg(rows: Sequence[WeightedRow]) -> Markup:
+    """The weights alone, for a page that has rules for what is of the class ``weights``."""
+    drawn, y = _rows(rows, -2 * _GAP)
+    return _drawing(y + _MARGIN, *drawn, class_="weights")
+
+
+def _drawing(height: float, *parts: Markup, **attributes: str) -> Markup:
+    return element(
         "svg",
-        _style(dark_screens=dark_screens),
-        element("rect", class_="back", width=_WIDTH, height=height),
         *parts,
-        xmlns="http://www.w3.org/2000/svg",
+        **attributes,
         viewBox=f"0 0 {_WIDTH:.0f} {height:.0f}",
         width=_WIDTH,
         height=height,
         role="img",
         aria_label="Expected and actual weights",
     )
-    return f"{drawing}\n"
+
+
+def _rows(rows: Sequence[WeightedRow], y: float) -> tuple[list[Markup], float]:
+    """All rows with their legend below ``y``, and where that ends."""
+    parts: list[Markup] = []
+    for row in rows:
+        drawn, y = _row(row, y + 2 * _GAP)
+        parts += drawn
+    if rows:
+        y += 2 * _GAP
+        parts += _legend(y)
+    return parts, y
 
 
 def _style(*, dark_screens: bool) -> Markup:
@@ -117,7 +133,8 @@ def _broken(line: str, most: int) -> Iterator[str]:
 def _row(row: WeightedRow, top: float) -> tuple[list[Markup], float]:
     """Its elements, and where they end."""
     y = top + _LINE
-    parts = [text(row.title, _MARGIN, y, class_="strong bad" if row.wrong else "strong")]
+    title = row.title if row.wrong else f"{row.title}: every weight is right"
+    parts = [text(title, _MARGIN, y, class_="strong bad" if row.wrong else "strong")]
     y += _GAP
     weights = [value for box in row.boxes for value in (*box.got, *box.expected) if value is not None]
     largest = max(map(abs, weights), default=0.0) or 1.0

@@ -20,6 +20,7 @@ from attnfuzz.oracles.verdict import ends_process
 from attnfuzz.report.case_svg import case_svg
 from attnfuzz.report.coverage_svg import CoverageMap, PairTable, coverage_map, pair_tables
 from attnfuzz.report.drawing import Drawing, draw
+from attnfuzz.report.explained_svg import weights_svg
 from attnfuzz.report.headline import count, finding_lines, headline, known_since, what_was_found
 from attnfuzz.report.histogram import histogram_svg
 from attnfuzz.report.inline_scripts import Script
@@ -53,7 +54,8 @@ class FindingPart:
     """A finding with the picture of its case: ``picture``, or a table of ``drawing.states``.
 
     ``anchor``: its place on the page, which is its hash. ``status``: whether it is new, where that was asked for.
-    ``weigh``: the command that draws the weights, which takes runs that a report cannot make; empty where it has none.
+    ``weights`` is the picture of the weights that the kernel gave to each token. Where these were not measured, it is
+    None, and ``weigh`` the command that measures and draws them; empty where there are none.
     """
 
     number: int
@@ -62,6 +64,7 @@ class FindingPart:
     severity: Severity
     status: str
     script: Script | None
+    weights: Markup | None
     weigh: str
     headline: str
     drawing: Drawing
@@ -227,6 +230,7 @@ def _finding(number: int, anchor: str, finding: Finding, script: Script | None, 
         severity=severity_of(finding),
         status=_status(finding, statistics),
         script=script,
+        weights=weights_svg(finding.weights) if finding.weights else None,
         weigh=_weigh(finding),
         headline=headline(finding.case),
         drawing=drawing,
@@ -246,7 +250,7 @@ def _status(finding: Finding, statistics: Statistics) -> str:
 
 def _weigh(finding: Finding) -> str:
     """States that are merged have no weights; a case that hangs, or needs others before it, is not weighed."""
-    if finding.path is None or finding.declaration.problem == "merge_states":
+    if finding.weights or finding.path is None or finding.declaration.problem == "merge_states":
         return ""
     if finding.failure.oracle == "hang" or finding.preceding:
         return ""

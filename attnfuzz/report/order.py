@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from enum import IntEnum
 from typing import TypeVar
 
+from attnfuzz.campaign.aspects import aspects
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.oracles.verdict import ends_process
@@ -16,6 +17,18 @@ OUT_OF_CONTRACT = "Possibly out of contract: each goes away if you add the decla
 _FLAKY = "Flaky: these do not fail in every run"
 _OUT_OF_BOUNDS = frozenset({"guard_page", "page_relocation", "red_zone"})
 _OF_DEAD_MEMORY = frozenset({"dead_memory", "unwritten"})
+_OF_EMPTIES = frozenset(
+    {
+        "both states empty",
+        "empty sequence",
+        "no query",
+        "one state empty",
+        "padding tokens",
+        "prefix empty",
+        "suffix empty",
+    }
+)
+"""What a case has that is about rows without keys or tokens."""
 _JUST_ABOVE = 10.0
 """Times the error bound: a rounding that was not declared, rather than a wrong address."""
 
@@ -28,8 +41,9 @@ class Severity(IntEnum):
     FATAL = 0
     WRONG = 1
     DEAD_MEMORY = 2
-    NEAR = 3
-    FLAKY = 4
+    CONTRACT = 3
+    NEAR = 4
+    FLAKY = 5
 
     def __str__(self) -> str:
         return _WORDS[self]
@@ -39,6 +53,7 @@ _WORDS = {
     Severity.FATAL: "crash, hang or out of bounds",
     Severity.WRONG: "wrong or no result",
     Severity.DEAD_MEMORY: "dead or unwritten memory",
+    Severity.CONTRACT: "contract question",
     Severity.NEAR: "just above its bound",
     Severity.FLAKY: "flaky",
 }
@@ -47,8 +62,9 @@ _WORDS = {
 def in_order(result: CampaignResult) -> list[Finding]:
     """What is in the contract, kernel by kernel, that with the worst finding first; then so what is not.
 
-    Of a kernel crashes and accesses out of bounds, then wrong numbers, what memory without tokens does, errors just
-    above their bound, and what is flaky; what has one cause stands together, at the place of its worst.
+    Of a kernel crashes and accesses out of bounds, then wrong numbers, what memory without tokens does, questions of
+    the contract, errors just above their bound, and what is flaky; what has one cause stands together, at the place of
+    its worst.
     """
     in_contract = result.statistics.in_contract
     bugs = [finding for finding in result.findings if in_contract(finding)]
@@ -78,10 +94,18 @@ def severity_of(finding: Finding) -> Severity:
         return Severity.FLAKY
     if ends_process(failure) or failure.oracle in _OUT_OF_BOUNDS:
         return Severity.FATAL
+    if finding.remedy is not None or _is_of_empties(finding):
+        return Severity.CONTRACT
     if failure.oracle in _OF_DEAD_MEMORY:
         return Severity.DEAD_MEMORY
     is_near = failure.oracle == "accuracy" and 1.0 < (failure.error_ratio or 0.0) < _JUST_ABOVE
     return Severity.NEAR if is_near else Severity.WRONG
+
+
+def _is_of_empties(finding: Finding) -> bool:
+    """Whether it is about nothing but what results hold where there are no keys: kernels differ in that."""
+    about = aspects(finding.signature.features)
+    return bool(about) and all(one in _OF_EMPTIES or (one.startswith("lse ") and "inf" in one) for one in about)
 
 
 def _by_kernel(findings: Iterable[Finding]) -> list[Finding]:

@@ -32,10 +32,10 @@ def measured(rate: float, findings: list[Any] | None = None) -> Measured:
     return Measured(_Campaign(findings or []), 10.0, {"a": int(10 * rate), HOSTILE[0]: 1000}, 20.0)  # type: ignore[arg-type]  # a stand-in
 
 
-def summary(rate: float) -> Summary:
-    return msgspec.convert(
-        {"elapsed_s": 10.0, "cases": 0, "kernels": [{"name": "a", "cases": int(10 * rate), "findings": []}]}, Summary
-    )
+def summary(rate: float, *in_contract: bool) -> Summary:
+    findings = [{"oracle": "accuracy", "in_contract": one} for one in in_contract]
+    kernel = {"name": "a", "cases": int(10 * rate), "findings": findings}
+    return msgspec.convert({"elapsed_s": 10.0, "cases": 0, "kernels": [kernel]}, Summary)
 
 
 def test_memory_is_that_of_all_descendants(tmp_path: Path) -> None:
@@ -53,11 +53,25 @@ def test_a_process_that_ends_meanwhile_counts_nothing(tmp_path: Path) -> None:
     assert resident_bytes_of_tree(10, tmp_path) == 100 * 1024
 
 
+def test_what_a_declaration_ends_is_no_stray() -> None:
+    """A kernel that was written for contiguous tensors would look as if it had been harmed."""
+    outside = SimpleNamespace(
+        in_contract=False,
+        declaration=SimpleNamespace(target="a", name="a"),
+        failure=SimpleNamespace(oracle="accuracy", kind="out", message="a wrong number"),
+    )
+    alone = Endurance(targets=("a",), alone=summary(20.0, False), together=measured(15.0, [outside]), memory=())
+    assert alone.strays == []
+    counted = Endurance(targets=("a",), alone=summary(20.0, False, True), together=measured(15.0), memory=())
+    assert counted.strays == ["a: 1 without the hostile ones"]
+
+
 def test_only_healthy_kernels_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     """Cases of the hostile kernels would make up for those that the others lost to them."""
     failure = SimpleNamespace(oracle="crash", kind="SIGSEGV")
     finding = SimpleNamespace(declaration=SimpleNamespace(target=HOSTILE[0]), failure=failure)
     stray = SimpleNamespace(
+        in_contract=True,
         declaration=SimpleNamespace(target="a", name="a"),
         failure=SimpleNamespace(oracle="accuracy", kind="out", message="a wrong number"),
     )

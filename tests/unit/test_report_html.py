@@ -17,6 +17,7 @@ from attnfuzz.campaign.elsewhere import FoundElsewhere
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.inference import Inferred, LeftOut
 from attnfuzz.campaign.messages import Known
+from attnfuzz.explaining.explanation import WeightBox, WeightedRow
 from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.html import html_page, write_html
@@ -289,9 +290,28 @@ def test_scripts_are_inline_or_told_why_not() -> None:
 
 
 def test_the_weights_can_be_drawn_where_there_are_any() -> None:
-    """The page has the case only, and should say how to see what the kernel did."""
+    """Where they were not measured the page has the case only, and should say how to see what the kernel did."""
     assert "attnfuzz explain 'a folder/a.json' -o weights.svg" in page(a_finding()).text
     assert "attnfuzz explain" not in page(a_finding(MERGE), a_finding(path=None)).text
+
+
+def test_the_weights_that_were_measured_are_drawn() -> None:
+    """A reader would have to run the kernel again to see which token it left out."""
+    box = WeightBox(title="page 0 </svg><script>", unit="offset", numbers=(0, 1), got=(1.0, 0.0), expected=(0.5, 0.5))
+    wrong = msgspec.structs.replace(box, wrong=(True, True))
+    right = msgspec.structs.replace(box, got=(0.5, 0.5), wrong=(False, False))
+    rows = (
+        WeightedRow(title="sequence 0, query head 3", wrong=True, boxes=(wrong,)),
+        WeightedRow(title="sequence 0, query head 4", wrong=False, boxes=(right,)),
+    )
+    shown = page(a_finding(weights=rows))
+    (picture,) = shown.having("svg", "weights")
+    assert picture["aria-label"] == "Expected and actual weights"
+    assert len(shown.having("rect", "wrong")) > len(shown.having("rect", "base")) == 0
+    for words in ("sequence 0, query head 3", "sequence 0, query head 4: every weight is right", "</svg><script>"):
+        assert words in shown.text
+    assert "attnfuzz explain" not in shown.text
+    assert not page(a_finding()).having("svg", "weights")
 
 
 def test_without_scripts_the_page_is_whole() -> None:

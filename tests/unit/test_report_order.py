@@ -9,7 +9,7 @@ import msgspec
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.order import heading_of, in_order, kernels_in_order, severity_of
-from tests.unit.report_results import a_result
+from tests.unit.report_results import CASES, MERGE, a_result
 from tests.unit.test_campaign_undeclared import finding, paged
 
 
@@ -37,6 +37,7 @@ FLAKY = finding(paged(), failed=1)
 CRASH = with_failure(oracle="crash", kind="SIGSEGV")
 DEAD = with_failure(oracle="dead_memory", kind="out")
 NEAR = with_failure(oracle="accuracy", kind="out:value", error_ratio=1.3)
+EMPTY = finding(paged(seq_lens=(0,)), "empty sequence")
 
 
 def told(*findings: Finding, pedantic: bool = False) -> list[Finding]:
@@ -47,9 +48,20 @@ def told(*findings: Finding, pedantic: bool = False) -> list[Finding]:
 
 def test_the_worst_comes_first() -> None:
     """A wrong head map would be told after ten ways in which a kernel for contiguous tensors fails on others."""
-    assert told(FLAKY, NEAR, UNDECLARED, DEAD, BUG, CRASH) == [CRASH, BUG, DEAD, NEAR, FLAKY, UNDECLARED]
-    severities = [severity_of(one) for one in (CRASH, BUG, DEAD, NEAR, FLAKY)]
+    assert told(FLAKY, NEAR, EMPTY, UNDECLARED, DEAD, BUG, CRASH) == [CRASH, BUG, DEAD, EMPTY, NEAR, FLAKY, UNDECLARED]
+    severities = [severity_of(one) for one in (CRASH, BUG, DEAD, EMPTY, NEAR, FLAKY)]
     assert severities == sorted(set(severities))
+
+
+def test_what_kernels_differ_in_is_a_question_and_a_fault_of_it_is_none() -> None:
+    """What an empty state holds would be told before wrong numbers of every case, or after a rounding."""
+    assert severity_of(UNDECLARED) == severity_of(EMPTY)
+    states = finding(CASES[MERGE.target], "lse +inf/-inf", "both states empty")
+    assert severity_of(states) == severity_of(EMPTY)
+    more = finding(paged(seq_lens=(0,), num_q_heads=2), "empty sequence", "gqa_ratio>1")
+    assert severity_of(more) == severity_of(BUG)
+    dies = ended(with_failure(oracle="crash", kind="SIGSEGV"))
+    assert severity_of(dies) == severity_of(CRASH)
 
 
 def test_all_is_a_bug_where_all_is_the_contract() -> None:
