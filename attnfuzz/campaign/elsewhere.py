@@ -108,7 +108,7 @@ def decode_found(data: bytes, *, kernel: str, source: str) -> FoundElsewhere:
     try:
         entry = msgspec.json.decode(data, type=_Entry)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{source} holds an entry that is none of attnfuzz ({error})") from error
+        raise ValueError(f"{source} holds an entry that attnfuzz did not write ({error})") from error
     if entry.format != FORMAT or not entry.known:
         shown = entry.format[:_MAX_CHARACTERS]
         raise ValueError(f"{source} holds an entry of format {shown!r}; it must be {FORMAT!r} and name a bug")

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
@@ -80,9 +80,10 @@ Values = tuple[Any, ...]
 
 
 class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``values`` of the field ``name`` of `Supports`, which a kernel does not take: all but ``kept``.
+    """All but ``kept`` of what the field ``name`` of `Supports` may hold: a kernel does not take it.
 
-    How that shows is ``how``; ``said`` is what the kernel, or an oracle, said of the first of them. Of ``strides``, the
+    ``values`` are those of them that were tried. How it shows that they are not taken is ``how``; ``said`` is what the
+    kernel, or an oracle, said of the first of them. Of ``strides``, the
     values are the names of tensors that do not lie in memory as ``kept`` says.
     """
 
@@ -115,7 +116,7 @@ class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __str__(self) -> str:
         reasons = ", ".join(map(str, self.left_out))
-        return f"Possibly outside the contract of {self.target}: {reasons}. To say so: {self.text}"
+        return f"Possibly outside the contract of {self.target}: {reasons}. To declare that: {self.text}"
 
 
 def supports_as_text(supports: Supports) -> str:
@@ -353,8 +354,11 @@ class _Inference:
                 found[value] = seen
         return found
 
-    def _drop(self, name: str, all_values: Sequence[Any], failing: dict[Any, _Seen]) -> None:
-        kept = tuple(value for value in all_values if value not in failing)
+    def _drop(
+        self, name: str, all_values: Sequence[Any], failing: dict[Any, _Seen], alike: Collection[Any] = ()
+    ) -> None:
+        """Leave out values that are not taken, and ``alike`` ones, which were not tried."""
+        kept = tuple(value for value in all_values if value not in failing and value not in alike)
         if failing and kept:
             self._leave_out(name, kept, tuple(failing), next(iter(failing.values())))
 
@@ -374,15 +378,16 @@ class _Inference:
             return
         (ordinary,) = getattr(self.point, name)
         failing = self._values(name, sample, ("raises",))
+        alike = list[int]()
         for is_power in (True, False):
             like = [size for size in sample if is_power_of_two(size) == is_power and size != ordinary]
             rest = [size for size in sizes if is_power_of_two(size) == is_power and size not in (*sample, ordinary)]
             if set(like) <= set(failing):
-                failing |= {size: failing[like[0]] for size in rest}
+                alike += rest
             elif set(like) & set(failing):
                 failing |= self._values(name, rest, ("raises",))
         order = sorted(sizes, key=rank)
-        self._drop(name, order, {size: failing[size] for size in order if size in failing})
+        self._drop(name, order, {size: failing[size] for size in order if size in failing}, alike)
 
     def _block_sizes(self) -> None:
         sample = (1, 2, 8, 16, 32, 128, 3, 24, 48)
@@ -398,8 +403,7 @@ class _Inference:
                     return
                 if wrong is not None:
                     seen[size] = wrong
-            others = tuple(size for size in BLOCK_SIZES if size != own)
-            self._leave_out("block_sizes", (own,), others, next(iter(seen.values())))
+            self._leave_out("block_sizes", (own,), tuple(seen), next(iter(seen.values())))
 
     def _wrong_beyond_a_page(self, size: int) -> _Seen | None:
         """How a case of several pages of ``size`` fails, if one of the ordinary size passes."""
@@ -623,8 +627,7 @@ _NOUNS = {
 def _words(left_out: LeftOut) -> str:
     name, kept, values, how = left_out.name, left_out.kept, left_out.values, _HOW[left_out.how]
     if name in _NOUNS:
-        fewer, other = (kept, " other than") if len(kept) < len(values) else (values, "")
-        return f"it {how} for {_NOUNS[name]}{'s' if other or len(fewer) > 1 else ''}{other} {_listed(fewer)}"
+        return f"it {how} for {_NOUNS[name]}{'s' if len(values) > 1 else ''} {_listed(values)}"
     if name == "strides":
         several = len(values) > 1
         does_not = "do not" if several else "does not"

@@ -184,7 +184,8 @@ def infer_contracts(runner: Runner, declarations: Sequence[Declaration], note: C
             raise
     for one in inferred:
         if one.left_out:
-            note(f"{one.target} is searched as {one.text}; --pedantic searches all of it")
+            taken = f"what it was found to take, {one.text}"
+            note(f"{one.target} is searched within {taken}; --pedantic searches everything")
     return inferred
 
 

@@ -93,9 +93,9 @@ class Restriction:
     findings: int
 
     def __str__(self) -> str:
-        findings = "finding ends" if self.findings == 1 else "findings end"
+        findings = "finding goes away" if self.findings == 1 else "findings go away"
         told = supports_text(declared_limits(self.supports))
-        return f"{self.ended} of {self.findings} {findings} with {told}, if the kernel is not meant to do more"
+        return f"{self.ended} of {self.findings} {findings} if you declare {told}"
 
 
 def restriction_of(declaration: Declaration, findings: Sequence[Finding]) -> Restriction | None:

@@ -101,7 +101,7 @@ AGAINST = click.option(
     type=FILE,
     callback=_earlier,
     metavar="SUMMARY.json",
-    help="Of findings, only those count that this earlier --json has not: by kernel and cause. 'none' for all of them.",
+    help="An earlier --json: only findings that it does not tell (by kernel and cause) fail. 'none' for no comparison.",
 )
 TOLERANCE = click.option(
     "--tolerance",

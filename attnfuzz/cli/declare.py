@@ -22,7 +22,7 @@ __all__ = ["command"]
 @click.command()
 @click.argument("kernel", metavar="FILE[:NAME]")
 @click.option(
-    "--budget", callback=duration, default="5s", show_default=True, help="Time to search within what was found out."
+    "--budget", callback=duration, default="5s", show_default=True, help="How long to search within that declaration."
 )
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of that search.")

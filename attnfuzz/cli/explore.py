@@ -44,8 +44,10 @@ _FIELDS = {"budget": "budget_s", "save_dir": "save_folder"}
 @click.option("--oracle", "oracles", type=ORACLE, multiple=True, help="Only these oracles (crash and hang stay on).")
 @click.option("--save-dir", type=FILE, help="Where findings go  [default: regressions]")
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write a summary as JSON.")
-@click.option("--junit", "junit_file", type=FILE, callback=writable_file, help="Also write a report for CI systems.")
-@click.option("--html", "html_file", type=FILE, callback=writable_file, help="Also write a page to look at.")
+@click.option(
+    "--junit", "junit_file", type=FILE, callback=writable_file, help="Also write a JUnit report for CI systems."
+)
+@click.option("--html", "html_file", type=FILE, callback=writable_file, help="Also write the report as one HTML page.")
 @click.option("--fail-fast/--no-fail-fast", help="Stop at the first finding that counts, once it is shrunk.")
 @AGAINST
 @SANITIZER
@@ -53,7 +55,9 @@ _FIELDS = {"budget": "budget_s", "save_dir": "save_folder"}
 @SHARED
 @profile_option(*RULES)
 @click.option(
-    "--pedantic", is_flag=True, help="Search all that is not declared away, whatever the kernel seems to be meant for."
+    "--pedantic",
+    is_flag=True,
+    help="Search everything that the kernel does not declare away, not only what it was found to take.",
 )
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 @click.option("--resume", is_flag=True, help="Go on with the campaign that was interrupted in this folder.")

@@ -29,13 +29,13 @@ def command(case: Path, kernel: str | None, trust: bool, output: Path | None) ->
         regression = load_regression(case)
         if regression.finding.oracle == "sanitizer":
             raise Refusal(
-                f"{case} was found under compute-sanitizer, and a script that compares results may say nothing of it: "
+                f"{case} was found under compute-sanitizer, and a script compares results, which may not show it: "
                 "use attnfuzz replay --sanitizer"
             )
         if regression.finding.oracle in RELATION_ORACLES:
             raise Refusal(
-                f"{case} is a finding of {regression.finding.oracle}, which takes runs on other inputs than the case's "
-                "own; a script holds those alone: use attnfuzz replay"
+                f"{case} is a finding of {regression.finding.oracle}, which compares runs on several inputs, and a "
+                "script holds only those of the case: use attnfuzz replay"
             )
         from attnfuzz.report.repro import repro_script  # loads torch
 

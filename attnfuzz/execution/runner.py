@@ -248,7 +248,7 @@ class Runner:
         reply = self._kernels.call(declaration, "explain", request, ExplainReply, timeout_s=seconds + self.timeout_s)
         if isinstance(reply, ExplainReply):
             return reply.explanation
-        return Explanation(lines=(f"no weights can be read: {failure_of(reply).message}",))
+        return Explanation(lines=(f"the weights of tokens cannot be measured: {failure_of(reply).message}",))
 
     def guarded(self, declaration: Declaration, request: GuardRequest) -> GuardReply | None:
         """What a run tells that has chosen tensors guarded; None if it ended in any other way than by a lost GPU."""

@@ -35,7 +35,7 @@ def ablate(
             outcomes[outcome].append(words)
     lines = []
     if outcomes[False]:
-        lines.append(f"passes with one change: {_listed(outcomes[False])}")
+        lines.append(f"passes if changed to: {_listed(outcomes[False])}")
     if outcomes[True]:
         lines.append(f"also fails if changed to: {_listed(outcomes[True])}")
     return tuple(lines)

@@ -62,7 +62,7 @@ def _of_attention(case: AttentionCase, supports: Supports) -> Iterator[Change]:
             kept = [other for other in range(case.num_seqs) if other != seq]
             yield f"sequence {seq} left out", keep_sequences(case, kept)
     if case.gqa_ratio > 1:
-        words = f"one query head on each KV head instead of {case.gqa_ratio}"
+        words = f"1 query head on each KV head instead of {case.gqa_ratio}"
         yield words, with_heads(case, case.num_kv_heads, 1)
     if case.num_kv_heads > 1:
         yield f"1 KV head instead of {case.num_kv_heads}", with_heads(case, 1, case.gqa_ratio)
@@ -86,12 +86,12 @@ def _lengths(case: AttentionCase) -> Iterator[Change]:
     longest = max(case.seq_lens)
     chosen = sorted({0, case.seq_lens.index(longest)})
     for seq in chosen:
-        for step, words in ((-1, "one token fewer"), (1, "one token more")):
+        for step in (-1, 1):
             length = case.seq_lens[seq] + step
             if length >= 0:
                 lengths = [*case.seq_lens[:seq], length, *case.seq_lens[seq + 1 :]]
-                where = f" in sequence {seq}" if case.num_seqs > 1 else f" ({length})"
-                yield f"{words}{where}", with_lengths(case, lengths)
+                where = f" in sequence {seq}" if case.num_seqs > 1 else ""
+                yield f"seq_len {length} instead of {case.seq_lens[seq]}{where}", with_lengths(case, lengths)
 
 
 def _pages(case: PagedDecodeCase) -> Iterator[Change]:

@@ -52,7 +52,9 @@ def explain_case(
         explaining.lines.append(NO_TIME)
     except KernelRaised as raised:
         name = type_name(raised.error)
-        explaining.lines.append(f"the kernel raises {name} before it has a result, so there are no weights to see")
+        explaining.lines.append(
+            f"the kernel raises {name} before it has a result, so the weights of tokens cannot be measured"
+        )
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # no reason to lose a finding
         explaining.lines.append(f"(attnfuzz could not explain this: {type_name(error)}: {text_of(error)})")
     return Explanation(
@@ -81,8 +83,8 @@ class _Explaining:
         settle_keys(self.rig)
         if self.places.count > MAX_PLACES or self.places.count * self._num_rows > MAX_WEIGHTS:
             self.lines.append(
-                f"the case has {self.places.count} places to read from and {self._num_rows} rows, too many to weigh "
-                f"(at most {MAX_PLACES} places, and {MAX_WEIGHTS} weights); shrink it first"
+                f"the case has {self.places.count} places to read from and {self._num_rows} rows, too many to measure "
+                f"their weights (at most {MAX_PLACES} places, and {MAX_WEIGHTS} weights); shrink it first"
             )
             self._trace()
             return
@@ -105,7 +107,7 @@ class _Explaining:
         if differs:
             self.lines.append(
                 f"two runs of the same input differ in {joined(differs)}: the kernel depends on something besides its "
-                "input, so weights say nothing"
+                "input, so the weights of tokens cannot be measured"
             )
         return bool(differs)
 
@@ -145,7 +147,7 @@ class _Explaining:
         """Where weights are right, what may be wrong all the same."""
         if self.oracle != "accuracy":
             return ""
-        return ": the error comes with other values, of rounding or of too small a range"
+        return ": the error shows only with the numbers that the case has in place of the unit vectors"
 
     def _read(self, weights: Weights, row: int) -> Reading | None:
         if isinstance(self.rig.case, MergeStatesCase):
@@ -185,7 +187,7 @@ class _Explaining:
             yield "the output is not a weighted sum of V: its weights depend on the values"
         elif bool(weights.dims_differ.any()):
             dims = ranges(weights.dims_differ.nonzero()[:, 0].tolist())
-            yield f"dimensions {dims} of the output are not made with the weights of the others"
+            yield f"dimensions {dims} of the output weigh the tokens otherwise than the rest"
 
     def _constants(self, weights: Weights, unwritten: frozenset[int]) -> Iterator[str]:
         finite = weights.constant.isfinite().all(-1)
@@ -197,7 +199,7 @@ class _Explaining:
             dim = int(part.abs().argmax())
             yield (
                 f"{self._where(rows)}part of the output does not come from any value in the cache "
-                f"(out[dim {dim}] = {number(float(part[dim]))} where all of them are 0)"
+                f"(out[dim {dim}] = {number(float(part[dim]))} where all values are 0)"
             )
 
     def _foreign(self, vague: list[int]) -> Iterator[str]:

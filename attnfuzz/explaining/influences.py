@@ -58,7 +58,7 @@ def table_influences(rig: Rig) -> Iterator[Influence]:
         search = _Search(rig, change)
         first = search.first(torch.arange(len(dead), device="cpu"))
         if first is not None:
-            yield f"an integer that is no element of {name}", search.rows_changed(_only(first))
+            yield f"an integer in memory beside the elements of {name}", search.rows_changed(_only(first))
     if isinstance(rig.case, PagedDecodeCase):
         yield from _unused_entries(rig, rig.case)
 

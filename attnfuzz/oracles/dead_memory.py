@@ -8,6 +8,7 @@ from attnfuzz.oracles.interference import cause_of_difference
 from attnfuzz.oracles.observation import Observation
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import WITHOUT_WEIGHT, Blame, Failure
+from attnfuzz.oracles.words import ranges
 from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.freed import freed_tokens
 
@@ -52,22 +53,24 @@ def _what_is_dead(trial: Trial, mask: Tensor) -> list[str]:
     if not isinstance(case, AttentionCase):
         unwritten = trial.kernel.declaration.supports.empty_state_outputs == "anything"
         states = "outputs of states whose LSE is -inf or +inf, and " if unwritten else ""
-        return [f"dead here: {states}whatever lies around the tensors"]
+        return [f"what must not matter here: {states}whatever lies around the tensors"]
     seq = case.row_seqs[first_index(mask)[0]]
     seq_len = case.seq_lens[seq]
     if isinstance(case, DenseDecodeCase):
-        return [f"dead for sequence {seq}: rows {seq_len} and up of k and v (its length is {seq_len})"]
+        return [f"sequence {seq} has no token in rows {seq_len} and up of k and v (its length is {seq_len})"]
     return [_dead_pages(case, seq)] if isinstance(case, PagedDecodeCase) else []
 
 
 def _dead_pages(case: PagedDecodeCase, seq: int) -> str:
     seq_len, last = case.seq_lens[seq], case.blocks_of(seq) - 1
     if last < 0:
-        return f"sequence {seq} is empty: all of the cache and its whole block-table row are dead for it"
+        return f"sequence {seq} is empty: it has no token anywhere in the cache, and no page in its block-table row"
     used = seq_len - last * case.block_size
-    tail = f"offsets {used}-{case.block_size - 1} of its page {last}, " if used < case.block_size else ""
+    free = ranges(range(used, case.block_size))
+    offsets = f"offset{'s' if case.block_size - used > 1 else ''} {free}"
+    tail = f"{offsets} of its page {last}, " if used < case.block_size else ""
     freed = freed_tokens(case)[seq] // case.block_size
     pages = "page 0, which lies" if freed == 1 else f"pages 0-{freed - 1}, which lie"
-    behind = f"{pages} behind its window, freed by now, " if freed else ""
+    behind = f"{pages} behind its window and may be another sequence's by now, " if freed else ""
     after = f"{tail}pages that its block-table row names after page {last}"
-    return f"dead for sequence {seq} (length {seq_len}): {behind}{after}"
+    return f"sequence {seq} (length {seq_len}) has no token in: {behind}{after}"

@@ -23,7 +23,7 @@ def check(trial: Trial) -> Failure | None:
         message=f"{where} is {got} in one run and {got_again} in the next, on identical memory",
         details=(
             f"it changes {extent(name, axes, masks[name])}",
-            "a kernel that makes no such promise declares Supports(deterministic=False)",
+            "if the kernel is not meant to be deterministic, declare Supports(deterministic=False)",
         ),
         tensor=name,
         blame=blame_of(trial.case, axes, index),

@@ -20,8 +20,8 @@ _WRAPPERS = ("InterpreterError", "CompilationError", "CompileTimeAssertionFailur
 """Triton's exceptions around the one that says what happened."""
 
 _CUDA_ERROR = re.compile(r"(?:CUDA error|Triton Error \[CUDA\]|CUDA driver error): *(?:an? )?(?P<what>[^\n.]*)")
-_SHOWN_FRAME_WAITED = "CUDA reports errors late: the frame shown may only have waited for the kernel"
-_NO_FRAME = "CUDA reports errors late: with CUDA_LAUNCH_BLOCKING=1 the launch itself would raise"
+_SHOWN_FRAME_WAITED = "CUDA reports errors late: the line shown may only have waited for the kernel that failed"
+_NO_FRAME = "CUDA reports errors late: run with CUDA_LAUNCH_BLOCKING=1 to see the launch that fails"
 _FRAMEWORK = Path(attnfuzz.__file__).parent
 _KERNELS = (_FRAMEWORK / "kernels", _FRAMEWORK.parent / "kernels")
 _LIBRARIES = ("site-packages", "dist-packages", "lib/python")

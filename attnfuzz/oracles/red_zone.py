@@ -38,7 +38,7 @@ def _sentence(violation: Violation) -> str:
     if violation.where == "inside":
         return f"input {tensor} was modified: {changed}, the first at {list(violation.index)}"
     if violation.where == "between":
-        return f"the kernel wrote {changed} into the gaps between the elements of {tensor}, whose strides skip them"
+        return f"the kernel wrote {changed} between the elements of {tensor}, in memory that its strides skip"
     side = "past its end" if violation.where == "after" else "before its start"
     return (
         f"the kernel wrote {changed} {violation.where} {tensor}: "

@@ -88,8 +88,8 @@ def _read_before_written(trial: Trial) -> Failure:
     return Failure(
         oracle="unwritten",
         kind="read before written",
-        message=f"{where} depends on memory that was never written: it is {got} where that memory holds NaN, "
-        f"and {got_otherwise} where it holds finite numbers",
+        message=f"{where} changes with memory that is read before anything is written there: it is {got} where that "
+        f"holds NaN, and {got_otherwise} where it holds finite numbers",
         details=(f"it changes {extent(name, axes, masks[name])}", *_workspaces(trial)),
         tensor=name,
         blame=blame_of(trial.case, axes, index),

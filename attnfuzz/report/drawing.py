@@ -27,7 +27,7 @@ MARKS: dict[Mark, str] = {
     "fails": "fails",
     "needle": "needle",
     "token": "token",
-    "dead": "dead memory (poisoned)",
+    "dead": "no token (filled with NaN)",
 }
 """What a slot can be, the most important first, and what that means."""
 

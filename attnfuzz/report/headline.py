@@ -27,6 +27,7 @@ __all__ = [
     "known_since",
     "one_line",
     "remedy_lines",
+    "restarts_of",
     "what_was_found",
 ]
 
@@ -68,6 +69,11 @@ def _listed(lengths: tuple[int, ...]) -> str:
 def count(number: int, noun: str) -> str:
     """ "1 token", "2 tokens"."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def restarts_of(statistics: Statistics) -> str:
+    """How often a kernel's process was lost."""
+    return f"kernel processes restarted {count(statistics.restarts, 'time')}"
 
 
 def found_so_far(statistics: Statistics) -> str:

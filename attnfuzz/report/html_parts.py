@@ -214,9 +214,9 @@ def _tiles(result: CampaignResult, kernels: list[KernelPart]) -> list[Tile]:
         Tile(f"{statistics.cases:,}", "cases"),
         Tile(f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}", "cases a second"),
         Tile(f"{ratio:.3g}", "largest error / bound", mood),
-        Tile(f"{100 * share:.1f}%", "pairs covered"),
-        Tile(f"{100 * statistics.share_compiling():.0f}%", "of time compiling"),
-        Tile(str(statistics.restarts), "executors restarted"),
+        Tile(f"{100 * share:.1f}%", "feature pairs covered"),
+        Tile(f"{100 * statistics.share_compiling():.0f}%", "of the time compiling"),
+        Tile(str(statistics.restarts), "restarts of kernel processes"),
     ]
 
 

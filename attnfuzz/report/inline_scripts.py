@@ -68,9 +68,11 @@ def _why_none(finding: Finding, result: CampaignResult) -> str:
     """Why none is asked for."""
     oracle = finding.failure.oracle
     if oracle in RELATION_ORACLES:
-        return f"{oracle} takes runs on other inputs than the case's own, which a script does not have: replay it"
+        return (
+            f"{oracle} compares runs on several inputs, and a script holds only those of the case: use attnfuzz replay"
+        )
     if oracle == "sanitizer":
-        return "a script that compares results may say nothing of what a sanitizer found: replay it with --sanitizer"
+        return "a script compares results, which need not show what compute-sanitizer found: replay it with --sanitizer"
     if result.stop_reason == "interrupted":
         return "the search was interrupted, so no script was made; attnfuzz repro writes it"
     return ""
@@ -113,7 +115,7 @@ def _answer(asked: _Asked) -> Script:
     except (CaseTooLarge, KernelLoadError) as error:
         return Script(why_not=str(error))
     except Exception as error:  # noqa: BLE001 - told in its place; those of other findings are wanted
-        return Script(why_not=f"no script could be made ({text_of(error)}); replay it")
+        return Script(why_not=f"no script could be made ({text_of(error)}); use attnfuzz replay")
 
 
 def _main() -> None:

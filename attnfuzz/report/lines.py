@@ -11,7 +11,7 @@ from rich.text import Text
 from attnfuzz.campaign.duration import format_duration
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import Statistics
-from attnfuzz.report.headline import count, found_so_far, one_line
+from attnfuzz.report.headline import count, found_so_far, one_line, restarts_of
 
 __all__ = ["LineReporter", "describe", "status_line"]
 
@@ -32,7 +32,7 @@ def _facts(statistics: Statistics) -> Iterator[str]:
     if (compiling := statistics.share_compiling()) >= 0.005:
         yield f"{100 * compiling:.0f}% of the time compiling"
     if statistics.restarts:
-        yield f"{count(statistics.restarts, 'executor')} restarted"
+        yield restarts_of(statistics)
     yield f"{format_duration(statistics.remaining_s())} left"
 
 
@@ -73,7 +73,7 @@ class LineReporter:
         self.note(describe("confirmed", finding, message=False))
 
     def unconfirmed(self, finding: Finding) -> None:
-        self.note(describe("not again", finding, message=False))
+        self.note(describe("once only", finding, message=False))
 
     def known(self, finding: Finding) -> None:
         self.note(describe("known", finding, message=False))

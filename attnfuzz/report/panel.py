@@ -13,7 +13,7 @@ from rich.text import Text
 from attnfuzz.campaign.duration import format_duration
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import Statistics
-from attnfuzz.report.headline import count, found_so_far, one_line
+from attnfuzz.report.headline import count, found_so_far, one_line, restarts_of
 from attnfuzz.report.kernels import Shares, kernel_table
 
 __all__ = ["panel"]
@@ -78,7 +78,7 @@ def _effort(statistics: Statistics) -> Iterator[str]:
     if len(rates) > 1:
         yield from (f"{_device(device)} {_rate(rate)}/s" for device, rate in sorted(rates.items()))
     if statistics.restarts:
-        yield f"{count(statistics.restarts, 'executor')} restarted"
+        yield restarts_of(statistics)
 
 
 def _insight(statistics: Statistics, shares: Mapping[str, float]) -> Iterator[str]:

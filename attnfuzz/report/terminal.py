@@ -18,7 +18,7 @@ from attnfuzz.campaign.reporter import Reporter, SilentReporter
 from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.campaign.undeclared import restriction_of
 from attnfuzz.corpus import encode_regression
-from attnfuzz.report.headline import count, finding_lines, known_since, one_line, what_was_found
+from attnfuzz.report.headline import count, finding_lines, known_since, one_line, restarts_of, what_was_found
 from attnfuzz.report.kernels import all_shares, kernel_table
 from attnfuzz.report.order import heading_of, in_order
 from attnfuzz.said import only_printable
@@ -97,10 +97,9 @@ def print_result(console: Console, result: CampaignResult) -> None:
 
 
 def _costs(statistics: Statistics) -> str:
-    restarts = statistics.restarts
     return (
         f"{100 * statistics.share_compiling():.0f}% of the time compiling, "
-        f"{count(restarts, 'executor')} restarted; pairs: pairwise coverage of input features"
+        f"{restarts_of(statistics)}; pairs: pairwise coverage of input features"
     )
 
 

@@ -112,7 +112,7 @@ def test_what_a_graph_freezes_is_found(kernel: str, kind: str, message: str, fre
     assert failure is not None
     assert (failure.oracle, failure.kind) == ("graph_replay", kind), failure
     assert re.search(message, failure.message), failure.message
-    assert "frozen at capture" in failure.details[-1]
+    assert "frozen when the graph is captured" in failure.details[-1]
 
 
 def test_a_call_that_cannot_be_captured_is_told_and_spoils_nothing(fresh: Runner) -> None:

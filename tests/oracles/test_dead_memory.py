@@ -22,8 +22,8 @@ def test_row_past_the_end_of_a_dense_sequence(plant: Any, dense: Case, failure_o
     """A token too many would not be noticed where the row behind the end holds a harmless number."""
     failure = failure_of(plant(length=one_more), dense)
     assert (failure.oracle, failure.kind) == ("dead_memory", "out")
-    assert "1 token past the end of the sequence takes weight (read from memory)" in failure.message
-    assert "dead for sequence 0: rows 5 and up of k and v (its length is 5)" in failure.details
+    assert "1 token past the end of the sequence takes weight (read from memory that holds no token)" in failure.message
+    assert "sequence 0 has no token in rows 5 and up of k and v (its length is 5)" in failure.details
 
 
 def test_tail_of_a_page(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:
@@ -56,7 +56,7 @@ def test_empty_side_of_a_merge(plant: Any, states: MergeStatesCase, failure_of: 
     anything = Supports(empty_state_outputs="anything")
     failure = failure_of(plant("merge_states", supports=anything, after=average_both), states)
     assert (failure.oracle, failure.kind) == ("dead_memory", "output")
-    assert failure.details[1].startswith("dead here: outputs of states whose LSE is -inf or +inf")
+    assert failure.details[1].startswith("what must not matter here: outputs of states whose LSE is -inf or +inf")
 
 
 def test_empty_side_of_a_merge_is_zeros_unless_declared(plant: Any, states: MergeStatesCase) -> None:

@@ -183,10 +183,10 @@ def test_formulas(bugs: dict[str, Any], words: str, plant: Any, dense: Case, fai
 
 LSES = [
     (lambda s: s.logsumexp(0) / math.log(2), "lse is in base 2, but the kernel declares natural logarithms"),
-    (lambda s: (s - s.max()).logsumexp(0), "the maximum is not added to the logarithm of the sum"),
+    (lambda s: (s - s.max()).logsumexp(0), "lse is the logarithm of the sum, without the maximum"),
     (lambda s: s.max(), "lse is the maximum of the scores alone"),
-    (lambda s: s.exp().sum(), "lse is the sum of the weights, without its logarithm"),
-    (lambda s: (s / 0.125).logsumexp(0), "lse is that of scores without the scale"),
+    (lambda s: s.exp().sum(), "lse is the sum of exp(score) itself, not its logarithm"),
+    (lambda s: (s / 0.125).logsumexp(0), "lse is that of the scores before they are scaled"),
 ]
 
 
@@ -232,7 +232,7 @@ def test_padding_tokens_with_score_zero(plant: Any, dense: Case, failure_of: Any
         return torch.cat((scores, torch.zeros(-len(scores) % 8)))
 
     message = failure_of(plant(score=pad, average=lambda w, v: w[: len(v)] @ v), dense).message
-    assert "3 tokens past the end of the sequence take weight (masked to zero, with score 0)" in message
+    assert "3 tokens past the end of the sequence take weight (K and V masked to zero, the score not" in message
 
 
 def test_empty_sequence(plant: Any, dense: Case, failure_of: Any) -> None:
@@ -246,7 +246,7 @@ def test_exponential_without_maximum(plant: Any, dense: DenseDecodeCase, failure
     case = msgspec.structs.replace(dense, values=Values(keys="rising", logit_exponent=7))
     failure = failure_of(plant(weights=lambda s: s.exp() / s.exp().sum(), lse=lambda s: s.exp().sum().log()), case)
     assert failure.kind == "out:nan"
-    assert "exp overflows float32 at 88.7 unless the maximum is subtracted" in failure.message
+    assert "exp overflows float32 at 88.7 where the maximum is not subtracted first" in failure.message
 
 
 def test_very_negative_scores(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
@@ -254,7 +254,7 @@ def test_very_negative_scores(plant: Any, dense: DenseDecodeCase, failure_of: An
     case = msgspec.structs.replace(dense, values=Values(keys="negative", logit_exponent=4))
     failure = failure_of(plant(weights=lambda s: s.exp() / s.exp().sum(), lse=lambda s: s.exp().sum().log()), case)
     assert failure.kind == "out:nan"
-    assert "exp underflows float32 unless the maximum is subtracted" in failure.message
+    assert "exp underflows float32 where the maximum is not subtracted first" in failure.message
 
 
 def test_nothing_is_claimed_of_noise(plant: Any, dense: Case, failure_of: Any) -> None:

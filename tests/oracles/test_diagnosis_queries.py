@@ -60,4 +60,4 @@ def test_memory_that_is_dead_for_a_query(plant: Any, queries: PagedAttentionCase
     """The sequence of the query decides what is dead, not its number in the batch."""
     kernel = plant("paged_attention", length=lambda n: n + 1 if n == 11 else n)
     failure = failure_of(kernel, queries, "dead_memory")
-    assert any(line.startswith("dead for sequence 2 (length 11)") for line in failure.details)
+    assert any(line.startswith("sequence 2 (length 11) has no token in: ") for line in failure.details)

@@ -40,14 +40,14 @@ def test_weights_and_changes_come_together(runner: Runner) -> None:
     """A finding would lack one half of its explanation."""
     found = explained(runner, "wrong_from_seven")
     assert "token 6 has weight 0, expected 0.1429: dropped" in found.lines
-    assert found.changes[0].startswith("passes with one change: one token fewer (6)")
+    assert found.changes[0].startswith("passes if changed to: seq_len 6 instead of 7")
 
 
 def test_a_crash_is_explained_by_what_makes_it_pass(runner: Runner) -> None:
     """The kernel would take the explanation down with it, or its death would be told twice."""
     found = explained(runner, "segfaults_at_seven")
     assert found.lines == ()
-    assert found.changes[0].startswith("passes with one change: one token fewer (6); one token more (8)")
+    assert found.changes[0].startswith("passes if changed to: seq_len 6 instead of 7; seq_len 8 instead of 7")
 
 
 def test_a_hang_is_not_run_again(runner: Runner) -> None:
@@ -61,7 +61,7 @@ def test_a_death_while_weighing_is_told(runner: Runner) -> None:
     """Weights would be missing without a word."""
     found = runner.explain(declared(runner, "segfaults_at_seven"), CASE, seconds=5.0)
     assert len(found.lines) == 1
-    assert found.lines[0].startswith("no weights can be read: the kernel's process died of SIGSEGV")
+    assert found.lines[0].startswith("the weights of tokens cannot be measured: the kernel's process died of SIGSEGV")
 
 
 def test_what_a_relation_objects_to_is_not_weighed(runner: Runner) -> None:
@@ -69,7 +69,7 @@ def test_what_a_relation_objects_to_is_not_weighed(runner: Runner) -> None:
     failure = Failure(oracle="batch_invariance", kind="out", message="a row depends on its batch")
     found = explain_failure(runner, declared(runner, "correct"), CASE, failure, weighing_s=9.0, total_s=5.0)
     assert (found.lines, found.rows, found.runs) == ((), (), 0)
-    assert found.changes[0].startswith("passes with one change: ")
+    assert found.changes[0].startswith("passes if changed to: ")
 
 
 def test_changes_are_tried_on_a_kernel_that_remembers_nothing(runner: Runner) -> None:
@@ -90,8 +90,8 @@ def test_a_lack_of_time_is_no_detail() -> None:
 
 def test_details_of_a_finding_stay_readable() -> None:
     """One explanation could fill the report."""
-    long = Explanation(lines=tuple(f"{i}" * 400 for i in range(9)), changes=("passes with one change: x",))
+    long = Explanation(lines=tuple(f"{i}" * 400 for i in range(9)), changes=("passes if changed to: x",))
     lines = shortened(long).lines
     assert len(lines) == 5
     assert max(map(len, lines)) <= 303
-    assert lines[-1] == "passes with one change: x"
+    assert lines[-1] == "passes if changed to: x"

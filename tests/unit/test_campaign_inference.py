@@ -89,6 +89,14 @@ def test_a_page_size_that_is_written_into_a_kernel(runner: Runner) -> None:
     """It raises nothing, so each other size would be a finding of wrong numbers."""
     found = inferred(runner, "pages_of_16")
     assert found.supports.block_sizes == (16,), found
+    assert "it gives wrong numbers for page sizes 1, 8, 32, 128 and 24" in str(found)
+
+
+def test_only_what_was_tried_is_said_to_fail(runner: Runner) -> None:
+    """A kernel for powers of two would be told to raise for 32, which nobody has tried and which it takes."""
+    told = str(inferred(runner, "triton_decode"))
+    assert "it raises for head sizes 13, 40, 80 and 192" in told, told
+    assert "other than" not in told
 
 
 def test_what_is_declared_stays(runner: Runner) -> None:
@@ -108,7 +116,7 @@ def test_the_sentence_ends_with_what_to_paste(runner: Runner) -> None:
     told = str(inferred(runner, "eager_split_decode"))
     assert told == (
         f"Possibly outside the contract of {KERNELS}:eager_split_decode: it raises for layouts HND and packed, it "
-        'returns no LSE, it raises where there are no keys. To say so: Supports(layouts=("NHD", "interleaved"), '
+        'returns no LSE, it raises where there are no keys. To declare that: Supports(layouts=("NHD", "interleaved"), '
         'empty_sequences=False, lse="none")'
     )
 

@@ -210,7 +210,7 @@ def test_a_crash_of_one_case_in_twenty_costs_few_processes(tmp_path: Path) -> No
         campaign.wait_for("shrunk")
         campaign.wait_for_cases(500)
         campaign.end()
-    restarted = int(re.findall(r"(\d+) executors? restarted", campaign.output)[-1])
+    restarted = int(re.findall(r"kernel processes restarted (\d+) times?", campaign.output)[-1])
     cases = int(re.findall(r"finding in (\d+) cases", campaign.output)[-1])
     (regression,) = saved(tmp_path)
     assert isinstance(regression.case, DenseDecodeCase)

@@ -220,7 +220,7 @@ def test_what_is_declared_stays_in_the_line_to_copy() -> None:
     told = restriction_of(found.declaration, [found])
     assert told is not None
     text = 'Supports(head_sizes=(16, 32), strides="contiguous", deterministic=False)'
-    assert str(told) == f"1 of 1 finding ends with {text}, if the kernel is not meant to do more"
+    assert str(told) == f"1 of 1 finding goes away if you declare {text}"
 
 
 def test_no_declaration_that_leaves_no_case() -> None:

@@ -401,7 +401,7 @@ def test_only_what_is_new_fails(tmp_path: Path) -> None:
     assert [finding.known for finding in summary.kernels[0].findings] == [True]
     page = (tmp_path / "a.html").read_text()
     assert "known since last.json" in page
-    assert "script that needs no attnfuzz" in page
+    assert "script that shows it without attnfuzz" in page
 
     kernel.write_text(BROKEN.replace("# the bug", "\n    lse[inputs.seq_lens == 1] += 1"))
     run = attnfuzz("explore", "mine.py", "--budget", "60s", *against, cwd=tmp_path)

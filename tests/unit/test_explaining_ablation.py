@@ -39,13 +39,13 @@ def test_every_change_is_in_one_respect_and_supported() -> None:
     found = changes()
     assert {
         "block_size 4 instead of 3",
-        "one token fewer in sequence 0",
+        f"seq_len {CASE.seq_lens[0] - 1} instead of {CASE.seq_lens[0]} in sequence 0",
         "sequence 1 left out",
         "float32 instead of bfloat16",
         "q contiguous instead of every_other",
         "page order identity instead of reversed",
         "tile=16 instead of 32",
-        "one query head on each KV head instead of 2",
+        "1 query head on each KV head instead of 2",
     } <= set(found)
     assert all(supports_case(Supports(strides="any"), OPTIONS, case) for case in found.values())
     assert len({encode_case(case) for case in (CASE, *found.values())}) == len(found) + 1
@@ -78,8 +78,9 @@ def ablated(fails: Any, until: float = math.inf) -> tuple[str, ...]:
 def test_what_passes_is_told_from_what_fails() -> None:
     """A maintainer would be sent after the wrong condition."""
     passes, fails = ablated(lambda case: case.block_size == 3)
-    assert passes == "passes with one change: block_size 2 instead of 3; block_size 4 instead of 3"
-    assert fails.startswith("also fails if changed to: one token fewer in sequence 0; ")
+    assert passes == "passes if changed to: block_size 2 instead of 3; block_size 4 instead of 3"
+    length = CASE.seq_lens[0]
+    assert fails.startswith(f"also fails if changed to: seq_len {length - 1} instead of {length} in sequence 0; ")
 
 
 def test_lines_stay_short() -> None:

@@ -46,7 +46,7 @@ def explained(mistake: str, case: DenseDecodeCase | PagedDecodeCase, problem: Pr
         ("another_sequence", dense(4, 4), r"the tokens of sequence 1 are read, expected those of sequence 0"),
         ("scaled_output", dense(4), r"all weights are 0\.5 x the right ones"),
         ("base_two", dense(4), r"lse is in base 2, but the kernel declares natural logarithms"),
-        ("upper_half_doubled", dense(4), r"dimensions 4-7 of the output are not made with the weights of the others"),
+        ("upper_half_doubled", dense(4), r"dimensions 4-7 of the output weigh the tokens otherwise than the rest"),
         ("squared", dense(4), r"its weights depend on the values"),
         ("plus_one", dense(4), r"part of the output does not come from any value in the cache \(out\[dim 0\] = 1\.0"),
         ("random", dense(4), r"two runs of the same input differ in out"),
@@ -120,4 +120,4 @@ def test_of_many_places_the_odd_ones_are_found(mistake: str, line: str) -> None:
 def test_a_case_that_is_too_large_says_so() -> None:
     """Weighing tens of thousands of places would take minutes without a word."""
     found = explain_case(kernel("right"), dense(1 << 16, num_q_heads=2), device="cpu", seconds=60.0)
-    assert "too many to weigh" in found.lines[0]
+    assert "too many to measure" in found.lines[0]

@@ -44,7 +44,7 @@ BOXES = (
 def an_explanation(*, failure: Failure | None = None, boxes: tuple[WeightBox, ...] = BOXES) -> Explained:
     row = WeightedRow(title="sequence 0, query head 0", wrong=True, boxes=boxes)
     explanation = Explanation(
-        lines=("token 4 <is> dropped",), rows=(row,), changes=("passes with one change: float32",), runs=3
+        lines=("token 4 <is> dropped",), rows=(row,), changes=("passes if changed to: float32",), runs=3
     )
     record = FindingRecord(oracle="accuracy", message="wrong")
     return Explained(
@@ -140,4 +140,4 @@ def test_json_holds_everything(tmp_path: Path) -> None:
     assert document["format"] == FORMAT == "attnfuzz.explanation/1"
     assert document["failure"]["message"] == "out is wrong"
     assert document["explanation"]["rows"][0]["boxes"][0]["got"] == [0.5, 0.25, 0.25, None]
-    assert document["explanation"]["changes"] == ["passes with one change: float32"]
+    assert document["explanation"]["changes"] == ["passes if changed to: float32"]

@@ -285,7 +285,7 @@ def test_scripts_are_inline_or_told_why_not() -> None:
     shown = Page(html_page(a_result(a_finding(), a_finding(DENSE)), [made, Script(why_not="the case has 9 GiB")]))
     assert made.text in shown.text
     assert not any("alert" in data for path, data in shown.texts if path and path[-1] == "script")
-    assert shown.text.count("No script that needs no attnfuzz: the case has 9 GiB") == 1
+    assert shown.text.count("No script that shows it without attnfuzz: the case has 9 GiB") == 1
     assert [one for one in shown.having("pre", "copied")]
 
 

@@ -76,7 +76,7 @@ def test_the_panel_tells_all_there_is_to_know() -> None:
         "GPU 0",
         "GPU 1",
         "cases/s",
-        "2 executors restarted",
+        "kernel processes restarted 2 times",
         "25% compiling",
     ):
         assert words in text

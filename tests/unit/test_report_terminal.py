@@ -138,7 +138,7 @@ def test_a_kernel_that_rests_on_more_than_it_declares_is_told_once_what_to_decla
     for finding in found[:2]:
         finding.case = msgspec.structs.replace(CASE, strides={"q": "every_other"})
     text = printed(a_result(*found))
-    line = '2 of 3 findings end with Supports(strides="contiguous"), if the kernel is not meant to do more'
+    line = '2 of 3 findings go away if you declare Supports(strides="contiguous")'
     assert text.splitlines().count(line) == 1
     assert text.rstrip().splitlines()[-1].startswith("3 findings in 10 cases")
 
@@ -212,7 +212,7 @@ def test_events_of_every_kind_are_shown() -> None:
     reporter.finished()
     first_words = [re.split(" #| my ", line)[0].strip() for line in output(console).splitlines()[1:]]
     case = "dense_decode, float16, head_size 16, 1 query head on 1 KV head, seq_lens 1"
-    assert first_words == ["found", case, "confirmed", "not again", "known", "cut off", "shrunk"]
+    assert first_words == ["found", case, "confirmed", "once only", "known", "cut off", "shrunk"]
     assert "searching 1 kernel on a processor for 1m00s with 2 workers, seed 7" in output(console)
 
 

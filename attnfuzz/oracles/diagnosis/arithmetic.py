@@ -90,14 +90,18 @@ def lse_formulas(row: AttentionRow) -> Iterator[tuple[float, str, str]]:
     log_total = float(row.weights.sum().log())
     yield row.lse * _LOG2_E, "lse_base2", "lse is in base 2, but the kernel declares natural logarithms"
     yield row.lse / _LOG2_E, "lse_natural", "lse is natural, but the kernel declares base 2"
-    yield log_total, "lse_formula", "the maximum is not added to the logarithm of the sum"
+    yield log_total, "lse_formula", "lse is the logarithm of the sum, without the maximum"
     yield row.top, "lse_formula", "lse is the maximum of the scores alone"
-    yield row.top - log_total, "lse_formula", "the logarithm of the sum is subtracted"
-    yield row.top + math.exp(log_total), "lse_formula", "the sum is added without its logarithm"
-    yield math.exp(min(row.lse, 700.0)), "lse_formula", "lse is the sum of the weights, without its logarithm"
-    yield float((row.scores / row.case.scale).logsumexp(0)), "lse_formula", "lse is that of scores without the scale"
-    yield row.top * _LOG2_E + log_total, "lse_formula", "the maximum is in base 2, the logarithm of the sum is natural"
-    yield row.top / _LOG2_E + log_total, "lse_formula", "the maximum is natural, the logarithm of the sum in base 2"
+    yield row.top - log_total, "lse_formula", "lse is the maximum minus the logarithm of the sum, not plus it"
+    yield row.top + math.exp(log_total), "lse_formula", "lse is the maximum plus the sum itself, not its logarithm"
+    yield math.exp(min(row.lse, 700.0)), "lse_formula", "lse is the sum of exp(score) itself, not its logarithm"
+    yield (
+        float((row.scores / row.case.scale).logsumexp(0)),
+        "lse_formula",
+        "lse is that of the scores before they are scaled",
+    )
+    yield row.top * _LOG2_E + log_total, "lse_formula", "lse adds a maximum in base 2 to a natural logarithm of the sum"
+    yield row.top / _LOG2_E + log_total, "lse_formula", "lse adds a natural maximum to a logarithm of the sum in base 2"
     yield -math.inf, "treated_as_empty", "the sequence is treated as empty"
 
 

@@ -148,18 +148,19 @@ def _here(tensor: Tensor) -> Tensor:
     return tensor.double().cpu()
 
 
+def _is_all_lost(row: AttentionRow) -> bool:
+    """Whether no element is finite, as where all weights are divided by a sum of 0 or infinity."""
+    lse_is_lost = row.got_lse is None or not math.isfinite(row.got_lse)
+    return lse_is_lost and not bool(row.got.isfinite().any())
+
+
 def _explain_not_finite(row: AttentionRow) -> Diagnosis | None:
-    if row.top > _FLOAT32_EXP_LIMIT:
-        return Diagnosis(
-            f"the scores reach {row.top:.4g}, and exp overflows float32 at 88.7 unless the maximum is subtracted"
-        )
-    if row.top < -_FLOAT32_EXP_LIMIT:
-        return Diagnosis(
-            f"all scores are below {row.top:.4g}, and exp underflows float32 unless the maximum is subtracted"
-        )
+    if abs(row.top) > _FLOAT32_EXP_LIMIT and _is_all_lost(row):
+        flows = "overflows float32 at 88.7" if row.top > 0 else "underflows float32"
+        return Diagnosis(f"the largest score is {row.top:.4g}: exp {flows} where the maximum is not subtracted first")
     largest = float((row.weights[:, None] * row.v).abs().sum(0).max())
     if row.case.dtype == "float16" and largest > torch.finfo(torch.float16).max:
-        return Diagnosis(f"the sum before normalisation reaches {largest:.4g}, beyond float16's 65504")
+        return Diagnosis(f"the sum of exp(score - maximum) x V reaches {largest:.4g}, and float16 ends at 65504")
     return None
 
 

@@ -84,7 +84,7 @@ def lse_mistakes(states: LogicalStates, token: int, head: int) -> Iterator[tuple
         right = torch.logaddexp(a, b)
         yield right / math.log(2), "lse is in base 2, but the kernel declares natural logarithms"
         yield right * math.log(2), "lse is natural, but the kernel declares base 2"
-        yield right - top, "the maximum is not added to the logarithm of the sum"
+        yield right - top, "lse is the logarithm of the sum, without the maximum"
     yield top, "lse is the larger of the two, not their sum"
     yield a, "lse is that of the prefix alone"
     yield b, "lse is that of the suffix alone"

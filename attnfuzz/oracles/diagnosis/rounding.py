@@ -123,14 +123,14 @@ def _mistakes(row: AttentionRow, *, interpreted: bool) -> Iterator[_Mistake]:
         row,
         heaviest,
         "scores_rounded",
-        f"q x scale is rounded to {name} before it meets k",
+        f"q x scale is rounded to {name} before it is multiplied with k",
         [k @ rounded(scale * q) for rounded in roundings],
     )
     yield _of_scores(
         row,
         heaviest,
         "scores_rounded",
-        f"q x scale x log2(e) is rounded to {name} before it meets k",
+        f"q x scale x log2(e) is rounded to {name} before it is multiplied with k",
         [k @ rounded(scale * math.log2(math.e) * q) / math.log2(math.e) for rounded in roundings],
     )
     yield _of_scores(

@@ -93,7 +93,10 @@ def periodic(row: AttentionRow) -> Iterator[Suspect]:
 def past_the_end(row: AttentionRow) -> Iterator[Suspect]:
     """Tokens past the sequence's end: zeros that a masked load gave, or whatever the memory holds."""
     counts = torch.arange(1, _MAX_EXTRA + 1, dtype=torch.float64, device="cpu")
-    for number, source in ((0.0, "masked to zero, with score 0"), (row.poison, "read from memory")):
+    for number, source in (
+        (0.0, "K and V masked to zero, the score not to -inf"),
+        (row.poison, "read from memory that holds no token"),
+    ):
         score = torch.tensor(row.case.scale * number * float(row.q.sum()), dtype=torch.float64, device="cpu")
         top = max(row.top, float(score))
         own = float((row.scores - top).exp().sum())

@@ -50,8 +50,8 @@ def _objection(oracle: OracleName, pair: Comparison, mask: Tensor, words: str, e
         oracle=oracle,
         kind=pair.name,
         message=(
-            f"{element(pair.name, pair.axes, index)} is {as_it_is} as the case is, but {changed} {words}: "
-            f"{ratio(worst)} times as far apart as both error bounds allow"
+            f"{element(pair.name, pair.axes, index)} is {as_it_is} originally, but {changed} {words}: "
+            f"the difference is {ratio(worst)} x what both error bounds allow together"
         ),
         details=(f"both should be {number(expected)}", f"it concerns {extent(pair.name, pair.axes, mask)}"),
         error_ratio=worst,

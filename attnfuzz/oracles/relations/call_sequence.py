@@ -27,7 +27,10 @@ from attnfuzz.said import text_of, type_name
 __all__ = ["CALL_SEQUENCE"]
 
 _NAME: OracleName = "call_sequence"
-_REASONS = "the result depends on an earlier call: a workspace not cleared, a cache keyed by too little, a counter"
+_REASONS = (
+    "the result depends on an earlier call; look for a workspace that is not cleared, a cache whose key leaves "
+    "something out, or a counter"
+)
 
 
 def _applies(declaration: Declaration, case: Case) -> bool:

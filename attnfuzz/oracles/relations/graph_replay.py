@@ -42,8 +42,8 @@ __all__ = ["GRAPH_REPLAY"]
 
 _NAME: OracleName = "graph_replay"
 _REASONS = (
-    "frozen at capture: a grid or a number of splits worked out on the host, a copy of the table or the lengths, "
-    "a workspace that only the host clears or that has been allocated anew since"
+    "look for what is frozen when the graph is captured: a grid or a number of splits computed on the host, a copy of "
+    "the block table or the lengths, a workspace that only the host clears or that has been allocated anew since"
 )
 
 _ROOM_PER_TENSOR = 1 << 18

@@ -59,9 +59,9 @@ _RUNS = 2
 _KIND = "page ids"
 """Whatever the limit: where two of them are reached with the same page, which it is cannot be told."""
 
-_USE_STRIDE = "the offset of an index is the index times that stride of the tensor; the shape does not tell it"
-_WIDER_OFFSETS = "make an index 64 bits wide before it meets a stride (`.to(tl.int64)`, `int64_t`)"
-_WIDER_IDS = "keep page ids in 32 bits, and offsets made of them in 64"
+_USE_STRIDE = "compute offsets with the strides of the tensor: its shape does not tell them"
+_WIDER_OFFSETS = "convert an index to 64 bits before it is multiplied with a stride (`.to(tl.int64)`, `int64_t`)"
+_WIDER_IDS = "read page ids as 32 bits, and compute offsets from them in 64"
 
 
 def _applies(declaration: Declaration, case: Case) -> bool:
@@ -236,7 +236,7 @@ def _explained_by_pages(trial: Trial, far: Far, seen: Observation) -> Failure | 
             return _failure(trial, Far(first), above, _KIND, words, *_begins(case, first), remedy, cause=cause)
         seen, far = above, Far(first)
         break
-    words = f"with page ids from {far.first_page} on; up to {right_up_to} they are right"
+    words = f"with page ids from {far.first_page} on; with page ids up to {right_up_to} the result is right"
     return _failure(trial, far, seen, _KIND, words, *_begins(case, far.first_page), _WIDER_IDS)
 
 
@@ -267,7 +267,7 @@ def _failure(
         oracle=_NAME,
         kind=kind,
         message=(
-            f"{element(after.name, after.axes, index)} is {one} as the case is, but {other} {words}: "
+            f"{element(after.name, after.axes, index)} is {one} originally, but {other} {words}: "
             f"{ratio(worst)} times the error bound"
         ),
         details=(f"it changes {extent(after.name, after.axes, mask)}", *details),

@@ -27,7 +27,7 @@ Results = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a relation makes of a case: `words` end the sentence "the kernel returns x as the case is and y ...".
+    """What a relation makes of a case: `words` end the sentence "the kernel returns x originally and y ...".
 
     `values`: None for those that are drawn for `case`. `placement`: where the live elements go, if not where `case`
     says.
@@ -103,7 +103,7 @@ def unequal_bits(
     *,
     details: tuple[str, ...],
     masks: Mapping[str, Bool[Tensor, "..."]] | None = None,
-    as_it_was: str = "as the case is",
+    as_it_was: str = "originally",
 ) -> Failure | None:
     """An objection to the first element that should have the same bits in `other`, a run changed as `words` say.
 

@@ -91,8 +91,8 @@ def _times(factor: float, case: Case, contents: Contents) -> FurtherRuns:
             found,
             changed.words,
             masks=masks,
-            as_it_was=f"from the result as the case is, times {words}",
-            details=(f"the result is linear in {what}, and the factor changes no digit",),
+            as_it_was=f"if the original result is multiplied with {words}",
+            details=(f"the result is linear in {what}, and such a factor changes no digit of it",),
         )
 
     return FurtherRuns([changed], compare)

@@ -78,7 +78,7 @@ def test_frozen_lengths_are_told_in_words(checked: Any, plant: Any, paged: Paged
     assert failure.message.endswith(
         "when the graph is replayed with seq_lens shortened from [5, 0, 21] to [2, 0, 10]: the bits must be equal"
     )
-    assert failure.details[-1].startswith("frozen at capture: a grid or a number of splits")
+    assert failure.details[-1].startswith("look for what is frozen when the graph is captured: a grid or a")
 
 
 def test_a_frozen_table_is_found(checked: Any, plant: Any, paged: PagedDecodeCase) -> None:

@@ -36,7 +36,7 @@ def test_additions_in_the_order_of_page_ids(plant: Any, paged: PagedDecodeCase) 
     assert failure is not None
     assert failure.kind == "bits"
     assert failure.message.startswith("out[")
-    assert "as the case is" in failure.message
+    assert " originally, but " in failure.message
     assert "with its pages at other places in the cache: the bits must be equal" in failure.message
     assert any("page 0 is now page " in line for line in failure.details)
 
