@@ -50,13 +50,14 @@ def explain_failure(
     relations = (failure.oracle,) if is_relation else ()
 
     def fails(changed: Case) -> bool | None:
-        """As ``failure`` does; None for another failure."""
+        """As ``failure`` does; None for another failure, be it the same symptom of another cause."""
         if failure.oracle == "call_sequence":  # what the kernel remembers of one run would hide it in the next
             runner.restart()
         other = runner.judge(declaration, changed, relations=relations).failure
         if other is None:
             return False
-        return True if (other.oracle, other.kind) == (failure.oracle, failure.kind) else None
+        causes = {other.cause, failure.cause} - {""}
+        return True if (other.oracle, other.kind) == (failure.oracle, failure.kind) and len(causes) < 2 else None
 
     changes = ablate(case, fails, supports=declaration.supports, options=declaration.options, until=until)
     return msgspec.structs.replace(found, changes=changes)

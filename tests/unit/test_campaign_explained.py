@@ -11,7 +11,7 @@ from attnfuzz.campaign.explained import explain_failure, shortened
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.runner import Runner
 from attnfuzz.explaining.explanation import NO_TIME, Explanation
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import Failure, Verdict
 from attnfuzz.problems.cases import DenseDecodeCase
 
 KERNELS = Path(__file__).with_name("misbehaving_kernels.py")
@@ -48,6 +48,27 @@ def test_a_crash_is_explained_by_what_makes_it_pass(runner: Runner) -> None:
     found = explained(runner, "segfaults_at_seven")
     assert found.lines == ()
     assert found.changes[0].startswith("passes if changed to: seq_len 6 instead of 7; seq_len 8 instead of 7")
+
+
+def test_a_change_that_shows_another_bug_is_not_told(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "Also fails if changed to" would be said of changes with which the bug is gone, and another one shows."""
+    bug = Failure(oracle="accuracy", kind="out:value", message="wrong", cause="tokens_dropped")
+    others = {
+        6: Failure(oracle="accuracy", kind="out:value", message="wrong", cause="scale"),
+        8: Failure(oracle="unwritten", kind="lse", message="wrong"),
+    }
+
+    def judge(declaration: Declaration, case: DenseDecodeCase, **_: object) -> Verdict:
+        unnamed = Failure(oracle="accuracy", kind="out:value", message="wrong")
+        return Verdict(failure=others.get(case.seq_lens[0]) or (unnamed if case.dtype == "float16" else None))
+
+    monkeypatch.setattr(runner, "judge", judge)
+    monkeypatch.setattr(runner, "explain", lambda *_, **__: Explanation())
+    declaration = Declaration(name="k", problem="dense_decode", target="k")
+    passes, fails = explain_failure(runner, declaration, CASE, bug, weighing_s=1.0, total_s=20.0).changes
+    assert "seq_len" not in passes + fails
+    assert fails == "also fails if changed to: float16 instead of float32"
+    assert "bfloat16 instead of float32" in passes
 
 
 def test_a_hang_is_not_run_again(runner: Runner) -> None:
