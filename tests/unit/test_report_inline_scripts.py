@@ -53,7 +53,7 @@ def test_what_no_script_shows_is_not_made(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(inline_scripts, "_made", lambda findings, device: [Script(text="x")] * len(findings))
     relation = msgspec.structs.replace(WRONG, oracle="page_permutation")
     (script,) = scripts_of(a_result(found(failure=relation)))
-    assert "takes runs on other inputs" in script.why_not
+    assert "compares runs on several inputs" in script.why_not
     (script,) = scripts_of(a_result(found(), stop_reason="interrupted"))
     assert "was interrupted" in script.why_not
 

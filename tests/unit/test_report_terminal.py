@@ -307,7 +307,7 @@ def test_all_lines_about_a_finding_carry_one_hash() -> None:
     finding.shrunk_s = 2.0
     reporter.shrunk(finding)
     lines = [line for line in output(console).splitlines() if not line.startswith(" ")]
-    words = ["found", "confirmed", "shrinking", "not", "known", "cut", "shrunk"]
+    words = ["found", "confirmed", "shrinking", "once", "known", "cut", "shrunk"]
     assert [line.split()[0] for line in lines] == words
     assert all(tag in line for line in lines)
     assert f"{tag.strip()}: first seen after" in printed(a_result(finding))
