@@ -8,10 +8,13 @@ import msgspec
 import torch
 from torch import Tensor
 
+from attnfuzz.oracles.diagnosis.row import AttentionRow
+from attnfuzz.oracles.diagnosis.tokens import past_the_end
 from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.quick import judge_many
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
+from attnfuzz.values import LogicalAttention
 
 
 def one_more(n: int) -> int:
@@ -24,6 +27,27 @@ def test_row_past_the_end_of_a_dense_sequence(plant: Any, dense: Case, failure_o
     assert (failure.oracle, failure.kind) == ("dead_memory", "out")
     assert "1 token past the end of the sequence takes weight (read from memory that holds no token)" in failure.message
     assert "sequence 0 has no token in rows 5 and up of k and v (its length is 5)" in failure.details
+
+
+def test_a_number_of_tokens_that_the_result_does_not_show_is_not_told() -> None:
+    """Of a result that is all dead memory's, the report would count 512 tokens that nobody has read."""
+    case = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=8, seq_lens=(1,), scale=1.0)
+    key, query = torch.zeros(1, 1, 8, dtype=torch.float64), torch.full((1, 1, 8), 40.0, dtype=torch.float64)
+    row = AttentionRow(
+        case=case,
+        values=LogicalAttention(query, key, key, (0, 1)),
+        row=0,
+        head=0,
+        got=torch.ones(8, dtype=torch.float64),
+        got_lse=None,
+        bound=torch.full((8,), 1e-3, dtype=torch.float64),
+        lse_bound=0.0,
+        poison=1.0,
+    )
+    of_memory = list(past_the_end(row))[1]
+    assert torch.allclose(of_memory.out, torch.ones_like(of_memory.out))
+    assert of_memory.words(511).startswith("512 or more tokens past the end of the sequence take weight")
+    assert of_memory.words(1).startswith("2 tokens past the end")
 
 
 def test_tail_of_a_page(plant: Any, paged: PagedDecodeCase, failure_of: Any) -> None:

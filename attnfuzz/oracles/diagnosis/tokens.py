@@ -107,7 +107,9 @@ def past_the_end(row: AttentionRow) -> Iterator[Suspect]:
 
 def _extra_words(source: str) -> Callable[[int], str]:
     def words(i: int) -> str:
-        return f"{i + 1} token{'s' if i else ''} past the end of the sequence take{'' if i else 's'} weight ({source})"
+        more = " or more" if i + 1 == _MAX_EXTRA else ""  # their number shows no longer in the result
+        token, take = ("tokens", "take") if i else ("token", "takes")
+        return f"{i + 1}{more} {token} past the end of the sequence {take} weight ({source})"
 
     return words
 
