@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from attnfuzz.campaign import failures, finding_book, pursuit, same_bug
+from attnfuzz.campaign import failures, finding_book, known_deaths, pursuit, same_bug
 from attnfuzz.campaign.signature import KnownFindings, Symptom
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase, encode_case
-from attnfuzz.problems.features import KV_STRIDES_DIFFER, general_features
+from attnfuzz.problems.features import KV_STRIDES_DIFFER, features, general_features
 from attnfuzz.problems.supports import Supports
 from tests.unit.search_bench import Bug, findings
 
@@ -140,6 +140,15 @@ def next_page(case: Any) -> Failure | None:
 
 def layout_ignored(case: Any) -> Failure | None:
     return _as_address(case) if case.layout == "HND" else None
+
+
+def crash_at_large_heads(case: Any) -> Failure | None:
+    return _fails("crash", "SIGSEGV") if case.head_size > 16 and case.gqa_ratio > 1 else None
+
+
+def crash_at_full_pages(case: Any) -> Failure | None:
+    """What tells these cases is no feature: features say what makes a case more than the simplest one."""
+    return _fails("crash", "SIGSEGV") if all(length % 4 == 0 for length in case.seq_lens) else None
 
 
 def races(case: Any) -> Failure | None:
@@ -279,6 +288,36 @@ def study(rule: Rule | None, cases: int) -> list[list[Outcome]]:
         return [[campaign(*one, cases) for one in some] for some in (singles, triples)]
 
 
+def deaths(bug: Bug, cases: int) -> int:
+    """How many of the ``cases`` of a campaign die of ``bug``: each costs a process."""
+    died = 0
+
+    def count(case: Any) -> Failure | None:
+        nonlocal died
+        failure = bug(case)
+        died += failure is not None
+        return failure
+
+    with tempfile.TemporaryDirectory() as folder:
+        findings(KERNELS[PagedDecodeCase][0], Path(folder), count, cases=cases)
+    return died
+
+
+def study_deaths(cases: int) -> Iterator[str]:
+    """Rows of a table: what it is worth to learn which cases die."""
+    variants: dict[str, contextlib.AbstractContextManager[object]] = {
+        "as it is": contextlib.nullcontext(),
+        "features in place of traits": mock.patch.object(known_deaths, "traits", features),
+        "no case is left out (`KnownDeaths.forbids`)": mock.patch.object(
+            known_deaths.KnownDeaths, "forbids", return_value=False
+        ),
+    }
+    for name, variant in variants.items():
+        with variant:
+            counts = [deaths(bug, cases) for bug in (crash_at_large_heads, crash_at_full_pages)]
+        yield f"| {name} | {' | '.join(map(str, counts))} |"
+
+
 def _row(name: str, outcomes: list[list[Outcome]]) -> str:
     cells = [
         f"{sum(one.told for one in some)} of {sum(one.bugs for one in some)} | {sum(one.missed for one in some)}"
@@ -297,14 +336,16 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=2500, help="of each campaign")
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
-    print(
-        "| switched off | findings told of bugs, one at a time | missed | findings told of bugs, three at a time | missed |"
-    )
+    print("| switched off | findings of bugs, one at a time | missed | findings of bugs, three at a time | missed |")
     print("|---|---:|---:|---:|---:|")
     with ProcessPoolExecutor(arguments.jobs) as pool:
         numbers = range(-1, len(rules()))
         for name, outcomes in pool.map(_study_numbered, numbers, itertools.repeat(arguments.cases)):
             print(_row(name, outcomes), flush=True)
+    print(f"\n| of {arguments.cases} cases died | of large heads | where every length ends with a page |")
+    print("|---|---:|---:|")
+    for row in study_deaths(arguments.cases):
+        print(row, flush=True)
 
 
 if __name__ == "__main__":
