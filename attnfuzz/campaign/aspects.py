@@ -6,10 +6,22 @@ from collections.abc import Set
 
 from attnfuzz.problems.features import CACHE_STRIDES, CACHE_TENSORS, KV_STRIDES_DIFFER
 
-__all__ = ["ANY_CASE", "ROUNDING_ORACLES", "SILENT_ORACLES", "aspects", "is_part_of", "needs", "telling"]
+__all__ = [
+    "ADDRESS_ORACLES",
+    "ANY_CASE",
+    "ROUNDING_ORACLES",
+    "SILENT_ORACLES",
+    "aspects",
+    "is_part_of",
+    "needs",
+    "telling",
+]
 
 SILENT_ORACLES = frozenset({"accuracy", "dead_memory", "unwritten", "determinism"})
 """One wrong address gives a number that is merely wrong, or dead memory's, or nobody's, as the case has it."""
+
+ADDRESS_ORACLES = frozenset({"page_permutation", "block_table_slack"})
+"""They move what lies at a wrong address."""
 
 ROUNDING_ORACLES = frozenset(
     {"page_permutation", "block_table_slack", "batch_invariance", "value_affinity", "merge_laws"}
@@ -33,6 +45,9 @@ _SIZES = frozenset(
         "pages",
         "pages=reversed",
         "pages=shuffled",
+        "padding",
+        "padding=out_of_range",
+        "padding=wrong_page",
         "partial last page",
         "query_len>1",
         "ragged",
@@ -83,6 +98,8 @@ def _implied(features: Set[str]) -> set[str]:
         found |= {one for one in features if one in _SIDES or one.startswith("some lse ")}
     if features & _ONE_SIDE:
         found.add("one state empty")
+    if "both states empty" in features:
+        found |= _ONE_SIDE
     return found
 
 
@@ -93,6 +110,8 @@ def needs(features: frozenset[str]) -> frozenset[str]:
     with one of the two does not tell whether that matters. If nothing is left, it is where pages lie that matters.
     """
     found = frozenset(one for one in features if one not in _SURROUNDINGS and not one.startswith(_RECIPES))
+    if "seq_len>block_size" in found:
+        found -= {"seq_len>1"}
     if "block_size>1" in found and len(found & _ANY_LENGTH) == 1:
         found -= _ANY_LENGTH
     return found or _moved(features)

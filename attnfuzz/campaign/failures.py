@@ -9,11 +9,11 @@ from collections.abc import Callable
 import msgspec
 
 from attnfuzz.campaign.aspects import ANY_CASE
-from attnfuzz.campaign.behind_known import relatives_beyond
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.campaign.known_deaths import KnownDeaths
 from attnfuzz.campaign.messages import Busy, Known
 from attnfuzz.campaign.pursuit import Pursuit
+from attnfuzz.campaign.relatives import relatives_beyond
 from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.tally import Tally

@@ -9,15 +9,21 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects
-from attnfuzz.campaign.beneath_rounding import is_sight_of_known, plainly_wrong, shows_in_rounding
+from attnfuzz.campaign.aspects import SILENT_ORACLES
 from attnfuzz.campaign.confirmation import Confirmation, confirm, ever_fails_afresh, rate_of, still_fails_afresh
 from attnfuzz.campaign.explained import explanation_of
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge
 from attnfuzz.campaign.known_deaths import KnownDeaths
 from attnfuzz.campaign.leaks import LeakTrials, leak_behind, trials_of
 from attnfuzz.campaign.preceding import fewer, simpler
-from attnfuzz.campaign.siblings import alternatives, strides_swapped, without
+from attnfuzz.campaign.relatives import (
+    alternatives,
+    lacking,
+    simpler_in_one_respect,
+    strides_swapped,
+    with_simplest_values,
+    without,
+)
 from attnfuzz.campaign.signature import KnownFindings, case_features
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.trail import Trail
@@ -99,7 +105,7 @@ class Pursuit:
             return True
         try:
             self._look_beneath_rounding()
-            self._step_past_known()
+            self._recognise()
             self._shrink()
         except _SameBug:
             self._trail.close_as_known(self._known, self._deaths)
@@ -161,48 +167,51 @@ class Pursuit:
             self._trail.step_to(self._first.as_(self._first.case, named))
 
     def _look_beneath_rounding(self) -> None:
-        """Where bits differ, a plainly wrong number may be at work; known or not, that is what to tell."""
-        if self._trail.is_flaky or self._now.preceding or not shows_in_rounding(self._now):
+        """Where only bits differ, the case with the simplest values may be plainly wrong: that is the bug then.
+
+        The oracles that compare bits see a wrong number too where the values are so large that it stays within the
+        bound.
+        """
+        if self._cannot_be_compared() or not self._now.symptom.is_rounding:
             return
+        plain = with_simplest_values(self._now)
         try:
-            if is_sight_of_known(self._now, self._known, self._failing_one):
-                raise _SameBug
-            plain = plainly_wrong(self._now, self._failing_one)
+            found = None if plain is None else self._failing_one(plain)
         except OutOfTime:
             return
-        if plain is not None and not self._known.explains(plain.symptom, plain.features):
-            self._trail.start_again(plain)
+        if found is None or found.symptom.oracle not in SILENT_ORACLES:
+            return
+        if not self._known.explains(found.symptom, found.features):
+            self._trail.start_again(found)
 
-    def _step_past_known(self) -> None:
-        """Another symptom of a known bug is gone when what that bug is about is gone; what is not, is another bug."""
-        for aspect in self._suspected_aspects():
-            siblings = without(aspect, self._first.declaration, self._now.case)
-            if not siblings:
-                continue
+    def _recognise(self) -> None:
+        """Ask whether a known bug is behind it that shows in another way here: not if a relative fails without it."""
+        if self._cannot_be_compared():
+            return
+        until = min(self._shrink_until, time.monotonic() + _GENERALISING_LIMIT_S)
+        for known in self._known.alike(self._now.symptom, case_features(self._now.declaration, self._now.case)):
+            relatives = lacking(known, self._now)
             try:
-                failing = [other for other in map(self._failing_one, siblings) if other is not None]
+                if relatives and not any(self._shows_alike(case, until) for case in relatives):
+                    self._trail.needed &= known.features
+                    raise _SameBug
             except OutOfTime:
                 return
-            if any(other.symptom == self._now.symptom for other in failing):
-                continue
-            news = [other for other in failing if not self._known.explains(other.symptom, other.features)]
-            if not news:
-                self._trail.needed &= self._known.least_needed(self._now.symptom, aspect) or self._trail.needed
-                raise _SameBug
-            self._trail.start_again(news[0])
-            return
 
-    def _suspected_aspects(self) -> list[str]:
-        """Aspects that alone make a known bug of the same kernel which the suspect may be."""
-        symptom, oracles = self._now.symptom, SILENT_ORACLES
-        if self._trail.is_flaky or self._now.preceding or symptom.oracle not in oracles:
-            return []
-        mine = aspects(self._now.features)
-        known = (aspects(signature.features) for signature in self._known.of_oracles(symptom.kernel, oracles))
-        return sorted({next(iter(its)) for its in known if len(its) == 1 and its <= mine})
+    def _cannot_be_compared(self) -> bool:
+        return self._trail.is_flaky or bool(self._now.preceding)
+
+    def _shows_alike(self, case: Case, until: float) -> bool:
+        """Whether ``case`` fails as the suspect does, and of no known bug. Raises OutOfTime past ``until``."""
+        if time.monotonic() >= until or self._is_over():
+            raise OutOfTime(0.0)
+        other, mine = self._failing_one(case), self._now.symptom
+        if other is None or self._known.explains(other.symptom, other.features):
+            return False
+        return other.symptom == mine if mine.is_rounding else other.symptom.may_be(mine)
 
     def _failing_one(self, case: Case) -> Suspect | None:
-        failure = self._trials.alone(case, patience="short")
+        failure = self._trials.alone(case, patience="short", afresh=self._afresh)
         return None if failure is None else self._now.as_(case, failure)
 
     def _look_beside(self) -> None:
@@ -227,7 +236,7 @@ class Pursuit:
         if self._trail.is_flaky or self._now.preceding or failure.oracle == "hang":
             return
         until = min(self._shrink_until, time.monotonic() + _GENERALISING_LIMIT_S)
-        for other_case in alternatives(self._now.declaration, self._now.case):
+        for other_case in (*alternatives(self._now.declaration, self._now.case), *simpler_in_one_respect(self._now)):
             if time.monotonic() >= until or self._is_over():
                 return
             if self._trail.needed <= case_features(self._now.declaration, other_case):
@@ -236,7 +245,7 @@ class Pursuit:
                 other = self._failing_one(other_case)
             except OutOfTime:
                 return
-            if other is None or other.symptom != self._now.symptom:
+            if other is None or not other.symptom.may_be(self._now.symptom):
                 continue
             if not self._known.explains(other.symptom, other.features):
                 self._trail.needed &= other.features

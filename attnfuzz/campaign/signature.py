@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnfuzz.campaign.aspects import ANY_CASE, ROUNDING_ORACLES, telling
+from attnfuzz.campaign.aspects import ADDRESS_ORACLES, ANY_CASE, ROUNDING_ORACLES, SILENT_ORACLES, telling
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, Diagnosed, Failure
+from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, Diagnosed, Failure, is_fault
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.features import features, general_features
 
@@ -20,6 +20,8 @@ __all__ = ["NEEDS_PRECEDING", "KnownFindings", "Signature", "Symptom", "case_fea
 NEEDS_PRECEDING = "preceding cases"
 """In place of a feature: the case fails only after others, and no case by itself can be told to be this bug."""
 
+_FAULTS = ("SIGSEGV", "SIGBUS", "cuda:")
+_IGNORED = "ignored stride"
 _WRONG_NUMBERS = {"value": 0, "inf": 1, "nan": 2}
 
 
@@ -33,7 +35,7 @@ def case_features(declaration: Declaration, case: Case) -> frozenset[str]:
 
 def failure_features(declaration: Declaration, case: Case, failure: Failure) -> frozenset[str]:
     """What ``failure`` may need of ``case``."""
-    if failure.cause in IDENTIFYING_CAUSES or (failure.oracle in ROUNDING_ORACLES and failure.kind == "bits"):
+    if failure.cause in IDENTIFYING_CAUSES or Symptom.of(declaration.target, failure).is_rounding:
         return frozenset({ANY_CASE})
     return case_features(declaration, case)
 
@@ -59,6 +61,25 @@ class Symptom:
         """Whether it says which bug it is."""
         return self.kind in IDENTIFYING_CAUSES
 
+    @property
+    def is_fault(self) -> bool:
+        """Whether memory was accessed that is not there, or nobody's."""
+        return is_fault(self.oracle, self.kind) or (self.oracle == "crash" and self.kind.startswith(_FAULTS))
+
+    @property
+    def is_of_memory(self) -> bool:
+        """Whether a wrong address may be behind it: a wrong number, dead memory's, nobody's, or a fault."""
+        return self.oracle in SILENT_ORACLES | ADDRESS_ORACLES or self.is_fault or self.kind.startswith(_IGNORED)
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether only bits differ, within the error bound."""
+        return self.oracle in ROUNDING_ORACLES and self.kind == "bits"
+
+    def may_be(self, other: Symptom) -> bool:
+        """Whether one bug may show both ways, as the case has it."""
+        return self == other or (self.kernel == other.kernel and self.is_of_memory and other.is_of_memory)
+
     def may_become(self, other: Symptom) -> bool:
         """Whether a case with this symptom may show ``other`` instead once it is simpler, and still be the same bug.
 
@@ -83,6 +104,11 @@ class Signature:
 
     symptom: Symptom
     features: frozenset[str]
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether any case may be the bug, or it takes others before it."""
+        return not self.features or bool(self.features & {ANY_CASE, NEEDS_PRECEDING})
 
     def explains(self, symptom: Symptom, features: frozenset[str]) -> bool:
         """Whether a failing case with ``features`` is presumed to be this bug."""
@@ -129,19 +155,16 @@ class KnownFindings:
         """Whether a finding shows this symptom only after other cases."""
         return any(NEEDS_PRECEDING in signature.features for signature in self._signatures.get(symptom, ()))
 
-    def of_oracles(self, kernel: str, oracles: frozenset[str]) -> list[Signature]:
-        """Findings of a kernel by one of ``oracles``."""
-        return [
+    def alike(self, symptom: Symptom, features: frozenset[str]) -> list[Signature]:
+        """Bugs that a case with ``features`` may be, known by other symptoms; those that need most first."""
+        found = (
             signature
-            for symptom, signatures in self._signatures.items()
-            if symptom.kernel == kernel and symptom.oracle in oracles
+            for other, signatures in self._signatures.items()
+            if other != symptom and (other.may_be(symptom) or (symptom.is_rounding and other.is_of_memory))
             for signature in signatures
-        ]
-
-    def least_needed(self, symptom: Symptom, feature: str) -> frozenset[str]:
-        """The smallest set of features of a bug with ``symptom`` that needs ``feature``; empty if there is none."""
-        found = (signature.features for signature in self._signatures.get(symptom, ()) if feature in signature.features)
-        return min(found, key=len, default=frozenset())
+            if other.kernel == symptom.kernel and not signature.says_nothing and signature.features <= features
+        )
+        return sorted(found, key=lambda signature: -len(signature.features))
 
     def explaining(self, symptom: Symptom, features: frozenset[str]) -> list[Signature]:
         """The signatures that a failing case with ``features`` is put down to."""

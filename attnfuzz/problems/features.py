@@ -76,11 +76,10 @@ def _sides(case: MergeStatesCase) -> Iterator[str]:
         empty = tuple(kind in ("-inf", "+inf") for kind in pair)
         if any(empty):
             yield "both states empty" if all(empty) else "one state empty"
-        if empty == (True, False):
-            yield "prefix empty"
-        if empty == (False, True):
-            yield "suffix empty"
+        yield from (f"{side} empty" for side, is_empty in zip(("prefix", "suffix"), empty, strict=True) if is_empty)
         yield from (f"some lse {kind}" for kind in pair if kind != "finite")
+        if {"high", "low"} & set(pair):
+            yield "some lse far apart"
 
 
 def _kv_strides_differ(case: Case) -> bool:

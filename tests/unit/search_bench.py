@@ -5,20 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Self, TypeVar, cast
+from pathlib import Path
+from typing import Any, Self, TypeVar, cast
 
 import msgspec
+import pytest
 from hypothesis.strategies import SearchStrategy
 
 from attnfuzz.campaign.channel import Channel
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.formats import WorkingSets
 from attnfuzz.campaign.journal import Journal
 from attnfuzz.campaign.judging import TimedJudge
 from attnfuzz.campaign.messages import (
+    Confirmed,
+    Duplicate,
+    Found,
+    Minimised,
     Setup,
+    Smaller,
     Stop,
     ToWorker,
+    Unconfirmed,
 )
+from attnfuzz.campaign.reporter import SilentReporter
+from attnfuzz.campaign.saving import SaveFolder
 from attnfuzz.campaign.search import Search
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Relations, Verdict
@@ -37,7 +49,7 @@ WRONG = Failure(oracle="accuracy", kind="out:value", message="out is wrong")
 HANG = Failure(oracle="hang", kind="timeout", message="still running")
 CRASH = Failure(oracle="crash", kind="SIGSEGV", message="the process died")
 
-Bug = Callable[[DenseDecodeCase], Failure | None]
+Bug = Callable[[Any], Failure | None]
 Message = TypeVar("Message", bound=msgspec.Struct)
 
 
@@ -54,7 +66,7 @@ class Bench:
     kernels: tuple[Declaration, ...] = (KERNEL,)
     mail: list[ToWorker] = field(default_factory=list)
     sent: list[msgspec.Struct] = field(default_factory=list)
-    judged: list[DenseDecodeCase] = field(default_factory=list)
+    judged: list[Case] = field(default_factory=list)
     afresh: int = 0
 
     def run(self) -> Self:
@@ -88,7 +100,6 @@ class Bench:
         afresh: bool = False,
         relations: Relations = None,
     ) -> Verdict:
-        assert isinstance(case, DenseDecodeCase)
         self.judged.append(case)
         self.afresh += afresh
         return Verdict(failure=self.bug(case), error_ratio=0.5)
@@ -121,3 +132,52 @@ def grouped(case: DenseDecodeCase) -> Failure | None:
 
 def long(case: DenseDecodeCase) -> Failure | None:
     return WRONG if max(case.seq_lens) > 16 else None
+
+
+@dataclass
+class Campaign(Bench):
+    """A search that ends after a number of cases instead of seconds."""
+
+    cases: int = 2500
+
+    def judge(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict:
+        verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
+        if len(self.judged) >= self.cases:
+            self.mail.append(Stop())
+        return verdict
+
+
+def findings(kernel: Declaration, folder: Path, *bugs: Bug, cases: int = 2500) -> list[Finding]:
+    """What a campaign reports of a kernel with ``bugs``, of which the first that shows is seen."""
+    campaign = Campaign(
+        lambda case: next((seen for bug in bugs if (seen := bug(case)) is not None), None),
+        budget_s=600.0,
+        kernels=(kernel,),
+        cases=cases,
+    )
+    saver = SaveFolder(folder, device="cpu", warn=pytest.fail)
+    book = FindingBook({kernel.target: kernel}, started=time.monotonic(), folder=saver, reporter=SilentReporter())
+    for message in campaign.run().sent:
+        match message:
+            case Found():
+                book.found(message)
+            case Confirmed():
+                book.confirmed(message)
+            case Unconfirmed():
+                book.unconfirmed_by(message)
+            case Smaller():
+                book.smaller(message)
+            case Minimised():
+                book.minimised(message)
+            case Duplicate():
+                book.duplicate(message)
+    book.abandon(0)
+    return book.findings

@@ -47,7 +47,7 @@ def test_a_general_feature_is_not_shown_beside_what_implies_it(features: set[str
 @pytest.mark.parametrize(
     ("features", "expected"),
     [
-        ({"seq_len>1", "seq_len>block_size", "pages=shuffled", "spare blocks"}, {"seq_len>1", "seq_len>block_size"}),
+        ({"seq_len>1", "seq_len>block_size", "pages=shuffled", "spare blocks"}, {"seq_len>block_size"}),
         ({"seq_len>1", "keys=normal", "values=integers", "needles"}, {"seq_len>1"}),
         ({"logit_exponent>0", "seq_len>1"}, {"logit_exponent>0", "seq_len>1"}),
         ({"block_size>1", "partial last page"}, {"block_size>1"}),

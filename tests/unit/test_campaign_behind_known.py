@@ -1,10 +1,10 @@
-"""attnfuzz.campaign.behind_known: relatives of a known failure that the known bug cannot explain."""
+"""attnfuzz.campaign.relatives: relatives of a known failure that the known bug cannot explain."""
 
 from __future__ import annotations
 
 import msgspec
 
-from attnfuzz.campaign.behind_known import relatives_beyond, with_simplest_values
+from attnfuzz.campaign.relatives import relatives_beyond, with_simplest_values
 from attnfuzz.campaign.signature import KnownFindings, Signature, case_features
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.declaration import Declaration

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.beneath_rounding: a wrong number that large values hide is one bug with what shows in its bits."""
+"""attnfuzz.campaign.pursuit: a wrong number that large values hide is one bug with what shows in its bits."""
 
 from __future__ import annotations
 

@@ -54,12 +54,18 @@ NAN = Failure(oracle="dead_memory", kind="output", message="NaN in the output of
     [
         (lambda prefix, suffix: (prefix in EMPTY) != (suffix in EMPTY), {"one state empty"}),
         (lambda prefix, suffix: prefix in EMPTY and suffix not in EMPTY, {"one state empty", "prefix empty"}),
-        (lambda prefix, suffix: prefix in EMPTY and suffix in EMPTY, {"both states empty"}),
+        (
+            lambda prefix, suffix: prefix in EMPTY and suffix in EMPTY,
+            {"both states empty", "prefix empty", "suffix empty"},
+        ),
         (
             lambda prefix, suffix: "+inf" in (prefix, suffix) and not {prefix, suffix} <= EMPTY,
             {"one state empty", "some lse +inf"},
         ),
-        (lambda prefix, suffix: (prefix, suffix) == ("low", "high"), {"lse low/high", "some lse low", "some lse high"}),
+        (
+            lambda prefix, suffix: (prefix, suffix) == ("low", "high"),
+            {"lse low/high", "some lse low", "some lse high", "some lse far apart"},
+        ),
     ],
     ids=["either side", "prefix", "both", "+inf", "one pair"],
 )

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.finding_book import FindingBook
-from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Stop, Unconfirmed
-from attnfuzz.campaign.reporter import SilentReporter
-from attnfuzz.campaign.saving import SaveFolder
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure, OracleName, Relations, Verdict
-from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.oracles.verdict import Failure, OracleName
+from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.features import KV_STRIDES_DIFFER, general_features
 from attnfuzz.problems.supports import Supports
-from tests.unit.search_bench import Bench
+from tests.unit.search_bench import findings
 
 KERNEL = Declaration(
     name="pretended",
@@ -27,8 +18,6 @@ KERNEL = Declaration(
     supports=Supports(strides="any", dtypes=("float16",), head_sizes=(16, 32)),
     target="kernels.py:pretended",
 )
-
-Bug = Callable[[DenseDecodeCase], Failure | None]
 
 
 def failure(oracle: OracleName, kind: str) -> Failure:
@@ -70,54 +59,6 @@ def large_group(case: DenseDecodeCase) -> Failure | None:
     return failure("exception", "ZeroDivisionError in f") if case.gqa_ratio >= 8 else None
 
 
-@dataclass
-class Campaign(Bench):
-    """A search that ends after a number of cases instead of seconds."""
-
-    cases: int = 2500
-
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
-        verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
-        if len(self.judged) >= self.cases:
-            self.mail.append(Stop())
-        return verdict
-
-
-def findings(folder: Path, *bugs: Bug) -> list[Finding]:
-    """What a campaign reports of a kernel with ``bugs``, of which the first that shows is seen."""
-    campaign = Campaign(
-        lambda case: next((seen for bug in bugs if (seen := bug(case)) is not None), None),
-        budget_s=60.0,
-        kernels=(KERNEL,),
-    )
-    saver = SaveFolder(folder, device="cpu", warn=pytest.fail)
-    book = FindingBook({KERNEL.target: KERNEL}, started=time.monotonic(), folder=saver, reporter=SilentReporter())
-    for message in campaign.run().sent:
-        match message:
-            case Found():
-                book.found(message)
-            case Confirmed():
-                book.confirmed(message)
-            case Unconfirmed():
-                book.unconfirmed_by(message)
-            case Smaller():
-                book.smaller(message)
-            case Minimised():
-                book.minimised(message)
-            case Duplicate():
-                book.duplicate(message)
-    book.abandon(0)
-    return book.findings
-
-
 def signatures(found: list[Finding]) -> set[str]:
     return {str(finding.signature) for finding in found}
 
@@ -125,7 +66,7 @@ def signatures(found: list[Finding]) -> set[str]:
 def test_five_bugs_are_five_findings(tmp_path: Path) -> None:
     """A maintainer would read the same bug eight times, and the fifth bug never."""
     bugs = (large_group, strides_of_k_for_v, empty_sequence, odd_group, long_sequence)
-    found = findings(tmp_path, *bugs)
+    found = findings(KERNEL, tmp_path, *bugs)
     assert len(found) == 5, signatures(found)
     hit = [{bug.__name__ for bug in bugs if bug(finding.case) is not None} for finding in found]  # type: ignore[arg-type]  # dense cases
     assert sorted(map(tuple, hit)) == sorted((bug.__name__,) for bug in bugs)
@@ -134,26 +75,26 @@ def test_five_bugs_are_five_findings(tmp_path: Path) -> None:
 
 def test_strides_of_k_taken_for_v_are_one_finding_that_says_so(tmp_path: Path) -> None:
     """The smallest case has unusual strides in one tensor, which would send the maintainer to that tensor's code."""
-    (finding,) = findings(tmp_path, strides_of_k_for_v)
+    (finding,) = findings(KERNEL, tmp_path, strides_of_k_for_v)
     assert KV_STRIDES_DIFFER in finding.features
     assert not any("=" in feature for feature in finding.features)
 
 
 def test_strides_ignored_in_k_and_in_v_are_two_findings(tmp_path: Path) -> None:
     """They are two places in the code; the second would stay when the first is mended."""
-    found = findings(tmp_path, strides_of_k_ignored, strides_of_v_ignored)
+    found = findings(KERNEL, tmp_path, strides_of_k_ignored, strides_of_v_ignored)
     assert len(found) == 2, signatures(found)
     assert {"k", "v"} == {name for finding in found for name in finding.case.strides}
 
 
 def test_a_bug_behind_another_symptom_is_seen_when_that_is_taken_away(tmp_path: Path) -> None:
     """A bug that shows only in cases which another one spoils as well would be closed with that one."""
-    found = findings(tmp_path, strides_of_k_for_v, empty_sequence)
+    found = findings(KERNEL, tmp_path, strides_of_k_for_v, empty_sequence)
     assert signatures(found) >= {"accuracy/out:nan [empty sequence]"}
     assert len(found) == 2, signatures(found)
 
 
 def test_a_bug_of_one_tensor_is_found_beside_one_of_both(tmp_path: Path) -> None:
     """Whatever passes for the bug that was found first must not take all bugs of strides with it."""
-    found = findings(tmp_path, strides_of_k_for_v, strides_of_v_ignored)
+    found = findings(KERNEL, tmp_path, strides_of_k_for_v, strides_of_v_ignored)
     assert len(found) == 2, signatures(found)

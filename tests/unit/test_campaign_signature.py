@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from attnfuzz.campaign.aspects import ANY_CASE
 from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom, case_features, failure_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
@@ -92,14 +93,17 @@ def test_a_flaky_failure_is_put_down_to_a_flaky_bug_of_its_kernel() -> None:
     assert known.flaky_one("other", frozenset({"ragged"})) is None
 
 
-def test_what_is_needed_least_is_told_by_symptom_and_feature() -> None:
-    """Cases of a bug would be looked into one by one for what each of them happens to have besides."""
+def test_a_case_may_be_a_bug_that_is_known_by_another_symptom() -> None:
+    """A wrong address would be a bug where another token lies, and a second one where dead memory lies."""
     known = KnownFindings()
-    for features in ({"strides:k", "ragged", "needles"}, {"strides:k", "ragged"}, {"ragged"}):
-        known.add(Signature(SYMPTOM, frozenset(features)))
-    assert known.least_needed(SYMPTOM, "strides:k") == {"strides:k", "ragged"}
-    assert known.least_needed(SYMPTOM, "strides:v") == frozenset()
-    assert known.explaining(SYMPTOM, frozenset({"ragged"})) == [Signature(SYMPTOM, frozenset({"ragged"}))]
+    wrong = [Signature(SYMPTOM, frozenset(features)) for features in ({"strides:k", "ragged"}, {"ragged"}, {"needles"})]
+    for signature in (*wrong, Signature(SYMPTOM, frozenset()), Signature(SYMPTOM, frozenset({ANY_CASE}))):
+        known.add(signature)
+    dead = Symptom(SYMPTOM.kernel, "dead_memory", "out")
+    assert known.alike(dead, frozenset({"ragged", "strides:k"})) == wrong[:2]
+    assert known.alike(SYMPTOM, frozenset({"ragged"})) == []
+    assert known.alike(Symptom("other.py:f", "dead_memory", "out"), frozenset({"ragged"})) == []
+    assert known.alike(Symptom(SYMPTOM.kernel, "exception", "ValueError in f"), frozenset({"ragged"})) == []
 
 
 def test_bits_that_a_relation_compares_need_nothing_of_the_case() -> None:

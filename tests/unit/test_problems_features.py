@@ -118,5 +118,5 @@ def test_the_layout_that_a_kernel_always_has_is_no_general_feature() -> None:
 def test_states_to_merge_say_what_they_share_with_others() -> None:
     """NaN in the output of an empty state would be as many bugs as there are pairs of log-sum-exps."""
     case = MergeStatesCase(num_q_heads=1, head_size=16, num_tokens=2, lse_pairs=(("finite", "-inf"), ("+inf", "-inf")))
-    words = {"one state empty", "suffix empty", "both states empty", "some lse -inf", "some lse +inf"}
+    words = {"one state empty", "prefix empty", "suffix empty", "both states empty", "some lse -inf", "some lse +inf"}
     assert general_features(case) == words

@@ -1,28 +1,150 @@
-"""Cases beside a failing one: what tells a feature that the bug needs from one that the case happens to have.
+"""Cases beside a failing one: each differs from it in one respect, and a run of it tells what the failure needs.
 
-Shrinking only ever goes to simpler cases. It cannot tell a mistake with the strides of K from one that takes the
-strides of K for those of V: the smallest case of both has unusual strides in K alone. And of ten pairs of LSEs that a
-kernel fails for, it tells the one that was met first.
+One question is asked of them throughout: does the case still fail without what a known bug needs? If one of its
+relatives does, another bug is at work; if none does, it is that bug, however it shows. Shrinking cannot tell: it only
+ever goes to simpler cases. It takes a mistake with the strides of K for one that takes the strides of K for those of V,
+since the smallest case of both has unusual strides in K alone; and of ten pairs of LSEs that a kernel fails for, it
+tells the one that was met first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import msgspec
 
+from attnfuzz.campaign.aspects import ANY_CASE, aspects
+from attnfuzz.campaign.signature import KnownFindings, Signature, case_features
+from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import stride_kinds_of
 from attnfuzz.problems.features import CACHE_STRIDES, CACHE_TENSORS, KV_STRIDES_DIFFER
+from attnfuzz.problems.lengths import with_seq_lens
 from attnfuzz.problems.recipes import LseKind, StrideKind
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
 
-__all__ = ["alternatives", "strides_swapped", "without"]
+__all__ = [
+    "alternatives",
+    "lacking",
+    "relatives_beyond",
+    "simpler_in_one_respect",
+    "strides_swapped",
+    "with_simplest_values",
+    "without",
+]
 
 Changes = Mapping[str, Any]
+
+# fields that mean something together; each group in turn is taken from the simplest case
+_GROUPS = (
+    ("seq_lens",),
+    ("query_lens",),
+    ("num_q_heads", "num_kv_heads"),
+    ("block_size",),
+    ("num_splits",),
+    ("pages",),
+    ("layout",),
+    ("options",),
+    ("strides",),
+    ("values",),
+    ("outputs",),
+    ("variant",),
+    ("v_head_size",),
+    ("kv",),
+    ("head_size", "scale"),
+    ("dtype",),
+    ("num_tokens",),
+    ("lse_pairs",),
+    ("extra_rows",),
+    ("query_slack", "seq_slack"),
+    ("padding_tokens",),
+)
+_RECIPES = ("values", "outputs")  # of attention, and of states to merge
+
+
+def relatives_beyond(known: KnownFindings, suspect: Suspect) -> list[Case]:
+    """Relatives that would be news if they failed in the same way: no known bug with that symptom explains them."""
+    if ANY_CASE in suspect.features:
+        return []
+    explaining = known.explaining(suspect.symptom, suspect.features)
+    return [
+        case
+        for case in _relatives(suspect, frozenset().union(*(one.features for one in explaining)))
+        if not known.explains(suspect.symptom, case_features(suspect.declaration, case))
+    ]
+
+
+def lacking(known: Signature, suspect: Suspect) -> list[Case]:
+    """Relatives that lack what the bug ``known`` needs."""
+    features = case_features(suspect.declaration, suspect.case)
+    return [
+        case
+        for case in _relatives(suspect, known.features & features)
+        if not known.features <= case_features(suspect.declaration, case)
+    ]
+
+
+def _relatives(suspect: Suspect, needed: Set[str]) -> list[Case]:
+    """First the case without what ``needed`` is about and with all the rest, so that nothing else is taken away."""
+    declaration, case = suspect.declaration, suspect.case
+    about = sorted(aspects(frozenset(needed)))
+    siblings = (sibling for aspect in about for sibling in without(aspect, declaration, case))
+    return [*_supported(suspect, siblings), *simpler_in_one_respect(suspect)]
+
+
+def simpler_in_one_respect(suspect: Suspect) -> list[Case]:
+    """The case with one group of fields as in the simplest case, for each group in turn."""
+    return _supported(suspect, _simpler(suspect))
+
+
+def with_simplest_values(suspect: Suspect) -> Case | None:
+    """The case with the simplest recipe for its numbers; None if it has that already."""
+    case, simplest = suspect.case, _simplest(suspect)
+    recipes = {name: getattr(simplest, name) for name in _RECIPES if hasattr(case, name)}
+    changed = (changed for changed in _fitted(case, recipes) if changed != case)
+    return next(iter(_supported(suspect, changed)), None)
+
+
+def _supported(suspect: Suspect, cases: Iterable[Case]) -> list[Case]:
+    declaration = suspect.declaration
+    return [case for case in cases if supports_case(declaration.supports, declaration.options, case)]
+
+
+def _simpler(suspect: Suspect) -> Iterator[Case]:
+    case, simplest = suspect.case, _simplest(suspect)
+    for group in _GROUPS:
+        changes = {name: getattr(simplest, name) for name in group if hasattr(case, name)}
+        if "seq_lens" in changes and isinstance(case, AttentionCase):
+            changes = with_seq_lens(case, changes["seq_lens"] * case.num_seqs)
+        if "query_lens" in changes and "seq_lens" not in changes:
+            changes["query_lens"] = tuple(min(1, query_len) for query_len in getattr(case, "query_lens", ()))
+        if any(getattr(case, name) != value for name, value in changes.items()):
+            yield from _fitted(case, changes)
+
+
+def _simplest(suspect: Suspect) -> Case:
+    declaration = suspect.declaration
+    return simplest_case(declaration.problem, declaration.supports, declaration.options)
+
+
+def _fitted(case: Case, changes: dict[str, Any]) -> Iterator[Case]:
+    """The case with ``changes``, without the needles that have no place in it any more; nothing if it is no case."""
+    if isinstance(case, AttentionCase) and "values" not in changes:
+        seq_lens = changes.get("seq_lens", case.seq_lens)
+        num_kv_heads = changes.get("num_kv_heads", case.num_kv_heads)
+        needles = tuple(
+            needle
+            for needle in case.values.needles
+            if needle.position < seq_lens[needle.seq] and needle.kv_head < num_kv_heads
+        )
+        changes["values"] = msgspec.structs.replace(case.values, needles=needles)
+    try:
+        yield msgspec.structs.replace(case, **changes)
+    except ValueError:  # the packed layout and a head size that does not fit it, for one
+        return
 
 
 def strides_swapped(declaration: Declaration, case: Case) -> Case | None:
@@ -72,8 +194,8 @@ def _other_states(case: MergeStatesCase) -> Iterator[Changes]:
     for i, (prefix, suffix) in enumerate(pairs):
         swapped = (suffix, prefix)
         others = [(kind, suffix) for kind in _alike_kinds(prefix)] + [(prefix, kind) for kind in _alike_kinds(suffix)]
-        both = (_alike_kinds(prefix)[0], _alike_kinds(suffix)[0])
-        for pair in (swapped, *others, both):
+        both = zip(_alike_kinds(prefix), _alike_kinds(suffix), strict=False)
+        for pair in (swapped, *others, *both):
             if pair != (prefix, suffix):
                 yield {"lse_pairs": (*pairs[:i], pair, *pairs[i + 1 :])}
 

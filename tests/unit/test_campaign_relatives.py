@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.siblings: cases that differ from a failing one in what a bug may be about."""
+"""attnfuzz.campaign.relatives: cases that differ from a failing one in what a bug may be about."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.aspects import aspects
-from attnfuzz.campaign.siblings import alternatives, strides_swapped, without
+from attnfuzz.campaign.relatives import alternatives, strides_swapped, without
 from attnfuzz.campaign.signature import case_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case
