@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnfuzz.campaign.aspects import ADDRESS_ORACLES, ANY_CASE, ROUNDING_ORACLES, SILENT_ORACLES, telling
+from attnfuzz.campaign.aspects import ADDRESS_ORACLES, ANY_CASE, ROUNDING_ORACLES, SILENT_ORACLES, aspects, telling
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, Diagnosed, Failure, is_fault
 from attnfuzz.problems.cases import Case
@@ -156,13 +156,17 @@ class KnownFindings:
         return any(NEEDS_PRECEDING in signature.features for signature in self._signatures.get(symptom, ()))
 
     def alike(self, symptom: Symptom, features: frozenset[str]) -> list[Signature]:
-        """Bugs that a case with ``features`` may be, known by other symptoms; those that need most first."""
+        """Bugs that a case with ``features`` may be, known by other symptoms; those that need most first.
+
+        A fault is taken for a bug that gives wrong numbers only where both are about the same part of the kernel.
+        """
         found = (
             signature
             for other, signatures in self._signatures.items()
             if other != symptom and (other.may_be(symptom) or (symptom.is_rounding and other.is_of_memory))
             for signature in signatures
             if other.kernel == symptom.kernel and not signature.says_nothing and signature.features <= features
+            if other.is_fault == symptom.is_fault or aspects(signature.features)
         )
         return sorted(found, key=lambda signature: -len(signature.features))
 
