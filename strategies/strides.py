@@ -1,4 +1,4 @@
-"""How each tensor lies in memory, drawn independently for each."""
+"""How each tensor lies in memory, drawn independently for each, but for a K and V that engines make alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import get_args
 from hypothesis import strategies as st
 
 from attnfuzz.problems.cases import PROBLEMS, Problem
-from attnfuzz.problems.choices import kv_dtypes_of, stride_kinds_of, strided_tensors_of, variants_of
+from attnfuzz.problems.choices import kv_dtypes_of, lying_alike, stride_kinds_of, strided_tensors_of, variants_of
 from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.supports import LAYOUTS, Layout, Strides, Supports
@@ -40,8 +40,13 @@ def decide_strides(
     """Tensors that are not contiguous: each decision adds one to every fourth case."""
     tensors_of = variants_of(problem, supports), kv_dtypes_of(problem, supports)
     recipes = _recipes(problem, supports.strides, supports.lse == "none", layout, *tensors_of)
-    drawn = (decisions.pick(recipes) for _ in range(max_strided))
-    return dict(sorted(recipe for recipe in drawn if recipe is not None))
+    drawn = [decisions.pick(recipes) for _ in range(max_strided)]
+    found = dict(recipe for recipe in drawn if recipe is not None)
+    tensors = strided_tensors_of(problem, supports, layout)
+    alike = {
+        other: kind for name, kind in found.items() for other in lying_alike(supports.strides, name) if other in tensors
+    }
+    return dict(sorted(alike.items()))
 
 
 def strides_everywhere(
@@ -63,6 +68,10 @@ def strides_everywhere(
             found[tensor] = kinds[(digit + turn) % base]
         elif kinds and digit == 0:
             found[tensor] = kinds[0]
+        first, *_ = lying_alike(supports.strides, tensor)
+        if first != tensor:
+            found = {name: kind for name, kind in found.items() if name != tensor}
+            found |= {tensor: found[first]} if first in found else {}
     return found
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from attnfuzz.problems.features import CACHE_STRIDES, CACHE_TENSORS, KV_STRIDES_DIFFER
+from attnfuzz.problems.choices import CACHE_TENSORS
+from attnfuzz.problems.features import CACHE_STRIDES, DEAD_ROWS, KV_STRIDES_DIFFER
 
 __all__ = [
     "ADDRESS_ORACLES",
@@ -33,6 +34,7 @@ ANY_CASE = "any case"
 _SIZES = frozenset(
     {
         ANY_CASE,
+        DEAD_ROWS,
         "block_size>1",
         "extra columns",
         "extra rows",

@@ -7,13 +7,15 @@ kernel's ordinary value passes; how it must fail depends on the field:
 * dtypes, head sizes, page sizes, GQA ratios and padding tokens: the kernel raises. Wrong numbers for some sizes are a
   missing mask or a wrong head map, and stay findings. One exception: a kernel that is right for one page size above 1,
   and wrong for all others, has that size written into it.
-* layouts and strides: any failure, since a kernel that looks elsewhere sees anything. But K's strides taken for V's are
-  a bug, so K and V alike are tried as well.
+* layouts and strides: any failure, since a kernel that looks elsewhere sees anything.
 * a log-sum-exp that nobody writes is none; one that is right to base 2, and not as a natural one, is to base 2.
 * sequences and states without keys: any failure of the output, in each of the ways in which they occur. Where only the
   log-sum-exp is wrong, the kernel has thought of them, and that is a bug. Likewise for states whose LSE is +inf, where
   those whose LSE is -inf are merged rightly.
 * pages behind a window: they are read, and what they hold must not count.
+
+A kernel with a bug in all ordinary cases has limits all the same. So where ragged lengths are never right, full pages
+are what is ordinary; and where the log-sum-exp never is, the output alone is looked at.
 
 Cases are made, not drawn: the same kernel gets the same probes wherever it is asked.
 """
@@ -54,11 +56,11 @@ from attnfuzz.problems.choices import (
     head_size_rank,
     is_power_of_two,
     layouts_of,
+    lying_alike,
     merge_heads_of,
     split_counts_of,
     strided_tensors_of,
 )
-from attnfuzz.problems.features import CACHE_TENSORS
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 from attnfuzz.problems.simplest import simplest_case, simplest_cases
@@ -77,6 +79,8 @@ _LSE_NAMES = ("lse", "output_lse", "partial_lse")
 
 Outcome = Literal["passes", "raises", "wrong", "dies"]
 Values = tuple[Any, ...]
+Recipe = tuple[tuple[str, StrideKind], ...]
+"""Tensors and how they lie in memory."""
 
 
 class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -210,7 +214,11 @@ class _Probes:
 
 @dataclass(slots=True)
 class _Inference:
-    """``point`` holds the one value of each field that probes have where they are about another one."""
+    """``point`` holds the one value of each field that probes have where they are about another one.
+
+    ``is_even``: ordinary cases have sequences of one length, which fill their pages. ``has_right_lse``: whether the
+    log-sum-exp of some ordinary case is right, so that it tells what is taken.
+    """
 
     probes: _Probes
     declaration: Declaration
@@ -218,6 +226,8 @@ class _Inference:
     left_out: list[LeftOut] = field(default_factory=list)
     point: Supports = _UNDECLARED
     works: bool = False
+    is_even: bool = False
+    has_right_lse: bool = True
 
     def run(self) -> None:
         self.supports = self.declaration.supports
@@ -233,7 +243,7 @@ class _Inference:
             self._padding_tokens()
         self._freed_pages()
         self._dtypes()
-        self._sizes("head_sizes", HEAD_SIZES, head_size_rank, (16, 64, 128, 256, 13, 40, 80, 192))
+        self._sizes("head_sizes", (*HEAD_SIZES, 32), head_size_rank, (16, 64, 128, 256, 13, 40, 80, 192))
         if self.declaration.problem != "merge_states":
             self._sizes("gqa_ratios", GQA_RATIOS, lambda ratio: ratio, (2, 8, 16, 3, 6))
         if "block_table" in CASE_TYPES[self.declaration.problem].tensor_names:
@@ -254,9 +264,11 @@ class _Inference:
         points = list(_points(self.declaration))
         self.point = points[0]
         for point in points:
-            if any(self._output(case).outcome == "passes" for case in self._cases(point)):
-                self.point, self.works = point, True
-                return
+            for self.is_even in (False, True):
+                if any(self._output(case).outcome == "passes" for case in self._cases(point)):
+                    self.point, self.works = point, True
+                    return
+        self.is_even = False
         raising = [self._output(case).outcome == "raises" for case in self._cases(points[0])]
         if all(raising):  # whatever it does for another value is better
             for point in points:
@@ -287,6 +299,9 @@ class _Inference:
                     self._take_merge(point, first or _PASSED)
                     return
         self.works = any(self.probes(case, self.point).outcome == "passes" for case in self._cases(self.point))
+        if not self.works and self.supports.lse == "natural":
+            self.has_right_lse = False
+            self.works = all(self._output(case).outcome == "passes" for case in self._cases(self.point))
 
     def _take_merge(self, point: Supports, seen: _Seen) -> None:
         self.point, self.works = point, True
@@ -310,7 +325,8 @@ class _Inference:
                 for lse_pairs in pairs
             ]
         size = simplest.block_size if isinstance(simplest, PagedDecodeCase) else 4
-        shapes = ((2 * size, size), (size + 1, 1, 2 * size))
+        ragged, even = ((2 * size, size), (size + 1, 1, 2 * size)), ((2 * size,) * 2, (2 * size,) * 3)
+        shapes = even if self.is_even else ragged
         return [self._with_lengths(simplest, lengths, **fields) for lengths in shapes]
 
     def _with_lengths(self, case: AttentionCase, lengths: Sequence[int], **fields: Any) -> Case:
@@ -321,8 +337,11 @@ class _Inference:
         if head_counts_of(self.point) is None:
             changes |= {"num_kv_heads": 2, "num_q_heads": 2 * case.gqa_ratio}
         if isinstance(case, PagedAttentionCase) and "query_lens" not in fields:
-            most = min(2, supports.max_query_len or 2)
-            changes["query_lens"] = tuple(min(length, most if i == 0 else 1) for i, length in enumerate(seq_lens))
+            most = supports.max_query_len or longest
+            of_first, of_others = (most, most) if self.is_even else (min(2, most), 1)
+            changes["query_lens"] = tuple(
+                min(length, of_others if i else of_first) for i, length in enumerate(seq_lens)
+            )
         if isinstance(case, SplitDecodeCase):
             changes["num_splits"] = next((one for one in split_counts_of(self.point) if one > 1), case.num_splits)
         return cast(Case, msgspec.structs.replace(case, **changes))
@@ -332,7 +351,9 @@ class _Inference:
         return self.probes(case, msgspec.structs.replace(self.point, lse="none"))
 
     def _result(self, case: Case) -> _Seen:
-        """The verdict on all that the kernel is believed to return."""
+        """The verdict on all that the kernel is believed to return, and rightly."""
+        if not self.has_right_lse:
+            return self._output(case)
         return self.probes(case, msgspec.structs.replace(self.point, lse=self.supports.lse))
 
     # Whether a value is taken
@@ -413,17 +434,19 @@ class _Inference:
 
     def _lse(self) -> None:
         """Of kernels that write one; what is wrong with it is a bug, unless it is right to another base."""
-        if not self._is_open("lse"):
-            return
         right = [case for case in self._cases(self.point) if self._output(case).outcome == "passes"]
-        seen = [self.probes(case, msgspec.structs.replace(self.point, lse="natural")) for case in right]
+        seen = [self._result(case) for case in right]
         if not right or any(one.failure is None for one in seen):
+            return
+        self.has_right_lse = False
+        if not self._is_open("lse"):
             return
         if all(one.failure is not None and _lacks_lse(one.failure) for one in seen):
             self._leave_out("lse", "none", ("natural",), seen[0])
         elif all(
             self.probes(case, msgspec.structs.replace(self.point, lse="base2")).outcome == "passes" for case in right
         ):
+            self.has_right_lse = True
             self._leave_out("lse", "base2", ("natural",), seen[0])
 
     # Where tensors lie
@@ -433,41 +456,43 @@ class _Inference:
             return
         levels: tuple[Strides, ...] = get_args(Strides)
         default = levels.index(self.supports.strides)
-        failing: dict[tuple[str, StrideKind], _Seen] = {}
+        failing: dict[Recipe, _Seen] = {}
         for level in levels[default:]:
             found = self._stride_not_taken(level, failing)
             if found is None:
                 if level != self.supports.strides:
-                    self._leave_out(
-                        "strides", level, tuple(sorted({name for name, _ in failing})), next(iter(failing.values()))
-                    )
+                    names = tuple(sorted({name for recipe in failing for name, _ in recipe}))
+                    self._leave_out("strides", level, names, next(iter(failing.values())))
                 return
             failing |= found
 
-    def _stride_not_taken(
-        self, level: Strides, known: dict[tuple[str, StrideKind], _Seen]
-    ) -> dict[tuple[str, StrideKind], _Seen] | None:
-        """One way for one tensor to lie in memory that ``level`` permits and the kernel does not take."""
-        recipes = [recipe for recipe in self._recipes() if self._permits(level, dict([recipe]))]
+    def _stride_not_taken(self, level: Strides, known: dict[Recipe, _Seen]) -> dict[Recipe, _Seen] | None:
+        """One way for a tensor to lie in memory that ``level`` permits and the kernel does not take."""
+        recipes = list(self._recipes(level))
         if any(recipe in known for recipe in recipes):
             return {}
-        suspects = list[tuple[str, StrideKind]]()
+        suspects = list[Recipe]()
         for kind in STRIDE_KINDS[1:]:
-            together = dict(recipe for recipe in recipes if recipe[1] == kind)
+            of_kind = [recipe for recipe in recipes if recipe[0][1] == kind]
+            together = dict(one for recipe in of_kind for one in recipe)
             if together and self._fails_with(together) is not None:
-                suspects += together.items()
+                suspects += of_kind
         stricter = [one for one in get_args(Strides) if get_args(Strides).index(one) > get_args(Strides).index(level)]
-        suspects.sort(key=lambda recipe: -sum(self._permits(one, dict([recipe])) for one in stricter))
-        for name, kind in suspects:
-            seen = self._fails_with({name: kind})
-            if seen is not None and not self._is_other_cache(name, kind):
-                return {(name, kind): seen}
+        suspects.sort(key=lambda recipe: -sum(self._permits(one, dict(recipe)) for one in stricter))
+        for recipe in suspects:
+            if (seen := self._fails_with(dict(recipe))) is not None:
+                return {recipe: seen}
         return None
 
-    def _recipes(self) -> Iterator[tuple[str, StrideKind]]:
+    def _recipes(self, level: Strides) -> Iterator[Recipe]:
+        """Each tensor in each way that ``level`` permits, with those that lie alike then."""
         (layout,) = self.point.layouts
-        for name in strided_tensors_of(self.declaration.problem, self.supports, layout):
-            yield from ((name, kind) for kind in STRIDE_KINDS[1:])
+        tensors = strided_tensors_of(self.declaration.problem, self.supports, layout)
+        for names in dict.fromkeys(lying_alike(level, name) for name in tensors):
+            for kind in STRIDE_KINDS[1:]:
+                recipe = tuple((name, kind) for name in names if name in tensors)
+                if self._permits(level, dict(recipe)):
+                    yield recipe
 
     def _permits(self, level: Strides, strides: dict[str, StrideKind]) -> bool:
         supports = msgspec.structs.replace(self.point, strides=level)
@@ -477,12 +502,6 @@ class _Inference:
     def _fails_with(self, strides: dict[str, StrideKind]) -> _Seen | None:
         pairs = list(zip(self._cases(self.point), self._cases(self.point, strides=strides), strict=True))
         return _throughout(self._result, pairs, ("raises", "wrong", "dies"))
-
-    def _is_other_cache(self, name: str, kind: StrideKind) -> bool:
-        """Whether the kernel is right where K and V lie alike: it takes the strides of one for those of the other."""
-        alike = next((names for names in CACHE_TENSORS if name in names), ())
-        others = [other for other in alike if other != name]
-        return bool(others) and self._fails_with({one: kind for one in alike}) is None
 
     # What there may be none of
 
@@ -522,9 +541,10 @@ class _Inference:
             return
         size = min(first.seq_lens)
         if isinstance(first, PagedAttentionCase):
-            yield self._with_lengths(first, (size, 0), query_lens=(1, 0))
-            yield self._with_lengths(first, (0, size), query_lens=(0, 1))
-            yield self._with_lengths(first, (size, size), query_lens=(1, 0))
+            queries = max(first.query_lens) if self.is_even else 1
+            yield self._with_lengths(first, (size, 0), query_lens=(queries, 0))
+            yield self._with_lengths(first, (0, size), query_lens=(0, queries))
+            yield self._with_lengths(first, (size, size), query_lens=(queries, 0))
             return
         yield self._with_lengths(first, (0,))
         yield self._with_lengths(first, (size, 0))

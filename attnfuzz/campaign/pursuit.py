@@ -321,7 +321,7 @@ class Pursuit:
         self._minimise()
 
     def _fails_alike(self, case: Case) -> bool:
-        """Whether ``case`` shows the same symptom, or one that it may become, and is not another bug that is known."""
+        """Whether ``case`` shows the same symptom and is not another bug that is known."""
         if self._is_over():
             raise _CutOff
         if self._hangs >= _MAX_HANGS_WHILE_SHRINKING:
@@ -337,12 +337,10 @@ class Pursuit:
         return False
 
     def _is_alike(self, other: Suspect) -> bool:
-        same = other.symptom == self._now.symptom
-        becomes = not same and self._now.symptom.may_become(other.symptom)
-        if not same and not becomes:
+        if other.symptom != self._now.symptom:
             return False
         if self._known.explains(other.symptom, other.features):
-            if becomes or self._known.explains(self._now.symptom, self._now.features):  # others have found it since
+            if self._known.explains(self._now.symptom, self._now.features):  # others have found it since
                 self._trail.needed &= other.features
                 raise _SameBug
             return False

@@ -18,9 +18,16 @@ from attnfuzz.campaign.aspects import ANY_CASE, aspects
 from attnfuzz.campaign.signature import KnownFindings, Signature, case_features
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.declaration import Declaration
-from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
-from attnfuzz.problems.choices import stride_kinds_of
-from attnfuzz.problems.features import CACHE_STRIDES, CACHE_TENSORS, KV_STRIDES_DIFFER
+from attnfuzz.problems.cases import (
+    AttentionCase,
+    Case,
+    DenseDecodeCase,
+    MergeStatesCase,
+    PagedAttentionCase,
+    PagedDecodeCase,
+)
+from attnfuzz.problems.choices import CACHE_TENSORS, block_sizes_of, lying_alike, stride_kinds_of
+from attnfuzz.problems.features import CACHE_STRIDES, KV_STRIDES_DIFFER
 from attnfuzz.problems.lengths import with_seq_lens
 from attnfuzz.problems.recipes import LseKind, StrideKind
 from attnfuzz.problems.simplest import simplest_case
@@ -163,6 +170,7 @@ def alternatives(declaration: Declaration, case: Case) -> Iterator[Case]:
     """``case`` with another value of a field that is not the simplest: what fails alike does not need that value.
 
     The simplest has been tried by shrinking. Of two states to merge an empty one stays empty and another does not.
+    Tokens are put onto pages of other sizes, and rows that hold no token come about in the other way.
     """
     simplest = simplest_case(case.problem, declaration.supports, declaration.options)
     for changes in _other_values(declaration, case, simplest):
@@ -174,6 +182,10 @@ def _other_values(declaration: Declaration, case: Case, simplest: Case) -> Itera
     supports = declaration.supports
     if isinstance(case, MergeStatesCase):
         yield from _other_states(case)
+    if isinstance(case, PagedDecodeCase):
+        yield from _other_pages(case, block_sizes_of(supports))
+    if isinstance(case, DenseDecodeCase):
+        yield from _other_rows(case)
     if case.dtype != simplest.dtype:
         yield from ({"dtype": dtype} for dtype in supports.dtypes if dtype not in (case.dtype, simplest.dtype))
     if isinstance(case, PagedDecodeCase) and isinstance(simplest, PagedDecodeCase) and case.layout != simplest.layout:
@@ -186,6 +198,25 @@ def _other_values(declaration: Declaration, case: Case, simplest: Case) -> Itera
     for name, kind in case.strides.items():
         kinds = (other for other in stride_kinds_of(supports.strides, name) if other not in ("contiguous", kind))
         yield from ({"strides": {**case.strides, name: other}} for other in kinds)
+
+
+def _other_pages(case: PagedDecodeCase, sizes: tuple[int, ...]) -> Iterator[Changes]:
+    """As many pages as can be, one that is full, and one that is not."""
+    longest = max(case.seq_lens)
+    full = longest if longest in sizes else None
+    partial = next((size for size in sorted(sizes) if size > longest), None)
+    for size in (min(sizes), full, partial):
+        if size not in (None, case.block_size):
+            yield {"block_size": size}
+
+
+def _other_rows(case: DenseDecodeCase) -> Iterator[Changes]:
+    """Rows behind a sequence that belong to a longer one, or to none."""
+    longest = max(case.seq_lens)
+    if case.extra_rows:
+        yield {"seq_lens": (*case.seq_lens, longest + case.extra_rows), "extra_rows": 0}
+    elif (shortest := min(case.seq_lens)) < longest:
+        yield {"seq_lens": (shortest,), "extra_rows": longest - shortest}
 
 
 def _other_states(case: MergeStatesCase) -> Iterator[Changes]:
@@ -212,7 +243,8 @@ def _ways_without(aspect: str, declaration: Declaration, case: Case) -> Iterator
     elif aspect == CACHE_STRIDES:
         yield {**_simplest_layout(declaration, case), "strides": _without_caches(case)}
     elif aspect.startswith("strides:"):
-        yield {"strides": {**case.strides, aspect.removeprefix("strides:"): "contiguous"}}
+        names = lying_alike(declaration.supports.strides, aspect.removeprefix("strides:"))
+        yield {"strides": {**case.strides, **dict.fromkeys(names, "contiguous")}}
     elif aspect in _CHANGES and isinstance(case, AttentionCase):
         yield _CHANGES[aspect](case)
 

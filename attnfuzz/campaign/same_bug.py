@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from attnfuzz.campaign.aspects import ADDRESS_ORACLES, SILENT_ORACLES, aspects, is_part_of
+from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects, is_part_of
 from attnfuzz.campaign.signature import Signature, Symptom
 from attnfuzz.oracles.verdict import Diagnosed, ends_process
 
@@ -59,20 +59,6 @@ def _is_about_part(a: Told, b: Told) -> bool:
     return bool(less) and less <= its.features and mine.symptom.may_be(its.symptom)
 
 
-def _is_address(a: Told, b: Told) -> bool:
-    """Both are about nothing but lengths and pages, and one shows in the last digit once pages have changed.
-
-    A wrong address is another token's in one case and dead memory in the next, as pages lie.
-    """
-    mine, its = a.signature, b.signature
-    return (
-        mine.symptom.oracle in ADDRESS_ORACLES
-        and mine.symptom.may_be(its.symptom)
-        and not aspects(mine.features)
-        and not aspects(its.features)
-    )
-
-
 def _spoils_the_same(a: Told, b: Told) -> bool:
     """Both are about nothing but lengths and pages and spoil the same tensor; ``b`` needs all that ``a`` needs."""
     mine, its = a.signature, b.signature
@@ -106,5 +92,5 @@ def _spoil_the_same(a: Symptom, b: Symptom) -> bool:
     return a.kind.partition(":")[0] == b.kind.partition(":")[0]
 
 
-RULES = (_explains, _names_its_stride, _is_flaky_alike, _is_about_part, _is_address, _spoils_the_same)
+RULES = (_explains, _names_its_stride, _is_flaky_alike, _is_about_part, _spoils_the_same)
 """What makes two findings one, each asked both ways."""

@@ -22,7 +22,6 @@ NEEDS_PRECEDING = "preceding cases"
 
 _FAULTS = ("SIGSEGV", "SIGBUS", "cuda:")
 _IGNORED = "ignored stride"
-_WRONG_NUMBERS = {"value": 0, "inf": 1, "nan": 2}
 
 
 def case_features(declaration: Declaration, case: Case) -> frozenset[str]:
@@ -79,23 +78,6 @@ class Symptom:
     def may_be(self, other: Symptom) -> bool:
         """Whether one bug may show both ways, as the case has it."""
         return self == other or (self.kernel == other.kernel and self.is_of_memory and other.is_of_memory)
-
-    def may_become(self, other: Symptom) -> bool:
-        """Whether a case with this symptom may show ``other`` instead once it is simpler, and still be the same bug.
-
-        A wrong output outranks a wrong LSE, which shows where the weights happen to hide the error in the output; and
-        a wrong number outranks an infinity or a NaN made of it. Never the other way round, so that this ends.
-        """
-        if (self.kernel, self.oracle) != (other.kernel, other.oracle):
-            return False
-        mine, its = self._rank(), other._rank()
-        return mine is not None and its is not None and its < mine
-
-    def _rank(self) -> tuple[bool, int] | None:
-        name, _, number = self.kind.partition(":")
-        if not name.endswith(("out", "output", "lse")) or (number and number not in _WRONG_NUMBERS):
-            return None
-        return name.endswith("lse"), _WRONG_NUMBERS.get(number, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,16 @@ from attnfuzz.campaign.finding import Finding
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import WITHOUT_WEIGHT, Failure
 from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, SplitDecodeCase
-from attnfuzz.problems.choices import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES, head_size_rank, is_power_of_two, layouts_of
-from attnfuzz.problems.features import CACHE_TENSORS, FREED_PAGES, KV_STRIDES_DIFFER
+from attnfuzz.problems.choices import (
+    BLOCK_SIZES,
+    CACHE_TENSORS,
+    GQA_RATIOS,
+    HEAD_SIZES,
+    head_size_rank,
+    is_power_of_two,
+    layouts_of,
+)
+from attnfuzz.problems.features import FREED_PAGES, KV_STRIDES_DIFFER
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import DTYPES, Supports, as_written

@@ -24,6 +24,7 @@ from attnfuzz.problems.choices import (
     head_sizes_of,
     is_power_of_two,
     layouts_of,
+    lying_alike,
     split_counts_of,
 )
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
@@ -153,10 +154,12 @@ def _of_states(case: MergeStatesCase) -> Iterator[Change]:
 
 
 def _of_any(case: Case, supports: Supports, options: Options) -> Iterator[Change]:
-    for name, kind in sorted(case.strides.items()):
-        if kind != "contiguous":
-            others = {other: stride for other, stride in case.strides.items() if other != name}
-            yield f"{name} contiguous instead of {kind}", changed(case, strides=others)
+    for names in dict.fromkeys(lying_alike(supports.strides, name) for name in sorted(case.strides)):
+        strided = [name for name in names if case.strides.get(name, "contiguous") != "contiguous"]
+        if strided:
+            others = {other: stride for other, stride in case.strides.items() if other not in strided}
+            words = f"{' and '.join(strided)} contiguous instead of {case.strides[strided[0]]}"
+            yield words, changed(case, strides=others)
     layout = case.layout if isinstance(case, PagedDecodeCase) else None
     cached_as = case.dtype if isinstance(case, MergeStatesCase) else case.kv_dtype
     for size in _nearest(head_sizes_of(supports, cached_as, layout), case.head_size):

@@ -13,6 +13,8 @@ from torch import Tensor
 __all__ = ["Counts", "count_tokens"]
 
 _MOST = 16
+_MOST_OF_NONE_ONCE = 3
+"""Where no token is counted once: any two weights are as 10 to 3, or nearly so."""
 _ROUNDOFF = 2.0**-7
 _VISIBLE = 8.0
 """A weight of less than so many error bounds says nothing."""
@@ -61,7 +63,8 @@ def count_tokens(
     found = []
     for base in _bases(ratio[visible]):
         times = torch.where(visible, (ratio / base).round(), 1.0)
-        if int(times.max()) <= _MOST and bool(((times * base * expected - got).abs() <= slack)[visible].all()):
+        most = _MOST if bool((times[visible] == 1).any()) else _MOST_OF_NONE_ONCE
+        if int(times.max()) <= most and bool(((times * base * expected - got).abs() <= slack)[visible].all()):
             found.append(_explained(times.long(), base, expected, beside))
     if not found:
         return None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from attnfuzz.minimise.domain import Domain
 from attnfuzz.minimise.edits import changed, with_head_size
 from attnfuzz.minimise.search import Proposal, first_of
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase, PagedDecodeCase
-from attnfuzz.problems.choices import dtypes_of, head_size_rank, head_sizes_of, stride_kinds_of
+from attnfuzz.problems.choices import dtypes_of, head_size_rank, head_sizes_of, lying_alike, stride_kinds_of
 from attnfuzz.problems.quantised_kv import KvDtype
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.supports import Dtype, OptionValue
@@ -31,10 +31,12 @@ def lower_dtype(case: C, domain: Domain) -> Proposal[C]:
 
 
 def lower_strides(case: C, domain: Domain) -> Proposal[C]:
-    """Each tensor as near to contiguous as it can be."""
-    for name in sorted(case.strides):
-        kinds = stride_kinds_of(domain.supports.strides, name)
-        case = yield from first_of(case, [_with_stride(case, name, kind) for kind in kinds])
+    """Each tensor as near to contiguous as it can be, together with those that lie alike."""
+    allowed = domain.supports.strides
+    for names in dict.fromkeys(lying_alike(allowed, name) for name in sorted(case.strides)):
+        strided = [name for name in names if name in case.strides]
+        kinds = stride_kinds_of(allowed, names[0])
+        case = yield from first_of(case, [_with_strides(case, strided, kind) for kind in kinds])
     return case
 
 
@@ -53,9 +55,9 @@ def _cache_dtype(case: AttentionCase | MergeStatesCase) -> Dtype | KvDtype:
     return case.dtype if isinstance(case, MergeStatesCase) else case.kv_dtype
 
 
-def _with_stride(case: C, name: str, kind: StrideKind) -> C | None:
-    others = {other: stride for other, stride in case.strides.items() if other != name}
-    return changed(case, strides=others if kind == "contiguous" else {**others, name: kind})
+def _with_strides(case: C, names: Sequence[str], kind: StrideKind) -> C | None:
+    others = {other: stride for other, stride in case.strides.items() if other not in names}
+    return changed(case, strides=others if kind == "contiguous" else {**others, **dict.fromkeys(names, kind)})
 
 
 def _with_option(case: C, name: str, value: OptionValue) -> C | None:

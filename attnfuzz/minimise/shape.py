@@ -19,6 +19,7 @@ from attnfuzz.problems.choices import (
     head_sizes_of,
     is_power_of_two,
     layouts_of,
+    lying_alike,
     min_seq_len,
     split_counts_of,
     v_head_sizes_of,
@@ -96,7 +97,11 @@ def lower_block_size(case: AttentionCase, domain: Domain) -> Proposal[AttentionC
 def lower_layout(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
     if not isinstance(case, PagedDecodeCase):
         return case
-    return (yield from first_of(case, [changed(case, layout=layout) for layout in layouts_of(domain.supports)]))
+    strides = dict(case.strides)
+    if case.layout == "interleaved" and "k_cache" in strides:  # one tensor, which becomes two
+        strides |= dict.fromkeys(lying_alike(domain.supports.strides, "k_cache"), strides["k_cache"])
+    layouts = [layout for layout in layouts_of(domain.supports) if layout != case.layout]
+    return (yield from first_of(case, [changed(case, layout=layout, strides=strides) for layout in layouts]))
 
 
 def lower_v_head_size(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:

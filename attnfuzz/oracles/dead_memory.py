@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from attnfuzz.oracles.diagnosis import Diagnosis, explain
+from attnfuzz.oracles.diagnosis import Diagnosis, explain, past_the_end_within_bounds
 from attnfuzz.oracles.elements import axes_of, blame_of, differing, extent, first_index
 from attnfuzz.oracles.interference import cause_of_difference
 from attnfuzz.oracles.observation import Observation
 from attnfuzz.oracles.trial import Trial
-from attnfuzz.oracles.verdict import WITHOUT_WEIGHT, Blame, Failure
+from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, WITHOUT_WEIGHT, Blame, Failure
 from attnfuzz.oracles.words import ranges
 from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.freed import freed_tokens
@@ -24,7 +24,7 @@ def check(trial: Trial) -> Failure | None:
     name = next(name for name, mask in masks.items() if mask.any())
     axes = axes_of(name, trial.case)
     where, got, got_otherwise, index = differing(name, axes, masks[name], one[name], other[name])
-    found = _reason(trial, trial.second)
+    found = _reason(trial, trial.second, index if name == "out" else None)
     return Failure(
         oracle="dead_memory",
         kind=name,
@@ -38,14 +38,19 @@ def check(trial: Trial) -> Failure | None:
     )
 
 
-def _reason(trial: Trial, second: Observation) -> Diagnosis | None:
-    """What the run with finite numbers points to: it tells what was read, where NaN only tells that something was."""
+def _reason(trial: Trial, second: Observation, index: tuple[int, ...] | None) -> Diagnosis | None:
+    """What the run with finite numbers points to: it tells what was read, where NaN only tells that something was.
+
+    Nothing that a kernel does with scores by themselves makes it read dead memory.
+    """
     comparisons = trial.compare(second)
     failed = next((part for part in comparisons if bool((part.ratio > 1).any())), None)
     if failed is None:
-        return Diagnosis("with small numbers the result is right, but 0 x NaN is NaN: mask the load", WITHOUT_WEIGHT)
-    index = first_index(failed.ratio > 1)
-    return explain(trial.reference, second, comparisons, failed, index)
+        read = None if index is None else past_the_end_within_bounds(trial.reference, second, comparisons, index)
+        without = "with small numbers the result is right, but 0 x NaN is NaN: mask the load"
+        return read or Diagnosis(without, WITHOUT_WEIGHT)
+    found = explain(trial.reference, second, comparisons, failed, first_index(failed.ratio > 1))
+    return None if found is not None and found.cause in IDENTIFYING_CAUSES else found
 
 
 def _what_is_dead(trial: Trial, mask: Tensor) -> list[str]:

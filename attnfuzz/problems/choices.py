@@ -29,6 +29,7 @@ from attnfuzz.problems.variants import VARIANT_TENSORS, VariantName
 
 __all__ = [
     "BLOCK_SIZES",
+    "CACHE_TENSORS",
     "GQA_RATIOS",
     "HEAD_SIZES",
     "KV_HEADS",
@@ -46,6 +47,7 @@ __all__ = [
     "kv_dtypes_of",
     "layouts_of",
     "lse_kinds_of",
+    "lying_alike",
     "merge_heads_of",
     "min_seq_len",
     "offers",
@@ -65,6 +67,9 @@ BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 3, 5, 7, 12, 17, 24, 48, 80, 10
 GQA_RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 24)
 KV_HEADS = (1, 2, 3, 4, 5, 7, 8, 16)
 NUM_SPLITS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 32)
+
+CACHE_TENSORS = (("k", "v"), ("k_cache", "v_cache"))
+"""Names of K and V by problem."""
 
 _VECTORS = frozenset({"seq_lens", "cu_seqlens_q", "alibi_slopes", "sinks", *KV_SCALE_TENSORS})
 _MATRICES = frozenset({"block_table", "lse", "prefix_lse", "suffix_lse", "output_lse"})
@@ -278,6 +283,15 @@ def permits_stride(allowed: Strides, tensor: str, kind: StrideKind, shape: tuple
     if allowed == "last_contiguous":
         return last_dim_contiguous(shape, kind)
     return allowed == "serving" and kind == "outer_gap" and permits_gap(allowed, tensor, 0, len(shape))
+
+
+def lying_alike(allowed: Strides, tensor: str) -> tuple[str, ...]:
+    """``tensor``, with the one that has the same strides wherever ``Supports(strides=allowed)`` holds.
+
+    Engines make K and V alike, or as parts of one tensor, and there are kernels that take one set of strides for both.
+    """
+    own = (tensor,)
+    return next((pair for pair in CACHE_TENSORS if tensor in pair), own) if allowed == "serving" else own
 
 
 def permits_gap(allowed: Strides, tensor: str, axis: int, dims: int) -> bool:

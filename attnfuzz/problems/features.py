@@ -13,7 +13,7 @@ from attnfuzz.problems.cases import (
     PagedAttentionCase,
     PagedDecodeCase,
 )
-from attnfuzz.problems.choices import default_scale, is_power_of_two
+from attnfuzz.problems.choices import CACHE_TENSORS, default_scale, is_power_of_two
 from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import Pages, Values
@@ -22,13 +22,19 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.strides import strided_layout
 from attnfuzz.problems.supports import OptionValue, Supports
 
-__all__ = ["CACHE_STRIDES", "CACHE_TENSORS", "FREED_PAGES", "KV_STRIDES_DIFFER", "features", "general_features"]
+__all__ = [
+    "CACHE_STRIDES",
+    "DEAD_ROWS",
+    "FREED_PAGES",
+    "KV_STRIDES_DIFFER",
+    "features",
+    "general_features",
+]
 
 CACHE_STRIDES = "cache strides"
 KV_STRIDES_DIFFER = "K and V strides differ"
 FREED_PAGES = "freed pages"
-CACHE_TENSORS = (("k", "v"), ("k_cache", "v_cache"))
-"""Names of K and V by problem."""
+DEAD_ROWS = "dead rows"
 
 
 def features(
@@ -52,9 +58,10 @@ def general_features(
 
     ``"dtype"`` stands beside every ``"dtype=..."``, and so on for whatever has a value other than the simplest;
     ``"strides:k_cache"`` also beside every layout that moves K in memory, and so on for each tensor;
-    ``CACHE_STRIDES`` is any of this for K or V. ``KV_STRIDES_DIFFER`` compares the numbers. Of states to merge it is
-    said which side is empty, and what kinds of LSE there are. As in ``features``, what even the kernel's simplest case
-    has is left out.
+    ``CACHE_STRIDES`` is any of this for K or V. ``KV_STRIDES_DIFFER`` compares the numbers. ``DEAD_ROWS`` are those of
+    a dense K and V behind a sequence, which is shorter than others or than all rows. Of states to merge it is said
+    which side is empty, and what kinds of LSE there are. As in ``features``, what even the kernel's simplest case has
+    is left out.
     """
     simplest = simplest_case(case.problem, supports or Supports(), options or {})
     particular = features(case, supports=supports, options=options)
@@ -67,6 +74,8 @@ def general_features(
         found.add(CACHE_STRIDES)
     if _kv_strides_differ(case) and not _kv_strides_differ(simplest):
         found.add(KV_STRIDES_DIFFER)
+    if isinstance(case, DenseDecodeCase) and any(0 < length < case.max_seq_len for length in case.seq_lens):
+        found.add(DEAD_ROWS)
     return frozenset(found)
 
 

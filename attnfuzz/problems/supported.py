@@ -15,7 +15,7 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
     SplitDecodeCase,
 )
-from attnfuzz.problems.choices import lse_kinds_of, offers, paddings_of, permits_stride
+from attnfuzz.problems.choices import lse_kinds_of, lying_alike, offers, paddings_of, permits_stride
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.shapes import strides_of, tensor_specs
 from attnfuzz.problems.supports import OptionValue, Supports, as_written
@@ -122,10 +122,15 @@ def _merge(supports: Supports, case: MergeStatesCase) -> Iterator[str]:
 
 
 def _strides(supports: Supports, case: Case) -> Iterator[str]:
-    for name, spec in tensor_specs(case).items() if case.strides else ():
+    specs = tensor_specs(case) if case.strides else {}
+    for name, spec in specs.items():
         kind = strides_of(case, name)
         if not permits_stride(supports.strides, name, kind, spec.shape):
             yield f"strides[{name!r}]={kind!r}, but the kernel declares strides={supports.strides!r}"
+        for other in lying_alike(supports.strides, name):
+            if other in specs and strides_of(case, other) != kind:
+                declared = f"the kernel declares strides={supports.strides!r}, where both lie alike"
+                yield f"strides[{name!r}]={kind!r} and strides[{other!r}]={strides_of(case, other)!r}, but {declared}"
 
 
 def _options(options: Options, case: Case) -> Iterator[str]:

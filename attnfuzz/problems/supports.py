@@ -86,11 +86,11 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
       any value that the other fields permit.
     * ``strides``: how tensors may lie in memory. ``"serving"``, unless declared: as serving engines hand them over. q
       and out may be slices of a fused projection (tokens further apart than num_q_heads x head_size), pages of a cache
-      and sequences of a dense K and V may have a gap between them that keeps the alignment; everything else is
-      contiguous. Offsets pass 2^31 where those of a real tensor do: by pages of a cache, by tokens of q and of results,
-      by sequences and tokens of a dense K and V. ``"any"``: all that a tensor can be (every other element, transposed,
-      misaligned, any dimension so wide that offsets pass 2^31); ``"last_contiguous"``: the same as far as the last
-      dimension has stride 1; ``"contiguous"``: no gaps at all.
+      and sequences of a dense K and V may have a gap between them that keeps the alignment, of K and V the same;
+      everything else is contiguous. Offsets pass 2^31 where those of a real tensor do: by pages of a cache, by tokens
+      of q and of results, by sequences and tokens of a dense K and V. ``"any"``: all that a tensor can be (every other
+      element, transposed, misaligned, any dimension so wide that offsets pass 2^31); ``"last_contiguous"``: the same as
+      far as the last dimension has stride 1; ``"contiguous"``: no gaps at all.
     * ``unused_table_entries``: what block-table entries past a sequence's last page may hold: ``"zero"``, ``"valid"``
       (any page of the cache, a wrong one included) or ``"garbage"`` (also ids that do not exist; never followed).
     * ``empty_sequences``: sequences of length 0 (``out = 0``, ``lse = -inf``), sequences without query tokens in

@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 from attnfuzz.campaign import failures, finding_book, known_deaths, pursuit, same_bug
-from attnfuzz.campaign.signature import KnownFindings, Symptom
+from attnfuzz.campaign.signature import KnownFindings
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase, encode_case
@@ -239,7 +239,6 @@ def rules() -> list[Rule]:
         Rule("look beneath rounding (`_look_beneath_rounding`)", pursuit.Pursuit, "_look_beneath_rounding", _nothing),
         Rule("try K's strides for V's (`_look_beside`)", pursuit.Pursuit, "_look_beside", _nothing),
         Rule("try other values (`_generalise`)", pursuit.Pursuit, "_generalise", _nothing),
-        Rule("a wrong output outranks a wrong LSE, a number a NaN", Symptom, "may_become", lambda self, other: False),
         Rule("what a known cause may give", KnownFindings, "may_cause", lambda self, kernel, failure: False),
         Rule("one missing declaration", finding_book, "are_one_gap", lambda one, other: False),
     ]

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 KERNELS = Path(__file__).with_name("plain_kernels.py")
 SPLITS = Supports(layouts=("NHD", "interleaved"), lse="none", empty_sequences=False)
 TRITON = Supports(
-    head_sizes=(16, 64, 128, 256),
+    head_sizes=(16, 32, 64, 128, 256),
     block_sizes=(16,),
     layouts=("NHD",),
     strides="contiguous",

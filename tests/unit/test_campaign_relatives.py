@@ -11,8 +11,8 @@ from attnfuzz.campaign.aspects import aspects
 from attnfuzz.campaign.relatives import alternatives, strides_swapped, without
 from attnfuzz.campaign.signature import case_features
 from attnfuzz.declaration import Declaration
-from attnfuzz.problems.cases import Case
-from attnfuzz.problems.features import CACHE_STRIDES, KV_STRIDES_DIFFER
+from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
+from attnfuzz.problems.features import CACHE_STRIDES, DEAD_ROWS, KV_STRIDES_DIFFER
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Supports
 
@@ -74,6 +74,39 @@ def test_swapped_strides_change_places() -> None:
     assert strides_swapped(KERNEL, paged()) is None
 
 
+def _pages(case: Case) -> int:
+    assert isinstance(case, PagedDecodeCase)
+    return case.block_size
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "others"),
+    [(5, 4, {1, 5, 7}), (1, 1, {2}), (16, 16, {1, 17})],
+)
+def test_tokens_lie_on_pages_of_other_sizes_too(length: int, size: int, others: set[int]) -> None:
+    """A token that is lost wherever it lies would be a finding for each page that it can lie on."""
+    case = paged(seq_lens=(length,), block_size=size)
+    assert {_pages(other) for other in alternatives(KERNEL, case)} == others
+    one_size = msgspec.structs.replace(KERNEL, supports=Supports(block_sizes=(size,)))
+    assert not list(alternatives(one_size, case))
+
+
+def test_rows_that_hold_no_token_come_about_in_both_ways() -> None:
+    """A mask that lets in the first would be one finding with rows of nobody, and one with a longer neighbour."""
+    kernel = Declaration(name="k", problem="dense_decode", target="k", supports=Supports())
+    base = simplest_case("dense_decode", kernel.supports, {})
+    assert isinstance(base, DenseDecodeCase)
+    ways = [
+        msgspec.structs.replace(base, seq_lens=(2,), extra_rows=3),
+        msgspec.structs.replace(base, seq_lens=(2, 5)),
+    ]
+    for one, other in (ways, ways[::-1]):
+        assert list(alternatives(kernel, one)) == [other]
+        shared = case_features(kernel, one) & case_features(kernel, other)
+        assert DEAD_ROWS in shared
+        assert not shared & {"extra rows", "ragged", "num_seqs>1"}
+
+
 @pytest.mark.parametrize(
     ("case", "others"),
     [
@@ -85,7 +118,7 @@ def test_swapped_strides_change_places() -> None:
 )
 def test_alternatives_have_another_value_of_what_is_not_the_simplest(case: Case, others: int) -> None:
     """A bug of bfloat16 and float32 would be two findings, and one of each other layout three."""
-    found = list(alternatives(KERNEL, case))
+    found = [other for other in alternatives(KERNEL, case) if _pages(other) == _pages(case)]
     assert len(found) == others
     for other in found:
         shared = case_features(KERNEL, other) & case_features(KERNEL, case)

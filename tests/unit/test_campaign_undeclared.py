@@ -61,7 +61,7 @@ def refused(case: Case, *features: str, **fields: Any) -> Finding:
     return finding(case, *features, oracle="exception", kind="ValueError in k", **fields)
 
 
-GAPPED_V = paged(strides={"v_cache": "outer_gap"}, seq_lens=(2,))
+GAPPED_V = paged(strides={"k_cache": "outer_gap", "v_cache": "outer_gap"}, seq_lens=(2,))
 HND = paged(layout="HND", block_size=2, seq_lens=(1, 1))
 EMPTY_SUFFIX = MergeStatesCase(num_q_heads=1, head_size=16, num_tokens=1, lse_pairs=(("finite", "-inf"),))
 INFINITE_SUFFIX = msgspec.structs.replace(EMPTY_SUFFIX, lse_pairs=(("finite", "+inf"),))

@@ -7,8 +7,17 @@ follows from the weights and values at hand. A `Suspect` is a family of such mis
 from attnfuzz.oracles.diagnosis.explain import explain as explain
 from attnfuzz.oracles.diagnosis.explain import explain_lse as explain_lse
 from attnfuzz.oracles.diagnosis.explain import explain_row as explain_row
+from attnfuzz.oracles.diagnosis.explain import past_the_end_within_bounds as past_the_end_within_bounds
 from attnfuzz.oracles.diagnosis.merge import lse_mistakes as lse_mistakes
 from attnfuzz.oracles.diagnosis.merge import output_mistakes as output_mistakes
 from attnfuzz.oracles.diagnosis.suspect import Diagnosis as Diagnosis
 
-__all__ = ["Diagnosis", "explain", "explain_lse", "explain_row", "lse_mistakes", "output_mistakes"]
+__all__ = [
+    "Diagnosis",
+    "explain",
+    "explain_lse",
+    "explain_row",
+    "lse_mistakes",
+    "output_mistakes",
+    "past_the_end_within_bounds",
+]

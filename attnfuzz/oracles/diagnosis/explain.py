@@ -27,7 +27,7 @@ from attnfuzz.oracles.observation import Observation
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
 from attnfuzz.problems.variants import PLAIN_VARIANT
 
-__all__ = ["explain", "explain_lse", "explain_row"]
+__all__ = ["explain", "explain_lse", "explain_row", "past_the_end_within_bounds"]
 
 _FAMILIES = (
     sources.another_head,
@@ -87,7 +87,7 @@ def _explain(
         return exact
     row = _row(reference, case, comparisons, number, head, poison)
     found, near = _explain_here(row, failed), rounding.nearly()
-    if near is not None and (found is None or not found.cause):
+    if near is not None and (found is None or (found.words and not found.cause)):
         return near
     possible = near or rounding.perhaps()
     return found if possible is None else replace(found or Diagnosis(""), maybe=(possible.cause,))
@@ -111,6 +111,25 @@ def _wrong_rows(case: AttentionCase, comparisons: list[Comparison]) -> list[tupl
             wrong = wrong + (beyond if one.name == "lse" else beyond.any(-1))
     found = [(row, head) for row, head in wrong.nonzero().tolist()]
     return found[:MOST_ROWS] if all(case.row_lens[row] for row, _ in found) else []
+
+
+def past_the_end_within_bounds(
+    reference: Reference, seen: Observation, comparisons: list[Comparison], index: tuple[int, ...]
+) -> Diagnosis | None:
+    """Tokens past the end that take weight in row ``index``, which is within its bounds, but nearer to that."""
+    case, (number, head, *_) = reference.case, index
+    if isinstance(case, MergeStatesCase) or case.row_lens[number] == 0:
+        return None
+    poison = poison_value(getattr(torch, case.kv_dtype), seen.poison)
+    row = _row(reference, case, comparisons, number, head, poison)
+    if not bool(row.got.isfinite().all()):
+        return None
+    missed = float((row.got - row.expected).abs().max())
+    for suspect in tokens.past_the_end(row):
+        others = (row.got - suspect.out).abs().amax(-1).nan_to_num(torch.inf)
+        if float(others.min()) < missed / 2:
+            return suspect.diagnosis(int(others.argmin()))
+    return None
 
 
 def explain_row(row: AttentionRow) -> Diagnosis | None:

@@ -37,6 +37,7 @@ _BOUNDS = 2.0
 _UNEXPLAINED = 0.25
 """Part of the error that one replay may leave open: other roundings act on the same scores."""
 _FEW_WAYS = 4
+_MOST_EXACT_WAYS = 12
 _BESIDE = 0.5
 """By how much of their spread a result may lie beside those of several orders."""
 _ROUNDINGS = 12
@@ -72,7 +73,10 @@ class Rounding:
     interpreted: bool
 
     def exactly(self) -> Diagnosis | None:
-        """The rounding that gives each wrong row, to within its error bound."""
+        """The rounding that gives each wrong row, to within its error bound.
+
+        Of a rounding that has many ways, one gives this or that number by chance.
+        """
         return self._told(_is_exact)
 
     def nearly(self) -> Diagnosis | None:
@@ -249,14 +253,21 @@ def _to_tf32(x: Tensor, *, nearest: bool) -> Tensor:
 
 
 def _is_exact(row: AttentionRow, mistake: _Mistake) -> bool:
-    """Whether one of the ways gives the row, and explains its error."""
+    """Whether one of the ways gives the row, and explains its error: at its worst, and in all of its elements.
+
+    Of a small error, the worst element alone comes out by chance.
+    """
     if not _is_finite(row):
         return False
     got, expected, bound, ways = _numbers(row, mistake)
+    if len(ways) > _MOST_EXACT_WAYS:
+        return False
     missed = (ways - got).abs().nan_to_num(torch.inf)
     worst = _worst(got, expected, bound)
-    is_right = (missed <= _BOUNDS * bound).all(-1)
-    return bool((is_right & (missed[:, worst] <= _UNEXPLAINED * (got - expected)[worst].abs())).any())
+    is_right = (missed <= _BOUNDS * bound).all(-1) & (missed[:, worst] <= _UNEXPLAINED * (got - expected)[worst].abs())
+    slack = bound.clamp(min=torch.finfo(torch.float64).tiny)
+    left, error = (missed / slack).square().sum(-1), ((got - expected) / slack).square().sum()
+    return bool((is_right & (left <= _UNEXPLAINED * error)).any())
 
 
 def _is_near(row: AttentionRow, mistake: _Mistake) -> bool:

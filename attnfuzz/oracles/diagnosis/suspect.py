@@ -25,6 +25,10 @@ _BOUNDS = 8.0
 _UNEXPLAINED = 0.25
 """And by at most this part of the error it is to explain."""
 
+_SAME_BOUNDS = 2.0
+"""Predictions that differ by less are those of mistakes that cannot be told apart, nor need be. Where others are nearer
+than `_BOUNDS`, one of so many comes near to any number."""
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -69,20 +73,24 @@ def first_match(row: AttentionRow, suspects: Iterable[Suspect]) -> Diagnosis | N
     """The mistake of the first family that predicts this row, LSE included.
 
     Where the LSE is right, it may have been computed apart from the output: then a mistake in the output alone will do.
+    Without words if some do, of which none can be told from the others.
     """
     right = torch.tensor([row.lse], dtype=torch.float64, device="cpu")
     lse_is_right = row.got_lse is not None and bool(_agrees(row, right))
     in_out_alone: Diagnosis | None = None
+    is_ambiguous = False
     for suspect in suspects:
         fits = _fit(row, suspect.out)
         if not bool((fits <= 1).any()):
             continue
         with_lse = torch.where(_lse_agrees(row, suspect), fits, torch.inf)
         if float(with_lse.min()) <= 1:
-            return suspect.diagnosis(int(with_lse.argmin()))
-        if lse_is_right and in_out_alone is None:
+            if _stands_out(row, suspect, with_lse):
+                return suspect.diagnosis(int(with_lse.argmin()))
+            is_ambiguous = True
+        if lse_is_right and in_out_alone is None and _stands_out(row, suspect, fits):
             in_out_alone = suspect.diagnosis(int(fits.argmin()), ", for out alone: lse is right")
-    return in_out_alone
+    return in_out_alone or (Diagnosis("") if is_ambiguous else None)
 
 
 def first_match_of_lse(row: AttentionRow, suspects: Iterable[Suspect]) -> Diagnosis | None:
@@ -109,9 +117,16 @@ def _fit(row: AttentionRow, out: Float64[Tensor, "mistakes v_head_size"]) -> Flo
     roundoff = torch.finfo(getattr(torch, row.case.dtype)).eps
     tolerance = _BOUNDS * row.bound + roundoff * (out.abs() + row.expected.abs())
     missed = (row.got - out).abs()
-    error = float((row.got - row.expected).abs().max())
-    fits = torch.maximum((missed / tolerance).amax(-1), missed.amax(-1) / (_UNEXPLAINED * error))
+    bound = row.bound.clamp(min=torch.finfo(torch.float64).tiny)  # large elements err by more than small ones are
+    error = ((row.got - row.expected).abs() / bound).max()
+    fits = torch.maximum((missed / tolerance).amax(-1), (missed / bound).amax(-1) / (_UNEXPLAINED * error))
     return fits.nan_to_num(torch.inf)
+
+
+def _stands_out(row: AttentionRow, suspect: Suspect, fits: Float64[Tensor, " mistakes"]) -> bool:
+    """Whether no other mistake of the family predicts much the same as the best, so that it fits not by chance."""
+    apart = ((suspect.out - suspect.out[int(fits.argmin())]).abs() / row.bound).nan_to_num(torch.inf).amax(-1)
+    return not bool((fits.isfinite() & (apart > _SAME_BOUNDS) & (apart < _BOUNDS)).any())
 
 
 def _lse_agrees(row: AttentionRow, suspect: Suspect) -> Bool[Tensor, " mistakes"]:

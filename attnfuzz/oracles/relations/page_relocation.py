@@ -44,7 +44,7 @@ from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.oracles.words import element, number, ratio
 from attnfuzz.problems.block_table import num_blocks, used_blocks
 from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase
-from attnfuzz.problems.choices import permits_gap
+from attnfuzz.problems.choices import lying_alike, permits_gap
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.shapes import ITEMSIZE, tensor_specs
 
@@ -114,7 +114,7 @@ def _ignored(trial: Trial, far: Far) -> dict[str, int]:
     for name, innermost in far.stretched.items():
         shape = tensor_specs(trial.case)[name].shape
         axes = (axis for axis in range(innermost + 1) if shape[axis] > 1)
-        wrong = (axis for axis in axes if not _is_right(trial, Far(stretched={name: axis}, near=True)))
+        wrong = (axis for axis in axes if not _heeds(trial, far, name, axis, near=True))
         if (axis := next(wrong, None)) is not None:
             found[name] = axis
     return found or dict(far.stretched)
@@ -135,6 +135,19 @@ def _told_of_ignored(trial: Trial, ignored: Mapping[str, int]) -> Failure | None
                 trial, near, seen, f"ignored stride of {name}", words, _USE_STRIDE, cause="ignored_stride", tensor=name
             )
     return None
+
+
+def _heeds(trial: Trial, far: Far, name: str, axis: int, *, near: bool = False) -> bool:
+    """Whether the kernel is right with that one stride, or where what must lie alike does."""
+    alone, alike = {name: axis}, _alike(trial, far, name, axis)
+    return _is_right(trial, Far(stretched=alone, near=near)) or (
+        alike != alone and _is_right(trial, Far(stretched=alike, near=near))
+    )
+
+
+def _alike(trial: Trial, far: Far, name: str, axis: int) -> dict[str, int]:
+    names = lying_alike(trial.kernel.declaration.supports.strides, name)
+    return {other: axis for other in names if other in far.stretched}
 
 
 def _is_right(trial: Trial, far: Far) -> bool:
@@ -195,8 +208,14 @@ def _explained(trial: Trial, far: Far, seen: Observation) -> Failure | None:
     for name, innermost in far.stretched.items():
         shape = tensor_specs(trial.case)[name].shape
         for axis in range(innermost + 1):  # strides around a wide one are wider still
+            if shape[axis] == 1 or _heeds(trial, far, name, axis):
+                continue
             alone = Far(stretched={name: axis})
-            wrong = _wrong(trial, alone) if shape[axis] > 1 else None
+            try:
+                wrong = _wrong(trial, alone)
+            except KernelRaised:
+                alone = Far(stretched=_alike(trial, far, name, axis))
+                wrong = _wrong(trial, alone)
             if wrong is not None:
                 words = f"with {name}.stride({axis}) enlarged until offsets exceed 2^31 elements"
                 is_last = axis == len(shape) - 1

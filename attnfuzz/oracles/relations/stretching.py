@@ -45,8 +45,7 @@ _WITHIN_PAGES: dict[Layout, tuple[int, ...]] = {
 _LARGE_IN_SERVING: dict[str, tuple[int, ...]] = {
     "q": (0,),
     "out": (0,),
-    "k": (1, 0),
-    "v": (0, 1),
+    **dict.fromkeys(("k", "v"), (1, 0)),
     "partial_out": (0,),
     "prefix_output": (0,),
     "suffix_output": (0,),

@@ -112,7 +112,7 @@ def test_caches_stay_as_they_are_where_nothing_can_be_stretched() -> None:
 def test_engines_have_pages_tokens_and_sequences_that_lie_far_apart() -> None:
     """The heads of a token would be gigabytes apart, as in no engine, or the last tokens of a long batch never far."""
     turns = [stretched_axes(SERVING, CASE, turn) for turn in range(2)]
-    assert turns == [{"q": 0, "k": 1, "v": 0, "out": 0}, {"q": 0, "k": 0, "v": 1, "out": 0}]
+    assert turns == [{"q": 0, "k": 1, "v": 1, "out": 0}, {"q": 0, "k": 0, "v": 0, "out": 0}]
     plain = msgspec.structs.replace(SERVING, problem="paged_decode")
     assert [stretched_cache_axes(plain, PAGED, turn) for turn in range(2)] == [{"k_cache": 0, "v_cache": 0}, {}]
     merge = msgspec.structs.replace(SERVING, problem="merge_states")
