@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects, is_part_of
+from attnfuzz.campaign.aspects import ADDRESS_ORACLES, SILENT_ORACLES, aspects, is_part_of
 from attnfuzz.campaign.signature import Signature, Symptom
 from attnfuzz.oracles.verdict import Diagnosed, ends_process
 
@@ -59,16 +59,17 @@ def _is_about_part(a: Told, b: Told) -> bool:
     return bool(less) and less <= its.features and mine.symptom.may_be(its.symptom)
 
 
-def _spoils_the_same(a: Told, b: Told) -> bool:
-    """Both are about nothing but lengths and pages and spoil the same tensor; ``b`` needs all that ``a`` needs."""
+def _lies_alike(a: Told, b: Told) -> bool:
+    """Both are about nothing but lengths and pages.
+
+    ``b`` needs all that ``a`` needs and spoils the same tensor; or ``a`` shows once other things lie at wrong addresses.
+    """
     mine, its = a.signature, b.signature
-    return (
-        mine.symptom.may_be(its.symptom)
-        and not aspects(mine.features)
-        and not aspects(its.features)
-        and _spoil_the_same(mine.symptom, its.symptom)
-        and is_part_of(mine.features, its.features)
-    )
+    if not mine.symptom.may_be(its.symptom) or aspects(mine.features) or aspects(its.features):
+        return False
+    if mine.symptom.oracle in ADDRESS_ORACLES:
+        return True
+    return _spoil_the_same(mine.symptom, its.symptom) and is_part_of(mine.features, its.features)
 
 
 def _names_its_stride(one: Told, other: Told) -> bool:
@@ -92,5 +93,5 @@ def _spoil_the_same(a: Symptom, b: Symptom) -> bool:
     return a.kind.partition(":")[0] == b.kind.partition(":")[0]
 
 
-RULES = (_explains, _names_its_stride, _is_flaky_alike, _is_about_part, _spoils_the_same)
+RULES = (_explains, _names_its_stride, _is_flaky_alike, _is_about_part, _lies_alike)
 """What makes two findings one, each asked both ways."""

@@ -64,7 +64,7 @@ PAIRS = (
         "triton_merge",
         "triton_merge_loses_max",
         'Supports(empty_state_lse=("-inf",))',
-        "the maximum is not added to the logarithm of the sum",
+        "lse is the logarithm of the sum, without the maximum",
     ),
     Pair(
         "torch_prefill",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from attnfuzz.campaign.aspects import ANY_CASE
 from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom, case_features, failure_features
 from attnfuzz.declaration import Declaration
@@ -56,30 +54,6 @@ def test_features_that_every_case_has_do_not_count() -> None:
     assert "head_size>16" in case_features(anything, case)
     assert str(Signature(Symptom.of("k", failure), frozenset({"b", "a"}))) == "accuracy/out:value [a, b]"
     assert str(Signature(Symptom.of("k", failure), frozenset())) == "accuracy/out:value [any case]"
-
-
-@pytest.mark.parametrize(
-    ("kind", "other", "may"),
-    [
-        ("lse:value", "out:value", True),
-        ("lse:nan", "out:inf", True),
-        ("partial_lse:value", "partial_out:value", True),
-        ("output_lse:nan", "output:nan", True),
-        ("out:nan", "out:value", True),
-        ("lse", "out", True),
-        ("out:value", "lse:value", False),
-        ("out:value", "out:nan", False),
-        ("out:value", "out:value", False),
-        ("SIGSEGV", "SIGABRT", False),
-        ("IndexError in f", "TypeError in f", False),
-        ("write after out", "out", False),
-    ],
-)
-def test_symptoms_of_one_bug_are_ordered(kind: str, other: str, may: bool) -> None:
-    """Shrinking follows a bug to its plainest symptom; in a circle it would not end, across bugs it would lose one."""
-    assert Symptom("kernel", "accuracy", kind).may_become(Symptom("kernel", "accuracy", other)) is may
-    assert not Symptom("kernel", "accuracy", kind).may_become(Symptom("other", "accuracy", other))
-    assert not Symptom("kernel", "accuracy", kind).may_become(Symptom("kernel", "dead_memory", other))
 
 
 def test_a_flaky_failure_is_put_down_to_a_flaky_bug_of_its_kernel() -> None:
