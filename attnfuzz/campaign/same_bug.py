@@ -62,7 +62,7 @@ def _is_about_part(a: Told, b: Told) -> bool:
 def _lies_alike(a: Told, b: Told) -> bool:
     """Both are about nothing but lengths and pages.
 
-    ``b`` needs all that ``a`` needs and spoils the same tensor; or ``a`` shows once other things lie at wrong addresses.
+    ``b`` needs all that ``a`` needs, of the same tensor; or ``a`` shows once other things lie at wrong addresses.
     """
     mine, its = a.signature, b.signature
     if not mine.symptom.may_be(its.symptom) or aspects(mine.features) or aspects(its.features):
