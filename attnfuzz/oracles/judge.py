@@ -166,7 +166,11 @@ def relation_raised(relation: OracleName, raised: KernelRaised, *, catch_interru
         return msgspec.structs.replace(found, failure=None, not_runnable="")
     changed = f"{raised.changed}: " if raised.changed else ""
     failure = msgspec.structs.replace(
-        found.failure, oracle=relation, kind=f"raised {found.failure.kind}", message=f"{changed}{found.failure.message}"
+        found.failure,
+        oracle=relation,
+        kind=f"raised {found.failure.kind}",
+        message=f"{changed}{found.failure.message}",
+        maybe=raised.maybe,
     )
     return msgspec.structs.replace(found, failure=failure)
 

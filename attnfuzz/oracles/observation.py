@@ -30,7 +30,8 @@ _ZONES_PER_TENSOR = 4 * 256
 class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught by the judge alone
     """A run of the kernel ended in `error`. `poison` tells which one, `changed` what a relation did to the case.
 
-    `fatal`: the process must not be used again, whatever the error is.
+    `maybe`: causes that are likely where such a run ends so. `fatal`: the process must not be used again, whatever the
+    error is.
     """
 
     def __init__(self, error: BaseException, poison: Fill, changed: str = "", *, fatal: bool = False) -> None:
@@ -38,6 +39,7 @@ class KernelRaised(Exception):  # noqa: N818 - says what happened, and is caught
         self.error = error
         self.poison = poison
         self.changed = changed
+        self.maybe: tuple[str, ...] = ()
         self.fatal = fatal
 
     def is_a(self, kind: type[BaseException]) -> bool:

@@ -12,6 +12,7 @@ __all__ = [
     "DEFAULT_ORACLES",
     "IDENTIFYING_CAUSES",
     "MOST_PLACES",
+    "NARROW_OFFSETS",
     "NOT_EVERYWHERE",
     "ORACLES",
     "RELATION_ORACLES",
@@ -70,7 +71,8 @@ NOT_EVERYWHERE: frozenset[OracleName] = frozenset({"graph_replay", "sanitizer"})
 WITHOUT_WEIGHT = "read_without_weight"
 """The cause of "dead_memory" where numbers in the place of NaN make no difference: 0 x NaN is NaN."""
 
-IDENTIFYING_CAUSES = frozenset({"narrow_offsets", "scores_rounded", "tf32"})
+NARROW_OFFSETS = "narrow_offsets"
+IDENTIFYING_CAUSES = frozenset({NARROW_OFFSETS, "scores_rounded", "tf32"})
 """Causes that are one mistake of a kernel however they show: in which cases they do is a matter of luck or of size."""
 
 MOST_PLACES = 256

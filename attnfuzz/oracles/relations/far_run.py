@@ -20,6 +20,7 @@ from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.observation import KernelRaised, Observation, call
 from attnfuzz.oracles.relations.through_host import build_through_host
 from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.verdict import NARROW_OFFSETS
 from attnfuzz.problems.block_table import num_blocks
 from attnfuzz.problems.cases import Case, PagedDecodeCase
 from attnfuzz.problems.layouts import split_interleaved
@@ -104,6 +105,8 @@ def _run(trial: Trial, far: Far, inputs: Any) -> Observation | None:
         if context_lost(raised.error) is None and _refuses(raised):
             return None
         raised.changed = _words(trial.case, far)
+        if not far.near and context_lost(raised.error) is not None:
+            raised.maybe = (NARROW_OFFSETS,)
         raise
     nothing = Arena(trial.device, poison="nan", prefill="nan")
     seen = Observation("nan", "nan", None, given=nothing, allocated=nothing)

@@ -40,7 +40,7 @@ from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.relations.stretching import stretched_axes, stretched_cache_axes
 from attnfuzz.oracles.relations.transformed import Results, as_it_is, unequal_bits, where_bits_differ
 from attnfuzz.oracles.trial import Trial
-from attnfuzz.oracles.verdict import Failure, OracleName
+from attnfuzz.oracles.verdict import NARROW_OFFSETS, Failure, OracleName
 from attnfuzz.oracles.words import element, number, ratio
 from attnfuzz.problems.block_table import num_blocks, used_blocks
 from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase
@@ -226,13 +226,13 @@ def _explained(trial: Trial, far: Far, seen: Observation) -> Failure | None:
                     f"strides of {name}",
                     words,
                     _WIDER_OFFSETS,
-                    cause="narrow_offsets",
+                    cause=NARROW_OFFSETS,
                     tensor=name,
                 )
                 remedy = {"strides": "last_contiguous"} if is_last else {}
                 return found and msgspec.structs.replace(found, remedy=remedy)
     words = f"with strides of {', '.join(far.stretched)} enlarged until offsets exceed 2^31 elements"
-    return _failure(trial, far, seen, "strides", words, _WIDER_OFFSETS, cause="narrow_offsets")
+    return _failure(trial, far, seen, "strides", words, _WIDER_OFFSETS, cause=NARROW_OFFSETS)
 
 
 def _explained_by_pages(trial: Trial, far: Far, seen: Observation) -> Failure | None:
@@ -247,16 +247,19 @@ def _explained_by_pages(trial: Trial, far: Far, seen: Observation) -> Failure | 
         if above is None:
             right_up_to = first + count - 1
             continue
-        below = (limit.page - count) // step * step
+        below = (limit.page - 1 - count) // step * step  # of which no page reaches the limit with its last token
         if below <= 0 or _wrong(trial, Far(below)) is None:
             words = f"with page ids from {first} on, past {limit.words}"
-            remedy = _WIDER_IDS if "ids" in limit.units else _WIDER_OFFSETS
-            cause = "narrow_page_ids" if remedy == _WIDER_IDS else "narrow_offsets"
-            return _failure(trial, Far(first), above, _KIND, words, *_begins(case, first), remedy, cause=cause)
+            is_of_ids = "ids" in limit.units
+            cause = "" if is_of_ids and len(limit.units) > 1 else "narrow_page_ids" if is_of_ids else NARROW_OFFSETS
+            remedy = _WIDER_IDS if is_of_ids else _WIDER_OFFSETS
+            found = _failure(trial, Far(first), above, _KIND, words, *_begins(case, first), remedy, cause=cause)
+            return found and msgspec.structs.replace(found, maybe=() if cause else (NARROW_OFFSETS,))
         seen, far = above, Far(first)
         break
     words = f"with page ids from {far.first_page} on; with page ids up to {right_up_to} the result is right"
-    return _failure(trial, far, seen, _KIND, words, *_begins(case, far.first_page), _WIDER_IDS)
+    found = _failure(trial, far, seen, _KIND, words, *_begins(case, far.first_page), _WIDER_IDS)
+    return found and msgspec.structs.replace(found, maybe=(NARROW_OFFSETS,))
 
 
 def _begins(case: PagedDecodeCase, page: int) -> Iterator[str]:

@@ -191,6 +191,15 @@ def wrapped(name: str, changed: Any, **supports: Any) -> Kernel:
     return Kernel(function, msgspec.structs.replace(kernel.declaration, supports=declared))
 
 
+def narrow(inputs: Any) -> None:
+    """Spoils q where the offset of an element that is read does not fit into 32 bits."""
+    reach = 1 + sum(
+        stride * (size - 1) for stride, size in zip(inputs.k_cache.stride()[1:], inputs.k_cache.shape[1:], strict=True)
+    )
+    if int(inputs.block_table.max()) * inputs.k_cache.stride(0) + reach > 1 << 31:
+        inputs.q = inputs.q + 1
+
+
 def as_if_contiguous(*names: str) -> Any:
     """Offsets made of the shape alone."""
 
@@ -207,6 +216,23 @@ def relocated(kernel: Kernel, case: Case) -> Failure | None:
     return judge(
         kernel, adapt_options(case, kernel.declaration.options), device="cpu", relations=("page_relocation",)
     ).failure
+
+
+def test_an_offset_that_overflows_within_a_page_is_narrow() -> None:
+    """Of heads that are no power of two the page below the limit ends past it, and the id itself would be blamed."""
+    case = msgspec.structs.replace(PAGED, head_size=72, block_size=2)
+    failure = relocated(wrapped("paged_eager", narrow), case)
+    assert failure is not None
+    assert failure.cause == "narrow_offsets"
+
+
+def test_where_ids_and_offsets_reach_a_limit_together_either_may_be_narrow() -> None:
+    """One narrow offset would be two findings, one of which says that page ids are cut short."""
+    case = msgspec.structs.replace(PAGED, num_q_heads=4, num_kv_heads=4, head_size=256, block_size=32, seq_lens=(1,))
+    failure = relocated(wrapped("paged_eager", narrow), case)
+    assert failure is not None
+    assert (failure.cause, failure.maybe) == ("", ("narrow_offsets",))
+    assert "2^31 elements and 2^32 bytes and 2^16 page ids" in failure.message
 
 
 def test_an_ignored_stride_is_no_narrow_index() -> None:
