@@ -33,7 +33,8 @@ class Finding:
     of what was first seen: by it all lines about one finding are known, however small its case becomes. ``also``: other
     findings that this one stands for. ``remedy``: the declaration, if there is one, that says that the kernel is not
     meant to do better. ``cases_seen``: failing cases of the campaign that were put down to it, the first one included.
-    ``weights``: what the kernel gave to each token, where that was measured.
+    ``weights``: what the kernel gave to each token, where that was measured. ``declarable`` unless the kernel failed
+    within the declaration that would end it.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Finding:
     remedy: Supports | None = None
     cases_seen: int = 1
     weights: tuple[WeightedRow, ...] = ()
+    declarable: bool = True
 
     def __post_init__(self) -> None:
         if not self.tag:

@@ -120,6 +120,7 @@ class FindingBook:
         finding.failure = msgspec.structs.replace(finding.failure, details=details, blame=blame)
         if message.complete:
             finding.shrunk_s = time.monotonic() - self._started
+        finding.declarable = message.declarable
         with_remedy(finding)
         self._settle(finding)
         return finding.symptom

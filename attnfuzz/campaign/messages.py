@@ -184,7 +184,8 @@ class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
 
     ``features`` are those that every failing case on the way down had: what the bug needs. ``shown_as`` are the pairs
     of oracle and kind that it showed on the way, the last one included. ``explanation``: what is wrong, in
-    further lines, and ``blame`` where; ``weights`` are those that the kernel gave, to be drawn.
+    further lines, and ``blame`` where; ``weights`` are those that the kernel gave, to be drawn. ``declarable`` unless
+    the kernel still fails within the declaration that would end the finding.
     """
 
     finding: str
@@ -195,6 +196,7 @@ class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
     explanation: tuple[str, ...] = ()
     blame: Blame = Blame()
     weights: tuple[WeightedRow, ...] = ()
+    declarable: bool = True
 
 
 class Duplicate(msgspec.Struct, tag="duplicate", frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ import msgspec
 from attnfuzz.campaign.aspects import SILENT_ORACLES
 from attnfuzz.campaign.confirmation import Confirmation, confirm, ever_fails_afresh, rate_of, still_fails_afresh
 from attnfuzz.campaign.explained import explanation_of
+from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge
 from attnfuzz.campaign.known_deaths import KnownDeaths
 from attnfuzz.campaign.leaks import LeakTrials, leak_behind, trials_of
@@ -19,6 +20,7 @@ from attnfuzz.campaign.preceding import fewer, simpler
 from attnfuzz.campaign.relatives import (
     alternatives,
     lacking,
+    nearest_permitted,
     simpler_in_one_respect,
     strides_swapped,
     with_simplest_values,
@@ -27,6 +29,7 @@ from attnfuzz.campaign.relatives import (
 from attnfuzz.campaign.signature import KnownFindings, case_features
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.trail import Trail
+from attnfuzz.campaign.undeclared import needed_limits
 from attnfuzz.minimise import minimise
 from attnfuzz.oracles.verdict import ends_process
 from attnfuzz.problems.cases import Case, encode_case
@@ -369,4 +372,22 @@ class Pursuit:
             self._deaths,
             explain=lambda suspect: explanation_of(suspect, self._judge),
             is_complete=time.monotonic() < self._shrink_until,
+            is_declarable=self._passes_as_declared(),
         )
+
+    def _passes_as_declared(self) -> bool:
+        """Whether the declaration that would end the finding, if there is one, leaves out what fails and no less."""
+        now = self._now
+        finding = Finding("", now.declaration, now.case, now.failure, 0.0, shrunk_s=0.0, features=self._trail.needed)
+        if self._trail.is_flaky or now.preceding or not (limits := needed_limits(finding)):
+            return True
+        supports = msgspec.structs.replace(now.declaration.supports, **limits)
+        declared = Suspect(msgspec.structs.replace(now.declaration, supports=supports), now.case, now.failure)
+        case = nearest_permitted(declared)
+        if case is None:
+            return False
+        try:
+            failure = trials_of(declared, self._judge, self._deaths).alone(case, patience="short")
+        except OutOfTime:
+            return False
+        return failure is None or declared.as_(case, failure).symptom != now.symptom

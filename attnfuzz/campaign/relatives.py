@@ -9,6 +9,8 @@ tells the one that was met first.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
@@ -36,6 +38,7 @@ from attnfuzz.problems.supported import supports_case
 __all__ = [
     "alternatives",
     "lacking",
+    "nearest_permitted",
     "relatives_beyond",
     "simpler_in_one_respect",
     "strides_swapped",
@@ -113,6 +116,14 @@ def with_simplest_values(suspect: Suspect) -> Case | None:
     recipes = {name: getattr(simplest, name) for name in _RECIPES if hasattr(case, name)}
     changed = (changed for changed in _fitted(case, recipes) if changed != case)
     return next(iter(_supported(suspect, changed)), None)
+
+
+def nearest_permitted(suspect: Suspect) -> Case | None:
+    """The case, changed as little as its kernel's declaration asks for; None if that is more than two groups."""
+    permits = functools.partial(supports_case, suspect.declaration.supports, suspect.declaration.options)
+    once = [suspect.case, *_simpler(suspect)]
+    twice = (case for changed in once[1:] for case in _simpler(suspect.as_(changed, suspect.failure)))
+    return next(filter(permits, itertools.chain(once, twice)), None)
 
 
 def _supported(suspect: Suspect, cases: Iterable[Case]) -> list[Case]:

@@ -95,8 +95,9 @@ class Trail:
         *,
         explain: Callable[[Suspect], Explanation],
         is_complete: bool,
+        is_declarable: bool = True,
     ) -> None:
-        """It is a bug of its own, as small as it gets if ``is_complete``."""
+        """It is a bug of its own, as small as it gets if ``is_complete``; see `Minimised` for ``is_declarable``."""
         if not aspects(self.needed) and aspects(self.now.features):
             self.needed = self.now.features  # it slipped from one bug to another, which must not explain both
         if self.now.preceding:
@@ -112,6 +113,7 @@ class Trail:
                 explanation=explanation.lines,
                 blame=explanation.blame,
                 weights=explanation.rows,
+                declarable=is_declarable,
             )
         )
 

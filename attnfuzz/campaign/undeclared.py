@@ -72,7 +72,7 @@ def with_remedy(finding: Finding) -> None:
 
 def needed_limits(finding: Finding) -> Limits:
     """The least that has to be declared so that ``finding`` is none; empty if it is a bug whatever is declared."""
-    if finding.shrunk_s is None or finding.is_flaky or finding.preceding:
+    if finding.shrunk_s is None or finding.is_flaky or finding.preceding or not finding.declarable:
         return {}
     supports = finding.declaration.supports
     own = {name: value for name, value in _limits(finding).items() if supports.leaves_open(name)}

@@ -26,7 +26,7 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, deco
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.recipes import LseKind
 from tests.faults.campaigns import Campaign, saved
-from tests.unit.pretended_process import WRONG, PretendedProcess, pursued
+from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, pursued
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 
@@ -86,6 +86,22 @@ def test_what_fails_with_other_log_sum_exps_alike_is_told_once(
     is_bug, sent = pursued(Suspect(MERGE, case, NAN), timed)
     assert is_bug
     assert last(sent, Minimised).features == features
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_declaration_is_suggested_only_where_it_ends_the_failure(ends: bool) -> None:
+    """Whoever copies it would see the finding again."""
+    missing = Failure(oracle="unwritten", kind="lse", message="lse was never written", remedy={"lse": "none"})
+
+    def judge(
+        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
+    ) -> Verdict:
+        return Verdict(failure=None if ends and declaration.supports.lse == "none" else missing)
+
+    timed = TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(None))
+    is_bug, sent = pursued(PretendedProcess(lambda case, earlier: missing).suspect(a_case(), failure=missing), timed)
+    assert is_bug
+    assert last(sent, Minimised).declarable is ends
 
 
 def test_shrinking_does_not_lean_on_what_earlier_tries_left_behind() -> None:
