@@ -29,8 +29,11 @@ from attnfuzz.said import text_of
 
 __all__ = ["Far", "run_far"]
 
-_ROOM_BYTES = 1 << 31
-"""What a kernel may allocate in such a run. One that copies its inputs as a whole is not told to be wrong for that."""
+_ROOM_BYTES = 960 << 20
+"""What a kernel may allocate in such a run. One that copies its inputs as a whole is not told to be wrong for that.
+
+Less than K's half of an interleaved cache of 2^31 elements of one byte: its copy would be taken for a leak.
+"""
 
 _REFUSALS = (ValueError, NotImplementedError, OverflowError, MemoryError, torch.OutOfMemoryError)
 _OUT_OF_MEMORY = "can't allocate memory"

@@ -25,6 +25,7 @@ from attnfuzz.problems.cases import (
 )
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supported import adapt_options
+from attnfuzz.problems.supports import Layout
 from tests.quality.mutants import Edit, Mutant
 from tests.quality.planting import plant
 
@@ -322,6 +323,18 @@ def test_kernel_that_copies_the_cache_is_not_blamed(runner: Runner, tmp_path: Pa
     edit = Edit("launch_paged.py", grid, f"    k_cache = k_cache.clone()\n{grid}")
     target = plant(Mutant("copies", "paged_naive", "", "D", "page_relocation", {}, (edit,)), tmp_path)
     assert judged(runner, target, PAGED, "page_relocation") is None
+
+
+@pytest.mark.parametrize("layout", ["NHD", "interleaved"])
+def test_a_copy_of_a_far_cache_takes_no_gigabytes(layout: Layout) -> None:
+    """A kernel that reshapes an interleaved cache would outgrow its memory limit, and be told to leak."""
+    copied = []
+
+    def copy(inputs: Any) -> None:
+        copied.append(inputs.k_cache.clone().nbytes)
+
+    assert relocated(wrapped("paged_eager", copy), msgspec.structs.replace(PAGED, layout=layout)) is None
+    assert max(copied) < 1 << 30
 
 
 @pytest.mark.parametrize("changes", OTHER_LAYOUTS)
