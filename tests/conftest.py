@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,11 @@ pytest_plugins = ["pytester"]
 # `TRITON_INTERPRET=0 pytest tests/kernels` compiles them for a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel; threads of tiny tensors only get in their way
+
+# `nohup` and a shell's `&` have signals ignored, and what tests start would ignore them too. A handler is not inherited.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else lambda *_: None)
 
 # Processes that tests start, and those of other folders above all, import the attnfuzz that is tested, whatever the
 # environment's own paths name first.

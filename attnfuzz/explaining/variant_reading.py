@@ -28,7 +28,7 @@ def diagnosed(row: MeasuredRow) -> str | None:
     """What mistake, of those that `attnfuzz.oracles.diagnosis` replays, gives all of these weights."""
     full = row.diagnosable()
     found = None if full is None else explain_row(full)
-    return None if found is None else found.words
+    return None if found is None else found.words or None
 
 
 def _outside_the_window(row: MeasuredRow) -> list[int]:

@@ -26,13 +26,13 @@ def test_a_finding_survives_the_journey() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"{", "none of attnfuzz"),
-        (b"\xff", "none of attnfuzz"),
-        (b"[" * 100_000, "none of attnfuzz"),
+        (b"{", "did not write"),
+        (b"\xff", "did not write"),
+        (b"[" * 100_000, "did not write"),
         (b" " * (MAX_BYTES + 1), "bytes"),
         (b'{"format": "attnfuzz.shared/2", "host": "x", "known": []}', "format 'attnfuzz.shared/2'"),
         (b'{"format": "attnfuzz.shared/1", "host": "x", "known": []}', "name a bug"),
-        (b'{"format": "attnfuzz.shared/1", "host": "x", "known": [], "run": "me"}', "none of attnfuzz"),
+        (b'{"format": "attnfuzz.shared/1", "host": "x", "known": [], "run": "me"}', "did not write"),
         (encode_found(found(2)).replace(b'"seq_lens": [\n      2', b'"seq_lens": [\n      -2'), "between 0 and"),
         (encode_found(found(2)).replace(b"mine.py", b"yours.py"), "another kernel"),
         (encode_found(found(2)).replace(b'"kernel": "mine.py', b'"kernel": "../yours.py'), "a case of another kernel"),
