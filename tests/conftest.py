@@ -19,7 +19,7 @@ pytest_plugins = ["pytester"]
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel; threads of tiny tensors only get in their way
 
-# `nohup` and a shell's `&` have signals ignored, and what tests start would ignore them too. A handler is not inherited.
+# `nohup` and a shell's `&` have signals ignored; what tests start would ignore them too, but inherits no handler.
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else lambda *_: None)
