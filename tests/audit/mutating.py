@@ -15,6 +15,8 @@ __all__ = ["HOSTILE", "mutated_bytes", "mutated_document", "nested", "nudged", "
 Path = tuple[str | int, ...]
 
 _LONG = 50_000
+_MOST_REPEATED = 64 << 20
+"""Characters: of what is large or repeated twice there would be gigabytes, and no memory left for what is tried."""
 _RAW = "@raw@"
 """Stands for JSON that `json.dumps` cannot write; see `spliced`."""
 
@@ -143,10 +145,11 @@ def _rename(document: Any, path: Path, dice: random.Random) -> None:
 
 def _repeat(document: Any, path: Path, dice: random.Random) -> None:
     parent, key = _parent(document, path)
+    most = max(1, _MOST_REPEATED // len(json.dumps(parent[key])))
     if isinstance(parent, list):
-        parent[key:key] = [parent[key]] * dice.choice((1, 10, 65_535))
+        parent[key:key] = [parent[key]] * min(most, dice.choice((1, 10, 65_535)))
     else:
-        parent[key] = [parent[key]] * dice.choice((1, 3, 1000))
+        parent[key] = [parent[key]] * min(most, dice.choice((1, 3, 1000)))
 
 
 def _number(document: Any, path: Path, dice: random.Random) -> None:
