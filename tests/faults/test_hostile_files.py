@@ -410,7 +410,8 @@ def test_a_kernels_neighbours_come_behind_what_is_installed(
         monkeypatch.setattr(sys, "path", path)
         kernel = "import attnfuzz\n\n\n@attnfuzz.kernel('dense_decode')\ndef mine(inputs): ...\n"
         (tmp_path / "mine.py").write_text(kernel)
-        sys.modules.pop(next((name for name in sys.modules if name.startswith("attnfuzz_user_mine_")), ""), None)
+        for name in [name for name in sys.modules if name.startswith("attnfuzz_user_mine_")]:
+            monkeypatch.delitem(sys.modules, name)
         declaration.load_kernels(f"{tmp_path / 'mine.py'}:mine")
         assert sys.path[:2] == [sysconfig.get_path("stdlib"), installed]
         assert sys.path[2] == str(tmp_path)
