@@ -57,12 +57,13 @@ Message = TypeVar("Message", bound=msgspec.Struct)
 class Bench:
     """A search over a kernel that fails where ``bug`` says so, with the coordinator's side of it pretended too.
 
-    It ends when ``enough`` says so of what was sent, and after ``budget_s`` at the latest.
+    It ends when ``enough`` says so of what was sent, after ``most_cases``, and after ``budget_s`` at the latest.
     """
 
     bug: Bug
     budget_s: float = 20.0
     enough: Callable[[list[msgspec.Struct]], bool] = lambda sent: False
+    most_cases: int | None = None
     kernels: tuple[Declaration, ...] = (KERNEL,)
     mail: list[ToWorker] = field(default_factory=list)
     sent: list[msgspec.Struct] = field(default_factory=list)
@@ -102,6 +103,8 @@ class Bench:
     ) -> Verdict:
         self.judged.append(case)
         self.afresh += afresh
+        if len(self.judged) == self.most_cases:
+            self.mail.append(Stop())
         return Verdict(failure=self.bug(case), error_ratio=0.5)
 
     def send(self, message: msgspec.Struct) -> None:
@@ -134,34 +137,13 @@ def long(case: DenseDecodeCase) -> Failure | None:
     return WRONG if max(case.seq_lens) > 16 else None
 
 
-@dataclass
-class Campaign(Bench):
-    """A search that ends after a number of cases instead of seconds."""
-
-    cases: int = 2500
-
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
-        verdict = super().judge(declaration, case, timeout_s=timeout_s, afresh=afresh)
-        if len(self.judged) >= self.cases:
-            self.mail.append(Stop())
-        return verdict
-
-
 def findings(kernel: Declaration, folder: Path, *bugs: Bug, cases: int = 2500) -> list[Finding]:
     """What a campaign reports of a kernel with ``bugs``, of which the first that shows is seen."""
-    campaign = Campaign(
+    campaign = Bench(
         lambda case: next((seen for bug in bugs if (seen := bug(case)) is not None), None),
         budget_s=600.0,
         kernels=(kernel,),
-        cases=cases,
+        most_cases=cases,
     )
     saver = SaveFolder(folder, device="cpu", warn=pytest.fail)
     book = FindingBook({kernel.target: kernel}, started=time.monotonic(), folder=saver, reporter=SilentReporter())
