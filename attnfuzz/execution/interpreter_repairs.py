@@ -6,17 +6,19 @@ Without them, kernels that are right on a GPU look wrong on a CPU (Triton 3.6 an
   Here they are widened to float32, and results that are bfloat16 again are rounded to nearest, ties to even.
 * The result of a comparison is marked with the type of what was compared, so that combining a block mask with a
   scalar comparison, `mask & (lse > float("-inf"))`, raises a TypeError. Here it is a boolean.
-
 * It reads NaN and infinity of an 8-bit format as numbers, so that dead memory of such a cache would not be NaN, and the
   smallest numbers of float8_e5m2 wrongly when it makes float16 of them.
 * It has no constants of bfloat16: `x + 2.5` and `tl.full(shape, 1.0, tl.bfloat16)` end in an AttributeError. Here they
   are rounded to nearest, as the compiler does.
+* It takes an integer below 2^31 for 32 bits, even where the kernel's signature says `stride: tl.int64`, so that offsets
+  wrap that do not on a GPU. Here it has the type that the signature gives it.
 
 Its conversion from float32 to bfloat16 truncates; that is left alone, since the error bounds know it.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable
@@ -34,6 +36,8 @@ _ARITHMETIC = (
     "clampf", "fabs",
 )  # fmt: skip
 _FLOAT_COMPARISONS = tuple(f"fcmp{order}{test}" for order in "OU" for test in ("LT", "GT", "LE", "GE", "EQ", "NE"))
+_INTEGERS = {f"{sign}{bits}": np.dtype(f"{sign}{bits // 8}") for sign in "iu" for bits in (8, 16, 32, 64)}
+"""Types of integers, as Triton's compiler and as NumPy call them."""
 _INT_COMPARISONS = ("icmpEQ", "icmpNE", *(f"icmp{sign}{test}" for sign in "SU" for test in ("LT", "GT", "LE", "GE")))
 
 
@@ -59,6 +63,9 @@ def install_repairs() -> bool:
         vars(interpreter)["InterpreterBuilder"].get_bf16 = repairs.constant
     reductions = vars(interpreter)["ReduceOps"]
     reductions.sum = repairs.sum(vars(reductions)["sum"])
+    launch = vars(interpreter)["GridExecutor"]
+    launch._init_args_hst = repairs.arguments(vars(launch)["_init_args_hst"])
+    vars(interpreter)["_implicit_cvt"] = repairs.argument(vars(interpreter)["_implicit_cvt"])
     vars(interpreter)["InterpreterBuilder"].attnfuzz_repaired = True
     return True
 
@@ -77,8 +84,25 @@ def _is_known(interpreter: ModuleType, builder: type) -> bool:
     conversion = list(inspect.signature(vars(builder)["create_fp_to_fp"]).parameters)
     if conversion != ["self", "src", "dst_type", "rounding_mode"]:
         return False
+    launch = getattr(interpreter, "GridExecutor", None)
+    if not inspect.isclass(launch) or list(inspect.signature(vars(launch)["_init_args_hst"]).parameters) != [
+        "self",
+        "args_dev",
+        "kwargs",
+    ]:
+        return False
+    if list(inspect.signature(vars(interpreter)["_implicit_cvt"]).parameters) != ["arg"]:
+        return False
+    if not callable(getattr(importlib.import_module("triton.runtime.jit"), "_normalize_ty", None)):
+        return False
     dot = list(inspect.signature(vars(builder)["create_dot"]).parameters)
     return list(inspect.signature(handle).parameters)[:2] == ["data", "dtype"] and dot[:4] == ["self", "a", "b", "d"]
+
+
+class _TypedInt(int):
+    """An integer argument whose type the kernel's signature says, as the compiler spells it: ``i64``."""
+
+    triton_type: str
 
 
 class _Repairs:
@@ -91,6 +115,7 @@ class _Repairs:
             self._language.float8e4nv: _numbers_of_float8(4, 3, has_infinity=False),
             self._language.float8e5: _numbers_of_float8(5, 2, has_infinity=True),
         }
+        self._normalised = vars(importlib.import_module("triton.runtime.jit"))["_normalize_ty"]
         self._wide = {self._language.float16: np.float16, self._language.float32: np.float32}
 
     def arithmetic(self, method: Method) -> Method:
@@ -141,6 +166,43 @@ class _Repairs:
             wide = self._widened(tensor.handle).data
             total = np.asarray(np.sum(wide, axis=reduction.axis, keepdims=reduction.keep_dims))
             return reduction.to_tensor(_to_bfloat16_bits(total).reshape(total.shape), tensor.dtype)
+
+        return repaired
+
+    def arguments(self, method: Method) -> Method:
+        """Around what copies a launch's arguments to the host: those by position and those by keyword."""
+
+        @functools.cache
+        def types_of(kernel: Callable[..., Any]) -> dict[str, str]:
+            # The interpreter has compiled the kernel anew, and made text of its annotations: `tl.int64`, `"tl.int64"`.
+            texts = {name: str(kind).strip("'\"").rpartition(".")[2] for name, kind in kernel.__annotations__.items()}
+            normalised = {name: self._normalised(text) for name, text in texts.items()}
+            return {name: kind for name, kind in normalised.items() if kind in _INTEGERS}
+
+        def typed(value: Any, kind: str | None) -> Any:
+            limits = np.iinfo(_INTEGERS[kind]) if type(value) is int and kind is not None else None
+            if limits is None or not limits.min <= value <= limits.max:
+                return value
+            argument = _TypedInt(value)
+            argument.triton_type = str(kind)
+            return argument
+
+        def repaired(launch: Any, arguments: Any, keywords: Any) -> Any:
+            host, named = method(launch, arguments, keywords)
+            types = types_of(launch.fn)
+            names = inspect.getfullargspec(launch.fn).args if types else ()
+            host = [typed(value, types.get(name)) for name, value in zip(names, host, strict=False)] if types else host
+            return host, {name: typed(value, types.get(name)) for name, value in named.items()}
+
+        return repaired
+
+    def argument(self, method: Method) -> Method:
+        def repaired(argument: Any) -> Any:
+            if not isinstance(argument, _TypedInt):
+                return method(argument)
+            scalar = self._language.str_to_ty(argument.triton_type, None)
+            data = np.array([argument], dtype=_INTEGERS[argument.triton_type])
+            return self._language.tensor(self._handle(data, scalar), scalar)
 
         return repaired
 

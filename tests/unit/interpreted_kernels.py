@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-__all__ = ["arithmetic_kernel", "constant_kernel", "conversion_kernel", "scalar_mask_kernel"]
+__all__ = ["annotated_kernel", "arithmetic_kernel", "constant_kernel", "conversion_kernel", "scalar_mask_kernel"]
 
 
 @triton.jit
@@ -39,3 +39,13 @@ def conversion_kernel(p_in, p_out, TILE: tl.constexpr):
     """Copy numbers, one past the end left out, into another dtype."""
     o = tl.arange(0, TILE)
     tl.store(p_out + o, tl.load(p_in + o, mask=o < TILE - 1, other=0.0).to(p_out.dtype.element_ty))
+
+
+@triton.jit
+def annotated_kernel(p_out, wide: tl.int64, named: "tl.int64", plain, byte: tl.uint8, TILE: tl.constexpr):
+    """What each of four arguments becomes if it is multiplied by 2^16."""
+    factor = tl.full([], 1 << 16, tl.int32)
+    tl.store(p_out, (factor * wide).to(tl.int64))
+    tl.store(p_out + 1, (factor * named).to(tl.int64))
+    tl.store(p_out + 2, (factor * plain).to(tl.int64))
+    tl.store(p_out + 3, (byte + byte).to(tl.int64))

@@ -12,7 +12,13 @@ import pytest
 import torch
 
 from attnfuzz.execution.interpreter_repairs import _to_bfloat16_bits, install_repairs
-from tests.unit.interpreted_kernels import arithmetic_kernel, constant_kernel, conversion_kernel, scalar_mask_kernel
+from tests.unit.interpreted_kernels import (
+    annotated_kernel,
+    arithmetic_kernel,
+    constant_kernel,
+    conversion_kernel,
+    scalar_mask_kernel,
+)
 
 pytestmark = pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1", reason="this run compiles kernels for a GPU")
 
@@ -61,6 +67,19 @@ def test_every_float8_number_is_read_as_torch_reads_it(narrow: torch.dtype, wide
     expected = numbers.to(wide)
     expected[-1] = 0
     assert torch.equal(out.nan_to_num(999.0, 777.0, -777.0), expected.nan_to_num(999.0, 777.0, -777.0))
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_arguments_have_the_type_that_the_signature_gives_them(by_keyword: bool) -> None:
+    """A correct kernel that declares its strides as 64 bits would be reported for offsets that wrap, on every CPU."""
+    assert install_repairs()
+    out = torch.empty(4, dtype=torch.int64)
+    large = 1 << 16
+    if by_keyword:
+        annotated_kernel[(1,)](out, plain=large, named=large, wide=large, byte=200, TILE=16)
+    else:
+        annotated_kernel[(1,)](out, large, large, large, 200, 16)
+    assert out.tolist() == [1 << 32, 1 << 32, 0, 400 - 256]
 
 
 def test_rounding_to_bfloat16_is_that_of_torch() -> None:
