@@ -16,7 +16,7 @@ from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.variants import per_head_numbers
 from attnfuzz.values.attention import LogicalAttention
 
-__all__ = ["Expected", "attention_reference", "merge_all", "row_weights"]
+__all__ = ["Expected", "attention_reference", "merge_all", "row_log_weights", "row_weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,23 @@ def row_weights(
 
     A key that the query does not see has weight 0; with a sink the weights sum to less than 1.
     """
+    scores, sink = _scores(case, head, dots)
+    terms = torch.cat((scores, sink))
+    return terms.softmax(0)[: len(dots)], terms.logsumexp(0)
+
+
+def row_log_weights(
+    case: AttentionCase, head: int, dots: Float64[Tensor, " length"]
+) -> tuple[Float64[Tensor, " length"], Float64[Tensor, ""]]:
+    """Logarithms of the weights before they are divided by their sum, and the logarithm of that: see `row_weights`."""
+    scores, sink = _scores(case, head, dots)
+    return scores, torch.cat((scores, sink)).logsumexp(0)
+
+
+def _scores(
+    case: AttentionCase, head: int, dots: Float64[Tensor, " length"]
+) -> tuple[Float64[Tensor, " length"], Float64[Tensor, " sinks"]]:
+    """What a variant makes of the scores, and the sink that stands beside them, if any."""
     variant, length = case.variant, len(dots)
     numbers = per_head_numbers(variant, case.num_q_heads, case.values.seed)
     scores = dots if variant.soft_cap is None else variant.soft_cap * torch.tanh(dots / variant.soft_cap)
@@ -74,8 +91,7 @@ def row_weights(
         scores = scores + numbers["alibi_slopes"][head] * distance
     if variant.window is not None:
         scores = scores.masked_fill(distance <= -variant.window, float("-inf"))
-    terms = torch.cat((scores, scores.new_tensor(numbers["sinks"][head : head + 1]))) if "sinks" in numbers else scores
-    return terms.softmax(0)[:length], terms.logsumexp(0)
+    return scores, scores.new_tensor(numbers["sinks"][head : head + 1] if "sinks" in numbers else ())
 
 
 def merge_all(

@@ -76,6 +76,23 @@ def test_scores_in_16_bits_are_one_cause(mistake: str, dtype: str, plant: Any) -
     assert len(named) >= 0.9 * len(found), [failure.message for failure in found if failure not in named]
 
 
+@pytest.mark.parametrize("seed", [5, 6, 8])
+def test_rounding_that_gives_another_token_all_weight_may_be_it(seed: int, plant: Any) -> None:
+    """Large scores, summed in an order that nobody knows, would be a second bug: its weights are 0 in float64."""
+    values: Any = Values(keys="negative", values="integers", logit_exponent=8, seed=seed)
+    shape: Any = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 40, "seq_lens": (31,), "dtype": "bfloat16"}
+    case = DenseDecodeCase(**shape, scale=1.0, values=values)
+
+    def off_by_several_roundings(k: Tensor, q: Tensor, scale: float) -> Tensor:
+        luck = 2 * torch.rand(len(k), generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 1
+        products = k.double() * q.double()
+        return (scale * (products.sum(-1) + 8 * 2**-8 * luck * products.abs().sum(-1))).float()
+
+    failure = judge(plant(dots=off_by_several_roundings), case, device="cpu", oracles=("accuracy",)).failure
+    assert failure is not None
+    assert "scores_rounded" in (failure.cause, *failure.maybe)
+
+
 def test_overflow_is_named_where_it_shows_as_nan(plant: Any) -> None:
     """A reader would be told that the maximum is not subtracted, and look for what is there."""
     found = failures(plant(dots=ROUNDED["products and sums, in halves"]), "float16", (8,))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.oracles.diagnosis.suspect import Diagnosis
-from attnfuzz.problems.reference import row_weights
+from attnfuzz.problems.reference import row_log_weights, row_weights
 
 __all__ = ["MOST_ROWS", "Rounding"]
 
@@ -286,20 +286,25 @@ def _is_near(row: AttentionRow, mistake: _Mistake) -> bool:
 def _is_of_its_size(row: AttentionRow) -> bool:
     """Whether the row is no further off than scores may make it that were rounded wherever they can be.
 
-    Products, sums and the scaled score are rounded, so score i errs by d_i = n u |scale| sum |q_d k_d| for n roundings
-    one after the other. Its weight in the sum of values and in the sum that divides it may come of different copies:
-    |out - expected| <= sum_i p_i |v_i| (exp(2 d_i + 2 max d) - 1).
+    Products, sums and the scaled score are rounded, so score s_i errs by up to d_i = n u |scale| sum |q_d k_d| for n
+    roundings one after the other. Its weight in the sum of values and in the sum that divides it may come of different
+    copies, so that it is between exp(s_i - d_i) / sum exp(s + d) and exp(s_i + d_i) / sum exp(s - d).
     """
     dtype = getattr(torch, row.case.dtype)
     products = (row.k.abs() @ row.q.abs()).clamp(min=torch.finfo(torch.float64).tiny)
     if not _is_finite(row):
         return bool(products.max() > torch.finfo(dtype).max)
     errors = _ROUNDINGS * torch.finfo(dtype).eps * abs(row.case.scale) * products
+    low, bottom = row_log_weights(row.case, row.head, row.scores - errors)
+    high, top = row_log_weights(row.case, row.head, row.scores + errors)
     weights, _ = row_weights(row.case, row.head, row.scores)
-    worst = float(errors[weights > 0].max())
-    slack = (weights * (2 * errors + 2 * worst).clamp(max=_LARGEST_EXPONENT).expm1()) @ row.v.abs()
+    largest, smallest = (high - bottom).clamp(max=_LARGEST_EXPONENT).exp(), (low - top).exp()
+    slack = torch.maximum(largest - weights, weights - smallest) @ row.v.abs()
     is_out = bool(((row.got - row.expected).abs() <= slack + _BOUNDS * row.bound).all())
-    return is_out and (row.got_lse is None or abs(row.got_lse - row.lse) <= worst + _BOUNDS * row.lse_bound)
+    if row.got_lse is None:
+        return is_out
+    slack_of_lse = _BOUNDS * row.lse_bound
+    return is_out and bool(bottom - slack_of_lse <= row.got_lse <= top + slack_of_lse)
 
 
 def _is_among(row: AttentionRow, mistake: _Mistake) -> bool:

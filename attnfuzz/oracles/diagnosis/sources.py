@@ -55,22 +55,65 @@ def another_sequence(row: AttentionRow) -> Iterator[Suspect]:
 
 
 def another_page(row: AttentionRow) -> Iterator[Suspect]:
-    """One page of the sequence, or the V of one page, replaced by a page that it or another sequence owns."""
+    """One page of the sequence, or the V of one page, replaced by a page that it or another sequence owns.
+
+    The result is that of all other pages, merged with the page's: nothing is computed again for each pair of pages.
+    """
     case = row.case
     if not isinstance(case, PagedDecodeCase) or not row.num_tokens:
         return
-    own = range(-(-row.num_tokens // case.block_size))
+    size = case.block_size
+    own = -(-row.num_tokens // size)
+    if own * sum(map(case.blocks_of, range(case.num_seqs))) > _MAX_PAGE_PAIRS:
+        return
     sources = [(seq, page) for seq in range(case.num_seqs) for page in range(case.blocks_of(seq))]
-    pairs = [(page, source) for page in own for source in sources if _fits(row, page, source)]
-    if pairs and len(pairs) <= _MAX_PAGE_PAIRS:
-        names = [
-            f"page {page} of sequence {row.seq} is read from page {source[1]} of sequence {source[0]}"
-            for page, source in pairs
-        ]
-        keys = [_with_page(row, page, source, row.k, row.keys_of) for page, source in pairs]
-        values = [_with_page(row, page, source, row.v, row.values_of) for page, source in pairs]
-        yield _attend("another_page", row, keys, values, lambda i: names[i])
-        yield _attend("another_page", row, [row.k] * len(pairs), values, lambda i: f"V of {names[i]}")
+    pairs = [(page, i) for page in range(own) for i, source in enumerate(sources) if _fits(row, page, source)]
+    if not pairs:
+        return
+    page, source = torch.tensor(pairs, device="cpu").unbind(1)
+
+    own_scores, own_v = _in_pages(row, size, row.k, row.v)
+    own_lse, own_out = _states(own_scores, own_v)
+    others = own_lse.expand(own, -1).masked_fill(torch.eye(own, dtype=torch.bool, device="cpu"), -torch.inf)
+    rest_lse, rest_out = others.logsumexp(-1)[page], (others.softmax(-1).nan_to_num(0.0) @ own_out)[page]
+
+    filled = [seq for seq, length in enumerate(case.seq_lens) if length]
+    read = [_in_pages(row, size, row.keys_of(seq, row.kv_head), row.values_of(seq, row.kv_head)) for seq in filled]
+    scores, v = (torch.cat(parts) for parts in zip(*read, strict=True))
+    of_the_last = scores.masked_fill(own_scores[-1].isinf(), -torch.inf)  # of which fewer tokens may be read
+    states = [torch.stack(parts) for parts in zip(_states(scores, v), _states(of_the_last, v), strict=True)]
+    page_lse, page_out = (state[(page == own - 1).long(), source] for state in states)
+    lse = torch.logaddexp(rest_lse, page_lse)
+    out = (rest_lse - lse).exp()[:, None] * rest_out + (page_lse - lse).exp()[:, None] * page_out
+
+    right_lse = torch.logaddexp(rest_lse, own_lse[page])
+    other_v = torch.einsum("pn,snd->psd", own_scores.softmax(-1), v)[page, source]
+    v_out = (rest_lse - right_lse).exp()[:, None] * rest_out + (own_lse[page] - right_lse).exp()[:, None] * other_v
+
+    def name(i: int) -> str:
+        seq, other = sources[int(source[i])]
+        return f"page {int(page[i])} of sequence {row.seq} is read from page {other} of sequence {seq}"
+
+    yield Suspect("another_page", out, lse, name)
+    yield Suspect("another_page", v_out, right_lse, lambda i: f"V of {name(i)}")
+
+
+def _in_pages(
+    row: AttentionRow, size: int, k: Keys, v: Values
+) -> tuple[Float64[Tensor, "pages block_size"], Float64[Tensor, "pages block_size v_head_size"]]:
+    """Scores and values of all tokens, page by page; behind the last token, -inf and zeros."""
+    missing = -len(k) % size
+    scores = torch.nn.functional.pad(row.case.scale * (k @ row.q), (0, missing), value=-torch.inf)
+    values = torch.nn.functional.pad(v, (0, 0, 0, missing))
+    return scores.reshape(-1, size), values.reshape(-1, size, v.shape[1])
+
+
+def _states(
+    scores: Float64[Tensor, "pages block_size"], v: Float64[Tensor, "pages block_size v_head_size"]
+) -> tuple[Float64[Tensor, " pages"], Float64[Tensor, "pages v_head_size"]]:
+    """LSE and output of each page alone."""
+    out, lse = softmax_average(scores, v)
+    return lse, out
 
 
 def another_tensor(row: AttentionRow) -> Iterator[Suspect]:
@@ -146,21 +189,6 @@ def _read(row: AttentionRow, page: int) -> int:
 def _live(row: AttentionRow, seq: int, page: int) -> int:
     case = row.case
     return min(case.block_size, case.seq_lens[seq] - page * case.block_size) if isinstance(case, PagedDecodeCase) else 0
-
-
-def _with_page(
-    row: AttentionRow,
-    page: int,
-    source: tuple[int, int],
-    own: Float64[Tensor, "seq_len size"],
-    read: Callable[[int, int], Tensor],
-) -> Float64[Tensor, "seq_len size"]:
-    count = _read(row, page)
-    size = row.case.block_size if isinstance(row.case, PagedDecodeCase) else 0
-    replaced = own.clone()
-    start = source[1] * size
-    replaced[page * size : page * size + count] = read(source[0], row.kv_head)[start : start + count]
-    return replaced
 
 
 def _token_words(row: AttentionRow, seq: int) -> Callable[[int], str]:
