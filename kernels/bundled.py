@@ -81,7 +81,7 @@ _PACKED = attnfuzz.Supports(layouts=("packed",), **_ANY_CACHE, **_ROW_BY_ROW)
 _HALVES = attnfuzz.Supports(dtypes=("float16", "bfloat16"), **_ANY_CACHE, **_ROW_BY_ROW)
 _HALVES_BY_SHAPE = attnfuzz.Supports(dtypes=("float16", "bfloat16"), **_ANY_CACHE, graph_replay=True)
 _FLOAT32 = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul="ieee")
-_MATRIX_UNITS = attnfuzz.Numerics(probabilities="input", partials="float32", matmul="tensor_core")
+_MATRIX_UNITS = attnfuzz.Numerics(probabilities="input", row_sum="float32", partials="float32", matmul="tensor_core")
 _SHORT_PARTIALS = attnfuzz.Numerics(probabilities="float32", partials="input", matmul="ieee")
 
 _SPLITS = {"num_splits": (1, 2, 3, 8), "partials": ("float32", "input")}

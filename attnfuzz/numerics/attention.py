@@ -68,6 +68,7 @@ def attention_bound(
         is_split=num_partials > 1 or sinks is not None,
         partial_merge=partial_merge,
         interpreted=interpreted,
+        num_partials=num_partials,
         smallest_kv=smallest_kv,
     )
     if seq_len == 0 and sinks is None:
@@ -134,7 +135,8 @@ def _attention_rows(
     q: Tensor, k: Tensor, v: Tensor, present: Tensor, units: RowUnits, variant: VariantRows | None
 ) -> RowResult:
     scores = units.scale * (q @ k.mT)
-    products = q.abs() @ k.abs().mT
+    magnitudes = q.abs()
+    products = magnitudes.add(units.query_floor).where(magnitudes > 0, 0.0) @ k.abs().add_(units.key_floor).mT
     if variant is None or units.variant is None:
         return bound_rows(scores, products, v, present, units, rescales=True)
     dot_errors = units.score_product * products

@@ -15,6 +15,7 @@ from torch import Tensor
 from attnfuzz.numerics.arithmetic import Arithmetic
 from attnfuzz.numerics.score_error import (
     ScoreError,
+    declared_exponent_error,
     dot_product_error,
     exponent_error,
     score_copies_error,
@@ -48,6 +49,10 @@ _MERGED_LSE_EXPONENT = exponent_error(of_score=2, of_difference=3)
 
 _SCORE_ERRORS = 3
 
+_SMALLEST_OPERAND = SMALLEST_NORMAL_FLOAT32 / (2 * FLOAT32_ROUNDOFF)
+"""An operand or a product below the smallest normal number may be flushed to zero. Two roundings of a product with an
+operand of this size make up for that, and each product has more (`dot_product_error`)."""
+
 
 @dataclass(frozen=True)
 class RowUnits:
@@ -56,7 +61,9 @@ class RowUnits:
     - `scale`: of the scores. Of their errors (`ScoreError`) `score_product` (times |scale|), `per_score`,
       `per_distance` and `score_constant`, three of each: for `out`, for the LSE, and of what copies of a score
       differ by.
-    - `weight`, `weight_absolute`: as in `Arithmetic`.
+    - `query_floor`, `key_floor`: added to each |q_d| that is not 0, and to each |k_d|, for what numbers err by whose
+      error is absolute. A number below the smallest normal one may be taken for 0, so neither is 0.
+    - `weight`, `weight_absolute`, `sums_rounded`, `rounds_one`: as in `Arithmetic`.
     - Of the numerator: `product` times sum_i p_i |v_i|, `rescale` times the same weighted with the number of rescales,
       `numerator_sum` times the largest partial sum, and `numerator_absolute`.
     - `denominator_sum`: relative error of sum_i p_i by its additions.
@@ -71,8 +78,12 @@ class RowUnits:
     per_distance: Float64[Tensor, "3 rows 1 1"]
     score_constant: Float64[Tensor, "3 rows 1 1"]
     scale: Float64[Tensor, "rows 1 1"]
+    query_floor: Tensor
+    key_floor: Tensor
     weight: Tensor
     weight_absolute: Tensor
+    sums_rounded: Tensor
+    rounds_one: Tensor
     product: Tensor
     rescale: Tensor
     numerator_sum: Tensor
@@ -116,6 +127,7 @@ def attention_units(
     """
     log_num_tokens = num_tokens.log()
     common = dot_product_error(head_size, arithmetic) + split_exponent_error(log_num_tokens) * arithmetic.is_split
+    common += declared_exponent_error(scale, arithmetic)
     return _columns(
         arithmetic,
         scale=scale,
@@ -138,7 +150,7 @@ def variant_units(
 ) -> Float64[Tensor, "units rows"]:
     """`RowUnits` of rows with variants. `num_tokens` counts a sink; for the others see `VariantUnits`."""
     of_scores, per_dot = variant_score_errors(
-        arithmetic, head_size=head_size, num_tokens=num_tokens, soft_cap=soft_cap, is_biased=is_biased
+        arithmetic, scale=scale, head_size=head_size, num_tokens=num_tokens, soft_cap=soft_cap, is_biased=is_biased
     )
     columns = _columns(
         arithmetic, scale=scale, of_scores=of_scores, num_tokens=num_tokens, num_stages=1 + arithmetic.is_split
@@ -173,11 +185,17 @@ def _columns(
     num_operations = num_tokens + _ROUNDINGS_PER_SUM
     additions = gamma(num_operations, arithmetic.addition)
     second_order = 1 + arithmetic.weight + arithmetic.value
+    is_root = torch.as_tensor(arithmetic.key_floor, dtype=torch.float64, device="cpu") > 0
+    scaled = torch.where(is_root, scale.abs().sqrt(), scale.abs()).clamp(min=_SMALLEST_OPERAND)
     per_product = _ROUNDINGS_PER_PRODUCT * FLOAT32_ROUNDOFF + arithmetic.value + arithmetic.partial
     units: dict[str, Number] = {  # in the order of RowUnits, where it goes on
         "scale": scale,
+        "query_floor": _SMALLEST_OPERAND + arithmetic.query_floor / scaled,
+        "key_floor": _SMALLEST_OPERAND + arithmetic.key_floor / scaled,
         "weight": arithmetic.weight,
         "weight_absolute": arithmetic.weight_absolute,
+        "sums_rounded": arithmetic.sums_rounded,
+        "rounds_one": arithmetic.rounds_one,
         "product": second_order * per_product,
         "rescale": second_order * FLOAT32_ROUNDOFF,
         "numerator_sum": second_order * additions,

@@ -20,7 +20,12 @@ from attnfuzz.numerics.perturbed_softmax import log_totals, logsumexp_shift, per
 from attnfuzz.numerics.row_units import RowUnits
 from attnfuzz.numerics.score_error import count_rescales
 from attnfuzz.numerics.units import EXP_ERROR
-from attnfuzz.numerics.weighted_average import WeightedAverage, denominator_error, weighted_average_error
+from attnfuzz.numerics.weighted_average import (
+    WeightedAverage,
+    denominator_error,
+    rounded_weights_error,
+    weighted_average_error,
+)
 
 __all__ = ["RowResult", "bound_rows", "bound_scored_rows"]
 
@@ -94,7 +99,8 @@ def bound_scored_rows(
     given = WeightedAverage(values, out, present, num_rescales, copies_apart)
     out_error = weighted_average_error(softmax, given, sum_error, units)
     stored = lse if shift is None else lse.abs() + shift
-    lse_error = log_sum_exp_error(stored, logsumexp_shift(totals[1]), sum_error, units)
+    rounded_sum_error = sum_error + rounded_weights_error(softmax, given, errors[1], units)
+    lse_error = log_sum_exp_error(stored, logsumexp_shift(totals[1]), rounded_sum_error, units)
     return RowResult(
         out=out,
         lse=lse.squeeze(-1),

@@ -19,6 +19,7 @@ from attnfuzz.numerics.units import EXP_ERROR, FLOAT32_ROUNDOFF, LOG_ERROR, Numb
 __all__ = [
     "ScoreError",
     "count_rescales",
+    "declared_exponent_error",
     "dot_copy_error",
     "dot_product_error",
     "exponent_error",
@@ -26,9 +27,8 @@ __all__ = [
     "split_exponent_error",
 ]
 
-# Scaling q before the product (2: scale times log2(e), times q), the product itself (1), and the parts that TF32x3
-# leaves out (1): each acts on every |q_d k_d|.
-_ROUNDINGS_PER_PRODUCT = 4
+# Scaling q before the product (2: scale times log2(e), times q) and the product itself (1) act on every |q_d k_d|.
+_ROUNDINGS_PER_PRODUCT = 3
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,12 @@ def exponent_error(*, of_score: int, of_difference: int) -> ScoreError:
     return ScoreError(
         per_score=of_score * FLOAT32_ROUNDOFF, per_distance=of_difference * FLOAT32_ROUNDOFF, constant=EXP_ERROR
     )
+
+
+def declared_exponent_error(scale: Float64[Tensor, " rows"], arithmetic: Arithmetic) -> ScoreError:
+    """What a kernel declares of its exponentials, and of scores that are stored before and after they are scaled."""
+    of_small_scores = (1 + scale.abs()) * arithmetic.score_absolute
+    return ScoreError(per_distance=arithmetic.exponent, constant=arithmetic.exponential + of_small_scores)
 
 
 def score_copies_error(head_size: Number, arithmetic: Arithmetic) -> ScoreError:

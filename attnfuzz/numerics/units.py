@@ -15,11 +15,15 @@ Number = float | int | Float64[Tensor, " rows"]
 
 __all__ = [
     "APPROXIMATE_TANH_ERROR",
+    "CUBIC_EXP_ERROR",
     "EXP_ERROR",
+    "FLOAT8_E4M3_HALF_SUBNORMAL",
+    "FLOAT8_E4M3_ROUNDOFF",
     "FLOAT32_ROUNDOFF",
     "LOG_ERROR",
     "SMALLEST_NORMAL_FLOAT32",
     "TANH_ERROR",
+    "TF32X3_ROUNDOFF",
     "TF32_ROUNDOFF",
     "Number",
     "accumulation_roundoff",
@@ -33,6 +37,9 @@ _SMALLEST_SUBNORMAL_EXPONENT = {torch.float16: -24, torch.bfloat16: -133, torch.
 
 FLOAT32_ROUNDOFF = 2.0**-24
 
+FLOAT8_E4M3_ROUNDOFF = 2.0**-4
+FLOAT8_E4M3_HALF_SUBNORMAL = 2.0**-10
+
 SMALLEST_NORMAL_FLOAT32 = 2.0**-126
 """GPU code may flush anything below this to zero: an absolute error for each operation on top of the relative one."""
 
@@ -40,6 +47,9 @@ EXP_ERROR = 6 * FLOAT32_ROUNDOFF
 """Relative error of exp or exp2 beyond that of its argument: 2 ulp in CUDA's table of maximum errors, 2^-22 for the
 `ex2.approx` instruction that Triton emits, 2.52 ulp measured by NumPy for its AVX-512 exp (the interpreter's). One
 ulp is at most 2u; the slowest of these is 5.04u."""
+
+CUBIC_EXP_ERROR = 2.0**-13.5
+"""Relative error of the polynomial of degree 3 that stands in for exp2 on [0, 1) in FlashAttention 4."""
 
 LOG_ERROR = 8 * FLOAT32_ROUNDOFF
 """Error of log or log2 relative to 1 + |log x|: 1 ulp for CUDA's logf, 2^-21.41 absolute near 1 and 3 ulp elsewhere for
@@ -59,6 +69,10 @@ APPROXIMATE_TANH_ERROR = 2.0**-11
 TF32_ROUNDOFF = 2.0**-10
 """TF32 keeps 10 fraction bits. `cvt.rna.tf32` rounds (2^-11), but operands that reach the tensor core unconverted, as
 Triton's do, lose their low bits: on an H100 (Triton 3.6) `tl.dot` reads 1 + 0.75 * 2^-10 as 1."""
+
+TF32X3_ROUNDOFF = 8 * FLOAT32_ROUNDOFF
+"""Of a float32 product that is made of three TF32 ones, x = h + l + r with h and l in TF32, rounded (`cvt.rna`): l has
+up to 12 bits and keeps 11, so |r| <= 2u |x|, once for each operand; and l l', at most 2^-11 2^-11 = 4u, is left out."""
 
 
 def unit_roundoff(dtype: torch.dtype, *, truncates: bool = False) -> float:

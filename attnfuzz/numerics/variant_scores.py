@@ -30,6 +30,7 @@ from torch import Tensor
 from attnfuzz.numerics.arithmetic import Arithmetic
 from attnfuzz.numerics.score_error import (
     ScoreError,
+    declared_exponent_error,
     dot_copy_error,
     dot_product_error,
     exponent_error,
@@ -117,6 +118,7 @@ class VariantScores:
 def variant_score_errors(
     arithmetic: Arithmetic,
     *,
+    scale: Float64[Tensor, " rows"],
     head_size: Float64[Tensor, " rows"],
     num_tokens: Float64[Tensor, " rows"],
     soft_cap: Float64[Tensor, " rows"],
@@ -133,9 +135,10 @@ def variant_score_errors(
     addition = ScoreError(per_score=is_biased * FLOAT32_ROUNDOFF)
     exponent = exponent_error(of_score=_OF_SCORE, of_difference=_OF_DIFFERENCE)
     result = exponent + cap + addition + split_exponent_error(num_tokens.log()) * arithmetic.is_split
-    result += ScoreError(per_product=dot.per_product)
+    result += declared_exponent_error(scale, arithmetic)
+    result += ScoreError(per_product=dot.per_product, per_score=arithmetic.score)
     copy = exponent_error(of_score=_COPY_OF_SCORE, of_difference=_COPY_OF_DIFFERENCE) + cap + addition
-    copy += ScoreError(per_product=dot_copy.per_product)
+    copy += ScoreError(per_product=dot_copy.per_product, per_score=arithmetic.score)
     twice = 2 * arithmetic.copies
     per_dot = (dot.per_score + before, dot.per_score + before, (dot_copy.per_score + before) * twice)
     columns = (torch.as_tensor(each, dtype=torch.float64, device="cpu").expand_as(num_tokens) for each in per_dot)

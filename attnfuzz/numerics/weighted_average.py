@@ -25,9 +25,12 @@ from attnfuzz.numerics.perturbed_softmax import PerturbedSoftmax
 from attnfuzz.numerics.row_units import RowUnits
 from attnfuzz.numerics.units import FLOAT32_ROUNDOFF, SMALLEST_NORMAL_FLOAT32
 
-__all__ = ["WeightedAverage", "denominator_error", "weighted_average_error"]
+__all__ = ["WeightedAverage", "denominator_error", "rounded_weights_error", "weighted_average_error"]
 
 _NEGLIGIBLE_WEIGHT = 1e-8
+
+_MOST_OF_SUM = 0.99
+"""Of a sum of weights: what is left of it has a logarithm."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,27 @@ def denominator_error(
     on_average = (softmax.upper * num_rescales).sum(-1, keepdim=True)
     rescaled = torch.minimum(on_average, num_rescales.amax(-1, keepdim=True))
     return torch.add(units.denominator_sum, rescaled, alpha=FLOAT32_ROUNDOFF)
+
+
+def rounded_weights_error(
+    softmax: PerturbedSoftmax,
+    given: WeightedAverage,
+    score_error: Float64[Tensor, "rows group num_tokens"],
+    units: RowUnits,
+) -> Float64[Tensor, "rows group 1"]:
+    """Relative error of sum_i p_i where the rounded weights are summed, which only the LSE sees: see `_weight_error`.
+
+    Weights are summed as exp(s_i - running max) >= p_i / p_max, so p_i errs by at most max(u p_i, eta p_max) and by no
+    more than itself. The largest score's weight is exp(0) = 1, which rounding leaves as it is. It is 1 but for an error
+    of the exponent, which for that must be less than u / 2, half the way to the next number below 1; truncation drops
+    even the smallest. In each split, one weight is exact.
+    """
+    p_max = softmax.p.amax(-1, keepdim=True)
+    each = torch.minimum(torch.maximum(units.weight * softmax.upper, units.weight_absolute * p_max), softmax.upper)
+    is_one = (softmax.p == p_max) & (score_error < units.weight / 2) & (units.rounds_one == 0)
+    of_one = each.where(is_one, 0.0).amax(-1, keepdim=True)
+    summed = (each * given.present).sum(-1, keepdim=True) - of_one
+    return units.sums_rounded * summed.clamp(min=0.0, max=_MOST_OF_SUM)
 
 
 def weighted_average_error(

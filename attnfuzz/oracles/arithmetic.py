@@ -18,13 +18,15 @@ def arithmetic_of(declaration: Declaration, case: AttentionCase | MergeStatesCas
     dtype = getattr(torch, case.dtype)
     if not isinstance(case, AttentionCase):
         return merge_arithmetic(dtype, interpreted=interpreted)
+    num_partials = _num_partials(declaration, case)
     return attention_arithmetic(
         declaration.numerics,
         in_dtype=dtype,
         out_dtype=dtype,
-        is_split=_num_partials(declaration, case) > 1 or case.variant.sinks is not None,
+        is_split=num_partials > 1 or case.variant.sinks is not None,
         partial_merge=isinstance(case, SplitDecodeCase),
         interpreted=interpreted,
+        num_partials=num_partials,
         smallest_kv=_smallest_kv(case),
     )
 

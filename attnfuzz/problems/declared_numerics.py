@@ -4,9 +4,13 @@ from typing import Literal, get_args
 
 import msgspec
 
-__all__ = ["Matmul", "Numerics", "Precision", "Tanh"]
+__all__ = ["Exponential", "Matmul", "Numerics", "Partials", "Precision", "Probabilities", "Query", "Tanh"]
 
 Precision = Literal["float32", "input"]
+Query = Literal["float32", "scaled", "scaled_both"]
+Exponential = Literal["float32", "cubic", "input"]
+Probabilities = Literal["float32", "input", "float8_e4m3fn"]
+Partials = Literal["float32", "input", "chained"]
 Matmul = Literal["ieee", "tensor_core", "tf32"]
 Tanh = Literal["float32", "approximate"]
 
@@ -14,12 +18,23 @@ Tanh = Literal["float32", "approximate"]
 class Numerics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Roundings a kernel makes on purpose; the error bounds of `attnfuzz.numerics` allow these and no others.
 
-    The defaults are the loosest arithmetic for the dtype at hand, except for what costs three decimal digits and must
-    be declared: multiplying float32 inputs in TF32, rounding what an 8-bit cache stands for, and an approximate `tanh`.
+    The defaults are the loosest arithmetic that engines ship as their normal path. What costs decimal digits that
+    others keep must be declared: multiplying float32 inputs in TF32, rounding what an 8-bit cache stands for, scores,
+    queries times the scale or exponentials in 16 bits, weights in 8, and an approximate `tanh`.
 
+    - `query`: what q is in the product with k: `"float32"` (itself, or times the scale in float32), `"scaled"` (q times
+      the scale, with log2(e) or without, rounded to the dtype of q, as FlexAttention's `PRESCALE_QK`) or
+      `"scaled_both"` (q and k times the scale's root, each rounded, as in torch's math SDPA).
+    - `scores`: what they are stored as: `"float32"` or `"input"` (16 bits, before and after the scale).
+    - `exponential`: `"float32"`, `"cubic"` (a polynomial of degree 3 in place of exp2, as in FlashAttention 4) or
+      `"input"` (exp2 of 16-bit numbers, `ex2.approx.f16x2`).
     - `probabilities`: what the softmax weights are rounded to before they multiply V: `"input"` (the dtype of q,
-      which k and v have unless the cache has 8 bits, as `p.to(v.dtype)` before `tl.dot`) or `"float32"`.
-    - `partials`: what split results are stored as before they are combined: `"input"` or `"float32"`.
+      which k and v have unless the cache has 8 bits, as `p.to(v.dtype)` before `tl.dot`), `"float32"` or
+      `"float8_e4m3fn"` (as FlashAttention 3 with an 8-bit cache).
+    - `row_sum`, where `probabilities` rounds: whether the sum that divides is one of rounded weights, `"input"`, as in
+      FlashInfer, or of those before, `"float32"`.
+    - `partials`: what split results are stored as before they are combined: `"input"`, `"float32"`, or `"chained"`:
+      as `"input"`, and combined in pairs, one after the other, where each result is stored again.
     - `matmul`: `"ieee"` (float32 additions rounded to nearest), `"tensor_core"` (float32 accumulation that
       truncates) or `"tf32"` (float32 operands also lose their low 13 bits; implies truncating accumulation).
     - `dequantised`, where the cache has 8 bits: what K and V times their scales are kept in before they are multiplied:
@@ -31,21 +46,35 @@ class Numerics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     Raises `ValueError` for any other value.
     """
 
-    probabilities: Precision = "input"
-    partials: Precision = "input"
+    query: Query = "float32"
+    scores: Precision = "float32"
+    exponential: Exponential = "float32"
+    probabilities: Probabilities = "input"
+    row_sum: Precision = "input"
+    partials: Partials = "input"
     matmul: Matmul = "tensor_core"
     dequantised: Precision = "float32"
     tanh: Tanh = "float32"
 
     def __post_init__(self) -> None:
-        _require_one_of("probabilities", self.probabilities, get_args(Precision))
-        _require_one_of("partials", self.partials, get_args(Precision))
-        _require_one_of("matmul", self.matmul, get_args(Matmul))
-        _require_one_of("dequantised", self.dequantised, get_args(Precision))
-        _require_one_of("tanh", self.tanh, get_args(Tanh))
+        for field, allowed in _ALLOWED.items():
+            _require_one_of(field, getattr(self, field), allowed)
 
 
 def _require_one_of(field: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         choices = ", ".join(repr(choice) for choice in allowed)
         raise ValueError(f"Numerics: {field}={value!r} must be one of {choices}; leave {field} out for the loosest one")
+
+
+_ALLOWED: dict[str, tuple[str, ...]] = {
+    "query": get_args(Query),
+    "scores": get_args(Precision),
+    "exponential": get_args(Exponential),
+    "probabilities": get_args(Probabilities),
+    "row_sum": get_args(Precision),
+    "partials": get_args(Partials),
+    "matmul": get_args(Matmul),
+    "dequantised": get_args(Precision),
+    "tanh": get_args(Tanh),
+}

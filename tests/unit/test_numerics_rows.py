@@ -44,7 +44,7 @@ def plain_bound(q: Row, k: list[Row], v: list[Row], scale: float, unit: Any) -> 
         positive = sum(x for x in products[i] if x > 0)
         negative = -sum(x for x in products[i] if x < 0)
         error = gamma(len(q), unit.addition) * max(positive, negative)
-        error += (4 * unit.addition + unit.operand) * (positive + negative)
+        error += (3 * unit.addition + unit.operand) * (positive + negative)
         if unit.is_split:
             error += U * (5 * abs(scores[i]) + 8 * distances[i] + 8 * log_n) + EXP_ERROR + LOG_ERROR * (1 + log_n)
         return error + U * (of_score * abs(scores[i]) + of_distance * distances[i]) + EXP_ERROR
@@ -102,7 +102,11 @@ def plain_bound(q: Row, k: list[Row], v: list[Row], scale: float, unit: Any) -> 
     highest = sum(p[i] * math.exp(d_lse[i]) for i in tokens)
     lse_error = max(math.log(highest), -math.log(sum(p[i] * math.exp(-d_lse[i]) for i in tokens)))
     stage = LOG_ERROR * (1 + log_n) + U * (3 * abs(lse) + 4 * log_n)
-    lse_error += -math.log1p(-of_sum) + (1 + unit.is_split) * stage
+    largest = p.index(max(p))
+    rounded = [min(max(unit.weight * w, unit.weight_absolute * max(p)), w) for w in upper]
+    is_one = d_lse[largest] < unit.weight / 2 and not unit.rounds_one
+    of_rounded = unit.sums_rounded * (sum(rounded) - is_one * rounded[largest])
+    lse_error += -math.log1p(-of_sum - of_rounded) + (1 + unit.is_split) * stage
     return [out_error(column) for column in zip(*v, strict=True)], lse_error
 
 

@@ -1,0 +1,49 @@
+"""Designs that engines ship are not accused, and what costs precision shows unless it is declared."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.problems.declared_numerics import Numerics
+from tests.quality.designs import DESIGNS, Design, drawn_cases, largest_ratios
+
+CASES = 40
+SUMS_EXACT = Numerics(row_sum="float32")
+DTYPES = ("float16", "bfloat16")
+drawn = functools.cache(drawn_cases)
+
+
+def ids(design: Design) -> str:
+    return design.name
+
+
+def cases(dtype: str) -> list[DenseDecodeCase]:
+    return drawn(dtype, CASES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("design", DESIGNS, ids=ids)
+def test_a_declared_design_stays_below_its_bound(design: Design, dtype: str) -> None:
+    """A kernel that is built as an engine's is would be reported, whatever it declares."""
+    ((out, lse),) = largest_ratios(design, cases(dtype), design.numerics)
+    assert max(out, lse) < 1
+    assert max(out, lse) > 0.1  # else the bound would be good for nothing
+
+
+@pytest.mark.parametrize("design", [one for one in DESIGNS if one.numerics != Numerics()], ids=ids)
+def test_what_must_be_declared_shows(design: Design) -> None:
+    """A kernel that loses precision by a change would go on passing as what it was."""
+    ratios = [largest_ratios(design, cases(dtype), SUMS_EXACT)[0] for dtype in DTYPES]
+    assert max(max(pair) for pair in ratios) > 1
+
+
+def test_rounded_weights_in_the_sum_show_where_they_are_denied() -> None:
+    """A kernel that sums in float32 today, and in 16 bits after a change, would pass with its declaration."""
+    (design,) = (one for one in DESIGNS if one.sums_rounded and one.numerics == Numerics())
+    for dtype in DTYPES:
+        (_, lse), (out, loose) = largest_ratios(design, cases(dtype), SUMS_EXACT, Numerics())
+        assert lse > 10
+        assert max(out, loose) < 1
