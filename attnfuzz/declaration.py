@@ -54,7 +54,8 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """What the driver knows of a kernel: it travels over the pipe, the function stays in the executor.
 
     ``target`` loads exactly this kernel again: a bundled name, ``module:name`` or ``path/to/file.py:name``.
-    ``assumed`` names the fields of ``supports`` that the kernel's file leaves open, and that say what was found out.
+    ``assumed`` names the fields of ``supports`` and of ``numerics`` that the kernel's file leaves open, and that say
+    what was found out.
     ``needs_preparing``: it has something to do before its first case, and nobody has done it yet.
     A function that ``supports`` has for ``where`` becomes a table. Raises ValueError for names and options that could
     not be shown, or not be sent as JSON, and for what ``where`` names and cases of the problem do not have.

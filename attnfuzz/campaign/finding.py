@@ -14,6 +14,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
 from attnfuzz.oracles.verdict import Failure, Sight
 from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 
 __all__ = ["Finding", "one_of_each"]
@@ -139,6 +140,7 @@ class Finding:
             case=self.case,
             preceding=self.preceding,
             assumed=_assumed(self.declaration),
+            assumed_numerics=_assumed_numerics(self.declaration),
             finding=record,
             note=self.certainty(),
             environment=current_environment(device),
@@ -146,8 +148,13 @@ class Finding:
 
 
 def _assumed(declaration: Declaration) -> Supports | None:
-    fields = {name: getattr(declaration.supports, name) for name in declaration.assumed}
-    return Supports(**fields) if fields else None
+    names = [name for name in declaration.assumed if name in Supports.__struct_fields__]
+    return Supports(**{name: getattr(declaration.supports, name) for name in names}) if names else None
+
+
+def _assumed_numerics(declaration: Declaration) -> Numerics | None:
+    names = [name for name in declaration.assumed if name in Numerics.__struct_fields__]
+    return Numerics(**{name: getattr(declaration.numerics, name) for name in names}) if names else None
 
 
 def one_of_each(sights: Iterable[Sight]) -> tuple[Sight, ...]:

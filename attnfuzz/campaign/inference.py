@@ -13,6 +13,8 @@ kernel's ordinary value passes; how it must fail depends on the field:
   log-sum-exp is wrong, the kernel has thought of them, and that is a bug. Likewise for states whose LSE is +inf, where
   those whose LSE is -inf are merged rightly.
 * pages behind a window: they are read, and what they hold must not count.
+* roundings that some designs make on purpose (`Numerics`): a replay of one gives a wrong result, nothing else does, and
+  no probe fails where it is declared.
 
 A kernel with a bug in all ordinary cases has limits all the same. So where ragged lengths are never right, full pages
 are what is ordinary; and where the log-sum-exp never is, the output alone is looked at.
@@ -61,13 +63,14 @@ from attnfuzz.problems.choices import (
     split_counts_of,
     strided_tensors_of,
 )
+from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 from attnfuzz.problems.simplest import simplest_case, simplest_cases
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports
 
-__all__ = ["Inferred", "LeftOut", "infer", "supports_as_text", "with_declared"]
+__all__ = ["Inferred", "LeftOut", "infer", "numerics_as_text", "supports_as_text", "with_declared"]
 
 _TIMEOUT_S = {"cpu": 3.0, "cuda": 20.0}
 _PATIENCE_S = {"cpu": 60.0, "cuda": 300.0}
@@ -75,6 +78,9 @@ _PATIENCE_S = {"cpu": 60.0, "cuda": 300.0}
 _MOST_PROBES = 80
 _MOST_HANGS = 4
 _UNDECLARED = Supports()
+_ORDINARY = Numerics()
+_MOST_ROUNDINGS = 4
+_MOST_UNNAMED = 2
 _LSE_NAMES = ("lse", "output_lse", "partial_lse")
 
 Outcome = Literal["passes", "raises", "wrong", "dies"]
@@ -104,6 +110,8 @@ class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``supports`` is what the kernel takes, with all that it declares; ``left_out``, what its declaration left open.
 
+    ``numerics`` are the roundings that it makes on purpose.
+
     ``works``: whether any probe passed. If none did, nothing but refusals could be told from a bug.
     """
 
@@ -112,11 +120,16 @@ class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     left_out: tuple[LeftOut, ...]
     probes: int
     works: bool
+    numerics: Numerics = Numerics()
 
     @property
     def text(self) -> str:
-        """``Supports(...)`` to be pasted: what is declared already, and what was inferred."""
-        return supports_as_text(self.supports)
+        """``Supports(...)`` and, if any, ``Numerics(...)``, to be pasted: what is declared, and what was inferred."""
+        texts = [
+            supports_as_text(self.supports),
+            *([numerics_as_text(self.numerics)] if self.numerics.declared() else []),
+        ]
+        return ", ".join(texts)
 
     def __str__(self) -> str:
         reasons = ", ".join(map(str, self.left_out))
@@ -129,8 +142,14 @@ def supports_as_text(supports: Supports) -> str:
     return supports_text({name: value for name, value in fields.items() if value != getattr(_UNDECLARED, name)})
 
 
-def with_declared(declaration: Declaration, supports: Supports) -> Declaration:
-    """``declaration`` with what it leaves at the default as in ``supports``, and told to be ``assumed``."""
+def numerics_as_text(numerics: Numerics) -> str:
+    """``numerics`` as they are written in a program."""
+    fields = ", ".join(f'{name}="{value}"' for name, value in numerics.declared().items())
+    return f"Numerics({fields})"
+
+
+def with_declared(declaration: Declaration, supports: Supports, numerics: Numerics = _ORDINARY) -> Declaration:
+    """``declaration`` with what it leaves at the default as in these two, and told to be ``assumed``."""
     fields = {
         name: getattr(supports, name)
         for name in supports.__struct_fields__
@@ -138,8 +157,13 @@ def with_declared(declaration: Declaration, supports: Supports) -> Declaration:
         and declaration.supports.leaves_open(name)
         and getattr(supports, name) != getattr(_UNDECLARED, name)
     }
-    changed = msgspec.structs.replace(declaration.supports, **fields)
-    return msgspec.structs.replace(declaration, supports=changed, assumed=(*declaration.assumed, *fields))
+    roundings = {name: value for name, value in numerics.declared().items() if declaration.numerics.leaves_open(name)}
+    return msgspec.structs.replace(
+        declaration,
+        supports=msgspec.structs.replace(declaration.supports, **fields),
+        numerics=msgspec.structs.replace(declaration.numerics, **roundings),
+        assumed=(*declaration.assumed, *fields, *roundings),
+    )
 
 
 def infer(runner: Runner, declaration: Declaration, *, is_over: Callable[[], bool] = lambda: False) -> Inferred:
@@ -156,6 +180,7 @@ def infer(runner: Runner, declaration: Declaration, *, is_over: Callable[[], boo
         left_out=tuple(inference.left_out),
         probes=probes.count,
         works=inference.works,
+        numerics=probes.numerics,
     )
 
 
@@ -175,13 +200,14 @@ class _Probes:
         self._runner = runner
         self._is_over = is_over
         self._declaration = declaration
-        self._seen: dict[tuple[bytes, str], _Seen] = {}
+        self.numerics = declaration.numerics
+        self._seen: dict[tuple[bytes, str, Numerics], _Seen] = {}
         self._until = time.monotonic() + _PATIENCE_S[runner.device]
         self._hangs = 0
         self.count = 0
 
     def __call__(self, case: Case, supports: Supports) -> _Seen:
-        key = encode_case(case), supports.lse
+        key = encode_case(case), supports.lse, self.numerics
         if key not in self._seen:
             if self.count >= _MOST_PROBES or self._hangs >= _MOST_HANGS or time.monotonic() >= self._until:
                 return _PASSED
@@ -193,7 +219,7 @@ class _Probes:
         return self._seen[key]
 
     def _judge(self, case: Case, supports: Supports) -> _Seen:
-        declaration = msgspec.structs.replace(self._declaration, supports=supports)
+        declaration = msgspec.structs.replace(self._declaration, supports=supports, numerics=self.numerics)
         try:
             verdict = self._runner.judge(
                 declaration, case, timeout_s=_TIMEOUT_S[self._runner.device], thorough=False, relations=()
@@ -235,6 +261,7 @@ class _Inference:
             self._find_merge()
         else:
             self._find_point()
+            self._numerics()
             self._layouts()
             self._lse()
         self._strides()
@@ -355,6 +382,66 @@ class _Inference:
         if not self.has_right_lse:
             return self._output(case)
         return self.probes(case, msgspec.structs.replace(self.point, lse=self.supports.lse))
+
+    # What is rounded on purpose
+
+    def _numerics(self) -> None:
+        """Roundings that explain all that is wrong with ordinary numbers, whichever logarithm the kernel returns."""
+        kinds: tuple[LseKind, ...] = get_args(LseKind) if self._is_open("lse") else (self.supports.lse,)
+        before = self.probes.numerics
+        for kind in kinds:
+            point = msgspec.structs.replace(self.point, lse=kind)
+            first = self._explained_by(point)
+            if first is not None:
+                for name, value in self.probes.numerics.declared().items():
+                    if before.leaves_open(name):
+                        said = "" if first.failure is None else first.failure.message
+                        default = getattr(before, name)
+                        self.left_out.append(LeftOut(name, value, (default,), first.outcome, said))
+                return
+            self.probes.numerics = before
+
+    def _explained_by(self, point: Supports) -> _Seen | None:
+        """How the first of some telling cases failed, if none does with the roundings that replays have named."""
+        first = _PASSED
+        for _ in range(_MOST_ROUNDINGS):
+            failed = self._named_failure(point)
+            if failed.outcome == "passes":
+                return first
+            first = failed if first is _PASSED else first
+            named = {} if failed.failure is None else failed.failure.numerics
+            new = {name: value for name, value in named.items() if self.probes.numerics.leaves_open(name)}
+            if not new:
+                return None
+            self.probes.numerics = msgspec.structs.replace(self.probes.numerics, **new)
+        return None
+
+    def _named_failure(self, point: Supports) -> _Seen:
+        """The first telling case that fails; of several, one whose replay names a rounding."""
+        failures = []
+        for case in self._telling_cases(point):
+            seen = self.probes(case, point)
+            if seen.failure is None:
+                continue
+            failures.append(seen)
+            if seen.failure.numerics:
+                return seen
+            if seen.failure.oracle != "accuracy" or len(failures) == _MOST_UNNAMED:
+                break
+        return failures[0] if failures else _PASSED
+
+    def _telling_cases(self, point: Supports) -> Iterator[Case]:
+        """Of numbers and scales that no rounding leaves as they are, in each dtype."""
+        for dtype in dtypes_of(self.supports):
+            for seed, case in enumerate(self._cases(msgspec.structs.replace(point, dtypes=(dtype,)))):
+                if isinstance(case, MergeStatesCase):
+                    return
+                lengths = [4 * length for length in case.seq_lens]
+                for exponent in (1, 3):  # q times a power of 2 is exact, and exponents of small scores nearly so
+                    values = msgspec.structs.replace(
+                        case.values, keys="fine", values="normal", logit_exponent=exponent, seed=seed
+                    )
+                    yield self._with_lengths(case, lengths, values=values, scale=0.7 * case.scale)
 
     # Whether a value is taken
 
@@ -644,6 +731,16 @@ _NOUNS = {
 }
 
 
+_QUERIES = {
+    "scaled": "it rounds q times the scale to q's dtype",
+    "scaled_both": "it rounds q and k times the scale's root to their dtype",
+}
+_EXPONENTIALS = {
+    "cubic": "its exp2 is a polynomial of degree 3",
+    "input": "its exp2 is one of 16-bit numbers",
+}
+
+
 def _words(left_out: LeftOut) -> str:
     name, kept, values, how = left_out.name, left_out.kept, left_out.values, _HOW[left_out.how]
     if name in _NOUNS:
@@ -656,6 +753,10 @@ def _words(left_out: LeftOut) -> str:
     if name == "lse":
         return "it returns no LSE" if kept == "none" else f"its LSE is to base {kept.removeprefix('base')}"
     others = {
+        "query": _QUERIES.get(kept, ""),
+        "exponential": _EXPONENTIALS.get(kept, ""),
+        "probabilities": f"it rounds softmax weights to {kept}",
+        "matmul": "it multiplies float32 in TF32",
         "lse_layout": f"its LSE has the axes {kept}",
         "empty_sequences": f"it {how} where there are no keys",
         "padding_tokens": f"it {how} for padding tokens",

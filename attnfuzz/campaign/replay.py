@@ -16,7 +16,9 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case
+from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supported import adapt_options, why_unsupported
+from attnfuzz.problems.supports import Supports
 from attnfuzz.project import project_root, why_foreign
 
 __all__ = [
@@ -155,8 +157,10 @@ def resolve_target(target: str, regression_file: Path, root: Path) -> str:
 
 def _as_assumed(declaration: Declaration, saved: SavedCase) -> Declaration:
     """The kernel by the contract that the finding was made in."""
-    assumed = saved.regression.assumed
-    return declaration if assumed is None else with_declared(declaration, assumed)
+    regression = saved.regression
+    if regression.assumed is None and regression.assumed_numerics is None:
+        return declaration
+    return with_declared(declaration, regression.assumed or Supports(), regression.assumed_numerics or Numerics())
 
 
 def _is_namesake(declaration: Declaration, saved: SavedCase) -> bool:

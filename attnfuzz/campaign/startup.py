@@ -191,8 +191,11 @@ def infer_contracts(runner: Runner, declarations: Sequence[Declaration], note: C
 
 def within_contracts(declarations: Sequence[Declaration], inferred: Sequence[Inferred]) -> list[Declaration]:
     """The kernels, those of ``inferred`` with what that says."""
-    supports = {one.target: one.supports for one in inferred}
-    return [with_declared(one, supports.get(one.target, one.supports)) for one in declarations]
+    found = {one.target: one for one in inferred}
+    return [
+        with_declared(one, found[one.target].supports, found[one.target].numerics) if one.target in found else one
+        for one in declarations
+    ]
 
 
 def _one_of_each(declaration: Declaration) -> list[Case]:

@@ -20,6 +20,7 @@ from attnfuzz.corpus.regression import (
 )
 from attnfuzz.data_files import read_data_file
 from attnfuzz.problems.cases import PROBLEMS, Case, Problem, case_from_builtins
+from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, CaseTooLarge, check_lists, check_size
 from attnfuzz.problems.supports import Supports
 from attnfuzz.said import SENTENCE_BYTES, printable
@@ -52,6 +53,7 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     case: dict[str, Any]
     preceding: list[dict[str, Any]] = []
     assumed: Supports | None = None
+    assumed_numerics: Numerics | None = None
     finding: FindingRecord
     status: Status = "open"
     note: str = ""

@@ -11,6 +11,7 @@ import msgspec
 
 from attnfuzz.oracles.verdict import Blame, Failure, OracleName, Sight, make_printable
 from attnfuzz.problems.cases import Case, Problem
+from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 
 __all__ = [
@@ -116,9 +117,9 @@ class Regression(msgspec.Struct, frozen=True, kw_only=True):
 
     ``kernel`` is the target that loads the kernel: a bundled name, ``module:name`` or ``path/to/file.py:name``.
     ``case`` fails once the cases of ``preceding``, if there are any, have run before it in the same process.
-    ``assumed`` is what the kernel was found not to take where its declaration leaves that open; the case is judged by
-    that, unless the kernel declares it by now. ``status`` is ``"open"`` while the case still fails and ``"fixed"`` once
-    it must pass. ``note`` is for people.
+    ``assumed`` is what the kernel was found not to take where its declaration leaves that open, ``assumed_numerics``
+    what it was found to round on purpose; the case is judged by these, unless the kernel declares them by now.
+    ``status`` is ``"open"`` while the case still fails and ``"fixed"`` once it must pass. ``note`` is for people.
     """
 
     problem: Problem
@@ -126,6 +127,7 @@ class Regression(msgspec.Struct, frozen=True, kw_only=True):
     case: Case
     preceding: tuple[Case, ...] = ()
     assumed: Supports | None = None
+    assumed_numerics: Numerics | None = None
     finding: FindingRecord
     status: Status = "open"
     note: str = ""
@@ -152,6 +154,10 @@ def encode_regression(regression: Regression) -> bytes:
         del fields["assumed"]
     else:
         fields["assumed"] = _declared(regression.assumed)
+    if regression.assumed_numerics is None:
+        del fields["assumed_numerics"]
+    else:
+        fields["assumed_numerics"] = regression.assumed_numerics.declared()
     finding = msgspec.structs.asdict(regression.finding)
     left_out = {name for name in _SINCE if not finding[name] or finding[name] == Blame()}
     left_out.update(_RATE if not regression.finding.runs else ())

@@ -7,6 +7,7 @@ import msgspec
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.leaks import MemoryUse
 from attnfuzz.oracles.verdict import OracleName, Relations, Verdict
+from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.said import NAME_BYTES, printable
@@ -14,6 +15,8 @@ from attnfuzz.said import NAME_BYTES, printable
 __all__ = [
     "DeclarationsReply",
     "DeclarationsRequest",
+    "DeclaredReply",
+    "DeclaredRequest",
     "DeviceReply",
     "GrowthReply",
     "GrowthRequest",
@@ -23,8 +26,6 @@ __all__ = [
     "JudgeRequest",
     "PrepareReply",
     "PrepareRequest",
-    "SupportsReply",
-    "SupportsRequest",
     "from_wire",
     "to_wire",
 ]
@@ -47,14 +48,15 @@ class DeclarationsReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     error: str | None = None
 
 
-class SupportsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeclaredRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """From now on judge the kernel `target` by these, whatever its file declares."""
 
     target: str
     supports: Supports
+    numerics: Numerics
 
 
-class SupportsReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeclaredReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """It is done."""
 
 

@@ -18,6 +18,8 @@ from attnfuzz.execution.interpreter_setup import set_up_interpreter
 from attnfuzz.execution.judge_messages import (
     DeclarationsReply,
     DeclarationsRequest,
+    DeclaredReply,
+    DeclaredRequest,
     DeviceReply,
     GrowthReply,
     GrowthRequest,
@@ -27,8 +29,6 @@ from attnfuzz.execution.judge_messages import (
     JudgeRequest,
     PrepareReply,
     PrepareRequest,
-    SupportsReply,
-    SupportsRequest,
     to_wire,
 )
 from attnfuzz.execution.service import ExitAfterReply
@@ -68,7 +68,7 @@ class JudgingService:
             "judge": self._judge,
             "judge_many": self._judge_many,
             "prepare": self._prepare,
-            "supports": self._supports,
+            "declared": self._declared,
         }
 
     def handle(self, method: str, payload: bytes) -> bytes:
@@ -112,10 +112,12 @@ class JudgingService:
             return PrepareReply(raised=f"{type_name(error)}: {text_of(error)}")
         return PrepareReply()
 
-    def _supports(self, payload: bytes) -> SupportsReply:
-        request = msgspec.json.decode(payload, type=SupportsRequest)
-        self._kernels[request.target] = self._kernel(request.target).declared(supports=request.supports)
-        return SupportsReply()
+    def _declared(self, payload: bytes) -> DeclaredReply:
+        request = msgspec.json.decode(payload, type=DeclaredRequest)
+        self._kernels[request.target] = self._kernel(request.target).declared(
+            supports=request.supports, numerics=request.numerics
+        )
+        return DeclaredReply()
 
     def _judge(self, payload: bytes) -> JudgeReply:
         request = msgspec.json.decode(payload, type=JudgeRequest)

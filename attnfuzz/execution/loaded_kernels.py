@@ -12,10 +12,10 @@ from attnfuzz.execution.faults import failure_of
 from attnfuzz.execution.judge_messages import (
     DeclarationsReply,
     DeclarationsRequest,
+    DeclaredReply,
+    DeclaredRequest,
     PrepareReply,
     PrepareRequest,
-    SupportsReply,
-    SupportsRequest,
 )
 from attnfuzz.execution.likely_device import Device
 from attnfuzz.execution.outcomes import (
@@ -28,6 +28,7 @@ from attnfuzz.execution.outcomes import (
     ServiceError,
     TimedOut,
 )
+from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 
 __all__ = ["LOAD_TIMEOUT_S", "LoadedKernels"]
@@ -37,6 +38,10 @@ _PROBE_TIMEOUT_S = 30.0
 """For a fresh process to get an answer from the GPU, which takes half a second."""
 _PREPARE_TIMEOUT_S = 1800.0
 _START_TIMEOUT_S = 120.0  # where a hundred do so at once
+
+
+_Contract = tuple[Supports, Numerics]
+"""By which a process judges a kernel."""
 
 
 class LoadedKernels:
@@ -49,7 +54,7 @@ class LoadedKernels:
     def __init__(self, executor: Executor, device: Device, prepared: set[str] | None = None) -> None:
         self._executor = executor
         self._device = device
-        self._loaded: tuple[int | None, dict[str, Supports]] = (None, {})
+        self._loaded: tuple[int | None, dict[str, _Contract]] = (None, {})
         self._on_device: int | None = None
         self._stuck: str | None = None
         self.prepared = set() if prepared is None else prepared
@@ -72,7 +77,7 @@ class LoadedKernels:
             raise KernelLoadError(f"importing {', '.join(targets)} failed: {failure_of(reply).message}")
         if reply.error is not None:
             raise KernelLoadError(reply.error)
-        self._remember({declaration.target: declaration.supports for declaration in reply.kernels})
+        self._remember({declaration.target: _contract(declaration) for declaration in reply.kernels})
         return reply.kernels
 
     def prepare(self, declaration: Declaration) -> None:
@@ -140,27 +145,27 @@ class LoadedKernels:
         self.start_device()
         if pid is None or pid != self._executor.pid or declaration.target not in targets:
             self.declarations([declaration.target])
-        if self._loaded[1].get(declaration.target, declaration.supports) != declaration.supports:
-            self._say_supports(declaration)
+        if self._loaded[1].get(declaration.target, _contract(declaration)) != _contract(declaration):
+            self._say_declared(declaration)
         if declaration.needs_preparing and declaration.target not in self.prepared:
             self.prepare(declaration)
 
-    def _say_supports(self, declaration: Declaration) -> None:
+    def _say_declared(self, declaration: Declaration) -> None:
         """Have the present process judge the kernel by ``declaration``.
 
         It may die of what a kernel did to it before, and then a fresh one is told.
         """
-        request = SupportsRequest(declaration.target, declaration.supports)
-        reply = self._call("supports", request, SupportsReply, LOAD_TIMEOUT_S)
-        if not isinstance(reply, SupportsReply):
+        request = DeclaredRequest(declaration.target, declaration.supports, declaration.numerics)
+        reply = self._call("declared", request, DeclaredReply, LOAD_TIMEOUT_S)
+        if not isinstance(reply, DeclaredReply):
             self.start_device()
             self.declarations([declaration.target])
-            reply = self._call("supports", request, SupportsReply, LOAD_TIMEOUT_S)
-        if not isinstance(reply, SupportsReply):
+            reply = self._call("declared", request, DeclaredReply, LOAD_TIMEOUT_S)
+        if not isinstance(reply, DeclaredReply):
             raise KernelLoadError(f"importing {declaration.target} failed: {failure_of(reply).message}")
-        self._remember({declaration.target: declaration.supports})
+        self._remember({declaration.target: _contract(declaration)})
 
-    def _remember(self, kernels: dict[str, Supports]) -> None:
+    def _remember(self, kernels: dict[str, _Contract]) -> None:
         pid, known = self._loaded
         self._loaded = (self._executor.pid, (known if pid == self._executor.pid else {}) | kernels)
 
@@ -185,3 +190,7 @@ class LoadedKernels:
     def _stuck_error(self) -> ExecutorUnavailable:
         text = f"{self._stuck}, so the device is in an unknown state; wait for the process to end, or reset the device"
         return DeviceLost(text) if self._device == "cuda" else ExecutorUnavailable(text)
+
+
+def _contract(declaration: Declaration) -> _Contract:
+    return declaration.supports, declaration.numerics

@@ -56,6 +56,16 @@ class Numerics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     dequantised: Precision = "float32"
     tanh: Tanh = "float32"
 
+    def leaves_open(self, name: str) -> bool:
+        """Whether the field ``name`` is at its default."""
+        return bool(
+            getattr(self, name) == next(one.default for one in msgspec.structs.fields(self) if one.name == name)
+        )
+
+    def declared(self) -> dict[str, str]:
+        """The fields that are not at their defaults."""
+        return {name: getattr(self, name) for name in self.__struct_fields__ if not self.leaves_open(name)}
+
     def __post_init__(self) -> None:
         for field, allowed in _ALLOWED.items():
             _require_one_of(field, getattr(self, field), allowed)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.inference import supports_as_text
+from attnfuzz.campaign.inference import numerics_as_text, supports_as_text
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.campaign.undeclared import declared_limits
 from attnfuzz.report.headline import count, one_line, remedy_lines
@@ -30,6 +30,8 @@ def _lines(result: CampaignResult, target: str) -> Iterator[Text]:
     kernel = result.statistics.kernels[target]
     yield Text(f"{target}:", style="bold")
     yield Text(f"    supports=attnfuzz.{supports_as_text(kernel.declaration.supports)},", style="green")
+    if kernel.declaration.numerics.declared():
+        yield Text(f"    numerics=attnfuzz.{numerics_as_text(kernel.declaration.numerics)},", style="green")
     inferred = next((one for one in result.inferred if one.target == target), None)
     for left_out in inferred.left_out if inferred is not None else ():
         yield Text(f"  {left_out}: {left_out.said}" if left_out.said else f"  {left_out}", style="dim")

@@ -23,7 +23,7 @@ from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies import cases
 from attnfuzz.values import attention_values
 
-__all__ = ["DESIGNS", "Design", "drawn_cases", "largest_ratios"]
+__all__ = ["DESIGNS", "Design", "Result", "drawn_cases", "largest_ratios"]
 
 Result = tuple[Tensor, Tensor]
 _UNDECLARED = Numerics()
@@ -225,14 +225,9 @@ def main() -> None:
     for design in DESIGNS:
         of_dtypes = [largest_ratios(design, of_dtype, _UNDECLARED, design.numerics) for of_dtype in drawn]
         columns = [" / ".join(f"{found[i][j]:.3g}" for found in of_dtypes) for i in range(2) for j in range(2)]
-        fields = [f"{name}={value!r}" for name, value in _declared(design.numerics)]
+        fields = [f"{name}={value!r}" for name, value in design.numerics.declared().items()]
         said = f"`Numerics({', '.join(fields)})`" if fields else "nothing"
         print("|", " | ".join([design.name, design.used_by, *columns[:2], said, *columns[2:]]), "|", flush=True)
-
-
-def _declared(numerics: Numerics) -> list[tuple[str, str]]:
-    fields = [(name, getattr(numerics, name)) for name in numerics.__struct_fields__]
-    return [(name, value) for name, value in fields if value != getattr(_UNDECLARED, name)]
 
 
 if __name__ == "__main__":

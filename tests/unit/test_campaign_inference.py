@@ -16,12 +16,15 @@ from attnfuzz.campaign.replay import SavedCase, replay
 from attnfuzz.corpus import FindingRecord, Regression, decode_regression, encode_regression
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.choices import GQA_RATIOS
+from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supports import Supports
 
 ROOT = Path(__file__).parents[2]
 KERNELS = Path(__file__).with_name("plain_kernels.py")
+DESIGNS = ROOT / "tests" / "quality" / "design_kernels.py"
 SPLITS = Supports(layouts=("NHD", "interleaved"), lse="none", empty_sequences=False)
 TRITON = Supports(
     head_sizes=(16, 32, 64, 128, 256),
@@ -85,6 +88,49 @@ def test_a_bug_is_not_taken_for_a_limit(runner: Runner, kernel: str, supports: S
     assert inferred(runner, kernel).supports == supports
 
 
+@pytest.mark.parametrize(
+    ("design", "numerics"),
+    [
+        ("exact_products", Numerics()),
+        ("sum_of_rounded_weights", Numerics()),
+        ("scaled_query", Numerics(query="scaled")),
+        ("scaled_query_in_base_2", Numerics(query="scaled")),
+        ("scaled_both", Numerics(query="scaled_both")),
+        ("short_weights", Numerics(probabilities="float8_e4m3fn")),
+    ],
+)
+def test_what_a_design_rounds_on_purpose_is_found_out(runner: Runner, design: str, numerics: Numerics) -> None:
+    """A design that engines ship would have a finding of wrong numbers, or one that rounds nothing would be let off."""
+    (declaration,) = runner.declarations([f"{DESIGNS}:{design}"])
+    found = infer(runner, declaration)
+    assert (found.numerics, found.works) == (numerics, True)
+    assert len(found.left_out) == len(numerics.declared())
+
+
+def test_rounded_products_are_no_design(runner: Runner) -> None:
+    """Scores that overflow at 65,504 would be declared away."""
+    (declaration,) = runner.declarations([f"{DESIGNS}:rounded_products"])
+    assert infer(runner, declaration).numerics == Numerics()
+
+
+def test_a_kernel_is_held_to_the_roundings_that_it_declares(runner: Runner) -> None:
+    """One that sums its weights in float32 today, and in 16 bits after a change, would get the wider bound."""
+    (declaration,) = runner.declarations([f"{DESIGNS}:scaled_query"])
+    changed = with_declared(declaration, Supports(), Numerics(query="scaled_both", matmul="tf32"))
+    assert changed.numerics == Numerics(query="scaled_both", matmul="tf32")
+    assert changed.assumed == ("query", "matmul")
+    declared = msgspec.structs.replace(declaration, numerics=Numerics(query="scaled"))
+    assert with_declared(declared, Supports(), Numerics(query="scaled_both")).numerics.query == "scaled"
+
+
+def test_the_sentence_tells_what_is_rounded(runner: Runner) -> None:
+    """A wider bound would be taken without a word of it."""
+    (declaration,) = runner.declarations([f"{DESIGNS}:scaled_query"])
+    told = str(infer(runner, declaration))
+    assert "it rounds q times the scale to q's dtype" in told, told
+    assert told.endswith(', Numerics(query="scaled")')
+
+
 def test_a_page_size_that_is_written_into_a_kernel(runner: Runner) -> None:
     """It raises nothing, so each other size would be a finding of wrong numbers."""
     found = inferred(runner, "pages_of_16")
@@ -131,10 +177,15 @@ def test_a_kernel_is_judged_by_the_declaration_that_comes_with_the_call(runner: 
     assert runner.judge(without, CASE, relations=()).failure is None
 
 
-def saved(assumed: Supports | None) -> SavedCase:
+def saved(assumed: Supports | None, numerics: Numerics | None = None) -> SavedCase:
     record = FindingRecord.of(Failure(oracle="accuracy", kind="out:value", message="it was wrong"))
     regression = Regression(
-        problem="paged_decode", kernel=f"{KERNELS}:eager_split_decode", case=CASE, assumed=assumed, finding=record
+        problem="paged_decode",
+        kernel=f"{KERNELS}:eager_split_decode",
+        case=CASE,
+        assumed=assumed,
+        assumed_numerics=numerics,
+        finding=record,
     )
     return SavedCase(Path("found.json"), decode_regression(encode_regression(regression), "found.json"))
 
@@ -159,7 +210,30 @@ def test_a_file_holds_what_was_assumed_and_no_more() -> None:
         "layouts": ["NHD", "interleaved"],
         "lse": "none",
     }
-    assert "assumed" not in json.loads(encode_regression(saved(None).regression))
+    assert not {"assumed", "assumed_numerics"} & set(json.loads(encode_regression(saved(None).regression)))
+    rounded = saved(None, Numerics(query="scaled")).regression
+    assert json.loads(encode_regression(rounded))["assumed_numerics"] == {"query": "scaled"}
+    assert decode_regression(encode_regression(rounded), "found.json") == rounded
+
+
+def test_a_saved_finding_is_judged_by_the_roundings_that_were_found_out(runner: Runner) -> None:
+    """A repaired kernel would go on failing, for what its design rounds on purpose."""
+    values = Values(keys="fine", values="normal", logit_exponent=3, seed=1)
+    case = DenseDecodeCase(
+        num_q_heads=2, num_kv_heads=1, head_size=64, seq_lens=(40, 3), scale=0.0875, dtype="float16", values=values
+    )
+    regression = Regression(
+        problem="dense_decode",
+        kernel=f"{DESIGNS}:scaled_query",
+        case=case,
+        assumed_numerics=Numerics(query="scaled"),
+        finding=FindingRecord.of(Failure(oracle="accuracy", kind="lse:value", message="it was wrong")),
+    )
+    known = SavedCase(Path("found.json"), regression)
+    strict = SavedCase(Path("found.json"), msgspec.structs.replace(regression, assumed_numerics=None))
+    targets = [regression.kernel]
+    outcomes = [next(iter(replay([one], runner, kernels=targets))).failed for one in (known, strict)]
+    assert outcomes == [False, True]
 
 
 def test_what_was_declared_since_counts_more_than_what_was_assumed(runner: Runner) -> None:

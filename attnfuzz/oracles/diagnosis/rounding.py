@@ -1,4 +1,4 @@
-"""Scores that were rounded on the way: q and k multiplied, summed or scaled in 16 bits, or in TF32.
+"""Scores and weights that were rounded on the way: q and k multiplied, summed or scaled in 16 bits, or in TF32; exp.
 
 Such a kernel is wrong everywhere by a little, so a mistake counts as found only if it gives all wrong rows of a case.
 In which order a kernel sums cannot be known, and on a GPU several threads may each have a copy of a score, summed in an
@@ -9,9 +9,10 @@ A score that overflows makes whatever the kernel makes of infinities: NaN, for o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Float64, Int64
@@ -32,6 +33,7 @@ _MOST_TOLD = 2
 _CHUNKS = (2, 4, 8)
 """How many neighbouring products a thread may add up before threads exchange their sums."""
 _TF32_BITS = 10
+_CUBIC_EXP2 = (0.077119089663028717, 0.227564394474029541, 0.695146143436431885, 1.0)
 
 _BOUNDS = 2.0
 _UNEXPLAINED = 0.25
@@ -52,7 +54,7 @@ Round = Callable[[Tensor], Tensor]
 class _Mistake:
     """The results that a mistake may have, one for each way in which it may have been made.
 
-    ``overflows``: a score is not finite in one of the ways.
+    ``overflows``: a score is not finite in one of the ways. ``numerics``: what declares it, of a design's own rounding.
     """
 
     cause: str
@@ -60,6 +62,7 @@ class _Mistake:
     out: Float64[Tensor, "ways v_head_size"]
     lse: Float64[Tensor, " ways"]
     overflows: bool
+    numerics: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ class Rounding:
         words = ", or ".join(mistake.words for mistake in found[:_MOST_TOLD])
         if self.rows[0].case.dtype == "float16" and any(not bool(row.got.isfinite().all()) for row in self.rows):
             words += f" (float16 ends at {torch.finfo(torch.float16).max:.0f})"
-        return Diagnosis(words, found[0].cause)
+        same = all(mistake.numerics == found[0].numerics for mistake in found)
+        return Diagnosis(words, found[0].cause, numerics=found[0].numerics if same else {})
 
     @cached_property
     def _replayed(self) -> list[tuple[_Mistake, ...]]:
@@ -129,6 +133,7 @@ def _mistakes(row: AttentionRow, *, interpreted: bool) -> Iterator[_Mistake]:
         "scores_rounded",
         f"q x scale is rounded to {name} before it is multiplied with k",
         [k @ rounded(scale * q) for rounded in roundings],
+        numerics={"query": "scaled"},
     )
     yield _of_scores(
         row,
@@ -136,6 +141,16 @@ def _mistakes(row: AttentionRow, *, interpreted: bool) -> Iterator[_Mistake]:
         "scores_rounded",
         f"q x scale x log2(e) is rounded to {name} before it is multiplied with k",
         [k @ rounded(scale * math.log2(math.e) * q) / math.log2(math.e) for rounded in roundings],
+        numerics={"query": "scaled"},
+    )
+    root = math.sqrt(abs(scale))
+    yield _of_scores(
+        row,
+        heaviest,
+        "scores_rounded",
+        f"q and k times the scale's root are rounded to {name} before they are multiplied",
+        [math.copysign(1.0, scale) * (rounded(root * k) @ rounded(root * q)) for rounded in roundings],
+        numerics={"query": "scaled_both"},
     )
     yield _of_scores(
         row,
@@ -151,6 +166,28 @@ def _mistakes(row: AttentionRow, *, interpreted: bool) -> Iterator[_Mistake]:
         f"the products of q and k are rounded to {name}, and so are their sums",
         [end for rounded in roundings for total in _sums(q * k, rounded) for end in _scaled(total, scale, rounded)],
         copies=not interpreted,
+    )
+    yield _of_weights(
+        row,
+        "exponential_rounded",
+        "exp2 is a polynomial of degree 3",
+        _cubic_exp,
+        numerics={"exponential": "cubic"},
+    )
+    yield _of_weights(
+        row,
+        "exponential_rounded",
+        f"exp2 is taken of numbers in {name}",
+        lambda x: roundings[0](torch.exp2(roundings[0](x * math.log2(math.e)))),
+        numerics={"exponential": "input"},
+    )
+    yield _of_weights(
+        row,
+        "weights_rounded",
+        "weights are rounded to float8_e4m3fn before they are multiplied with V",
+        torch.exp,
+        of_v=_to_e4m3,
+        numerics={"probabilities": "float8_e4m3fn"},
     )
 
 
@@ -218,6 +255,7 @@ def _of_scores(
     ways: list[Float64[Tensor, " replayed"]],
     *,
     copies: bool = False,
+    numerics: Mapping[str, str] = MappingProxyType({}),
 ) -> _Mistake:
     """Of scores of some ``tokens``, while the others have theirs.
 
@@ -230,7 +268,37 @@ def _of_scores(
     if copies:
         numerators = (weights * (lse - row.lse).exp()[:, None]) @ row.v
         out = torch.cat([out, *(numerators / (end - row.lse).exp() for end in (lse.amin(), lse.amax()))])
-    return _Mistake(cause, words, out, lse, overflows)
+    return _Mistake(cause, words, out, lse, overflows, numerics)
+
+
+def _of_weights(
+    row: AttentionRow, cause: str, words: str, exp: Round, *, of_v: Round = torch.clone, numerics: Mapping[str, str]
+) -> _Mistake:
+    """Of another ``exp``, and of weights that are rounded ``of_v`` before they multiply V, though not to be summed.
+
+    As in a single tile: where the maximum rises on the way, roundings differ a little.
+    """
+    scores, lse = row_log_weights(row.case, row.head, row.scores)
+    top = scores.max()
+    weights = exp(scores - top).masked_fill(scores == -torch.inf, 0.0)
+    sink = ((lse - top).exp() - (scores - top).exp().sum()).clamp(min=0.0)
+    total = weights.sum() + sink
+    out = (of_v(weights) @ row.v) / total
+    return _Mistake(cause, words, out[None], (top + total.log())[None], overflows=False, numerics=numerics)
+
+
+def _cubic_exp(x: Tensor) -> Tensor:
+    """exp2 on the fraction by the polynomial of FlashAttention 4, which minimises the relative error."""
+    whole = (x * math.log2(math.e)).clamp(min=-1000.0).floor()
+    fraction = (x * math.log2(math.e)).clamp(min=-1000.0) - whole
+    polynomial = torch.zeros_like(fraction)
+    for coefficient in _CUBIC_EXP2:
+        polynomial = polynomial * fraction + coefficient
+    return torch.ldexp(polynomial, whole)
+
+
+def _to_e4m3(x: Tensor) -> Tensor:
+    return x.float().to(torch.float8_e4m3fn).double()
 
 
 def _in_tf32(row: AttentionRow) -> _Mistake:
@@ -243,7 +311,8 @@ def _in_tf32(row: AttentionRow) -> _Mistake:
         outs.append(_to_tf32(weights / largest, nearest=nearest) @ v * largest)
         lses.append(lse)
     words = "the matrix products are computed in TF32 (for `tl.dot`, input_precision='ieee' is exact)"
-    return _Mistake("tf32", words, torch.stack(outs), torch.stack(lses), overflows=False)
+    declared = {"matmul": "tf32"}
+    return _Mistake("tf32", words, torch.stack(outs), torch.stack(lses), overflows=False, numerics=declared)
 
 
 def _to_tf32(x: Tensor, *, nearest: bool) -> Tensor:

@@ -70,7 +70,7 @@ def another_page(row: AttentionRow) -> Iterator[Suspect]:
     pairs = [(page, i) for page in range(own) for i, source in enumerate(sources) if _fits(row, page, source)]
     if not pairs:
         return
-    page, source = torch.tensor(pairs, device="cpu").unbind(1)
+    page, source = torch.tensor(pairs, dtype=torch.int64, device="cpu").unbind(1)
 
     own_scores, own_v = _in_pages(row, size, row.k, row.v)
     own_lse, own_out = _states(own_scores, own_v)

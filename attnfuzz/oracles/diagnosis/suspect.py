@@ -1,7 +1,7 @@
 """A family of mistakes with the numbers each would give, and the test of whether one of them is the mistake made."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float64
@@ -35,13 +35,14 @@ class Diagnosis:
     """What a wrong result points to, in `words`; `tokens`, as (sequence, position), are those that it is about.
 
     `cause` is the short, stable name of the mistake that gives this very result; empty if none was replayed. `maybe`:
-    other causes that would give much the same.
+    other causes that would give much the same. `numerics`: fields of `Numerics` that declare the mistake to be none.
     """
 
     words: str
     cause: str = ""
     tokens: tuple[tuple[int, int], ...] = ()
     maybe: tuple[str, ...] = ()
+    numerics: Mapping[str, str] = field(default_factory=dict)
 
 
 def nowhere(i: int) -> tuple[tuple[int, int], ...]:
