@@ -349,6 +349,8 @@ class Pursuit:
             return False
         if self._known.may_cause(other.symptom.kernel, other.failure):
             return False
+        if not set(other.failure.replays) <= set(self._now.failure.replays):
+            return False  # a smaller case that another rounding explains, too, would be told as that one
         self._failing = other
         return True
 

@@ -31,6 +31,7 @@ def check(trial: Trial) -> Failure | None:
         maybe=() if found is None else found.maybe,
         blame=blame if found is None else blame | Blame(tokens=found.tokens),
         numerics={} if found is None else dict(found.numerics),
+        replays=() if found is None else found.replays,
         remedy={"lse": "base2"} if found is not None and found.cause == "lse_base2" else {},
     )
 

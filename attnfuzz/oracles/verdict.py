@@ -72,7 +72,19 @@ WITHOUT_WEIGHT = "read_without_weight"
 """The cause of "dead_memory" where numbers in the place of NaN make no difference: 0 x NaN is NaN."""
 
 NARROW_OFFSETS = "narrow_offsets"
-IDENTIFYING_CAUSES = frozenset({NARROW_OFFSETS, "exponential_rounded", "scores_rounded", "tf32", "weights_rounded"})
+IDENTIFYING_CAUSES = frozenset(
+    {
+        NARROW_OFFSETS,
+        "converted",
+        "exponential_rounded",
+        "maximum_not_subtracted",
+        "partial_lse",
+        "scores_rounded",
+        "sums_rounded",
+        "tf32",
+        "weights_rounded",
+    }
+)
 """Causes that are one mistake of a kernel however they show: in which cases they do is a matter of luck or of size."""
 
 MOST_PLACES = 256
@@ -146,7 +158,8 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     - ``maybe``: causes that would give much the same, if they are known of the kernel;
     - ``blame``: what it points to;
     - ``remedy``: the fields of `Supports` that a kernel declares which is meant to do this, with their values;
-    - ``numerics``: likewise those of `Numerics`, where a replayed rounding is one that a design makes on purpose.
+    - ``numerics``: likewise those of `Numerics`, where a replayed rounding is one that a design makes on purpose;
+    - ``replays``: the names of all roundings that would give this result.
 
     Wherever one is made, or read from what another process sent, what a kernel said in it is fit to be shown and kept.
     """
@@ -162,6 +175,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     blame: Blame = Blame()
     remedy: dict[str, str] = {}
     numerics: dict[str, str] = {}
+    replays: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         make_printable(self)

@@ -278,7 +278,8 @@ def test_exponential_without_maximum(plant: Any, dense: DenseDecodeCase, failure
     case = msgspec.structs.replace(dense, values=Values(keys="rising", logit_exponent=7))
     failure = failure_of(plant(weights=lambda s: s.exp() / s.exp().sum(), lse=lambda s: s.exp().sum().log()), case)
     assert failure.kind == "out:nan"
-    assert "exp overflows float32 at 88.7 where the maximum is not subtracted first" in failure.message
+    assert "exp overflows float32 at 88.7: the maximum, " in failure.message
+    assert failure.cause == "maximum_not_subtracted"
 
 
 def test_very_negative_scores(plant: Any, dense: DenseDecodeCase, failure_of: Any) -> None:
@@ -286,7 +287,8 @@ def test_very_negative_scores(plant: Any, dense: DenseDecodeCase, failure_of: An
     case = msgspec.structs.replace(dense, values=Values(keys="negative", logit_exponent=4))
     failure = failure_of(plant(weights=lambda s: s.exp() / s.exp().sum(), lse=lambda s: s.exp().sum().log()), case)
     assert failure.kind == "out:nan"
-    assert "exp underflows float32 where the maximum is not subtracted first" in failure.message
+    assert "exp underflows float32: the maximum, -1287, is not subtracted from the scores" in failure.message
+    assert failure.cause == "maximum_not_subtracted"
 
 
 def test_nothing_is_claimed_of_noise(plant: Any, dense: Case, failure_of: Any) -> None:

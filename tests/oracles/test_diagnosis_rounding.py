@@ -7,12 +7,13 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
 from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, Failure
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.recipes import Values
@@ -102,6 +103,92 @@ def test_overflow_is_named_where_it_shows_as_nan(plant: Any) -> None:
     assert {failure.cause for failure in not_finite} == {"scores_rounded"}
 
 
+def by_tiles(tile: int, *, of_sum: Any = None, of_v: Any = None) -> dict[str, Any]:
+    """Online softmax as kernels write it, with sums of their own dtypes."""
+
+    def sums(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        top, total = torch.tensor(-torch.inf), torch.tensor(0.0, dtype=of_sum or torch.float32)
+        out = torch.zeros(v.shape[1], dtype=of_v or torch.float32)
+        for start in range(0, len(v), tile):
+            part = scores[start : start + tile]
+            higher = torch.maximum(top, part.max())
+            p, rescale = (part - higher).exp(), (top - higher).exp()
+            total = (total.float() * rescale + p.sum()).to(total.dtype)
+            out = (out.float() * rescale + p @ v[start : start + tile].float()).to(out.dtype)
+            top = higher
+        return out.float(), total.float(), top
+
+    def lse(scores: Tensor) -> Tensor:
+        _, total, top = sums(scores, scores[:, None])
+        return top + total.log()
+
+    def average(scores: Tensor, v: Tensor) -> Tensor:
+        out, total, _ = sums(scores, v)
+        return out / total
+
+    return {"weights": lambda scores: scores, "average": average, "lse": lse}
+
+
+def without_maximum(scores: Tensor) -> Tensor:
+    return scores.float().exp() / scores.float().exp().sum()
+
+
+def converted(dtype: torch.dtype, *, k: bool = False, v: bool = False) -> dict[str, Any]:
+    dots = lambda keys, q, scale: keys.to(dtype).float() @ q.float() * scale  # noqa: E731
+    average = lambda weights, values: weights @ values.to(dtype).float()  # noqa: E731
+    return ({"dots": dots} if k else {}) | ({"average": average} if v else {})
+
+
+def of_partial_states(change: Any) -> dict[str, Any]:
+    """Four splits, whose log-sum-exps are changed before they are merged."""
+
+    def merged(scores: Tensor) -> tuple[Tensor, Tensor]:
+        parts = scores.float().split(-(-len(scores) // 4))  # type: ignore[no-untyped-call]
+        states = change(torch.stack([part.logsumexp(0) for part in parts])).float()
+        shares = states.softmax(0)
+        return torch.cat(
+            [share * part.softmax(0) for share, part in zip(shares, parts, strict=True)]
+        ), states.logsumexp(0)
+
+    return {"weights": lambda scores: merged(scores)[0], "lse": lambda scores: merged(scores)[1]}
+
+
+CAUSES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "sum of weights x V in 16 bits, by token": ("float16", "sums_rounded", by_tiles(1, of_v=torch.float16)),
+    "sum of weights in 16 bits, by token": ("bfloat16", "sums_rounded", by_tiles(1, of_sum=torch.bfloat16)),
+    "both sums": ("float16", "sums_rounded", by_tiles(1, of_sum=torch.float16, of_v=torch.float16)),
+    "partial LSE in 16 bits": ("float16", "partial_lse", of_partial_states(lambda lse: lse.half())),
+    "partial LSE in base 2": ("float16", "partial_lse", of_partial_states(lambda lse: lse / math.log(2))),
+    "K to bfloat16": ("float16", "converted", converted(torch.bfloat16, k=True)),
+    "V to e4m3": ("bfloat16", "converted", converted(torch.float8_e4m3fn, v=True)),
+    "K and V to float16, of float32": ("float32", "converted", converted(torch.float16, k=True, v=True)),
+    "exp of whole scores": (
+        "float16",
+        "maximum_not_subtracted",
+        {"weights": without_maximum, "lse": lambda scores: scores.exp().sum().log()},
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", CAUSES)
+def test_what_is_rounded_or_converted_on_the_way_is_named(mistake: str, plant: Any) -> None:
+    """A maintainer would be told a wrong number, and look for a wrong address."""
+    dtype, cause, steps = CAUSES[mistake]
+    found = []
+    exponents = (0, 1) if "base" in mistake else (0, 3, 6)  # of a row that one part gives, the LSE alone is in base 2
+    for seed, case in enumerate(cases(dtype, exponents)):
+        case = msgspec.structs.replace(
+            case,
+            seq_lens=tuple(40 * length for length in case.seq_lens),
+            values=msgspec.structs.replace(case.values, seed=seed),
+        )
+        failure = judge(plant(**steps), case, device="cpu", oracles=("accuracy",), relations=()).failure
+        found += [failure] if failure is not None else []
+    named = [failure for failure in found if cause in (failure.cause, *failure.maybe)]
+    assert len(found) >= 4, len(found)
+    assert len(named) >= 0.85 * len(found), [failure.message for failure in found if failure.cause != cause]
+
+
 OTHERS: dict[str, dict[str, Any]] = {
     "the last token is dropped": {"length": lambda n: n - 1},
     "the scores are off by a hundredth": {"score": lambda scores: 1.01 * scores},
@@ -116,6 +203,6 @@ OTHERS: dict[str, dict[str, Any]] = {
 def test_other_mistakes_are_not_blamed_on_rounding(mistake: str, dtype: str, plant: Any) -> None:
     """A dropped token would be told as a matter of precision, and be declared away."""
     found = failures(plant(**OTHERS[mistake]), dtype)
-    blamed = [failure for failure in found if failure.cause == "scores_rounded"]
+    blamed = [failure for failure in found if failure.cause in IDENTIFYING_CAUSES]
     assert len(found) >= 10
     assert len(blamed) <= 0.1 * len(found), [failure.message for failure in blamed]  # a bfloat16 has three digits

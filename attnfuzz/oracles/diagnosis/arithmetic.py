@@ -4,12 +4,14 @@ import math
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
+from attnfuzz.oracles.diagnosis.roundings import merged_states
 from attnfuzz.oracles.diagnosis.row import AttentionRow, softmax_average
 from attnfuzz.oracles.diagnosis.suspect import Suspect
 from attnfuzz.oracles.words import number
 
-__all__ = ["fitted_scale", "is_written", "lse_formulas", "rescaled_output", "rescaled_scores"]
+__all__ = ["fitted_scale", "is_written", "lse_formulas", "partial_bases", "rescaled_output", "rescaled_scores"]
 
 _LOG2_E = math.log2(math.e)
 _SMALLEST_FACTOR = 1e-9
@@ -51,7 +53,7 @@ def fitted_scale(row: AttentionRow) -> Iterator[Suspect]:
     factor = _best_scale(row)
     if is_written(factor):
         out, lse = softmax_average(factor * row.scores[None], row.v[None])
-        yield Suspect("scale", out, lse, lambda _: f"the scores are {number(factor)} x the right ones")
+        yield Suspect("scale", out, lse, lambda _: f"the scores are {number(factor)} x the right ones", is_fitted=True)
 
 
 def is_written(factor: float) -> bool:
@@ -80,9 +82,16 @@ def rescaled_output(row: AttentionRow) -> Iterator[Suspect]:
         return
     factor = float(row.got @ row.expected) / norm
     total = float(row.weights.sum())
-    words = _factor_words(factor, total) if abs(factor) > _SMALLEST_FACTOR else None
+    if abs(factor) <= _SMALLEST_FACTOR:
+        return
+    out = (factor * row.expected)[None]
+    words = _factor_words(factor, total)
     if words is not None:
-        yield Suspect("normalisation", (factor * row.expected)[None], None, lambda _: words)
+        yield Suspect("normalisation", out, None, lambda _: words)
+    elif is_written(factor):
+        yield Suspect(
+            "normalisation", out, None, lambda _: f"the output is {number(factor)} x the right one", is_fitted=True
+        )
 
 
 def lse_formulas(row: AttentionRow) -> Iterator[tuple[float, str, str]]:
@@ -105,9 +114,22 @@ def lse_formulas(row: AttentionRow) -> Iterator[tuple[float, str, str]]:
     yield -math.inf, "treated_as_empty", "the sequence is treated as empty"
 
 
+def partial_bases(row: AttentionRow) -> Iterator[Suspect]:
+    """States whose log-sum-exps have one base, merged as if they had another."""
+    out, lse = _merged_states(row, _LOG2_E)
+    yield Suspect("partial_lse", out, lse, lambda _: "partial log-sum-exps in base 2 are merged as natural ones")
+    out, lse = _merged_states(row, 1 / _LOG2_E)
+    yield Suspect("partial_lse", out, lse * _LOG2_E, lambda _: "natural partial log-sum-exps are merged as in base 2")
+
+
+def _merged_states(row: AttentionRow, factor: float) -> tuple[Tensor, Tensor]:
+    outs, lses = zip(*merged_states(row, lambda lse: factor * lse), strict=True)
+    return torch.stack(outs), torch.stack(lses)
+
+
 def _factor_words(factor: float, total: float) -> str | None:
     if math.isclose(factor, total, rel_tol=1e-3):
         return f"the output is not divided by the sum of the weights ({number(total)})"
     if math.isclose(factor, 1 / total, rel_tol=1e-3):
         return f"the output is divided twice by the sum of the weights ({number(total)})"
-    return f"the output is {number(factor)} x the right one" if is_written(factor) else None
+    return None

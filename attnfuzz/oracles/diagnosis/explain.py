@@ -43,16 +43,20 @@ _FAMILIES = (
     sources.another_row,
     tokens.periodic,
     tokens.dropped_from_v,
+    arithmetic.partial_bases,
     arithmetic.fitted_scale,
     sources.single_token,
 )
 
+Place = tuple[int, int]
+"""A row of q, and a head."""
 Family = Callable[[AttentionRow], Iterator[Suspect]]
 
 _LSE_FAMILIES = (tokens.dropped, tokens.behind_the_query, tokens.counted_twice, arithmetic.fitted_scale)
 """Tried on a wrong LSE beside an output that is right, as it is where all values are equal."""
 
-_FLOAT32_EXP_LIMIT = 88.7
+_MOST_RIGHT = 2
+_MOST_REFITTED = 2
 
 
 def explain(
@@ -81,14 +85,20 @@ def _explain(
     if failed.name not in ("out", "lse"):
         return Diagnosis("a split without tokens has lse = -inf and an output that is written and finite")
     poison = poison_value(getattr(torch, case.kv_dtype), seen.poison)
-    wrong = [_row(reference, case, comparisons, *place, poison) for place in _wrong_rows(case, comparisons)]
-    rounding = Rounding(wrong, interpreted=reference.device == "cpu")
+    places, right = _rows(case, comparisons)
+    wrong, others = ([_row(reference, case, comparisons, *place, poison) for place in part] for part in (places, right))
+    rounding = Rounding(wrong, others, interpreted=reference.device == "cpu")
     if (exact := rounding.exactly()) is not None:
         return exact
     row = _row(reference, case, comparisons, number, head, poison)
     found, near = _explain_here(row, failed), rounding.nearly()
+    also_wrong = [other for other in wrong if (other.row, other.head) != (row.row, row.head)][:_MOST_REFITTED]
+    if found is not None and found.is_fitted and any(_explain_here(other, failed) != found for other in also_wrong):
+        found = None
     if near is not None and (found is None or (found.words and not found.cause)):
         return near
+    if found is not None and found.is_fitted and not also_wrong:
+        found = None  # some number always fits one row
     possible = near or rounding.perhaps()
     return found if possible is None else replace(found or Diagnosis(""), maybe=(possible.cause,))
 
@@ -102,15 +112,22 @@ def _explain_here(row: AttentionRow, failed: Comparison) -> Diagnosis | None:
     return explain_row(row)
 
 
-def _wrong_rows(case: AttentionCase, comparisons: list[Comparison]) -> list[tuple[int, int]]:
-    """Rows of q and heads with anything beyond its bound; none if one is empty, which no rounding makes wrong."""
+def _rows(case: AttentionCase, comparisons: list[Comparison]) -> tuple[list[Place], list[Place]]:
+    """Rows of q and heads with anything beyond its bound, and some without that are no shorter than one of those.
+
+    None if a wrong one is empty, which no rounding makes wrong.
+    """
     wrong = torch.zeros((), dtype=torch.float64, device="cpu")
     for one in comparisons:
         if one.name in ("out", "lse"):
             beyond = one.ratio.cpu() > 1
             wrong = wrong + (beyond if one.name == "lse" else beyond.any(-1))
     found = [(row, head) for row, head in wrong.nonzero().tolist()]
-    return found[:MOST_ROWS] if all(case.row_lens[row] for row, _ in found) else []
+    if not found or not all(case.row_lens[row] for row, _ in found):
+        return [], []
+    shortest = min(case.row_lens[row] for row, _ in found)
+    right = [(row, head) for row, head in (wrong == 0).nonzero().tolist() if case.row_lens[row] >= shortest]
+    return found[:MOST_ROWS], right[:_MOST_RIGHT]
 
 
 def past_the_end_within_bounds(
@@ -167,16 +184,7 @@ def _here(tensor: Tensor) -> Tensor:
     return tensor.double().cpu()
 
 
-def _is_all_lost(row: AttentionRow) -> bool:
-    """Whether no element is finite, as where all weights are divided by a sum of 0 or infinity."""
-    lse_is_lost = row.got_lse is None or not math.isfinite(row.got_lse)
-    return lse_is_lost and not bool(row.got.isfinite().any())
-
-
 def _explain_not_finite(row: AttentionRow) -> Diagnosis | None:
-    if abs(row.top) > _FLOAT32_EXP_LIMIT and _is_all_lost(row):
-        flows = "overflows float32 at 88.7" if row.top > 0 else "underflows float32"
-        return Diagnosis(f"the largest score is {row.top:.4g}: exp {flows} where the maximum is not subtracted first")
     largest = float((row.weights[:, None] * row.v).abs().sum(0).max())
     if row.case.dtype == "float16" and largest > torch.finfo(torch.float16).max:
         return Diagnosis(f"the sum of exp(score - maximum) x V reaches {largest:.4g}, and float16 ends at 65504")

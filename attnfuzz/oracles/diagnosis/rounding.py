@@ -1,4 +1,4 @@
-"""Scores and weights that were rounded on the way: q and k multiplied, summed or scaled in 16 bits, or in TF32; exp.
+"""Which rounding gives the wrong rows of a case: scores, weights, sums, keys and values (`roundings` replays them).
 
 Such a kernel is wrong everywhere by a little, so a mistake counts as found only if it gives all wrong rows of a case.
 In which order a kernel sums cannot be known, and on a GPU several threads may each have a copy of a score, summed in an
@@ -9,15 +9,15 @@ A score that overflows makes whatever the kernel makes of infinities: NaN, for o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool
 from torch import Tensor
 
+from attnfuzz.oracles.diagnosis.roundings import Mistake, mistakes
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.oracles.diagnosis.suspect import Diagnosis
 from attnfuzz.problems.reference import row_log_weights, row_weights
@@ -26,14 +26,8 @@ __all__ = ["MOST_ROWS", "Rounding"]
 
 MOST_ROWS = 8
 """Wrong rows that are replayed: each takes some milliseconds."""
-_MOST_PRODUCTS = 1 << 17
-"""Of a row: the tokens that weigh most are replayed."""
 _MOST_TOLD = 2
 """Mistakes that are told where a case cannot tell them apart."""
-_CHUNKS = (2, 4, 8)
-"""How many neighbouring products a thread may add up before threads exchange their sums."""
-_TF32_BITS = 10
-_CUBIC_EXP2 = (0.077119089663028717, 0.227564394474029541, 0.695146143436431885, 1.0)
 
 _BOUNDS = 2.0
 _UNEXPLAINED = 0.25
@@ -45,46 +39,31 @@ _BESIDE = 0.5
 _ROUNDINGS = 12
 """One after the other: eight in a thread, and as its sum meets those of others."""
 _LARGEST_EXPONENT = 700.0
-
-Scores = Float64[Tensor, " num_tokens"]
-Round = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class _Mistake:
-    """The results that a mistake may have, one for each way in which it may have been made.
-
-    ``overflows``: a score is not finite in one of the ways. ``numerics``: what declares it, of a design's own rounding.
-    """
-
-    cause: str
-    words: str
-    out: Float64[Tensor, "ways v_head_size"]
-    lse: Float64[Tensor, " ways"]
-    overflows: bool
-    numerics: Mapping[str, str] = field(default_factory=dict)
+_REFUTED = 4.0
+"""Bounds by which a mistake misses a right row, and so is none that the kernel makes."""
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What rounded scores have to do with the wrong ``rows`` of a case.
+    """What a rounding has to do with the wrong ``rows`` of a case, while ``others`` are right.
 
     ``interpreted``: by Triton's interpreter, where conversions to bfloat16 drop bits, and a score has no copies.
     """
 
     rows: Sequence[AttentionRow]
+    others: Sequence[AttentionRow]
     interpreted: bool
 
     def exactly(self) -> Diagnosis | None:
-        """The rounding that gives each wrong row, to within its error bound.
+        """The rounding that gives each wrong row, to within its error bound, and leaves right rows right.
 
         Of a rounding that has many ways, one gives this or that number by chance.
         """
-        return self._told(_is_exact)
+        return self._told(self._exact)
 
     def nearly(self) -> Diagnosis | None:
         """The rounding among whose results, as several orders of summing give them, each wrong row lies."""
-        return self._told(_is_near)
+        return self._told(self._near)
 
     def perhaps(self) -> Diagnosis | None:
         """Rounded scores, if they may give errors of such a size, in whatever order and with whatever copies."""
@@ -92,245 +71,66 @@ class Rounding:
             return Diagnosis("", "scores_rounded")
         return None
 
-    def _told(self, fits: Callable[[AttentionRow, _Mistake], bool]) -> Diagnosis | None:
-        found = [mistakes[0] for mistakes in self._replayed if all(map(fits, self.rows, mistakes))]
+    def _told(self, found: Sequence[Mistake]) -> Diagnosis | None:
         if not found:
             return None
+        first = found[0]
         words = ", or ".join(mistake.words for mistake in found[:_MOST_TOLD])
-        if self.rows[0].case.dtype == "float16" and any(not bool(row.got.isfinite().all()) for row in self.rows):
-            words += f" (float16 ends at {torch.finfo(torch.float16).max:.0f})"
-        same = all(mistake.numerics == found[0].numerics for mistake in found)
-        return Diagnosis(words, found[0].cause, numerics=found[0].numerics if same else {})
+        if (
+            first.cause == "scores_rounded"
+            and self.rows[0].case.dtype == "float16"
+            and not all(map(_is_finite, self.rows))
+        ):
+            words += f"; they overflow at {torch.finfo(torch.float16).max:.0f}"
+        same = all(mistake.numerics == first.numerics for mistake in found)
+        return Diagnosis(
+            words,
+            first.cause,
+            maybe=tuple(dict.fromkeys(mistake.cause for mistake in found if mistake.cause != first.cause)),
+            numerics=first.numerics if same else {},
+            replays=tuple(dict.fromkeys(mistake.name for mistake in (*self._exact, *self._near))),
+        )
 
     @cached_property
-    def _replayed(self) -> list[tuple[_Mistake, ...]]:
-        return list(zip(*(_mistakes(row, interpreted=self.interpreted) for row in self.rows), strict=True))
+    def _exact(self) -> Sequence[Mistake]:
+        found = self._fitting(_is_exact)
+        if not found:
+            return found
+        right = [{mistake.name: mistake for mistake in self._replay(row)} for row in self.others]
+        return [
+            mistake
+            for mistake in found
+            if all(map(_is_left_right, self.others, (replayed[mistake.name] for replayed in right)))
+        ]
+
+    @cached_property
+    def _near(self) -> Sequence[Mistake]:
+        return self._fitting(_is_near)
+
+    def _fitting(self, fits: Callable[[AttentionRow, Mistake], bool]) -> Sequence[Mistake]:
+        return [replayed[0] for replayed in self._replayed if all(map(fits, self.rows, replayed))]
+
+    @cached_property
+    def _replayed(self) -> list[tuple[Mistake, ...]]:
+        return list(zip(*map(self._replay, self.rows), strict=True))
+
+    def _replay(self, row: AttentionRow) -> Iterator[Mistake]:
+        return mistakes(row, interpreted=self.interpreted)
 
 
-def _mistakes(row: AttentionRow, *, interpreted: bool) -> Iterator[_Mistake]:
-    """The simplest first. The same number for every row of a case."""
-    if row.case.dtype == "float32":
-        yield _in_tf32(row)
-        return
-    name = row.case.dtype
-    dtype = getattr(torch, name)
-    roundings: list[Round] = [lambda x: x.to(dtype).double()]
-    if interpreted and dtype == torch.bfloat16:
-        roundings.append(_truncated)
-    scale = row.case.scale
-    heaviest = row.weights.topk(min(row.num_tokens, max(1, _MOST_PRODUCTS // row.case.head_size))).indices
-    q, k = row.q, row.k[heaviest]
-    yield _of_scores(
-        row,
-        heaviest,
-        "scores_rounded",
-        f"the products of q and k are rounded to {name} before they are summed",
-        [scale * rounded(q * k).sum(-1) for rounded in roundings],
-    )
-    yield _of_scores(
-        row,
-        heaviest,
-        "scores_rounded",
-        f"q x scale is rounded to {name} before it is multiplied with k",
-        [k @ rounded(scale * q) for rounded in roundings],
-        numerics={"query": "scaled"},
-    )
-    yield _of_scores(
-        row,
-        heaviest,
-        "scores_rounded",
-        f"q x scale x log2(e) is rounded to {name} before it is multiplied with k",
-        [k @ rounded(scale * math.log2(math.e) * q) / math.log2(math.e) for rounded in roundings],
-        numerics={"query": "scaled"},
-    )
-    root = math.sqrt(abs(scale))
-    yield _of_scores(
-        row,
-        heaviest,
-        "scores_rounded",
-        f"q and k times the scale's root are rounded to {name} before they are multiplied",
-        [math.copysign(1.0, scale) * (rounded(root * k) @ rounded(root * q)) for rounded in roundings],
-        numerics={"query": "scaled_both"},
-    )
-    yield _of_scores(
-        row,
-        heaviest,
-        "scores_rounded",
-        f"the scores are rounded to {name}",
-        [end for cut in roundings for end in (*_scaled(cut(k @ q), scale, cut), *_scaled(k @ q, scale, cut)[1:])],
-    )
-    yield _of_scores(
-        row,
-        heaviest,
-        "scores_rounded",
-        f"the products of q and k are rounded to {name}, and so are their sums",
-        [end for rounded in roundings for total in _sums(q * k, rounded) for end in _scaled(total, scale, rounded)],
-        copies=not interpreted,
-    )
-    yield _of_weights(
-        row,
-        "exponential_rounded",
-        "exp2 is a polynomial of degree 3",
-        _cubic_exp,
-        numerics={"exponential": "cubic"},
-    )
-    yield _of_weights(
-        row,
-        "exponential_rounded",
-        f"exp2 is taken of numbers in {name}",
-        lambda x: roundings[0](torch.exp2(roundings[0](x * math.log2(math.e)))),
-        numerics={"exponential": "input"},
-    )
-    yield _of_weights(
-        row,
-        "weights_rounded",
-        "weights are rounded to float8_e4m3fn before they are multiplied with V",
-        torch.exp,
-        of_v=_to_e4m3,
-        numerics={"probabilities": "float8_e4m3fn"},
-    )
-
-
-def _scaled(dots: Scores, scale: float, rounded: Round) -> tuple[Scores, ...]:
-    """Times the scale: in more bits, in as many, and with a scale of as many (Triton makes a tensor's type of it)."""
-    of_its_type = float(rounded(torch.tensor(scale, dtype=torch.float64, device="cpu")))
-    return scale * dots, rounded(scale * dots), rounded(of_its_type * dots)
-
-
-def _sums(products: Float64[Tensor, "num_tokens head_size"], rounded: Round) -> Iterator[Scores]:
-    """Of rounded products, rounded at the end or after each addition, in orders in which kernels add."""
-    exact = torch.nn.functional.pad(products, (0, (1 << (products.shape[1] - 1).bit_length()) - products.shape[1]))
-    terms = rounded(exact)
-    yield rounded(terms.sum(-1))
-    yield _in_order(terms, rounded)[:, 0]
-    half = terms.shape[1] // 2
-    for one, other in ((terms, terms), (exact, terms), (terms, exact)):  # with `fma`, the product of one is not rounded
-        yield _of_neighbours(rounded(one[:, ::2] + other[:, 1::2]) if half else terms, rounded)
-        yield _in_halves(rounded(one[:, :half] + other[:, half:]) if half else terms, rounded)
-    for chunk in _CHUNKS:
-        if chunk < terms.shape[1]:
-            yield _in_halves(_in_order(terms.reshape(len(terms), -1, chunk), rounded)[..., 0], rounded)
-            yield _in_halves(_fused(exact.reshape(len(exact), -1, chunk), rounded), rounded)
-
-
-def _in_order(terms: Tensor, rounded: Round) -> Tensor:
-    total = terms[..., :1]
-    for i in range(1, terms.shape[-1]):
-        total = rounded(total + terms[..., i : i + 1])
-    return total
-
-
-def _fused(exact: Tensor, rounded: Round) -> Tensor:
-    """Each product added before it is rounded, as `fma` does; but for the first."""
-    total = rounded(exact[..., 0])
-    for i in range(1, exact.shape[-1]):
-        total = rounded(total + exact[..., i])
-    return total
-
-
-def _of_neighbours(terms: Tensor, rounded: Round) -> Scores:
-    while terms.shape[1] > 1:
-        terms = rounded(terms[:, ::2] + terms[:, 1::2])
-    return terms[:, 0]
-
-
-def _in_halves(terms: Tensor, rounded: Round) -> Scores:
-    while terms.shape[1] > 1:
-        half = terms.shape[1] // 2
-        terms = rounded(terms[:, :half] + terms[:, half:])
-    return terms[:, 0]
-
-
-def _truncated(x: Tensor) -> Tensor:
-    bits = x.float().view(torch.int32)
-    kept = torch.where(x.float().isfinite(), bits & -(1 << 16), bits)
-    return kept.view(torch.float32).double()
-
-
-def _of_scores(
-    row: AttentionRow,
-    tokens: Int64[Tensor, " replayed"],
-    cause: str,
-    words: str,
-    ways: list[Float64[Tensor, " replayed"]],
-    *,
-    copies: bool = False,
-    numerics: Mapping[str, str] = MappingProxyType({}),
-) -> _Mistake:
-    """Of scores of some ``tokens``, while the others have theirs.
-
-    ``copies``: the weights of the sum of values may come of another way than those of the sum that divides it.
-    """
-    overflows = not all(bool(scores.isfinite().all()) for scores in ways)
-    found = [row_weights(row.case, row.head, row.scores.index_copy(0, tokens, scores)) for scores in ways]
-    weights, lse = torch.stack([weights for weights, _ in found]), torch.stack([lse for _, lse in found])
-    out = weights @ row.v
-    if copies:
-        numerators = (weights * (lse - row.lse).exp()[:, None]) @ row.v
-        out = torch.cat([out, *(numerators / (end - row.lse).exp() for end in (lse.amin(), lse.amax()))])
-    return _Mistake(cause, words, out, lse, overflows, numerics)
-
-
-def _of_weights(
-    row: AttentionRow, cause: str, words: str, exp: Round, *, of_v: Round = torch.clone, numerics: Mapping[str, str]
-) -> _Mistake:
-    """Of another ``exp``, and of weights that are rounded ``of_v`` before they multiply V, though not to be summed.
-
-    As in a single tile: where the maximum rises on the way, roundings differ a little.
-    """
-    scores, lse = row_log_weights(row.case, row.head, row.scores)
-    top = scores.max()
-    weights = exp(scores - top).masked_fill(scores == -torch.inf, 0.0)
-    sink = ((lse - top).exp() - (scores - top).exp().sum()).clamp(min=0.0)
-    total = weights.sum() + sink
-    out = (of_v(weights) @ row.v) / total
-    return _Mistake(cause, words, out[None], (top + total.log())[None], overflows=False, numerics=numerics)
-
-
-def _cubic_exp(x: Tensor) -> Tensor:
-    """exp2 on the fraction by the polynomial of FlashAttention 4, which minimises the relative error."""
-    whole = (x * math.log2(math.e)).clamp(min=-1000.0).floor()
-    fraction = (x * math.log2(math.e)).clamp(min=-1000.0) - whole
-    polynomial = torch.zeros_like(fraction)
-    for coefficient in _CUBIC_EXP2:
-        polynomial = polynomial * fraction + coefficient
-    return torch.ldexp(polynomial, whole)
-
-
-def _to_e4m3(x: Tensor) -> Tensor:
-    return x.float().to(torch.float8_e4m3fn).double()
-
-
-def _in_tf32(row: AttentionRow) -> _Mistake:
-    """Both products with operands of 10 bits behind the point, rounded to nearest or cut off."""
-    outs, lses = [], []
-    for nearest in (True, False):
-        q, k, v = (_to_tf32(part, nearest=nearest) for part in (row.q, row.k, row.v))
-        weights, lse = row_weights(row.case, row.head, row.case.scale * (k @ q))
-        largest = weights.max()
-        outs.append(_to_tf32(weights / largest, nearest=nearest) @ v * largest)
-        lses.append(lse)
-    words = "the matrix products are computed in TF32 (for `tl.dot`, input_precision='ieee' is exact)"
-    declared = {"matmul": "tf32"}
-    return _Mistake("tf32", words, torch.stack(outs), torch.stack(lses), overflows=False, numerics=declared)
-
-
-def _to_tf32(x: Tensor, *, nearest: bool) -> Tensor:
-    mantissa, exponent = x.frexp()
-    steps = mantissa * 2.0 ** (_TF32_BITS + 1)
-    return torch.ldexp((steps.round() if nearest else steps.trunc()) / 2.0 ** (_TF32_BITS + 1), exponent)
-
-
-def _is_exact(row: AttentionRow, mistake: _Mistake) -> bool:
+def _is_exact(row: AttentionRow, mistake: Mistake) -> bool:
     """Whether one of the ways gives the row, and explains its error: at its worst, and in all of its elements.
 
-    Of a small error, the worst element alone comes out by chance.
+    Of a small error, the worst element alone comes out by chance. What is not finite must be so in the same elements.
     """
-    if not _is_finite(row):
-        return False
     got, expected, bound, ways = _numbers(row, mistake)
     if len(ways) > _MOST_EXACT_WAYS:
         return False
+    alike = _same_where_not_finite(ways, got)
+    finite = got.isfinite()
+    if not bool(finite.all()):
+        missed = (ways - got).abs()[:, finite]
+        return bool((alike & (missed <= _BOUNDS * bound[finite]).all(-1)).any())
     missed = (ways - got).abs().nan_to_num(torch.inf)
     worst = _worst(got, expected, bound)
     is_right = (missed <= _BOUNDS * bound).all(-1) & (missed[:, worst] <= _UNEXPLAINED * (got - expected)[worst].abs())
@@ -339,11 +139,26 @@ def _is_exact(row: AttentionRow, mistake: _Mistake) -> bool:
     return bool((is_right & (left <= _UNEXPLAINED * error)).any())
 
 
-def _is_near(row: AttentionRow, mistake: _Mistake) -> bool:
+def _same_where_not_finite(ways: Tensor, got: Tensor) -> Bool[Tensor, " ways"]:
+    """Whether NaN, inf and -inf stand where the kernel has them, and nowhere else."""
+    found = [kind(ways) == kind(got) for kind in (torch.isnan, torch.isposinf, torch.isneginf)]
+    return torch.stack(found).all(0).all(-1)
+
+
+def _is_left_right(row: AttentionRow, mistake: Mistake) -> bool:
+    """Whether a row that is right would be nearly that with the mistake, too."""
+    got, _, bound, ways = _numbers(row, mistake)
+    missed = (ways - got).abs().nan_to_num(torch.inf)
+    return bool((missed <= _REFUTED * bound).all(-1).any())
+
+
+def _is_near(row: AttentionRow, mistake: Mistake) -> bool:
     """Whether the row lies among what the ways give, or not far beside, where they err as much as it does.
 
     A score that overflows may have been made anything of.
     """
+    if mistake.cause != "scores_rounded":
+        return False
     if not _is_finite(row):
         return mistake.overflows
     got, expected, bound, ways = _numbers(row, mistake)
@@ -376,7 +191,7 @@ def _is_of_its_size(row: AttentionRow) -> bool:
     return is_out and bool(bottom - slack_of_lse <= row.got_lse <= top + slack_of_lse)
 
 
-def _is_among(row: AttentionRow, mistake: _Mistake) -> bool:
+def _is_among(row: AttentionRow, mistake: Mistake) -> bool:
     """Whether the row lies among what the ways give, which are many, or not far beside."""
     got, _, bound, ways = _numbers(row, mistake)
     ways = ways[ways.isfinite().all(-1)]
@@ -391,7 +206,7 @@ def _is_finite(row: AttentionRow) -> bool:
     return bool(row.got.isfinite().all()) and (row.got_lse is None or math.isfinite(row.got_lse))
 
 
-def _numbers(row: AttentionRow, mistake: _Mistake) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _numbers(row: AttentionRow, mistake: Mistake) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output and LSE, if there is one, in one row: what came out, what should have, its bound, and what the ways give.
 
     Of the output there may be several ways for each of the LSE.

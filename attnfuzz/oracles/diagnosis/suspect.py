@@ -36,6 +36,7 @@ class Diagnosis:
 
     `cause` is the short, stable name of the mistake that gives this very result; empty if none was replayed. `maybe`:
     other causes that would give much the same. `numerics`: fields of `Numerics` that declare the mistake to be none.
+    `replays`: all roundings, by name, that give this result. `is_fitted`: to a number that stands in no program yet.
     """
 
     words: str
@@ -43,6 +44,8 @@ class Diagnosis:
     tokens: tuple[tuple[int, int], ...] = ()
     maybe: tuple[str, ...] = ()
     numerics: Mapping[str, str] = field(default_factory=dict)
+    replays: tuple[str, ...] = ()
+    is_fitted: bool = False
 
 
 def nowhere(i: int) -> tuple[tuple[int, int], ...]:
@@ -56,7 +59,7 @@ class Suspect:
     """`out[i]` and `lse[i]` are what the kernel returns if it makes mistake `i`, which `words(i)` names.
 
     `cause` names the family, and `tokens(i)` the tokens that the mistake is about.
-    An `lse` of None says that the mistake leaves the log-sum-exp right.
+    An `lse` of None says that the mistake leaves the log-sum-exp right. `is_fitted`: it has a number that fits best.
     """
 
     cause: str
@@ -64,10 +67,11 @@ class Suspect:
     lse: Float64[Tensor, " mistakes"] | None
     words: Callable[[int], str]
     tokens: Callable[[int], tuple[tuple[int, int], ...]] = nowhere
+    is_fitted: bool = False
 
     def diagnosis(self, i: int, remark: str = "") -> Diagnosis:
         """Mistake `i`, with a remark."""
-        return Diagnosis(self.words(i) + remark, self.cause, self.tokens(i))
+        return Diagnosis(self.words(i) + remark, self.cause, self.tokens(i), is_fitted=self.is_fitted)
 
 
 def first_match(row: AttentionRow, suspects: Iterable[Suspect]) -> Diagnosis | None:

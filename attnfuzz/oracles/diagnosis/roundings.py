@@ -1,0 +1,378 @@
+"""What a row would be if something were rounded on the way: replayed in float64, in each way in which it may be done.
+
+Products of q and k, their sums, q or k times the scale, scores; exp; weights; sums of weights and of values; partial
+states; keys and values that take another dtype on the way; and exp of scores from which no maximum is subtracted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from attnfuzz.oracles.diagnosis.row import AttentionRow
+from attnfuzz.problems.reference import row_log_weights, row_weights
+
+__all__ = ["Mistake", "merged_states", "mistakes"]
+
+_MOST_PRODUCTS = 1 << 17
+"""Of a row: the tokens that weigh most are replayed."""
+_CHUNKS = (2, 4, 8)
+"""How many neighbouring products a thread may add up before threads exchange their sums."""
+_TILES = (1, 16, 32, 64, 128)
+_MOST_STEPS = 256
+"""Roundings of a sum, one after the other, that are replayed."""
+_SPLITS = (2, 3, 4, 8, 16, 32)
+_SHORTER = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_LARGEST_EXPONENT = 700.0
+_TF32_BITS = 10
+_CUBIC_EXP2 = (0.077119089663028717, 0.227564394474029541, 0.695146143436431885, 1.0)
+
+Scores = Float64[Tensor, " num_tokens"]
+Round = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """The results that a mistake may have, one for each way in which it may have been made.
+
+    ``cause`` is that of a family, and ``name`` tells its members apart. ``overflows``: a number is not finite in one of
+    the ways. ``numerics``: what declares it, of a design's own rounding.
+    """
+
+    cause: str
+    name: str
+    words: str
+    out: Float64[Tensor, "ways v_head_size"]
+    lse: Float64[Tensor, " ways"]
+    overflows: bool
+    numerics: Mapping[str, str] = field(default_factory=dict)
+
+
+def mistakes(row: AttentionRow, *, interpreted: bool) -> Iterator[Mistake]:
+    """The simplest first. The same number for every row of a case."""
+    if row.case.dtype == "float32":
+        yield _in_tf32(row)
+    else:
+        name = row.case.dtype
+        dtype = getattr(torch, name)
+        roundings: list[Round] = [lambda x: x.to(dtype).double()]
+        if interpreted and dtype == torch.bfloat16:
+            roundings.append(_truncated)
+        yield from _scores_rounded(row, name, roundings, copies=not interpreted)
+        yield from _weights_rounded(row, name, roundings[0])
+        yield from _sums_rounded(row, name, roundings)
+        yield from _states_rounded(row, name, roundings)
+    yield from _converted(row)
+    yield _without_maximum(row)
+
+
+def _scores_rounded(row: AttentionRow, name: str, roundings: list[Round], *, copies: bool) -> Iterator[Mistake]:
+    """``copies``: threads that sum a score together may each have their own."""
+    scale = row.case.scale
+    heaviest = row.weights.topk(min(row.num_tokens, max(1, _MOST_PRODUCTS // row.case.head_size))).indices
+    q, k = row.q, row.k[heaviest]
+    root = math.sqrt(abs(scale))
+
+    def made(which: str, words: str, ways: list[Scores], *, query: str = "", copies: bool = False) -> Mistake:
+        numerics = {"query": query} if query else {}
+        return _of_scores(row, heaviest, which, words, ways, copies=copies, numerics=numerics)
+
+    yield made(
+        "products",
+        f"the products of q and k are rounded to {name} before they are summed",
+        [scale * rounded(q * k).sum(-1) for rounded in roundings],
+    )
+    yield made(
+        "scaled query",
+        f"q x scale is rounded to {name} before it is multiplied with k",
+        [k @ rounded(scale * q) for rounded in roundings],
+        query="scaled",
+    )
+    yield made(
+        "scaled query in base 2",
+        f"q x scale x log2(e) is rounded to {name} before it is multiplied with k",
+        [k @ rounded(scale * math.log2(math.e) * q) / math.log2(math.e) for rounded in roundings],
+        query="scaled",
+    )
+    yield made(
+        "both scaled",
+        f"q and k times the scale's root are rounded to {name} before they are multiplied",
+        [math.copysign(1.0, scale) * (rounded(root * k) @ rounded(root * q)) for rounded in roundings],
+        query="scaled_both",
+    )
+    yield made(
+        "scores",
+        f"the scores are rounded to {name}",
+        [end for cut in roundings for end in (*_scaled(cut(k @ q), scale, cut), *_scaled(k @ q, scale, cut)[1:])],
+    )
+    yield made(
+        "products and sums",
+        f"the products of q and k are rounded to {name}, and so are their sums",
+        [end for rounded in roundings for total in _sums(q * k, rounded) for end in _scaled(total, scale, rounded)],
+        copies=copies,
+    )
+
+
+def _weights_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Mistake]:
+    yield _of_weights(
+        row, "exponential_rounded", "exp2 is a polynomial of degree 3", _cubic_exp, numerics={"exponential": "cubic"}
+    )
+    yield _of_weights(
+        row,
+        "exponential_rounded",
+        f"exp2 is taken of numbers in {name}",
+        lambda x: rounded(torch.exp2(rounded(x * math.log2(math.e)))),
+        numerics={"exponential": "input"},
+    )
+    yield _of_weights(
+        row,
+        "weights_rounded",
+        "weights are rounded to float8_e4m3fn before they are multiplied with V",
+        torch.exp,
+        of_v=_to_e4m3,
+        numerics={"probabilities": "float8_e4m3fn"},
+    )
+
+
+def _sums_rounded(row: AttentionRow, name: str, roundings: list[Round]) -> Iterator[Mistake]:
+    """Sums that are kept in 16 bits from tile to tile, or from token to token."""
+    tiles = [tile for tile in _TILES if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
+    ways = [_in_tiles(row, tile, rounded) for rounded in roundings for tile in tiles]
+    exact = _in_tiles(row, row.num_tokens, torch.clone)
+    for which, words, of_sum, of_v in (
+        ("row sum", f"the sum of the softmax weights is kept in {name}", True, False),
+        ("accumulator", f"the sum of weights x V is kept in {name}", False, True),
+        ("both sums", f"the sums of the softmax weights and of weights x V are kept in {name}", True, True),
+    ):
+        totals = [(way if of_sum else exact)[-1] for way in ways]
+        outs = [(way if of_v else exact)[:-1] / total for way, total in zip(ways, totals, strict=True)]
+        lses = [_top(row) + total.log() for total in totals]
+        yield _mistake("sums_rounded", which, words, list(zip(outs, lses, strict=True)))
+
+
+def _in_tiles(row: AttentionRow, tile: int, rounded: Round) -> Float64[Tensor, " sums"]:
+    """Sums of weights x V and, last, of weights, by online softmax over tiles of tokens: rounded after each."""
+    scores, _ = row_log_weights(row.case, row.head, row.scores)
+    values = torch.nn.functional.pad(row.v, (0, 1), value=1.0)
+    padding = -len(scores) % tile
+    tiled = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf).reshape(-1, tile)
+    tops = tiled.amax(1).cummax(0).values
+    finite = tops.clamp(min=torch.finfo(torch.float64).min)
+    partial = torch.nn.functional.pad(values, (0, 0, 0, padding)).reshape(-1, tile, values.shape[1])
+    partial = torch.einsum("tn,tnd->td", (tiled - finite[:, None]).exp(), partial)
+    total = torch.zeros_like(partial[0])
+    for i, added in enumerate(partial):
+        rescale = (tops[max(i - 1, 0)] - finite[i]).exp()
+        total = rounded(total * rescale + added)
+    total = total * (finite[-1] - _top(row)).exp()
+    total[-1] += (_sink(row) - _top(row)).exp()
+    return total
+
+
+def _sink(row: AttentionRow) -> Tensor:
+    """The logit of the row's sink, -inf if it has none."""
+    return row_log_weights(row.case, row.head, row.scores[:0])[1]
+
+
+def _top(row: AttentionRow) -> Tensor:
+    """The largest of the scores, as variants make them, and the sink."""
+    return torch.maximum(row_log_weights(row.case, row.head, row.scores)[0].amax(), _sink(row))
+
+
+def _states_rounded(row: AttentionRow, name: str, roundings: list[Round]) -> Iterator[Mistake]:
+    """Partial log-sum-exps in 16 bits, for each usual number of splits."""
+    words = f"the partial log-sum-exps are rounded to {name}"
+    ways = [found for rounded in roundings for found in merged_states(row, rounded)]
+    yield _mistake("partial_lse", "partial LSE", words, ways)
+
+
+def merged_states(row: AttentionRow, change: Round) -> list[tuple[Tensor, Tensor]]:
+    """Output and LSE where the LSE of each part of the row is changed, for each usual number of parts."""
+    lengths = sorted({-(-row.num_tokens // number) for number in _SPLITS})
+    return [_merged(row, length, change) for length in lengths]
+
+
+def _merged(row: AttentionRow, length: int, change: Round) -> tuple[Tensor, Tensor]:
+    scores, _ = row_log_weights(row.case, row.head, row.scores)
+    padding = -len(scores) % length
+    parts = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf).reshape(-1, length)
+    values = torch.nn.functional.pad(row.v, (0, 0, 0, padding)).reshape(-1, length, row.v.shape[1])
+    outs = torch.einsum("sn,snd->sd", parts.softmax(1).nan_to_num(0.0), values)
+    states = torch.cat((change(parts.logsumexp(1)), _sink(row)[None]))
+    return states.softmax(0)[:-1] @ outs, states.logsumexp(0)
+
+
+def _converted(row: AttentionRow) -> Iterator[Mistake]:
+    """Keys and values that take a dtype of fewer bits, or of a smaller range, before they are multiplied."""
+    for name in _SHORTER:
+        dtype = getattr(torch, name)
+        for parts in (("K",), ("V",), ("K", "V"), ("q", "K", "V")):
+            q, k, v = (
+                tensor.float().to(dtype).double() if part in parts else tensor
+                for part, tensor in (("q", row.q), ("K", row.k), ("V", row.v))
+            )
+            weights, lse = row_weights(row.case, row.head, row.case.scale * (k @ q))
+            words = f"{', '.join(parts[:-1])}{' and ' if parts[1:] else ''}{parts[-1]} "
+            words += f"{'are' if parts[1:] else 'is'} converted to {name} on the way"
+            numerics = {"dequantised": "input"} if name == row.case.dtype and parts == ("K", "V") else {}
+            yield _mistake("converted", f"{' '.join(parts)} to {name}", words, [(weights @ v, lse)], numerics)
+
+
+def _without_maximum(row: AttentionRow) -> Mistake:
+    """exp of float32 scores as they are: it overflows at 88.7, and becomes 0 at -87.3 or, with subnormals, at -104."""
+    scores = torch.cat((row_log_weights(row.case, row.head, row.scores)[0], _sink(row)[None]))
+    ways = []
+    for smallest in (torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).smallest_normal * 2.0**-23):
+        weights = scores.clamp(max=_LARGEST_EXPONENT).exp()
+        weights = torch.where(weights > torch.finfo(torch.float32).max, torch.inf, weights)
+        weights = torch.where(weights < smallest, 0.0, weights)
+        ways.append(((weights[:-1] @ row.v) / weights.sum(), weights.sum().log()))
+    flows = "overflows float32 at 88.7" if row.top > 0 else "underflows float32"
+    words = f"exp {flows}: the maximum, {row.top:.4g}, is not subtracted from the scores"
+    return _mistake("maximum_not_subtracted", "no maximum", words, ways)
+
+
+def _mistake(
+    cause: str,
+    name: str,
+    words: str,
+    ways: list[tuple[Tensor, Tensor]],
+    numerics: Mapping[str, str] = MappingProxyType({}),
+) -> Mistake:
+    out, lse = (torch.stack(parts) for parts in zip(*ways, strict=True))
+    is_finite = bool(out.isfinite().all()) and bool(lse.isfinite().all())
+    return Mistake(cause, name, words, out, lse, overflows=not is_finite, numerics=numerics)
+
+
+def _scaled(dots: Scores, scale: float, rounded: Round) -> tuple[Scores, ...]:
+    """Times the scale: in more bits, in as many, and with a scale of as many (Triton makes a tensor's type of it)."""
+    of_its_type = float(rounded(torch.tensor(scale, dtype=torch.float64, device="cpu")))
+    return scale * dots, rounded(scale * dots), rounded(of_its_type * dots)
+
+
+def _sums(products: Float64[Tensor, "num_tokens head_size"], rounded: Round) -> Iterator[Scores]:
+    """Of rounded products, rounded at the end or after each addition, in orders in which kernels add."""
+    exact = torch.nn.functional.pad(products, (0, (1 << (products.shape[1] - 1).bit_length()) - products.shape[1]))
+    terms = rounded(exact)
+    yield rounded(terms.sum(-1))
+    yield _in_order(terms, rounded)[:, 0]
+    half = terms.shape[1] // 2
+    for one, other in ((terms, terms), (exact, terms), (terms, exact)):  # with `fma`, the product of one is not rounded
+        yield _of_neighbours(rounded(one[:, ::2] + other[:, 1::2]) if half else terms, rounded)
+        yield _in_halves(rounded(one[:, :half] + other[:, half:]) if half else terms, rounded)
+    for chunk in _CHUNKS:
+        if chunk < terms.shape[1]:
+            yield _in_halves(_in_order(terms.reshape(len(terms), -1, chunk), rounded)[..., 0], rounded)
+            yield _in_halves(_fused(exact.reshape(len(exact), -1, chunk), rounded), rounded)
+
+
+def _in_order(terms: Tensor, rounded: Round) -> Tensor:
+    total = terms[..., :1]
+    for i in range(1, terms.shape[-1]):
+        total = rounded(total + terms[..., i : i + 1])
+    return total
+
+
+def _fused(exact: Tensor, rounded: Round) -> Tensor:
+    """Each product added before it is rounded, as `fma` does; but for the first."""
+    total = rounded(exact[..., 0])
+    for i in range(1, exact.shape[-1]):
+        total = rounded(total + exact[..., i])
+    return total
+
+
+def _of_neighbours(terms: Tensor, rounded: Round) -> Scores:
+    while terms.shape[1] > 1:
+        terms = rounded(terms[:, ::2] + terms[:, 1::2])
+    return terms[:, 0]
+
+
+def _in_halves(terms: Tensor, rounded: Round) -> Scores:
+    while terms.shape[1] > 1:
+        half = terms.shape[1] // 2
+        terms = rounded(terms[:, :half] + terms[:, half:])
+    return terms[:, 0]
+
+
+def _truncated(x: Tensor) -> Tensor:
+    bits = x.float().view(torch.int32)
+    kept = torch.where(x.float().isfinite(), bits & -(1 << 16), bits)
+    return kept.view(torch.float32).double()
+
+
+def _of_scores(
+    row: AttentionRow,
+    tokens: Int64[Tensor, " replayed"],
+    name: str,
+    words: str,
+    ways: list[Float64[Tensor, " replayed"]],
+    *,
+    copies: bool = False,
+    numerics: Mapping[str, str] = MappingProxyType({}),
+) -> Mistake:
+    """Of scores of some ``tokens``, while the others have theirs.
+
+    ``copies``: the weights of the sum of values may come of another way than those of the sum that divides it.
+    """
+    overflows = not all(bool(scores.isfinite().all()) for scores in ways)
+    found = [row_weights(row.case, row.head, row.scores.index_copy(0, tokens, scores)) for scores in ways]
+    weights, lse = torch.stack([weights for weights, _ in found]), torch.stack([lse for _, lse in found])
+    out = weights @ row.v
+    if copies:
+        numerators = (weights * (lse - row.lse).exp()[:, None]) @ row.v
+        out = torch.cat([out, *(numerators / (end - row.lse).exp() for end in (lse.amin(), lse.amax()))])
+    return Mistake("scores_rounded", name, words, out, lse, overflows, numerics)
+
+
+def _of_weights(
+    row: AttentionRow, cause: str, words: str, exp: Round, *, of_v: Round = torch.clone, numerics: Mapping[str, str]
+) -> Mistake:
+    """Of another ``exp``, and of weights that are rounded ``of_v`` before they multiply V, though not to be summed.
+
+    As in a single tile: where the maximum rises on the way, roundings differ a little.
+    """
+    scores, top = row_log_weights(row.case, row.head, row.scores)[0], _top(row)
+    weights = exp(scores - top).masked_fill(scores == -torch.inf, 0.0)
+    total = weights.sum() + (_sink(row) - top).exp()
+    out = (of_v(weights) @ row.v) / total
+    return Mistake(cause, words, words, out[None], (top + total.log())[None], overflows=False, numerics=numerics)
+
+
+def _cubic_exp(x: Tensor) -> Tensor:
+    """exp2 on the fraction by the polynomial of FlashAttention 4, which minimises the relative error."""
+    whole = (x * math.log2(math.e)).clamp(min=-1000.0).floor()
+    fraction = (x * math.log2(math.e)).clamp(min=-1000.0) - whole
+    polynomial = torch.zeros_like(fraction)
+    for coefficient in _CUBIC_EXP2:
+        polynomial = polynomial * fraction + coefficient
+    return torch.ldexp(polynomial, whole)
+
+
+def _to_e4m3(x: Tensor) -> Tensor:
+    return x.float().to(torch.float8_e4m3fn).double()
+
+
+def _in_tf32(row: AttentionRow) -> Mistake:
+    """Both products with operands of 10 bits behind the point, rounded to nearest or cut off."""
+    outs, lses = [], []
+    for nearest in (True, False):
+        q, k, v = (_to_tf32(part, nearest=nearest) for part in (row.q, row.k, row.v))
+        weights, lse = row_weights(row.case, row.head, row.case.scale * (k @ q))
+        largest = weights.max()
+        outs.append(_to_tf32(weights / largest, nearest=nearest) @ v * largest)
+        lses.append(lse)
+    words = "the matrix products are computed in TF32 (for `tl.dot`, input_precision='ieee' is exact)"
+    declared = {"matmul": "tf32"}
+    return Mistake("tf32", "tf32", words, torch.stack(outs), torch.stack(lses), overflows=False, numerics=declared)
+
+
+def _to_tf32(x: Tensor, *, nearest: bool) -> Tensor:
+    mantissa, exponent = x.frexp()
+    steps = mantissa * 2.0 ** (_TF32_BITS + 1)
+    return torch.ldexp((steps.round() if nearest else steps.trunc()) / 2.0 ** (_TF32_BITS + 1), exponent)
