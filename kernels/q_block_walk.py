@@ -105,10 +105,8 @@ def attend_tiles(
                 m_s = m_s & (i_t[None, :] >= window_begin(limits - 1, window)[:, None])
             b_s = tl.where(m_s, b_s, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(b_s, axis=1))
-        # Without masks every row has seen a token, and its maximum is finite.
-        ref = new_max
-        if MASKED:
-            ref = tl.where(new_max == float("-inf"), 0.0, new_max)
+        # A row may have seen no token yet, or none but such as have a score of -inf.
+        ref = tl.where(new_max == float("-inf"), 0.0, new_max)
         alpha = tl.exp2(row_max - ref)
         b_p = tl.exp2(b_s - ref[:, None])
         exp_sum = exp_sum * alpha + tl.sum(b_p, axis=1)

@@ -11,6 +11,7 @@ from attnfuzz.said import NAME_BYTES, printable, printable_lines
 __all__ = [
     "DEFAULT_ORACLES",
     "IDENTIFYING_CAUSES",
+    "MINUS_INFINITY",
     "MOST_PLACES",
     "NARROW_OFFSETS",
     "NOT_EVERYWHERE",
@@ -36,8 +37,8 @@ __all__ = [
 OracleName = Literal[
     "accuracy", "dead_memory", "unwritten", "red_zone", "determinism", "exception", "crash", "hang",
     "guard_page", "page_permutation", "page_relocation", "block_table_slack", "batch_invariance", "layout", "repaging",
-    "gqa_expansion", "split_count", "compose", "merge_laws", "value_affinity", "call_sequence", "graph_replay",
-    "sanitizer",
+    "gqa_expansion", "split_count", "compose", "merge_laws", "value_affinity", "containment", "call_sequence",
+    "graph_replay", "sanitizer",
 ]  # fmt: skip
 """Every name that a regression file may hold; `ORACLES` are those that can be asked for. "sanitizer" is NVIDIA's
 compute-sanitizer, which judges in processes of its own (`attnfuzz.sanitizer`)."""
@@ -53,6 +54,7 @@ RELATION_ORACLES: tuple[OracleName, ...] = (
     "block_table_slack",
     "batch_invariance",
     "value_affinity",
+    "containment",
     "merge_laws",
     "layout",
     "repaging",
@@ -70,6 +72,9 @@ NOT_EVERYWHERE: frozenset[OracleName] = frozenset({"graph_replay", "sanitizer"})
 
 WITHOUT_WEIGHT = "read_without_weight"
 """The cause of "dead_memory" where numbers in the place of NaN make no difference: 0 x NaN is NaN."""
+
+MINUS_INFINITY = "score of -inf"
+"""The kind of "containment" where a score of -inf has a weight other than 0."""
 
 NARROW_OFFSETS = "narrow_offsets"
 IDENTIFYING_CAUSES = frozenset(

@@ -95,6 +95,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
       (any page of the cache, a wrong one included) or ``"garbage"`` (also ids that do not exist; never followed).
     * ``empty_sequences``: sequences of length 0 (``out = 0``, ``lse = -inf``), sequences without query tokens in
       paged_attention and, when merging, empty states.
+    * ``infinite_scores``: scores of -inf, from an infinity in K, beside others in a row: they have weight 0.
     * ``padding_tokens``: rows of q behind ``cu_seqlens_q[-1]`` in paged_attention, with which servers pad a batch to
       the size that a CUDA graph was captured with. What becomes of those of the results is the kernel's business.
     * ``empty_state_outputs``: what the outputs of empty states hold when merging: ``"zeros"``, which is what the
@@ -133,6 +134,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     strides: Strides = "serving"
     unused_table_entries: UnusedTableEntries = "valid"
     empty_sequences: bool = True
+    infinite_scores: bool = True
     padding_tokens: bool = True
     empty_state_outputs: EmptyStateOutputs = "zeros"
     empty_state_lse: tuple[EmptyStateLse, ...] = EMPTY_STATE_LSES
@@ -189,7 +191,15 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 raise ValueError(f"Supports({name}={getattr(self, name)!r}): must be True or False")
 
 
-_FLAGS = ("empty_sequences", "padding_tokens", "freed_pages", "deterministic", "batch_invariant", "graph_replay")
+_FLAGS = (
+    "empty_sequences",
+    "infinite_scores",
+    "padding_tokens",
+    "freed_pages",
+    "deterministic",
+    "batch_invariant",
+    "graph_replay",
+)
 _CHOICE_FIELDS: dict[str, Any] = {
     "strides": Strides,
     "unused_table_entries": UnusedTableEntries,

@@ -30,7 +30,7 @@ def test_the_plain_loop_judges_cases() -> None:
     """There would be nothing to compare a campaign with."""
     loop = run_plain_loop([KERNEL], device="cpu", seconds=1.0, warmup_s=0.2)
     assert loop.cases > 0
-    assert loop.seconds == pytest.approx(1.0, abs=0.5)
+    assert loop.seconds >= 1.0
 
 
 def test_a_plain_loop_that_fails_says_why() -> None:

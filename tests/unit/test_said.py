@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnfuzz.oracles.verdict import Failure
@@ -29,6 +29,7 @@ from attnfuzz.said import (
 ANY_TEXT = st.text(st.characters(), max_size=200) | st.text(st.characters(categories=["Cc", "Cf", "Cs", "Zl"]))
 
 
+@settings(deadline=None)
 @given(text=ANY_TEXT, times=st.sampled_from([1, 50, 9_000]), lines=st.booleans())
 def test_any_text_becomes_fit_to_be_shown(text: str, times: int, lines: bool) -> None:
     """A terminal, a page or a file of JSON would get what it obeys or refuses, or more than a reader can take."""
@@ -39,6 +40,7 @@ def test_any_text_becomes_fit_to_be_shown(text: str, times: int, lines: bool) ->
     assert printable(shown, lines=lines) == shown
 
 
+@settings(deadline=None)
 @given(lines=st.lists(ANY_TEXT, max_size=40), times=st.sampled_from([1, 2_000]))
 def test_any_lines_become_fit_to_be_shown(lines: list[str], times: int) -> None:
     """As above, of all that follows a message; cleaned again on its way, what is shown would not be what is saved."""

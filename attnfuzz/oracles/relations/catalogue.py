@@ -10,6 +10,7 @@ from attnfuzz.oracles.relations.batch_invariance import BATCH_INVARIANCE
 from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
 from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE
 from attnfuzz.oracles.relations.compose import COMPOSE
+from attnfuzz.oracles.relations.containment import CONTAINMENT
 from attnfuzz.oracles.relations.gqa_expansion import GQA_EXPANSION
 from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY
 from attnfuzz.oracles.relations.guard_page import GUARD_PAGE
@@ -32,6 +33,7 @@ RELATIONS: tuple[Relation, ...] = (
     BLOCK_TABLE_SLACK,
     BATCH_INVARIANCE,
     VALUE_AFFINITY,
+    CONTAINMENT,
     MERGE_LAWS,
     LAYOUT,
     REPAGING,
