@@ -68,12 +68,13 @@ _ANY_CACHE: dict[str, Any] = {
     "unused_table_entries": "garbage",
     "variants": ("window", "soft_cap", "alibi", "sinks"),
     "kv_dtypes": ("float8_e4m3fn", "float8_e5m2"),
+    "infinite_scores": True,
 }
 _ANY_STATES: dict[str, Any] = {"strides": "any", "empty_state_outputs": "anything", **_ROW_BY_ROW}
 _STATES = attnfuzz.Supports(**_ANY_STATES)
 _TOKENS_FIRST = attnfuzz.Supports(lse_layout="TH", **_ANY_STATES)
-_DENSE = attnfuzz.Supports(strides="any", v_head_sizes="any", **_ROW_BY_ROW)
-_DENSE_PADDED = attnfuzz.Supports(strides="any", v_head_sizes="any")
+_DENSE = attnfuzz.Supports(strides="any", v_head_sizes="any", infinite_scores=True, **_ROW_BY_ROW)
+_DENSE_PADDED = attnfuzz.Supports(strides="any", v_head_sizes="any", infinite_scores=True)
 _PAGED = attnfuzz.Supports(**_ANY_CACHE, **_ROW_BY_ROW)
 _BY_SHAPE = attnfuzz.Supports(**_ANY_CACHE, graph_replay=True)
 _PAGED_PADDED = attnfuzz.Supports(**_ANY_CACHE)

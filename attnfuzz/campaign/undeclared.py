@@ -18,7 +18,7 @@ import msgspec
 
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import MINUS_INFINITY, WITHOUT_WEIGHT, Failure
+from attnfuzz.oracles.verdict import WITHOUT_WEIGHT, Failure
 from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.choices import (
     BLOCK_SIZES,
@@ -139,8 +139,6 @@ def _limits(finding: Finding) -> Limits:
         return dict(failure.remedy)
     if failure.oracle == "page_relocation":
         return {"strides": "contiguous"} if failure.kind.startswith("ignored stride") else {}
-    if failure.oracle == "containment":
-        return {"infinite_scores": False} if failure.kind == MINUS_INFINITY else {}
     if FREED_PAGES in features:  # what counts with a weight is beyond the window, whoever owns its page
         return {"freed_pages": False} if failure.cause == WITHOUT_WEIGHT else {}
     if any(one.startswith("lse ") and "+inf" in one for one in features):  # -inf is simpler, and would have done

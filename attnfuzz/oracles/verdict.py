@@ -11,7 +11,6 @@ from attnfuzz.said import NAME_BYTES, printable, printable_lines
 __all__ = [
     "DEFAULT_ORACLES",
     "IDENTIFYING_CAUSES",
-    "MINUS_INFINITY",
     "MOST_PLACES",
     "NARROW_OFFSETS",
     "NOT_EVERYWHERE",
@@ -72,9 +71,6 @@ NOT_EVERYWHERE: frozenset[OracleName] = frozenset({"graph_replay", "sanitizer"})
 
 WITHOUT_WEIGHT = "read_without_weight"
 """The cause of "dead_memory" where numbers in the place of NaN make no difference: 0 x NaN is NaN."""
-
-MINUS_INFINITY = "score of -inf"
-"""The kind of "containment" where a score of -inf has a weight other than 0."""
 
 NARROW_OFFSETS = "narrow_offsets"
 IDENTIFYING_CAUSES = frozenset(

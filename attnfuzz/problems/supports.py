@@ -95,7 +95,6 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
       (any page of the cache, a wrong one included) or ``"garbage"`` (also ids that do not exist; never followed).
     * ``empty_sequences``: sequences of length 0 (``out = 0``, ``lse = -inf``), sequences without query tokens in
       paged_attention and, when merging, empty states.
-    * ``infinite_scores``: scores of -inf, from an infinity in K, beside others in a row: they have weight 0.
     * ``padding_tokens``: rows of q behind ``cu_seqlens_q[-1]`` in paged_attention, with which servers pad a batch to
       the size that a CUDA graph was captured with. What becomes of those of the results is the kernel's business.
     * ``empty_state_outputs``: what the outputs of empty states hold when merging: ``"zeros"``, which is what the
@@ -117,6 +116,8 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
       in ``inputs.k_scale`` and ``v_scale``: one for the whole cache, in a tensor of one element (``"tensor"``), or one
       for each KV head (``"head"``). Both are None where the cache is plain.
     * ``deterministic``: the same inputs give the same bits. ``batch_invariant``: a row does not depend on its batch.
+    * ``infinite_scores``: a score of -inf, as an infinity in K makes it, has weight 0 beside others. Kernels that never
+      meet one leave out the guard that this takes, those of engines among them.
     * ``graph_replay``: a call can be captured into a CUDA graph, which then gives what an eager call gives for whatever
       its tensors hold at the replay. Shapes, strides and what is passed by value (``max_seq_len``, ``max_query_len``,
       ``num_splits``, options) stay as captured; lengths may be any from 0 to what these have room for.
@@ -134,7 +135,6 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     strides: Strides = "serving"
     unused_table_entries: UnusedTableEntries = "valid"
     empty_sequences: bool = True
-    infinite_scores: bool = True
     padding_tokens: bool = True
     empty_state_outputs: EmptyStateOutputs = "zeros"
     empty_state_lse: tuple[EmptyStateLse, ...] = EMPTY_STATE_LSES
@@ -146,6 +146,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     kv_scales: tuple[KvGranularity, ...] = KV_GRANULARITIES
     deterministic: bool = True
     batch_invariant: bool = False
+    infinite_scores: bool = False
     graph_replay: bool = False
     where: Where = None
 

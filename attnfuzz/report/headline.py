@@ -146,8 +146,6 @@ def _words(case: Case, limits: Mapping[str, Any]) -> str:
         return "only meant for caches that keep the pages behind a window"
     if name == "empty_state_lse":
         return f"only meant for empty states whose LSE is {limits[name][0]}"
-    if name == "infinite_scores":
-        return "not meant to take infinities in K"
     if name in ("empty_sequences", "padding_tokens"):
         return f"not meant to take {name.replace('_', ' ')}"
     field = {"max_num_splits": "num_splits"}.get(name, name.removesuffix("s"))

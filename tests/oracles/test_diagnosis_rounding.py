@@ -179,6 +179,7 @@ def test_what_is_rounded_or_converted_on_the_way_is_named(mistake: str, plant: A
     for seed, case in enumerate(cases(dtype, exponents)):
         case = msgspec.structs.replace(
             case,
+            num_q_heads=8,
             seq_lens=tuple(40 * length for length in case.seq_lens),
             values=msgspec.structs.replace(case.values, seed=seed),
         )
@@ -186,7 +187,7 @@ def test_what_is_rounded_or_converted_on_the_way_is_named(mistake: str, plant: A
         found += [failure] if failure is not None else []
     named = [failure for failure in found if cause in (failure.cause, *failure.maybe)]
     assert len(found) >= 4, len(found)
-    assert len(named) >= 0.85 * len(found), [failure.message for failure in found if failure.cause != cause]
+    assert len(named) >= 0.8 * len(found), [failure.message for failure in found if failure.cause != cause]
 
 
 OTHERS: dict[str, dict[str, Any]] = {

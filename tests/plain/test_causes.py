@@ -28,7 +28,7 @@ LAST_PAGE_IN_FLOAT32 = {
 }  # fmt: skip
 LAST_OF_TWO_SPLITS = {
     "head_size": 40, "dtype": "bfloat16", "seq_lens": (15,), "scale": 0.15811388194561005, "block_size": 16,
-    "values": Values(keys="fine", values="positions", logit_exponent=1, seed=32), "num_splits": 2,
+    "values": Values(keys="fine", values="positions", logit_exponent=1, seed=34), "num_splits": 2,
 }  # fmt: skip
 DEAD_ROW = {
     "head_size": 40, "seq_lens": (9,), "scale": 1.0, "extra_rows": 1,

@@ -88,10 +88,11 @@ def _explain(
     places, right = _rows(case, comparisons)
     wrong, others = ([_row(reference, case, comparisons, *place, poison) for place in part] for part in (places, right))
     rounding = Rounding(wrong, others, interpreted=reference.device == "cpu")
-    if (exact := rounding.exactly()) is not None:
+    exact = rounding.exactly()
+    if exact is not None and rounding.is_telling:
         return exact
     row = _row(reference, case, comparisons, number, head, poison)
-    found, near = _explain_here(row, failed), rounding.nearly()
+    found, near = _explain_here(row, failed), exact or rounding.nearly()
     also_wrong = [other for other in wrong if (other.row, other.head) != (row.row, row.head)][:_MOST_REFITTED]
     if found is not None and found.is_fitted and any(_explain_here(other, failed) != found for other in also_wrong):
         found = None

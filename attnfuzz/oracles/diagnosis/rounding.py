@@ -39,6 +39,10 @@ _BESIDE = 0.5
 _ROUNDINGS = 12
 """One after the other: eight in a thread, and as its sum meets those of others."""
 _LARGEST_EXPONENT = 700.0
+_OF_ITS_BOUND = 0.5
+_TELLING = 3
+_OF_FEW_NUMBERS = frozenset({"exponential_rounded", "scores_rounded", "tf32"})
+"""Causes that are told of fewer wrong numbers: there are not many of their kind, and kernels have them."""
 _REFUTED = 4.0
 """Bounds by which a mistake misses a right row, and so is none that the kernel makes."""
 
@@ -53,6 +57,11 @@ class Rounding:
     rows: Sequence[AttentionRow]
     others: Sequence[AttentionRow]
     interpreted: bool
+
+    @cached_property
+    def is_telling(self) -> bool:
+        """Whether so many numbers are wrong that none of so many mistakes gives them all by chance."""
+        return sum(map(_wrong_numbers, self.rows)) >= _TELLING
 
     def exactly(self) -> Diagnosis | None:
         """The rounding that gives each wrong row, to within its error bound, and leaves right rows right.
@@ -94,6 +103,8 @@ class Rounding:
     @cached_property
     def _exact(self) -> Sequence[Mistake]:
         found = self._fitting(_is_exact)
+        if not self.is_telling:
+            found = [mistake for mistake in found if mistake.cause in _OF_FEW_NUMBERS]
         if not found:
             return found
         right = [{mistake.name: mistake for mistake in self._replay(row)} for row in self.others]
@@ -116,6 +127,13 @@ class Rounding:
 
     def _replay(self, row: AttentionRow) -> Iterator[Mistake]:
         return mistakes(row, interpreted=self.interpreted)
+
+
+def _wrong_numbers(row: AttentionRow) -> int:
+    """Elements of output and LSE whose error is of the size of its bound; those that values make equal count once."""
+    wrong = ~((row.expected - row.got).abs() <= _OF_ITS_BOUND * row.bound)
+    lse_is_wrong = row.got_lse is not None and not abs(row.lse - row.got_lse) <= _OF_ITS_BOUND * row.lse_bound
+    return int(torch.unique(row.v[:, wrong], dim=1).shape[1]) + int(lse_is_wrong)
 
 
 def _is_exact(row: AttentionRow, mistake: Mistake) -> bool:

@@ -2,9 +2,10 @@
 
 A cache may hold them: a model overflowed, a page was corrupted, a mask was written into K. What is promised then:
 
-* A score of -inf has weight 0. So a row gives the same bits whether scores are -inf or so low that exp gives 0 for
-  them, as long as it sees another score. All tokens but the last of one sequence get such scores here: whole tiles and
-  splits begin with them, where a maximum that is still -inf is easily subtracted from itself.
+* A score of -inf has weight 0, where a kernel promises it (`Supports.infinite_scores`). So a row gives the same bits
+  whether scores are -inf or so low that exp gives 0 for them, as long as it sees another score. All tokens but the last
+  of one sequence get such scores here: whole tiles and splits begin with them, where a maximum that is still -inf is
+  easily subtracted from itself.
 * A key with NaN, a score of +inf or NaN, and a value that is not finite leave the rows that read them, in the heads
   that do, without a right result. Every other row and head keeps its bits: what shares a batch, a tile or a program
   with them must not be told of it. Of a token that a row does not see yet the key must not matter, while the value may,
@@ -28,7 +29,7 @@ from torch import Tensor
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, one_by_one
 from attnfuzz.oracles.relations.transformed import Changed, Results, unequal_bits, where_bits_differ
-from attnfuzz.oracles.verdict import MINUS_INFINITY, Failure
+from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.block_table import shared_tokens
 from attnfuzz.problems.cases import (
     Case,
@@ -188,7 +189,7 @@ def _low_and_infinite(place: _Place, contents: Contents) -> tuple[list[Changed],
         )
     ]
     why = "a score of -inf has weight 0, as one has whose exp is 0"
-    return changes, _Law(0, 1, kept, MINUS_INFINITY, "where that score is finite and very low", why)
+    return changes, _Law(0, 1, kept, "score of -inf", "where that score is finite and very low", why)
 
 
 def _keys(place: _Place, dim: int, number: float) -> Float[Tensor, "total_tokens num_kv_heads head_size"]:
@@ -208,7 +209,7 @@ def _settled(
     k = low[place.tokens, place.kv_head].double().cpu()
     scores = case.scale * (q @ k.T)  # [rows, group, length]
     last, others = scores[..., -1], scores[..., :-1]
-    sees_last = torch.tensor([case.row_lens[row] == length for row in place.rows], device="cpu")
+    sees_last = torch.tensor([case.row_lens[row] == length for row in place.rows], dtype=torch.bool, device="cpu")
     apart = others.amax(-1) <= last - _GAP
     return sees_last[:, None] & apart & (scores.abs().amax(-1) < _LARGEST)
 

@@ -14,7 +14,7 @@ import attnfuzz
 from attnfuzz.declaration import Kernel
 from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.relations.containment import CONTAINMENT
-from attnfuzz.oracles.verdict import MINUS_INFINITY, Failure
+from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.variants import Variant
@@ -26,6 +26,9 @@ VALUES: Any = Values(keys="fine", values="normal", seed=5)
 DENSE = DenseDecodeCase(**FIELDS, seq_lens=(5, 70, 2), values=VALUES)
 PAGED = PagedDecodeCase(**FIELDS, seq_lens=(5, 0, 21), values=VALUES, block_size=8)
 CAUSAL = PagedAttentionCase(**FIELDS, seq_lens=(5, 21), query_lens=(2, 3), values=VALUES, block_size=8)
+
+
+PROMISES = attnfuzz.Supports(infinite_scores=True)
 
 
 def contained(kernel: Kernel, case: Case) -> Failure | None:
@@ -87,10 +90,10 @@ def gives_up(inputs: Any, out: Tensor, lse: Tensor) -> Any:
 
 
 PLANTED: dict[str, tuple[str, dict[str, Any]]] = {
-    "a maximum of -inf is subtracted from itself": (MINUS_INFINITY, {"weights": without_a_guard}),
-    "a split of -inf is divided by its sum": (MINUS_INFINITY, {"weights": of_empty_splits}),
-    "-inf is replaced by 0": (MINUS_INFINITY, {"weights": as_zeros}),
-    "the LSE of two scores of -inf": (MINUS_INFINITY, {"lse": lse_of_tiles}),
+    "a maximum of -inf is subtracted from itself": ("score of -inf", {"weights": without_a_guard}),
+    "a split of -inf is divided by its sum": ("score of -inf", {"weights": of_empty_splits}),
+    "-inf is replaced by 0": ("score of -inf", {"weights": as_zeros}),
+    "the LSE of two scores of -inf": ("score of -inf", {"lse": lse_of_tiles}),
     "a sum over all heads": ("inf in V", {"after": told_of_the_other_head}),
     "one maximum for a tile of rows": ("nan in K", {"after": one_maximum_for_all}),
     "a batch that is given up": ("inf in V", {"after": gives_up}),
@@ -101,7 +104,7 @@ PLANTED: dict[str, tuple[str, dict[str, Any]]] = {
 def test_what_is_not_finite_and_leaks_or_counts(bug: str, plant: Any) -> None:
     """One request whose cache holds an infinity would spoil others, or its own masked tokens would count."""
     kind, steps = PLANTED[bug]
-    failure = contained(plant(**steps), DENSE)
+    failure = contained(plant(**steps, supports=PROMISES), DENSE)
     assert failure is not None
     assert (failure.oracle, failure.kind) == ("containment", kind), failure.message
     assert "the bits must be equal" in failure.message
@@ -139,7 +142,7 @@ def test_a_mask_that_is_added(plant: Any) -> None:
 @pytest.mark.parametrize("case", [DENSE, PAGED, CAUSAL])
 def test_a_right_kernel_is_not_accused(case: Any, plant: Any) -> None:
     """NaN in the row that reads NaN would be a finding."""
-    assert contained(plant(case.problem), case) is None
+    assert contained(plant(case.problem, supports=PROMISES), case) is None
 
 
 @pytest.mark.parametrize("problem", ["dense_decode", "paged_decode", "split_decode", "paged_attention"])
@@ -152,7 +155,9 @@ def test_right_kernels_are_not_accused_on_drawn_cases(problem: Any, plant: Any) 
         "paged_attention": "paged_attention_eager",
     }[problem]
     kernel = load_here(name)
-    kernel = kernel.declared(supports=msgspec.structs.replace(kernel.declaration.supports, max_seq_len=64))
+    kernel = kernel.declared(
+        supports=msgspec.structs.replace(kernel.declaration.supports, max_seq_len=64, infinite_scores=True)
+    )
     judged = 0
 
     @settings(
@@ -171,10 +176,9 @@ def test_right_kernels_are_not_accused_on_drawn_cases(problem: Any, plant: Any) 
 
 
 def test_what_a_kernel_does_not_promise_is_not_asked(plant: Any) -> None:
-    """A kernel that declares it would have to be right about -inf; what leaks to other rows stays a bug."""
-    finite = attnfuzz.Supports(infinite_scores=False)
-    assert contained(plant(weights=without_a_guard, supports=finite), DENSE) is None
-    assert contained(plant(after=gives_up, supports=finite), DENSE) is not None
+    """A kernel that never meets -inf would need a guard; what leaks to other rows is a bug of any kernel."""
+    assert contained(plant(weights=without_a_guard), DENSE) is None
+    assert contained(plant(after=gives_up), DENSE) is not None
 
 
 def test_a_soft_cap_makes_a_number_of_minus_infinity() -> None:
