@@ -84,7 +84,8 @@ class Rounding:
         if not found:
             return None
         first = found[0]
-        words = ", or ".join(mistake.words for mistake in found[:_MOST_TOLD])
+        fitting = {mistake.name: mistake for mistake in (*found, *self._exact, *self._near)}
+        words = ", or ".join(mistake.words for mistake in list(fitting.values())[:_MOST_TOLD])
         if (
             first.cause == "scores_rounded"
             and self.rows[0].case.dtype == "float16"
@@ -97,7 +98,7 @@ class Rounding:
             first.cause,
             maybe=tuple(dict.fromkeys(mistake.cause for mistake in found if mistake.cause != first.cause)),
             numerics=first.numerics if same else {},
-            replays=tuple(dict.fromkeys(mistake.name for mistake in (*self._exact, *self._near))),
+            replays=tuple(fitting),
         )
 
     @cached_property
