@@ -23,7 +23,7 @@ from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies import cases
 from attnfuzz.values import attention_values
 
-__all__ = ["DESIGNS", "Design", "Result", "drawn_cases", "largest_ratios"]
+__all__ = ["DESIGNS", "Design", "Result", "drawn_cases", "largest_ratios", "ratios"]
 
 Result = tuple[Tensor, Tensor]
 _UNDECLARED = Numerics()
@@ -180,14 +180,15 @@ def largest_ratios(design: Design, drawn: list[DenseDecodeCase], *declarations: 
     """
     largest = [(0.0, 0.0)] * len(declarations)
     for case in drawn:
-        for of_row in _ratios(design, case, declarations):
+        for of_row in ratios(design, case, declarations):
             largest = [(max(a, c), max(b, d)) for (a, b), (c, d) in zip(largest, of_row, strict=True)]
     return largest
 
 
-def _ratios(
+def ratios(
     design: Design, case: DenseDecodeCase, declarations: Sequence[Numerics]
 ) -> Iterator[list[tuple[float, float]]]:
+    """Of each sequence with tokens, error over bound of out and of the LSE, by declaration."""
     values, dtype = attention_values(case), getattr(torch, case.dtype)
     for i, length in enumerate(case.seq_lens):
         if not length:

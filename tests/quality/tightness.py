@@ -1,0 +1,116 @@
+"""What the error bounds still see: `python -m tests.quality.tightness` prints the share of drawn cases that show a bug.
+
+Kernels that lose a little precision, or a little else, on cases as a search draws them: judged by the output alone, and
+by the LSE alone, once with nothing declared and once as kernels whose sums are in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.problems.declared_numerics import Numerics
+from tests.quality.designs import Design, Result, drawn_cases, ratios
+
+__all__ = ["MISTAKES", "Mistake", "shares"]
+
+DECLARED = (Numerics(), Numerics(row_sum="float32", partials="float32"))
+
+
+def _rounded_products(q: Tensor, k: Tensor, scale: Tensor) -> Tensor:
+    return (q[:, None] * k).float().sum(-1) * scale
+
+
+def _rounded_sums(q: Tensor, k: Tensor, scale: Tensor) -> Tensor:
+    """Products and their sum in order, each rounded."""
+    products = q[:, None] * k
+    total = products[..., 0]
+    for dim in range(1, k.shape[-1]):
+        total = total + products[..., dim]
+    return total.float() * scale
+
+
+def _scaled_by(factor: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    return lambda q, k, scale: torch.einsum("hd,hnd->hn", q.float(), k.float()) * scale * factor
+
+
+@dataclass(frozen=True)
+class Mistake(Design):
+    """``dropped``: tokens at the end that do not count. ``short_sum``, ``short_out``: sums kept in the dtype of q from
+    tile to tile. ``twice``: weights are divided by their sum, and rounded again, before they multiply V."""
+
+    dropped: int = 0
+    short_sum: bool = False
+    short_out: bool = False
+    twice: bool = False
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, scale: float, tile: int) -> Result:
+        """As of a design."""
+        kept = max(1, k.shape[1] - self.dropped)
+        scores = self.scores(q, k[:, :kept], torch.tensor(scale, dtype=torch.float32))
+        top = scores.new_full(scores.shape[:1], -torch.inf)
+        total, out = torch.zeros_like(top), scores.new_zeros(len(scores), v.shape[-1])
+        for start in range(0, kept, tile):
+            part = scores[:, start : start + tile]
+            higher = torch.maximum(top, part.amax(-1))
+            weights, rescale = (part - higher[:, None]).exp(), (top - higher).exp()
+            rounded = weights.to(q.dtype).float()
+            if self.twice:
+                of_tile = weights.sum(-1, keepdim=True)
+                rounded = (weights / of_tile).to(q.dtype).float().mul(of_tile).to(q.dtype).float()
+            total = total * rescale + weights.sum(-1)
+            out = out * rescale[:, None] + torch.einsum(
+                "hn,hnd->hd", rounded, v[:, start : min(start + tile, kept)].float()
+            )
+            total = total.to(q.dtype).float() if self.short_sum else total
+            out = out.to(q.dtype).float() if self.short_out else out
+            top = higher
+        return (out / total[:, None]).to(q.dtype), top + total.log()
+
+
+MISTAKES = (
+    Mistake("scale + 1 %", "", scores=_scaled_by(1.01)),
+    Mistake("last token dropped", "", dropped=1),
+    Mistake("q·k products rounded", "", scores=_rounded_products),
+    Mistake("products and sums in 16 bits", "", scores=_rounded_sums),
+    Mistake("row sum in 16 bits, per tile", "", short_sum=True),
+    Mistake("accumulator in 16 bits, per tile", "", short_out=True),
+    Mistake("weights rounded twice", "", twice=True),
+)
+
+
+def shares(mistake: Mistake, drawn: Sequence[DenseDecodeCase], numerics: Numerics) -> tuple[float, float]:
+    """Of ``drawn``, in how many the output is beyond its bound, and in how many the LSE is."""
+    by_out = by_lse = 0
+    for case in drawn:
+        rows = [of_row[0] for of_row in ratios(mistake, case, (numerics,))]
+        by_out += any(out > 1 for out, _ in rows)
+        by_lse += any(lse > 1 for _, lse in rows)
+    return by_out / len(drawn), by_lse / len(drawn)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.quality.tightness", description=__doc__)
+    parser.add_argument("--cases", type=int, default=100, help="of each dtype")
+    count = parser.parse_args().cases
+    today = datetime.date.today().isoformat()
+    print(f"`python -m tests.quality.tightness --cases {count}`, torch {torch.__version__}, {today}\n")
+    print("| mistake | out, undeclared | LSE, undeclared | out, sums in float32 | LSE, sums in float32 |")
+    print("|---|---:|---:|---:|---:|")
+    drawn = [drawn_cases(dtype, count) for dtype in ("float16", "bfloat16")]
+    for mistake in MISTAKES:
+        columns = []
+        for numerics in DECLARED:
+            found = [shares(mistake, of_dtype, numerics) for of_dtype in drawn]
+            columns += [" / ".join(f"{100 * one[i]:.0f} %" for one in found) for i in range(2)]
+        print("|", " | ".join([mistake.name, *columns]), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()
