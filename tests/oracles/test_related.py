@@ -81,6 +81,18 @@ PLANTED: dict[str, tuple[OracleName, Case, Callable[[Any], Kernel]]] = {
         DENSE,
         lambda plant: plant(average=lambda weights, v: (weights @ v).clamp(-4096, 4096)),
     ),
+    "one maximum for all rows": (
+        "containment",
+        DENSE,
+        lambda plant: plant(after=lambda inputs, out, lse: (out, lse - (lse.max() - lse.max()))),
+    ),
+    "a first score of -inf": (
+        "containment",
+        DENSE,
+        lambda plant: plant(
+            score=lambda scores: scores - 0 * scores[0], supports=attnfuzz.Supports(infinite_scores=True)
+        ),
+    ),
     "empty states count": (
         "merge_laws",
         STATES,
