@@ -85,7 +85,12 @@ class Rounding:
             return None
         first = found[0]
         fitting = {mistake.name: mistake for mistake in (*found, *self._exact, *self._near)}
-        words = ", or ".join(mistake.words for mistake in list(fitting.values())[:_MOST_TOLD])
+        told = [
+            mistake
+            for mistake in fitting.values()
+            if any(mistake is one for one in found) or mistake.name in self._given
+        ]
+        words = ", or ".join(mistake.words for mistake in told[:_MOST_TOLD])
         if (
             first.cause == "scores_rounded"
             and self.rows[0].case.dtype == "float16"
@@ -119,6 +124,11 @@ class Rounding:
     def _near(self) -> Sequence[Mistake]:
         return self._fitting(_is_near)
 
+    @cached_property
+    def _given(self) -> set[str]:
+        """Mistakes of which some way gives each row."""
+        return {mistake.name for mistake in self._fitting(_is_given)}
+
     def _fitting(self, fits: Callable[[AttentionRow, Mistake], bool]) -> Sequence[Mistake]:
         return [replayed[0] for replayed in self._replayed if all(map(fits, self.rows, replayed))]
 
@@ -142,9 +152,12 @@ def _is_exact(row: AttentionRow, mistake: Mistake) -> bool:
 
     Of a small error, the worst element alone comes out by chance. What is not finite must be so in the same elements.
     """
+    return len(_numbers(row, mistake)[-1]) <= _MOST_EXACT_WAYS and _is_given(row, mistake)
+
+
+def _is_given(row: AttentionRow, mistake: Mistake) -> bool:
+    """The same, of however many ways."""
     got, expected, bound, ways = _numbers(row, mistake)
-    if len(ways) > _MOST_EXACT_WAYS:
-        return False
     alike = _same_where_not_finite(ways, got)
     finite = got.isfinite()
     if not bool(finite.all()):
