@@ -115,11 +115,13 @@ def lse_formulas(row: AttentionRow) -> Iterator[tuple[float, str, str]]:
 
 
 def partial_bases(row: AttentionRow) -> Iterator[Suspect]:
-    """States whose log-sum-exps have one base, merged as if they had another."""
+    """States whose log-sum-exps have one base, merged as if they had another; into how many parts is fitted."""
     out, lse = _merged_states(row, _LOG2_E)
-    yield Suspect("partial_lse", out, lse, lambda _: "partial log-sum-exps in base 2 are merged as natural ones")
+    words = "partial log-sum-exps in base 2 are merged as natural ones"
+    yield Suspect("partial_lse", out, lse, lambda _: words, is_fitted=True)
     out, lse = _merged_states(row, 1 / _LOG2_E)
-    yield Suspect("partial_lse", out, lse * _LOG2_E, lambda _: "natural partial log-sum-exps are merged as in base 2")
+    others = "natural partial log-sum-exps are merged as in base 2"
+    yield Suspect("partial_lse", out, lse * _LOG2_E, lambda _: others, is_fitted=True)
 
 
 def _merged_states(row: AttentionRow, factor: float) -> tuple[Tensor, Tensor]:

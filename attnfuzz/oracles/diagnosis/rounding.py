@@ -40,7 +40,9 @@ _ROUNDINGS = 12
 """One after the other: eight in a thread, and as its sum meets those of others."""
 _LARGEST_EXPONENT = 700.0
 _OF_ITS_BOUND = 0.5
+"""Part of its bound from which on an error is counted."""
 _TELLING = 3
+"""Wrong numbers, whatever values make equal, that none of some thirty mistakes gives by chance."""
 _OF_FEW_NUMBERS = frozenset({"exponential_rounded", "scores_rounded", "tf32"})
 """Causes that are told of fewer wrong numbers: there are not many of their kind, and kernels have them."""
 _REFUTED = 4.0
@@ -85,11 +87,8 @@ class Rounding:
             return None
         first = found[0]
         fitting = {mistake.name: mistake for mistake in (*found, *self._exact, *self._near)}
-        told = [
-            mistake
-            for mistake in fitting.values()
-            if any(mistake is one for one in found) or mistake.name in self._given
-        ]
+        given = self._given | {mistake.name for mistake in found}
+        told = [mistake for name, mistake in fitting.items() if name in given]
         words = ", or ".join(mistake.words for mistake in told[:_MOST_TOLD])
         if (
             first.cause == "scores_rounded"
