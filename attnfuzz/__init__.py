@@ -10,6 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from attnfuzz.adapters.engine import Engine as Engine
+    from attnfuzz.closeness import assert_close as assert_close
     from attnfuzz.declaration import Kernel as Kernel
     from attnfuzz.declaration import kernel as kernel
     from attnfuzz.problems.cases import DenseDecodeCase as DenseDecodeCase
@@ -28,6 +30,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "DenseDecodeCase": "attnfuzz.problems.cases",
+    "Engine": "attnfuzz.adapters.engine",
     "FixedTolerance": "attnfuzz.problems.tolerance",
     "Kernel": "attnfuzz.declaration",
     "KernelFailure": "attnfuzz.testing",
@@ -37,6 +40,7 @@ _HOMES = {
     "PagedDecodeCase": "attnfuzz.problems.cases",
     "SplitDecodeCase": "attnfuzz.problems.cases",
     "Supports": "attnfuzz.problems.supports",
+    "assert_close": "attnfuzz.closeness",
     "check": "attnfuzz.testing",
     "fuzz": "attnfuzz.testing",
     "kernel": "attnfuzz.declaration",

@@ -54,9 +54,9 @@ class ConfigurationError(ValueError):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What a project has settled; None where it leaves the choice to attnfuzz.
 
-    ``kernels`` that are files, ``against`` and the folder ``regressions`` can be used from the working directory,
-    wherever pyproject.toml lies. ``budget`` is a duration such as ``10m``. ``file`` is the pyproject.toml that says so,
-    None if it has nothing to say; ``profile`` the profile that was chosen.
+    ``kernels`` and ``on`` that are files, ``against`` and the folder ``regressions`` can be used from the working
+    directory, wherever pyproject.toml lies. ``budget`` is a duration such as ``10m``. ``file`` is the pyproject.toml
+    that says so, None if it has nothing to say; ``profile`` the profile that was chosen.
     """
 
     kernels: tuple[str, ...] | None = None
@@ -68,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     oracles: tuple[OracleName, ...] | None = None
     seed: int | None = None
     fail_fast: bool | None = None
-    on_bundled: bool | None = None
+    on: tuple[str, ...] | None = None
     against: Path | None = None
     shared: str | None = None
     profile: str | None = None
@@ -173,8 +173,9 @@ def _placed(values: dict[str, Any], pyproject: Path, profile: str | None) -> Set
             if (reason := why_unusable(folder / name)) is not None:
                 raise _wrong(pyproject, _TABLE, key, name, f"names no {kind} ({reason})", "name another")
             values[key] = _shorten(folder / name)
-    if "kernels" in values:
-        values["kernels"] = tuple(_placed_kernel(name, folder) for name in values["kernels"])
+    for key in ("kernels", "on"):
+        if key in values:
+            values[key] = tuple(_placed_kernel(name, folder) for name in values[key])
     return Settings(**values, profile=profile, file=pyproject)
 
 

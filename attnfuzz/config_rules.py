@@ -81,7 +81,9 @@ RULES: dict[str, Rule] = {
         int, f"a number between 0 and {MAX_SEED}", "20261121", check=lambda value: _check_number(value, 0, MAX_SEED)
     ),
     "fail_fast": Rule(bool, "true or false", "true"),
-    "on_bundled": Rule(bool, "true or false", "true"),
+    "on": Rule(
+        tuple[str, ...], "a list of one or more names of kernels", '["paged_*", "vllm:*"]', check=_check_not_empty
+    ),
     "against": Rule(str, "the name of a file", '"baseline.json"', check=_check_not_empty),
     "shared": Rule(str, "the address of a Redis server", '"redis://head-node:6379/0"', check=check_redis_url),
 }

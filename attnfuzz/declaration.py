@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
 import importlib
 import importlib.util
 import sys
 import sysconfig
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import msgspec
 
+from attnfuzz.adapters import module_of
 from attnfuzz.data_files import is_regular_file
 from attnfuzz.environment import TRITON_REMEDY
 from attnfuzz.overlay import original_of, spec_from_file
@@ -29,17 +32,21 @@ from attnfuzz.said import check_text, places, printable, text_of, type_name
 
 __all__ = [
     "BUNDLED_MODULE",
+    "Absent",
     "Declaration",
     "Kernel",
+    "KernelFunction",
     "KernelLoadError",
     "Numerics",
     "Supports",
     "kernel",
     "load_kernels",
+    "parts_of",
 ]
 
 BUNDLED_MODULE = "attnfuzz.kernels.bundled"
 
+_COMPOSITION = "attnfuzz.composition"
 _TARGET_BYTES = 8192
 """The longest path (PATH_MAX) and a name."""
 
@@ -56,6 +63,7 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ``target`` loads exactly this kernel again: a bundled name, ``module:name`` or ``path/to/file.py:name``.
     ``assumed`` names the fields of ``supports`` and of ``numerics`` that the kernel's file leaves open, and that say
     what was found out.
+    ``versions``: of the packages that the kernel belongs to, where it is an engine's.
     ``needs_preparing``: it has something to do before its first case, and nobody has done it yet.
     A function that ``supports`` has for ``where`` becomes a table. Raises ValueError for names and options that could
     not be shown, or not be sent as JSON, and for what ``where`` names and cases of the problem do not have.
@@ -68,11 +76,15 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     numerics: Numerics = Numerics()
     target: str = ""
     assumed: tuple[str, ...] = ()
+    versions: dict[str, str] = {}
     needs_preparing: bool = False
 
     def __post_init__(self) -> None:
         check_text("name", self.name)
         check_text("target", self.target, _TARGET_BYTES)
+        for package, version in self.versions.items():
+            check_text("a package in versions", package)
+            check_text(f"versions[{package!r}]", version)
         check_options(self.options)
         for name, kind in (("supports", Supports), ("numerics", Numerics)):
             if not isinstance(getattr(self, name), kind):
@@ -86,10 +98,15 @@ class Kernel:
     """A callable with its declaration; ``kernel(inputs, **options)`` runs it, ``prepare()`` goes before its first."""
 
     def __init__(
-        self, function: KernelFunction, declaration: Declaration, prepare: Callable[[], object] | None = None
+        self,
+        function: KernelFunction,
+        declaration: Declaration,
+        prepare: Callable[[], object] | None = None,
+        plan: KernelFunction | None = None,
     ) -> None:
         self.function = function
         self.prepare = prepare
+        self._plan = plan
         self.declaration = declaration
         self.__name__ = declaration.name
         self.__doc__ = function.__doc__
@@ -98,16 +115,29 @@ class Kernel:
     def __call__(self, inputs: object, **options: OptionValue) -> Any:
         return self.function(inputs, **options)
 
+    def planned(self, inputs: object, **options: OptionValue) -> Callable[[], Any]:
+        """The call without what a server does once for a batch, and all layers share: that is done here."""
+        call = None if self._plan is None else self._plan(inputs, **options)
+        return call if callable(call) else functools.partial(self, inputs, **options)
+
     def without_lse(self) -> Kernel:
         """The same, declared to return its output alone."""
         return self.declared(supports=msgspec.structs.replace(self.declaration.supports, lse="none"))
 
     def declared(self, **changes: Any) -> Kernel:
         """The same with other fields of its declaration."""
-        return Kernel(self.function, msgspec.structs.replace(self.declaration, **changes), self.prepare)
+        return Kernel(self.function, msgspec.structs.replace(self.declaration, **changes), self.prepare, self._plan)
 
     def __repr__(self) -> str:
         return f"<attnfuzz kernel {self.declaration.target or self.declaration.name} ({self.declaration.problem})>"
+
+
+@dataclass(frozen=True)
+class Absent:
+    """What stands in the place of a kernel that cannot be had here; ``why`` is a sentence."""
+
+    name: str
+    why: str
 
 
 def kernel(
@@ -152,27 +182,50 @@ def kernel(
 
 
 def load_kernels(target: str, *, within: Path | None = None) -> list[Kernel]:
-    """Kernels named by ``target``: a bundled name or glob, ``module[:name]`` or ``path/to/file.py[:name]``.
+    """Kernels named by ``target``: a bundled name or glob, ``engine:name``, ``module[:name]``, ``file.py[:name]``.
+
+    And ``KERNEL+MERGE``, two of these as one (see `attnfuzz.composition`).
 
     ``within`` is the root of a project, for a target that no user has typed but a file names: then nothing is imported
     but the bundled kernels and what lies in there. Imports the module, so only executors call it. Raises
     KernelLoadError.
     """
+    if (parts := parts_of(target)) is not None:
+        return [_composed(target, *([*load_kernels(part, within=within)] for part in parts))]
     place, _, name = target.rpartition(":") if _has_name(target) else (target, "", "")
     if place.endswith(".py"):
         if within is not None:
             _check_own(Path(place), target, within)
         return _select(_import_file(Path(place)), name, place, prefix=place)
     if place and (name or "." in place):
+        module = module_of(place)
+        if module != place:  # adapters are attnfuzz's own, or installed
+            found = _select(_import_module(module), name, f"the adapters of {place}", prefix=place)
+            return [kernel.declared(name=kernel.declaration.target) for kernel in found]
         return _select(_import_module(place, within), name, place, prefix=place)
     return _select(_import_module(BUNDLED_MODULE), place or name, "the bundled kernels", prefix="")
 
 
-def _check_own(file: Path, target: str, root: Path) -> None:
-    """Raise KernelLoadError unless ``file`` may run because another file names it.
+def parts_of(target: str) -> tuple[str, str] | None:
+    """The two kernels that ``KERNEL+MERGE`` names; None for the name of one, whose file may have a + in its name."""
+    first, plus, second = target.partition("+")
+    place = target if target.endswith(".py") else target.rpartition(":")[0]
+    if not plus or not first or not second or (place.endswith(".py") and is_regular_file(Path(place))):
+        return None
+    return first, second
 
-    Kernels of installed adapters (entry points of the group ``attnfuzz.kernels``) are to be let through here.
-    """
+
+def _composed(target: str, attention: list[Kernel], merge: list[Kernel]) -> Kernel:
+    for found, name in zip((attention, merge), target.split("+", 1), strict=True):
+        if len(found) != 1:
+            raise KernelLoadError(f"{target}: {name} names {len(found)} kernels; two are composed, so name one")
+    compose = importlib.import_module(_COMPOSITION).compose  # needs torch, which whoever loads kernels has
+    composed: Kernel = compose(attention[0], merge[0])
+    return composed
+
+
+def _check_own(file: Path, target: str, root: Path) -> None:
+    """Raise KernelLoadError unless ``file`` may run because another file names it."""
     try:
         why = why_foreign(file, root)
     except (OSError, ValueError) as error:  # too long, or with a NUL
@@ -195,6 +248,10 @@ def _select(module: ModuleType, pattern: str, place: str, *, prefix: str) -> lis
     by_name = {(value.declaration.name if not prefix else attribute): value for attribute, value in found.items()}
     names = [name for name in by_name if fnmatch.fnmatchcase(name, pattern or "*")]
     if not names:
+        absent = [value for value in vars(module).values() if issubclass(type(value), Absent)]
+        for one in absent:
+            if fnmatch.fnmatchcase(one.name, pattern or "*"):
+                raise KernelLoadError(f"{prefix}:{one.name} cannot be had: {one.why}")
         raise KernelLoadError(_nothing_found(pattern, place, list(by_name)))
     try:
         return [by_name[name].declared(target=f"{prefix}:{name}" if prefix else name) for name in names]

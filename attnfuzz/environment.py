@@ -1,16 +1,35 @@
-"""What is installed here, and whether Triton's interpreter can work with it. Imports none of it."""
+"""What is installed here, and whether Triton's interpreter can work with it. Imports none of it.
+
+Run as ``python -m attnfuzz.environment`` by another interpreter it tells what that one has, as JSON: ``missing``, of
+what executors need, and all ``versions``.
+"""
 
 from __future__ import annotations
 
 import functools
+import json
+import platform
 import re
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.util import find_spec
 
-__all__ = ["OLDEST", "TRITON_REMEDY", "installed", "interpreter_problem", "version_numbers"]
+__all__ = [
+    "NEEDED",
+    "OLDEST",
+    "TRITON_REMEDY",
+    "all_installed",
+    "installed",
+    "interpreter_problem",
+    "normalised",
+    "version_numbers",
+]
 
 OLDEST = {"torch": "2.11", "triton": "3.6", "numpy": "1.26", "hypothesis": "6.140"}
 """The oldest supported version of each package."""
 TRITON_REMEDY = "pip install 'attnfuzz[interpreter]'; a torch for CUDA or ROCm brings its own"
+
+NEEDED = ("torch", "numpy", "msgspec", "jaxtyping")
+"""What executors import, beside Triton, which some systems do not have."""
 
 _ALSO_CALLED = {"triton": ("triton-rocm", "pytorch-triton-rocm", "pytorch-triton", "pytorch-triton-xpu")}
 """Packages of the same module, as builds of torch bring it."""
@@ -25,6 +44,23 @@ def installed(package: str) -> str | None:
         except PackageNotFoundError:
             continue
     return None
+
+
+def normalised(name: str) -> str:
+    """The name of a distribution as packaging tools compare it: ``Flash_Attn`` is ``flash-attn``."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def all_installed() -> dict[str, str]:
+    """The version of Python, as ``python``, and of each distribution that imports find, by its normalised name."""
+    found: dict[str, str] = {}
+    for one in distributions():
+        name = one.metadata["Name"]
+        if name:  # what a failed removal leaves behind has none
+            found.setdefault(normalised(name), one.version or "unknown")
+    if "triton" not in found and (triton := installed("triton")) is not None:
+        found["triton"] = triton
+    return found | {"python": platform.python_version()}
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
@@ -47,3 +83,12 @@ def interpreter_problem() -> str | None:
         f"Triton {triton} cannot interpret kernels on the CPU with NumPy {numpy}; "
         'pip install "numpy<2.4", or upgrade to Triton 3.7 or newer'
     )
+
+
+def _main() -> None:
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    print(json.dumps({"missing": missing, "versions": all_installed()}))
+
+
+if __name__ == "__main__":
+    _main()

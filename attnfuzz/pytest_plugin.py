@@ -1,7 +1,7 @@
 """The pytest plugin: collects saved regression files. Imports the framework only inside hooks and what they call.
 
 Every ``*.json`` regression file in the folder that ``[tool.attnfuzz] regressions`` of the root directory's
-pyproject.toml names becomes one test on the kernel that it names and, if that table says ``on_bundled = true``, one on
+pyproject.toml names becomes one test on the kernel that it names and, if that table says ``on = ["*"]``, one on
 each bundled kernel that supports the case. An ``open`` file is expected to fail on its own kernel, strictly unless it
 is flaky; everything else must pass.
 ``device`` and ``tolerance`` of that table, or of a profile in it, hold for these tests.
@@ -41,7 +41,7 @@ _SETTINGS: pytest.StashKey[Settings | None] = pytest.StashKey()
 _FOLDER: pytest.StashKey[Path | None] = pytest.StashKey()
 _GPUS: pytest.StashKey[list[Gpu]] = pytest.StashKey()
 _WORKERS: pytest.StashKey[Choice] = pytest.StashKey()
-_BUNDLED: pytest.StashKey[list[Declaration]] = pytest.StashKey()
+_OTHERS: pytest.StashKey[list[Declaration]] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -235,18 +235,18 @@ class RegressionItem(pytest.Item):
 
 
 def _supporting(config: pytest.Config, regression: Regression) -> Iterator[str]:
-    """Names of the bundled kernels that the case is put to: all that support it, in a project that asks for them."""
+    """Other kernels that the case is put to: of those that the project asks for, all that support it."""
     settings = _settings(config)
-    if settings is None or not settings.on_bundled:
+    if settings is None or settings.on is None:
         return
     from attnfuzz.problems.supported import adapt_options, supports_case
 
-    if _BUNDLED not in config.stash:
-        config.stash[_BUNDLED] = _runner(config).declarations(["*"])
-    for kernel in config.stash[_BUNDLED]:
+    if _OTHERS not in config.stash:
+        config.stash[_OTHERS] = _runner(config).declarations(settings.on)
+    for kernel in config.stash[_OTHERS]:
         case = adapt_options(regression.case, kernel.options)
         if kernel.problem == regression.problem and supports_case(kernel.supports, kernel.options, case):
-            yield kernel.name
+            yield kernel.target
 
 
 def _runner(config: pytest.Config) -> Runner:

@@ -4,6 +4,9 @@
 Python's -P keeps the working directory off ``sys.path``. Beyond that, relative entries of PYTHONPATH, an empty one
 included, and the root of a clone come last there, behind all that is installed; and the attnfuzz that runs is the one
 that this file is part of, installed or not.
+
+Another interpreter, with packages of its own, runs ``safe_start.py --elsewhere MODULE``: where this attnfuzz is an
+installed one, what lies beside it there is not for that interpreter to import.
 """
 
 # Imports of more than sys and os wait until the path is in order.
@@ -14,18 +17,27 @@ __all__ = ["command", "put_path_in_order"]
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - see above
 _ROOT = os.path.dirname(_PACKAGE)  # noqa: PTH120
+_ELSEWHERE = "--elsewhere"
 
 
-def command(module: str, *arguments: str) -> list[str]:
-    """The command line of a process that runs ``module``, found from any working directory."""
-    return [sys.executable, "-P", os.path.join(_PACKAGE, "safe_start.py"), module, *arguments]  # noqa: PTH118
+def command(module: str, *arguments: str, python: str | None = None) -> list[str]:
+    """The command line of a process that runs ``module``, found from any working directory.
+
+    ``python``: the interpreter, if it is to be another than this one; of Python 3.11 or newer.
+    """
+    interpreter = [python or sys.executable, "-P", os.path.join(_PACKAGE, "safe_start.py")]  # noqa: PTH118
+    return [*interpreter, *([_ELSEWHERE] if python else []), module, *arguments]
 
 
-def put_path_in_order() -> None:
-    """Move what depends on the working directory, and a clone's root, to the end of ``sys.path``."""
+def put_path_in_order(*, elsewhere: bool = False) -> None:
+    """Move what depends on the working directory, and a clone's root, to the end of ``sys.path``.
+
+    ``elsewhere``: not the folder that attnfuzz is installed in, which holds another interpreter's packages.
+    """
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.environ.get("PYTHONPATH") else []
     last = [os.path.abspath(entry) for entry in entries if not os.path.isabs(entry)]  # noqa: PTH100, PTH117
-    if os.path.isfile(os.path.join(_ROOT, "pyproject.toml")) or _ROOT not in sys.path:  # noqa: PTH113, PTH118
+    is_clone = os.path.isfile(os.path.join(_ROOT, "pyproject.toml"))  # noqa: PTH113, PTH118
+    if is_clone or (_ROOT not in sys.path and not elsewhere):
         last.append(_ROOT)
     sys.path[:] = [entry for entry in sys.path if entry not in last] + list(dict.fromkeys(last))
 
@@ -44,11 +56,13 @@ def _load_package() -> None:
 
 
 def _main() -> None:
-    put_path_in_order()
+    del sys.argv[0]
+    if elsewhere := sys.argv[0] == _ELSEWHERE:
+        del sys.argv[0]
+    put_path_in_order(elsewhere=elsewhere)
     _load_package()
     import runpy
 
-    del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 

@@ -205,6 +205,7 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
         num_kv_heads=format_.num_kv_heads or 1,
         steps=limits.steps,
         num_splits=num_splits,
+        reach=format_.head_size * scale,
         causal=Causal(query_lens, query_steps(tile_sizes(format_.options), _gqa_ratio(format_)), _window(format_)),
         may_lie_low=not _has_floor(format_),
     )

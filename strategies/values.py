@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 from hypothesis import strategies as st
 
 from attnfuzz.problems.boundaries import DEFAULT_TILES
 from attnfuzz.problems.choices import default_scale
-from attnfuzz.problems.recipes import KeyRecipe, ValueRecipe, Values
+from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, KeyRecipe, ValueRecipe, Values
 from attnfuzz.problems.supports import MAX_HEAD_SIZE
 from attnfuzz.strategies.arguments import check_int
 from attnfuzz.strategies.decisions import Decisions, decided
@@ -22,9 +23,12 @@ _KEYS_OF_SPLITS: tuple[KeyRecipe, ...] = (*_KEYS, *("negative",) * 4)
 """Merging has more maxima that begin, or are masked, at -inf. Not with sinks or a cap, which keep them up."""
 _VALUES: tuple[ValueRecipe, ...] = get_args(ValueRecipe)
 _EXPONENTS = (0, 0, 0, 0, 1, 2, 4, 8, -2, -6)
-_LOWEST = 8
-_NEGATIVE_EXPONENTS = (0, _LOWEST, 4, _LOWEST)
-"""With 8, scores lie below -5e4 from head size 8 on: numbers of that size stand in for -inf in kernels."""
+_LOW_SCORE = 5.2e4
+"""Numbers of this size stand in for -inf in kernels (FlashInfer's is -5e4)."""
+_NEGATIVE_SCORE = 80.0
+"""Of ``negative`` keys, for each of the head's dimensions and before the scale: the least, on average over queries."""
+_LARGEST_REACH = 4096.0
+"""Head size x scale x 2^exponent. Beyond it scores err by so much that any mixture of values is within its bound."""
 _SEEDS = range(64)
 _FACTORS = (1.0, 0.125, 0.5, 2.0, 0.0625)
 VALUES_BYTES = 4 + NEEDLES_BYTES
@@ -43,12 +47,16 @@ def decide_values(
     num_kv_heads: int,
     steps: tuple[int, ...],
     num_splits: int,
+    reach: float,
     causal: Causal = NOT_CAUSAL,
     may_lie_low: bool = True,
 ) -> Values:
+    """``reach``: head size times scale."""
     keys = decisions.pick(_KEYS_OF_SPLITS if num_splits > 1 and may_lie_low else _KEYS)
     values = decisions.pick(_VALUES)
-    exponent = decisions.pick(_NEGATIVE_EXPONENTS if keys == "negative" else _EXPONENTS)
+    lowest = _exponent(_LOW_SCORE / (_NEGATIVE_SCORE * reach))
+    exponents = (0, lowest, lowest // 2, lowest) if keys == "negative" else _EXPONENTS
+    exponent = min(decisions.pick(exponents), lowest if keys == "negative" else _exponent(_LARGEST_REACH / reach))
     seed = decisions.pick(_SEEDS)
     needles = decide_needles(
         decisions,
@@ -57,15 +65,20 @@ def decide_values(
         steps=steps,
         num_splits=num_splits,
         causal=causal,
-        max_needles=_most_needles(keys, exponent),
+        max_needles=_most_needles(keys, lies_low=exponent == lowest),
     )
     return Values(keys=keys, values=values, logit_exponent=exponent, seed=seed, needles=needles)
 
 
-def _most_needles(keys: KeyRecipe, exponent: int) -> int:
+def _exponent(factor: float) -> int:
+    """The least power of 2 that reaches ``factor``, as far as cases have it."""
+    return min(max(0, math.ceil(math.log2(factor))), MAX_LOGIT_EXPONENT)
+
+
+def _most_needles(keys: KeyRecipe, *, lies_low: bool) -> int:
     """Beside them queries are not fine, and the largest score of a row is far above 0: of low ones most have none."""
     if keys == "negative":
-        return 0 if exponent == _LOWEST else 1
+        return 0 if lies_low else 1
     return 0 if keys == "fine" else MOST_NEEDLES
 
 
@@ -75,15 +88,25 @@ def values(
     num_kv_heads: int = 1,
     steps: tuple[int, ...] = DEFAULT_TILES,
     num_splits: int = 1,
+    head_size: int = 64,
+    scale: float = 0.125,
 ) -> st.SearchStrategy[Values]:
     """Every recipe of keys and values, at logit scales from 2^-6 to 2^8, with ``needles``. Shrinks to ``Values()``.
 
-    Raises ValueError.
+    The largest logit scale depends on ``head_size`` and ``scale``. Raises ValueError.
     """
     check_sequences(seq_lens, num_kv_heads, steps, num_splits)
+    check_int("head_size", head_size, low=1, high=MAX_HEAD_SIZE)
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale={scale!r} must be a positive number")
     return decided(
         lambda decisions: decide_values(
-            decisions, seq_lens, num_kv_heads=num_kv_heads, steps=steps, num_splits=num_splits
+            decisions,
+            seq_lens,
+            num_kv_heads=num_kv_heads,
+            steps=steps,
+            num_splits=num_splits,
+            reach=head_size * scale,
         ),
         size=VALUES_BYTES,
     )

@@ -85,7 +85,13 @@ class Coordinator:
         self._reporter = ForgivingReporter(reporter)
         folder = SaveFolder(plan.save_folder, device=self._statistics.device_name, warn=self._reporter.note)
         kernels = {target: kernel.declaration for target, kernel in self._statistics.kernels.items()}
-        self._book = FindingBook(kernels, started=self._statistics.started, folder=folder, reporter=self._reporter)
+        self._book = FindingBook(
+            kernels,
+            started=self._statistics.started,
+            folder=folder,
+            reporter=self._reporter,
+            python=self._statistics.python,
+        )
         self._statistics.findings = self._book.findings
         self._crew = Crew(self._statistics.workers, launch=launch, setup_for=self._setup)
         self._handover = Handover()

@@ -7,10 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from attnfuzz.campaign.aspects import aspects, telling
+from attnfuzz.campaign.outcomes import Outcome, difference
 from attnfuzz.campaign.signature import Signature, Symptom, failure_features
 from attnfuzz.corpus import FindingRecord, Regression, current_environment
 from attnfuzz.declaration import Declaration
+from attnfuzz.execution.pythons import Python
 from attnfuzz.explaining.explanation import WeightedRow
 from attnfuzz.oracles.verdict import Failure, Sight
 from attnfuzz.problems.cases import Case, encode_case
@@ -35,7 +39,8 @@ class Finding:
     findings that this one stands for. ``remedy``: the declaration, if there is one, that says that the kernel is not
     meant to do better. ``cases_seen``: failing cases of the campaign that were put down to it, the first one included.
     ``weights``: what the kernel gave to each token, where that was measured. ``declarable`` unless the kernel failed
-    within the declaration that would end it.
+    within the declaration that would end it. ``python``: where it was found, if not in the driver's environment;
+    ``outcomes``: what comes of the case in each environment, where several are compared.
     """
 
     name: str
@@ -60,6 +65,8 @@ class Finding:
     cases_seen: int = 1
     weights: tuple[WeightedRow, ...] = ()
     declarable: bool = True
+    python: Python | None = None
+    outcomes: tuple[Outcome, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.tag:
@@ -123,6 +130,11 @@ class Finding:
         count = len(self.preceding)
         return f"needs {count} other case{'s' if count > 1 else ''} before it in the same process" if count else ""
 
+    def comparison(self) -> str:
+        """What its case came to in several environments; empty where none are compared."""
+        alike = f"{self.outcomes[0].ending} in each of {len(self.outcomes)} environments" if self.outcomes else ""
+        return difference(self.outcomes, self.declaration.target) or alike
+
     def regression(self, device: str) -> Regression:
         """What is saved of it."""
         failed, runs = (self.failed, self.runs) if self.is_flaky else (0, 0)
@@ -134,6 +146,8 @@ class Finding:
             also=self.also,
             remedy=self.remedy,
         )
+        environment = current_environment(device, None if self.python is None else self.python.versions)
+        versions = {**environment.versions, **self.declaration.versions}
         return Regression(
             problem=self.declaration.problem,
             kernel=self.declaration.target,
@@ -143,7 +157,7 @@ class Finding:
             assumed_numerics=_assumed_numerics(self.declaration),
             finding=record,
             note=self.certainty(),
-            environment=current_environment(device),
+            environment=msgspec.structs.replace(environment, versions=versions),
         )
 
 

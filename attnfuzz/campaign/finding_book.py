@@ -18,6 +18,7 @@ from attnfuzz.campaign.signature import KnownFindings, Symptom
 from attnfuzz.campaign.state import SavedFinding
 from attnfuzz.campaign.undeclared import are_one_gap, with_remedy
 from attnfuzz.declaration import Declaration
+from attnfuzz.execution.pythons import Python
 from attnfuzz.minimise import size_key
 from attnfuzz.problems.cases import Case, decode_case, encode_case
 
@@ -28,12 +29,19 @@ class FindingBook:
     """Takes what workers say of their findings, in order, and keeps the files up to date with it."""
 
     def __init__(
-        self, kernels: dict[str, Declaration], *, started: float, folder: SaveFolder, reporter: Reporter
+        self,
+        kernels: dict[str, Declaration],
+        *,
+        started: float,
+        folder: SaveFolder,
+        reporter: Reporter,
+        python: Python | None = None,
     ) -> None:
         self._kernels = kernels
         self._started = started
         self._folder = folder
         self._reporter = reporter
+        self._python = python
         self._open: dict[str, Finding] = {}
         self._by_tag: dict[str, Finding] = {}
         self.findings: list[Finding] = []
@@ -49,6 +57,7 @@ class FindingBook:
             failure=message.failure,
             first_seen_s=time.monotonic() - self._started,
             seen_after=_decoded(declaration, message.preceding),
+            python=self._python,
         )
         self._open[finding.name] = finding
         self._by_tag[finding.tag] = finding
@@ -148,6 +157,7 @@ class FindingBook:
             case=decode_case(declaration.problem, bytes(pursue.case)),
             failure=pursue.failure,
             first_seen_s=time.monotonic() - self._started,
+            python=self._python,
         )
         known = any(other.case == finding.case and other.declaration == declaration for other in self.findings)
         if not known and not unless.explains(finding.symptom, finding.signature.features):
@@ -156,6 +166,7 @@ class FindingBook:
     def restore(self, saved: SavedFinding, name: str) -> None:
         """Take up a finding of an earlier part of the campaign."""
         finding = saved.restore(self._kernels[saved.kernel], name)
+        finding.python = self._python
         self.findings.append(finding)
         self._by_tag[finding.tag] = finding
         self._folder.adopt(finding)

@@ -19,6 +19,9 @@ kernel's ordinary value passes; how it must fail depends on the field:
 A kernel with a bug in all ordinary cases has limits all the same. So where ragged lengths are never right, full pages
 are what is ordinary; and where the log-sum-exp never is, the output alone is looked at.
 
+Where a kernel is verified (``verifying``), what it does silently is not taken for its contract: a page size that is
+written into it, and numbers that are rounded without a declaration, stay findings.
+
 Cases are made, not drawn: the same kernel gets the same probes wherever it is asked.
 """
 
@@ -36,7 +39,7 @@ from attnfuzz.campaign.undeclared import supports_text
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.execution.runner import Runner
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import REPLACED, Failure
 from attnfuzz.problems.cases import (
     CASE_TYPES,
     AttentionCase,
@@ -166,13 +169,19 @@ def with_declared(declaration: Declaration, supports: Supports, numerics: Numeri
     )
 
 
-def infer(runner: Runner, declaration: Declaration, *, is_over: Callable[[], bool] = lambda: False) -> Inferred:
+def infer(
+    runner: Runner,
+    declaration: Declaration,
+    *,
+    is_over: Callable[[], bool] = lambda: False,
+    verifying: bool = False,
+) -> Inferred:
     """What the kernel takes, as far as its declaration leaves that open; nothing is probed any more once ``is_over``.
 
     Raises what ``runner.judge`` raises.
     """
     probes = _Probes(runner, declaration, is_over)
-    inference = _Inference(probes, declaration)
+    inference = _Inference(probes, declaration, verifying)
     inference.run()
     return Inferred(
         target=declaration.target,
@@ -204,6 +213,7 @@ class _Probes:
         self._seen: dict[tuple[bytes, str, Numerics], _Seen] = {}
         self._until = time.monotonic() + _PATIENCE_S[runner.device]
         self._hangs = 0
+        self._is_told = False
         self.count = 0
 
     def __call__(self, case: Case, supports: Supports) -> _Seen:
@@ -211,11 +221,12 @@ class _Probes:
         if key not in self._seen:
             if self.count >= _MOST_PROBES or self._hangs >= _MOST_HANGS or time.monotonic() >= self._until:
                 return _PASSED
-            if self._is_over():
+            if self._is_told or self._is_over():
                 return _PASSED
             self.count += 1
             self._seen[key] = self._judge(case, supports)
             self._hangs += self._is_hang(self._seen[key])
+            self._is_told |= self._tells_no_more(self._seen[key])
         return self._seen[key]
 
     def _judge(self, case: Case, supports: Supports) -> _Seen:
@@ -234,6 +245,11 @@ class _Probes:
         )
 
     @staticmethod
+    def _tells_no_more(seen: _Seen) -> bool:
+        """Whether all that the kernel does will be told of it, whatever it is asked."""
+        return seen.failure is not None and seen.failure.kind.endswith(REPLACED)
+
+    @staticmethod
     def _is_hang(seen: _Seen) -> bool:
         return seen.failure is not None and seen.failure.oracle == "hang"
 
@@ -248,6 +264,7 @@ class _Inference:
 
     probes: _Probes
     declaration: Declaration
+    verifying: bool = False
     supports: Supports = _UNDECLARED
     left_out: list[LeftOut] = field(default_factory=list)
     point: Supports = _UNDECLARED
@@ -261,7 +278,8 @@ class _Inference:
             self._find_merge()
         else:
             self._find_point()
-            self._numerics()
+            if not self.verifying:
+                self._numerics()
             self._layouts()
             self._lse()
         self._strides()
@@ -503,7 +521,7 @@ class _Inference:
         (own,) = self.point.block_sizes or (1,)
         if not self._is_open("block_sizes") or self.supports.block_sizes is not None or own == 1:
             return
-        if self.works:  # right for one size, and for no other
+        if self.works and not self.verifying:  # right for one size, and for no other
             seen = {}
             for size in (1, 8, 32, 128, 24):
                 wrong = self._wrong_beyond_a_page(size) if size != own else None

@@ -1,23 +1,26 @@
-"""Saved cases run again: each on the kernel it names or on others, and on bundled ones that support it if asked to."""
+"""Saved cases run again: each on the kernel it names, on others in its place, or on others beside it."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from attnfuzz.campaign.inference import with_declared
 from attnfuzz.campaign.journal import is_in_journal, was_running
 from attnfuzz.campaign.saved_run import SavedRun, run_saved
 from attnfuzz.corpus import Regression
 from attnfuzz.data_files import is_regular_file
-from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.declaration import Declaration, KernelLoadError, parts_of
+from attnfuzz.execution.pythons import Python
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Numerics
-from attnfuzz.problems.supported import adapt_options, why_unsupported
+from attnfuzz.problems.supported import adapt_options, translate, why_unsupported
 from attnfuzz.problems.supports import Supports
 from attnfuzz.project import project_root, why_foreign
 
@@ -31,8 +34,6 @@ __all__ = [
     "replay_command",
     "resolve_target",
 ]
-
-_BUNDLED = "*"
 
 Run = Callable[[Regression, Declaration, Runner], SavedRun]
 
@@ -50,9 +51,11 @@ class Replayed:
     """One case on one kernel; ``verdict`` is None where it was not judged, as ``objection`` says: the kernel does not
     support it, or cannot run it here.
 
-    ``is_own``: whether it is the kernel that the file names. What others do says nothing of that one.
+    ``is_own``: whether it is the kernel that the file names. What others do says nothing of that one. ``changes``: what
+    of the case had to be described in another way for this kernel (see `attnfuzz.problems.supported.translate`).
 
     A flaky case has ``runs`` > 1, of which ``failed_runs`` failed; ``verdict`` is that of one that did, if any.
+    ``python`` and ``device``: where it ran, if not in the driver's environment.
     """
 
     saved: SavedCase
@@ -63,6 +66,9 @@ class Replayed:
     runs: int = 1
     failed_runs: int = 0
     is_own: bool = True
+    changes: tuple[str, ...] = ()
+    python: Python | None = None
+    device: str = ""
 
     @property
     def failed(self) -> bool:
@@ -75,25 +81,29 @@ def replay(
     runner: Runner,
     *,
     kernels: Sequence[str] = (),
-    on_bundled: bool = False,
+    on: Sequence[str] = (),
     trust: bool = False,
     run: Run = run_saved,
 ) -> Iterator[Replayed]:
-    """Run each case on its own kernel and, ``on_bundled``, all bundled ones of its problem; or only on ``kernels``.
+    """Run each case on its own kernel, or only on ``kernels``; and, translated, on those of ``on`` that support it.
 
     ``trust``: see `load_named`. ``run`` puts a regression to a kernel that supports its case. Every kernel is loaded
     before the first case runs. Raises KernelLoadError with a sentence for each file whose kernel cannot be.
     """
-    others = list(kernels) or ([_BUNDLED] if on_bundled else [])
-    chosen = runner.declarations(others) if others else []
+    chosen = runner.declarations(kernels) if kernels else []
+    others = runner.declarations(on) if on else []
     own = [None] * len(cases) if kernels else _own_kernels(cases, runner, trust=trust)
     for saved, first in zip(cases, own, strict=True):
         judged = [_as_assumed(one, saved) if _is_namesake(one, saved) else one for one in chosen]
-        for declaration in _distinct([first, *judged] if first else judged):
+        strictly = _distinct([first] if first else judged)
+        for declaration in strictly:
             if declaration.problem == saved.regression.problem:
                 is_own = declaration is first or (first is None and _is_named(declaration.target, saved))
-                told = is_own or bool(kernels)
-                yield from _replay_on(declaration, saved, runner, run, is_own=is_own, told_why_not=told)
+                yield _replay_on(declaration, saved, runner, run, is_own=is_own)
+        done = {declaration.target for declaration in strictly}
+        for declaration in _distinct(others):
+            if declaration.target not in done and (translated := _translated(saved, declaration)) is not None:
+                yield from _replay_translated(declaration, saved, translated, runner, run)
 
 
 def cleared(results: Iterable[Replayed]) -> set[Path]:
@@ -118,14 +128,15 @@ def load_named(saved: SavedCase, runner: Runner, *, trust: bool = False, start: 
     return _as_assumed(declaration, saved)
 
 
-def replay_command(file: Path, target: str) -> str:
-    """What to type to run a saved case of the kernel ``target`` again from here."""
+def replay_command(file: Path, target: str, python: Python | None = None) -> str:
+    """What to type to run a saved case of the kernel ``target`` again from here, in the environment ``python``."""
     place = target.rpartition(":")[0]
     try:
         is_foreign = place.endswith(".py") and why_foreign(Path(place), project_root()) is not None
     except FileNotFoundError:  # the working directory has been removed; the user will type it elsewhere
         is_foreign = True
-    return shlex.join(["attnfuzz", "replay", str(file), *(["--kernel", target] if is_foreign else [])])
+    where = [] if python is None else ["--python", str(python.path)]
+    return shlex.join(["attnfuzz", "replay", str(file), *(["--kernel", target] if is_foreign else []), *where])
 
 
 def kernel_and_case(saved: SavedCase, runner: Runner, *, kernel: str | None, trust: bool) -> tuple[Declaration, Case]:
@@ -142,6 +153,8 @@ def resolve_target(target: str, regression_file: Path, root: Path) -> str:
 
     No folder above ``root`` is looked into. Raises KernelLoadError for a file that is nowhere.
     """
+    if (parts := parts_of(target)) is not None:
+        return "+".join(resolve_target(part, regression_file, root) for part in parts)
     place, separator, name = target.rpartition(":") if not target.endswith(".py") else (target, "", "")
     if not place.endswith(".py") or is_regular_file(Path(place)):
         return target
@@ -207,16 +220,34 @@ def _distinct(declarations: Iterable[Declaration]) -> list[Declaration]:
     return list({declaration.target: declaration for declaration in declarations}.values())
 
 
-def _replay_on(
-    declaration: Declaration, saved: SavedCase, runner: Runner, run: Run, *, is_own: bool, told_why_not: bool
-) -> Iterator[Replayed]:
+def _replay_on(declaration: Declaration, saved: SavedCase, runner: Runner, run: Run, *, is_own: bool) -> Replayed:
     case = adapt_options(saved.regression.case, declaration.options)
     objection = why_unsupported(declaration.supports, declaration.options, case)
-    if objection is None:
-        ran = run(saved.regression, declaration, runner)
-        if ran.verdict.not_runnable:
-            yield Replayed(saved, declaration, case, None, ran.verdict.not_runnable, is_own=is_own)
-            return
-        yield Replayed(saved, declaration, case, ran.verdict, runs=ran.runs, failed_runs=ran.failed, is_own=is_own)
-    elif told_why_not:
-        yield Replayed(saved, declaration, case, None, objection, is_own=is_own)
+    if objection is not None:
+        return Replayed(saved, declaration, case, None, objection, is_own=is_own)
+    ran = run(saved.regression, declaration, runner)
+    if ran.verdict.not_runnable:
+        return Replayed(saved, declaration, case, None, ran.verdict.not_runnable, is_own=is_own)
+    return Replayed(saved, declaration, case, ran.verdict, runs=ran.runs, failed_runs=ran.failed, is_own=is_own)
+
+
+def _translated(saved: SavedCase, declaration: Declaration) -> tuple[SavedCase, tuple[str, ...]] | None:
+    """The saved case as one of the kernel's problem, and what was changed; None where the problem has none."""
+    supports, options, regression = declaration.supports, declaration.options, saved.regression
+    found = translate(regression.case, declaration.problem, supports, options)
+    if found is None:
+        return None
+    before = [translate(case, declaration.problem, supports, options) for case in regression.preceding]
+    preceding = tuple(one.case for one in before if one is not None)
+    other = msgspec.structs.replace(regression, problem=declaration.problem, case=found.case, preceding=preceding)
+    return replace(saved, regression=other), found.changes
+
+
+def _replay_translated(
+    declaration: Declaration, saved: SavedCase, translated: tuple[SavedCase, tuple[str, ...]], runner: Runner, run: Run
+) -> Iterator[Replayed]:
+    """Bundled kernels are many: of those that do not take the case nothing is said."""
+    other, changes = translated
+    result = _replay_on(declaration, other, runner, run, is_own=False)
+    if result.verdict is not None or ":" in declaration.target:
+        yield replace(result, saved=saved, changes=changes)

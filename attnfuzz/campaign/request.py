@@ -7,6 +7,7 @@ from pathlib import Path
 
 from attnfuzz.campaign.earlier import Earlier
 from attnfuzz.campaign.state import State
+from attnfuzz.execution.pythons import Python
 from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["Request"]
@@ -20,7 +21,9 @@ class Request:
     judge. With ``pedantic`` all that a kernel does not declare away is searched, and what it takes is not inferred.
     ``workers`` and ``seed`` are chosen if None; without ``oracles`` all of them judge. ``shared`` is the address
     of a Redis server. ``resume`` is the state of an interrupted campaign to go on with; ``trust`` is false where that
-    alone names ``kernels``, and no user. ``against``: the earlier campaign whose bugs are known.
+    alone names ``kernels``, and no user. ``against``: the earlier campaign whose bugs are known. ``python``: where
+    executors run, if not in the driver's environment. ``verifying``: it is about one kernel, of whose contract only
+    what it refuses is left out, and where tensors lie (`infer`).
     """
 
     kernels: tuple[str, ...]
@@ -38,3 +41,5 @@ class Request:
     trust: bool = True
     pedantic: bool = False
     against: Earlier | None = None
+    python: Python | None = None
+    verifying: bool = False

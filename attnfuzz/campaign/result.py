@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from attnfuzz.campaign.messages import Progress
 from attnfuzz.campaign.ratios import EXACT, NOT_FINITE
 from attnfuzz.campaign.throughput import Throughput
 from attnfuzz.declaration import Declaration
+from attnfuzz.execution.pythons import Python
 
 __all__ = ["CampaignResult", "Count", "KernelStatistics", "Seconds", "Standing", "Statistics", "StopReason"]
 
@@ -58,8 +60,8 @@ class KernelStatistics:
     coverage: dict[Count, Count] = field(default_factory=dict)
     not_runnable: dict[str, Count] = field(default_factory=dict)
 
-    def add(self, progress: Progress) -> None:
-        """Add what a worker reported."""
+    def add(self, progress: Progress | KernelStatistics) -> None:
+        """Add what a worker reported, or what was done on the kernel in another campaign."""
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(progress, name))
         self.max_error_ratio = max(self.max_error_ratio, progress.max_error_ratio)
@@ -75,7 +77,8 @@ class Statistics:
 
     ``why_so_many``: what the number of workers was chosen by; empty if it was asked for. ``deadline`` allows for
     start-up until ``begin``, from when ``budget_s`` are left. ``pedantic``: all that is not declared away is the
-    contract. ``against``: what an earlier campaign told, where only what is new counts.
+    contract. ``against``: what an earlier campaign told, where only what is new counts. ``python``: where kernels run,
+    if not in the driver's environment.
     """
 
     kernels: dict[str, KernelStatistics]
@@ -89,6 +92,7 @@ class Statistics:
     budget_s: float = math.inf
     pedantic: bool = False
     against: Earlier | None = None
+    python: Python | None = None
     findings: list[Finding] = field(default_factory=list)
     throughput: Throughput = field(default_factory=Throughput)
 
@@ -152,7 +156,8 @@ class CampaignResult:
 
     ``inferred`` are the contracts that kernels were searched in, where their declarations left something open that they
     do not take. ``signal`` is the number of the one that interrupted it. ``elsewhere`` are bugs that only other
-    machines found.
+    machines found. ``pythons`` are the environments among which the budget was shared out, if there were several,
+    ``devices`` the names of theirs, ``missed`` the targets of kernels that were not reached in one of them.
     """
 
     stop_reason: StopReason
@@ -164,13 +169,16 @@ class CampaignResult:
     signal: int | None = None
     elsewhere: tuple[FoundElsewhere, ...] = ()
     inferred: tuple[Inferred, ...] = ()
+    pythons: tuple[Python, ...] = ()
+    devices: Mapping[Path, str] = field(default_factory=dict)
+    missed: frozenset[str] = frozenset()
 
     @property
     def unreached(self) -> tuple[str, ...]:
-        """Targets of the kernels that no case was judged on: nothing is known of them."""
+        """Targets of the kernels that no case was judged on, in one environment at least: nothing is known of them."""
         found = {finding.declaration.target for finding in self.findings}
-        kernels = self.statistics.kernels.items()
-        return tuple(target for target, kernel in kernels if not kernel.cases and target not in found)
+        reached = {target for target, kernel in self.statistics.kernels.items() if kernel.cases or target in found}
+        return tuple(target for target in self.statistics.kernels if target not in reached or target in self.missed)
 
     @property
     def fails(self) -> bool:

@@ -28,6 +28,9 @@ def resumed(request: Request, state: State, *, given: Collection[str], trust: bo
         raise StateError(
             f"the budget of {format_duration(state.asked.budget_s)} is spent; give more time to --resume with --budget"
         )
+    if _path_of(request) != state.asked.python:
+        was = f"with --python {state.asked.python}" if state.asked.python else "without --python"
+        raise StateError(f"the interrupted campaign ran {was}, which --resume does not change; give it the same")
     changes: dict[str, Any] = {name: getattr(state.asked, name) for name in _SAME if name not in given}
     if "budget_s" not in given:
         changes["budget_s"] = state.remaining_s
@@ -42,5 +45,10 @@ def asked_of(request: Request) -> Asked:
     return Asked(
         budget_s=request.budget_s,
         save_folder=str(request.save_folder),
+        python=_path_of(request),
         **{name: getattr(request, name) for name in _SAME},
     )
+
+
+def _path_of(request: Request) -> str:
+    return "" if request.python is None else str(request.python.path)

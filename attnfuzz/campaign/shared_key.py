@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 import attnfuzz
+from attnfuzz.adapters import module_of
 from attnfuzz.declaration import BUNDLED_MODULE, Declaration
 from attnfuzz.project import search_path
 
@@ -33,6 +34,6 @@ def _source_of(target: str) -> Path | None:
     place = target.rpartition(":")[0] or (target if target.endswith(".py") else BUNDLED_MODULE)
     if place.endswith(".py"):
         return Path(place) if Path(place).is_file() else None
-    path = Path(*place.split("."))
+    path = Path(*module_of(place).split("."))
     candidates = (Path(folder) / name for folder in search_path() for name in (f"{path}.py", path / "__init__.py"))
     return next((candidate for candidate in candidates if candidate.is_file()), None)

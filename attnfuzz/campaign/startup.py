@@ -50,6 +50,7 @@ from attnfuzz.project import project_root
 
 __all__ = [
     "Request",
+    "asked_oracles",
     "choose_workers",
     "have_built",
     "infer_contracts",
@@ -80,12 +81,16 @@ def run_campaign(request: Request, reporter: Reporter, *, state_folder: Path = F
     with (
         Interrupts(raising=True) as interrupts,
         StateFile(state_folder) as state_file,
-        Runner(device=request.device) as runner,
+        Runner(device=request.device, python=None if request.python is None else request.python.path) as runner,
         JournalFolder(state_folder) as journal,
     ):
         declarations = _load_asked(runner, request, note=reporter.note)
+        if request.verifying:
+            _check_one(declarations, request.kernels)
         have_built(runner, declarations, reporter.note)
-        inferred = [] if request.pedantic else infer_contracts(runner, declarations, reporter.note)
+        inferred = []
+        if not request.pedantic:
+            inferred = infer_contracts(runner, declarations, reporter.note, verifying=request.verifying)
         declarations = within_contracts(declarations, inferred)
         if request.resume is not None:
             request.resume.check_kernels(declarations)
@@ -106,8 +111,20 @@ def run_campaign(request: Request, reporter: Reporter, *, state_folder: Path = F
         scratch.remove()
     if state_file.has_state:
         left = format_duration(plan.statistics.remaining_s())
-        reporter.note(f"attnfuzz explore --resume goes on from here ({left} of the budget left)")
+        where = [] if request.python is None else ["--python", str(request.python.path)]
+        command = shlex.join(["attnfuzz", "explore", "--resume", *where])
+        reporter.note(f"{command} goes on from here ({left} of the budget left)")
     return result
+
+
+def _check_one(declarations: Sequence[Declaration], named: Sequence[str]) -> None:
+    """Raise KernelLoadError for several kernels where one is to be verified."""
+    if len(declarations) > 1:
+        names = ", ".join(declaration.name for declaration in declarations)
+        raise KernelLoadError(
+            f"{' '.join(named)} names {len(declarations)} kernels ({names}), and one is verified at a time; "
+            "name it as FILE:NAME"
+        )
 
 
 def _load_asked(runner: Runner, request: Request, *, note: Callable[[str], None]) -> list[Declaration]:
@@ -164,8 +181,12 @@ def have_built(runner: Runner, declarations: Sequence[Declaration], note: Callab
     runner.give_up_builds_at(math.inf)
 
 
-def infer_contracts(runner: Runner, declarations: Sequence[Declaration], note: Callable[[str], None]) -> list[Inferred]:
+def infer_contracts(
+    runner: Runner, declarations: Sequence[Declaration], note: Callable[[str], None], *, verifying: bool = False
+) -> list[Inferred]:
     """What each kernel of the user takes where it declares nothing. Bundled kernels mean their defaults.
+
+    ``verifying``: see `infer`.
 
     Several at once, each in a process of its own: on a GPU most probes are compiled first.
     """
@@ -174,7 +195,7 @@ def infer_contracts(runner: Runner, declarations: Sequence[Declaration], note: C
 
     def probe(declaration: Declaration) -> Inferred:
         with runner.sibling() as own:
-            return infer(own, declaration, is_over=over.is_set)
+            return infer(own, declaration, is_over=over.is_set, verifying=verifying)
 
     with ThreadPoolExecutor(max(1, min(len(users), cores()))) as pool:
         try:
@@ -271,7 +292,7 @@ def _plan(
     parts = request.resume.parts if request.resume is not None else 0
     return Plan(
         statistics=statistics,
-        oracles=_oracles(request.oracles),
+        oracles=asked_oracles(request.oracles),
         save_folder=request.save_folder,
         journal_folder=journal.path,
         fail_fast=request.fail_fast,
@@ -299,13 +320,15 @@ def _statistics(
         seed=secrets.randbits(32) if request.seed is None else request.seed,
         pedantic=request.pedantic,
         against=request.against,
+        python=request.python,
     )
     if request.resume is not None:
         request.resume.fill(statistics)
     return statistics
 
 
-def _oracles(asked: tuple[str, ...]) -> tuple[OracleName, ...]:
+def asked_oracles(asked: tuple[str, ...]) -> tuple[OracleName, ...]:
+    """Those that judge where a user has named some, or none: all of them then."""
     if not asked:
         return DEFAULT_ORACLES
     return cast(tuple[OracleName, ...], tuple(name for name in ORACLES if name in asked or name in _ALWAYS_ON))

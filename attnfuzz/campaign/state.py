@@ -78,7 +78,10 @@ _Span = Annotated[float, msgspec.Meta(ge=0, le=_YEARS_S)]
 
 
 class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the campaign was asked to do, as ``startup.Request`` has it."""
+    """What the campaign was asked to do, as ``startup.Request`` has it.
+
+    ``python`` is only told: no file has a say in which program runs.
+    """
 
     kernels: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     budget_s: _Span
@@ -90,8 +93,10 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     tolerance: Tolerance = "bound"
     shared: str | None = None
     pedantic: bool = False
+    python: str = ""
 
     def __post_init__(self) -> None:
+        check_text("python", self.python, _LONGEST_PATH)
         check_text("save_folder", self.save_folder, _LONGEST_PATH)
         for kernel in self.kernels:
             check_text("a kernel", kernel, 2 * _LONGEST_PATH)

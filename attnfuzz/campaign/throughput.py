@@ -30,6 +30,12 @@ class Throughput:
         self.recent.append((at_s, device, cases))
         self._forget(at_s)
 
+    def add_later(self, other: Throughput, late_s: float) -> None:
+        """Add those of a campaign that began ``late_s`` seconds after this one."""
+        for device, counts in other.counts.items():
+            for number, cases in enumerate(counts):
+                self.add(device, late_s + number * other.interval_s, cases)
+
     def rates(self, now_s: float) -> dict[str, float]:
         """Cases a second by device, over the last ten seconds (or all of them, if there are fewer)."""
         self._forget(now_s)

@@ -17,12 +17,15 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "explore": "attnfuzz.cli.explore",
+    "verify": "attnfuzz.cli.verify",
     "declare": "attnfuzz.cli.declare",
     "replay": "attnfuzz.cli.replay",
+    "bisect": "attnfuzz.cli.bisect",
     "list": "attnfuzz.cli.listing",
     "show": "attnfuzz.cli.show",
     "explain": "attnfuzz.cli.explain",
     "repro": "attnfuzz.cli.repro",
+    "conformance": "attnfuzz.cli.conformance",
     "merge": "attnfuzz.cli.merge",
     "mutants": "attnfuzz.cli.mutants",
     "bench": "attnfuzz.cli.bench",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,7 +14,13 @@ from attnfuzz.cli.refusal import Refusal, refusing
 from attnfuzz.execution.likely_device import likely_device
 from attnfuzz.problems.supports import OptionValue
 
+if TYPE_CHECKING:
+    from attnfuzz.bench.kernels.laboratory import Laboratory
+    from attnfuzz.declaration import Declaration
+
 __all__ = ["command", "option_values", "refuse_interpreter"]
+
+_NONE = "none"
 
 _SUITES = ("decode", "seeds", "merge", "mixed", "graph")
 _L2: dict[str, tuple[L2State, ...]] = {"cold": ("cold",), "warm": ("warm",), "both": ("cold", "warm")}
@@ -71,11 +78,10 @@ def _value(text: str) -> OptionValue:
     help="Values to try for an option; the fastest is shown. By default the first that a kernel declares.",
 )
 @click.option(
-    "--provider",
-    "providers",
+    "--beside",
     multiple=True,
-    metavar="NAME",
-    help="What to compare with: all that is installed by default; 'none' for nothing.",
+    metavar="KERNEL",
+    help="What to compare with: the kernels of all engines that are installed by default; 'none' for nothing.",
 )
 @click.option("--cold", "l2", flag_value="cold", help="Only with keys and values in memory, not in the L2 cache.")
 @click.option("--warm", "l2", flag_value="warm", help="Only with what fits in the L2 cache there already.")
@@ -91,7 +97,7 @@ def command(
     shapes: tuple[str, ...],
     device: str,
     options: dict[str, tuple[OptionValue, ...]],
-    providers: tuple[str, ...],
+    beside: tuple[str, ...],
     l2: str | None,
     mode: str,
     seconds: float,
@@ -111,7 +117,7 @@ def command(
     from attnfuzz.bench.kernels.laboratory import Laboratory
     from attnfuzz.bench.kernels.plan import KernelBench
     from attnfuzz.bench.kernels.run import measure_kernels
-    from attnfuzz.bench.kernels.selection import choose_kernels, choose_providers, choose_shapes
+    from attnfuzz.bench.kernels.selection import choose_kernels, choose_shapes
     from attnfuzz.bench.kernels.suites import smoke_suite
     from attnfuzz.report import bench_kernels
     from attnfuzz.report.terminal import make_console
@@ -123,7 +129,7 @@ def command(
         is_smoke = laboratory.machine.device == "cpu"
         refuse_interpreter(device, laboratory.machine.device)
         chosen = choose_kernels(laboratory.declarations(kernels or ("*",)), named=bool(kernels))
-        others = choose_providers(laboratory.providers(), providers)
+        others, absent = _others(beside, laboratory)
         _check_options(options, {name for known in (chosen, others) for one in known for name in one.options})
         plan = KernelBench(
             suites={"smoke": smoke_suite()} if is_smoke else choose_shapes(suites or ("decode",), shapes),
@@ -133,14 +139,33 @@ def command(
             seconds=seconds,
             budget_s=budget,
         )
-        bench_kernels.print_machine(console, laboratory.machine, laboratory.providers(), others)
+        bench_kernels.print_machine(console, laboratory.machine, others, absent)
         progress = bench_kernels.Progress(console)
         report = measure_kernels(plan, laboratory, chosen, others, progress)
     show_and_write(console, report, json_file=json_file, html_file=html_file, png_file=png_file)
-    statuses = {one.status for one in report.results if not one.is_provider}
+    statuses = {one.status for one in report.results if not one.is_reference}
     if statuses & {"wrong", "failed", "crashed"}:
         return 1
     return 2 if "unmeasured" in statuses else 0
+
+
+def _others(named: tuple[str, ...], laboratory: Laboratory) -> tuple[list[Declaration], list[str]]:
+    """What to compare with, and a sentence on each engine that is not there; only of engines that nobody named."""
+    from attnfuzz.adapters import engines
+    from attnfuzz.bench.kernels.selection import choose_kernels
+    from attnfuzz.declaration import KernelLoadError
+
+    if named:
+        wanted = [one for one in named if one != _NONE]
+        return (choose_kernels(laboratory.declarations(wanted), named=True) if wanted else []), []
+    found: list[Declaration] = []
+    absent: list[str] = []
+    for engine in engines():
+        try:
+            found += laboratory.declarations([f"{engine}:*"])
+        except KernelLoadError as error:
+            absent.append(str(error))
+    return found, absent
 
 
 def _check_options(asked: dict[str, tuple[OptionValue, ...]], declared: set[str]) -> None:

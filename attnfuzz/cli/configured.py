@@ -22,7 +22,7 @@ __all__ = ["AGAINST", "SHARED", "TOLERANCE", "configured", "profile_option"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_NAMES = {"regressions": "save_dir"}
+_NAMES = {"regressions": "save_dir", "on": "others"}
 """Of settings whose option is called differently."""
 _NOT_SHARED = _AGAINST_NOTHING = "none"
 

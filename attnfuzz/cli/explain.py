@@ -37,6 +37,7 @@ def _picture_file(ctx: click.Context, param: click.Parameter, value: Path | None
 @click.option("-o", "--output", type=FILE, callback=_picture_file, help="Also draw the weights: FILE.svg or FILE.png.")
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write everything as JSON.")
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
+@click.option("--python", type=FILE, metavar="PATH", help="Run the kernel in this virtual environment.")
 @TOLERANCE
 @profile_option("device", "tolerance")
 def command(
@@ -46,6 +47,7 @@ def command(
     output: Path | None,
     json_file: Path | None,
     device: str,
+    python: Path | None,
     tolerance: Tolerance,
 ) -> int:
     """Run the regression file CASE in variations and say what is wrong.
@@ -54,12 +56,16 @@ def command(
     the case make it pass. The exit status is 1 if the case fails.
     """
     with refusing():
+        from attnfuzz.campaign.across import naming
         from attnfuzz.campaign.replay import SavedCase
         from attnfuzz.corpus import load_regression
+        from attnfuzz.execution.pythons import examine
         from attnfuzz.execution.runner import Runner
 
         regression = load_regression(case)
-        with Runner(device=device, tolerance=tolerance) as runner:
+        where = None if python is None else examine(python)
+        path = None if where is None else where.path
+        with naming(where), Runner(device=device, tolerance=tolerance, python=path) as runner:
             explained = _explain(SavedCase(case, regression), kernel, runner, trust=trust)
     from attnfuzz.report.explained import print_explained
     from attnfuzz.report.terminal import make_console

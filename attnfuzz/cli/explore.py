@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,26 +15,55 @@ from click.core import ParameterSource
 
 from attnfuzz.cli.configured import AGAINST, SHARED, TOLERANCE, profile_option
 from attnfuzz.cli.output import while_anyone_reads
-from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, ORACLE, TRUST, duration, number_of_workers, writable_file
+from attnfuzz.cli.parameters import (
+    DEVICE,
+    FILE,
+    KERNEL_HELP,
+    ORACLE,
+    PYTHON,
+    TRUST,
+    duration,
+    number_of_workers,
+    writable_file,
+)
 from attnfuzz.cli.refusal import Refusal, refusing
 from attnfuzz.cli.sanitizing import SANITIZER, explore_sanitized
 from attnfuzz.config_rules import RULES
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.earlier import Earlier
+    from attnfuzz.campaign.reporter import Reporter
     from attnfuzz.campaign.result import CampaignResult
     from attnfuzz.campaign.startup import Request
+    from attnfuzz.execution.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
     from attnfuzz.sanitizer.tool import Tool
 
-__all__ = ["command", "exit_status"]
+__all__ = ["command", "exit_status", "usable_save_folder"]
 
 _FIELDS = {"budget": "budget_s", "save_dir": "save_folder"}
 """What the request calls an option, where it has another name."""
 
 
+def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    from attnfuzz.declaration import parts_of
+
+    for one in given:
+        if parts_of(one) is None:
+            raise click.BadParameter(f"{one!r} must name two kernels, as KERNEL+MERGE", ctx, param)
+    return given
+
+
 @click.command(epilog=KERNEL_HELP)
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
+@click.option(
+    "--compose",
+    "compositions",
+    multiple=True,
+    callback=_compositions,
+    metavar="KERNEL+MERGE",
+    help="Also search attention over two parts by KERNEL, merged by MERGE; repeatable.",
+)
 @click.option(
     "--budget", callback=duration, default="60s", show_default=True, help="Time to search, start-up not included."
 )
@@ -49,6 +80,7 @@ _FIELDS = {"budget": "budget_s", "save_dir": "save_folder"}
 )
 @click.option("--html", "html_file", type=FILE, callback=writable_file, help="Also write the report as one HTML page.")
 @click.option("--fail-fast/--no-fail-fast", help="Stop at the first finding that counts, once it is shrunk.")
+@PYTHON
 @AGAINST
 @SANITIZER
 @TOLERANCE
@@ -64,6 +96,7 @@ _FIELDS = {"budget": "budget_s", "save_dir": "save_folder"}
 @TRUST
 def command(
     kernels: tuple[str, ...],
+    compositions: tuple[str, ...],
     budget: float,
     workers: int | None,
     device: str,
@@ -74,6 +107,7 @@ def command(
     junit_file: Path | None,
     html_file: Path | None,
     fail_fast: bool,
+    pythons: tuple[Path, ...],
     against: Earlier | None,
     sanitizer: Tool | None,
     tolerance: Tolerance,
@@ -87,21 +121,23 @@ def command(
 
     What a kernel of yours takes is found out first, where it declares nothing (see attnfuzz declare), and only that is
     searched; what lies outside is told in one sentence and is no finding. The exit status is 1 if something is found,
-    but for what a declaration ends, and for what --against knows.
+    but for what a declaration ends, and for what --against knows. Several --python share the budget; then what is found
+    in one of these environments is run in the others.
     """
     started = time.monotonic()
     from attnfuzz.campaign.startup import Request
+    from attnfuzz.execution.pythons import examine_all
 
     with refusing():
         request = Request(
-            kernels=kernels or ("*",),
+            kernels=(*kernels, *compositions) or ("*",),
             started=started,
             budget_s=budget,
             workers=workers,
             device=device,
             seed=seed,
             oracles=oracles,
-            save_folder=_save_folder(save_dir),
+            save_folder=usable_save_folder(save_dir),
             fail_fast=fail_fast,
             tolerance=tolerance,
             shared=shared,
@@ -110,9 +146,14 @@ def command(
         )
         if sanitizer is not None:
             return explore_sanitized(request, sanitizer, quiet=quiet)
+        environments = examine_all(pythons)
+        if resume and len(environments) > 1:
+            raise Refusal("--resume goes on in one environment; give it the --python of the interrupted campaign alone")
+        if len(environments) == 1:
+            request = replace(request, python=environments[0])
         if resume:
             request = _resumed(request, trust=trust)
-        result = _explore(request, quiet=quiet)
+        result = _explore(request, environments, quiet=quiet)
     _write_reports(result, {"--json": json_file, "--junit": junit_file, "--html": html_file})
     return exit_status(result)
 
@@ -129,12 +170,24 @@ def exit_status(result: CampaignResult) -> int:
     return 2 if result.troubles or result.unreached or result.stop_reason in ("workers_lost", "environment") else 0
 
 
-def _explore(request: Request, *, quiet: bool) -> CampaignResult:
+def _explore(request: Request, environments: Sequence[Python], *, quiet: bool) -> CampaignResult:
+    from attnfuzz.campaign.across import naming, search_across
     from attnfuzz.campaign.startup import run_campaign
+    from attnfuzz.report.environments import print_environment
     from attnfuzz.report.terminal import make_console, make_reporter, print_result
 
     console = make_console()
-    result = run_campaign(request, make_reporter(console, quiet=quiet))
+
+    def reporter(python: Python | None) -> Reporter:
+        if not quiet:
+            print_environment(console, python)
+        return make_reporter(console, quiet=quiet)
+
+    if len(environments) > 1:
+        result = search_across(request, environments, reporter)
+    else:
+        with naming(request.python):
+            result = run_campaign(request, reporter(request.python))
     if result.stop_reason == "environment" and not result.statistics.cases:
         raise Refusal(result.troubles[0])
     with while_anyone_reads():
@@ -152,7 +205,7 @@ def _resumed(request: Request, *, trust: bool) -> Request:
     return resumed(request, load_state(), given={_FIELDS.get(name, name) for name in given}, trust=trust)
 
 
-def _save_folder(given: Path | None) -> Path:
+def usable_save_folder(given: Path | None) -> Path:
     """Where findings go. Raises Refusal for one that is asked for and cannot be made; none is made yet."""
     from attnfuzz.corpus import DEFAULT_FOLDER
 

@@ -13,9 +13,21 @@ from attnfuzz.config_rules import DEVICES, MAX_WORKERS
 from attnfuzz.data_files import why_unusable
 from attnfuzz.oracles.verdict import ORACLES
 
-__all__ = ["DEVICE", "FILE", "KERNEL_HELP", "ORACLE", "TRUST", "duration", "number_of_workers", "writable_file"]
+__all__ = [
+    "DEVICE",
+    "FILE",
+    "KERNEL_HELP",
+    "ORACLE",
+    "PYTHON",
+    "TRUST",
+    "duration",
+    "number_of_workers",
+    "writable_file",
+]
 
-KERNEL_HELP = "KERNEL is a bundled name or glob (paged_*), module:name, or path/to/file.py[:name]."
+KERNEL_HELP = (
+    "KERNEL is a bundled name or glob (paged_*), an engine's (vllm:*), module:name, or path/to/file.py[:name]."
+)
 DEVICE = click.Choice(DEVICES)
 ORACLE = click.Choice(ORACLES)
 
@@ -38,6 +50,14 @@ FILE = _PathName(path_type=Path)
 """Or a folder."""
 TRUST = click.option(
     "--trust", is_flag=True, help="Run the kernels that the files name even if they lie outside this project."
+)
+PYTHON = click.option(
+    "--python",
+    "pythons",
+    type=FILE,
+    multiple=True,
+    metavar="PATH",
+    help="Run kernels in this virtual environment (its folder or its interpreter); repeatable, to compare.",
 )
 
 

@@ -24,12 +24,13 @@ def refusing() -> Iterator[None]:
     from attnfuzz.corpus import RegressionError
     from attnfuzz.declaration import KernelLoadError
     from attnfuzz.execution.outcomes import ExecutorUnavailable
+    from attnfuzz.execution.pythons import PythonError
     from attnfuzz.own_errors import in_one_sentence
     from attnfuzz.problems.limits import CaseTooLarge
 
     try:
         yield
-    except (ConfigurationError, RegressionError, KernelLoadError, CaseTooLarge, StateError) as error:
+    except (ConfigurationError, RegressionError, KernelLoadError, CaseTooLarge, StateError, PythonError) as error:
         raise Refusal(str(error)) from error
     except ExecutorUnavailable as error:  # with the last output of a process that could not be started
         raise Refusal(in_one_sentence(str(error))) from error

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from attnfuzz.cli.configured import TOLERANCE, configured, profile_option
-from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, TRUST, writable_file
+from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, PYTHON, TRUST, writable_file
 from attnfuzz.cli.refusal import Refusal, refusing
 from attnfuzz.cli.sanitizing import SANITIZER, found_by_others, replay_sanitized
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.replay import SavedCase
+    from attnfuzz.execution.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
     from attnfuzz.sanitizer.tool import Tool
 
 __all__ = ["command", "load_saved", "read_saved"]
+
+_NONE = "none"
 
 
 @click.command(epilog=KERNEL_HELP)
@@ -28,48 +33,65 @@ __all__ = ["command", "load_saved", "read_saved"]
 @click.option("--device", type=DEVICE, default="auto", show_default=True)
 @click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write the results as JSON.")
 @click.option(
-    "--on-bundled/--no-on-bundled",
-    help="Also run each case on every bundled kernel that supports it.",
+    "--on",
+    "others",
+    multiple=True,
+    metavar="KERNEL",
+    help="Also run each case on these kernels, as far as they support it; repeatable, 'none' for none.",
 )
+@PYTHON
 @SANITIZER
 @TOLERANCE
-@profile_option("device", "on_bundled", "tolerance")
+@profile_option("device", "on", "tolerance")
 def command(
     paths: tuple[Path, ...],
     kernels: tuple[str, ...],
     trust: bool,
     device: str,
     json_file: Path | None,
-    on_bundled: bool,
+    others: tuple[str, ...],
+    pythons: tuple[Path, ...],
     sanitizer: Tool | None,
     tolerance: Tolerance,
 ) -> int:
     """Run saved cases (files or folders; the regressions folder by default) again.
 
-    Each runs on the kernel it names. The exit status is 1 if any fails.
+    Each runs on the kernel it names. The exit status is 1 if any fails. For a kernel of --on a case is described in
+    another way where that changes nothing else: as another problem, in another layout, without gaps in memory.
     What a file names must be bundled or lie in this project, unless --kernel or --trust says what is to run.
     Of what a killed campaign left in .attnfuzz, cases that pass are removed.
+    With several --python each case runs in each of these environments, and where that differs, so it is told.
     """
+    if pythons and sanitizer:
+        raise Refusal("--python does not go with --sanitizer, which starts this environment's Python; leave one out")
     with refusing():
         saved = load_saved(paths, configured().regressions)
+        from attnfuzz.campaign.across import naming
         from attnfuzz.campaign.journal import forget
         from attnfuzz.campaign.replay import cleared, replay
+        from attnfuzz.execution.pythons import examine_all
         from attnfuzz.execution.runner import Runner
+        from attnfuzz.report.environments import print_environment
         from attnfuzz.report.replayed import print_replayed, print_total, write_replayed
         from attnfuzz.report.terminal import make_console
 
         console = make_console()
         results = []
-        with Runner(device=device, tolerance=tolerance) as runner:
-            replaying = (
-                replay(saved, runner, kernels=kernels, on_bundled=on_bundled, trust=trust)
-                if sanitizer is None
-                else replay_sanitized(saved, runner, sanitizer, kernels=kernels, on_bundled=on_bundled, trust=trust)
-            )
-            for result in replaying:
-                results.append(result)
-                print_replayed(console, result)
-            device_name = runner.device_name
+        on = _other_kernels(others, instead=bool(kernels))
+        environments: list[Python | None] = [*examine_all(pythons)]
+        for python in environments or [None]:
+            print_environment(console, python)
+            where = None if python is None else python.path
+            with naming(python), Runner(device=device, tolerance=tolerance, python=where) as runner:
+                replaying = (
+                    replay(saved, runner, kernels=kernels, on=on, trust=trust)
+                    if sanitizer is None
+                    else replay_sanitized(saved, runner, sanitizer, kernels=kernels, on=on, trust=trust)
+                )
+                for result in replaying:
+                    results.append(replace(result, python=python, device=runner.device_name))
+                    print_replayed(console, results[-1])
+                device_name = runner.device_name
     # other kernels, and a tool that looks at something else, say nothing of the one that was running
     innocent = set() if kernels or sanitizer else cleared(results)
     print_total(console, saved, results, removed=innocent)
@@ -82,6 +104,12 @@ def command(
         except OSError as error:
             raise Refusal(f"--json {str(json_file)!r} cannot be written: {error.strerror}") from error
     return 1 if any(result.failed for result in results) else 0
+
+
+def _other_kernels(named: tuple[str, ...], *, instead: bool) -> tuple[str, ...]:
+    """Those of --on. Where --kernel says what runs ``instead``, the project's settings add none."""
+    is_typed = click.get_current_context().get_parameter_source("others") is ParameterSource.COMMANDLINE
+    return tuple(one for one in named if one != _NONE and (is_typed or not instead))
 
 
 def load_saved(paths: tuple[Path, ...], folder: Path | None = None) -> list[SavedCase]:

@@ -50,7 +50,7 @@ def replay_sanitized(
     tool: Tool,
     *,
     kernels: Sequence[str],
-    on_bundled: bool,
+    on: Sequence[str],
     trust: bool,
 ) -> Iterator[Replayed]:
     """As `replay`, but each case is in a process under `tool`, which alone judges. Raises Refusal."""
@@ -71,7 +71,7 @@ def replay_sanitized(
             failure = judge_sanitized(sanitizer, declaration, case, preceding_for(declaration, regression))
             return SavedRun(Verdict(failure=failure), failed=int(failure is not None), runs=1)
 
-        yield from replay(saved, runner, kernels=kernels, on_bundled=on_bundled, trust=trust, run=run)
+        yield from replay(saved, runner, kernels=kernels, on=on, trust=trust, run=run)
 
 
 def found_by_others(saved: Sequence[SavedCase]) -> str:

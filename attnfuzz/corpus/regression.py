@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -39,6 +40,8 @@ _SINCE = ("tensor", "cause", "maybe", "blame", "also", "remedy")
 """Fields that older files lack: left out where there is nothing to say."""
 _RATE = ("failed", "runs")
 _RECORDED_PACKAGES = ("attnfuzz", "torch", "triton", "hypothesis", "msgspec")
+_THE_DRIVERS = ("attnfuzz", "hypothesis")
+"""Of these the driver's versions count, wherever kernels run: they draw the case."""
 
 
 class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -134,10 +137,15 @@ class Regression(msgspec.Struct, frozen=True, kw_only=True):
     environment: Environment = Environment()
 
 
-def current_environment(device: str) -> Environment:
-    """Versions of what is installed, without importing any of it."""
+def current_environment(device: str, executors: Mapping[str, str] | None = None) -> Environment:
+    """Versions of what is installed, without importing any of it.
+
+    ``executors``: what is installed where kernels run, ``python`` included, if that is another environment.
+    """
     versions = {"python": platform.python_version()}
-    for package in _RECORDED_PACKAGES:
+    if executors is not None:
+        versions = {name: executors[name] for name in ("python", *_RECORDED_PACKAGES) if name in executors}
+    for package in _RECORDED_PACKAGES if executors is None else _THE_DRIVERS:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:  # attnfuzz run from a clone; a machine without triton

@@ -11,7 +11,9 @@ import secrets
 import time
 from pathlib import Path
 
+from attnfuzz.adapters import module_of
 from attnfuzz.corpus.regression import Regression, encode_regression
+from attnfuzz.declaration import parts_of
 from attnfuzz.problems.cases import encode_case
 
 __all__ = ["regression_name", "remove_leftovers", "write_atomically", "write_regression"]
@@ -25,11 +27,18 @@ _NO_FILES_WITHOUT_NAME = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EI
 
 def regression_name(regression: Regression) -> str:
     """``<problem>-<kernel>-<oracle>-<hash8>.json``; the hash is that of the kernel's target and of the cases."""
-    kernel = re.sub(r"\W+", "_", regression.kernel.rpartition(":")[2])
+    names = map(_short_name, parts_of(regression.kernel) or (regression.kernel,))
+    kernel = re.sub(r"\W+", "_", "+".join(names))
     kernel = kernel.encode()[:_LONGEST_KERNEL].decode(errors="ignore")
     cases = b"".join(encode_case(case) for case in (regression.case, *regression.preceding))
     digest = hashlib.sha256(regression.kernel.encode() + b"\0" + cases).hexdigest()[:8]
     return f"{regression.problem}-{kernel}-{regression.finding.oracle}-{digest}.json"
+
+
+def _short_name(target: str) -> str:
+    """Without the path to its file, or the module."""
+    place, _, name = target.rpartition(":")
+    return name if module_of(place) == place else f"{place}_{name}"
 
 
 def write_regression(regression: Regression, folder: Path) -> Path:

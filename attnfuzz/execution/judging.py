@@ -2,7 +2,7 @@
 
 import importlib.metadata
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,10 +32,12 @@ from attnfuzz.execution.judge_messages import (
     to_wire,
 )
 from attnfuzz.execution.service import ExitAfterReply
+from attnfuzz.execution.watch import watch_if_asked
 from attnfuzz.explaining.explain import explain_case
 from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.quick import BatchLost, judge_many
+from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
 from attnfuzz.problems.cases import decode_case
 from attnfuzz.said import printable, text_of, type_name
 
@@ -59,6 +61,8 @@ class JudgingService:
         self._compile_times.start_listening()
         self._device: str | None = None
         self._growth: tuple[GrowthRequest, GrowthTrial] | None = None
+        self._watch = watch_if_asked()  # before any kernel is imported
+        self._has_judged = False
         self._methods: dict[str, Callable[[bytes], msgspec.Struct]] = {
             "declarations": self._declarations,
             "device": self._describe_device,
@@ -139,6 +143,12 @@ class JudgingService:
             return JudgeReply(environment=str(problem))
         except torch.OutOfMemoryError as error:  # not the kernel's: that one is a verdict
             return JudgeReply(exhausted=text_of(error).strip().partition("\n")[0])
+        except Exception:
+            if (replaced := self._replaced(request.oracles, at_once=True)) is None:
+                raise
+            verdict = Verdict(failure=replaced, fatal=True)
+        if (replaced := self._replaced(request.oracles)) is not None:
+            verdict = Verdict(failure=replaced, fatal=True)
         return JudgeReply(verdict=to_wire(verdict), gpu_share=self._gpu_share_held())
 
     def _judge_many(self, payload: bytes) -> JudgeManyReply:
@@ -159,7 +169,20 @@ class JudgingService:
             return JudgeManyReply(environment=str(problem))
         except BatchLost as lost:
             return JudgeManyReply(lost=str(lost))
+        except Exception:
+            if (replaced := self._replaced(request.oracles, at_once=True)) is None:
+                raise
+            return JudgeManyReply(lost=replaced.message)
+        if (replaced := self._replaced(request.oracles)) is not None:  # each case by itself tells that again
+            return JudgeManyReply(lost=replaced.message)
         return JudgeManyReply(list(map(to_wire, verdicts)), gpu_share=self._gpu_share_held())
+
+    def _replaced(self, oracles: Sequence[OracleName], *, at_once: bool = False) -> Failure | None:
+        """An objection to what the kernel has replaced in this process; always looked for after its first cases."""
+        if self._watch is None or "red_zone" not in oracles:
+            return None
+        at_once, self._has_judged = at_once or not self._has_judged, True
+        return self._watch.objection(at_once=at_once)
 
     def _explain(self, payload: bytes) -> ExplainReply:
         request = msgspec.json.decode(payload, type=ExplainRequest)

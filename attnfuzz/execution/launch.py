@@ -28,6 +28,7 @@ class LaunchSettings:
     service: str
     preload: tuple[str, ...]
     startup_timeout_s: float
+    python: Path | None = None
 
 
 class ZygoteProcess:
@@ -108,5 +109,6 @@ def _private_folder() -> PrivateFolder:
 
 def _command(socket_path: Path, settings: LaunchSettings) -> list[str]:
     preload = [argument for name in settings.preload for argument in ("--preload", name)]
-    module = safe_start.command("attnfuzz.execution.zygote", os.fspath(socket_path))
+    python = None if settings.python is None else os.fspath(settings.python)
+    module = safe_start.command("attnfuzz.execution.zygote", os.fspath(socket_path), python=python)
     return [*module, "--service", settings.service, "--device", settings.device, *preload]

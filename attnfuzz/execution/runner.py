@@ -62,13 +62,15 @@ class Runner:
         environment: Mapping[str, str] | None = None,
         zygote: Zygote | None = None,
         prepared: set[str] | None = None,
+        python: Path | None = None,
     ) -> None:
         """`device`: "auto" takes a GPU if there is one. `timeout_s` bounds one case, `DEFAULT_TIMEOUT_S` if None.
 
         `memory_limit_bytes` bounds the executor's resident memory. `environment` is set in the executor before CUDA is
         initialised: that of a `DeviceLease` pins it to one GPU. `zygote`: where executors come from, started with
         `service=SERVICE` and for `device`; the caller closes it. `prepared`: targets of kernels that another runner has
-        prepared. Raises `ExecutorUnavailable`, also for "cuda" without a GPU.
+        prepared. `python`: the interpreter of executors, see `Zygote.start`; of a `zygote` it is what that was started
+        with. Raises `ExecutorUnavailable`, also for "cuda" without a GPU.
         """
         if device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device={device!r} must be 'auto', 'cpu' or 'cuda'")
@@ -79,7 +81,8 @@ class Runner:
         self._executor_environment = dict(environment or {})
         self.gpu_share = 0.0
         """How much of the GPU memory that it may use the executor still held after its latest answer, from 0 to 1."""
-        self.zygote = zygote or _start_zygote(likely_device(device))
+        self._python = python
+        self.zygote = zygote or self._start_zygote(likely_device(device))
         self._executor = self._new_executor()
         self.device: Device = self._settle_device(device)
         self._kernels = LoadedKernels(self._executor, self.device, prepared)
@@ -292,6 +295,9 @@ class Runner:
     ) -> None:
         self.close()
 
+    def _start_zygote(self, device: Device) -> Zygote:
+        return Zygote.start(device, service=SERVICE, max_restarts=_MAX_ZYGOTE_RESTARTS, python=self._python)
+
     def _new_executor(self) -> Executor:
         try:
             return Executor(
@@ -322,7 +328,7 @@ class Runner:
                 "device='cuda', but torch finds no usable GPU; check the driver and CUDA_VISIBLE_DEVICES, or use 'cpu'"
             )
         del self.environment
-        self.zygote = _start_zygote("cpu")
+        self.zygote = self._start_zygote("cpu")
         self._executor = self._new_executor()
 
     def _ask(
@@ -376,7 +382,3 @@ def _with_builds(verdict: Verdict, built_s: float) -> Verdict:
             built_s=built_s,
         ),
     )
-
-
-def _start_zygote(device: Device) -> Zygote:
-    return Zygote.start(device, service=SERVICE, max_restarts=_MAX_ZYGOTE_RESTARTS)

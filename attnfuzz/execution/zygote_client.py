@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
@@ -46,16 +47,18 @@ class Zygote:
         preload: Sequence[str] = DEFAULT_PRELOAD,
         startup_timeout_s: float = 120.0,
         max_restarts: int = 3,
+        python: Path | None = None,
     ) -> Self:
         """Start a zygote and wait until it has imported everything.
 
         `service` is `module:attribute` or `path/to/file.py:attribute`; it is loaded in the zygote and instantiated in
         each executor. On "cpu" Triton interprets its kernels and no GPU is visible. A zygote that dies is started
-        again, unless `max_restarts` have died in a row within seconds. `ExecutorUnavailable` if it cannot be started.
+        again, unless `max_restarts` have died in a row within seconds. `python`: an interpreter (`pythons.examine` has
+        looked at it) in place of this process's own. `ExecutorUnavailable` if it cannot be started.
         """
         if device not in ("cpu", "cuda"):
             raise ValueError(f"device={device!r} must be 'cpu' or 'cuda'")
-        return cls(LaunchSettings(device, service, tuple(preload), startup_timeout_s), max_restarts)
+        return cls(LaunchSettings(device, service, tuple(preload), startup_timeout_s, python), max_restarts)
 
     @property
     def pid(self) -> int:

@@ -85,6 +85,10 @@ class TrackedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
     ) -> Any:
         made = func(*args, **kwargs) if kwargs else func(*args)
         initialised = _ALLOCATES.get(id(func))
+        if isinstance(made, list):
+            # A C++ operator may leave tensors of a list undefined, as FlashAttention 3 does with the buffers of splits
+            # that it did not make. These arrive as None, and torch cannot hand on a list that holds one.
+            return [torch.empty(0, dtype=torch.float32, device="cpu") if part is None else part for part in made]
         if initialised is None or not self._is_trackable(made):
             return made
         return self._place(made, prefill=False).copy_(made) if initialised else self._place(made)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import attnfuzz
+from attnfuzz.adapters import module_of
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.mutation.source import Function, Source
 from attnfuzz.project import search_path
@@ -25,7 +26,7 @@ def entry_of(declaration: Declaration) -> tuple[Path, str]:
     if place.endswith(".py"):
         return Path(place).resolve(), name
     for root in map(Path, search_path()):
-        base = root.joinpath(*place.split("."))
+        base = root.joinpath(*module_of(place).split("."))
         for file in (base.with_suffix(".py"), base / "__init__.py"):
             if file.is_file():
                 return file.resolve(), name

@@ -1,25 +1,55 @@
 """Results within their error bounds, or not."""
 
 import math
+from collections.abc import Callable, Iterable, Iterator
 
-from attnfuzz.oracles.comparison import Comparison
-from attnfuzz.oracles.diagnosis import explain
+import msgspec
+
+from attnfuzz.memory.patterns import Fill
+from attnfuzz.minimise.edits import with_lengths
+from attnfuzz.oracles.comparison import Comparison, Reference, compare
+from attnfuzz.oracles.diagnosis import Compared, explain
 from attnfuzz.oracles.elements import blame_of, extent, first_index
+from attnfuzz.oracles.observation import KernelRaised
+from attnfuzz.oracles.relations.transformed import Changed, run_on
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Blame, Failure
 from attnfuzz.oracles.words import element, number, ratio
+from attnfuzz.problems.cases import (
+    DenseDecodeCase,
+    MergeStatesCase,
+    PagedAttentionCase,
+    PagedDecodeCase,
+    SplitDecodeCase,
+)
+from attnfuzz.problems.recipes import MIN_LOGIT_EXPONENT
 
-__all__ = ["check"]
+__all__ = ["check", "objection"]
+
+_Attention = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | PagedAttentionCase
 
 
 def check(trial: Trial) -> Failure | None:
     """The first of out and lse that is beyond its bound, with what it points to."""
     if trial.symptoms.error_ratio <= 1:
         return None
-    comparison = next(part for part in trial.comparison if bool((part.ratio > 1).any()))
+    return objection(trial.reference, trial.comparison, trial.first.poison, nearby=lambda: _nearby(trial))
+
+
+def objection(
+    reference: Reference,
+    comparisons: list[Comparison],
+    poison: Fill,
+    *,
+    nearby: Callable[[], Iterable[Compared]] = tuple,
+) -> Failure | None:
+    """As `check`, to results that somebody has; see `explain`."""
+    comparison = next((part for part in comparisons if bool((part.ratio > 1).any())), None)
+    if comparison is None:
+        return None
     kind, index = _worst(comparison)
-    found = explain(trial.reference, trial.first, trial.comparison, comparison, index)
-    blame = blame_of(trial.case, comparison.axes, index)
+    found = explain(reference, poison, comparisons, comparison, index, nearby=nearby)
+    blame = blame_of(reference.case, comparison.axes, index)
     return Failure(
         oracle="accuracy",
         kind=f"{comparison.name}:{kind}",
@@ -34,6 +64,39 @@ def check(trial: Trial) -> Failure | None:
         replays=() if found is None else found.replays,
         remedy={"lse": "base2"} if found is not None and found.cause == "lse_base2" else {},
     )
+
+
+def _nearby(trial: Trial) -> Iterator[Compared]:
+    """Runs on cases with fewer tokens, and with smaller scores, beside what each should give."""
+    case = trial.case
+    for changed in () if isinstance(case, MergeStatesCase) else (*_shorter(case), *_quieter(case)):
+        try:
+            seen = run_on(trial, Changed("with fewer tokens or smaller scores", changed))
+        except KernelRaised as raised:
+            if raised.fatal:
+                raise
+            continue
+        tolerance = trial.reference.tolerance
+        reference = Reference(trial.kernel.declaration, changed, device=trial.device, tolerance=tolerance)
+        yield reference, compare(reference, seen)
+
+
+def _shorter(case: _Attention) -> Iterator[_Attention]:
+    """Without the last token of each sequence, without the second half, and with the first one only."""
+    tried = {case.seq_lens}
+    for shorter in (lambda length: length - 1, lambda length: length // 2, lambda length: 1):
+        kept = tuple(max(shorter(length), 1) if length else 0 for length in case.seq_lens)
+        changed = None if kept in tried else with_lengths(case, kept)
+        tried.add(kept)
+        if changed is not None:
+            yield changed
+
+
+def _quieter(case: _Attention) -> Iterator[_Attention]:
+    """With scores of a half, a quarter and an eighth."""
+    for exponent in range(case.values.logit_exponent - 1, case.values.logit_exponent - 4, -1):
+        if exponent >= MIN_LOGIT_EXPONENT:
+            yield msgspec.structs.replace(case, values=msgspec.structs.replace(case.values, logit_exponent=exponent))
 
 
 def _sentence(comparison: Comparison, index: tuple[int, ...]) -> str:

@@ -46,10 +46,10 @@ def _reason(trial: Trial, second: Observation, index: tuple[int, ...] | None) ->
     comparisons = trial.compare(second)
     failed = next((part for part in comparisons if bool((part.ratio > 1).any())), None)
     if failed is None:
-        read = None if index is None else past_the_end_within_bounds(trial.reference, second, comparisons, index)
+        read = None if index is None else past_the_end_within_bounds(trial.reference, second.poison, comparisons, index)
         without = "with small numbers the result is right, but 0 x NaN is NaN: mask the load"
         return read or Diagnosis(without, WITHOUT_WEIGHT)
-    found = explain(trial.reference, second, comparisons, failed, first_index(failed.ratio > 1))
+    found = explain(trial.reference, second.poison, comparisons, failed, first_index(failed.ratio > 1))
     return None if found is not None and found.cause in IDENTIFYING_CAUSES else found
 
 

@@ -13,6 +13,7 @@ from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.results import named_results
+from attnfuzz.oracles.unfinished import check_finished, check_joined, living_threads
 from attnfuzz.problems.allocation import allocate
 from attnfuzz.problems.cases import Case, PagedAttentionCase
 from attnfuzz.problems.limits import tensor_nbytes
@@ -123,14 +124,27 @@ def call(
     kernel: Kernel, case: Case, inputs: Any, allocations: TrackedAllocations, *, wait: bool = False
 ) -> dict[str, Tensor]:
     """Run `kernel` on `inputs`; its results by name. `wait` for a GPU to be done. Raises `KernelRaised`."""
+    threads = living_threads()
     try:
         with allocations:
             returned = kernel(inputs, **call_options(kernel, case))
-        if wait and allocations.arena.device.type == "cuda":
-            torch.cuda.synchronize()
-        return results_of_call(kernel, case, inputs, returned)
+        is_awaited = wait and allocations.arena.device.type == "cuda"
+        results = (_after_waiting if is_awaited else results_of_call)(kernel, case, inputs, returned)
+        check_finished(results, threads)
+        return results
     except BaseException as error:  # whatever a kernel raises, SystemExit included, is its verdict
         raise KernelRaised(error, allocations.arena.poison) from error
+
+
+def _after_waiting(kernel: Kernel, case: Case, inputs: Any, returned: object) -> dict[str, Tensor]:
+    """The results once a GPU is done; they may not change after what the current stream has been given to do."""
+    try:
+        results = results_of_call(kernel, case, inputs, returned)
+        copies = {name: result.clone() for name, result in results.items()}
+    finally:
+        torch.cuda.synchronize()  # what that raises counts more
+    check_joined(copies, results)
+    return results
 
 
 def results_of_call(kernel: Kernel, case: Case, inputs: Any, returned: object) -> dict[str, Tensor]:

@@ -125,7 +125,8 @@ class _Together:
 
     def relations_of(self, case: Case) -> list[Relation]:
         """Those that have a word on `case` if all else is well."""
-        return chosen_relations(self.kernel.declaration, case, self.oracles, self.relations, device=self.device)
+        chosen = chosen_relations(self.kernel.declaration, case, self.oracles, self.relations, device=self.device)
+        return [replace(one, further=None) if self.device in one.alone_on else one for one in chosen]
 
     def guard_of(self, case: Case) -> Guard | None:
         """Which edge of each tensor is guarded in the second run of `case`."""

@@ -11,6 +11,9 @@ from attnfuzz.problems.supports import Supports
 __all__ = ["ResultError", "named_results"]
 
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
 class ResultError(Exception):
     """What the kernel returned cannot be a result; the message names what is wrong and what was expected."""
 
@@ -40,8 +43,13 @@ def _parts(returned: object, names: tuple[str, str]) -> Sequence[object]:
 
 
 def _checked(name: str, result: object, given: Tensor) -> Tensor:
-    if not isinstance(result, Tensor):
+    if not isinstance(result, Tensor) or not issubclass(type(result), Tensor):  # __class__ may be the kernel's code
         raise ResultError(f"the kernel returned {result!r:.80} as {name}; it must be a tensor")
+    if type(result) not in _PLAIN:
+        raise ResultError(
+            f"{name} is a {type(result).__name__:.80}, a subclass of torch.Tensor, which may compute what it holds "
+            "only when somebody looks; return a plain tensor"
+        )
     if result.shape != given.shape:
         raise ResultError(f"{name} has shape {tuple(result.shape)}; it must have {tuple(given.shape)}")
     if result.dtype != given.dtype and not (name == "partial_out" and result.dtype is torch.float32):

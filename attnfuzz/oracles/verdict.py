@@ -16,6 +16,7 @@ __all__ = [
     "NOT_EVERYWHERE",
     "ORACLES",
     "RELATION_ORACLES",
+    "REPLACED",
     "USUAL_ORACLES",
     "WITHOUT_WEIGHT",
     "Blame",
@@ -72,12 +73,16 @@ NOT_EVERYWHERE: frozenset[OracleName] = frozenset({"graph_replay", "sanitizer"})
 WITHOUT_WEIGHT = "read_without_weight"
 """The cause of "dead_memory" where numbers in the place of NaN make no difference: 0 x NaN is NaN."""
 
+REPLACED = " replaced"
+"""The end of the kind of "red_zone" where a kernel has replaced what judges it: no process that does so tells more."""
+
 NARROW_OFFSETS = "narrow_offsets"
 IDENTIFYING_CAUSES = frozenset(
     {
         NARROW_OFFSETS,
         "converted",
         "exponential_rounded",
+        "maximum_begins_finite",
         "maximum_not_subtracted",
         "partial_lse",
         "scores_rounded",

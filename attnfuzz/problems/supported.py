@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
 from attnfuzz.problems.cases import (
+    CASE_TYPES,
     AttentionCase,
     Case,
     DenseDecodeCase,
     MergeStatesCase,
     PagedAttentionCase,
     PagedDecodeCase,
+    Problem,
     SplitDecodeCase,
+    packed_width,
 )
-from attnfuzz.problems.choices import lse_kinds_of, lying_alike, offers, paddings_of, permits_stride
+from attnfuzz.problems.choices import (
+    block_sizes_of,
+    layouts_of,
+    lse_kinds_of,
+    lying_alike,
+    offers,
+    paddings_of,
+    permits_stride,
+    split_counts_of,
+)
 from attnfuzz.problems.quantised_kv import QuantisedKv
+from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import strides_of, tensor_specs
 from attnfuzz.problems.supports import OptionValue, Supports, as_written
 from attnfuzz.problems.where import fits, value_in
 
-__all__ = ["adapt_options", "supports_case", "why_unsupported"]
+__all__ = ["Translated", "adapt_options", "supports_case", "translate", "why_unsupported"]
 
 Options = Mapping[str, tuple[OptionValue, ...]]
 _MOST_SHOWN = 4
+_PAGE = 16
+"""Of the pages into which a dense K and V are put, where the kernel takes it."""
+_SAME_TENSOR = {"k": "k_cache", "v": "v_cache", "k_cache": "k", "v_cache": "v"}
+_EMPTY = ("-inf", "+inf")
 
 
 def supports_case(supports: Supports, options: Options, case: Case) -> bool:
@@ -48,6 +66,108 @@ def adapt_options(case: Case, options: Options) -> Case:
     return case if adapted == case.options else msgspec.structs.replace(case, options=adapted)
 
 
+class Translated(NamedTuple):
+    """A case as another kernel takes it, and what was changed for that, each in a few words."""
+
+    case: Case
+    changes: tuple[str, ...]
+
+
+def translate(case: Case, problem: Problem, supports: Supports, options: Options) -> Translated | None:
+    """The case of another kernel for one of ``problem``; None where that problem has no such case.
+
+    Only what describes the same attention in another way is changed: the problem, the layout, how tensors lie in
+    memory, what unused table entries hold, how an empty state is marked. Lengths, heads, sizes, dtypes, numbers and
+    variants stay as they are, and pages as large; whether the kernel supports those is `why_unsupported`'s to say.
+    """
+    fields = msgspec.structs.asdict(case)
+    changes = [f"as {problem}"] if problem != case.problem else []
+    if problem != case.problem and not _convert(case, problem, supports, fields):
+        return None
+    names = CASE_TYPES[problem].__struct_fields__
+    fields = {name: value for name, value in fields.items() if name in names}
+    changes += _merged_alike(supports, fields) if problem == "merge_states" else _cached_alike(supports, fields)
+    fields["strides"] = _strides_in(problem, case, fields.get("layout"))
+    made = adapt_options(CASE_TYPES[problem](**fields), options)
+    plain, left_out = _permitted_strides(supports, made)
+    return Translated(plain, (*changes, *(f"{name} contiguous" for name in left_out)))
+
+
+def _convert(case: Case, problem: Problem, supports: Supports, fields: dict[str, Any]) -> bool:
+    """Make ``fields`` those of ``problem``; False where that has no such case."""
+    if isinstance(case, MergeStatesCase) or problem == "merge_states":
+        return False
+    if problem == "dense_decode" and (case.variant.names or case.kv is not None):
+        return False
+    if problem == "split_decode" and case.variant.sinks is not None:
+        return False
+    if isinstance(case, PagedAttentionCase) and any(
+        queries != min(1, keys) for queries, keys in zip(case.query_lens, case.seq_lens, strict=True)
+    ):
+        return False
+    if isinstance(case, DenseDecodeCase):
+        sizes = block_sizes_of(supports)
+        fields.update(block_size=_PAGE if _PAGE in sizes or not sizes else sizes[0])
+    if problem == "paged_attention":
+        fields.update(query_lens=tuple(min(1, keys) for keys in case.seq_lens))
+        return any(case.seq_lens)
+    if problem == "split_decode":
+        fields.update(num_splits=min((count for count in split_counts_of(supports) if count > 1), default=1))
+    return True
+
+
+def _merged_alike(supports: Supports, fields: dict[str, Any]) -> Iterator[str]:
+    if fields["lse_layout"] != supports.lse_layout:
+        fields["lse_layout"] = supports.lse_layout
+        yield f"LSE as {supports.lse_layout}"
+    kinds = lse_kinds_of(supports)
+    empty = next((kind for kind in kinds if kind in _EMPTY), None)
+    pairs = tuple(
+        tuple(empty if kind in _EMPTY and kind not in kinds and empty else kind for kind in pair)
+        for pair in fields["lse_pairs"]
+    )
+    if pairs != tuple(fields["lse_pairs"]):
+        fields["lse_pairs"] = pairs
+        yield f"empty states as {empty}"
+
+
+def _cached_alike(supports: Supports, fields: dict[str, Any]) -> Iterator[str]:
+    if fields.get("layout", supports.layouts[0]) not in supports.layouts:
+        width = packed_width(fields["dtype"] if fields["kv"] is None else fields["kv"].dtype)
+        misfits = {"packed": fields["head_size"] % width, "interleaved": fields["v_head_size"]}
+        if (other := next((one for one in layouts_of(supports) if not misfits.get(one)), None)) is not None:
+            fields["layout"] = other
+            yield f"layout {other}"
+    pages = fields.get("pages")
+    if pages is not None and pages.padding not in paddings_of(supports):
+        fields["pages"] = msgspec.structs.replace(pages, padding=paddings_of(supports)[-1])
+        yield f"unused table entries {fields['pages'].padding}"
+
+
+def _strides_in(problem: Problem, case: Case, layout: str | None) -> dict[str, StrideKind]:
+    """The strides of ``case`` by what ``problem`` calls its tensors; in the interleaved layout V lies as K does."""
+    given = dict(case.strides)
+    if getattr(case, "layout", None) == "interleaved" and "k_cache" in given:
+        given["v_cache"] = given["k_cache"]
+    if layout == "interleaved":
+        given.pop("v_cache", None)
+    names = CASE_TYPES[problem].tensor_names
+    renamed = {name if name in names else _SAME_TENSOR.get(name, ""): kind for name, kind in given.items()}
+    return {name: kind for name, kind in renamed.items() if name in names}
+
+
+def _permitted_strides(supports: Supports, case: Case) -> tuple[Case, tuple[str, ...]]:
+    """``case`` with those tensors contiguous that must be, and their names."""
+    left_out: list[str] = []
+    while (culprit := next(_wrong_strides(supports, case), None)) is not None:
+        name = "k_cache" if culprit[0] == "kv_cache" else culprit[0]
+        left_out.append(name)
+        alike = (name, *lying_alike(supports.strides, name))
+        kept = {other: kind for other, kind in case.strides.items() if other not in alike}
+        case = msgspec.structs.replace(case, strides=kept)
+    return case, tuple(left_out)
+
+
 def _objections(supports: Supports, options: Options, case: Case) -> Iterator[str]:
     yield from _not_among("dtype", case.dtype, supports.dtypes)
     yield from _not_among("head_size", case.head_size, supports.head_sizes)
@@ -55,7 +175,7 @@ def _objections(supports: Supports, options: Options, case: Case) -> Iterator[st
         yield from _merge(supports, case)
     else:
         yield from _attention(supports, case)
-    yield from _strides(supports, case)
+    yield from (sentence for _, sentence in _wrong_strides(supports, case))
     yield from _options(options, case)
     if supports.combinations and not any(fits(case, one) for one in supports.combinations):
         names = dict.fromkeys(name for one in supports.combinations for name in one)
@@ -121,16 +241,18 @@ def _merge(supports: Supports, case: MergeStatesCase) -> Iterator[str]:
             yield from _not_among("lse_pairs", kind, lse_kinds_of(supports))
 
 
-def _strides(supports: Supports, case: Case) -> Iterator[str]:
+def _wrong_strides(supports: Supports, case: Case) -> Iterator[tuple[str, str]]:
+    """Each tensor that may not lie as it does, or not beside another that lies otherwise, and a sentence on it."""
     specs = tensor_specs(case) if case.strides else {}
     for name, spec in specs.items():
         kind = strides_of(case, name)
         if not permits_stride(supports.strides, name, kind, spec.shape):
-            yield f"strides[{name!r}]={kind!r}, but the kernel declares strides={supports.strides!r}"
+            yield name, f"strides[{name!r}]={kind!r}, but the kernel declares strides={supports.strides!r}"
         for other in lying_alike(supports.strides, name):
             if other in specs and strides_of(case, other) != kind:
                 declared = f"the kernel declares strides={supports.strides!r}, where both lie alike"
-                yield f"strides[{name!r}]={kind!r} and strides[{other!r}]={strides_of(case, other)!r}, but {declared}"
+                both = f"strides[{name!r}]={kind!r} and strides[{other!r}]={strides_of(case, other)!r}"
+                yield name, f"{both}, but {declared}"
 
 
 def _options(options: Options, case: Case) -> Iterator[str]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-import jinja2
 from markupsafe import Markup
 
 from attnfuzz.bench.kernels.results import Report, Result, State
@@ -13,10 +11,9 @@ from attnfuzz.report.bench_charts import charts_of
 from attnfuzz.report.bench_kernels import REFERENCES, options_text, ratio_to, states_of, varied_options
 from attnfuzz.report.bench_summary import summary_of
 from attnfuzz.report.chart import chart_svg
+from attnfuzz.report.html import rendered
 
 __all__ = ["bench_page"]
-
-_TEMPLATES = Path(__file__).parent / "templates"
 
 
 Cell = tuple[str, str]
@@ -33,20 +30,13 @@ class Part:
     lines: list[str]
     columns: list[str]
     rows: list[tuple[str, list[Cell], str, str]]
-    """Label and contender, numbers, remark, and a class: "bad", "other" for a provider, or ""."""
+    """Label and contender, numbers, remark, and a class: "bad", "other" for a reference, or ""."""
 
 
 def bench_page(report: Report) -> str:
     """The page."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     parts = [part for suite in report.suites if (part := _part(report, suite)).rows]
-    return environment.get_template("bench.html.jinja").render(report=report, parts=parts)
+    return rendered("bench.html.jinja", report=report, parts=parts)
 
 
 def _part(report: Report, suite: str) -> Part:
@@ -98,4 +88,4 @@ def _remark(result: Result, varied: dict[str, frozenset[str]]) -> str:
 
 
 def _mood(result: Result) -> str:
-    return "bad" if result.status != "ok" else "other" if result.is_provider else ""
+    return "bad" if result.status != "ok" else "other" if result.is_reference else ""

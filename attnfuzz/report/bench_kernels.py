@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attnfuzz.bench.kernels.messages import MachineReply, ProviderReply
+from attnfuzz.bench.kernels.messages import MachineReply
 from attnfuzz.bench.kernels.results import STATES, Report, Result, State
+from attnfuzz.bench.kernels.run import versions_text
+from attnfuzz.declaration import Declaration
 from attnfuzz.problems.supports import OptionValue
 
 __all__ = [
@@ -25,28 +27,29 @@ __all__ = [
 ]
 
 REFERENCES = {
-    "torch_sdpa": "SDPA",
-    "flashinfer": "FlashInfer",
-    "torch_flex": "Flex",
-    "torch_varlen": "varlen",
-    "flashinfer_merge": "FlashInfer",
-    "torch_merge": "PyTorch",
+    "vllm:flash_attention_3": "FA3",
+    "flashinfer:batch_decode": "FlashInfer",
+    "flashinfer:batch_prefill": "FlashInfer",
+    "torch:sdpa": "SDPA",
+    "torch:varlen": "varlen",
+    "flashinfer:merge_state": "FlashInfer",
+    "vllm:merge_attn_states": "vLLM",
 }
 """What the others are set against, with a short name."""
 
 
 def print_machine(
-    console: Console, machine: MachineReply, known: Sequence[ProviderReply], chosen: Sequence[ProviderReply]
+    console: Console, machine: MachineReply, references: Sequence[Declaration], absent: Sequence[str] = ()
 ) -> None:
     """Where it runs, and what there is to compare with."""
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     console.print(
         Text(f"{machine.name}, {machine.processors} processors, L2 {machine.l2_bytes / 2**20:.0f} MiB; {versions}")
     )
-    names = {one.name for one in chosen}
-    for one in known:
-        state = "not installed" if one.version is None else one.version if one.name in names else "left out"
-        console.print(Text(f"  {one.name:<18}{state:<16}{one.about}"))
+    for one in references:
+        console.print(Text(f"  {one.target:<32}{versions_text(one)}"))
+    for sentence in absent:
+        console.print(Text(f"  left out: {sentence}", "yellow"), soft_wrap=True)
     if machine.device == "cpu":
         console.print(Text("Triton's interpreter: this shows that everything runs; the times say nothing", "yellow"))
     console.file.flush()
@@ -66,7 +69,7 @@ class Progress:
             f"{mode} {l2} {timed.median_us:.1f}" for mode, l2 in STATES if (timed := result.time(mode, l2)) is not None
         )
         note = result.note if result.status == "ok" else f"{result.status.upper()} {result.note}"
-        text = "  ".join(filter(None, (f"{result.shape.label:<16} {result.contender:<22} {shown}", note)))
+        text = "  ".join(filter(None, (f"{result.shape.label:<16} {result.contender:<32} {shown}", note)))
         self._console.print(Text(text), overflow="ellipsis", no_wrap=True)
         self._console.file.flush()
 

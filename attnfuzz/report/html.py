@@ -20,7 +20,7 @@ from attnfuzz.report.html_parts import page_of
 from attnfuzz.report.inline_scripts import Script, scripts_of
 from attnfuzz.said import only_printable
 
-__all__ = ["html_page", "write_html"]
+__all__ = ["html_page", "rendered", "write_html"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -32,6 +32,11 @@ def write_html(result: CampaignResult, path: Path) -> None:
 
 def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
     """The page; without ``scripts``, or with one for each finding in the order of all reports."""
+    return rendered("campaign.html.jinja", page=page_of(result, scripts))
+
+
+def rendered(template: str, **context: object) -> str:
+    """A template of this package with ``context`` in it, whose texts are escaped and cleaned."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -42,7 +47,7 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
     )
     environment.filters |= {"duration": format_duration, "shade": shade, "percent": _percent}
     environment.globals |= {"count": count}
-    return environment.get_template("campaign.html.jinja").render(page=page_of(result, scripts))
+    return environment.get_template(template).render(**context)
 
 
 def _clean(value: object) -> object:

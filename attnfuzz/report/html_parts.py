@@ -13,6 +13,7 @@ from markupsafe import Markup
 from attnfuzz.campaign.coverage import Coverage, Level, coverage_of
 from attnfuzz.campaign.duration import format_duration
 from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.outcomes import name_of
 from attnfuzz.campaign.replay import replay_command
 from attnfuzz.campaign.result import CampaignResult, KernelStatistics, Statistics
 from attnfuzz.corpus import current_environment, encode_regression
@@ -143,7 +144,7 @@ def page_of(result: CampaignResult, scripts: Sequence[Script] = ()) -> Page:
         effort=_effort(result),
         end=_ENDS.get(result.stop_reason, ""),
         when=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        versions=current_environment(statistics.device_name).versions,
+        versions=_versions(result),
         tiles=_tiles(result, kernels),
         timeline=timeline_svg(
             statistics.throughput,
@@ -158,6 +159,15 @@ def page_of(result: CampaignResult, scripts: Sequence[Script] = ()) -> Page:
         kernels=kernels,
         dtypes=[dtype for dtype in _DTYPES if dtype in seen],
     )
+
+
+def _versions(result: CampaignResult) -> dict[str, str]:
+    """Of the environment that kernels ran in; where there were several, what each is called."""
+    statistics = result.statistics
+    if result.pythons:
+        return {f"environment {n}": name_of(python) for n, python in enumerate(result.pythons, start=1)}
+    executors = None if statistics.python is None else statistics.python.versions
+    return current_environment(statistics.device_name, executors).versions
 
 
 def _title(result: CampaignResult) -> str:
@@ -235,9 +245,11 @@ def _finding(number: int, anchor: str, finding: Finding, script: Script | None, 
         headline=headline(finding.case),
         drawing=drawing,
         picture=case_svg(drawing) if drawing.sequences else None,
-        details=finding_lines(regression.finding, finding.case),
+        details=tuple(filter(None, (*finding_lines(regression.finding, finding.case), finding.comparison()))),
         saved=encode_regression(regression).decode().rstrip(),
-        command=replay_command(finding.path, finding.declaration.target) if finding.path is not None else "",
+        command=replay_command(finding.path, finding.declaration.target, finding.python)
+        if finding.path is not None
+        else "",
         deadly=ends_process(failure),
     )
 
@@ -254,7 +266,7 @@ def _weigh(finding: Finding) -> str:
         return ""
     if finding.failure.oracle == "hang" or finding.preceding:
         return ""
-    replay = replay_command(finding.path, finding.declaration.target)
+    replay = replay_command(finding.path, finding.declaration.target, finding.python)
     return f"{replay.replace('replay', 'explain', 1)} -o weights.svg"
 
 

@@ -120,6 +120,7 @@ def _finding(suite: Element, finding: Finding, result: CampaignResult) -> None:
         failure.message,
         *finding_lines(regression.finding, finding.case),
         finding.certainty(),
+        finding.comparison(),
         f"case: {one_line(finding.case)}",
         _replay(finding),
     ]
@@ -159,7 +160,7 @@ def _known_elsewhere(suite: Element, found: FoundElsewhere, statistics: Statisti
 def _replay(finding: Finding) -> str:
     if finding.path is None:
         return "not saved; its regression file would hold:"
-    return replay_command(finding.path, finding.declaration.target)
+    return replay_command(finding.path, finding.declaration.target, finding.python)
 
 
 def _trouble(suite: Element, result: CampaignResult) -> None:

@@ -9,9 +9,11 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from attnfuzz.campaign.across import Difference, differences
 from attnfuzz.campaign.journal import was_running
 from attnfuzz.campaign.replay import Replayed, SavedCase
 from attnfuzz.oracles.verdict import NOT_EVERYWHERE
+from attnfuzz.report.environments import EnvironmentSummary, OutcomeSummary, environments_of, outcomes_of
 from attnfuzz.report.headline import count, remedy_lines
 
 __all__ = ["FORMAT", "print_replayed", "print_total", "write_replayed"]
@@ -21,7 +23,18 @@ FORMAT = "attnfuzz.replay/1"
 _STATUSES = {"open": "still open", "fixed": "marked fixed", "running": "of a killed campaign"}
 
 
-class _Result(msgspec.Struct, frozen=True, kw_only=True):
+class _Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """A case that came to something else in one environment than in another."""
+
+    path: str
+    kernel: str
+    text: str
+    outcomes: tuple[OutcomeSummary, ...]
+
+
+class _Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``python``: the environment that it is of, where any are named."""
+
     path: str
     status: str
     problem: str
@@ -31,13 +44,17 @@ class _Result(msgspec.Struct, frozen=True, kw_only=True):
     message: str | None
     runs: int
     failed_runs: int
+    changes: tuple[str, ...] = ()
+    python: str = ""
 
 
-class _Document(msgspec.Struct, frozen=True, kw_only=True):
+class _Document(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     format: str
     device: str
     failed: int
     results: tuple[_Result, ...]
+    environments: tuple[EnvironmentSummary, ...] = ()
+    differences: tuple[_Difference, ...] = ()
 
 
 def print_replayed(console: Console, result: Replayed) -> None:
@@ -59,8 +76,11 @@ def print_total(
 ) -> None:
     """How many failed, and of which kind: still open, or fixed once and failing again; which files are removed now.
 
-    Only a run on the kernel that a file names tells whether that bug is still open.
+    Only a run on the kernel that a file names tells whether that bug is still open. Before that, which cases come to
+    something else in one environment than in another.
     """
+    for one in differences(results):
+        console.print(Text(f"{one.path}  {one.kernel}  {one.text}", style="bold yellow"), soft_wrap=True)
     ran = [result for result in results if result.verdict is not None]
     failed = {
         result.saved.path: _status(result)
@@ -73,7 +93,10 @@ def print_total(
         text += f"; {count(number, 'case')} {meaning}" if number else ""
     tried = [result for result in ran if result.is_own and _status(result) == "open" and _was_judged(result)]
     repaired = {result.saved.path for result in tried} - set(failed)
-    passing = f'; {count(len(repaired), "open case")} now passing: set "status" to "fixed"'
+    elsewhere = any(result.python is not None for result in results)  # it may have been found in another environment
+    passing = f"; {count(len(repaired), 'open case')} " + (
+        "passing there" if elsewhere else 'now passing: set "status" to "fixed"'
+    )
     text += passing if repaired else ""
     text += f"; {count(len(removed), 'case')} of a killed campaign passing, removed" if removed else ""
     idle = {case.path for case in saved} - {result.saved.path for result in ran}
@@ -88,8 +111,20 @@ def write_replayed(path: Path, results: Sequence[Replayed], *, device: str) -> N
         device=device,
         failed=sum(result.failed for result in results),
         results=tuple(_result(result) for result in results),
+        environments=_environments(results),
+        differences=tuple(map(_difference, differences(results))),
     )
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+
+
+def _environments(results: Sequence[Replayed]) -> tuple[EnvironmentSummary, ...]:
+    pythons = {result.python.path: result.python for result in results if result.python is not None}
+    devices = {path: next(one.device for one in results if one.python is python) for path, python in pythons.items()}
+    return environments_of(list(pythons.values()), devices, {result.kernel.target for result in results})
+
+
+def _difference(one: Difference) -> _Difference:
+    return _Difference(path=str(one.path), kernel=one.kernel, text=one.text, outcomes=outcomes_of(one.outcomes))
 
 
 def _status(result: Replayed) -> str:
@@ -106,6 +141,8 @@ def _remarks(result: Replayed) -> Iterator[str]:
     if result.objection is not None:
         yield f": {result.objection}"
         return
+    if result.changes:
+        yield f"  {', '.join(result.changes)}"
     if count := len(result.saved.regression.preceding):
         yield f"  after {count} other case{'s' if count > 1 else ''}"
     if result.runs > 1:
@@ -123,11 +160,13 @@ def _result(result: Replayed) -> _Result:
     return _Result(
         path=str(result.saved.path),
         status=result.saved.regression.status,
-        problem=result.saved.regression.problem,
+        problem=result.kernel.problem,
         kernel=result.kernel.target,
         outcome=_outcome(result).lower(),
         oracle=failure.oracle if failure else None,
         message=failure.message if failure else result.objection,
         runs=result.runs,
         failed_runs=result.failed_runs if result.runs > 1 else int(result.failed),
+        changes=result.changes,
+        python=str(result.python.path) if result.python is not None else "",
     )

@@ -96,9 +96,17 @@ def _check_size(cases: Sequence[Case]) -> None:
 
 
 def _may_use_triton(files: Mapping[str, str]) -> bool:
-    """Whether kernels could run in Triton's interpreter: another package that is imported may bring Triton along."""
+    """Whether kernels could run in Triton's interpreter: another package that is imported may bring Triton along.
+
+    So may an engine, which an adapter has imported by name.
+    """
     local = {name for path in files for name in (Path(path).parts[0], Path(path).stem)}
-    return any(name not in _WITHOUT_TRITON | local for text in files.values() for name in _imported(text))
+    names = {name for text in files.values() for name in _imported(text)}
+    return bool(names - _WITHOUT_TRITON - local) or any(map(_has_engine, files.values()))
+
+
+def _has_engine(text: str) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr == "Engine" for node in ast.walk(ast.parse(text)))
 
 
 def _imported(text: str) -> Iterator[str]:

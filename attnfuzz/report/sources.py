@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import attnfuzz
-from attnfuzz.declaration import KernelLoadError
+from attnfuzz.adapters import module_of
+from attnfuzz.declaration import KernelLoadError, parts_of
 from attnfuzz.project import search_path
 from attnfuzz.report.shake import definition_of, only_what_it_needs
 
@@ -36,6 +37,8 @@ def kernel_sources(target: str) -> KernelSources:
 
     Local files are those under the folder that ``target``'s file or package lies in. Raises SourceError.
     """
+    if parts_of(target) is not None:
+        raise SourceError(f"{target} is two kernels, and a script is made of one; replay the case with attnfuzz")
     place, _, name = target.rpartition(":")
     if not place:
         root, entry = _PACKAGE.parent, _BUNDLED
@@ -44,15 +47,16 @@ def kernel_sources(target: str) -> KernelSources:
         path = Path(place).resolve()
         root, entry = path.parent, Path(path.name)
     else:
-        root, entry = _find_module(place)
+        root, entry = _find_module(module_of(place))
     sources = KernelSources(entry.as_posix(), name)
-    _collect(root, entry, sources, shake=not place)
+    _collect(root, entry, sources, shake=not place or entry.parts[:2] == ("attnfuzz", "adapters"))
     return sources
 
 
 def _find_module(module: str) -> tuple[Path, Path]:
     """The folder on the module path that ``module`` is found in, and its file there."""
-    for root in map(Path, search_path()):
+    roots = [_PACKAGE.parent] if module.startswith("attnfuzz.") else map(Path, search_path())  # may be no path entry
+    for root in roots:
         for file in _module_files(module.split(".")):
             if (root / file).is_file():
                 return root.resolve(), file

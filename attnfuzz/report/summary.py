@@ -10,6 +10,7 @@ from attnfuzz.campaign.earlier import FORMAT
 from attnfuzz.campaign.elsewhere import FoundElsewhere
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, Count, Statistics, StopReason
+from attnfuzz.report.environments import EnvironmentSummary, OutcomeSummary, environments_of, outcomes_of
 from attnfuzz.report.files import write_file
 from attnfuzz.report.order import in_order, kernels_in_order
 
@@ -22,7 +23,9 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     ``cause`` is what the bug is called, in every campaign that finds it; ``hash`` what lines about it are marked with,
     in this one. ``cases_seen``: failing cases that were put down to it, the first included. Those that are not
-    ``in_contract``, and those that the summary of ``--against`` has ``known``, do not count in the exit status."""
+    ``in_contract``, and those that the summary of ``--against`` has ``known``, do not count in the exit status.
+    ``python``: where it was found, if not in the driver's environment; ``outcomes``: what its case came to in each of
+    several."""
 
     oracle: str
     cause: str
@@ -37,6 +40,8 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     message: str
     failed: int = 0
     runs: int = 0
+    python: str = ""
+    outcomes: tuple[OutcomeSummary, ...] = ()
 
 
 class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -69,6 +74,7 @@ class ElsewhereSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One campaign. ``elapsed_s`` includes the start-up; ``unreached`` names kernels that no case was judged on.
+    ``environments`` are those that kernels ran in, where any were named.
 
     Kernels, and findings of each, are in the order of all reports: the worst first."""
 
@@ -80,6 +86,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     kernels: tuple[KernelSummary, ...]
     elsewhere: tuple[ElsewhereSummary, ...] = ()
     unreached: tuple[str, ...] = ()
+    environments: tuple[EnvironmentSummary, ...] = ()
 
 
 def summarise(result: CampaignResult) -> Summary:
@@ -111,12 +118,20 @@ def summarise(result: CampaignResult) -> Summary:
         ),
         elsewhere=tuple(_summarise_elsewhere(found) for found in result.elsewhere),
         unreached=tuple(statistics.kernels[target].declaration.name for target in result.unreached),
+        environments=_environments(result),
     )
 
 
 def write_summary(result: CampaignResult, path: Path) -> None:
     """Write the summary as indented JSON. Raises OSError."""
     write_file(path, msgspec.json.format(msgspec.json.encode(summarise(result)), indent=2) + b"\n")
+
+
+def _environments(result: CampaignResult) -> tuple[EnvironmentSummary, ...]:
+    statistics = result.statistics
+    alone = [] if statistics.python is None else [statistics.python]
+    devices = {one.path: statistics.device_name for one in alone}
+    return environments_of(result.pythons or alone, result.devices or devices, statistics.kernels)
 
 
 def _summarise_elsewhere(found: FoundElsewhere) -> ElsewhereSummary:
@@ -143,4 +158,6 @@ def _summarise_finding(finding: Finding, statistics: Statistics) -> FindingSumma
         message=finding.failure.message,
         failed=finding.failed if finding.is_flaky else 0,
         runs=finding.runs if finding.is_flaky else 0,
+        python="" if finding.python is None else str(finding.python.path),
+        outcomes=outcomes_of(finding.outcomes),
     )

@@ -166,13 +166,15 @@ def _finding_lines(number: int, finding: Finding, statistics: Statistics) -> Ite
         yield Text(encode_regression(finding.regression(device)).decode().rstrip())
     else:
         yield Text(f"   saved in {finding.path}")
-        yield Text(f"   {replay_command(finding.path, finding.declaration.target)}", style="cyan")
+        yield Text(f"   {replay_command(finding.path, finding.declaration.target, finding.python)}", style="cyan")
 
 
 def _remarks(finding: Finding) -> Iterator[str]:
     yield f"#{finding.tag}: first seen after {format_duration(finding.first_seen_s)}, {_how_small(finding)}"
     if finding.certainty():
         yield finding.certainty()
+    if comparison := finding.comparison():
+        yield comparison
     if finding.known_as is not None:
         yield "already known: the file was there before and is unchanged"
     if finding.replaces is not None:

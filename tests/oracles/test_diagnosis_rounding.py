@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import attnfuzz
 from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, Failure
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
-from attnfuzz.problems.recipes import Values
+from attnfuzz.problems.recipes import Needle, Values
 
 RECIPES: Any = ("normal", "fine", "integers", "negative")
 SHAPES = ((16, (1, 6)), (13, (2,)), (64, (5,)))
@@ -95,12 +96,118 @@ def test_rounding_that_gives_another_token_all_weight_may_be_it(seed: int, plant
     assert "scores_rounded" in (failure.cause, *failure.maybe)
 
 
+@pytest.mark.parametrize("order", ["in order", "in halves"])
+def test_an_inexact_lse_beside_a_right_output_is_no_dropped_token(order: str, plant: Any) -> None:
+    """Large values hide what is wrong with the output, and leaving out some range of tokens gives about any LSE."""
+    kernel = plant(dots=ROUNDED[f"products and sums, {order}"])
+    causes = []
+    for seed in range(24):
+        values: Any = Values(keys="fine", values="positions", logit_exponent=2, seed=seed)
+        shape: Any = {"num_q_heads": 4, "num_kv_heads": 4, "head_size": 128, "seq_lens": (15,), "dtype": "bfloat16"}
+        case = DenseDecodeCase(**shape, scale=1 / math.sqrt(128), values=values)
+        failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
+        causes += [failure.cause] if failure is not None else []
+    assert len(causes) >= 12
+    assert set(causes) <= {"scores_rounded", ""}
+
+
 def test_overflow_is_named_where_it_shows_as_nan(plant: Any) -> None:
     """A reader would be told that the maximum is not subtracted, and look for what is there."""
     found = failures(plant(dots=ROUNDED["products and sums, in halves"]), "float16", (8,))
     not_finite = [failure for failure in found if failure.kind.endswith(("nan", "inf"))]
     assert not_finite
     assert {failure.cause for failure in not_finite} == {"scores_rounded"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_lone_score_that_overflows_is_not_a_key_that_does(seed: int, plant: Any) -> None:
+    """NaN throughout would be put down to keys converted to 8 bits, which end at 448."""
+    values: Any = Values(keys="negative", values="integers", logit_exponent=6, seed=seed)
+    shape: Any = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "seq_lens": (1,), "dtype": "float16"}
+    case = DenseDecodeCase(**shape, scale=0.25, values=values)
+    steps = {"dots": ROUNDED["products and sums, in halves"], "weights": by_difference, "lse": lse_by_difference}
+    failure = judge(plant(**steps), case, device="cpu", oracles=("accuracy",)).failure
+    assert failure is not None
+    assert failure.kind.endswith("nan")
+    assert failure.cause == "scores_rounded"
+
+
+def test_scores_that_overflow_are_told_from_keys_where_smaller_ones_are_only_inexact(plant: Any) -> None:
+    """Similar cases are wrong too, by a rounding: that they are numbers must count."""
+    steps = {"dots": ROUNDED["products and sums, in halves"], "weights": by_difference, "lse": lse_by_difference}
+    causes = []
+    recipes: Any = ("rising", "normal", "negative")
+    for keys, needle in itertools.product(recipes, (None, Needle(seq=1, position=17, kv_head=0))):
+        values: Any = Values(keys=keys, values="normal", logit_exponent=8, needles=() if needle is None else (needle,))
+        shape: Any = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 96, "seq_lens": (1, 18), "dtype": "float16"}
+        case = DenseDecodeCase(**shape, scale=0.1, values=values)
+        failure = judge(plant(**steps), case, device="cpu", oracles=("accuracy",), relations=()).failure
+        assert failure is not None
+        assert "could not diagnose" not in failure.message
+        causes += [failure.cause] if failure.kind.endswith("nan") else []
+    assert len(causes) >= 4
+    assert set(causes) == {"scores_rounded"}
+
+
+def by_difference(scores: Tensor) -> Tensor:
+    return (scores - scores.max()).exp() / (scores - scores.max()).exp().sum()
+
+
+def lse_by_difference(scores: Tensor) -> Tensor:
+    return scores.max() + (scores - scores.max()).exp().sum().log()
+
+
+def test_nan_is_not_put_down_to_whatever_would_overflow(plant: Any) -> None:
+    """0 / 0 in a tile would be told as keys in 8 bits, scores in 16, and exp without its maximum: as three bugs."""
+
+    def weights(scores: Tensor) -> Tensor:
+        exps = (scores - scores.max()).exp()
+        of_tiles = [tile / tile.sum() * tile.sum() for tile in torch.split(exps, 4)]
+        return torch.cat(of_tiles) / exps.sum()
+
+    found = []
+    for case in cases("float16", (0, 4, 6, 8)):
+        case = msgspec.structs.replace(case, seq_lens=tuple(3 * length for length in case.seq_lens))
+        failure = judge(plant(weights=weights), case, device="cpu", oracles=("accuracy",), relations=()).failure
+        found += [failure] if failure is not None else []
+    assert len(found) >= 8
+    assert {failure.kind for failure in found} == {"out:nan"}
+    named = [failure for failure in found if failure.cause]
+    assert len(named) <= len(found) // 8, [failure.message for failure in named]
+
+
+@pytest.mark.parametrize("begins", [-1e4, -5e4 * math.log(2)])
+def test_a_maximum_that_begins_at_a_finite_number_is_named(begins: float, plant: Any) -> None:
+    """FlashInfer's -5e4 in place of -inf showed as zeros, as an LSE and with empty sequences: as three bugs."""
+
+    def weights(scores: Tensor) -> Tensor:
+        top = scores.max().clamp(min=begins)
+        return (scores - top).exp() / ((begins - top).exp() + (scores - top).exp().sum())
+
+    def lse(scores: Tensor) -> Tensor:
+        top = scores.max().clamp(min=begins)
+        return top + ((begins - top).exp() + (scores - top).exp().sum()).log()
+
+    def store_empty(out: Tensor, lse: Tensor) -> None:
+        out.zero_()
+        lse.fill_(begins + 3.0)
+
+    causes = []
+    for supports in (attnfuzz.Supports(), attnfuzz.Supports(lse="none")):
+        kernel = plant(weights=weights, lse=lse, store_empty=store_empty, supports=supports)
+        for case in cases("float16", (6, 8)):
+            failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
+            causes += [failure.cause] if failure is not None else []
+    assert len(causes) >= 6
+    assert set(causes) == {"maximum_begins_finite"}
+    values: Any = Values(keys="negative", logit_exponent=8)
+    shape: Any = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 16, "scale": 0.25, "dtype": "float16"}
+    for seq_lens in ((0, 1), (1, 0)):
+        empty = DenseDecodeCase(**shape, seq_lens=seq_lens, values=values)
+        kernel = plant(weights=weights, lse=lse, store_empty=store_empty)
+        failure = judge(kernel, empty, device="cpu", oracles=("accuracy",), relations=()).failure
+        assert failure is not None
+        assert failure.cause == "maximum_begins_finite"
 
 
 def by_tiles(tile: int, *, of_sum: Any = None, of_v: Any = None) -> dict[str, Any]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attnfuzz.bench.kernels.messages import MachineReply, MeasureReply, MeasureRequest, ProviderReply, Timed
+from attnfuzz.bench.kernels.messages import MachineReply, MeasureReply, MeasureRequest, Timed
 from attnfuzz.bench.kernels.shapes import bytes_to_move
 from attnfuzz.declaration import Declaration, Supports
 from attnfuzz.problems.cases import Problem
 
 __all__ = ["SDPA", "Pretended", "declared", "times"]
 
-SDPA = ProviderReply(
-    name="torch_sdpa",
-    about="dense",
-    version="2.13",
-    kinds=("decode",),
-    takes_pages=False,
+SDPA = Declaration(
+    name="torch:sdpa",
+    target="torch:sdpa",
+    problem="dense_decode",
+    versions={"torch": "2.13"},
     options={"backend": ("default", "flash")},
 )
 

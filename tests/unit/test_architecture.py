@@ -25,6 +25,9 @@ RANKS = {
     "attnfuzz.memory": 1,
     "attnfuzz.declaration": 1,
     "attnfuzz.minimise": 1,
+    "attnfuzz.adapters": 0,  # where engines' kernels are; heavy packages are imported when a kernel is loaded
+    "attnfuzz.adapters.engine": 1,
+    "attnfuzz.adapters.solution": 1,
     "attnfuzz.kernels": 1,
     "attnfuzz.oracles.verdict": 0,  # data that every layer passes on
     "attnfuzz.oracles": 2,
@@ -33,6 +36,8 @@ RANKS = {
     "attnfuzz.corpus": 3,
     "attnfuzz.campaign": 4,
     "attnfuzz.campaign.duration": 0,  # text only
+    "attnfuzz.composition": 1,
+    "attnfuzz.conformance": 5,
     "attnfuzz.config": 0,
     "attnfuzz.data_files": 0,  # opening what a user names
     "attnfuzz.config_rules": 0,
@@ -40,6 +45,7 @@ RANKS = {
     "attnfuzz.bench": 5,
     "attnfuzz.environment": 0,  # versions, found without importing anything
     "attnfuzz.checking": 5,
+    "attnfuzz.closeness": 5,
     "attnfuzz.doctor": 5,
     "attnfuzz.fuzzing": 5,
     "attnfuzz.mutation": 5,

@@ -23,7 +23,7 @@ def test_a_kernel_that_dies_costs_only_its_own_times() -> None:
             laboratory.declarations([f"{KERNELS}:nothing"])
         choices: list[tuple[str, dict[str, OptionValue]]] = [("dies", {}), ("right", {"num_splits": 1})]
         deadly, right = (
-            MeasureRequest(contender=f"{KERNELS}:{name}", is_provider=False, shape=SHAPE, options=options, l2=("warm",))
+            MeasureRequest(contender=f"{KERNELS}:{name}", shape=SHAPE, options=options, l2=("warm",))
             for name, options in choices
         )
         with pytest.raises(Crashed, match="7"):

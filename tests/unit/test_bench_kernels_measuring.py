@@ -44,7 +44,7 @@ class FrozenGraph(Graph):
 
 def measured(monkeypatch: pytest.MonkeyPatch, graph: type[Graph], *, in_graph: bool = True) -> MeasureReply:
     monkeypatch.setattr(measuring, "GraphOfCalls", graph)
-    request = MeasureRequest(contender="right", is_provider=False, shape=SHAPE, seconds=1e-4)
+    request = MeasureRequest(contender="right", shape=SHAPE, seconds=1e-4)
     contender = Contender(
         lambda tensors: prepare_kernel(right, tensors, {"num_splits": 1}), Numerics(), num_partials=2, in_graph=in_graph
     )

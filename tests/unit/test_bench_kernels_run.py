@@ -11,7 +11,7 @@ from attnfuzz.bench.kernels.messages import MeasureReply, MeasureRequest
 from attnfuzz.bench.kernels.plan import KernelBench
 from attnfuzz.bench.kernels.results import Report, decode_report, encode_report
 from attnfuzz.bench.kernels.run import measure_kernels
-from attnfuzz.bench.kernels.selection import choose_kernels, choose_providers, choose_shapes
+from attnfuzz.bench.kernels.selection import choose_kernels, choose_shapes
 from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.declaration import KernelLoadError
 from tests.unit.bench_laboratory import SDPA, Pretended, declared, times
@@ -56,8 +56,8 @@ def test_what_sees_no_pages_is_timed_once_and_shown_for_each_size() -> None:
     """A comparison with dense tensors would be missing for other page sizes, or take as many times as long."""
     laboratory = Pretended(answer)
     report = run(laboratory, "split")
-    assert len([one for one in laboratory.asked if one.contender == "torch_sdpa"]) == 2  # its two backends
-    assert [one.shape for one in report.chosen("decode") if one.contender == "torch_sdpa"] == SHAPES
+    assert len([one for one in laboratory.asked if one.contender == "torch:sdpa"]) == 2  # its two backends
+    assert [one.shape for one in report.chosen("decode") if one.contender == "torch:sdpa"] == SHAPES
 
 
 def test_wrong_and_deadly_kernels_have_a_mark_and_no_time() -> None:
@@ -96,14 +96,7 @@ def test_eager_kernels_are_timed_only_if_they_are_named() -> None:
 
 
 def test_wrong_names_are_told_with_the_right_ones() -> None:
-    """A typo would look as if nothing were installed, or as if all shapes had been measured."""
-    absent = type(SDPA)(name="vllm", about="vLLM's", version=None, kinds=("decode",), takes_pages=True)
-    assert choose_providers([SDPA, absent], ()) == [SDPA]
-    assert choose_providers([SDPA, absent], ("none",)) == []
-    with pytest.raises(KernelLoadError, match="is not installed"):
-        choose_providers([SDPA, absent], ("vllm",))
-    with pytest.raises(KernelLoadError, match="there are torch_sdpa, vllm"):
-        choose_providers([SDPA, absent], ("torch",))
+    """A typo would look as if all shapes had been measured."""
     with pytest.raises(KernelLoadError, match="no shape has such a label"):
         choose_shapes(("merge",), ("8x*",))
     assert [shape.label for shape in choose_shapes(("decode",), ("8x4096 page *6",))["decode"]] == ["8x4096 page 16"]

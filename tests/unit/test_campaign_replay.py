@@ -16,7 +16,7 @@ from attnfuzz.corpus import FindingRecord, Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
-from attnfuzz.problems.cases import Case, DenseDecodeCase
+from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.replayed import print_total
 
@@ -27,6 +27,7 @@ MINE = Declaration(name="mine", problem="dense_decode", options={"tile": (16, 32
 NAIVE = Declaration(name="naive", problem="dense_decode", target="naive")
 BIG = Declaration(name="big", problem="dense_decode", supports=Supports(head_sizes=(128,)), target="big")
 PAGED = Declaration(name="paged", problem="paged_decode", target="paged")
+ENGINES_BIG = Declaration(name="big", problem="dense_decode", supports=BIG.supports, target="engine:big")
 WRONG = Failure(oracle="accuracy", kind="out:value", message="wrong")
 
 
@@ -40,6 +41,8 @@ class PretendedRunner:
     def declarations(self, targets: Sequence[str], *, within: Path | None = None) -> list[Declaration]:
         del within
         bundled = {kernel.target: kernel for kernel in (MINE, NAIVE, BIG, PAGED)}
+        if list(targets) == ["engine:big"]:
+            return [ENGINES_BIG]
         if list(targets) == ["*"]:
             return list(bundled.values())
         unknown = [target for target in targets if target not in bundled]
@@ -58,9 +61,9 @@ def saved(kernel: str = "mine", path: Path = Path("regressions/a.json")) -> Save
 
 
 def run(
-    runner: PretendedRunner, *cases: SavedCase, kernels: Sequence[str] = (), on_bundled: bool = True
+    runner: PretendedRunner, *cases: SavedCase, kernels: Sequence[str] = (), on: Sequence[str] = ()
 ) -> list[Replayed]:
-    return list(replay(cases, cast(Runner, runner), kernels=kernels, on_bundled=on_bundled))
+    return list(replay(cases, cast(Runner, runner), kernels=kernels, on=on))
 
 
 def total(case: SavedCase, results: list[Replayed]) -> str:
@@ -71,17 +74,32 @@ def total(case: SavedCase, results: list[Replayed]) -> str:
 
 
 def test_a_case_runs_on_its_kernel_first_and_on_all_that_support_it() -> None:
-    """A bug of one kernel is often one of its relatives too; kernels of other problems and sizes have no part in it."""
-    runner = PretendedRunner("mine")
-    results = run(runner, saved())
-    assert [(result.kernel.target, result.failed) for result in results] == [("mine", True), ("naive", False)]
+    """A bug of one kernel is often one of its relatives too, also where these compute another problem."""
+    runner = PretendedRunner("mine", "paged")
+    results = run(runner, saved(), on=["*"])
+    assert [(result.kernel.target, result.failed, result.changes) for result in results] == [
+        ("mine", True, ()),
+        ("naive", False, ()),
+        ("paged", True, ("as paged_decode",)),
+    ]
+    (_, paged) = runner.judged[-1]
+    assert isinstance(paged, PagedDecodeCase)
+    assert (paged.seq_lens, paged.block_size) == (CASE.seq_lens, 16)
 
 
-def test_bundled_kernels_are_asked_only_where_that_is_wanted() -> None:
+def test_other_kernels_are_asked_only_where_that_is_wanted() -> None:
     """Whoever replays a case of their own would wait for kernels of attnfuzz, and read about them."""
     runner = PretendedRunner("naive")
-    results = run(runner, saved(), on_bundled=False)
+    results = run(runner, saved())
     assert [(result.kernel.target, result.failed) for result in results] == [("mine", False)]
+
+
+def test_a_bundled_kernel_that_does_not_take_a_case_is_passed_over_and_another_says_why() -> None:
+    """There are two dozen bundled ones; of an engine's kernel silence would look like a pass."""
+    runner = PretendedRunner()
+    assert [result.kernel.target for result in run(runner, saved(), on=["big"])] == ["mine"]
+    results = run(runner, saved(), on=["engine:big"])
+    assert "head_size=16" in (results[1].objection or "")
 
 
 def test_another_kernel_says_nothing_of_the_one_that_is_accused() -> None:
@@ -94,7 +112,7 @@ def test_another_kernel_says_nothing_of_the_one_that_is_accused() -> None:
         ("mine", ("mine",), "1 saved case, 1 run: 1 failed; 1 case still open"),
     ):
         assert total(case, run(PretendedRunner(*failing), case, kernels=[kernel])) == said
-    mine_alone = run(PretendedRunner("naive"), case)
+    mine_alone = run(PretendedRunner("naive"), case, on=["naive"])
     assert total(case, mine_alone).endswith('2 runs: 1 failed; 1 open case now passing: set "status" to "fixed"')
 
 
@@ -113,7 +131,7 @@ def test_the_accused_kernel_is_known_by_another_path(tmp_path: Path, monkeypatch
 def test_options_are_adapted_to_each_kernel() -> None:
     """A case saved with another kernel's options would be refused or crash for the wrong reason."""
     runner = PretendedRunner()
-    run(runner, saved())
+    run(runner, saved(), on=["naive"])
     assert {target: dict(case.options) for target, case in runner.judged} == {"mine": {"tile": 32}, "naive": {}}
 
 
@@ -210,7 +228,7 @@ def test_cases_that_were_running_are_cleared_if_they_pass_everywhere() -> None:
     ]
     in_journal = {Path("journal-7/a.json"), Path("journal-7/b.json")}
     assert cleared(run(PretendedRunner(), *running, saved())) == in_journal
-    assert cleared(run(PretendedRunner("naive"), *running)) == set()
+    assert cleared(run(PretendedRunner("naive"), *running, on=["naive"])) == set()
 
 
 def test_cases_that_were_running_are_not_called_repaired() -> None:
@@ -222,5 +240,5 @@ def test_cases_that_were_running_are_not_called_repaired() -> None:
         print_total(console, [case], run(PretendedRunner(*failing), case), removed=removed)
     assert isinstance(console.file, io.StringIO)
     passed, failed = console.file.getvalue().splitlines()
-    assert passed.endswith("runs: 0 failed; 1 case of a killed campaign passing, removed")
-    assert failed.endswith("runs: 1 failed; 1 case of a killed campaign")
+    assert passed.endswith("1 run: 0 failed; 1 case of a killed campaign passing, removed")
+    assert failed.endswith("1 run: 1 failed; 1 case of a killed campaign")

@@ -11,6 +11,7 @@ import pytest
 from attnfuzz.campaign.request import Request
 from attnfuzz.campaign.resuming import asked_of, resumed
 from attnfuzz.campaign.state import State, StateError
+from attnfuzz.execution.pythons import Python
 
 FIRST = Request(
     kernels=("a", "b"), started=0.0, budget_s=60.0, save_folder=Path("mine"), workers=3, device="cpu", seed=7,
@@ -59,3 +60,14 @@ def test_kernels_that_only_the_state_names_are_not_the_users_word() -> None:
     assert resumed(DEFAULTS, STATE, given={"kernels"}).trust
     from_settings = replace(DEFAULTS, kernels=("b", "a"))
     assert resumed(from_settings, STATE, given=()).trust
+
+
+def test_another_environment_is_refused_and_none_is_taken_from_the_state() -> None:
+    """Half of a campaign would be of another Triton, or a stranger's folder say which program is run."""
+    python = Python(Path("/old/bin/python"), {"triton": "3.6.0"})
+    state = msgspec.structs.replace(STATE, asked=asked_of(replace(FIRST, python=python)))
+    assert resumed(replace(DEFAULTS, python=python), state, given=()).python == python
+    with pytest.raises(StateError, match=r"ran with --python /old/bin/python"):
+        resumed(DEFAULTS, state, given=())
+    with pytest.raises(StateError, match="ran without --python"):
+        resumed(replace(DEFAULTS, python=python), STATE, given=())

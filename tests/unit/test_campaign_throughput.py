@@ -45,3 +45,12 @@ def test_the_first_seconds_are_not_taken_for_ten() -> None:
     for at_s in (1.0, 2.0, 3.0, 4.0):
         throughput.add("", at_s, 10)
     assert math.isclose(throughput.rates(4.0)[""], 10.0)
+
+
+def test_a_later_campaign_is_counted_when_it_ran() -> None:
+    """The page of two campaigns would show the cases of both in the first minute."""
+    first, later = Throughput(), Throughput()
+    first.add("", 1.0, 5)
+    later.add("", 2.0, 7)
+    first.add_later(later, 10.0)
+    assert (first.counts[""][1], first.counts[""][12]) == (5, 7)

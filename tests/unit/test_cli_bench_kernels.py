@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+import torch
 
 from attnfuzz.bench.kernels.results import decode_report
 from attnfuzz.cli.bench_kernels import command, option_values
@@ -33,17 +34,17 @@ def test_without_a_gpu_it_refuses(tmp_path: Path) -> None:
 def test_the_smoke_suite_writes_everything(tmp_path: Path) -> None:
     """Nobody could try the command, or a kernel file for it, on a machine without a GPU."""
     run = bench(
-        f"{KERNELS}:right", f"{KERNELS}:drops_the_last_key", "--device", "cpu", "--provider", "torch_sdpa",
+        f"{KERNELS}:right", f"{KERNELS}:drops_the_last_key", "--device", "cpu", "--beside", "torch:sdpa",
         "--option", "num_splits=1,2", "--seconds", "0.001s", "--json", "times.json", "--html", "times.html",
         cwd=tmp_path,
     )  # fmt: skip
     assert run.returncode == 1, run.stdout + run.stderr  # for one that is wrong
     assert "the times say nothing" in run.stdout
     assert "WRONG" in run.stdout
-    assert "not installed" in run.stdout
+    assert f"torch:sdpa{' ' * 22}torch {torch.__version__}" in run.stdout
     report = decode_report((tmp_path / "times.json").read_bytes())
     assert {one.contender.rpartition(":")[2]: one.status for one in report.chosen("smoke")} == {
-        "right": "ok", "drops_the_last_key": "wrong", "torch_sdpa": "ok",
+        "right": "ok", "drops_the_last_key": "wrong", "sdpa": "ok",
     }  # fmt: skip
     assert "<svg" not in (tmp_path / "times.html").read_text()  # one length: nothing to draw
     assert "drops_the_last_key" in (tmp_path / "times.html").read_text()
@@ -51,9 +52,9 @@ def test_the_smoke_suite_writes_everything(tmp_path: Path) -> None:
 
 def test_an_option_that_no_kernel_has_is_refused(tmp_path: Path) -> None:
     """A misspelt option would be ignored, and a kernel timed with another one."""
-    run = bench(f"{KERNELS}:right", "--device", "cpu", "--option", "splits=2", cwd=tmp_path)
+    run = bench(f"{KERNELS}:right", "--device", "cpu", "--beside", "none", "--option", "splits=2", cwd=tmp_path)
     assert run.returncode == 2
-    assert "they have backend, num_splits" in run.stderr
+    assert "they have num_splits" in run.stderr
 
 
 def test_values_of_options_are_what_python_would_make_of_them() -> None:

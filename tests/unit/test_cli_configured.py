@@ -155,8 +155,8 @@ def test_without_the_client_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyP
 
 def test_every_setting_has_an_option() -> None:
     """A setting that its command has no option for would be ignored by it."""
-    names = {"regressions": "save_dir"}
-    of_replay = {"on_bundled"}
+    names = {"regressions": "save_dir", "on": "others"}
+    of_replay = {"others"}
     assert {names.get(key, key) for key in RULES} - of_replay <= {parameter.name for parameter in explore.params}
     assert of_replay <= {parameter.name for parameter in replay.params}
 

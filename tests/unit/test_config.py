@@ -23,7 +23,7 @@ device = "cpu"
 oracles = ["accuracy"]
 seed = 7
 fail_fast = true
-on_bundled = true
+on = ["paged_*", "my/others.py"]
 against = "baseline.json"
 shared = "redis://head/1"
 profile = "quick"
@@ -69,7 +69,7 @@ def test_every_setting_is_read() -> None:
         oracles=("accuracy",),
         seed=7,
         fail_fast=True,
-        on_bundled=True,
+        on=("paged_*", "my/others.py"),
         against=Path("baseline.json"),
         shared="redis://head/1",
         profile="quick",

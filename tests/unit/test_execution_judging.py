@@ -103,11 +103,11 @@ def test_exhausted_memory_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_how_full_the_gpu_is_goes_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that leaks GPU memory would be noticed when nothing is left for the next case."""
-    service = JudgingService()
     monkeypatch.setattr(JudgingService, "device", "cuda")
     monkeypatch.setattr("attnfuzz.execution.judging.judge", lambda *_, **__: Verdict())
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(total_memory=80 << 30))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2 << 30)
+    service = JudgingService()
     reply = msgspec.json.decode(service.handle("judge", request("correct")), type=JudgeReply)
     assert reply.gpu_share == pytest.approx(0.25)
 

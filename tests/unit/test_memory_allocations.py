@@ -120,3 +120,12 @@ def test_nothing_is_tracked_outside() -> None:
     torch.empty(4)
     assert memory.arena.regions == []
     assert memory.arena.nbytes == 0
+
+
+def test_undefined_tensors_of_a_list_are_handed_on_as_empty_ones() -> None:
+    """FlashAttention 3 returns no buffers of splits that it did not make, and would be told to raise RuntimeError."""
+    made = torch.ones(3)
+    memory = tracked()
+    returned = memory.__torch_dispatch__(lambda: [made, None], ())
+    assert returned[0] is made
+    assert returned[1].numel() == 0

@@ -10,8 +10,9 @@ import pytest
 from attnfuzz.problems.cases import Case, MergeStatesCase, Problem
 from attnfuzz.problems.recipes import Pages
 from attnfuzz.problems.simplest import simplest_case
-from attnfuzz.problems.supported import adapt_options, supports_case, why_unsupported
+from attnfuzz.problems.supported import adapt_options, supports_case, translate, why_unsupported
 from attnfuzz.problems.supports import Supports
+from attnfuzz.problems.variants import Variant
 
 
 def case_of(problem: Problem, **fields: Any) -> Case:
@@ -109,3 +110,54 @@ def test_a_case_that_fits_is_not_copied() -> None:
     """Comparing by identity would see a change where there is none."""
     case = case_of("dense_decode", options={"tile": 32})
     assert adapt_options(case, {"tile": (16, 32)}) is case
+
+
+def test_a_case_is_translated_where_that_changes_its_description_only() -> None:
+    """A case found in one engine would run on none that has another layout, table or problem."""
+    case = case_of(
+        "paged_decode",
+        num_q_heads=4,
+        seq_lens=(5, 0, 9),
+        block_size=4,
+        layout="HND",
+        pages=Pages(padding="garbage", order="shuffled"),
+        strides={"q": "every_other", "k_cache": "outer_gap"},
+    )
+    found = translate(case, "paged_attention", Supports(layouts=("interleaved",)), {})
+    assert found is not None
+    assert found.changes == (
+        "as paged_attention", "layout interleaved", "unused table entries wrong_page", "q contiguous",
+    )  # fmt: skip
+    made: Any = found.case
+    assert (made.query_lens, made.seq_lens, made.num_q_heads, made.block_size) == ((1, 0, 1), (5, 0, 9), 4, 4)
+    assert dict(made.strides) == {"k_cache": "outer_gap"}
+    assert why_unsupported(Supports(layouts=("interleaved",)), {}, made) is None
+
+    dense = translate(case, "dense_decode", Supports(), {})
+    assert dense is not None
+    assert dense.changes == ("as dense_decode", "q contiguous", "k contiguous")
+    again = translate(dense.case, "paged_decode", Supports(block_sizes=(32, 64)), {})
+    assert again is not None
+    assert getattr(again.case, "block_size", None) == 32
+
+
+def test_a_case_that_another_problem_does_not_have_is_not_translated() -> None:
+    """Its result would be that of another question."""
+    prefill = case_of("paged_attention", seq_lens=(4,), query_lens=(3,))
+    assert translate(prefill, "paged_decode", Supports(), {}) is None
+    decode = translate(case_of("paged_attention", seq_lens=(4,), query_lens=(1,)), "paged_decode", Supports(), {})
+    assert decode is not None
+    assert decode.case.problem == "paged_decode"
+    assert translate(case_of("paged_decode", variant=Variant(window=2)), "dense_decode", Supports(), {}) is None
+    assert translate(case_of("paged_decode", variant=Variant(sinks="level")), "split_decode", Supports(), {}) is None
+    assert translate(case_of("paged_decode", seq_lens=(0,)), "paged_attention", Supports(), {}) is None
+    assert translate(MERGE, "paged_decode", Supports(), {}) is None
+
+
+def test_empty_states_are_marked_as_the_kernel_takes_them() -> None:
+    """A merge that is only ever handed -inf would be put to no case of a kernel that takes both."""
+    case = msgspec.structs.replace(MERGE, lse_pairs=(("finite", "+inf"), ("-inf", "high")))
+    found = translate(case, "merge_states", Supports(empty_state_lse=("-inf",), lse_layout="TH"), {})
+    assert found is not None
+    assert getattr(found.case, "lse_pairs", None) == (("finite", "-inf"), ("-inf", "high"))
+    assert found.changes == ("LSE as TH", "empty states as -inf")

@@ -31,7 +31,7 @@ def drops_a_token(inputs):
 PROJECT = """
 [tool.attnfuzz]
 regressions = "saved"
-on_bundled = true
+on = ["*"]
 
 [tool.pytest.ini_options]
 filterwarnings = ["error"]
@@ -111,7 +111,7 @@ def test_each_kernel_is_held_to_the_status(project: pytest.Pytester) -> None:
 
 def test_bundled_kernels_are_tested_only_where_that_is_wanted(project: pytest.Pytester) -> None:
     """The tests of every project would test kernels of attnfuzz, and fail with them."""
-    project.makepyprojecttoml(PROJECT.replace("on_bundled = true\n", ""))
+    project.makepyprojecttoml(PROJECT.replace('on = ["*"]\n', ""))
     save(project, "saved/open.json", regression(9))
     assert outcomes(project.runpytest_subprocess("-v").stdout.str()) == {f"saved/open.json::{TARGET}": "XFAIL"}
 

@@ -36,6 +36,39 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+DROPS_A_TOKEN = """
+import torch
+
+import attnfuzz
+
+torch.manual_seed(0)
+scale, block_table = 0.125, torch.tensor([[0, 1], [3, 2]], dtype=torch.int32)
+q = torch.randn(2, 2, 64, dtype=torch.float16)
+k_cache, v_cache = torch.randn(2, 6, 16, 1, 64, dtype=torch.float16)
+seq_lens = torch.tensor([9, 17], dtype=torch.int32)
+
+
+def test_it():
+    out, lse = torch.zeros_like(q), torch.zeros(2, 2)
+    for i, length in enumerate((9, 16)):
+        k, v = (part[block_table[i].long()].flatten(0, 1)[:length, 0].float() for part in (k_cache, v_cache))
+        scores = q[i].float() @ k.T * scale
+        out[i], lse[i] = scores.softmax(-1) @ v, scores.logsumexp(-1)
+"""
+
+
+def test_the_one_line_for_a_test_says_what_is_shown(tmp_path: Path) -> None:
+    """Who has a suite would begin with a line that does not run, or says something else."""
+    line = block("python", "attnfuzz.assert_close").replace("\n", "\n    ")
+    (tmp_path / "test_it.py").write_text(f"{DROPS_A_TOKEN}    {line}", encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert run.returncode == 1, run.stderr
+    assert " ".join(block("text", "AssertionError").split()) in " ".join(run.stdout.split())
+
+
 def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
     """The first thing that a reader tries would not work as described."""
     explored = attnfuzz(folder, "explore", "my_decode.py", "--budget", "60s", "--fail-fast")

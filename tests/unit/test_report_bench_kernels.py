@@ -22,7 +22,7 @@ from attnfuzz.report.bench_summary import summary_of
 from attnfuzz.report.chart import Chart, Line, chart_svg
 from tests.unit.bench_laboratory import SDPA, Pretended, declared, times
 
-FACTORS = {"paged_split_k": 1.05, "torch_sdpa": 1.0, "merge_states": 1.1, "<b>naive": 3.0}
+FACTORS = {"paged_split_k": 1.05, "torch:sdpa": 1.0, "merge_states": 1.1, "<b>naive": 3.0}
 
 
 def answer(request: MeasureRequest) -> MeasureReply:
@@ -75,14 +75,14 @@ def test_a_long_remark_leaves_room_for_the_numbers() -> None:
     """One contender that fails would make the table of all others unreadable."""
 
     def fails(request: MeasureRequest) -> MeasureReply:
-        return answer(request) if request.is_provider else MeasureReply(status="failed", note="no " * 99)
+        return answer(request) if request.contender == SDPA.target else MeasureReply(status="failed", note="no " * 99)
 
     plan = KernelBench(suites={"decode": SUITES["decode"]()[:1]}, options={})
     failed = measure_kernels(plan, Pretended(fails), [declared("paged_split_k")], [SDPA])
     console = Console(file=io.StringIO(), width=120)
     print_report(console, failed, {})
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
-    assert any(re.match(r"(1x4096 page 16)? +torch_sdpa +\d+\.\d ", line) for line in lines)
+    assert any(re.match(r"(1x4096 page 16)? +torch:sdpa +\d+\.\d ", line) for line in lines)
 
 
 def test_charts_draw_each_contender_in_one_colour(report: Report) -> None:
@@ -90,13 +90,13 @@ def test_charts_draw_each_contender_in_one_colour(report: Report) -> None:
     charts = charts_of(report, "decode")
     assert [chart.title for chart in charts] == [*(f"32/8 heads, batch {n}" for n in (1, 8, 64)), "bandwidth"]
     assert {(line.name, line.colour) for chart in charts for line in chart.lines} == {
-        ("paged_split_k", 0), ("<b>naive", 1), ("torch_sdpa", 2),
+        ("paged_split_k", 0), ("<b>naive", 1), ("torch:sdpa", 2),
     }  # fmt: skip
     assert charts[-1].ceiling is not None
     assert charts[-1].ceiling[0] == pytest.approx(1000)
     dashed = [line for chart in charts_of(report, "graph")[:-1] for line in chart.lines if line.dashed]
     assert {line.name for line in dashed} == {
-        f"{name} with room" for name in ("paged_split_k", "<b>naive", "torch_sdpa")
+        f"{name} with room" for name in ("paged_split_k", "<b>naive", "torch:sdpa")
     }
 
 
@@ -133,6 +133,4 @@ def test_the_picture_is_drawn(report: Report) -> None:
     png = bench_png(report)
     assert png is not None
     assert png.startswith(b"\x89PNG")
-    assert (
-        bench_svg(Report(started="", machine=report.machine, peak_gb_s=1, suites=(), providers=[], results=[])) is None
-    )
+    assert bench_svg(Report(started="", machine=report.machine, peak_gb_s=1, suites=(), results=[])) is None

@@ -7,15 +7,17 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
+import torch
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from attnfuzz import strategies
-from attnfuzz.problems.cases import CASE_TYPES, PROBLEMS, Problem
+from attnfuzz.problems.cases import CASE_TYPES, PROBLEMS, DenseDecodeCase, Problem
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.quantised_kv import KV_DTYPES
 from attnfuzz.problems.recipes import LSE_KINDS, STRIDE_KINDS, KeyRecipe, Needle, Pages, ValueRecipe, Values
 from attnfuzz.problems.variants import VARIANTS
+from attnfuzz.values import attention_values
 
 DRAWS = 600
 
@@ -199,7 +201,20 @@ def test_scores_of_split_sequences_often_all_lie_low() -> None:
     drawn = drawn_from(strategies.values(seq_lens=(40,), num_splits=3), 400)
     low = [values for values in drawn if values.keys == "negative" and not values.needles]
     assert len(low) > len(drawn) // 5
-    assert sum(values.logit_exponent == 8 for values in low) > len(low) // 4
+    assert sum(values.logit_exponent == 7 for values in low) > len(low) // 4
+
+
+@pytest.mark.parametrize(("head_size", "scale"), [(8, 0.3535), (16, 0.25), (64, 0.125), (128, 1.0), (256, 2.0)])
+def test_low_scores_pass_what_stands_in_for_minus_infinity_by_little(head_size: int, scale: float) -> None:
+    """FlashInfer's -5e4 would not be met; or scores of -5e6 would have bounds within which an output may be doubled."""
+    drawn = drawn_from(strategies.values(seq_lens=(40,), head_size=head_size, scale=scale), 200)
+    lowest = max(values.logit_exponent for values in drawn if values.keys == "negative")
+    values = Values(keys="negative", logit_exponent=lowest)
+    shape: Any = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": head_size, "scale": scale}
+    made = attention_values(DenseDecodeCase(**shape, seq_lens=(40,), values=values))
+    scores = scale * torch.einsum("hd,nd->hn", made.q[0].double(), made.k[:, 0].double())
+    assert scores.min() > -4e5
+    assert scores.max() < -3.5e4
 
 
 def test_scores_that_lie_low_seldom_have_needles_among_them() -> None:

@@ -64,6 +64,8 @@ def objection(declaration: Declaration, shape: Shape, options: dict[str, OptionV
     supports = declaration.supports
     if declaration.problem not in PROBLEMS_OF[shape.kind]:
         return f"computes {declaration.problem}"
+    if shape.room and declaration.versions and not supports.graph_replay:  # what it plans may hold the lengths
+        return "promises no graph for other lengths"
     if shape.dtype not in supports.dtypes:
         return f"does not take {shape.dtype}"
     limits = [("head_sizes", shape.head_size)]
@@ -98,7 +100,7 @@ def prepare_kernel(kernel: Kernel, tensors: Tensors, options: dict[str, OptionVa
 
     lengths = getattr(inputs, "seq_lens", None)
     set_lengths = None if lengths is None or shape.kind == "mixed" else lengths.copy_
-    return Prepared(lambda: kernel(inputs, **options), read, set_lengths)
+    return Prepared(kernel.planned(inputs, **options), read, set_lengths)
 
 
 def _natural(declaration: Declaration, lse: Tensor) -> Tensor:

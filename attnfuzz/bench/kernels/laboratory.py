@@ -14,8 +14,6 @@ from attnfuzz.bench.kernels.messages import (
     MachineReply,
     MeasureReply,
     MeasureRequest,
-    ProviderReply,
-    ProvidersReply,
     Timed,
 )
 from attnfuzz.declaration import Declaration, KernelLoadError
@@ -66,10 +64,6 @@ class Laboratory:
         if reply.error is not None:
             raise KernelLoadError(reply.error)
         return list({declaration.target: declaration for declaration in reply.kernels}.values())
-
-    def providers(self) -> list[ProviderReply]:
-        """All of them, whether installed or not."""
-        return self._must("providers", None, ProvidersReply).providers
 
     def copy(self, nbytes: int, seconds: float) -> Timed:
         """The time of a copy that moves so many bytes."""

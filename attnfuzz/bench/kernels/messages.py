@@ -17,8 +17,6 @@ __all__ = [
     "MeasureReply",
     "MeasureRequest",
     "Mode",
-    "ProviderReply",
-    "ProvidersReply",
     "Status",
     "Timed",
 ]
@@ -37,23 +35,6 @@ class MachineReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     l2_bytes: int = 0
     processors: int = 0
     versions: dict[str, str] = {}
-
-
-class ProviderReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Something to compare with. ``version`` is None if it is not installed. ``options``: the variants of its call."""
-
-    name: str
-    about: str
-    version: str | None
-    kinds: tuple[str, ...]
-    takes_pages: bool
-    options: dict[str, tuple[OptionValue, ...]] = {}
-
-
-class ProvidersReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of them, whether installed or not."""
-
-    providers: list[ProviderReply]
 
 
 class Timed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -82,13 +63,12 @@ class CopyReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MeasureRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Check, then time, one contender: the ``target`` of a kernel, or the name of a provider.
+    """Check, then time, one contender: the ``target`` of a kernel.
 
     ``seconds``: of each of the up to four measurements (``l2`` and ``modes``).
     """
 
     contender: str
-    is_provider: bool
     shape: Shape
     options: dict[str, OptionValue] = {}
     l2: tuple[L2State, ...] = ("cold", "warm")

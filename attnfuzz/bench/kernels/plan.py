@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from attnfuzz.bench.kernels.messages import L2State, Mode, ProviderReply
+from attnfuzz.bench.kernels.messages import L2State, Mode
 from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, Shape
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.supports import OptionValue
@@ -21,7 +21,7 @@ Options = dict[str, OptionValue]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelBench:
     """``suites``: shapes by name. ``options``: the values to try in place of the first that a kernel declares, or all
-    that a provider has.
+    that an engine's has.
 
     ``seconds``: of one measurement. ``budget_s``: after which none is begun.
     """
@@ -45,23 +45,22 @@ class Entry:
     shape: Shape
     timed_on: Shape
     contender: str
-    is_provider: bool
+    is_reference: bool
     choices: tuple[Options, ...]
 
 
-def entries(bench: KernelBench, kernels: Sequence[Declaration], providers: Sequence[ProviderReply]) -> Iterator[Entry]:
-    """Shape after shape, so that tensors are drawn once; ``providers`` that are not installed are left out."""
+def entries(bench: KernelBench, kernels: Sequence[Declaration], references: Sequence[Declaration]) -> Iterator[Entry]:
+    """Shape after shape, so that tensors are drawn once. All choices of the options of ``references`` are tried."""
+    named = {kernel.target for kernel in kernels}
+    contenders = [*kernels, *(one for one in references if one.target not in named)]
     for suite, shapes in bench.suites.items():
         for shape in shapes:
-            for kernel in kernels:
+            for number, kernel in enumerate(contenders):
                 if kernel.problem in PROBLEMS_OF[shape.kind]:
+                    is_reference = number >= len(kernels)
                     sees_pages = kernel.problem.startswith("paged")
-                    choices = _choices(kernel.options, bench.options)
-                    yield Entry(suite, shape, _timed_on(shape, sees_pages), kernel.target, False, choices)
-            for provider in providers:
-                if provider.version is not None and shape.kind in provider.kinds:
-                    choices = _choices(provider.options, bench.options, try_all=True)
-                    yield Entry(suite, shape, _timed_on(shape, provider.takes_pages), provider.name, True, choices)
+                    choices = _choices(kernel.options, bench.options, try_all=is_reference or bool(kernel.versions))
+                    yield Entry(suite, shape, _timed_on(shape, sees_pages), kernel.target, is_reference, choices)
 
 
 def _timed_on(shape: Shape, sees_pages: bool) -> Shape:

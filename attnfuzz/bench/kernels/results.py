@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from attnfuzz.bench.kernels.messages import L2State, MachineReply, Mode, ProviderReply, Status, Timed
+from attnfuzz.bench.kernels.messages import L2State, MachineReply, Mode, Status, Timed
 from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.problems.supports import OptionValue
 
@@ -24,14 +24,14 @@ RowStatus = Status | Literal["crashed"]
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One contender on one shape, with one choice of its options.
 
-    ``nbytes``: what any kernel must move; ``copy_us``: a copy that moves as many. ``chosen``: of the contender's
-    choices of options, the fastest.
+    ``is_reference``: it is there to be compared with. ``nbytes``: what any kernel must move; ``copy_us``: a copy that
+    moves as many. ``chosen``: of the contender's choices of options, the fastest.
     """
 
     suite: str
     shape: Shape
     contender: str
-    is_provider: bool
+    is_reference: bool = False
     status: RowStatus
     nbytes: int
     options: dict[str, OptionValue] = {}
@@ -60,14 +60,14 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 class Report(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """All of them. ``peak_gb_s``: bytes that a large copy reads and writes, per nanosecond. ``unreached``: left out
-    since the budget was spent."""
+    since the budget was spent. ``references``: kernels of engines by their names, with the versions of these."""
 
-    format: Literal["attnfuzz.bench-kernels/1"] = "attnfuzz.bench-kernels/1"
+    format: Literal["attnfuzz.bench-kernels/2"] = "attnfuzz.bench-kernels/2"
     started: str
     machine: MachineReply
     peak_gb_s: float
     suites: tuple[str, ...]
-    providers: list[ProviderReply]
+    references: dict[str, str] = {}
     results: list[Result]
     unreached: int = 0
     elapsed_s: float = 0.0

@@ -10,13 +10,13 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from attnfuzz.bench.kernels.laboratory import Crashed
-from attnfuzz.bench.kernels.messages import MachineReply, MeasureReply, MeasureRequest, ProviderReply, Timed
+from attnfuzz.bench.kernels.messages import MachineReply, MeasureReply, MeasureRequest, Timed
 from attnfuzz.bench.kernels.plan import Entry, KernelBench, Options, entries
 from attnfuzz.bench.kernels.results import STATES, Report, Result
 from attnfuzz.bench.kernels.shapes import Shape, bytes_to_move
 from attnfuzz.declaration import Declaration
 
-__all__ = ["PEAK_COPY_BYTES", "Measures", "measure_kernels"]
+__all__ = ["PEAK_COPY_BYTES", "Measures", "measure_kernels", "versions_text"]
 
 PEAK_COPY_BYTES = (1 << 30, 3 << 29)
 """Of copies that are long enough to tell the bandwidth; the fastest counts."""
@@ -39,22 +39,25 @@ def measure_kernels(
     bench: KernelBench,
     laboratory: Measures,
     kernels: Sequence[Declaration],
-    providers: Sequence[ProviderReply],
+    references: Sequence[Declaration],
     report_row: Callable[[Result], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Report:
-    """Measure everything; ``report_row`` gets the chosen result of each contender and shape as it is known."""
+    """Measure ``kernels`` and, beside them, ``references``.
+
+    ``report_row`` gets the chosen result of each contender and shape as it is known.
+    """
     started = clock()
     report = Report(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=laboratory.machine,
         peak_gb_s=_peak_gb_s(laboratory, bench.seconds),
         suites=tuple(bench.suites),
-        providers=list(providers),
+        references={one.target: versions_text(one) for one in references},
         results=[],
     )
     run = _Run(bench, laboratory)
-    for entry in entries(bench, kernels, providers):
+    for entry in entries(bench, kernels, references):
         if clock() - started > bench.budget_s and not run.knows(entry):
             report.unreached += 1
             continue
@@ -63,6 +66,11 @@ def measure_kernels(
         report_row(next(result for result in found if result.chosen))
     report.elapsed_s = clock() - started
     return report
+
+
+def versions_text(declaration: Declaration) -> str:
+    """ "vllm 0.33.0"."""
+    return ", ".join(f"{package} {version}" for package, version in declaration.versions.items())
 
 
 def _peak_gb_s(laboratory: Measures, seconds: float) -> float:
@@ -95,7 +103,6 @@ class _Run:
     def _reply(self, entry: Entry, choice: Options) -> MeasureReply | Crashed:
         request = MeasureRequest(
             contender=entry.contender,
-            is_provider=entry.is_provider,
             shape=entry.timed_on,
             options=choice,
             l2=self._bench.l2,
@@ -113,7 +120,7 @@ class _Run:
             suite=entry.suite,
             shape=entry.shape,
             contender=entry.contender,
-            is_provider=entry.is_provider,
+            is_reference=entry.is_reference,
             status="crashed",
             nbytes=nbytes,
             options=choice,

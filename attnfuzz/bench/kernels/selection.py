@@ -5,14 +5,11 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 
-from attnfuzz.bench.kernels.messages import ProviderReply
 from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, Shape
 from attnfuzz.bench.kernels.suites import SUITES
 from attnfuzz.declaration import Declaration, KernelLoadError
 
-__all__ = ["choose_kernels", "choose_providers", "choose_shapes"]
-
-_NONE = "none"
+__all__ = ["choose_kernels", "choose_shapes"]
 
 
 def choose_kernels(declarations: Sequence[Declaration], *, named: bool) -> list[Declaration]:
@@ -26,21 +23,6 @@ def choose_kernels(declarations: Sequence[Declaration], *, named: bool) -> list[
         names = ", ".join(one.target for one in declarations)
         raise KernelLoadError(f"of {names} none can be timed; name kernels of {', '.join(sorted(timed))}")
     return chosen
-
-
-def choose_providers(providers: Sequence[ProviderReply], names: Sequence[str]) -> list[ProviderReply]:
-    """Those that are installed and named, or all. Raises KernelLoadError for a name that there is not."""
-    if _NONE in names:
-        return []
-    known = {one.name: one for one in providers}
-    for name in names:
-        if name not in known:
-            raise KernelLoadError(f"--provider {name!r} is not known; there are {', '.join(known)}, and {_NONE}")
-        if known[name].version is None:
-            raise KernelLoadError(
-                f"--provider {name}: {known[name].about} is not installed; install it, or leave it out"
-            )
-    return [one for one in providers if one.version is not None and (not names or one.name in names)]
 
 
 def choose_shapes(suites: Sequence[str], patterns: Sequence[str]) -> dict[str, list[Shape]]:

@@ -20,9 +20,7 @@ from attnfuzz.bench.kernels.messages import (
     MachineReply,
     MeasureReply,
     MeasureRequest,
-    ProvidersReply,
 )
-from attnfuzz.bench.kernels.providers.catalogue import PROVIDERS, described
 from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.bench.kernels.tensors import AttentionTensors, MergeTensors, draw_tensors, sets_for_cold_l2
 from attnfuzz.bench.kernels.timing import CudaStopwatch, HostStopwatch, Stopwatch
@@ -31,7 +29,7 @@ from attnfuzz.environment import installed
 from attnfuzz.execution.interpreter_setup import set_up_interpreter
 from attnfuzz.execution.judge_messages import DeclarationsReply, DeclarationsRequest
 from attnfuzz.execution.service import ExitAfterReply
-from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.execution.watch import Watch
 
 __all__ = ["TimingService"]
 
@@ -46,13 +44,13 @@ class TimingService:
         set_up_interpreter()
         self._kernels: dict[str, Kernel] = {}
         self._is_spoiled = False
+        self._watch = Watch()  # before any contender is imported
         self._drawn: tuple[Shape, list[AttentionTensors | MergeTensors]] | None = None
         self._methods: dict[str, Callable[[bytes], msgspec.Struct]] = {
             "copy": self._copy,
             "declarations": self._declarations,
             "machine": self._machine,
             "measure": self._measure,
-            "providers": lambda _: ProvidersReply([described(one) for one in PROVIDERS]),
         }
 
     def handle(self, method: str, payload: bytes) -> bytes:
@@ -130,7 +128,8 @@ class TimingService:
             contender = self._contender(request)
             with ours():
                 drawn = self._sets(request.shape, sets or 1)
-            return measure(contender, drawn, request, self._stopwatch, on_gpu=self._on_gpu)
+            reply = measure(contender, drawn, request, self._stopwatch, on_gpu=self._on_gpu)
+            return self._unless_replaced(reply)
         except Exception as error:  # noqa: BLE001 - whatever a kernel or a package raises is its result
             self._is_spoiled = isinstance(error, CaptureFailed) or not self._device_answers()
             if isinstance(error, NotMeasured) and not self._is_spoiled:  # else it met what a launch had done
@@ -138,6 +137,13 @@ class TimingService:
             raised = (isinstance(error, NotMeasured) and error.__cause__) or error
             first_line = str(raised).strip().partition("\n")[0]
             return MeasureReply(status="failed", note=f"{type(raised).__name__}: {first_line}"[:300])
+
+    def _unless_replaced(self, reply: MeasureReply) -> MeasureReply:
+        """``reply``, or that a contender has replaced a clock or what checks it, after which nothing counts."""
+        if (replaced := self._watch.replaced()) is None:
+            return reply
+        self._is_spoiled = True
+        return MeasureReply(status="failed", note=f"the kernel, or its module, has replaced {replaced}"[:300])
 
     def _device_answers(self) -> bool:
         try:
@@ -149,15 +155,11 @@ class TimingService:
     def _contender(self, request: MeasureRequest) -> Contender:
         num_splits = request.options.get("num_splits", _UNKNOWN_SPLITS)
         partials = num_splits if isinstance(num_splits, int) and num_splits >= 1 else _UNKNOWN_SPLITS
-        if request.is_provider:
-            provider = next(one for one in PROVIDERS if one.name == request.contender)
-            call = provider.prepare
-            options = dict(request.options)
-            return Contender(lambda tensors: call(tensors, options), Numerics(), _UNKNOWN_SPLITS, provider.in_graph)
         kernel = self._kernels.get(request.contender) or self._load(request.contender)[0]
         declaration = kernel.declaration
         prepare = partial(prepare_kernel, kernel, options=dict(request.options))
-        return Contender(prepare, declaration.numerics, partials, declaration.supports.graph_replay)
+        in_graph = declaration.supports.graph_replay or bool(declaration.versions)  # engines capture theirs
+        return Contender(prepare, declaration.numerics, partials, in_graph)
 
     def _sets(self, shape: Shape, count: int) -> list[AttentionTensors | MergeTensors]:
         """Those of the request before, if it was for the same shape."""

@@ -116,7 +116,6 @@ class _Bench:
         in_graph = self._kernel.supports.graph_replay and self._laboratory.machine.device == "cuda"
         request = MeasureRequest(
             contender=self._kernel.target,
-            is_provider=False,
             shape=shape,
             options=configuration,
             l2=(self._l2,),

@@ -4,6 +4,7 @@ Attention is linear in V, so what a kernel would return if it dropped a token, c
 follows from the weights and values at hand. A `Suspect` is a family of such mistakes; `attribution` picks one.
 """
 
+from attnfuzz.oracles.diagnosis.explain import Compared as Compared
 from attnfuzz.oracles.diagnosis.explain import explain as explain
 from attnfuzz.oracles.diagnosis.explain import explain_lse as explain_lse
 from attnfuzz.oracles.diagnosis.explain import explain_row as explain_row
@@ -13,6 +14,7 @@ from attnfuzz.oracles.diagnosis.merge import output_mistakes as output_mistakes
 from attnfuzz.oracles.diagnosis.suspect import Diagnosis as Diagnosis
 
 __all__ = [
+    "Compared",
     "Diagnosis",
     "explain",
     "explain_lse",

@@ -1,17 +1,18 @@
 """From a failed comparison to the mistake that explains it, in one clause."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from attnfuzz.memory.patterns import poison_value
+from attnfuzz.memory.patterns import Fill, poison_value
 from attnfuzz.oracles.comparison import Comparison, Reference
 from attnfuzz.oracles.diagnosis import arithmetic, sources, tokens
 from attnfuzz.oracles.diagnosis.merge import explain_merge
 from attnfuzz.oracles.diagnosis.rounding import MOST_ROWS, Rounding
+from attnfuzz.oracles.diagnosis.roundings import LOWEST_EXPONENT, OF_EMPTY_ROWS
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.oracles.diagnosis.scales import scale_mistakes
 from attnfuzz.oracles.diagnosis.suspect import (
@@ -23,11 +24,10 @@ from attnfuzz.oracles.diagnosis.suspect import (
     first_match_of_lse,
 )
 from attnfuzz.oracles.diagnosis.variants import variant_mistakes
-from attnfuzz.oracles.observation import Observation
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
 from attnfuzz.problems.variants import PLAIN_VARIANT
 
-__all__ = ["explain", "explain_lse", "explain_row", "past_the_end_within_bounds"]
+__all__ = ["Compared", "explain", "explain_lse", "explain_row", "past_the_end_within_bounds"]
 
 _FAMILIES = (
     sources.another_head,
@@ -50,51 +50,72 @@ _FAMILIES = (
 
 Place = tuple[int, int]
 """A row of q, and a head."""
+Compared = tuple[Reference, list[Comparison]]
+"""What a run should give, and what it gave beside it."""
 Family = Callable[[AttentionRow], Iterator[Suspect]]
 
 _LSE_FAMILIES = (tokens.dropped, tokens.behind_the_query, tokens.counted_twice, arithmetic.fitted_scale)
 """Tried on a wrong LSE beside an output that is right, as it is where all values are equal."""
 
+_BARELY = 2.0
+"""Error bounds."""
 _MOST_RIGHT = 2
 _MOST_REFITTED = 2
 
 
 def explain(
-    reference: Reference, seen: Observation, comparisons: list[Comparison], failed: Comparison, index: tuple[int, ...]
+    reference: Reference,
+    poison: Fill,
+    comparisons: list[Comparison],
+    failed: Comparison,
+    index: tuple[int, ...],
+    *,
+    nearby: Callable[[], Iterable[Compared]] = tuple,
 ) -> Diagnosis | None:
     """What the wrong element `index` of `failed` points to; None if no single mistake explains it.
 
-    A finding is not lost to a fault in here: the fault is what is told then.
+    `poison`: what dead memory held. `nearby`: makes runs on similar cases, which tell apart what may have given
+    infinities and NaN. A finding is not lost to a fault in here: the fault is what is told then.
     """
     try:
-        return _explain(reference, seen, comparisons, failed, index)
+        return _explain(reference, poison, comparisons, failed, index, nearby)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         return Diagnosis(f"(attnfuzz could not diagnose this: {type(error).__name__}: {error})")
 
 
 def _explain(
-    reference: Reference, seen: Observation, comparisons: list[Comparison], failed: Comparison, index: tuple[int, ...]
+    reference: Reference,
+    poison: Fill,
+    comparisons: list[Comparison],
+    failed: Comparison,
+    index: tuple[int, ...],
+    nearby: Callable[[], Iterable[Compared]],
 ) -> Diagnosis | None:
     case = reference.case
     if isinstance(case, MergeStatesCase):
         return explain_merge(reference, failed, index)
     number, head = index[:2]
     if case.row_lens[number] == 0:
-        lse = "the sink" if case.variant.has_weighty_sinks else "-inf"
-        return Diagnosis(f"sequence {number} is empty: expected out = 0 and lse = {lse}")
+        return _explain_empty(case, failed, number, head)
     if failed.name not in ("out", "lse"):
         return Diagnosis("a split without tokens has lse = -inf and an output that is written and finite")
-    poison = poison_value(getattr(torch, case.kv_dtype), seen.poison)
+    held = poison_value(getattr(torch, case.kv_dtype), poison)
     places, right = _rows(case, comparisons)
-    wrong, others = ([_row(reference, case, comparisons, *place, poison) for place in part] for part in (places, right))
-    rounding = Rounding(wrong, others, interpreted=reference.device == "cpu")
+    wrong, others = ([_row(reference, case, comparisons, *place, held) for place in part] for part in (places, right))
+    rounding = Rounding(
+        wrong,
+        others,
+        interpreted=reference.device == "cpu",
+        beside_empty=_is_wrong_if_empty(case, comparisons),
+        nearby=lambda: _finite_there(nearby(), places, held),
+    )
     exact = rounding.exactly()
     if exact is not None and rounding.is_telling:
         return exact
-    row = _row(reference, case, comparisons, number, head, poison)
+    row = _row(reference, case, comparisons, number, head, held)
     found, near = _explain_here(row, failed), exact or rounding.nearly()
     also_wrong = [other for other in wrong if (other.row, other.head) != (row.row, row.head)][:_MOST_REFITTED]
-    if found is not None and found.is_fitted and any(_explain_here(other, failed) != found for other in also_wrong):
+    if found is not None and any(_contradicts(found, row, other, failed) for other in also_wrong):
         found = None
     if near is not None and (found is None or (found.words and not found.cause)):
         return near
@@ -102,6 +123,41 @@ def _explain(
         found = None  # some number always fits one row
     possible = near or rounding.perhaps()
     return found if possible is None else replace(found or Diagnosis(""), maybe=(possible.cause,))
+
+
+def _explain_empty(case: AttentionCase, failed: Comparison, number: int, head: int) -> Diagnosis:
+    lse = "the sink" if case.variant.has_weighty_sinks else "-inf"
+    words = f"sequence {number} is empty: expected out = 0 and lse = {lse}"
+    if failed.name == "lse" and lse == "-inf" and -math.inf < float(failed.got[number, head]) < LOWEST_EXPONENT:
+        return Diagnosis(f"{words}; the running maximum begins at a finite number", OF_EMPTY_ROWS)
+    return Diagnosis(words)
+
+
+def _finite_there(nearby: Iterable[Compared], places: list[Place], poison: float) -> list[AttentionRow]:
+    """Of similar cases those of the rows at ``places`` that are finite."""
+    found = []
+    for reference, comparisons in nearby:
+        case = reference.case
+        if isinstance(case, MergeStatesCase):
+            continue
+        there = [(row, head) for row, head in places if row < case.num_rows and case.row_lens[row]]
+        found += [_row(reference, case, comparisons, *place, poison) for place in there]
+    return [row for row in found if row.is_finite]
+
+
+def _is_wrong_if_empty(case: AttentionCase, comparisons: list[Comparison]) -> bool:
+    """Whether a row without keys is wrong."""
+    return any(case.row_lens[row] == 0 for row, _ in _is_wrong(comparisons).nonzero().tolist())
+
+
+def _is_wrong(comparisons: list[Comparison]) -> Tensor:
+    """Whether anything of a row of q and a head is beyond its bound."""
+    wrong = torch.zeros((), dtype=torch.bool, device="cpu")
+    for one in comparisons:
+        if one.name in ("out", "lse"):
+            beyond = one.ratio.cpu() > 1
+            wrong = wrong | (beyond if one.name == "lse" else beyond.any(-1))
+    return wrong
 
 
 def _explain_here(row: AttentionRow, failed: Comparison) -> Diagnosis | None:
@@ -113,33 +169,41 @@ def _explain_here(row: AttentionRow, failed: Comparison) -> Diagnosis | None:
     return explain_row(row)
 
 
+def _contradicts(found: Diagnosis, row: AttentionRow, other: AttentionRow, failed: Comparison) -> bool:
+    """Whether what explains ``row`` fits it by chance: a number that is fitted, a log-sum-exp or an output that is
+    barely wrong, which some of many ranges of tokens always come near to, must explain the other wrong row likewise."""
+    is_barely_wrong = float(((row.got - row.expected).abs() / row.bound).nan_to_num(torch.inf).max()) < _BARELY
+    if not found.is_fitted and failed.name != "lse" and not is_barely_wrong:
+        return False
+    there = _explain_here(other, failed)
+    if found.is_fitted or row.seq == other.seq:
+        return there != found
+    return there is None or there.cause != found.cause
+
+
 def _rows(case: AttentionCase, comparisons: list[Comparison]) -> tuple[list[Place], list[Place]]:
     """Rows of q and heads with anything beyond its bound, and some without that are no shorter than one of those.
 
-    None if a wrong one is empty, which no rounding makes wrong.
+    Of those that have keys.
     """
-    wrong = torch.zeros((), dtype=torch.float64, device="cpu")
-    for one in comparisons:
-        if one.name in ("out", "lse"):
-            beyond = one.ratio.cpu() > 1
-            wrong = wrong + (beyond if one.name == "lse" else beyond.any(-1))
-    found = [(row, head) for row, head in wrong.nonzero().tolist()]
-    if not found or not all(case.row_lens[row] for row, _ in found):
+    wrong = _is_wrong(comparisons)
+    found = [(row, head) for row, head in wrong.nonzero().tolist() if case.row_lens[row]]
+    if not found:
         return [], []
     shortest = min(case.row_lens[row] for row, _ in found)
-    right = [(row, head) for row, head in (wrong == 0).nonzero().tolist() if case.row_lens[row] >= shortest]
+    right = [(row, head) for row, head in (~wrong).nonzero().tolist() if case.row_lens[row] >= shortest]
     return found[:MOST_ROWS], right[:_MOST_RIGHT]
 
 
 def past_the_end_within_bounds(
-    reference: Reference, seen: Observation, comparisons: list[Comparison], index: tuple[int, ...]
+    reference: Reference, poison: Fill, comparisons: list[Comparison], index: tuple[int, ...]
 ) -> Diagnosis | None:
     """Tokens past the end that take weight in row ``index``, which is within its bounds, but nearer to that."""
     case, (number, head, *_) = reference.case, index
     if isinstance(case, MergeStatesCase) or case.row_lens[number] == 0:
         return None
-    poison = poison_value(getattr(torch, case.kv_dtype), seen.poison)
-    row = _row(reference, case, comparisons, number, head, poison)
+    held = poison_value(getattr(torch, case.kv_dtype), poison)
+    row = _row(reference, case, comparisons, number, head, held)
     if not bool(row.got.isfinite().all()):
         return None
     missed = float((row.got - row.expected).abs().max())

@@ -8,16 +8,15 @@ A score that overflows makes whatever the kernel makes of infinities: NaN, for o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from attnfuzz.oracles.diagnosis.roundings import Mistake, mistakes
+from attnfuzz.oracles.diagnosis.roundings import OF_EMPTY_ROWS, Mistake, mistakes
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.oracles.diagnosis.suspect import Diagnosis
 from attnfuzz.problems.reference import row_log_weights, row_weights
@@ -43,8 +42,9 @@ _OF_ITS_BOUND = 0.5
 """Part of its bound from which on an error is counted."""
 _TELLING = 3
 """Wrong numbers, whatever values make equal, that none of some thirty mistakes gives by chance."""
-_OF_FEW_NUMBERS = frozenset({"exponential_rounded", "scores_rounded", "tf32"})
+_OF_FEW_NUMBERS = frozenset({"exponential_rounded", OF_EMPTY_ROWS, "scores_rounded", "tf32"})
 """Causes that are told of fewer wrong numbers: there are not many of their kind, and kernels have them."""
+_FAR_OFF = 2.0
 _REFUTED = 4.0
 """Bounds by which a mistake misses a right row, and so is none that the kernel makes."""
 
@@ -54,11 +54,14 @@ class Rounding:
     """What a rounding has to do with the wrong ``rows`` of a case, while ``others`` are right.
 
     ``interpreted``: by Triton's interpreter, where conversions to bfloat16 drop bits, and a score has no copies.
+    ``beside_empty``: rows without keys are wrong too. ``nearby``: makes rows of similar cases that are right.
     """
 
     rows: Sequence[AttentionRow]
     others: Sequence[AttentionRow]
     interpreted: bool
+    beside_empty: bool = False
+    nearby: Callable[[], Sequence[AttentionRow]] = tuple
 
     @cached_property
     def is_telling(self) -> bool:
@@ -73,8 +76,14 @@ class Rounding:
         return self._told(self._exact)
 
     def nearly(self) -> Diagnosis | None:
-        """The rounding among whose results, as several orders of summing give them, each wrong row lies."""
-        return self._told(self._near)
+        """The rounding among whose results, as several orders of summing give them, each wrong row lies.
+
+        Of few numbers that are little beyond their bounds that says little.
+        """
+        told = self._told(self._near)
+        if told is None or self.is_telling or any(map(_is_far_off, self.rows)):
+            return told
+        return replace(told, words=f"perhaps {told.words}")
 
     def perhaps(self) -> Diagnosis | None:
         """Rounded scores, if they may give errors of such a size, in whatever order and with whatever copies."""
@@ -93,14 +102,14 @@ class Rounding:
         if (
             first.cause == "scores_rounded"
             and self.rows[0].case.dtype == "float16"
-            and not all(map(_is_finite, self.rows))
+            and not all(row.is_finite for row in self.rows)
         ):
             words += f"; they overflow at {torch.finfo(torch.float16).max:.0f}"
         same = all(mistake.numerics == first.numerics for mistake in found)
         return Diagnosis(
             words,
             first.cause,
-            maybe=tuple(dict.fromkeys(mistake.cause for mistake in found if mistake.cause != first.cause)),
+            maybe=tuple(dict.fromkeys(mistake.cause for mistake in told if mistake.cause != first.cause)),
             numerics=first.numerics if same else {},
             replays=tuple(fitting),
         )
@@ -110,18 +119,25 @@ class Rounding:
         found = self._fitting(_is_exact)
         if not self.is_telling:
             found = [mistake for mistake in found if mistake.cause in _OF_FEW_NUMBERS]
-        if not found:
-            return found
-        right = [{mistake.name: mistake for mistake in self._replay(row)} for row in self.others]
-        return [
-            mistake
-            for mistake in found
-            if all(map(_is_left_right, self.others, (replayed[mistake.name] for replayed in right)))
-        ]
+        return [mistake for mistake in found if mistake.name not in self._refuted(self.others)]
 
     @cached_property
     def _near(self) -> Sequence[Mistake]:
         return self._fitting(_is_near)
+
+    def _refuted(self, others: Sequence[AttentionRow]) -> set[str]:
+        """Mistakes that would make one of these rows wrong that is right, or infinite or NaN that is a number."""
+        return {
+            mistake.name
+            for row in others
+            for mistake in self._replay(row)
+            if not mistake.is_finite_at_all or (row.is_right and not _is_left_right(row, mistake))
+        }
+
+    @cached_property
+    def _refuted_nearby(self) -> set[str]:
+        """Where a result is no number, nearly anything that overflows would give it: runs on similar cases decide."""
+        return set() if all(row.is_finite for row in self.rows) else self._refuted(self.nearby())
 
     @cached_property
     def _given(self) -> set[str]:
@@ -129,14 +145,17 @@ class Rounding:
         return {mistake.name for mistake in self._fitting(_is_given)}
 
     def _fitting(self, fits: Callable[[AttentionRow, Mistake], bool]) -> Sequence[Mistake]:
-        return [replayed[0] for replayed in self._replayed if all(map(fits, self.rows, replayed))]
+        found = [replayed[0] for replayed in self._replayed if all(map(fits, self.rows, replayed))]
+        return [mistake for mistake in found if mistake.name not in self._refuted_nearby] if found else found
 
     @cached_property
     def _replayed(self) -> list[tuple[Mistake, ...]]:
         return list(zip(*map(self._replay, self.rows), strict=True))
 
     def _replay(self, row: AttentionRow) -> Iterator[Mistake]:
-        return mistakes(row, interpreted=self.interpreted)
+        for mistake in mistakes(row, interpreted=self.interpreted):
+            if mistake.cause == OF_EMPTY_ROWS or not self.beside_empty:
+                yield mistake
 
 
 def _wrong_numbers(row: AttentionRow) -> int:
@@ -144,6 +163,12 @@ def _wrong_numbers(row: AttentionRow) -> int:
     wrong = ~((row.expected - row.got).abs() <= _OF_ITS_BOUND * row.bound)
     lse_is_wrong = row.got_lse is not None and not abs(row.lse - row.got_lse) <= _OF_ITS_BOUND * row.lse_bound
     return int(torch.unique(row.v[:, wrong], dim=1).shape[1]) + int(lse_is_wrong)
+
+
+def _is_far_off(row: AttentionRow) -> bool:
+    """Whether a number is off by several bounds."""
+    missed = (row.got - row.expected).abs() > _FAR_OFF * row.bound
+    return bool(missed.any()) or (row.got_lse is not None and abs(row.got_lse - row.lse) > _FAR_OFF * row.lse_bound)
 
 
 def _is_exact(row: AttentionRow, mistake: Mistake) -> bool:
@@ -190,7 +215,7 @@ def _is_near(row: AttentionRow, mistake: Mistake) -> bool:
     """
     if mistake.cause != "scores_rounded":
         return False
-    if not _is_finite(row):
+    if not row.is_finite:
         return mistake.overflows
     got, expected, bound, ways = _numbers(row, mistake)
     worst = _worst(got, expected, bound)
@@ -207,7 +232,7 @@ def _is_of_its_size(row: AttentionRow) -> bool:
     """
     dtype = getattr(torch, row.case.dtype)
     products = (row.k.abs() @ row.q.abs()).clamp(min=torch.finfo(torch.float64).tiny)
-    if not _is_finite(row):
+    if not row.is_finite:
         return bool(products.max() > torch.finfo(dtype).max)
     errors = _ROUNDINGS * torch.finfo(dtype).eps * abs(row.case.scale) * products
     low, bottom = row_log_weights(row.case, row.head, row.scores - errors)
@@ -231,10 +256,6 @@ def _is_among(row: AttentionRow, mistake: Mistake) -> bool:
     low, high = ways.amin(0), ways.amax(0)
     slack = _BOUNDS * bound + _BESIDE * (high - low)
     return bool(((low - slack <= got) & (got <= high + slack)).all())
-
-
-def _is_finite(row: AttentionRow) -> bool:
-    return bool(row.got.isfinite().all()) and (row.got_lse is None or math.isfinite(row.got_lse))
 
 
 def _numbers(row: AttentionRow, mistake: Mistake) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.problems.reference import row_log_weights, row_weights
 
-__all__ = ["Mistake", "merged_states", "mistakes"]
+__all__ = ["LOWEST_EXPONENT", "OF_EMPTY_ROWS", "Mistake", "merged_states", "mistakes"]
 
 _MOST_PRODUCTS = 1 << 17
 """Of a row: the tokens that weigh most are replayed."""
@@ -28,6 +28,10 @@ _TILES = (1, 16, 32, 64, 128)
 _MOST_STEPS = 256
 """Roundings of a sum, one after the other, that are replayed."""
 _SPLITS = (2, 3, 4, 8, 16, 32)
+OF_EMPTY_ROWS = "maximum_begins_finite"
+"""The one mistake of these that makes rows without keys wrong, too."""
+LOWEST_EXPONENT = -1000.0
+"""exp is 0 of all that is lower, in whatever format."""
 _SHORTER = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _LARGEST_EXPONENT = 700.0
 _TF32_BITS = 10
@@ -53,6 +57,11 @@ class Mistake:
     overflows: bool
     numerics: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_finite_at_all(self) -> bool:
+        """Whether one of the ways gives numbers only."""
+        return bool(self.out.isfinite().all(1).any() & self.lse.isfinite().any())
+
 
 def mistakes(row: AttentionRow, *, interpreted: bool) -> Iterator[Mistake]:
     """The simplest first. The same number for every row of a case."""
@@ -70,6 +79,7 @@ def mistakes(row: AttentionRow, *, interpreted: bool) -> Iterator[Mistake]:
         yield from _states_rounded(row, name, roundings)
     yield from _converted(row)
     yield _without_maximum(row)
+    yield _finite_maximum(row)
 
 
 def _scores_rounded(row: AttentionRow, name: str, roundings: list[Round], *, copies: bool) -> Iterator[Mistake]:
@@ -238,6 +248,19 @@ def _without_maximum(row: AttentionRow) -> Mistake:
     return _mistake("maximum_not_subtracted", "no maximum", words, ways)
 
 
+def _finite_maximum(row: AttentionRow) -> Mistake:
+    """A running maximum that begins at a large negative number, with a sum of weights that is not 0.
+
+    Beside scores that lie below, what it begins with takes nearly all weight, and V none of that.
+    """
+    begins = row.got_lse if row.got_lse is not None and math.isfinite(row.got_lse) else 0.0
+    is_lost = row.top < LOWEST_EXPONENT and begins > row.lse + row.lse_bound
+    lost = min(0.0, row.lse - begins) if is_lost else 0.0
+    words = f"the running maximum begins at a finite number, and all scores lie below it: the largest is {row.top:.4g}"
+    ways = [(math.exp(lost) * row.expected, torch.tensor(row.lse - lost, dtype=torch.float64, device="cpu"))]
+    return _mistake(OF_EMPTY_ROWS, "finite maximum", words, ways)
+
+
 def _mistake(
     cause: str,
     name: str,
@@ -321,12 +344,15 @@ def _of_scores(
     ``copies``: the weights of the sum of values may come of another way than those of the sum that divides it.
     """
     overflows = not all(bool(scores.isfinite().all()) for scores in ways)
+    has_no_weight = any(bool(scores.isneginf().any()) for scores in ways)
     found = [row_weights(row.case, row.head, row.scores.index_copy(0, tokens, scores)) for scores in ways]
     weights, lse = torch.stack([weights for weights, _ in found]), torch.stack([lse for _, lse in found])
     out = weights @ row.v
     if copies:
         numerators = (weights * (lse - row.lse).exp()[:, None]) @ row.v
         out = torch.cat([out, *(numerators / (end - row.lse).exp() for end in (lse.amin(), lse.amax()))])
+    if has_no_weight:  # where a tile or a split has nothing but scores of -inf, they may be subtracted from each other
+        out, lse = (torch.cat((part, torch.full_like(part[:1], torch.nan))) for part in (out, lse))
     return Mistake("scores_rounded", name, words, out, lse, overflows, numerics)
 
 

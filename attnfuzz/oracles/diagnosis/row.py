@@ -1,5 +1,6 @@
 """One query token and head of a failing case: what went in, what should have come out, what did."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,6 +44,17 @@ class AttentionRow:
     def kv_head(self) -> int:
         """The KV head that this query head must read."""
         return self.head // self.case.gqa_ratio
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all that came out is a number."""
+        return bool(self.got.isfinite().all()) and (self.got_lse is None or math.isfinite(self.got_lse))
+
+    @property
+    def is_right(self) -> bool:
+        """Whether all that came out is within its bound."""
+        lse_is_right = self.got_lse is None or abs(self.got_lse - self.lse) <= self.lse_bound
+        return lse_is_right and bool(((self.got - self.expected).abs() <= self.bound).all())
 
     @cached_property
     def q(self) -> Float64[Tensor, " head_size"]:

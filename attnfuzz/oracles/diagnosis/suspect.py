@@ -99,9 +99,13 @@ def first_match(row: AttentionRow, suspects: Iterable[Suspect]) -> Diagnosis | N
 
 
 def first_match_of_lse(row: AttentionRow, suspects: Iterable[Suspect]) -> Diagnosis | None:
-    """The mistake of the first family that predicts the LSE and leaves the output as it is."""
+    """The mistake of the first family that predicts the LSE and leaves the output as it is.
+
+    An output that is right is near what such a mistake gives: with many ranges of tokens to choose from, some come near
+    to any LSE.
+    """
     for suspect in suspects:
-        same_output = ((suspect.out - row.got).abs() <= _BOUNDS * row.bound).all(-1)
+        same_output = ((suspect.out - row.got).abs() <= _SAME_BOUNDS * row.bound).all(-1)
         if suspect.lse is None:
             continue
         found = (same_output & _lse_agrees(row, suspect) & explains_lse(row, suspect.lse)).nonzero()

@@ -2,31 +2,40 @@
 
 Kernels keep things between calls: workspaces that grow, plans and launch settings by shape, counters. One call, or the
 same call twice, tells nothing of what is left over from another one with more tokens or other rows.
+
+And some keep results, to hand them out again for the same tensors. So V is negated in place, and the call made again on
+the tensors that it has just been made on: the bits but for the sign are those of the call before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from attnfuzz.declaration import Declaration, Kernel
+from attnfuzz.memory.allocations import TrackedAllocations
+from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles import accuracy
 from attnfuzz.oracles.exception import interpreter_limit
-from attnfuzz.oracles.observation import KernelRaised
+from attnfuzz.oracles.observation import KernelRaised, call
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.oracles.relations.relation import FurtherRuns, Relation
 from attnfuzz.oracles.relations.relatives import Relative, relatives_of
 from attnfuzz.oracles.relations.transformed import Changed, Results, as_it_is, results_of, unequal_bits
+from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import Case
-from attnfuzz.problems.registry import Contents
+from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.said import text_of, type_name
 
 __all__ = ["CALL_SEQUENCE"]
 
 _NAME: OracleName = "call_sequence"
+_NEGATED = "when V is negated in place, and the same tensors are passed again"
 _REASONS = (
     "the result depends on an earlier call; look for a workspace that is not cleared, a cache whose key leaves "
     "something out, or a counter"
@@ -43,7 +52,7 @@ def _check(trial: Trial) -> Failure | None:
         failure = _of_relative(trial, relative) or _after(trial, relative)
         if failure is not None:
             return failure
-    return None
+    return _on_the_same_tensors(trial)
 
 
 def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns:
@@ -115,6 +124,48 @@ def _after(trial: Trial, relative: Relative) -> Failure | None:
     return _bits(trial.case, as_it_is(trial), results_of(trial, same), same)
 
 
+def _on_the_same_tensors(trial: Trial) -> Failure | None:
+    """A call, and another one after V was negated in place: -1 times the result, if it is so in other memory."""
+    case, problem = trial.case, problem_of(trial.case)
+    arena = Arena(trial.device, poison="nan", prefill="nan")
+    values = trial.reference.values_on(trial.device)
+    inputs = problem.build(case, arena, trial.kernel.declaration.supports, values)
+    one = _call(trial, inputs, "called on other tensors")
+    _negate(inputs)
+    found = _call(trial, inputs, _NEGATED)
+    out, *_ = one
+    failure = unequal_bits(
+        _NAME,
+        case,
+        {**one, out: -one[out]},
+        found,
+        _NEGATED,
+        details=(_REASONS,),
+        as_it_was="if the result of the call before is multiplied with -1",
+    )
+    return failure if failure is not None and VALUE_AFFINITY.check(trial) is None else None
+
+
+def _call(trial: Trial, inputs: Any, words: str) -> Results:
+    allocations = TrackedAllocations(trial.device, poison="nan", prefill="nan")
+    try:
+        results = call(trial.kernel, trial.case, inputs, allocations, wait=trial.wait)
+    except KernelRaised as raised:
+        raised.changed = words
+        raise
+    return {name: result.cpu().clone() for name, result in results.items()}
+
+
+def _negate(inputs: Any) -> None:
+    """V, in place; of a merge, both outputs."""
+    for name in ("v", "v_cache", "prefix_output", "suffix_output"):
+        tensor = getattr(inputs, name, None)
+        if tensor is not None and tensor.dtype.itemsize == 1:
+            bits(tensor).bitwise_xor_(0x80)  # both formats of 8 bits have their sign there, and torch has no negation
+        elif tensor is not None:
+            tensor.neg_()
+
+
 def _again(relative: Relative, case: Case, contents: Contents) -> Changed:
     return Changed(f"after {relative.words}", case, contents.values, contents.placement)
 
@@ -123,4 +174,4 @@ def _bits(case: Case, one: Results, other: Results, same: Changed) -> Failure | 
     return unequal_bits(_NAME, case, one, other, same.words, details=(_REASONS,), as_it_was="at first")
 
 
-CALL_SEQUENCE = Relation("call_sequence", _applies, _check, further=_further)
+CALL_SEQUENCE = Relation("call_sequence", _applies, _check, further=_further, alone_on=("cpu",))

@@ -44,12 +44,13 @@ from attnfuzz.values import LogicalAttention
 
 __all__ = ["CONTAINMENT"]
 
-_LOW = {"float16": 2.0**15, "bfloat16": 2.0**100, "float32": 2.0**100}
-"""An element of K that makes a score so low, in magnitude."""
+_LOW = 2.0**15
+"""An element of K that makes a score so low, in magnitude: every dtype has it."""
 _GAP = 256.0
 """Between a score and the largest one of its row: float32's exp gives 0 from 104 on, a 16-bit one earlier."""
-_LARGEST = 1e37
-"""A score that no design overflows with, whatever base its exponentials have."""
+_LARGEST = 2.0**24
+"""A score beside which no design overflows. Compilers make one instruction of sum x scale - maximum, which rounds once,
+while the maximum was rounded before: the exponent is positive by up to 2^-24 of the score, and exp overflows at 88."""
 _AS_IT_IS = -1
 
 _Attention = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | PagedAttentionCase
@@ -174,7 +175,7 @@ def _low_and_infinite(place: _Place, contents: Contents) -> tuple[list[Changed],
     sign = float(torch.sign(against[dim]))
     if not sign:
         return None
-    low, infinite = (_keys(place, dim, -sign * number) for number in (_LOW[case.dtype], math.inf))
+    low, infinite = (_keys(place, dim, -sign * number) for number in (_LOW, math.inf))
     settled = _settled(place, q, low) & (q[..., dim] * sign * case.scale > 0)
     if not bool(settled.any()):
         return None

@@ -43,8 +43,8 @@ class Relation:
     `KernelRaised`. `weight`: how often it is drawn, compared with others; by a case from which more can be told than
     from most, perhaps more often. `by_bounds`: it sees nothing that accuracy would not see in the run that it makes,
     and so is not drawn beside it. `devices`: those on which it can judge, and `drawn_on` those on which it is drawn.
-    `further`: what `check` runs and compares, if that can be done along with other cases. `costly_on`: devices on which
-    it takes as long as hundreds of cases do.
+    `further`: what `check` runs and compares, if that can be done along with other cases. `alone_on`: devices on which
+    it is not, since `check` does more than that. `costly_on`: devices on which it takes as long as hundreds of cases.
     """
 
     name: OracleName
@@ -55,6 +55,7 @@ class Relation:
     devices: tuple[str, ...] = ("cpu", "cuda")
     drawn_on: tuple[str, ...] = ("cpu", "cuda")
     further: Further | None = None
+    alone_on: tuple[str, ...] = ()
     costly_on: tuple[str, ...] = ()
 
 

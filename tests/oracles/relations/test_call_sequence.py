@@ -69,6 +69,15 @@ def test_leftovers_are_found_and_told_in_words(kernel: str, kind: str, message: 
     assert any("the result depends on an earlier call" in line for line in failure.details)
 
 
+@pytest.mark.parametrize("kernel", ["kept_by_address", "kept_for_the_last_address"])
+def test_results_that_are_kept_by_address_are_found(kernel: str, runner: Runner) -> None:
+    """A kernel that is only ever timed on the same tensors would do nothing from the second call on."""
+    failure = judged(runner, kernel, "call_sequence")
+    assert failure is not None
+    assert (failure.oracle, failure.kind) == ("call_sequence", "bits")
+    assert "when V is negated in place, and the same tensors are passed again" in failure.message
+
+
 def test_a_plan_that_grows_changes_bits_within_their_bounds(runner: Runner, tmp_path: Path) -> None:
     """Accuracy is content, and so is determinism, and yet a server's answer depends on who asked before."""
     plans = Edit("launch_paged.py", '\n__all__ = ["paged_decode"', '\n_PLANS: dict = {}\n__all__ = ["paged_decode"')

@@ -1,0 +1,89 @@
+"""What an adapter is made with: an engine, and kernels that exist where the engine has the functions that they call."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from attnfuzz.declaration import Absent, Kernel, KernelFunction, Numerics, Supports, kernel
+from attnfuzz.environment import installed
+from attnfuzz.problems.cases import Problem
+from attnfuzz.problems.supports import OptionValue
+from attnfuzz.said import text_of, type_name
+
+__all__ = ["Engine"]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """``package``: the distribution whose version counts. ``tried``: the versions that its adapters were tried with."""
+
+    package: str
+    tried: tuple[str, ...]
+
+    def kernel(
+        self,
+        problem: Problem,
+        *,
+        supports: Supports,
+        needs: Mapping[str, tuple[str, ...]],
+        options: Mapping[str, tuple[OptionValue, ...]] | None = None,
+        numerics: Numerics | None = None,
+        gpu_only: bool = False,
+    ) -> Callable[[KernelFunction], Kernel | Absent]:
+        """As `attnfuzz.kernel`, for a function that gets what it ``needs`` by keyword, beside inputs and options.
+
+        Each need has places, ``module:attribute``, of which the first that the installed version has is taken. Where
+        there is none, what the decorated function becomes says so in one sentence in place of being a kernel.
+
+        The function may return a call without arguments in place of results. What it does itself is then the plan: what
+        a server does once for a batch, and no benchmark times.
+        """
+
+        def declare(function: KernelFunction) -> Kernel | Absent:
+            if gpu_only and os.environ.get("TRITON_INTERPRET") == "1":
+                return Absent(function.__name__, f"{self.package} runs it on a GPU only")
+            try:
+                found = {name: self._first_of(places) for name, places in needs.items()}
+            except LookupError as error:
+                return Absent(function.__name__, str(error.args[0]))
+            plan = functools.partial(function, **found)
+
+            @functools.wraps(function)
+            def call(inputs: object, **chosen: OptionValue) -> Any:
+                result = plan(inputs, **chosen)
+                return result() if callable(result) else result
+
+            declared = kernel(problem, supports=supports, options=options, numerics=numerics)(call)
+            version = installed(self.package)
+            versions = {} if version is None else {self.package: version}
+            return Kernel(call, msgspec.structs.replace(declared.declaration, versions=versions), plan=plan)
+
+        return declare
+
+    def _first_of(self, places: tuple[str, ...]) -> Any:
+        """Raises LookupError, with a sentence."""
+        version, tried = (
+            installed(self.package),
+            f"this adapter was tried with {self.package} {' and '.join(self.tried)}",
+        )
+        for place in places:
+            module, _, attribute = place.partition(":")
+            try:
+                return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+            except ModuleNotFoundError as error:
+                if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                    raise LookupError(f"{module} does not import: {text_of(error)}; {tried}") from error
+            except AttributeError:
+                continue
+            except (ImportError, OSError, RuntimeError) as error:
+                raise LookupError(f"{module} does not import: {type_name(error)}: {text_of(error)}; {tried}") from error
+        if version is None:
+            raise LookupError(f"{self.package} is not installed; {tried}")
+        raise LookupError(f"{self.package} {version} has no {' or '.join(places)}; {tried}")

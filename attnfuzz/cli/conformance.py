@@ -1,0 +1,87 @@
+"""``attnfuzz conformance``: one fixed set of cases on the kernels of all engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from attnfuzz.cli.output import while_anyone_reads
+from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, writable_file
+from attnfuzz.cli.refusal import Refusal, refusing
+
+if TYPE_CHECKING:
+    from attnfuzz.declaration import Declaration
+    from attnfuzz.execution.runner import Runner
+
+__all__ = ["command"]
+
+
+@click.command(epilog=KERNEL_HELP)
+@click.argument("kernels", nargs=-1, metavar="[ENGINE|KERNEL]...")
+@click.option("--device", type=DEVICE, default="auto", show_default=True)
+@click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write all outcomes as JSON.")
+@click.option("--html", "html_file", type=FILE, callback=writable_file, help="Also write kernels x features as a page.")
+def command(kernels: tuple[str, ...], device: str, json_file: Path | None, html_file: Path | None) -> int:
+    """Put a fixed set of cases to the kernels of ENGINEs (all that are installed by default), or to any KERNEL.
+
+    Each case stands for a feature of inputs: a dtype, a head size, an empty sequence. It is described in the kernel's
+    way, and what a kernel does not declare to support is no failure. The exit status is 1 if any kernel fails.
+    """
+    with refusing():
+        from attnfuzz.campaign.startup import have_built
+        from attnfuzz.conformance import examine, load_set
+        from attnfuzz.execution.runner import Runner
+        from attnfuzz.report.conformance import (
+            print_absent,
+            print_causes,
+            print_examined,
+            write_conformance,
+            write_page,
+        )
+        from attnfuzz.report.terminal import make_console
+
+        console = make_console()
+
+        def note(text: str) -> None:
+            with while_anyone_reads():
+                console.print(text, soft_wrap=True, markup=False)
+
+        with Runner(device=device) as runner:
+            declarations, absent = _asked(kernels, runner)
+            print_absent(console, absent)
+            have_built(runner, declarations, note)
+            result = examine(
+                declarations, runner, load_set(), absent=absent, done=lambda kernel: print_examined(console, kernel)
+            )
+        with while_anyone_reads():
+            print_causes(console, result)
+    for option, path, write in (("--json", json_file, write_conformance), ("--html", html_file, write_page)):
+        if path is not None:
+            try:
+                write(result, path)
+            except OSError as error:
+                raise Refusal(f"{option} {str(path)!r} cannot be written: {error.strerror}") from error
+    return 1 if result.failed else 0
+
+
+def _asked(kernels: tuple[str, ...], runner: Runner) -> tuple[list[Declaration], list[str]]:
+    """The kernels, and a sentence for each engine that is not there; only of engines that nobody named."""
+    from attnfuzz.adapters import engines
+    from attnfuzz.campaign.startup import load_searchable
+    from attnfuzz.declaration import KernelLoadError
+
+    known = engines()
+    if kernels:
+        return load_searchable(runner, tuple(f"{one}:*" if one in known else one for one in kernels)), []
+    found: list[Declaration] = []
+    absent: list[str] = []
+    for engine in known:
+        try:
+            found += load_searchable(runner, (f"{engine}:*",))
+        except KernelLoadError as error:
+            absent.append(str(error))
+    if not found:
+        raise Refusal(f"no engine is installed here; name kernels instead ({'; '.join(absent)})")
+    return found, absent

@@ -1,0 +1,224 @@
+"""``attnfuzz verify``: pass or fail for one kernel, for whoever did not write it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from attnfuzz.cli.explore import exit_status, usable_save_folder
+from attnfuzz.cli.output import while_anyone_reads
+from attnfuzz.cli.parameters import DEVICE, FILE, duration, number_of_workers
+from attnfuzz.cli.refusal import Refusal, refusing
+
+if TYPE_CHECKING:
+    from attnfuzz.campaign.finding import Finding
+    from attnfuzz.campaign.result import CampaignResult
+    from attnfuzz.corpus import Regression
+    from attnfuzz.report.verified import Verification
+
+__all__ = ["command"]
+
+_COULD_NOT_BE_JUDGED = 2
+"""More than that is the number of a signal."""
+_UNPACKED = "attnfuzz-solution-"
+
+
+@click.command()
+@click.argument("file", metavar="FILE[:NAME]")
+@click.option(
+    "--budget", callback=duration, default="60s", show_default=True, help="Time to search, start-up not included."
+)
+@click.option(
+    "--workers", callback=number_of_workers, default="auto", show_default=True, help="Processes that judge cases."
+)
+@click.option("--device", type=DEVICE, default="auto", show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of the search; drawn and told by default.")
+@click.option("--pedantic", is_flag=True, help="Leave nothing out that the kernel does not declare away.")
+@click.option("--save-dir", type=FILE, help="Write the counterexample there, and a script that shows it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document (attnfuzz.verify/1) and nothing else.")
+def command(
+    file: str,
+    budget: float,
+    workers: int | None,
+    device: str,
+    seed: int | None,
+    pedantic: bool,
+    save_dir: Path | None,
+    as_json: bool,
+) -> int:
+    """Judge one kernel, written by whomever, and end with 0 if it passes, 1 if it fails, 2 if it cannot be judged.
+
+    FILE is a Python file with a kernel, or a solution file of FlashInfer-Bench (.json). The search ends at the first
+    finding that counts, once its case is small. What the file leaves undeclared is found out first, as explore does,
+    but less is forgiven: what the kernel refuses is left out, and told; wrong numbers for a page size and lowered
+    precision are not. Nothing is written but what --save-dir asks for.
+    """
+    started = time.monotonic()
+    status = _COULD_NOT_BE_JUDGED
+    try:
+        if save_dir is not None:
+            usable_save_folder(save_dir)
+        with refusing(), _kernel_of(file) as target, tempfile.TemporaryDirectory(prefix="attnfuzz-verify-") as scratch:
+            asked = _Asked(target, started, budget, workers, device, seed, pedantic)
+            result = _searched(asked, Path(scratch))
+            status = 1 if result.fails else exit_status(result)
+            if status not in (0, 1):
+                raise Refusal(_why_not_judged(result))
+            _tell(result, file, target, save_dir, as_json=as_json)
+    except Refusal as refusal:
+        if as_json:
+            _print_document_of_failure(file, refusal.message, time.monotonic() - started)
+        if status <= _COULD_NOT_BE_JUDGED:
+            raise
+        click.echo(f"Error: {refusal.format_message()}", err=True)
+    return status
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    target: str
+    started: float
+    budget_s: float
+    workers: int | None
+    device: str
+    seed: int | None
+    pedantic: bool
+
+
+@contextmanager
+def _kernel_of(file: str) -> Iterator[str]:
+    """What loads the kernel; a solution file is unpacked for as long."""
+    if not file.endswith(".json"):
+        yield file
+        return
+    from attnfuzz.corpus.solution import SolutionError, load_solution, unpack
+
+    with tempfile.TemporaryDirectory(prefix=_UNPACKED) as folder:
+        try:
+            target = unpack(load_solution(Path(file)), Path(folder))
+        except SolutionError as error:
+            raise Refusal(str(error)) from error
+        yield target
+
+
+def _searched(asked: _Asked, scratch: Path) -> CampaignResult:
+    from attnfuzz.campaign.reporter import SilentReporter
+    from attnfuzz.campaign.startup import Request, run_campaign
+
+    request = Request(
+        kernels=(asked.target,),
+        started=asked.started,
+        budget_s=asked.budget_s,
+        save_folder=scratch / "found",
+        workers=asked.workers,
+        device=asked.device,
+        seed=asked.seed,
+        fail_fast=True,
+        pedantic=asked.pedantic,
+        verifying=True,
+    )
+    with _environment(ATTNFUZZ_WATCH="1"):  # see `attnfuzz.execution.watch`
+        return run_campaign(request, SilentReporter(), state_folder=scratch)
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """What processes that are started within inherit."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _why_not_judged(result: CampaignResult) -> str:
+    if result.stop_reason == "interrupted":
+        return "interrupted before there was a verdict"
+    if result.troubles:
+        return result.troubles[0].strip()
+    reasons = [why for kernel in result.statistics.kernels.values() for why in kernel.not_runnable]
+    if reasons:
+        return f"no case can run here: {reasons[0]}; use a GPU"
+    return "no case was judged within the budget; raise --budget"
+
+
+def _tell(result: CampaignResult, file: str, target: str, save_dir: Path | None, *, as_json: bool) -> None:
+    from attnfuzz.report.terminal import make_console
+    from attnfuzz.report.verified import counting, lines_of, verification_of
+
+    found = counting(result)
+    regression, script = (None, None) if found is None or save_dir is None else _save(result, found, target, save_dir)
+    (searched,) = result.statistics.kernels.values()
+    name = searched.declaration.target.rpartition(":")[2]
+    place = file if file.endswith(".json") or file.endswith(f":{name}") else f"{file}:{name}"
+    told = verification_of(result, place, regression=regression, script=script)
+    with while_anyone_reads():
+        if as_json:
+            click.echo(_document(told))
+        else:
+            console = make_console()
+            for line in lines_of(told):
+                console.print(line, soft_wrap=True)
+
+
+def _save(result: CampaignResult, found: Finding, target: str, folder: Path) -> tuple[Path, Path | None]:
+    """The counterexample, and a script where one can show it; the sources of a solution lie beside it then."""
+    from attnfuzz.corpus import write_regression
+    from attnfuzz.oracles.verdict import USUAL_ORACLES
+    from attnfuzz.report.files import write_file
+
+    regression = found.regression(result.statistics.device_name)
+    source = Path(target.rpartition(":")[0] or target).parent
+    is_solution = source.name.startswith(_UNPACKED)
+    try:
+        if is_solution:
+            kept = folder / f"{found.declaration.name}-sources"
+            shutil.copytree(source, kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+            regression = msgspec.structs.replace(regression, kernel=str(kept / target.removeprefix(f"{source}/")))
+        path = write_regression(regression, folder)
+        if is_solution or regression.finding.oracle not in USUAL_ORACLES:
+            return path, None
+        text = _script(regression, found)
+        if text is None:
+            return path, None
+        write_file(path.with_suffix(".py"), text.encode())
+    except OSError as error:
+        raise Refusal(f"--save-dir {str(folder)!r} cannot be written: {error.strerror}; name another folder") from error
+    return path, path.with_suffix(".py")
+
+
+def _script(regression: Regression, found: Finding) -> str | None:
+    """None for a case that is too large for one, and a kernel whose sources cannot be had."""
+    from attnfuzz.declaration import KernelLoadError
+    from attnfuzz.problems.limits import CaseTooLarge
+    from attnfuzz.report.repro import repro_script  # loads torch
+
+    try:
+        return repro_script(regression, found.declaration)
+    except (CaseTooLarge, KernelLoadError):
+        return None
+
+
+def _document(told: Verification) -> str:
+    return msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
+
+
+def _print_document_of_failure(file: str, error: str, elapsed_s: float) -> None:
+    from attnfuzz.report.verified import failed_to_verify
+
+    with while_anyone_reads():
+        click.echo(
+            msgspec.json.format(msgspec.json.encode(failed_to_verify(file, error, elapsed_s)), indent=2).decode()
+        )

@@ -1,0 +1,167 @@
+"""A set put to kernels: each case, described in the kernel's way, is judged once. Torch-free."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+from attnfuzz.campaign.calibration import cores
+from attnfuzz.conformance.cases import ConformanceSet, Entry
+from attnfuzz.declaration import Declaration
+from attnfuzz.execution.outcomes import DeadlinePassed
+from attnfuzz.execution.runner import Runner
+from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure, OracleName, Verdict
+from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.limits import CaseTooLarge
+from attnfuzz.problems.supported import translate, why_unsupported
+
+__all__ = ["Conformance", "Examined", "Outcome", "Status", "examine"]
+
+Status = Literal["pass", "fail", "unsupported", "not_run"]
+TWO_RUNS: OracleName = "dead_memory"
+"""What a case is asked that runs twice, with other numbers in memory that holds no token."""
+_PATIENCE = 6.0
+"""Times that of a search, whose cases are smaller."""
+_MOST_AT_ONCE = 8
+"""Processes on one GPU, each with a context of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one case of the set came to on one kernel.
+
+    ``case`` is the case as the kernel was given it, ``changes`` how that differs from the set's. ``why``: why it is
+    unsupported, or was not run.
+    """
+
+    entry: Entry
+    case: Case
+    status: Status
+    changes: tuple[str, ...] = ()
+    failure: Failure | None = None
+    why: str = ""
+
+    @property
+    def cause(self) -> str:
+        """A stable word for what went wrong; "" unless something did."""
+        if self.failure is None:
+            return ""
+        return self.failure.cause or f"{self.failure.oracle}/{self.failure.kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """One kernel and its outcomes, in the order of the set; cases that its problem does not have are left out."""
+
+    declaration: Declaration
+    outcomes: tuple[Outcome, ...]
+
+    def count(self, status: Status) -> int:
+        """How many cases came to that."""
+        return sum(one.status == status for one in self.outcomes)
+
+    def failing(self) -> dict[str, tuple[Outcome, ...]]:
+        """The cases that failed, by cause, the smallest first."""
+        failed = sorted((one for one in self.outcomes if one.status == "fail"), key=_size)
+        causes = dict.fromkeys(one.cause for one in failed)
+        return {cause: tuple(one for one in failed if one.cause == cause) for cause in causes}
+
+
+@dataclass(frozen=True, slots=True)
+class Conformance:
+    """``absent``: sentences on engines that are not there."""
+
+    version: int
+    num_cases: int
+    device: str
+    versions: dict[str, str]
+    kernels: tuple[Examined, ...]
+    absent: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether any kernel fails any case that it supports."""
+        return any(kernel.count("fail") for kernel in self.kernels)
+
+
+def examine(
+    declarations: Sequence[Declaration],
+    runner: Runner,
+    cases: ConformanceSet,
+    *,
+    absent: Sequence[str] = (),
+    done: Callable[[Examined], None] = lambda kernel: None,
+) -> Conformance:
+    """Put the set to the kernels, several of them at once, each in a process of its own. ``done`` hears of each.
+
+    Raises what ``Runner.judge`` raises, but for a case that is too large.
+    """
+    over, lock = threading.Event(), threading.Lock()
+
+    def put_to(declaration: Declaration) -> Examined:
+        with runner.sibling() as own:
+            outcomes = tuple(_outcomes(declaration, own, cases, over))
+        kernel = Examined(declaration, outcomes)
+        with lock:
+            done(kernel)
+        return kernel
+
+    with ThreadPoolExecutor(max(1, min(len(declarations), cores(), _MOST_AT_ONCE))) as pool:
+        try:
+            kernels = tuple(pool.map(put_to, declarations))
+        except BaseException:  # an interrupt, say: the other threads need not go on
+            over.set()
+            raise
+    environment = runner.environment
+    return Conformance(
+        version=cases.version,
+        num_cases=len(cases.entries),
+        device=environment.name,
+        versions=environment.versions,
+        kernels=kernels,
+        absent=tuple(absent),
+    )
+
+
+def _outcomes(
+    declaration: Declaration, runner: Runner, cases: ConformanceSet, over: threading.Event
+) -> Iterator[Outcome]:
+    for entry in cases.entries:
+        if over.is_set():
+            return
+        found = translate(entry.case, declaration.problem, declaration.supports, declaration.options)
+        if found is None:
+            continue
+        why = why_unsupported(declaration.supports, declaration.options, found.case)
+        if why is None and entry.strict and (undone := [one for one in found.changes if not one.startswith("as ")]):
+            why = f"runs with {', '.join(undone)} only"
+        if why is not None:
+            yield Outcome(entry, found.case, "unsupported", found.changes, why=why)
+            continue
+        try:
+            verdict = _judge(declaration, runner, entry, found.case)
+        except (CaseTooLarge, DeadlinePassed) as error:
+            yield Outcome(entry, found.case, "not_run", found.changes, why=str(error))
+            continue
+        if verdict.not_runnable:
+            yield Outcome(entry, found.case, "not_run", found.changes, why=verdict.not_runnable)
+        else:
+            status: Status = "pass" if verdict.failure is None else "fail"
+            yield Outcome(entry, found.case, status, found.changes, failure=verdict.failure)
+
+
+def _judge(declaration: Declaration, runner: Runner, entry: Entry, case: Case) -> Verdict:
+    """A feature's row tells of that feature: what the kernel does elsewhere in memory is asked in rows of their own."""
+    relations = (entry.law,) if entry.law in RELATION_ORACLES else ()
+    patience = _PATIENCE * runner.timeout_s
+    return runner.judge(declaration, case, timeout_s=patience, thorough=entry.law == TWO_RUNS, relations=relations)
+
+
+def _size(outcome: Outcome) -> tuple[int, int]:
+    """Of a case, by what a reader has to take in."""
+    case = outcome.case
+    tokens = sum(getattr(case, "seq_lens", ())) or getattr(case, "num_tokens", 0)
+    return tokens * case.num_q_heads, len(encode_case(case))

@@ -1,0 +1,221 @@
+"""What ``attnfuzz conformance`` found: lines for a terminal, JSON, and a page of kernels and features of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from attnfuzz.conformance import Conformance, Examined, Outcome
+from attnfuzz.corpus import FindingRecord, Regression, encode_regression
+from attnfuzz.problems.cases import Problem, encode_case
+from attnfuzz.report.files import write_file
+from attnfuzz.report.headline import count, one_line
+from attnfuzz.report.html import rendered
+
+__all__ = ["FORMAT", "print_absent", "print_causes", "print_examined", "write_conformance", "write_page"]
+
+FORMAT = "attnfuzz.conformance/1"
+
+_MOST_FEATURES = 6
+
+
+class _Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    group: str
+    feature: str
+    status: str
+    case: msgspec.Raw
+    changes: tuple[str, ...] = ()
+    cause: str = ""
+    message: str = ""
+    why: str = ""
+
+
+class _Kernel(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    problem: Problem
+    versions: dict[str, str]
+    passed: int
+    failed: int
+    unsupported: int
+    not_run: int
+    outcomes: tuple[_Outcome, ...]
+
+
+class _Document(msgspec.Struct, frozen=True, kw_only=True):
+    format: str
+    set: int
+    device: str
+    versions: dict[str, str]
+    absent: tuple[str, ...]
+    kernels: tuple[_Kernel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """One way in which one kernel fails, numbered over all of them."""
+
+    number: int
+    kernel: str
+    name: str
+    message: str
+    details: tuple[str, ...]
+    case: str
+    features: str
+    cases: int
+    regression: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """``text`` is a mark or numbers of causes, ``title`` what is said when the pointer rests on it."""
+
+    mood: str
+    text: str = ""
+    title: str = ""
+    causes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    kernels: tuple[Examined, ...]
+    groups: tuple[tuple[str, tuple[tuple[str, tuple[_Cell, ...]], ...]], ...]
+
+
+def print_examined(console: Console, kernel: Examined) -> None:
+    """One line."""
+    failed = kernel.count("fail")
+    line = Text(kernel.declaration.target, style="bold red" if failed else "green")
+    of = "".join(f" ({package} {version})" for package, version in kernel.declaration.versions.items())
+    parts = [f"{kernel.count('pass')} of {len(kernel.outcomes)} pass"]
+    parts += [f"{failed} fail with {count(len(kernel.failing()), 'cause')}"] if failed else []
+    parts += [f"{number} not supported" for number in (kernel.count("unsupported"),) if number]
+    parts += [f"{number} not run" for number in (kernel.count("not_run"),) if number]
+    console.print(line.append(f"{of}: {', '.join(parts)}", style="default"), soft_wrap=True)
+
+
+def print_causes(console: Console, conformance: Conformance) -> None:
+    """What each kernel fails with: its smallest case, and the features of inputs in which it shows."""
+    for one in _causes(conformance):
+        console.print()
+        console.print(Text(f"{one.number}. {one.kernel}  {one.name}", style="bold"), soft_wrap=True)
+        for line in (one.message, one.case, f"in {count(one.cases, 'case')}: {one.features}"):
+            console.print(Text(f"   {line}"), soft_wrap=True)
+
+
+def print_absent(console: Console, absent: Sequence[str]) -> None:
+    """A line for each engine that is not there."""
+    for sentence in absent:
+        console.print(Text(f"left out: {sentence}", style="yellow"), soft_wrap=True)
+
+
+def write_conformance(conformance: Conformance, path: Path) -> None:
+    """Write all outcomes as JSON. Raises OSError."""
+    document = _Document(
+        format=FORMAT,
+        set=conformance.version,
+        device=conformance.device,
+        versions=conformance.versions,
+        absent=conformance.absent,
+        kernels=tuple(map(_kernel, conformance.kernels)),
+    )
+    write_file(path, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+
+
+def write_page(conformance: Conformance, path: Path) -> None:
+    """Write kernels x features as one HTML page that needs nothing else. Raises OSError."""
+    causes = list(_causes(conformance))
+    merging = tuple(one for one in conformance.kernels if one.declaration.problem == "merge_states")
+    attending = tuple(one for one in conformance.kernels if one not in merging)
+    tables = [_table(kernels, causes) for kernels in (attending, merging) if kernels]
+    page = rendered("conformance.html.jinja", result=conformance, tables=tables, causes=causes)
+    write_file(path, page.encode())
+
+
+def _kernel(kernel: Examined) -> _Kernel:
+    return _Kernel(
+        name=kernel.declaration.target,
+        problem=kernel.declaration.problem,
+        versions=kernel.declaration.versions,
+        passed=kernel.count("pass"),
+        failed=kernel.count("fail"),
+        unsupported=kernel.count("unsupported"),
+        not_run=kernel.count("not_run"),
+        outcomes=tuple(
+            _Outcome(
+                group=one.entry.group,
+                feature=one.entry.feature,
+                status=one.status,
+                case=msgspec.Raw(encode_case(one.case)),
+                changes=one.changes,
+                cause=one.cause,
+                message=one.failure.message if one.failure is not None else "",
+                why=one.why,
+            )
+            for one in kernel.outcomes
+        ),
+    )
+
+
+def _causes(conformance: Conformance) -> Iterator[_Cause]:
+    number = 0
+    for kernel in conformance.kernels:
+        for name, outcomes in kernel.failing().items():
+            smallest = outcomes[0]
+            if smallest.failure is None:  # `failing` has none of those
+                continue
+            number += 1
+            features = list(dict.fromkeys(f"{one.entry.group} {one.entry.feature}" for one in outcomes))
+            more = f" and {len(features) - _MOST_FEATURES} more" if len(features) > _MOST_FEATURES else ""
+            regression = Regression(
+                problem=kernel.declaration.problem,
+                kernel=kernel.declaration.target,
+                case=smallest.case,
+                finding=FindingRecord.of(smallest.failure),
+            )
+            yield _Cause(
+                number=number,
+                kernel=kernel.declaration.target,
+                name=name,
+                message=smallest.failure.message,
+                details=smallest.failure.details,
+                case=one_line(smallest.case),
+                features=", ".join(features[:_MOST_FEATURES]) + more,
+                cases=len(outcomes),
+                regression=encode_regression(regression).decode(),
+            )
+
+
+def _table(kernels: tuple[Examined, ...], causes: Sequence[_Cause]) -> _Table:
+    numbers = {(one.kernel, one.name): one.number for one in causes}
+    rows = dict.fromkeys((one.entry.group, one.entry.feature) for kernel in kernels for one in kernel.outcomes)
+    cells = [
+        (group, feature, tuple(_cell(kernel, group, feature, numbers) for kernel in kernels)) for group, feature in rows
+    ]
+    groups = dict.fromkeys(group for group, _, _ in cells)
+    return _Table(
+        kernels,
+        tuple((group, tuple((name, found) for of, name, found in cells if of == group)) for group in groups),
+    )
+
+
+def _cell(kernel: Examined, group: str, feature: str, numbers: dict[tuple[str, str], int]) -> _Cell:
+    found = [one for one in kernel.outcomes if (one.entry.group, one.entry.feature) == (group, feature)]
+    if failed := [one for one in found if one.status == "fail"]:
+        ids = tuple(dict.fromkeys(numbers[kernel.declaration.target, one.cause] for one in failed))
+        said = failed[0].failure.message if failed[0].failure is not None else ""
+        return _Cell("bad", f"{len(failed)}/{len(found)}", said, ids)
+    if passed := [one for one in found if one.status == "pass"]:
+        text = "✓" if len(found) == 1 else f"✓ {len(passed)}"
+        return _Cell("good", text, _changes(passed))
+    if found:
+        return _Cell("none", "–", found[0].why)
+    return _Cell("none")
+
+
+def _changes(outcomes: Sequence[Outcome]) -> str:
+    return ", ".join(dict.fromkeys(change for one in outcomes for change in one.changes))

@@ -1,0 +1,212 @@
+"""What ``attnfuzz verify`` tells of a kernel: pass or fail, in lines and as the document ``attnfuzz.verify/1``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from attnfuzz.campaign.duration import format_duration
+from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.inference import numerics_as_text, supports_as_text
+from attnfuzz.campaign.result import CampaignResult
+from attnfuzz.campaign.undeclared import declared_limits, supports_text
+from attnfuzz.corpus import current_environment
+from attnfuzz.declaration import Declaration
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.supports import Supports
+from attnfuzz.report.headline import count, finding_lines, one_line
+from attnfuzz.report.order import in_order
+
+__all__ = [
+    "FORMAT",
+    "Counterexample",
+    "Limit",
+    "Verification",
+    "counting",
+    "failed_to_verify",
+    "lines_of",
+    "verification_of",
+]
+
+FORMAT = "attnfuzz.verify/1"
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that was not held against the kernel, which its file leaves open: ``text`` is a sentence.
+
+    ``field`` of `Supports` is ``declare`` then. ``how`` shows it that it is not taken: it "raises", gives "wrong"
+    numbers, or "dies"; ``said`` are the kernel's words, or an oracle's.
+    """
+
+    field: str
+    declare: str
+    how: str
+    said: str
+    text: str
+
+
+class Counterexample(msgspec.Struct, frozen=True, kw_only=True):
+    """The smallest case that fails, and how. ``certainty`` is empty where it always does, by itself.
+
+    ``regression`` and ``script`` are the files that ``--save-dir`` asks for.
+    """
+
+    oracle: str
+    kind: str
+    cause: str
+    message: str
+    details: tuple[str, ...]
+    certainty: str
+    case: Case
+    preceding: tuple[Case, ...]
+    regression: str | None = None
+    script: str | None = None
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """The document. Where the verdict is "error" nothing was judged, and ``error`` is why.
+
+    ``declared``: what the kernel's file declares, which is not questioned. ``left_out``: see `Limit`.
+    ``max_error_ratio``: the largest finite error over bound of all cases, failing ones included.
+    ``unconfirmed``: what failed once, did not come again, and may have been the machine's doing.
+    """
+
+    format: str = FORMAT
+    verdict: Literal["pass", "fail", "error"]
+    kernel: str
+    problem: str | None = None
+    cases: int = 0
+    elapsed_s: float
+    seed: int | None = None
+    device: str | None = None
+    environment: dict[str, str]
+    declared: str = ""
+    left_out: tuple[Limit, ...] = ()
+    max_error_ratio: float | None = None
+    counterexample: Counterexample | None = None
+    unconfirmed: tuple[str, ...] = ()
+    error: str | None = None
+
+
+def verification_of(
+    result: CampaignResult, kernel: str, *, regression: Path | None = None, script: Path | None = None
+) -> Verification:
+    """Of a campaign about one kernel that was judged, which is called ``kernel``."""
+    statistics = result.statistics
+    (searched,) = statistics.kernels.values()
+    found = counting(result)
+    return Verification(
+        verdict="pass" if found is None else "fail",
+        kernel=kernel,
+        problem=searched.declaration.problem,
+        cases=searched.cases,
+        elapsed_s=round(result.elapsed_s, 3),
+        seed=statistics.seed,
+        device=statistics.device_name,
+        environment=current_environment(statistics.device_name).versions,
+        declared=_declared(searched.declaration),
+        left_out=(*_left_out(result), *_outside(result)),
+        max_error_ratio=searched.max_error_ratio,
+        counterexample=None if found is None else _counterexample(found, regression, script),
+        unconfirmed=tuple(finding.failure.message for finding in result.unconfirmed),
+    )
+
+
+def failed_to_verify(kernel: str, error: str, elapsed_s: float) -> Verification:
+    """Of a kernel that could not be judged."""
+    return Verification(
+        verdict="error",
+        kernel=kernel,
+        elapsed_s=round(elapsed_s, 3),
+        environment=current_environment("").versions,
+        error=error,
+    )
+
+
+def counting(result: CampaignResult) -> Finding | None:
+    """The worst finding that counts; None if there is none."""
+    found = (one for one in in_order(result) if result.statistics.standing(one) == "counts")
+    return next(found, None)
+
+
+def lines_of(verification: Verification) -> Iterator[str]:
+    """For people."""
+    told = verification
+    effort = f"{count(told.cases, 'case')} of {told.problem} in {format_duration(told.elapsed_s)} on {told.device}"
+    yield f"{told.verdict.upper()}  {told.kernel}  ({effort}, seed {told.seed})"
+    if (found := told.counterexample) is not None:
+        yield f"  {found.oracle}: {found.message}"
+        yield f"  {one_line(found.case)}"
+        yield from (f"  {line}" for line in (*found.details, found.certainty) if line)
+        files = [path for path in (found.regression, found.script) if path is not None]
+        if files:
+            yield f"  saved in {' and '.join(files)}"
+    if told.declared:
+        yield f"  declared: {told.declared}"
+    for limit in told.left_out:
+        said = f": {limit.said}" if limit.said else ""
+        yield f"  left out: {limit.text}{said}"
+    yield from (f"  not confirmed: {message}" for message in told.unconfirmed)
+
+
+def _counterexample(found: Finding, regression: Path | None, script: Path | None) -> Counterexample:
+    failure = found.failure
+    return Counterexample(
+        oracle=failure.oracle,
+        kind=failure.kind,
+        cause=found.cause,
+        message=failure.message,
+        details=finding_lines(found.regression("").finding, found.case),
+        certainty=found.certainty(),
+        case=found.case,
+        preceding=found.preceding,
+        regression=None if regression is None else str(regression),
+        script=None if script is None else str(script),
+    )
+
+
+def _left_out(result: CampaignResult) -> Iterator[Limit]:
+    for inferred in result.inferred:
+        for left_out in inferred.left_out:
+            yield Limit(
+                field=left_out.name,
+                declare=supports_text({left_out.name: left_out.kept}),
+                how=left_out.how,
+                said=left_out.said,
+                text=str(left_out),
+            )
+
+
+def _outside(result: CampaignResult) -> Iterator[Limit]:
+    """Findings that a declaration ends: refusals, and where tensors lie."""
+    for finding in result.findings:
+        if finding.remedy is None or result.statistics.standing(finding) != "outside":
+            continue
+        limits = declared_limits(finding.remedy)
+        how = "raises" if finding.failure.oracle == "exception" else "wrong"
+        yield Limit(
+            field=", ".join(limits),
+            declare=supports_text(limits),
+            how=how,
+            said=finding.failure.message,
+            text=f"it fails outside {supports_text(limits)}",
+        )
+
+
+def _declared(declaration: Declaration) -> str:
+    """What of ``declaration`` its file says itself."""
+    defaults = Supports()
+    supports = msgspec.structs.replace(
+        declaration.supports,
+        **{name: getattr(defaults, name) for name in declaration.assumed if name in Supports.__struct_fields__},
+    )
+    numerics = msgspec.structs.replace(
+        declaration.numerics,
+        **{name: getattr(Numerics(), name) for name in declaration.assumed if name in Numerics.__struct_fields__},
+    )
+    texts = [supports_as_text(supports)] if supports != defaults else []
+    return ", ".join([*texts, *([numerics_as_text(numerics)] if numerics.declared() else [])])

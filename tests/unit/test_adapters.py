@@ -1,0 +1,170 @@
+"""Kernels of engines by their names: attnfuzz.adapters."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnfuzz
+from attnfuzz.adapters import engines, module_of
+from attnfuzz.corpus import FindingRecord, Regression, write_regression
+from attnfuzz.declaration import Absent, Kernel, KernelLoadError, load_kernels
+from attnfuzz.problems.cases import DenseDecodeCase
+
+ENGINE = """
+import torch
+
+def decode(q, k, v, seq_lens, scale, out):
+    for i, length in enumerate(seq_lens.tolist()):
+        part = k[i, :length].repeat_interleave(q.shape[1] // k.shape[2], 1).float()
+        weights = torch.einsum("hd,nhd->hn", q[i].float(), part).mul(scale * FACTOR).softmax(-1)
+        values = v[i, :length].repeat_interleave(q.shape[1] // k.shape[2], 1).float()
+        out[i] = torch.einsum("hn,nhd->hd", weights, values)
+"""
+ADAPTERS = """
+import attnfuzz
+
+ENGINE = attnfuzz.Engine("other-engine", tried=("1.2",))
+DECODE = {"decode": ("other_engine.moved:decode", "other_engine:decode")}
+
+@ENGINE.kernel("dense_decode", needs=DECODE, supports=attnfuzz.Supports(lse="none", dtypes=("float32",)))
+def decode(i, *, decode):
+    def call():
+        decode(i.q, i.k, i.v, i.seq_lens, i.scale, i.out)
+        return i.out
+
+    return call
+
+@ENGINE.kernel("dense_decode", needs={"paged": ("other_engine:paged",)}, supports=attnfuzz.Supports())
+def paged(i, *, paged):
+    return paged(i)
+"""
+POINTS = "[attnfuzz.kernels]\nother = other_adapters\n"
+
+
+def install(folder: Path, *, factor: float) -> None:
+    """An engine and, in another file, its adapters, as pip would install them."""
+    (folder / "other_engine.py").write_text(f"FACTOR = {factor}\n{ENGINE}", encoding="utf-8")
+    (folder / "other_adapters.py").write_text(ADAPTERS, encoding="utf-8")
+    for name, version, points in (("other_engine", "1.3", ""), ("other_adapters", "0.1", POINTS)):
+        info = folder / f"{name}-{version}.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+        (info / "entry_points.txt").write_text(points, encoding="utf-8")
+
+
+def run(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(installed), str(Path(attnfuzz.__file__).parents[1]))),
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "attnfuzz", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_an_adapter_that_is_installed_is_searched_replayed_and_reproduced(tmp_path: Path) -> None:
+    """Whoever has an engine would have to change attnfuzz to bring its kernels in, and could not save what is found."""
+    installed, here = tmp_path / "site", tmp_path / "here"
+    installed.mkdir()
+    install(installed, factor=1.01)
+    found = run(installed, here, "explore", "other:*", "--device", "cpu", "--budget", "3s", "--save-dir", "saved")
+    assert found.returncode == 1, found.stderr
+    assert "other:decode  accuracy" in found.stdout
+    saved, *_ = sorted((here / "saved").glob("*.json"))  # under load, shrinking may be cut off
+    assert saved.name.startswith("dense_decode-other_decode-accuracy-")
+    assert json.loads(saved.read_text())["environment"]["versions"]["other-engine"] == "1.3"
+    assert run(installed, here, "replay", str(saved)).returncode == 1
+    script = tmp_path / "repro.py"
+    assert run(installed, here, "repro", str(saved), "-o", str(script)).returncode == 0
+    assert "install_repairs" in script.read_text()  # an engine may bring Triton along
+    alone = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (alone.returncode, "FAIL" in alone.stdout) == (1, True), alone.stderr
+    install(installed, factor=1.0)
+    assert run(installed, here, "replay", str(saved)).returncode == 0
+    listed = run(installed, here, "list", "other:*").stdout
+    assert "other:decode" in listed
+    assert "other:paged" not in listed
+    absent = run(installed, here, "list", "other:paged")
+    assert absent.returncode == 2
+    assert "other-engine 1.3 has no other_engine:paged; this adapter was tried with other-engine 1.2" in absent.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "place", "why"),
+    [
+        ("no-such-engine", "no_such_engine.ops:f", "no-such-engine is not installed"),
+        ("torch", "torch.no_such_module:f", f"torch {__import__('torch').__version__} has no torch.no_such_module:f"),
+        ("torch", "torch.nn:NoSuchThing.f", "has no torch.nn:NoSuchThing.f"),
+        ("broken-engine", "broken_engine:f", "broken_engine does not import: RuntimeError: no driver"),
+        ("broken-engine", "needy_engine:f", "needy_engine does not import: No module named 'what_it_needs'"),
+    ],
+)
+def test_what_cannot_be_had_says_why(
+    package: str, place: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has no engine, an older one, or one that does not import, would see a traceback, or a finding."""
+    (tmp_path / "broken_engine.py").write_text("raise RuntimeError('no driver')", encoding="utf-8")
+    (tmp_path / "needy_engine.py").write_text("import what_it_needs", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    engine = attnfuzz.Engine(package, tried=("1.0", "2.0"))
+
+    def decode(inputs: Any, *, f: Any) -> Any: ...
+
+    made = engine.kernel("dense_decode", supports=attnfuzz.Supports(), needs={"f": (place,)})(decode)
+    assert isinstance(made, Absent)
+    assert why in made.why
+    assert made.why.endswith(f"this adapter was tried with {package} 1.0 and 2.0")
+
+
+def test_torch_is_an_engine_too() -> None:
+    """The adapters that every installation can run would be broken, and nobody would know."""
+    case: Any = DenseDecodeCase(num_q_heads=4, num_kv_heads=2, head_size=16, scale=0.25, seq_lens=(5, 17))
+    attnfuzz.check("torch:sdpa", case)
+    attnfuzz.check("torch:sdpa_math", case)
+    (kernel,) = load_kernels("torch:sdpa")
+    assert isinstance(kernel, Kernel)
+    assert kernel.declaration.target == "torch:sdpa"
+    with pytest.raises(KernelLoadError, match="did you mean 'sdpa'"):
+        load_kernels("torch:sdpaa")
+
+
+def test_a_script_is_made_of_an_adapter_wherever_attnfuzz_lies(tmp_path: Path) -> None:
+    """What is found in an engine could not be filed with it, from any folder but that of a clone."""
+    case: Any = DenseDecodeCase(num_q_heads=4, num_kv_heads=2, head_size=16, scale=0.25, seq_lens=(5, 17))
+    record = FindingRecord(oracle="accuracy", message="made up")
+    saved = write_regression(
+        Regression(problem="dense_decode", kernel="torch:sdpa", case=case, finding=record), tmp_path
+    )
+    command = [str(Path(sys.executable).with_name("attnfuzz")), "repro", saved.name, "-o", "script.py"]
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    made = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    script = [sys.executable, "-P", "script.py"]
+    run = subprocess.run(script, cwd=tmp_path, env=clean, capture_output=True, text=True, check=False)
+    assert (run.returncode, "PASS" in run.stdout) == (0, True), run.stdout + run.stderr
+
+
+def test_engines_that_come_with_attnfuzz_cannot_be_replaced() -> None:
+    """A distribution that calls itself vllm would be run where a saved case names vLLM."""
+    assert {"vllm", "sglang", "flashinfer", "torch"} <= engines().keys()
+    assert engines()["vllm"] == "attnfuzz.adapters.vllm"
+    assert module_of("my.package") == "my.package"

@@ -1,0 +1,153 @@
+"""``attnfuzz verify``: verdict, document and exit status, for kernel files and for FlashInfer-Bench solutions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.solutions import DECODE, PREFILL, a_solution, write_solution
+
+COMMAND = Path(sys.executable).with_name("attnfuzz")
+
+KERNEL = """
+import attnfuzz
+from attnfuzz.kernels import eager
+
+
+@attnfuzz.kernel("dense_decode")
+def mine(inputs):
+    if inputs.q.shape[2] not in (16, 64):
+        raise ValueError("head_size must be 16 or 64")
+    out, lse = eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
+    return out, lse
+"""
+WRONG = KERNEL.replace("    return out, lse", "    out[inputs.seq_lens > 1] += 1\n    return out, lse")
+
+
+def verify(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(COMMAND), "verify", *map(str, arguments), "--device", "cpu", "--workers", "1"]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=180, check=False)
+
+
+def document(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(run.stdout)
+    assert told["format"] == "attnfuzz.verify/1"
+    return told
+
+
+def test_what_a_kernel_refuses_is_left_out_and_told(tmp_path: Path) -> None:
+    """A kernel that says what it cannot do would fail, or nobody would learn what it was not judged on."""
+    (tmp_path / "mine.py").write_text(KERNEL)
+    run = verify("mine.py", "--json", "--budget", "5s", "--seed", "7", cwd=tmp_path)
+    told = document(run)
+    assert (run.returncode, told["verdict"], told["kernel"]) == (0, "pass", "mine.py:mine")
+    assert (told["problem"], told["seed"], told["counterexample"]) == ("dense_decode", 7, None)
+    assert 0 < told["max_error_ratio"] <= 1
+    assert told["cases"] > 0
+    assert {"attnfuzz", "torch"} <= told["environment"].keys()
+    (limit,) = told["left_out"]
+    assert (limit["field"], limit["how"]) == ("head_sizes", "raises")
+    assert limit["declare"] == "Supports(head_sizes=(16, 64))"
+    assert "head_size must be 16 or 64" in limit["said"]
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
+
+
+def test_with_pedantic_nothing_is_left_out(tmp_path: Path) -> None:
+    """There would be no way to hold a kernel to all that engines hand over."""
+    (tmp_path / "mine.py").write_text(KERNEL)
+    run = verify("mine.py", "--json", "--pedantic", cwd=tmp_path)
+    found = document(run)["counterexample"]
+    assert run.returncode == 1
+    assert "head_size must be 16 or 64" in found["message"]
+
+
+def test_a_wrong_kernel_fails_with_its_smallest_case(tmp_path: Path) -> None:
+    """Whoever asked would get no counterexample to work with."""
+    (tmp_path / "mine.py").write_text(WRONG)
+    run = verify("mine.py:mine", "--save-dir", "found", cwd=tmp_path)
+    assert run.returncode == 1
+    first, said, case, *_ = run.stdout.splitlines()
+    assert first.startswith("FAIL  mine.py:mine  (")
+    assert said.startswith("  accuracy: out[seq 0")
+    assert "seq_lens 2" in case
+    regression, script = sorted((tmp_path / "found").iterdir())
+    assert (regression.suffix, script.suffix) == (".json", ".py")
+    assert "left out: it raises for head sizes" in run.stdout
+    replayed = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert replayed.returncode == 1, replayed.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import nowhere", "mine.py does not import: ModuleNotFoundError: No module named 'nowhere'"),
+        ("x = 1", "declares no kernel"),
+        (KERNEL + KERNEL.replace("def mine", "def other"), "names 2 kernels (mine, other), and one is verified"),
+    ],
+)
+def test_what_cannot_be_judged_is_one_sentence_and_a_document(source: str, words: str, tmp_path: Path) -> None:
+    """A program that reads the document would find none, or take a file that does not load for a wrong kernel."""
+    (tmp_path / "mine.py").write_text(source)
+    run = verify("mine.py", "--json", cwd=tmp_path)
+    told = document(run)
+    assert (run.returncode, told["verdict"]) == (2, "error")
+    assert words in told["error"]
+    assert run.stderr == f"Error: {told['error']}\n"
+
+
+def test_where_nothing_can_be_saved_is_said_before_the_search(tmp_path: Path) -> None:
+    """The counterexample would be lost when it has been found."""
+    (tmp_path / "mine.py").write_text(KERNEL)
+    run = verify("mine.py", "--save-dir", "mine.py", cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == "Error: --save-dir 'mine.py' is a file; name a folder\n"
+
+
+@pytest.mark.parametrize(
+    "solution",
+    [
+        a_solution(DECODE),
+        a_solution(
+            PREFILL,
+            definition="gqa_paged_prefill_causal_h4_kv2_d64_ps16",
+            spec={"language": "triton", "destination_passing_style": False},
+        ),
+    ],
+    ids=["decode", "prefill"],
+)
+def test_a_right_solution_passes(solution: dict[str, Any], tmp_path: Path) -> None:
+    """FlashInfer-Bench's arguments would be in another order or of another meaning than its definitions say."""
+    write_solution(tmp_path, solution)
+    run = verify("solution.json", "--json", "--budget", "5s", cwd=tmp_path)
+    told = document(run)
+    assert (run.returncode, told["verdict"], told["kernel"]) == (0, "pass", "solution.json")
+    assert told["cases"] > 0
+    assert 'where=({"num_q_heads": 4, "num_kv_heads": 2},)' in told["declared"]
+
+
+def test_a_wrong_solution_fails_and_is_kept_with_its_sources(tmp_path: Path) -> None:
+    """The saved case would name a kernel in a folder that is gone."""
+    write_solution(tmp_path, a_solution(DECODE.replace("head // group", "head % k.shape[1]")))
+    run = verify("solution.json", "--json", "--save-dir", "found", cwd=tmp_path)
+    found = document(run)["counterexample"]
+    assert run.returncode == 1
+    assert "query head 1 reads KV head 1, expected 0" in " ".join((found["message"], *found["details"]))
+    again = subprocess.run(
+        [str(COMMAND), "replay", found["regression"]], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 1, again.stderr
+    assert found["script"] is None
+
+
+def test_a_solution_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    """A traceback, or exit status 1 as of a kernel that is wrong."""
+    write_solution(tmp_path, a_solution(definition="gemm_n128_k2048"))
+    run = verify("solution.json", cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.startswith("Error: solution 'solution.json': definition='gemm_n128_k2048' is none that attnfuzz")
+    assert run.stderr.count("\n") == 1

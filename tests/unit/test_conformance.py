@@ -1,0 +1,112 @@
+"""attnfuzz.conformance: a fixed set of cases on many kernels, and what is told of that."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnfuzz.conformance import load_set
+from attnfuzz.conformance.cases import set_file
+from attnfuzz.problems.cases import PROBLEMS, encode_case
+from attnfuzz.problems.supported import translate
+from attnfuzz.problems.supports import Supports
+
+KERNEL = """
+import torch
+import attnfuzz
+
+SUPPORTS = attnfuzz.Supports(dtypes=("float32",), lse="none", gqa_ratios=(1, 2, 4, 8))
+
+
+def attend(inputs, dropped):
+    out = torch.zeros_like(inputs.q)
+    group = inputs.q.shape[1] // inputs.k.shape[2]
+    for i, length in enumerate(inputs.seq_lens.tolist()):
+        k, v = (part[i, :length].repeat_interleave(group, 1).double() for part in (inputs.k, inputs.v))
+        weights = (torch.einsum("hd,nhd->hn", inputs.q[i].double(), k) * inputs.scale).softmax(-1)
+        out[i] = torch.einsum("hn,nhd->hd", weights, v) if length and length not in dropped else 0
+    return out
+
+
+@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
+def right(inputs):
+    return attend(inputs, ())
+
+
+@attnfuzz.kernel("dense_decode", supports=SUPPORTS)
+def forgets_length_33(inputs):
+    return attend(inputs, (33,))
+"""
+
+
+def attnfuzz(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("attnfuzz")), "conformance", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_a_set_is_never_changed() -> None:
+    """Pages of two days, or of two engines, could not be compared; what is to be added makes a new version."""
+    digest = hashlib.sha256(set_file(1).read_bytes()).hexdigest()
+    assert digest == "fa5e7b2e348ae9935462f3f41da492c3a167381159b178e862788bae024b67c4"
+
+
+def test_the_set_has_cases_of_each_problem_that_engines_have() -> None:
+    """A column of the page would be empty."""
+    entries = load_set().entries
+    assert len({encode_case(entry.case) + str(entry.law).encode() for entry in entries}) > 0.9 * len(entries)
+    for problem in PROBLEMS:
+        taken = [one for one in entries if translate(one.case, problem, Supports(), {}) is not None]
+        assert len(taken) > 50, problem
+
+
+def test_kernels_are_compared_feature_by_feature(tmp_path: Path) -> None:
+    """The page would accuse a right kernel, say of a wrong one that it is right, or leave out why."""
+    (tmp_path / "mine.py").write_text(KERNEL, encoding="utf-8")
+    run = attnfuzz("mine.py", "--json", "c.json", "--html", "c.html", "--device", "cpu", cwd=tmp_path)
+    assert run.returncode == 1, run.stdout + run.stderr
+    found = {kernel["name"]: kernel for kernel in json.loads((tmp_path / "c.json").read_text())["kernels"]}
+    right, wrong = found["mine.py:right"], found["mine.py:forgets_length_33"]
+    assert (right["failed"], right["not_run"]) == (0, 0)
+    assert right["passed"] + right["unsupported"] == len(right["outcomes"])
+    assert wrong["failed"] > 0
+
+    rows = {(one["group"], one["feature"]): one for one in wrong["outcomes"]}
+    assert rows["dtype", "float32"]["status"] == "fail"
+    assert rows["dtype", "float16"]["status"] == "unsupported"
+    assert "dtype='float16'" in rows["dtype", "float16"]["why"]
+    assert rows["memory", "every other element of q"]["why"].startswith("dtype=")
+    assert {one["changes"][0] for one in wrong["outcomes"] if one["group"] == "layout"} == {"as dense_decode"}
+
+    page = (tmp_path / "c.html").read_text()
+    assert "forgets_length_33" in page
+    assert 'href="#cause-1"' in page
+    assert "attnfuzz.regression/1" in page
+    assert "1. mine.py:forgets_length_33" in run.stdout
+
+
+def test_a_failing_case_of_the_page_can_be_replayed(tmp_path: Path) -> None:
+    """A maintainer would see a red cell and have nothing to run."""
+    (tmp_path / "mine.py").write_text(KERNEL, encoding="utf-8")
+    attnfuzz("mine.py:forgets_length_33", "--html", "c.html", "--device", "cpu", cwd=tmp_path)
+    page = (tmp_path / "c.html").read_text()
+    text = page.partition("<pre>")[2].partition("</pre>")[0].replace("&#34;", '"').replace("&#39;", "'")
+    (tmp_path / "saved.json").write_bytes(msgspec.json.format(text.encode()))
+    command = [str(Path(sys.executable).with_name("attnfuzz")), "replay", "saved.json"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "FAIL" in run.stdout
+
+
+@pytest.mark.parametrize(("arguments", "said"), [(("nothing:*",), "no module named 'nothing'"), (("gone",), "gone")])
+def test_what_nobody_has_is_refused(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    """An empty page would look like one without objections."""
+    run = attnfuzz(*arguments, cwd=tmp_path)
+    assert run.returncode == 2
+    assert said in run.stderr
+    assert len(run.stderr.splitlines()) == 1
