@@ -54,6 +54,9 @@ def decide_variant(
 ) -> Variant:
     """Of about one case in three, none; of the others one or several of ``names``. ``steps``: page and tile sizes.
 
+    Sinks do not come with ALiBi: no model has both, and beside a sink it would matter at which position a bias is zero,
+    which engines put where it suits them (vLLM at the first new token, the paper at the query).
+
     ``longest``: about as many tokens as a sequence may have, beyond which all windows are the same. ``wide_group``:
     whether a KV head has more query heads than a block of rows may have.
     """
@@ -62,11 +65,12 @@ def decide_variant(
     alibi = decisions.pick(_ALIBI_OF_WIDE if wide_group else _ALIBI)
     sinks = decisions.pick(_SINKS_OF_WIDE if wide_group else _SINKS if num_splits == 1 else _SINKS_OF_SPLITS)
     soft_cap = soft_cap if "soft_cap" in names else None
+    sinks = sinks if "sinks" in names else None
     found = Variant(
         window=window if "window" in names else None,
         soft_cap=soft_cap,
-        alibi=alibi if "alibi" in names and soft_cap is None else None,
-        sinks=sinks if "sinks" in names else None,
+        alibi=alibi if "alibi" in names and soft_cap is None and sinks is None else None,
+        sinks=sinks,
     )
     return PLAIN_VARIANT if found == PLAIN_VARIANT else found
 

@@ -1,4 +1,7 @@
-"""SGLang's attention kernels in Triton."""
+"""SGLang's attention kernels in Triton.
+
+Without caches of 8 bits: for those they round weights, and when prefilling queries, to the format of the cache.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,30 @@ from torch import Tensor
 
 import attnfuzz
 
-__all__ = ["decode_attention", "merge_state"]
+__all__ = ["decode_attention", "extend_attention", "extend_attention_unified", "merge_state"]
 
 SGLANG = attnfuzz.Engine("sglang", tried=("0.5.23",))
 _OPS = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
-_CACHES: dict[str, Any] = {"dtypes": ("float16", "bfloat16"), "layouts": ("NHD", "interleaved"), "lse": "none"}
+_CACHES: dict[str, Any] = {
+    "dtypes": ("float16", "bfloat16"),
+    "layouts": ("NHD", "interleaved"),
+    "variants": ("window", "soft_cap", "sinks"),
+}
 
 
 def _ops(name: str) -> tuple[str, ...]:
     return tuple(f"{place}.{name}" for place in _OPS)
 
 
-def _slots(i: Any, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Its form of a block table: where each sequence begins, and the slot of the cache of each of its tokens."""
-    width = i.block_table.shape[1] * i.block_size
-    positions = torch.arange(width, device=i.q.device)
+def _slots(i: Any, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """Its form of a block table, for the tokens of each sequence from ``starts`` to ``ends``.
+
+    Where each sequence begins, and the slot of the cache of each of its tokens.
+    """
+    positions = torch.arange(i.block_table.shape[1] * i.block_size, device=i.q.device)
     slots = i.block_table.long().repeat_interleave(i.block_size, 1) * i.block_size + positions % i.block_size
-    starts = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-    return starts, slots[positions < lengths[:, None]]
+    indptr = torch.nn.functional.pad((ends - starts).cumsum(0, dtype=torch.int32), (1, 0))
+    return indptr, slots[(positions >= starts[:, None]) & (positions < ends[:, None])]
 
 
 def _flat(cache: Tensor) -> Tensor:
@@ -37,20 +46,74 @@ def _flat(cache: Tensor) -> Tensor:
 @SGLANG.kernel(
     "paged_decode",
     needs={"forward": _ops("decode_attention:decode_attention_fwd")},
-    supports=attnfuzz.Supports(**_CACHES, empty_sequences=False),
+    supports=attnfuzz.Supports(**_CACHES, lse="none", empty_sequences=False),
     options={"max_kv_splits": (8, 16)},
 )
 def decode_attention(i: Any, *, forward: Any, max_kv_splits: int) -> Callable[[], Tensor]:
-    """Split-K decode. Its table names slots of the cache, not pages, in the order of each sequence."""
+    """Split-K decode. Its table names slots of the cache, not pages, of the keys that each query sees."""
     num_seqs, num_q_heads, _ = i.q.shape
     k, v = _flat(i.k_cache), _flat(i.v_cache)
-    starts, live = _slots(i, i.seq_lens)
+    first = torch.zeros_like(i.seq_lens) if i.window is None else (i.seq_lens - i.window).clamp(min=0)
+    indptr, slots = _slots(i, first, i.seq_lens)
     partial_out = i.q.new_empty(num_seqs, num_q_heads, max_kv_splits, v.shape[-1], dtype=torch.float32)
     partial_lse = i.q.new_empty(num_seqs, num_q_heads, max_kv_splits, dtype=torch.float32)
     splits = torch.full((num_seqs,), max_kv_splits, dtype=torch.int32, device=i.q.device)
 
     def call() -> Tensor:
-        forward(i.q, k, v, i.out, starts, live, partial_out, partial_lse, splits, max_kv_splits, i.scale, 1.0, 1.0)
+        forward(
+            i.q, k, v, i.out, indptr, slots, partial_out, partial_lse, splits, max_kv_splits, i.scale, 1.0, 1.0,
+            logit_cap=i.soft_cap or 0.0, sinks=i.sinks,
+        )  # fmt: skip
+        out: Tensor = i.out
+        return out
+
+    return call
+
+
+@SGLANG.kernel(
+    "paged_attention",
+    needs={"forward": _ops("extend_attention:extend_attention_fwd")},
+    supports=attnfuzz.Supports(**_CACHES),
+)
+def extend_attention(i: Any, *, forward: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """Prefill and decode on what is cached, and on the new tokens' keys and values, which lie apart in a row."""
+    k, v = _flat(i.k_cache), _flat(i.v_cache)
+    context = i.seq_lens - i.cu_seqlens_q.diff()
+    left = -1 if i.window is None else i.window - 1  # it does not count the query itself
+    first = torch.zeros_like(context) if i.window is None else (context - left).clamp(min=0)
+    indptr, slots = _slots(i, first, context)
+    _, fresh = _slots(i, context, i.seq_lens)
+
+    def call() -> tuple[Tensor, Tensor]:
+        forward(
+            i.q, k_new, v_new, i.out, k, v, i.cu_seqlens_q, indptr, slots, None, True, None, i.max_query_len, 1.0, 1.0,
+            sm_scale=i.scale, logit_cap=i.soft_cap or 0.0, sliding_window_size=left, sinks=i.sinks, lse_extend=i.lse,
+        )  # fmt: skip
+        return i.out, i.lse
+
+    k_new, v_new = k[fresh], v[fresh]
+    return call
+
+
+@SGLANG.kernel(
+    "paged_attention",
+    needs={"forward": _ops("extend_attention:extend_attention_fwd_unified")},
+    supports=attnfuzz.Supports(**_CACHES, lse="none"),
+)
+def extend_attention_unified(i: Any, *, forward: Any) -> Callable[[], Tensor]:
+    """The same with all keys and values in the cache, as its deterministic mode runs it."""
+    k, v = _flat(i.k_cache), _flat(i.v_cache)
+    context = i.seq_lens - i.cu_seqlens_q.diff()
+    left = -1 if i.window is None else i.window - 1
+    first = torch.zeros_like(context) if i.window is None else (context - left).clamp(min=0)
+    indptr, slots = _slots(i, first, i.seq_lens)
+
+    def call() -> Tensor:
+        forward(
+            i.q, i.out, k, v, 1.0, 1.0, i.cu_seqlens_q, indptr, slots, context - first, i.max_query_len,
+            sm_scale=i.scale, logit_cap=i.soft_cap or 0.0, sliding_window_size=left, sinks=i.sinks,
+            window_start_pos=first,
+        )  # fmt: skip
         out: Tensor = i.out
         return out
 

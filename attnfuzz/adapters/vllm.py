@@ -20,16 +20,30 @@ __all__ = [
 
 VLLM = attnfuzz.Engine("vllm", tried=("0.33.0",))
 _OPS = ("vllm.v1.attention.ops", "vllm.attention.ops")
+
+
+def _ops(name: str) -> tuple[str, ...]:
+    return tuple(f"{place}.{name}" for place in _OPS)
+
+
 _SEGMENTS = 16
 """Of `unified_attention`, as vLLM's Triton backend has them (`NUM_PAR_SOFTMAX_SEGMENTS`)."""
 _ALWAYS_IN_SEGMENTS = 1 << 20
 """Sequences up to which long ones are cut."""
 
 _CACHES: dict[str, Any] = {"dtypes": ("float16", "bfloat16"), "layouts": ("NHD", "interleaved")}
-
-
-def _ops(name: str) -> tuple[str, ...]:
-    return tuple(f"{place}.{name}" for place in _OPS)
+_UNIFIED: dict[str, Any] = {
+    **_CACHES,
+    "lse": "none",
+    "variants": ("window", "soft_cap", "alibi", "sinks"),
+    "kv_dtypes": ("float8_e4m3fn", "float8_e5m2"),
+    "kv_scales": ("tensor",),
+}
+_UNIFIED_NEEDS = {
+    "unified": _ops("triton_unified_attention:unified_attention"),
+    "kv_modes": ("vllm.v1.kv_cache_interface:KVQuantMode",),
+}
+_UNIFIED_NUMERICS = attnfuzz.Numerics(dequantised="input")
 
 
 @VLLM.kernel(
@@ -55,26 +69,29 @@ def decode_attention(i: Any, *, forward: Any, num_kv_splits: int) -> Callable[[]
 
 @VLLM.kernel(
     "paged_attention",
-    needs={"unified": _ops("triton_unified_attention:unified_attention")},
-    supports=attnfuzz.Supports(**_CACHES, lse="none"),
+    needs=_UNIFIED_NEEDS,
+    supports=attnfuzz.Supports(**_UNIFIED),
+    numerics=_UNIFIED_NUMERICS,
 )
-def unified_attention(i: Any, *, unified: Any) -> Callable[[], Tensor]:
+def unified_attention(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[], Tensor]:
     """Prefill, decode and both in one batch, without segments."""
-    return _unified(i, unified, i.cu_seqlens_q, i.max_query_len, i.max_seq_len)
+    return _unified(i, unified, kv_modes, i.cu_seqlens_q, i.max_query_len, i.max_seq_len)
 
 
 @VLLM.kernel(
     "paged_decode",
-    needs={"unified": _ops("triton_unified_attention:unified_attention")},
-    supports=attnfuzz.Supports(**_CACHES, lse="none", empty_sequences=False),
+    needs=_UNIFIED_NEEDS,
+    supports=attnfuzz.Supports(**_UNIFIED, empty_sequences=False),
+    numerics=_UNIFIED_NUMERICS,
 )
-def unified_attention_segments(i: Any, *, unified: Any) -> Callable[[], Tensor]:
+def unified_attention_segments(i: Any, *, unified: Any, kv_modes: Any) -> Callable[[], Tensor]:
     """Decode with each sequence cut into segments."""
     num_seqs, num_q_heads, head_size = i.q.shape
     rows = (num_seqs, num_q_heads, _SEGMENTS)
     return _unified(
         i,
         unified,
+        kv_modes,
         torch.arange(num_seqs + 1, dtype=torch.int32, device=i.q.device),
         1,
         i.block_table.shape[1] * i.block_size,
@@ -87,13 +104,17 @@ def unified_attention_segments(i: Any, *, unified: Any) -> Callable[[], Tensor]:
 
 
 def _unified(
-    i: Any, unified: Any, cu_seqlens_q: Tensor, longest_q: int, longest: int, **segments: Any
+    i: Any, unified: Any, kv_modes: Any, cu_seqlens_q: Tensor, longest_q: int, longest: int, **segments: Any
 ) -> Callable[[], Tensor]:
+    left = -1 if i.window is None else i.window - 1  # it does not count the query itself
+    kv_mode = kv_modes.NONE if i.k_scale is None else kv_modes.FP8_PER_TENSOR
+
     def call() -> Tensor:
         unified(
             q=i.q, k=i.k_cache, v=i.v_cache, out=i.out, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest_q,
-            seqused_k=i.seq_lens, max_seqlen_k=longest, softmax_scale=i.scale, causal=True, window_size=(-1, -1),
-            block_table=i.block_table, softcap=0, q_descale=None, k_descale=None, v_descale=None, **segments,
+            seqused_k=i.seq_lens, max_seqlen_k=longest, softmax_scale=i.scale, causal=True, window_size=(left, 0),
+            block_table=i.block_table, softcap=i.soft_cap or 0, q_descale=None, k_descale=i.k_scale,
+            v_descale=i.v_scale, alibi_slopes=i.alibi_slopes, sinks=i.sinks, kv_quant_mode=kv_mode, **segments,
         )  # fmt: skip
         out: Tensor = i.out
         return out

@@ -7,7 +7,9 @@ Without them, kernels that are right on a GPU look wrong on a CPU (Triton 3.6 an
 * The result of a comparison is marked with the type of what was compared, so that combining a block mask with a
   scalar comparison, `mask & (lse > float("-inf"))`, raises a TypeError. Here it is a boolean.
 * It reads NaN and infinity of an 8-bit format as numbers, so that dead memory of such a cache would not be NaN, and the
-  smallest numbers of float8_e5m2 wrongly when it makes float16 of them.
+  smallest numbers of float8_e5m2 wrongly when it makes float16 of them, as `tl.dot` does. Rounding to such a format, it
+  loses the carry into the exponent, and what is too large becomes anything. Here it is rounded to nearest, ties to
+  even, up to the largest finite number, as PTX does (`cvt.rn.satfinite`).
 * It has no constants of bfloat16: `x + 2.5` and `tl.full(shape, 1.0, tl.bfloat16)` end in an AttributeError. Here they
   are rounded to nearest, as the compiler does.
 * It takes an integer below 2^31 for 32 bits, even where the kernel's signature says `stride: tl.int64`, so that offsets
@@ -149,7 +151,7 @@ class _Repairs:
 
     def dot(self, method: Method) -> Method:
         def repaired(builder: object, a: Any, b: Any, *rest: Any) -> Any:
-            return method(builder, self._widened(a), self._widened(b), *rest)
+            return method(builder, self._as_float32(a), self._as_float32(b), *rest)
 
         return repaired
 
@@ -168,6 +170,9 @@ class _Repairs:
                 return self._handle(numbers[source.data].astype(self._wide[wide]), wide)
             if numbers is not None and wide == self._language.bfloat16:
                 return self._handle(_to_bfloat16_bits(numbers[source.data]), wide)
+            narrow = self._float8.get(wide)
+            if narrow is not None and numbers is None and getattr(rounding, "name", "RTNE") == "RTNE":
+                return self._handle(_to_float8_bits(self._widened(source).data, narrow), wide)
             return method(builder, source, destination, rounding)
 
         return repaired
@@ -222,6 +227,10 @@ class _Repairs:
     def _is_bfloat16(self, operand: Any) -> bool:
         return isinstance(operand, self._handle) and operand.dtype.scalar == self._language.bfloat16
 
+    def _as_float32(self, operand: Any) -> Any:
+        numbers = self._float8.get(operand.dtype.scalar)
+        return self._widened(operand) if numbers is None else self._handle(numbers[operand.data], self._language.float32)
+
     def _widened(self, operand: Any) -> Any:
         if not self._is_bfloat16(operand):
             return operand
@@ -246,6 +255,16 @@ def _numbers_of_float8(exponent_bits: int, fraction_bits: int, *, has_infinity: 
     else:
         numbers = np.where(is_top & (fraction == (1 << fraction_bits) - 1), np.nan, numbers)
     return np.where(codes & 128, -numbers, numbers).astype(np.float32)
+
+
+def _to_float8_bits(values: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The nearest of ``numbers``, those of all bit patterns, ties to even; NaN stays NaN."""
+    positive = numbers[:128]
+    finite = positive[np.isfinite(positive)].astype(np.float64)
+    halfway, size = (finite[1:] + finite[:-1]) / 2, np.abs(values).astype(np.float64)
+    below, above = (np.searchsorted(halfway, size, side=side) for side in ("left", "right"))
+    codes = np.where(np.isnan(values), 0x7F, np.where(below % 2 == 0, below, above))
+    return (codes | np.where(np.signbit(values), 0x80, 0)).astype(np.uint8)
 
 
 def _to_bfloat16_bits(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -8,6 +8,9 @@ they are there for, and draw otherwise:
 * ``fine``: bit patterns, so that every exponent and fraction and all subnormal numbers occur. Of K, and of float8_e5m2,
   the largest exponent bit is 0, which keeps numbers below 2; for 0x7F and the like, which are no numbers, there is 0.
 * ``large`` is a quarter as large in float8_e4m3fn, whose largest number is 448.
+
+Where q is float16, nothing in the cache stands for more than a float16 holds: it was one before it was cached, and a
+kernel may make one of it again.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ _CODES_BELOW = {"float8_e4m3fn": 16, "float8_e5m2": 8}
 """Integers up to these have exact neighbours: 4 and 3 bits of significand."""
 
 _BELOW_TWO = 0xBF
+_LARGEST_OF_FLOAT16 = 7168.0
+"""In a format of 8 bits; times the largest scale, 8, below 65,504."""
 
 
 def drawn_for_cache(
@@ -70,7 +75,7 @@ def quantised_needle(case: AttentionCase, key: Float[Tensor, " head_size"]) -> F
 
 def _rounded(numbers: Float[Tensor, "*shape"], dtype: KvDtype) -> Float[Tensor, "*shape"]:
     """To the nearest of ``dtype``, in the dtype they have. torch's versions differ in what they make of larger ones."""
-    largest = LARGEST[dtype]
+    largest = min(LARGEST[dtype], _LARGEST_OF_FLOAT16) if numbers.dtype == torch.float16 else LARGEST[dtype]
     return numbers.float().clamp(-largest, largest).to(getattr(torch, dtype)).to(numbers.dtype)
 
 

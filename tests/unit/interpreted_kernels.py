@@ -42,6 +42,20 @@ def conversion_kernel(p_in, p_out, TILE: tl.constexpr):
 
 
 @triton.jit
+def rounding_kernel(p_in, p_out, TILE: tl.constexpr):
+    """Copy numbers into another dtype."""
+    o = tl.arange(0, TILE)
+    tl.store(p_out + o, tl.load(p_in + o).to(p_out.dtype.element_ty))
+
+
+@triton.jit
+def dot_kernel(p_a, p_b, p_out, TILE: tl.constexpr):
+    """The product of two matrices [TILE TILE], added up in float32."""
+    o = tl.arange(0, TILE)[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    tl.store(p_out + o, tl.dot(tl.load(p_a + o), tl.load(p_b + o)))
+
+
+@triton.jit
 def annotated_kernel(p_out, wide: tl.int64, named: "tl.int64", plain, byte: tl.uint8, TILE: tl.constexpr):
     """What each of four arguments becomes if it is multiplied by 2^16."""
     factor = tl.full([], 1 << 16, tl.int32)

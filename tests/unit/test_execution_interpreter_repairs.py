@@ -17,6 +17,8 @@ from tests.unit.interpreted_kernels import (
     arithmetic_kernel,
     constant_kernel,
     conversion_kernel,
+    dot_kernel,
+    rounding_kernel,
     scalar_mask_kernel,
 )
 
@@ -67,6 +69,35 @@ def test_every_float8_number_is_read_as_torch_reads_it(narrow: torch.dtype, wide
     expected = numbers.to(wide)
     expected[-1] = 0
     assert torch.equal(out.nan_to_num(999.0, 777.0, -777.0), expected.nan_to_num(999.0, 777.0, -777.0))
+
+
+@pytest.mark.parametrize("wide", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("narrow", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_rounding_to_float8_is_that_of_torch(narrow: torch.dtype, wide: torch.dtype) -> None:
+    """A kernel that rounds its weights to 8 bits, as its declaration says, would be reported on every CPU."""
+    assert install_repairs()
+    largest = torch.finfo(narrow).max
+    held = torch.arange(128, dtype=torch.uint8).view(narrow).float()
+    held = held[held.isfinite()]
+    numbers = torch.cat((held, (held[1:] + held[:-1]) / 2, torch.rand(256) * largest, torch.tensor([math.nan, 1e30])))
+    numbers = numbers[: -(len(numbers) % 2) or None].to(wide).nan_to_num(math.nan, torch.finfo(wide).max)
+    numbers = torch.cat((numbers, -numbers, torch.zeros(1024 - 2 * len(numbers), dtype=wide)))
+    out = torch.empty(1024, dtype=narrow)
+    rounding_kernel[(1,)](numbers, out, TILE=1024)
+    expected = numbers.float().clamp(-largest, largest).to(narrow)
+    assert torch.equal(out.float().nan_to_num(999.0), expected.float().nan_to_num(999.0))
+
+
+@pytest.mark.parametrize("narrow", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_product_of_float8_matrices_is_that_of_their_numbers(narrow: torch.dtype) -> None:
+    """A correct kernel that multiplies rounded weights with a cache of 8 bits would be reported for subnormal values."""
+    assert install_repairs()
+    codes = torch.randint(0, 0x70, (2, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    codes[:, 0] = torch.arange(16)  # subnormal numbers among them
+    a, b = codes.view(narrow)
+    out = torch.empty(16, 16)
+    dot_kernel[(1,)](a, b, out, TILE=16)
+    torch.testing.assert_close(out, a.float() @ b.float(), atol=0, rtol=1e-6)
 
 
 @pytest.mark.parametrize("by_keyword", [False, True])
