@@ -229,7 +229,9 @@ class _Repairs:
 
     def _as_float32(self, operand: Any) -> Any:
         numbers = self._float8.get(operand.dtype.scalar)
-        return self._widened(operand) if numbers is None else self._handle(numbers[operand.data], self._language.float32)
+        if numbers is None:
+            return self._widened(operand)
+        return self._handle(numbers[operand.data], self._language.float32)
 
     def _widened(self, operand: Any) -> Any:
         if not self._is_bfloat16(operand):

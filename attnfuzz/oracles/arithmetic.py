@@ -5,7 +5,7 @@ import torch
 from attnfuzz.declaration import Declaration
 from attnfuzz.numerics.arithmetic import Arithmetic, attention_arithmetic, merge_arithmetic
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase, SplitDecodeCase
-from attnfuzz.problems.quantised_kv import kv_scales, smallest_magnitudes
+from attnfuzz.problems.quantised_kv import smallest_magnitudes
 
 __all__ = ["arithmetic_of"]
 
@@ -34,7 +34,7 @@ def arithmetic_of(declaration: Declaration, case: AttentionCase | MergeStatesCas
 def _smallest_kv(case: AttentionCase) -> tuple[float, float] | None:
     if case.kv is None:
         return None
-    return smallest_magnitudes(case.kv, kv_scales(case.kv, case.num_kv_heads, case.values.seed))
+    return smallest_magnitudes(case.kv, case.kv.head_scales(case.num_kv_heads, case.values.seed))
 
 
 def _num_partials(declaration: Declaration, case: AttentionCase) -> int:

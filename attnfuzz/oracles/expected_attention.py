@@ -21,7 +21,6 @@ from attnfuzz.numerics.variant_scores import VariantRows
 from attnfuzz.oracles.arithmetic import arithmetic_of
 from attnfuzz.oracles.row_batches import Block, Place, Results, RowBatch, joined, row_batches, to_device, windows
 from attnfuzz.problems.cases import AttentionCase
-from attnfuzz.problems.variants import per_head_numbers
 from attnfuzz.values import LogicalAttention
 
 __all__ = ["changes_scores", "expect_attention"]
@@ -150,7 +149,7 @@ def _per_head(requests: Sequence[Request]) -> Tensor:
     slopes: list[float] = []
     sinks: list[float] = []
     for _, case, _ in requests:
-        numbers = per_head_numbers(case.variant, case.num_q_heads, case.values.seed)
+        numbers = case.variant.per_head_numbers(case.num_q_heads, case.values.seed)
         none = (0.0,) * case.num_q_heads
         slopes += numbers.get("alibi_slopes", none) * case.num_rows
         sinks += numbers.get("sinks", none) * case.num_rows

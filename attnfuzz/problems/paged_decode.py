@@ -16,7 +16,6 @@ from attnfuzz.problems.placement import Placement, placements
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.problems.reference import Expected, attention_reference
 from attnfuzz.problems.supports import Layout, Supports
-from attnfuzz.problems.variants import per_head_numbers
 from attnfuzz.values.attention import LogicalAttention, attention_values
 from attnfuzz.values.token_table import token_table
 from attnfuzz.values.transfer import on_device
@@ -90,7 +89,7 @@ def write(case: PagedDecodeCase, tensors: dict[str, Tensor], values: LogicalAtte
     if placement.cu_seqlens_q is not None:
         tensors["cu_seqlens_q"].copy_(placement.cu_seqlens_q)
     tensors["seq_lens"].copy_(placement.seq_lens)
-    for name, numbers in per_head_numbers(case.variant, case.num_q_heads, case.values.seed).items():
+    for name, numbers in case.variant.per_head_numbers(case.num_q_heads, case.values.seed).items():
         tensors[name].copy_(torch.tensor(numbers, dtype=torch.float32, device="cpu"))
     if values.kv_scales is not None:
         for name, scales in zip(KV_SCALE_TENSORS, values.kv_scales, strict=True):

@@ -30,7 +30,6 @@ __all__ = [
     "KvScaleRecipe",
     "KvScales",
     "QuantisedKv",
-    "kv_scales",
     "smallest_magnitudes",
 ]
 
@@ -62,6 +61,10 @@ class QuantisedKv(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     per: KvGranularity = "tensor"
     scales: KvScaleRecipe = "one"
 
+    def head_scales(self, num_kv_heads: int, seed: int) -> KvScales:
+        """The scales of a case with this ``seed``; per tensor, all heads have the same."""
+        return _head_scales(self, num_kv_heads, seed)
+
 
 class KvScales(NamedTuple):
     """One for each KV head: float32 numbers from 1/16 to 8."""
@@ -71,8 +74,7 @@ class KvScales(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def kv_scales(kv: QuantisedKv, num_kv_heads: int, seed: int) -> KvScales:
-    """The scales of a case with this ``seed``; per tensor, all heads have the same."""
+def _head_scales(kv: QuantisedKv, num_kv_heads: int, seed: int) -> KvScales:
     drawn = 1 if kv.per == "tensor" else num_kv_heads
     k, v = (tuple(_scale(kv.scales, seed, stream, i) for i in range(drawn)) for stream in (_K_SCALES, _V_SCALES))
     return KvScales(k * (num_kv_heads // drawn), v * (num_kv_heads // drawn))

@@ -13,7 +13,6 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from attnfuzz.problems.cases import AttentionCase
-from attnfuzz.problems.variants import per_head_numbers
 from attnfuzz.values.attention import LogicalAttention
 
 __all__ = ["Expected", "attention_reference", "merge_all", "row_log_weights", "row_weights"]
@@ -39,7 +38,7 @@ def attention_reference(case: AttentionCase, values: LogicalAttention) -> Expect
     q = values.q.double().view(case.num_rows, case.num_kv_heads, case.gqa_ratio, case.head_size)
     per_head = {
         name: torch.tensor(numbers, dtype=torch.float64, device=q.device).view(case.num_kv_heads, case.gqa_ratio, 1)
-        for name, numbers in per_head_numbers(case.variant, case.num_q_heads, case.values.seed).items()
+        for name, numbers in case.variant.per_head_numbers(case.num_q_heads, case.values.seed).items()
     }
     for row, (seq, length) in enumerate(zip(case.row_seqs, case.row_lens, strict=True)):
         if length == 0 and not case.variant.has_weighty_sinks:
@@ -84,7 +83,7 @@ def _scores(
 ) -> tuple[Float64[Tensor, " length"], Float64[Tensor, " sinks"]]:
     """What a variant makes of the scores, and the sink that stands beside them, if any."""
     variant, length = case.variant, len(dots)
-    numbers = per_head_numbers(variant, case.num_q_heads, case.values.seed)
+    numbers = variant.per_head_numbers(case.num_q_heads, case.values.seed)
     scores = dots if variant.soft_cap is None else variant.soft_cap * torch.tanh(dots / variant.soft_cap)
     distance = torch.arange(1 - length, 1, dtype=torch.float64, device=dots.device)
     if "alibi_slopes" in numbers:

@@ -42,7 +42,6 @@ __all__ = [
     "VariantName",
     "absent_tensors",
     "alibi_slopes",
-    "per_head_numbers",
     "sink_logits",
 ]
 
@@ -105,6 +104,15 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """Whether there are sinks above -inf."""
         return self.sinks is not None and self.sinks != "absent"
 
+    def per_head_numbers(self, num_q_heads: int, seed: int) -> dict[str, tuple[float, ...]]:
+        """What it takes for each query head, by the names of the tensors that hold it: float32 numbers."""
+        found: dict[str, tuple[float, ...]] = {}
+        if self.alibi is not None:
+            found["alibi_slopes"] = alibi_slopes(self.alibi, num_q_heads, seed)
+        if self.sinks is not None:
+            found["sinks"] = sink_logits(self.sinks, num_q_heads, seed)
+        return found
+
 
 PLAIN_VARIANT = Variant()
 
@@ -112,16 +120,6 @@ PLAIN_VARIANT = Variant()
 def absent_tensors(variant: Variant) -> frozenset[str]:
     """Those of `VARIANT_TENSORS` that a case with this variant does not have."""
     return frozenset(name for name, of in VARIANT_TENSORS.items() if getattr(variant, of) is None)
-
-
-def per_head_numbers(variant: Variant, num_q_heads: int, seed: int) -> dict[str, tuple[float, ...]]:
-    """What ``variant`` takes for each query head, by the names of the tensors that hold it: float32 numbers."""
-    found: dict[str, tuple[float, ...]] = {}
-    if variant.alibi is not None:
-        found["alibi_slopes"] = alibi_slopes(variant.alibi, num_q_heads, seed)
-    if variant.sinks is not None:
-        found["sinks"] = sink_logits(variant.sinks, num_q_heads, seed)
-    return found
 
 
 @lru_cache(maxsize=1024)

@@ -20,7 +20,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from attnfuzz.problems.cases import AttentionCase
-from attnfuzz.problems.quantised_kv import LARGEST, KvDtype, QuantisedKv, kv_scales
+from attnfuzz.problems.quantised_kv import LARGEST, KvDtype, QuantisedKv
 from attnfuzz.problems.recipes import KeyRecipe, ValueRecipe
 from attnfuzz.values.draws import DrawnRecipe, drawn_as
 from attnfuzz.values.transfer import on_device
@@ -83,7 +83,7 @@ def scales_of(case: AttentionCase, device: torch.device | str) -> Float64[Tensor
     """Those of K and of V; None without an 8-bit cache."""
     if case.kv is None:
         return None
-    scales = kv_scales(case.kv, case.num_kv_heads, case.values.seed)
+    scales = case.kv.head_scales(case.num_kv_heads, case.values.seed)
     return on_device(torch.tensor(scales, dtype=torch.float64, device="cpu"), device)
 
 

@@ -105,6 +105,74 @@ def test_query_tokens_see_what_is_before_them() -> None:
         attnfuzz.assert_close(out.flip(0), lse.flip(0), **given)
 
 
+def variants(tensors: dict[str, Any], **more: Any) -> tuple[Tensor, Tensor]:
+    """Results of attention with a window of 20, a cap of 5, sinks 0 to 3 or slopes 1 to 4, as ``more`` says."""
+    out, lse = torch.zeros_like(tensors["q"]), torch.full((3, 4), -torch.inf)
+    factors = [torch.as_tensor(more.get(name, 1.0)).reshape(-1, 1) for name in ("k_scale", "v_scale")]
+    for i, length in enumerate(LENGTHS):
+        first = max(0, length - more.get("window", length))
+        k, v = (
+            (tensors[name][i, first:length].float() * factor).repeat_interleave(2, 1)
+            for name, factor in zip("kv", factors, strict=True)
+        )
+        scores = SCALE * torch.einsum("hd,nhd->hn", tensors["q"][i].float(), k)
+        if "soft_cap" in more:
+            scores = more["soft_cap"] * (scores / more["soft_cap"]).tanh()
+        if "alibi_slopes" in more:
+            scores = scores + more["alibi_slopes"][:, None] * torch.arange(1 - len(k), 1)
+        sinks = more.get("sinks", torch.full((4,), -torch.inf))[:, None]
+        lse[i] = torch.cat((scores, sinks), 1).logsumexp(1)
+        if length:
+            out[i] = torch.einsum("hn,nhd->hd", (scores - lse[i][:, None]).exp(), v).to(out.dtype)
+    return out, lse
+
+
+@pytest.mark.parametrize(
+    ("more", "changed"),
+    [
+        ({"window": 20}, {"window": 21}),
+        ({"window": 20, "soft_cap": 1.0}, {"soft_cap": None}),
+        ({"sinks": torch.arange(4.0)}, {"sinks": torch.arange(4.0).flip(0)}),
+        ({"window": 3, "sinks": torch.full((4,), -torch.inf)}, {"window": 2}),
+        ({"alibi_slopes": torch.arange(1.0, 5.0) / 8}, {"alibi_slopes": torch.arange(4.0, 0.0, -1.0) / 8}),
+    ],
+)
+@pytest.mark.parametrize("layout", ["NHD", None])
+def test_variants_are_those_of_the_call(more: dict[str, Any], changed: dict[str, Any], layout: str | None) -> None:
+    """Models with sliding windows, caps and sinks could not have the line; pages behind a window may be freed."""
+    tensors = dense()
+    given = tensors if layout is None else paged(tensors, layout)
+    if more.get("window") == 20 and layout:
+        given["k_cache"][7] = torch.nan  # the first page of sequence 0 has been given to another
+        given["block_table"][0, 0] = -1
+    out, lse = variants(tensors, **more)
+    attnfuzz.assert_close(out, lse, **{**given, **more})
+    with pytest.raises(AssertionError):
+        attnfuzz.assert_close(out, lse, **{**paged(tensors, "NHD"), **more, **changed})
+
+
+@pytest.mark.parametrize("narrow", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("scales", [(0.5, torch.tensor([3.0])), (torch.tensor([0.5, 1.7]), torch.tensor([0.3, 2.0]))])
+@pytest.mark.parametrize("layout", ["NHD", "packed", None])
+def test_a_cache_of_8_bits_stands_for_its_numbers_times_the_scales(
+    narrow: torch.dtype, scales: tuple[Any, Any], layout: str | None
+) -> None:
+    """Whoever serves from such a cache would have to make a second one."""
+    tensors = dense()
+    tensors |= {name: tensors[name].to(narrow) for name in "kv"}
+    more = dict(zip(("k_scale", "v_scale"), scales, strict=True))
+    given = tensors if layout is None else paged(tensors, layout)
+    out, lse = variants(tensors, **more)
+    attnfuzz.assert_close(out, lse, **{**given, **more})
+    without, lse_without = variants(tensors, k_scale=scales[0])
+    with pytest.raises(AssertionError, match="the scale of V is left out"):
+        attnfuzz.assert_close(without, lse_without, **{**given, **more})
+    with pytest.raises(ValueError, match="k_scale must hold one number above 0, or one for each of 2 KV heads"):
+        attnfuzz.assert_close(out, lse, **given, k_scale=torch.ones(3))
+    with pytest.raises(ValueError, match=r"belong to a cache of float8_e4m3fn or float8_e5m2, not of float16"):
+        attnfuzz.assert_close(out, lse, **dense(), k_scale=2.0)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -112,6 +180,7 @@ def test_query_tokens_see_what_is_before_them() -> None:
         ({"lse_base": "e"}, "lse_base='e' must be one of 'natural', 'base2'"),
         ({"k": torch.full((3, 40, 2, 32), torch.nan).half()}, "k holds NaN or infinity where it is read"),
         ({"seq_lens": [41, 0, 16]}, r"k has 40 tokens"),
+        ({"window": 0}, "window=0 must be between 1"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:

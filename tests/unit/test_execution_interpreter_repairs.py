@@ -90,7 +90,7 @@ def test_rounding_to_float8_is_that_of_torch(narrow: torch.dtype, wide: torch.dt
 
 @pytest.mark.parametrize("narrow", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_a_product_of_float8_matrices_is_that_of_their_numbers(narrow: torch.dtype) -> None:
-    """A correct kernel that multiplies rounded weights with a cache of 8 bits would be reported for subnormal values."""
+    """A correct kernel that multiplies rounded weights with a cache of 8 bits would be told of subnormal values."""
     assert install_repairs()
     codes = torch.randint(0, 0x70, (2, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     codes[:, 0] = torch.arange(16)  # subnormal numbers among them

@@ -13,7 +13,7 @@ from attnfuzz.problems.choices import strided_tensors_of
 from attnfuzz.problems.features import features
 from attnfuzz.problems.input_space import InputSpace
 from attnfuzz.problems.layouts import token_views
-from attnfuzz.problems.quantised_kv import QuantisedKv, kv_scales, smallest_magnitudes
+from attnfuzz.problems.quantised_kv import QuantisedKv, smallest_magnitudes
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.reference import attention_reference
 from attnfuzz.problems.registry import problem_of
@@ -85,17 +85,17 @@ def test_declarations_that_mean_nothing_are_refused() -> None:
 def test_scales_differ_where_a_mistake_should_show() -> None:
     """A scale of 1, or the same for K and V or for all heads, could be left out or mixed up unseen."""
     for seed in range(20):
-        scales = kv_scales(PER_HEAD, 3, seed)
+        scales = PER_HEAD.head_scales(3, seed)
         assert len({1.0, *scales.k, *scales.v}) == 7
-        powers = kv_scales(QuantisedKv(dtype="float8_e5m2", scales="powers"), 3, seed)
+        powers = QuantisedKv(dtype="float8_e5m2", scales="powers").head_scales(3, seed)
         assert powers.k == powers.k[:1] * 3
         assert 1.0 not in powers.k + powers.v
-    assert kv_scales(QuantisedKv(dtype="float8_e5m2", per="head"), 2, 5) == ((1.0, 1.0), (1.0, 1.0))
+    assert QuantisedKv(dtype="float8_e5m2", per="head").head_scales(2, 5) == ((1.0, 1.0), (1.0, 1.0))
 
 
 def test_scales_are_float32_numbers_with_all_bits() -> None:
     """The reference would use other scales than the kernel, or a kernel that rounds them to float16 be right."""
-    drawn = [scale for seed in range(50) for part in kv_scales(PER_HEAD, 3, seed) for scale in part]
+    drawn = [scale for seed in range(50) for part in PER_HEAD.head_scales(3, seed) for scale in part]
     exact = torch.tensor(drawn, dtype=torch.float64)
     assert torch.equal(exact.float().double(), exact)
     assert (exact.half().double() != exact).float().mean() > 0.9
@@ -105,7 +105,7 @@ def test_scales_are_float32_numbers_with_all_bits() -> None:
 
 def test_scales_of_saved_cases_stay_what_they_are() -> None:
     """A saved case would be replayed with other numbers."""
-    assert kv_scales(PER_HEAD, 2, 7) == (
+    assert PER_HEAD.head_scales(2, 7) == (
         (0.11145734041929245, 1.781378149986267),
         (0.16531504690647125, 3.462858200073242),
     )
@@ -113,7 +113,7 @@ def test_scales_of_saved_cases_stay_what_they_are() -> None:
 
 def test_smallest_magnitudes() -> None:
     """The bound would count on digits that a subnormal number does not have."""
-    assert smallest_magnitudes(PER_HEAD, kv_scales(QuantisedKv(dtype="float8_e4m3fn"), 1, 0)) == (2**-9, 2**-9)
+    assert smallest_magnitudes(PER_HEAD, QuantisedKv(dtype="float8_e4m3fn").head_scales(1, 0)) == (2**-9, 2**-9)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -138,7 +138,7 @@ def test_one_scale_for_the_whole_cache_is_a_tensor_of_one_element() -> None:
     kv = QuantisedKv(dtype="float8_e5m2", scales="powers")
     case = paged(kv)
     inputs = problem_of(case).build(case, PlainAllocator(), EVERYTHING)
-    assert (inputs.k_scale.tolist(), inputs.v_scale.tolist()) == tuple(list(part[:1]) for part in kv_scales(kv, 3, 1))
+    assert (inputs.k_scale.tolist(), inputs.v_scale.tolist()) == tuple(list(part[:1]) for part in kv.head_scales(3, 1))
 
 
 def test_reference_by_definition() -> None:
@@ -146,7 +146,7 @@ def test_reference_by_definition() -> None:
     case = paged()
     values = attention_values(case)
     expected = attention_reference(case, values)
-    scales = kv_scales(PER_HEAD, 3, 1)
+    scales = PER_HEAD.head_scales(3, 1)
     for head in range(6):
         k, v = (part[:, head // 2].double() for part in values.sequence(2))
         scores = 0.7 * (k * scales.k[head // 2]) @ values.q[2, head].double()

@@ -13,7 +13,7 @@ from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.reference import attention_reference, row_weights
 from attnfuzz.problems.supported import why_unsupported
 from attnfuzz.problems.supports import Supports
-from attnfuzz.problems.variants import PLAIN_VARIANT, Variant, alibi_slopes, per_head_numbers, sink_logits
+from attnfuzz.problems.variants import PLAIN_VARIANT, Variant, alibi_slopes, sink_logits
 from attnfuzz.values import attention_values
 
 SHAPE: dict[str, Any] = {"num_q_heads": 6, "num_kv_heads": 2, "head_size": 8, "seq_lens": (4, 0, 7), "scale": 0.7}
@@ -86,7 +86,7 @@ def test_slopes_and_sinks_are_float32_numbers_that_differ_between_heads() -> Non
 def by_definition(case: PagedDecodeCase, seq: int, head: int) -> tuple[list[float], float]:
     """In plain Python; query heads 0, 1, 2 read KV head 0, the others KV head 1."""
     values, variant = attention_values(case), case.variant
-    numbers = per_head_numbers(variant, case.num_q_heads, case.values.seed)
+    numbers = variant.per_head_numbers(case.num_q_heads, case.values.seed)
     k, v = (part[:, head // 3].double().tolist() for part in values.sequence(seq))
     q, query = values.q[seq, head].double().tolist(), case.seq_lens[seq] - 1
     terms: list[tuple[float, list[float]]] = []

@@ -14,7 +14,6 @@ from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.oracles.diagnosis.suspect import Suspect
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.reference import row_weights
-from attnfuzz.problems.variants import per_head_numbers
 
 __all__ = ["variant_mistakes"]
 
@@ -75,7 +74,7 @@ def _other_formulas(row: AttentionRow) -> Iterator[Outcome]:
         uncapped = _with(row.case, soft_cap=None)
         yield _outcome(row, "the soft cap is applied before the scale", case=uncapped, dots=before_scale)
     yield from _sinks_counted_often(row)
-    numbers = per_head_numbers(row.case.variant, row.case.num_q_heads, row.case.values.seed)
+    numbers = row.case.variant.per_head_numbers(row.case.num_q_heads, row.case.values.seed)
     if "alibi_slopes" in numbers:
         distance = torch.arange(1 - len(row.scores), 1, dtype=torch.float64, device="cpu")
         twice = 2 * numbers["alibi_slopes"][row.head] * distance
