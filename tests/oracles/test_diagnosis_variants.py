@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -95,6 +96,15 @@ def test_an_lse_without_the_sink_is_named() -> None:
     case = case_with(sinks="level")
     right, without = row_that_got(case, case), row_that_got(case, case_with())
     assert lse_words_of(replace(right, got_lse=without.got_lse)) == "the LSE leaves out the sink"
+
+
+def test_a_sink_that_overflows_is_named() -> None:
+    """The log-sum-exp would be infinite for no reason; SGLang 0.5.23 subtracts the maximum of the scores alone."""
+    case = case_with(sinks="level")
+    case = msgspec.structs.replace(case, scale=64.0, values=Values(keys="negative", logit_exponent=3))
+    row = row_that_got(case, case)
+    told = lse_words_of(replace(row, got_lse=math.inf))
+    assert told == "the sink is not in the maximum that is subtracted, and overflows"
 
 
 def test_plain_mistakes_are_not_looked_for_where_scores_are_changed() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.oracles.diagnosis.suspect import Suspect
 from attnfuzz.problems.cases import AttentionCase
-from attnfuzz.problems.reference import row_weights
+from attnfuzz.problems.reference import row_log_weights, row_weights
 
 __all__ = ["variant_mistakes"]
 
@@ -73,19 +73,21 @@ def _other_formulas(row: AttentionRow) -> Iterator[Outcome]:
         before_scale = row.case.scale * cap * torch.tanh(row.scores / row.case.scale / cap)
         uncapped = _with(row.case, soft_cap=None)
         yield _outcome(row, "the soft cap is applied before the scale", case=uncapped, dots=before_scale)
-    yield from _sinks_counted_often(row)
     numbers = row.case.variant.per_head_numbers(row.case.num_q_heads, row.case.values.seed)
+    if row.case.variant.has_weighty_sinks:
+        yield from _wrong_sinks(row, numbers["sinks"][row.head])
     if "alibi_slopes" in numbers:
         distance = torch.arange(1 - len(row.scores), 1, dtype=torch.float64, device="cpu")
         twice = 2 * numbers["alibi_slopes"][row.head] * distance
         yield _outcome(row, "ALiBi is subtracted", dots=row.scores - twice)
 
 
-def _sinks_counted_often(row: AttentionRow) -> Iterator[Outcome]:
-    """With weight p, n times over it makes the denominator 1 + (n - 1) p times as large."""
-    if not row.case.variant.has_weighty_sinks:
-        return
+def _wrong_sinks(row: AttentionRow, sink: float) -> Iterator[Outcome]:
+    """Beyond float32, or counted often: with weight p, n times over it adds (n - 1) p to the denominator."""
     weights, lse = row_weights(row.case, row.head, row.scores)
+    above = sink - float(row_log_weights(row.case, row.head, row.scores)[0].max())
+    if above > math.log(torch.finfo(torch.float32).max):
+        yield weights @ row.v, math.inf, "the sink is not in the maximum that is subtracted, and overflows"
     of_sink = 1 - float(weights.sum())
     for count in range(2, _MOST_COUNTS + 1):
         larger = 1 + (count - 1) * of_sink
