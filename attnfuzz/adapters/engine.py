@@ -31,7 +31,7 @@ class Engine:
         self,
         problem: Problem,
         *,
-        supports: Supports,
+        supports: Supports | Callable[..., Supports],
         needs: Mapping[str, tuple[str, ...]],
         options: Mapping[str, tuple[OptionValue, ...]] | None = None,
         numerics: Numerics | None = None,
@@ -40,7 +40,8 @@ class Engine:
         """As `attnfuzz.kernel`, for a function that gets what it ``needs`` by keyword, beside inputs and options.
 
         Each need has places, ``module:attribute``, of which the first that the installed version has is taken. Where
-        there is none, what the decorated function becomes says so in one sentence in place of being a kernel.
+        there is none, what the decorated function becomes says so in one sentence in place of being a kernel. What the
+        kernel ``supports`` may be a function of these needs, where the engine states it.
 
         The function may return a call without arguments in place of results. What it does itself is then the plan: what
         a server does once for a batch, and no benchmark times.
@@ -60,7 +61,8 @@ class Engine:
                 result = plan(inputs, **chosen)
                 return result() if callable(result) else result
 
-            declared = kernel(problem, supports=supports, options=options, numerics=numerics)(call)
+            stated = supports if isinstance(supports, Supports) else supports(**found)
+            declared = kernel(problem, supports=stated, options=options, numerics=numerics)(call)
             version = installed(self.package)
             versions = {} if version is None else {self.package: version}
             return Kernel(call, msgspec.structs.replace(declared.declaration, versions=versions), plan=plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ __all__ = [
     "decode_attention",
     "flash_attention_3",
     "merge_attn_states",
+    "triton_backend",
     "unified_attention",
     "unified_attention_segments",
 ]
@@ -116,6 +118,94 @@ def _unified(
             block_table=i.block_table, softcap=i.soft_cap or 0, q_descale=None, k_descale=i.k_scale,
             v_descale=i.v_scale, alibi_slopes=i.alibi_slopes, sinks=i.sinks, kv_quant_mode=kv_mode, **segments,
         )  # fmt: skip
+        out: Tensor = i.out
+        return out
+
+    return call
+
+
+_BACKEND = "vllm.v1.attention.backends.triton_attn:TritonAttentionBackend"
+_HEAD_SIZES = (16, 32, 64, 72, 80, 96, 112, 128, 192, 256)
+_BLOCK_SIZES = (1, 8, 16, 32, 48, 64, 128, 256)
+_VLLM_NAMES = {"float8_e4m3fn": "fp8_e4m3"}
+_MAX_NUM_SEQS = 1024
+
+
+def _stated(backend: Any, **others: Any) -> attnfuzz.Supports:
+    """What a backend says of itself; float32, which its matrix units round to TF32, is left out."""
+    del others
+    variants = {"window": backend.supports_sliding_window(), "sinks": backend.supports_sink()}
+    dtypes = [str(dtype).removeprefix("torch.") for dtype in backend.supported_dtypes if dtype != torch.float32]
+    caches = (name for name, its_name in _VLLM_NAMES.items() if backend.supports_kv_cache_dtype(its_name))
+    return attnfuzz.Supports(
+        dtypes=tuple(dtypes),  # type: ignore[arg-type]  # torch has the same names
+        head_sizes=tuple(size for size in _HEAD_SIZES if backend.supports_head_size(size)),
+        block_sizes=tuple(size for size in _BLOCK_SIZES if backend.supports_block_size(size)),
+        layouts=("NHD",),
+        variants=("soft_cap", "alibi", *(name for name, has in variants.items() if has)),  # type: ignore[arg-type]
+        kv_dtypes=tuple(caches),  # type: ignore[arg-type]
+        kv_scales=("tensor",),
+        lse="none",
+    )
+
+
+@VLLM.kernel(
+    "paged_attention",
+    needs={
+        "backend": (_BACKEND,),
+        "describe": ("vllm.v1.attention.backend:CommonAttentionMetadata",),
+        "specify": ("vllm.v1.kv_cache_interface:FullAttentionSpec",),
+        "graphs": ("vllm.config:CUDAGraphMode",),
+    },
+    supports=_stated,
+    numerics=_UNIFIED_NUMERICS,
+)
+def triton_backend(i: Any, *, backend: Any, describe: Any, specify: Any, graphs: Any) -> Callable[[], Tensor]:
+    """The backend TRITON_ATTN with its metadata builder, which chooses between whole sequences and segments.
+
+    Its cache has each token's key and value side by side: both are copied there before.
+    """
+    num_q_heads, head_size = i.q.shape[1:]
+    num_kv_heads, device = i.k_cache.shape[2], i.q.device
+    model = SimpleNamespace(
+        get_num_attention_heads=lambda parallel: num_q_heads,
+        get_num_kv_heads=lambda parallel: num_kv_heads,
+        get_head_size=lambda: head_size,
+        rswa_window=None,
+    )
+    config = SimpleNamespace(
+        model_config=model,
+        parallel_config=None,
+        speculative_config=None,
+        compilation_config=SimpleNamespace(cudagraph_mode=graphs.NONE, static_forward_context={}),
+        scheduler_config=SimpleNamespace(max_num_seqs=_MAX_NUM_SEQS),
+    )
+    spec = specify(block_size=i.block_size, num_kv_heads=num_kv_heads, head_size=head_size, dtype=i.k_cache.dtype)
+    described = describe(
+        query_start_loc=i.cu_seqlens_q,
+        query_start_loc_cpu=i.cu_seqlens_q.cpu(),
+        seq_lens=i.seq_lens,
+        num_reqs=len(i.seq_lens),
+        num_actual_tokens=len(i.q),
+        max_query_len=i.max_query_len,
+        max_seq_len=i.max_seq_len,
+        block_table_tensor=i.block_table,
+        slot_mapping=i.seq_lens.new_empty(0),
+    )
+    metadata = backend.get_builder_cls()(spec, [], config, device).build(0, described)
+    cache_dtype = "auto" if i.k_scale is None else _VLLM_NAMES[str(i.k_cache.dtype).removeprefix("torch.")]
+    implementation = backend.get_impl_cls()(
+        num_q_heads, head_size, i.scale, num_kv_heads, None, i.window, cache_dtype, i.soft_cap, sinks=i.sinks
+    )
+    implementation.alibi_slopes = i.alibi_slopes
+    one = torch.ones(1, dtype=torch.float32, device=device)
+    k_scale, v_scale = (one, one) if i.k_scale is None else (i.k_scale, i.v_scale)
+    layer = SimpleNamespace(_q_scale=one, _k_scale=k_scale, _v_scale=v_scale)
+    cache = torch.cat((i.k_cache, i.v_cache), -1).transpose(1, 2)  # [num_blocks, num_kv_heads, block_size, 2 head_size]
+    unused = i.q.new_empty(0)
+
+    def call() -> Tensor:
+        implementation.forward(layer, i.q, unused, unused, cache, metadata, i.out)
         out: Tensor = i.out
         return out
 

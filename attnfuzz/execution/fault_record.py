@@ -12,16 +12,19 @@ alternate stack is the main thread's, in which kernels are called: a fault in an
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import mmap
 import os
 import platform
+import signal
 import struct
 import sys
+from typing import Any
 
 from attnfuzz.execution.outcomes import MemoryFault
 from attnfuzz.memory.fault_map import FaultMap, install, read_regions
 
-__all__ = ["new_record", "read_record", "report_faults_to", "why_unavailable"]
+__all__ = ["FatalSignals", "new_record", "read_record", "why_unavailable"]
 
 _MAP_BYTES = 1 << 16
 _STACK_BYTES = 1 << 18
@@ -35,6 +38,9 @@ _UC_STACK = 16
 _UC_ERROR = 40 + 8 * 19
 _UC_TRAP_NUMBER = 40 + 8 * 20
 _UC_FAULT_ADDRESS = 40 + 8 * 22
+
+_SIGACTION_BYTES = 256
+"""More than a struct sigaction has."""
 
 _PAGE_FAULT = 14
 _WAS_WRITE = 2
@@ -71,21 +77,48 @@ def new_record() -> int | None:
     return descriptor
 
 
-def report_faults_to(descriptor: int) -> bool:
-    """Have faults of the calling thread recorded, and install the map of guarded memory; False where that cannot be.
+class FatalSignals:
+    """What happens in the calling process when a signal ends it: faulthandler writes stacks to ``output``.
 
-    faulthandler must be enabled already: it sets an alternate stack of its own.
+    And faults of the calling thread are recorded in ``record``, where the system permits that: its guarded memory is
+    installed then. Raises OSError.
     """
-    if why_unavailable() is not None:
-        return False
-    memory = mmap.mmap(descriptor, _RECORD_BYTES)
-    bottom = ctypes.addressof(ctypes.c_char.from_buffer(memory, _MAP_BYTES))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.sigaltstack(ctypes.byref(_Stack(bottom, 0, _STACK_BYTES)), None) != 0:
-        raise OSError(ctypes.get_errno(), f"sigaltstack failed: {os.strerror(ctypes.get_errno())}")
-    _ADDRESS.pack_into(memory, 0, bottom)
-    install(FaultMap(memoryview(memory)[_ADDRESS.size : _MAP_BYTES]))
-    return True
+
+    def __init__(self, output: int, record: int | None) -> None:
+        self._output = output
+        self._record = None if record is None or why_unavailable() else mmap.mmap(record, _RECORD_BYTES)
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._own = self._report()
+        if self._record is not None:
+            install(FaultMap(memoryview(self._record)[_ADDRESS.size : _MAP_BYTES]))
+
+    def take_back(self) -> None:
+        """Report again, if code under test has put handlers of its own in place: libraries do as they are imported."""
+        if self._handlers() != self._own:
+            faulthandler.disable()
+            self._own = self._report()
+
+    def _report(self) -> tuple[bytes, ...]:
+        faulthandler.enable(file=self._output)
+        if self._record is not None:  # after faulthandler, which sets an alternate stack of its own
+            bottom = ctypes.addressof(ctypes.c_char.from_buffer(self._record, _MAP_BYTES))
+            self._call("sigaltstack", ctypes.byref(_Stack(bottom, 0, _STACK_BYTES)), None)
+            _ADDRESS.pack_into(self._record, 0, bottom)
+        return self._handlers()
+
+    def _handlers(self) -> tuple[bytes, ...]:
+        if self._record is None:
+            return ()
+        found = []
+        for number in (signal.SIGSEGV, signal.SIGBUS):
+            action = ctypes.create_string_buffer(_SIGACTION_BYTES)  # of which the address of the handler comes first
+            self._call("sigaction", int(number), None, action)
+            found.append(action.raw[: _ADDRESS.size])
+        return tuple(found)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        if getattr(self._libc, name)(*arguments) != 0:
+            raise OSError(ctypes.get_errno(), f"{name} failed: {os.strerror(ctypes.get_errno())}")
 
 
 def read_record(descriptor: int) -> MemoryFault | None:

@@ -10,13 +10,13 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
 import msgspec
 
-from attnfuzz.execution.fault_record import report_faults_to
+from attnfuzz.execution.fault_record import FatalSignals
 from attnfuzz.execution.framing import FrameError, receive_frame, send_frame
 from attnfuzz.execution.messages import Answer, Fault, Hello, Request
 from attnfuzz.execution.process import die_with_parent, disable_core_dumps, prefer_as_oom_victim
@@ -61,14 +61,13 @@ def run_executor(
         die_with_parent(zygote_pid)
         os.register_at_fork(after_in_child=die_with_parent)
         _redirect_standard_streams(given.output)
-        _report_fatal_signals(given.output)
-        if given.fault_record is not None:
-            report_faults_to(given.fault_record)
+        signals = FatalSignals(given.output, given.fault_record)  # the code under test may have closed descriptor 2
+        faulthandler.register(STACK_SIGNAL, file=given.output, all_threads=True)
         disable_core_dumps()
         prefer_as_oom_victim()
         os.environ.update(environment)
         install_overlay()
-        status = serve(given.channel, loaded)
+        status = serve(given.channel, loaded, signals.take_back)
     except SystemExit as error:
         status = _exit_code(error)
     except BaseException:
@@ -79,7 +78,7 @@ def run_executor(
         os._exit(status)
 
 
-def serve(channel: socket.socket, loaded: object) -> int:
+def serve(channel: socket.socket, loaded: object, after_each: Callable[[], None] = lambda: None) -> int:
     """Make the service, say hello, answer requests; the exit code once the driver hung up or the channel is lost."""
     try:
         service = _make_service(channel, loaded)
@@ -91,6 +90,7 @@ def serve(channel: socket.socket, loaded: object) -> int:
             answer = _answer(service, msgspec.json.decode(frame, type=Request))
             if os.getpid() != own_pid:  # code under test forked and returned twice; only the original answers
                 return 0
+            after_each()
             _send_answer(channel, answer)
             if isinstance(answer, Answer) and answer.last:
                 break
@@ -140,12 +140,6 @@ def _redirect_standard_streams(output: int) -> None:
     # Unbuffered enough that what was printed before a crash is not lost with the process.
     sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115 - for good
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115 - for good
-
-
-def _report_fatal_signals(output: int) -> None:
-    """Write stacks to `output` itself: the code under test may have closed descriptor 2."""
-    faulthandler.enable(file=output)
-    faulthandler.register(STACK_SIGNAL, file=output, all_threads=True)
 
 
 def _exit_code(error: SystemExit) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import signal
 import threading
 
 import torch
@@ -33,6 +34,8 @@ class Faulty:
                 ctypes.string_at(0)
             case "no canonical address":
                 ctypes.string_at(0xDEAD << 48, 1)
+            case "a handler of its own":
+                ctypes.CDLL(None).signal(int(signal.SIGSEGV), None)
             case "write to read-only memory":
                 ctypes.memset(_address_of(read_only), 0, 1)
             case "another thread":

@@ -135,6 +135,20 @@ def test_what_cannot_be_had_says_why(
     assert made.why.endswith(f"this adapter was tried with {package} 1.0 and 2.0")
 
 
+def test_what_a_kernel_supports_may_be_what_its_engine_states() -> None:
+    """An adapter would have to be changed with each release that supports more, or accuse one that supports less."""
+
+    def stated(softmax: Any) -> attnfuzz.Supports:
+        return attnfuzz.Supports(head_sizes=(len(softmax.__name__),))
+
+    engine = attnfuzz.Engine("torch", tried=("2.13.0",))
+    made = engine.kernel("dense_decode", supports=stated, needs={"softmax": ("torch:softmax",)})(
+        lambda i, *, softmax: i
+    )
+    assert isinstance(made, Kernel)
+    assert made.declaration.supports.head_sizes == (len("softmax"),)
+
+
 def test_torch_is_an_engine_too() -> None:
     """The adapters that every installation can run would be broken, and nobody would know."""
     case: Any = DenseDecodeCase(num_q_heads=4, num_kv_heads=2, head_size=16, scale=0.25, seq_lens=(5, 17))

@@ -41,6 +41,15 @@ def test_address_and_access_are_known(executor: Executor, method: str, access: s
     assert "fault_services.py" in died.output_tail  # faulthandler still has the stack to write on
 
 
+def test_a_library_that_handles_the_signal_itself_hides_nothing(executor: Executor) -> None:
+    """What lies behind a guard page would be a crash with the stack of the interpreter, as with apache-tvm-ffi's."""
+    assert executor.call("a handler of its own", b"null", timeout_s=20) == Reply(b"null")
+    died = death(executor, "read past")
+    assert died.fault is not None
+    assert died.fault.access == "read"
+    assert "fault_services.py" in died.output_tail
+
+
 def test_other_faults_are_told_as_well(executor: Executor) -> None:
     """A fault elsewhere would be taken for one beside a tensor."""
     null = death(executor, "null").fault
