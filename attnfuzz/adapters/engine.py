@@ -61,7 +61,11 @@ class Engine:
                 result = plan(inputs, **chosen)
                 return result() if callable(result) else result
 
-            stated = supports if isinstance(supports, Supports) else supports(**found)
+            try:
+                stated = supports if isinstance(supports, Supports) else supports(**found)
+            except (AttributeError, TypeError, ValueError) as error:  # another version may state it in another way
+                why = f"{self._present} does not state what it supports as expected: {text_of(error)}; {self._tried}"
+                return Absent(function.__name__, why)
             declared = kernel(problem, supports=stated, options=options, numerics=numerics)(call)
             version = installed(self.package)
             versions = {} if version is None else {self.package: version}
@@ -69,23 +73,29 @@ class Engine:
 
         return declare
 
+    @property
+    def _tried(self) -> str:
+        return f"this adapter was tried with {self.package} {' and '.join(self.tried)}"
+
+    @property
+    def _present(self) -> str:
+        return f"{self.package} {installed(self.package)}"
+
     def _first_of(self, places: tuple[str, ...]) -> Any:
         """Raises LookupError, with a sentence."""
-        version, tried = (
-            installed(self.package),
-            f"this adapter was tried with {self.package} {' and '.join(self.tried)}",
-        )
         for place in places:
             module, _, attribute = place.partition(":")
             try:
                 return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
             except ModuleNotFoundError as error:
                 if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                    raise LookupError(f"{module} does not import: {text_of(error)}; {tried}") from error
+                    raise LookupError(f"{module} does not import: {text_of(error)}; {self._tried}") from error
             except AttributeError:
                 continue
             except (ImportError, OSError, RuntimeError) as error:
-                raise LookupError(f"{module} does not import: {type_name(error)}: {text_of(error)}; {tried}") from error
-        if version is None:
-            raise LookupError(f"{self.package} is not installed; {tried}")
-        raise LookupError(f"{self.package} {version} has no {' or '.join(places)}; {tried}")
+                raise LookupError(
+                    f"{module} does not import: {type_name(error)}: {text_of(error)}; {self._tried}"
+                ) from error
+        if installed(self.package) is None:
+            raise LookupError(f"{self.package} is not installed; {self._tried}")
+        raise LookupError(f"{self._present} has no {' or '.join(places)}; {self._tried}")

@@ -149,6 +149,21 @@ def test_what_a_kernel_supports_may_be_what_its_engine_states() -> None:
     assert made.declaration.supports.head_sizes == (len("softmax"),)
 
 
+def test_an_engine_that_states_it_in_another_way_is_told_of() -> None:
+    """With another release, all adapters of the engine would be lost to an AttributeError."""
+
+    def stated(softmax: Any) -> attnfuzz.Supports:
+        return attnfuzz.Supports(head_sizes=softmax.head_sizes)
+
+    engine = attnfuzz.Engine("torch", tried=("1.0",))
+    made = engine.kernel("dense_decode", supports=stated, needs={"softmax": ("torch:softmax",)})(
+        lambda i, *, softmax: i
+    )
+    assert isinstance(made, Absent)
+    assert "does not state what it supports as expected" in made.why
+    assert made.why.endswith("has no attribute 'head_sizes'; this adapter was tried with torch 1.0")
+
+
 def test_torch_is_an_engine_too() -> None:
     """The adapters that every installation can run would be broken, and nobody would know."""
     case: Any = DenseDecodeCase(num_q_heads=4, num_kv_heads=2, head_size=16, scale=0.25, seq_lens=(5, 17))
