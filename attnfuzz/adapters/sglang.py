@@ -70,6 +70,15 @@ def decode_attention(i: Any, *, forward: Any, max_kv_splits: int) -> Callable[[]
     return call
 
 
+def _context(i: Any) -> tuple[int, Tensor, Tensor]:
+    """The window without the query itself, -1 for none, and of each sequence the first cached token that is needed, and
+    the first new one."""
+    context = i.seq_lens - i.cu_seqlens_q.diff()
+    if i.window is None:
+        return -1, torch.zeros_like(context), context
+    return i.window - 1, (context - (i.window - 1)).clamp(min=0), context
+
+
 @SGLANG.kernel(
     "paged_attention",
     needs={"forward": _ops("extend_attention:extend_attention_fwd")},
@@ -78,11 +87,10 @@ def decode_attention(i: Any, *, forward: Any, max_kv_splits: int) -> Callable[[]
 def extend_attention(i: Any, *, forward: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """Prefill and decode on what is cached, and on the new tokens' keys and values, which lie apart in a row."""
     k, v = _flat(i.k_cache), _flat(i.v_cache)
-    context = i.seq_lens - i.cu_seqlens_q.diff()
-    left = -1 if i.window is None else i.window - 1  # it does not count the query itself
-    first = torch.zeros_like(context) if i.window is None else (context - left).clamp(min=0)
+    left, first, context = _context(i)
     indptr, slots = _slots(i, first, context)
     _, fresh = _slots(i, context, i.seq_lens)
+    k_new, v_new = k[fresh], v[fresh]
 
     def call() -> tuple[Tensor, Tensor]:
         forward(
@@ -91,7 +99,6 @@ def extend_attention(i: Any, *, forward: Any) -> Callable[[], tuple[Tensor, Tens
         )  # fmt: skip
         return i.out, i.lse
 
-    k_new, v_new = k[fresh], v[fresh]
     return call
 
 
@@ -103,9 +110,7 @@ def extend_attention(i: Any, *, forward: Any) -> Callable[[], tuple[Tensor, Tens
 def extend_attention_unified(i: Any, *, forward: Any) -> Callable[[], Tensor]:
     """The same with all keys and values in the cache, as its deterministic mode runs it."""
     k, v = _flat(i.k_cache), _flat(i.v_cache)
-    context = i.seq_lens - i.cu_seqlens_q.diff()
-    left = -1 if i.window is None else i.window - 1
-    first = torch.zeros_like(context) if i.window is None else (context - left).clamp(min=0)
+    left, first, context = _context(i)
     indptr, slots = _slots(i, first, i.seq_lens)
 
     def call() -> Tensor:

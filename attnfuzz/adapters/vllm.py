@@ -135,18 +135,15 @@ def _stated(backend: Any, **others: Any) -> attnfuzz.Supports:
     """What a backend says of itself; float32, which its matrix units round to TF32, is left out."""
     del others
     variants = {"window": backend.supports_sliding_window(), "sinks": backend.supports_sink()}
-    dtypes = [str(dtype).removeprefix("torch.") for dtype in backend.supported_dtypes if dtype != torch.float32]
-    caches = (name for name, its_name in _VLLM_NAMES.items() if backend.supports_kv_cache_dtype(its_name))
-    return attnfuzz.Supports(
-        dtypes=tuple(dtypes),  # type: ignore[arg-type]  # torch has the same names
-        head_sizes=tuple(size for size in _HEAD_SIZES if backend.supports_head_size(size)),
-        block_sizes=tuple(size for size in _BLOCK_SIZES if backend.supports_block_size(size)),
-        layouts=("NHD",),
-        variants=("soft_cap", "alibi", *(name for name, has in variants.items() if has)),  # type: ignore[arg-type]
-        kv_dtypes=tuple(caches),  # type: ignore[arg-type]
-        kv_scales=("tensor",),
-        lse="none",
-    )
+    dtypes = (str(dtype).removeprefix("torch.") for dtype in backend.supported_dtypes if dtype != torch.float32)
+    stated: dict[str, Any] = {
+        "dtypes": tuple(dtypes),
+        "head_sizes": tuple(size for size in _HEAD_SIZES if backend.supports_head_size(size)),
+        "block_sizes": tuple(size for size in _BLOCK_SIZES if backend.supports_block_size(size)),
+        "variants": ("soft_cap", "alibi", *(name for name, has in variants.items() if has)),
+        "kv_dtypes": tuple(ours for ours, its in _VLLM_NAMES.items() if backend.supports_kv_cache_dtype(its)),
+    }
+    return attnfuzz.Supports(**stated, layouts=("NHD",), kv_scales=("tensor",), lse="none")
 
 
 @VLLM.kernel(
