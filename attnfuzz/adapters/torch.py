@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -79,6 +80,7 @@ def varlen(i: Any, *, attend: Any) -> Callable[[], Tensor]:
     )
     ends = torch.nn.functional.pad(i.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
     longest_q, longest = i.max_query_len, i.max_seq_len
+    more = {"enable_gqa": True} if "enable_gqa" in inspect.signature(attend).parameters else {}  # older: always so
     return lambda: attend(
-        i.q, k, v, i.cu_seqlens_q, ends, longest_q, longest, scale=i.scale, window_size=(-1, 0), enable_gqa=True
+        i.q, k, v, i.cu_seqlens_q, ends, longest_q, longest, scale=i.scale, window_size=(-1, 0), **more
     )

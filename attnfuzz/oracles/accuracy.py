@@ -69,7 +69,7 @@ def objection(
 def _nearby(trial: Trial) -> Iterator[Compared]:
     """Runs on cases with fewer tokens, and with smaller scores, beside what each should give."""
     case = trial.case
-    for changed in () if isinstance(case, MergeStatesCase) else (*_shorter(case), *_quieter(case)):
+    for changed in () if isinstance(case, MergeStatesCase) else (*_shorter(case), *_quieter(case), *_plainer(case)):
         try:
             seen = run_on(trial, Changed("with fewer tokens or smaller scores", changed))
         except KernelRaised as raised:
@@ -97,6 +97,14 @@ def _quieter(case: _Attention) -> Iterator[_Attention]:
     for exponent in range(case.values.logit_exponent - 1, case.values.logit_exponent - 4, -1):
         if exponent >= MIN_LOGIT_EXPONENT:
             yield msgspec.structs.replace(case, values=msgspec.structs.replace(case.values, logit_exponent=exponent))
+
+
+def _plainer(case: _Attention) -> Iterator[_Attention]:
+    """With scores about 0, if they are all far below."""
+    if case.values.keys == "negative":
+        yield msgspec.structs.replace(
+            case, values=msgspec.structs.replace(case.values, keys="normal", logit_exponent=0)
+        )
 
 
 def _sentence(comparison: Comparison, index: tuple[int, ...]) -> str:

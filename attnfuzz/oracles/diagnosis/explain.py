@@ -111,7 +111,7 @@ def _explain(
     )
     exact = rounding.exactly()
     if exact is not None and rounding.is_telling:
-        return exact
+        return _or_at_an_edge(exact, rounding)
     row = _row(reference, case, comparisons, number, head, held)
     found, near = _explain_here(row, failed), exact or rounding.nearly()
     also_wrong = [other for other in wrong if (other.row, other.head) != (row.row, row.head)][:_MOST_REFITTED]
@@ -123,6 +123,21 @@ def _explain(
         found = None  # some number always fits one row
     possible = near or rounding.perhaps()
     return found if possible is None else replace(found or Diagnosis(""), maybe=(possible.cause,))
+
+
+def _or_at_an_edge(exact: Diagnosis, rounding: Rounding) -> Diagnosis:
+    """The rounding that fits or, if that fits as well, a token left out at an edge: it makes such errors, too.
+
+    What leaves less of the errors open goes first; the other is told beside it.
+    """
+    suspects = [tokens.at_an_edge(row) for row in rounding.rows]
+    rests = [suspect.left_open(row) for suspect, row in zip(suspects, rounding.rows, strict=True)]
+    rest, place = (float(part) for part in torch.stack(rests).amax(0).min(0))
+    if rest > _BARELY:
+        return exact
+    dropped = suspects[0].diagnosis(int(place))
+    first, other = (dropped, exact) if rest <= rounding.left_open() else (exact, dropped)
+    return replace(first, words=f"{first.words}, or {other.words}", maybe=(*exact.maybe, other.cause))
 
 
 def _explain_empty(case: AttentionCase, failed: Comparison, number: int, head: int) -> Diagnosis:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from attnfuzz.oracles.diagnosis.roundings import OF_EMPTY_ROWS, Mistake, mistakes
+from attnfuzz.oracles.diagnosis.roundings import LOWEST_EXPONENT, OF_EMPTY_ROWS, Mistake, mistakes
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.oracles.diagnosis.suspect import Diagnosis
 from attnfuzz.problems.reference import row_log_weights, row_weights
@@ -85,6 +85,15 @@ class Rounding:
             return told
         return replace(told, words=f"perhaps {told.words}")
 
+    def left_open(self) -> float:
+        """The largest part of an error, in bounds, that the first of the replays of `exactly` leaves open."""
+        replayed = next(one for one in self._replayed if one[0].name == self._exact[0].name)
+        rests = []
+        for row, mistake in zip(self.rows, replayed, strict=True):
+            got, _, bound, ways = _numbers(row, mistake)
+            rests.append(float(((ways - got).abs() / bound).nan_to_num(torch.inf).amax(1).min()))
+        return max(rests)
+
     def perhaps(self) -> Diagnosis | None:
         """Rounded scores, if they may give errors of such a size, in whatever order and with whatever copies."""
         if self.rows and self.rows[0].case.dtype != "float32" and all(map(_is_of_its_size, self.rows)):
@@ -119,7 +128,14 @@ class Rounding:
         found = self._fitting(_is_exact)
         if not self.is_telling:
             found = [mistake for mistake in found if mistake.cause in _OF_FEW_NUMBERS]
+        if any(mistake.cause == OF_EMPTY_ROWS for mistake in found) and self._is_wrong_of_high_scores:
+            found = [mistake for mistake in found if mistake.cause != OF_EMPTY_ROWS]
         return [mistake for mistake in found if mistake.name not in self._refuted(self.others)]
+
+    @cached_property
+    def _is_wrong_of_high_scores(self) -> bool:
+        """Whether similar cases are wrong whose scores lie far above any number with which a maximum may begin."""
+        return any(row.top > LOWEST_EXPONENT and not row.is_right for row in self.nearby())
 
     @cached_property
     def _near(self) -> Sequence[Mistake]:

@@ -69,6 +69,14 @@ class Suspect:
     tokens: Callable[[int], tuple[tuple[int, int], ...]] = nowhere
     is_fitted: bool = False
 
+    def left_open(self, row: AttentionRow) -> Float64[Tensor, " mistakes"]:
+        """The largest part of the row's error, in bounds, that each mistake leaves open."""
+        rest = ((self.out - row.got).abs() / row.bound.clamp(min=torch.finfo(torch.float64).tiny)).amax(-1)
+        if row.got_lse is not None:
+            lse = torch.full_like(rest, row.lse) if self.lse is None else self.lse
+            rest = torch.maximum(rest, (lse - row.got_lse).abs() / row.lse_bound)
+        return rest.nan_to_num(torch.inf)
+
     def diagnosis(self, i: int, remark: str = "") -> Diagnosis:
         """Mistake `i`, with a remark."""
         return Diagnosis(self.words(i) + remark, self.cause, self.tokens(i), is_fitted=self.is_fitted)

@@ -11,7 +11,7 @@ from attnfuzz.oracles.diagnosis.suspect import Suspect
 from attnfuzz.oracles.verdict import MOST_PLACES
 from attnfuzz.problems.cases import PagedDecodeCase
 
-__all__ = ["behind_the_query", "counted_twice", "dropped", "dropped_from_v", "past_the_end", "periodic"]
+__all__ = ["at_an_edge", "behind_the_query", "counted_twice", "dropped", "dropped_from_v", "past_the_end", "periodic"]
 
 _MAX_NUMBERS = 1 << 18
 """Predicted numbers of one family: bounds the time of a diagnosis."""
@@ -26,6 +26,14 @@ def dropped(row: AttentionRow) -> Iterator[Suspect]:
     """A range of tokens left out of weights and sum."""
     for ranges in _families(row):
         yield _reweighted("tokens_dropped", row, ranges, -1.0, "is dropped", "are dropped")
+
+
+def at_an_edge(row: AttentionRow) -> Suspect:
+    """The last token left out, those of the last page or tile, or the first token: hardly one fits by chance."""
+    length = row.num_tokens
+    size = row.case.block_size if isinstance(row.case, PagedDecodeCase) else _TILES[0]
+    ranges = [(length - 1, length), ((length - 1) // size * size, length), (0, 1)]
+    return _reweighted("tokens_dropped", row, torch.tensor(ranges, device="cpu"), -1.0, "is dropped", "are dropped")
 
 
 def behind_the_query(row: AttentionRow) -> Iterator[Suspect]:
