@@ -62,7 +62,12 @@ def _attending(
 @TORCH.kernel(
     "paged_attention",
     needs={"attend": ("torch.nn.attention.varlen:varlen_attn",)},
-    supports=attnfuzz.Supports(dtypes=("float16", "bfloat16"), layouts=("NHD",), lse="none"),
+    supports=attnfuzz.Supports(
+        dtypes=("float16", "bfloat16"),
+        head_sizes=(16, 32, 40, 64, 72, 80, 96, 128, 192, 256),  # multiples of 8
+        layouts=("NHD",),
+        lse="none",
+    ),
     gpu_only=True,
 )
 def varlen(i: Any, *, attend: Any) -> Callable[[], Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.oracles.diagnosis.row import AttentionRow, softmax_average
 from attnfuzz.oracles.diagnosis.sources import another_page
+from attnfuzz.oracles.judge import judge
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.values import attention_values
@@ -329,3 +330,36 @@ def test_one_empty_side(plant: Any, states: MergeStatesCase, failure_of: Any) ->
 
     message = failure_of(plant("merge_states", after=lose), states).message
     assert "the suffix (lse = -inf) is empty, so the result is the other side; the output is 0" in message
+
+
+def test_a_dropped_token_that_a_conversion_of_v_gives_nearly_too(plant: Any) -> None:
+    """A reader would look for a conversion to float8_e5m2, of which there is none in the kernel."""
+
+    def without_the_last_page_of_one_token(scores: Tensor) -> Tensor:
+        scores = scores.clone()
+        scores[48:] = -torch.inf
+        return scores
+
+    kernel = plant("paged_decode", score=without_the_last_page_of_one_token, supports=attnfuzz.Supports(lse="none"))
+    shape: Any = {"num_q_heads": 3, "num_kv_heads": 1, "head_size": 16, "scale": 0.125, "dtype": "float16"}
+    values = Values(keys="falling", values="positions", seed=28)
+    case = PagedDecodeCase(**shape, seq_lens=(49,), block_size=16, values=values)
+    failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
+    assert failure is not None
+    assert failure.cause == "tokens_dropped"
+    assert "token 48 (page 3, offset 0) of sequence 0 is dropped" in failure.message
+
+
+def test_nothing_read_is_no_maximum_that_begins_at_a_finite_number(plant: Any) -> None:
+    """Without an LSE both give zeros where all scores are low: runs with others must tell them apart."""
+
+    def average(weights: Tensor, v: Tensor) -> Tensor:
+        return 0 * (weights @ v)
+
+    kernel = plant(average=average, supports=attnfuzz.Supports(lse="none"))
+    shape: Any = {"num_q_heads": 2, "num_kv_heads": 1, "head_size": 16, "scale": 1.0, "dtype": "float16"}
+    case = DenseDecodeCase(**shape, seq_lens=(2,), values=Values(keys="negative", values="positions", logit_exponent=6))
+    failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
+    assert failure is not None
+    assert float(failure.message.split(" = ")[1].split(",")[0]) == 0
+    assert "maximum_begins_finite" not in (failure.cause, *failure.maybe)
