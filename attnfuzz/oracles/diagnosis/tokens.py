@@ -33,7 +33,9 @@ def at_an_edge(row: AttentionRow) -> Suspect:
     length = row.num_tokens
     size = row.case.block_size if isinstance(row.case, PagedDecodeCase) else _TILES[0]
     ranges = [(length - 1, length), ((length - 1) // size * size, length), (0, 1)]
-    return _reweighted("tokens_dropped", row, torch.tensor(ranges, device="cpu"), -1.0, "is dropped", "are dropped")
+    return _reweighted(
+        "tokens_dropped", row, torch.tensor(ranges, dtype=torch.int64, device="cpu"), -1.0, "is dropped", "are dropped"
+    )
 
 
 def behind_the_query(row: AttentionRow) -> Iterator[Suspect]:
