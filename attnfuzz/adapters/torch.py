@@ -85,7 +85,8 @@ def varlen(i: Any, *, attend: Any) -> Callable[[], Tensor]:
     )
     ends = torch.nn.functional.pad(i.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
     longest_q, longest = i.max_query_len, i.max_seq_len
-    more = {"enable_gqa": True} if "enable_gqa" in inspect.signature(attend).parameters else {}  # older: always so
+    takes_switch = "enable_gqa" in inspect.signature(attend).parameters  # torch 2.11 has none and takes grouped heads
+    more = {"enable_gqa": True} if takes_switch else {}
     return lambda: attend(
         i.q, k, v, i.cu_seqlens_q, ends, longest_q, longest, scale=i.scale, window_size=(-1, 0), **more
     )

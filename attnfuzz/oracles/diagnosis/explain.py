@@ -59,6 +59,8 @@ _LSE_FAMILIES = (tokens.dropped, tokens.behind_the_query, tokens.counted_twice, 
 
 _BARELY = 2.0
 """Error bounds."""
+_SAME_BOUNDS = 2.0
+"""What a token left out may leave open of each error, to be told beside a rounding."""
 _MOST_RIGHT = 2
 _MOST_REFITTED = 2
 
@@ -132,8 +134,8 @@ def _or_at_an_edge(exact: Diagnosis, rounding: Rounding) -> Diagnosis:
     """
     suspects = [tokens.at_an_edge(row) for row in rounding.rows]
     rests = [suspect.left_open(row) for suspect, row in zip(suspects, rounding.rows, strict=True)]
-    rest, place = (float(part) for part in torch.stack(rests).amax(0).min(0))
-    if rest > _BARELY:
+    rest, place = torch.stack(rests).amax(0).min(0)
+    if rest > _SAME_BOUNDS:
         return exact
     dropped = suspects[0].diagnosis(int(place))
     first, other = (dropped, exact) if rest <= rounding.left_open() else (exact, dropped)
