@@ -37,8 +37,8 @@ __all__ = [
 OracleName = Literal[
     "accuracy", "dead_memory", "unwritten", "red_zone", "determinism", "exception", "crash", "hang",
     "guard_page", "page_permutation", "page_relocation", "block_table_slack", "batch_invariance", "layout", "repaging",
-    "gqa_expansion", "split_count", "compose", "merge_laws", "value_affinity", "containment", "call_sequence",
-    "graph_replay", "sanitizer",
+    "gqa_expansion", "split_count", "compose", "merge_laws", "value_affinity", "residuals", "containment",
+    "call_sequence", "graph_replay", "sanitizer",
 ]  # fmt: skip
 """Every name that a regression file may hold; `ORACLES` are those that can be asked for. "sanitizer" is NVIDIA's
 compute-sanitizer, which judges in processes of its own (`attnfuzz.sanitizer`)."""
@@ -54,6 +54,7 @@ RELATION_ORACLES: tuple[OracleName, ...] = (
     "block_table_slack",
     "batch_invariance",
     "value_affinity",
+    "residuals",
     "containment",
     "merge_laws",
     "layout",
@@ -81,6 +82,7 @@ IDENTIFYING_CAUSES = frozenset(
     {
         NARROW_OFFSETS,
         "converted",
+        "cut_off",
         "exponential_rounded",
         "maximum_begins_finite",
         "maximum_not_subtracted",

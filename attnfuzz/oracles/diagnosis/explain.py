@@ -103,7 +103,7 @@ def _explain(
         return Diagnosis("a split without tokens has lse = -inf and an output that is written and finite")
     held = poison_value(getattr(torch, case.kv_dtype), poison)
     places, right = _rows(case, comparisons)
-    wrong, others = ([_row(reference, case, comparisons, *place, held) for place in part] for part in (places, right))
+    wrong, others = ([row_of(reference, case, comparisons, *place, held) for place in part] for part in (places, right))
     rounding = Rounding(
         wrong,
         others,
@@ -114,7 +114,7 @@ def _explain(
     exact = rounding.exactly()
     if exact is not None and rounding.is_telling:
         return _or_at_an_edge(exact, rounding)
-    row = _row(reference, case, comparisons, number, head, held)
+    row = row_of(reference, case, comparisons, number, head, held)
     found, near = _explain_here(row, failed), exact or rounding.nearly()
     also_wrong = [other for other in wrong if (other.row, other.head) != (row.row, row.head)][:_MOST_REFITTED]
     if found is not None and any(_contradicts(found, row, other, failed) for other in also_wrong):
@@ -158,7 +158,7 @@ def _finite_there(nearby: Iterable[Compared], places: list[Place], poison: float
         if isinstance(case, MergeStatesCase):
             continue
         there = [(row, head) for row, head in places if row < case.num_rows and case.row_lens[row]]
-        found += [_row(reference, case, comparisons, *place, poison) for place in there]
+        found += [row_of(reference, case, comparisons, *place, poison) for place in there]
     return [row for row in found if row.is_finite]
 
 
@@ -220,7 +220,7 @@ def past_the_end_within_bounds(
     if isinstance(case, MergeStatesCase) or case.row_lens[number] == 0:
         return None
     held = poison_value(getattr(torch, case.kv_dtype), poison)
-    row = _row(reference, case, comparisons, number, head, held)
+    row = row_of(reference, case, comparisons, number, head, held)
     if not bool(row.got.isfinite().all()):
         return None
     missed = float((row.got - row.expected).abs().max())
@@ -242,9 +242,10 @@ def _families(row: AttentionRow) -> tuple[Family, ...]:
     return families if row.kv_scales is None else (scale_mistakes, *families)
 
 
-def _row(
+def row_of(
     reference: Reference, case: AttentionCase, comparisons: list[Comparison], number: int, head: int, poison: float
 ) -> AttentionRow:
+    """Query token `number` and `head` of a case, and what came out there."""
     out, *rest = comparisons
     values = reference.values_on_cpu
     has_lse = bool(rest) and rest[0].name == "lse"

@@ -275,16 +275,12 @@ def _is_among(row: AttentionRow, mistake: Mistake) -> bool:
 
 
 def _numbers(row: AttentionRow, mistake: Mistake) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output and LSE, if there is one, in one row: what came out, what should have, its bound, and what the ways give.
-
-    Of the output there may be several ways for each of the LSE.
-    """
+    """Output and LSE, if any, in one row: what came out, what should have, its bound, and what the ways give."""
     if row.got_lse is None:
         return row.got, row.expected, row.bound, mistake.out
     lse = torch.tensor([[row.got_lse], [row.lse], [row.lse_bound]], dtype=torch.float64, device="cpu")
     got, expected, bound = (torch.cat(pair) for pair in zip((row.got, row.expected, row.bound), lse, strict=True))
-    repeated = mistake.lse.repeat(-(-len(mistake.out) // len(mistake.lse)))[: len(mistake.out), None]
-    return got, expected, bound, torch.cat((mistake.out, repeated), 1)
+    return got, expected, bound, mistake.with_lse()
 
 
 def _worst(got: Tensor, expected: Tensor, bound: Tensor) -> int:

@@ -45,6 +45,8 @@ Round = Callable[[Tensor], Tensor]
 class Mistake:
     """The results that a mistake may have, one for each way in which it may have been made.
 
+    Way i of the output goes with way i of the LSE, modulo the number of these (`with_lse`).
+
     ``cause`` is that of a family, and ``name`` tells its members apart. ``overflows``: a number is not finite in one of
     the ways. ``numerics``: what declares it, of a design's own rounding.
     """
@@ -53,9 +55,14 @@ class Mistake:
     name: str
     words: str
     out: Float64[Tensor, "ways v_head_size"]
-    lse: Float64[Tensor, " ways"]
+    lse: Float64[Tensor, " ways_of_lse"]
     overflows: bool
     numerics: Mapping[str, str] = field(default_factory=dict)
+
+    def with_lse(self) -> Float64[Tensor, "ways elements"]:
+        """Each way of the output with its LSE behind."""
+        repeated = self.lse.repeat(-(-len(self.out) // len(self.lse)))[: len(self.out), None]
+        return torch.cat((self.out, repeated), 1)
 
     @property
     def is_finite_at_all(self) -> bool:
@@ -77,6 +84,8 @@ def mistakes(row: AttentionRow, *, interpreted: bool) -> Iterator[Mistake]:
         yield from _weights_rounded(row, name, roundings[0])
         yield from _sums_rounded(row, name, roundings)
         yield from _states_rounded(row, name, roundings)
+        if len(roundings) == 1:
+            yield from _cut_off(row, name)
     yield from _converted(row)
     yield _without_maximum(row)
     yield _finite_maximum(row)
@@ -216,6 +225,24 @@ def _merged(row: AttentionRow, length: int, change: Round) -> tuple[Tensor, Tens
     outs = torch.einsum("sn,snd->sd", parts.softmax(1).nan_to_num(0.0), values)
     states = torch.cat((change(parts.logsumexp(1)), _sink(row)[None]))
     return states.softmax(0)[:-1] @ outs, states.logsumexp(0)
+
+
+def _cut_off(row: AttentionRow, name: str) -> Iterator[Mistake]:
+    """Bits that a 16-bit number has no room for are left out, which takes half a unit off on average."""
+
+    def cut(x: Tensor) -> Tensor:
+        nearest = x.to(getattr(torch, name))
+        smaller = (nearest.view(torch.int16) - 1).view(nearest.dtype)  # in magnitude
+        return torch.where(nearest.double().abs() > x.abs(), smaller, nearest).double()
+
+    words = f"is cut off to {name}, not rounded"
+    lse = torch.tensor(row.lse, dtype=torch.float64, device="cpu")
+    yield _mistake("cut_off", "output cut off", f"the output {words}", [(cut(row.expected), lse)])
+    scores, top = row_log_weights(row.case, row.head, row.scores)[0], _top(row)
+    weights = (scores - top).exp()
+    exact, sink = weights.sum() + (_sink(row) - top).exp(), (_sink(row) - top).exp()
+    ways = [((cut(weights) @ row.v) / total, top + total.log()) for total in (exact, cut(weights).sum() + sink)]
+    yield _mistake("cut_off", "weights cut off", f"each softmax weight {words}", ways)
 
 
 def _converted(row: AttentionRow) -> Iterator[Mistake]:

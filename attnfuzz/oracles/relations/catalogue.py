@@ -20,6 +20,7 @@ from attnfuzz.oracles.relations.page_permutation import PAGE_PERMUTATION
 from attnfuzz.oracles.relations.page_relocation import PAGE_RELOCATION
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.relations.repaging import REPAGING
+from attnfuzz.oracles.relations.residuals import RESIDUALS
 from attnfuzz.oracles.relations.split_count import SPLIT_COUNT
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
 from attnfuzz.oracles.verdict import DrawnWithout, OracleName, Relations
@@ -33,6 +34,7 @@ RELATIONS: tuple[Relation, ...] = (
     BLOCK_TABLE_SLACK,
     BATCH_INVARIANCE,
     VALUE_AFFINITY,
+    RESIDUALS,
     CONTAINMENT,
     MERGE_LAWS,
     LAYOUT,

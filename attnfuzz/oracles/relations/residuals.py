@@ -1,0 +1,249 @@
+"""Errors that are each within their bound are together no larger than roundings make them, and go either way.
+
+The case is run some more times with numbers of which each has a sign of its own, scores of the order of 1, and no
+needles; of each sequence, what its last query token gives is compared with the exact result, and the errors of all runs
+are judged together (`attnfuzz.numerics.residuals`). This sees what a bound cannot, which allows for roundings that all
+go the same way: an accumulator or a row sum kept in 16 bits from tile to tile, results that are cut off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.numerics.residuals import Residuals, residuals, spread_of_row
+from attnfuzz.oracles.arithmetic import arithmetic_of
+from attnfuzz.oracles.comparison import Comparison, Reference, compare
+from attnfuzz.oracles.diagnosis.explain import row_of
+from attnfuzz.oracles.diagnosis.roundings import Mistake, mistakes
+from attnfuzz.oracles.diagnosis.row import AttentionRow
+from attnfuzz.oracles.expected_attention import changes_scores
+from attnfuzz.oracles.relations.relation import Relation
+from attnfuzz.oracles.relations.transformed import Changed, run_on
+from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.words import number
+from attnfuzz.problems.cases import (
+    AttentionCase,
+    Case,
+    DenseDecodeCase,
+    MergeStatesCase,
+    PagedAttentionCase,
+    PagedDecodeCase,
+    SplitDecodeCase,
+)
+from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, Values
+from attnfuzz.values.draws import NORMAL_EXPONENT
+
+__all__ = ["RESIDUALS"]
+
+_FEWEST_TOKENS = 16
+_ENOUGH_ROWS = {"cpu": 128, "cuda": 1024}
+"""Triton's interpreter takes milliseconds for each."""
+_MOST_SEQS = 64
+_FEWEST_ROWS = 32
+_MOST_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 25}
+"""In all runs together: what a core looks at in some tenths of a second."""
+_SMALLEST_EXPONENT = {"float16": -14, "bfloat16": -126}
+_NEXT_SEED = 0x9E3779B1
+"""Odd, so that no seed comes twice."""
+_DEVIATION = 36.9 * 2.0**NORMAL_EXPONENT
+_EXPLAINED = 0.5
+"""Part of the squares of the errors that a replayed rounding must account for."""
+_MOST_REPLAYED = 4
+
+Attention = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | PagedAttentionCase
+
+
+@dataclass(frozen=True)
+class _Token:
+    """One query token of a run: its query heads that tell something, and what their errors may be.
+
+    The last of the `elements` is the log-sum-exp, if there is one.
+    """
+
+    reference: Reference
+    comparisons: list[Comparison]
+    token: int
+    heads: list[int]
+    spread: Float64[Tensor, "heads elements"]
+    fixed: Float64[Tensor, "heads elements"]
+    expected: Float64[Tensor, "heads elements"]
+    errors: Float64[Tensor, "heads elements"]
+
+    def row(self, i: int) -> AttentionRow:
+        """Of `heads[i]`, with all that went in."""
+        case: Any = self.reference.case
+        return row_of(self.reference, case, self.comparisons, self.token, self.heads[i], 0.0)
+
+
+def _applies(declaration: Declaration, case: Case) -> bool:
+    """Float32 has no roundings to 16 bits, and an 8-bit cache and variants of scores more than are taken apart here."""
+    del declaration
+    if not isinstance(case, AttentionCase) or case.dtype == "float32" or case.kv is not None or changes_scores(case):
+        return False
+    return bool(_tokens(case)) and _repeats(case, "cpu")[1] > 0
+
+
+def _tokens(case: AttentionCase) -> list[int]:
+    """The last query token of each sequence, where it sees enough keys; of one sequence they would share V."""
+    last = [case.rows_of(seq)[-1] for seq in range(case.num_seqs) if len(case.rows_of(seq))]
+    return [row for row in last if _visible(case, row) >= _FEWEST_TOKENS]
+
+
+def _visible(case: AttentionCase, row: int) -> int:
+    length = case.row_lens[row]
+    return length if case.variant.window is None else min(length, case.variant.window)
+
+
+def _repeats(case: AttentionCase, device: str) -> tuple[int, int]:
+    """How often the sequences are repeated within a run, and how many runs there are; 0 if one is too large."""
+    rows, numbers = len(_tokens(case)) * case.num_q_heads, _numbers(case)
+    wanted, most = math.ceil(_ENOUGH_ROWS[device] / rows), _MOST_NUMBERS[device] // numbers
+    in_one = max(1, min(wanted, most, _MOST_SEQS // case.num_seqs))
+    return in_one, min(math.ceil(wanted / in_one), most // in_one)
+
+
+def _numbers(case: AttentionCase) -> int:
+    """Of keys or values, times query heads, that are looked at or computed with."""
+    return sum(case.row_lens) * case.num_q_heads * max(case.head_size, case.value_size)
+
+
+def _check(trial: Trial) -> Failure | None:
+    case = trial.case
+    if isinstance(case, MergeStatesCase) or trial.reference.tolerance != "bound":
+        return None
+    if trial.device == "cpu" and case.dtype == "bfloat16":
+        return None  # Triton's interpreter cuts bits off, which leans to one side
+    found = [token for changed in _changed(case, trial.device) for token in _tokens_of(trial, changed)]
+    return _objection(case, found) if sum(len(token.heads) for token in found) >= _FEWEST_ROWS else None
+
+
+def _changed(case: Attention, device: str) -> Iterator[Attention]:
+    """With scores of the order of 1, for any scale and head size."""
+    exponent = round(-math.log2(case.scale * _DEVIATION**2 * math.sqrt(case.head_size)))
+    exponent = max(MIN_LOGIT_EXPONENT, min(exponent, MAX_LOGIT_EXPONENT))
+    times, num_runs = _repeats(case, device)
+    fields: dict[str, Any] = {"seq_lens": case.seq_lens * times}
+    if isinstance(case, PagedDecodeCase):
+        fields["pages"] = msgspec.structs.replace(case.pages, shared_blocks=0)
+    if isinstance(case, PagedAttentionCase):
+        fields["query_lens"] = case.query_lens * times
+    for i in range(num_runs):
+        seed = (case.values.seed + (i + 1) * _NEXT_SEED) % (1 << 32)
+        values = Values(keys="normal", values="normal", logit_exponent=exponent, seed=seed)
+        yield msgspec.structs.replace(case, values=values, **fields)
+
+
+def _tokens_of(trial: Trial, case: Attention) -> Iterator[_Token]:
+    """Of one run those that tell something."""
+    declaration = trial.kernel.declaration
+    seen = run_on(trial, Changed("with other numbers", case))
+    reference = Reference(declaration, case, device=trial.device, tolerance="bound")
+    comparisons = compare(reference, seen)
+    got, expected = (
+        torch.cat([part.double().cpu().reshape(*part.shape[:2], -1) for part in parts], -1)
+        for parts in ([one.got for one in comparisons[:2]], [one.expected for one in comparisons[:2]])
+    )
+    elements = slice(got.shape[-1])
+    values = reference.values_on_cpu
+    arithmetic = arithmetic_of(declaration, case, interpreted=trial.device == "cpu")
+    for token in _tokens(case):
+        k, v = values.sequence(case.row_seqs[token])
+        keys = slice(case.row_lens[token] - _visible(case, token), case.row_lens[token])
+        spread = spread_of_row(
+            values.q[token].double(),
+            k[keys].double(),
+            v[keys].double(),
+            case.scale,
+            arithmetic,
+            smallest_exponent=_SMALLEST_EXPONENT[case.dtype],
+        )
+        heads = spread.is_telling.nonzero().flatten().tolist()
+        if heads:
+            yield _Token(
+                reference,
+                comparisons,
+                token,
+                heads,
+                spread=torch.cat((spread.out, spread.lse[:, None]), 1)[heads][:, elements],
+                fixed=torch.cat((spread.out_fixed, spread.lse_fixed[:, None]), 1)[heads][:, elements],
+                expected=expected[token][heads],
+                errors=(got - expected)[token][heads],
+            )
+
+
+def _objection(case: Attention, found: Sequence[_Token]) -> Failure | None:
+    errors, expected, spread, fixed = (
+        torch.cat([getattr(token, name) for token in found]) for name in ("errors", "expected", "spread", "fixed")
+    )
+    size = case.value_size
+    for name, part in (("out", slice(0, size)), ("lse", slice(size, None))):
+        if not errors[:, part].numel() or not bool(errors[:, part].isfinite().all()):
+            continue
+        towards = expected[:, part].sign() if name == "out" else 1.0
+        most_sharing = case.gqa_ratio if name == "out" else 0
+        told = residuals(errors[:, part] * towards, spread[:, part], fixed[:, part], most_sharing=most_sharing)
+        if told.is_too_large or told.is_one_sided:
+            return _failure(name, told, found)
+    return None
+
+
+def _failure(name: str, told: Residuals, found: Sequence[_Token]) -> Failure:
+    mistake = _replayed(found)
+    if told.is_too_large:
+        kind, times = "size", told.size / told.largest_size
+        message = (
+            f"each error of {name} is within its bound, but together they are {number(told.size)} x what the roundings "
+            f"make that the kernel may make; above {number(told.largest_size)} x that is no chance"
+        )
+    else:
+        kind, times = "lean", abs(told.lean) / told.largest_lean
+        side = {("out", True): "away from zero", ("out", False): "towards zero", ("lse", True): "upwards"}
+        message = (
+            f"each error of {name} is within its bound, but they go {side.get((name, told.lean > 0), 'downwards')}: on "
+            f"average by {number(abs(told.lean))} x their size; above {number(told.largest_lean)} x that is no chance"
+        )
+    return Failure(
+        oracle="residuals",
+        kind=f"{name}:{kind}",
+        message=message + (f"; {mistake.words}" if mistake is not None else ""),
+        details=(f"of {told.num_rows} rows with other numbers of the same shapes",),
+        error_ratio=times,
+        tensor=name,
+        cause="" if mistake is None else mistake.cause,
+        replays=() if mistake is None else (mistake.name,),
+    )
+
+
+def _replayed(found: Sequence[_Token]) -> Mistake | None:
+    """The rounding that accounts for most of the errors of some rows that have large ones, and for half at least."""
+    relative = [(token.errors / token.spread).square().mean(1) for token in found]
+    tokens = sorted(range(len(found)), key=lambda i: -float(relative[i].max()))[:_MOST_REPLAYED]
+    rows = [(found[i], int(relative[i].argmax())) for i in tokens]
+    total = sum(float((token.errors / token.spread)[i].square().sum()) for token, i in rows)
+    best, least = None, (1 - _EXPLAINED) * total
+    for of_rows in zip(*(mistakes(token.row(i), interpreted=False) for token, i in rows), strict=True):
+        left = sum(_left(token, i, mistake) for (token, i), mistake in zip(rows, of_rows, strict=True))
+        if left < least:
+            best, least = of_rows[0], left
+    return best
+
+
+def _left(token: _Token, i: int, mistake: Mistake) -> float:
+    """Of the squares of a row's errors, what the best way of a mistake leaves."""
+    got = token.expected[i] + token.errors[i]
+    ways = mistake.with_lse()[:, : len(got)]
+    missed = (got - ways) / token.spread[i]
+    return float(missed.square().sum(1).nan_to_num(torch.inf).min())
+
+
+RESIDUALS = Relation("residuals", _applies, _check, costly_on=("cpu", "cuda"))
