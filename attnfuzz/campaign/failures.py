@@ -142,7 +142,7 @@ class Failures:
         """Count a known failure, also for the finding that explains it: at once, or when its tag is told."""
         target, symptom = suspect.declaration.target, suspect.symptom
         self._tally.known(target, death_seconds)
-        causes = (Symptom(target, symptom.oracle, cause) for cause in suspect.failure.maybe)
+        causes = (Symptom.of_cause(target, symptom.oracle, cause) for cause in suspect.failure.maybe)
         explaining = [
             *self._known.explaining(symptom, suspect.features),
             *(one for cause in causes for one in self._known.explaining(cause, frozenset({ANY_CASE}))),

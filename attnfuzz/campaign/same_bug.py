@@ -37,8 +37,7 @@ def are_same_bug(a: Told, b: Told) -> bool:
     if mine.kernel != its.kernel:
         return False
     if mine.is_cause or its.is_cause:
-        may_be = its.kind in _maybe(a) or mine.kind in _maybe(b)
-        return mine == its or (may_be and mine.oracle == its.oracle)
+        return mine == its or its in _maybe(a) or mine in _maybe(b)
     return any(rule(a, b) or rule(b, a) for rule in RULES)
 
 
@@ -83,8 +82,9 @@ def _names_its_stride(one: Told, other: Told) -> bool:
     )
 
 
-def _maybe(told: Told) -> tuple[str, ...]:
-    return () if told.said is None else told.said.maybe
+def _maybe(told: Told) -> list[Symptom]:
+    symptom = told.signature.symptom
+    return [Symptom.of_cause(symptom.kernel, symptom.oracle, one) for one in (told.said.maybe if told.said else ())]
 
 
 def _spoil_the_same(a: Symptom, b: Symptom) -> bool:

@@ -20,6 +20,8 @@ __all__ = ["NEEDS_PRECEDING", "KnownFindings", "Signature", "Symptom", "case_fea
 NEEDS_PRECEDING = "preceding cases"
 """In place of a feature: the case fails only after others, and no case by itself can be told to be this bug."""
 
+_SEE_ROUNDINGS = frozenset({"residuals", "value_affinity"})
+"""Besides accuracy: to which of them a rounding shows first is a matter of luck."""
 _FAULTS = ("SIGSEGV", "SIGBUS", "cuda:")
 _IGNORED = "ignored stride"
 
@@ -53,7 +55,14 @@ class Symptom:
     @classmethod
     def of(cls, kernel: str, failure: Diagnosed) -> Symptom:
         """The symptom of ``failure`` on the kernel loaded by ``kernel``."""
-        return cls(kernel, failure.oracle, failure.cause if failure.cause in IDENTIFYING_CAUSES else failure.kind)
+        if failure.cause in IDENTIFYING_CAUSES:
+            return cls.of_cause(kernel, failure.oracle, failure.cause)
+        return cls(kernel, failure.oracle, failure.kind)
+
+    @classmethod
+    def of_cause(cls, kernel: str, oracle: str, cause: str) -> Symptom:
+        """That of a bug which a cause names, by whichever oracle that knows roundings it shows."""
+        return cls(kernel, "accuracy" if oracle in _SEE_ROUNDINGS else oracle, cause)
 
     @property
     def is_cause(self) -> bool:
@@ -118,7 +127,7 @@ class KnownFindings:
 
     def may_cause(self, kernel: str, failure: Failure) -> bool:
         """Whether a bug found before, which its cause tells, would give much the same."""
-        return any(self.has_symptom(Symptom(kernel, failure.oracle, cause)) for cause in failure.maybe)
+        return any(self.has_symptom(Symptom.of_cause(kernel, failure.oracle, cause)) for cause in failure.maybe)
 
     def explains(self, symptom: Symptom, features: frozenset[str]) -> bool:
         """Whether a failing case with ``features`` is presumed to be a bug found before."""

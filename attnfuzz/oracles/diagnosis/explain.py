@@ -123,8 +123,8 @@ def _explain(
         return near
     if found is not None and found.is_fitted and not also_wrong:
         found = None  # some number always fits one row
-    possible = near or rounding.perhaps()
-    return found if possible is None else replace(found or Diagnosis(""), maybe=(possible.cause,))
+    possible = rounding.perhaps() if near is None else (near.cause,)
+    return replace(found or Diagnosis(""), maybe=possible) if possible else found
 
 
 def _or_at_an_edge(exact: Diagnosis, rounding: Rounding) -> Diagnosis:
@@ -270,7 +270,8 @@ def _here(tensor: Tensor) -> Tensor:
 def _explain_not_finite(row: AttentionRow) -> Diagnosis | None:
     largest = float((row.weights[:, None] * row.v).abs().sum(0).max())
     if row.case.dtype == "float16" and largest > torch.finfo(torch.float16).max:
-        return Diagnosis(f"the sum of exp(score - maximum) x V reaches {largest:.4g}, and float16 ends at 65504")
+        words = f"the sum of exp(score - maximum) x V reaches {largest:.4g}, and float16 ends at 65504"
+        return Diagnosis(words, "sums_rounded")
     return None
 
 

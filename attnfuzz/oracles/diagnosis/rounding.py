@@ -44,6 +44,11 @@ _TELLING = 3
 """Wrong numbers, whatever values make equal, that none of some thirty mistakes gives by chance."""
 _OF_FEW_NUMBERS = frozenset({"exponential_rounded", OF_EMPTY_ROWS, "scores_rounded", "tf32"})
 """Causes that are told of fewer wrong numbers: there are not many of their kind, and kernels have them."""
+_ACCOUNTED = 0.1
+"""Part of the squares of a row's errors, right numbers included, that a mistake leaves if it accounts for the row: that
+many numbers come out of none of some thirty mistakes by chance, however few of them are beyond their bounds."""
+_ENOUGH_NUMBERS = 8
+_SMALLEST_TILE = 16
 _FAR_OFF = 2.0
 _REFUTED = 4.0
 """Bounds by which a mistake misses a right row, and so is none that the kernel makes."""
@@ -94,11 +99,12 @@ class Rounding:
             rests.append(float(((ways - got).abs() / bound).nan_to_num(torch.inf).amax(1).min()))
         return max(rests)
 
-    def perhaps(self) -> Diagnosis | None:
-        """Rounded scores, if they may give errors of such a size, in whatever order and with whatever copies."""
-        if self.rows and self.rows[0].case.dtype != "float32" and all(map(_is_of_its_size, self.rows)):
-            return Diagnosis("", "scores_rounded")
-        return None
+    def perhaps(self) -> tuple[str, ...]:
+        """Causes that may give errors of such a size, in whatever order and with whatever copies."""
+        if not self.rows or self.rows[0].case.dtype == "float32":
+            return ()
+        sizes = {"scores_rounded": _is_of_its_size, "sums_rounded": _is_of_sums, "cut_off": _is_of_bits_cut_off}
+        return tuple(cause for cause, is_of_its_size in sizes.items() if all(map(is_of_its_size, self.rows)))
 
     def _told(self, found: Sequence[Mistake]) -> Diagnosis | None:
         if not found:
@@ -127,7 +133,9 @@ class Rounding:
     def _exact(self) -> Sequence[Mistake]:
         found = self._fitting(_is_exact)
         if not self.is_telling:
-            found = [mistake for mistake in found if mistake.cause in _OF_FEW_NUMBERS]
+            accounting = {mistake.name for mistake in self._fitting(_accounts_for)}
+            found = [one for one in found if one.cause in _OF_FEW_NUMBERS or one.name in accounting]
+            found.sort(key=lambda mistake: mistake.name not in accounting)
         if any(mistake.cause == OF_EMPTY_ROWS for mistake in found) and self._is_wrong_of_high_scores:
             found = [mistake for mistake in found if mistake.cause != OF_EMPTY_ROWS]
         return [mistake for mistake in found if mistake.name not in self._refuted(self.others)]
@@ -211,6 +219,18 @@ def _is_given(row: AttentionRow, mistake: Mistake) -> bool:
     return bool((is_right & (left <= _UNEXPLAINED * error)).any())
 
 
+def _accounts_for(row: AttentionRow, mistake: Mistake) -> bool:
+    """Whether one of the ways gives nearly all errors of the row, once it is stored, down to the last bits."""
+    if not row.is_finite or len(torch.unique(row.v, dim=1)[0]) < _ENOUGH_NUMBERS:
+        return False
+    got, expected, bound, ways = _numbers(row, mistake)
+    stored = ways.clone()
+    stored[:, : len(row.got)] = mistake.out.to(getattr(torch, row.case.dtype)).double()
+    slack = bound.clamp(min=torch.finfo(torch.float64).tiny)
+    left, error = ((stored - got) / slack).square().sum(-1), ((got - expected) / slack).square().sum()
+    return bool((left.nan_to_num(torch.inf) <= _ACCOUNTED * error).any())
+
+
 def _same_where_not_finite(ways: Tensor, got: Tensor) -> Bool[Tensor, " ways"]:
     """Whether NaN, inf and -inf stand where the kernel has them, and nowhere else."""
     found = [kind(ways) == kind(got) for kind in (torch.isnan, torch.isposinf, torch.isneginf)]
@@ -261,6 +281,28 @@ def _is_of_its_size(row: AttentionRow) -> bool:
         return is_out
     slack_of_lse = _BOUNDS * row.lse_bound
     return is_out and bool(bottom - slack_of_lse <= row.got_lse <= top + slack_of_lse)
+
+
+def _is_of_sums(row: AttentionRow) -> bool:
+    """Likewise of sums over tokens that are rounded after each tile."""
+    return _is_off_by_at_most(row, -(-row.num_tokens // _SMALLEST_TILE))
+
+
+def _is_of_bits_cut_off(row: AttentionRow) -> bool:
+    """Likewise of weights and of an output whose last bits are left out."""
+    return _is_off_by_at_most(row, 2)
+
+
+def _is_off_by_at_most(row: AttentionRow, units: int) -> bool:
+    """So many units in the last place of what is summed, beyond its bounds."""
+    dtype = getattr(torch, row.case.dtype)
+    if not row.is_finite:
+        return bool(((row.weights[:, None] * row.v.abs()).sum(0) > torch.finfo(dtype).max).any())
+    each = torch.finfo(dtype).eps * units
+    weights, _ = row_weights(row.case, row.head, row.scores)
+    slack = each * (weights @ row.v.abs() + row.expected.abs()) + _BOUNDS * row.bound
+    is_out = bool(((row.got - row.expected).abs() <= slack).all())
+    return is_out and (row.got_lse is None or abs(row.got_lse - row.lse) <= each + _BOUNDS * row.lse_bound)
 
 
 def _is_among(row: AttentionRow, mistake: Mistake) -> bool:

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -84,7 +85,7 @@ def _times(factor: float, case: Case, contents: Contents) -> FurtherRuns:
         (found,) = others
         expected, is_sure = _expected(one, factor, case)
         masks = {name: mask & is_sure.get(name, True) for name, mask in where_bits_differ(expected, found).items()}
-        return unequal_bits(
+        failure = unequal_bits(
             "value_affinity",
             case,
             expected,
@@ -94,6 +95,11 @@ def _times(factor: float, case: Case, contents: Contents) -> FurtherRuns:
             as_it_was=f"if the original result is multiplied with {words}",
             details=(f"the result is linear in {what}, and such a factor changes no digit of it",),
         )
+        overflows = any(bool((mask & ~found[name].isfinite()).any()) for name, mask in masks.items())
+        if failure is None or case.dtype != "float16" or not overflows:
+            return failure
+        message = f"{failure.message}; a sum of weights x V is kept in float16, perhaps, and overflows at 65504"
+        return msgspec.structs.replace(failure, message=message, maybe=("sums_rounded",))
 
     return FurtherRuns([changed], compare)
 
