@@ -13,7 +13,7 @@ class CompileTimes:
     """Adds up compilations from `start_listening` on.
 
     `seconds` counts what was compiled, `compilations` how often; `cache_hits` how often the result lay in Triton's
-    on-disk cache instead. `ttir_files` are, of both, the files that hold a kernel in its first form (`explaining.ttir`).
+    on-disk cache instead. `ttir_files` are, of both, files with a kernel in its first form (`explaining.ttir`).
     All stay as they are with a Triton that does not report its compilations, and where none is installed.
     """
 

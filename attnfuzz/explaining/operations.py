@@ -17,7 +17,7 @@ Kind = Literal[
     "sum", "tf32_dot",
 ]  # fmt: skip
 """``move`` leaves numbers as they are (a shape, a choice, a loop's variable); ``add`` subtracts, too, and ``max`` is
-also the minimum. ``argument`` is a number that was given as such, ``load`` numbers from memory, ``softmax`` a whole one."""
+also the minimum. ``argument`` is a number that was given as such, ``load`` numbers from memory."""
 
 SourcePlace = tuple[str, int]
 """A file, as the code says, and a line in it, from 1 on."""
