@@ -51,7 +51,8 @@ class _Roles:
 
     def __init__(self, graph: Operations) -> None:
         self.graph = graph
-        self.weights = graph.after(graph.of_kind("exp", "softmax"))
+        self.exps = {one for one in graph.of_kind("exp", "softmax") if not self._is_of_scores(one)}
+        self.weights = graph.after(self.exps)
         self.loaded = graph.after(graph.of_kind("load")) - self.weights
         self.products = {
             one
@@ -69,9 +70,13 @@ class _Roles:
     @property
     def _becoming_weights(self) -> Found:
         """What exp is taken of, at last; in a kernel without exp, what is stored."""
-        exps = self.graph.of_kind("exp", "softmax")
-        launches = {one.launch for one in exps}
-        return self.graph.before(exps | {one for one in self.graph.of_kind("store") if one.launch not in launches})
+        launches = {one.launch for one in self.exps}
+        return self.graph.before(self.exps | {one for one in self.graph.of_kind("store") if one.launch not in launches})
+
+    def _is_of_scores(self, exp: Operation) -> bool:
+        """Whether a soft cap is made of it: of its numbers exp is taken once more, with no logarithm in between."""
+        after = self.graph.after({exp}, lambda user, _: user.kind != "log") - {exp}
+        return any(one.kind in ("exp", "softmax") for one in after)
 
     def _ends_as_score(self, product: Operation) -> bool:
         """Whether no further input multiplies it before it is added up, or exp is taken of it."""
@@ -83,7 +88,7 @@ class _Roles:
         if product.kind != "mul":
             return True
         reached = self.graph.after({product}, is_passed)
-        return any(one.kind in ("sum", "exp", "softmax") for one in reached)
+        return any(one.kind == "sum" or one in self.exps for one in reached)
 
     def weighs(self, product: Operation) -> bool:
         """Whether it is one of a weight and an input."""
@@ -159,7 +164,7 @@ def _scaled(roles: _Roles) -> Found:
 
 def _exponential(roles: _Roles) -> Found:
     """exp of few bits, or of numbers that are rounded for it."""
-    exps = roles.graph.of_kind("exp")
+    exps = {one for one in roles.exps if one.kind == "exp"}
     before = {one for exp in exps for one in roles.graph.before(set(exp.operands), lambda one: one.kind in _MOVES)}
     return roles.beginnings(_rounding(exps | {one for one in before if one.kind == "convert"}))
 
@@ -189,7 +194,8 @@ def _partial_lse(roles: _Roles) -> Found:
 def _not_subtracted(roles: _Roles) -> Found:
     """exp of scores that no maximum has to do with."""
     of_maximum = roles.graph.after(roles.graph.of_kind("max"))
-    return {one for one in roles.graph.of_kind("exp") - of_maximum if roles.scores & roles.graph.before({one}) - {one}}
+    exps = {one for one in roles.exps - of_maximum if one.kind == "exp"}
+    return {one for one in exps if roles.scores & roles.graph.before({one}) - {one}}
 
 
 def _tf32(roles: _Roles) -> Found:

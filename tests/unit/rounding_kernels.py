@@ -20,18 +20,18 @@ MISTAKES = (
 )  # fmt: skip
 """Names of `Failure.replays`."""
 
-_PLAIN: Any = Supports(
-    dtypes=("float16", "bfloat16"), head_sizes=(16, 64), strides="contiguous", empty_sequences=False
-)
+_PLAIN: Any = Supports(dtypes=("float16", "bfloat16"), head_sizes=(16, 64), strides="contiguous", empty_sequences=False)
 
 
 @triton.jit
 def _score(q, k, MISTAKE: tl.constexpr):
     if MISTAKE == "products":
-        return tl.sum((q[None, :] * k).to(tl.float32), 1)  # products
-    if MISTAKE == "products and sums":
-        return tl.sum(q[None, :] * k, 1)  # products and sums
-    return tl.sum(q[None, :].to(tl.float32) * k.to(tl.float32), 1)
+        score = tl.sum((q[None, :] * k).to(tl.float32), 1)  # products
+    elif MISTAKE == "products and sums":
+        score = tl.sum(q[None, :] * k, 1)  # products and sums
+    else:
+        score = tl.sum(q[None, :].to(tl.float32) * k.to(tl.float32), 1)
+    return score.to(tl.float32)
 
 
 @triton.jit
@@ -60,15 +60,14 @@ def decode_kernel(
             k = k.to(tl.float8e5).to(tl.float32)  # K to float8_e5m2
         if MISTAKE == "V to float8_e5m2":
             v = v.to(tl.float8e5).to(tl.float32)  # V to float8_e5m2
-        score = _score(q, k, MISTAKE).to(tl.float32)
+        score = _score(q, k, MISTAKE)
         if MISTAKE != "scaled query":
             score = score * scale
         if MISTAKE == "scores":
             score = score.to(p_q.dtype.element_ty).to(tl.float32)  # scores
         score = tl.where(token < length, score, -float("inf"))
-        higher = tl.maximum(top, tl.max(score, 0))
+        higher = tl.maximum(top, tl.max(score, 0)) if MISTAKE != "no maximum" else 0.0
         if MISTAKE == "no maximum":
-            higher = 0.0
             weight = tl.exp(score)  # no maximum
         elif MISTAKE == "short exp2":
             exponent = ((score - higher) * 1.4426950408889634).to(p_q.dtype.element_ty)  # short exp2
