@@ -38,7 +38,7 @@ def explain_failure(
     is_relation = failure.oracle in RELATION_ORACLES
     found = Explanation()
     if failure.cause in IDENTIFYING_CAUSES:  # it has been replayed: single weights say nothing of it
-        found = Explanation(sources=runner.cause_lines(declaration, case, failure.replays))
+        found = runner.cause_lines(declaration, case, failure.replays)
     elif not is_relation:
         found = runner.explain(declaration, case, seconds=weighing_s, oracle=failure.oracle)
     else:

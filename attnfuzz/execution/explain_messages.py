@@ -3,9 +3,9 @@
 import msgspec
 
 from attnfuzz.explaining.explanation import Explanation
-from attnfuzz.oracles.verdict import OracleName, SourceLine
+from attnfuzz.oracles.verdict import OracleName
 
-__all__ = ["CauseLinesReply", "CauseLinesRequest", "ExplainReply", "ExplainRequest"]
+__all__ = ["CauseLinesRequest", "ExplainReply", "ExplainRequest"]
 
 
 class ExplainRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,15 +30,9 @@ class ExplainReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CauseLinesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Find the lines of the kernel `target` at which one of the roundings `replays` is made, by a run of `case`.
 
-    On a GPU this must be the first run of the process.
+    On a GPU this must be the first run of the process. What comes is an `ExplainReply`.
     """
 
     target: str
     case: msgspec.Raw
     replays: tuple[str, ...]
-
-
-class CauseLinesReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`sources` are none if the lines are not known."""
-
-    sources: tuple[SourceLine, ...]

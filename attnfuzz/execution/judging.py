@@ -11,7 +11,7 @@ import torch
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.execution.cause_lines import cause_lines
 from attnfuzz.execution.compile_times import CompileTimes
-from attnfuzz.execution.explain_messages import CauseLinesReply, CauseLinesRequest, ExplainReply, ExplainRequest
+from attnfuzz.execution.explain_messages import CauseLinesRequest, ExplainReply, ExplainRequest
 from attnfuzz.execution.growth import GrowthTrial
 from attnfuzz.execution.guard_messages import GuardReply, GuardRequest
 from attnfuzz.execution.guard_probe import guarded_reply
@@ -193,12 +193,12 @@ class JudgingService:
         found = explain_case(kernel, case, device=self.device, oracle=request.oracle, seconds=request.seconds)
         return ExplainReply(found, last=self.device == "cuda")
 
-    def _cause_lines(self, payload: bytes) -> CauseLinesReply:
+    def _cause_lines(self, payload: bytes) -> ExplainReply:
         request = msgspec.json.decode(payload, type=CauseLinesRequest)
         kernel = self._kernel(request.target)
         case = decode_case(kernel.declaration.problem, bytes(request.case))
         compiled = self._compile_times.ttir_files
-        return CauseLinesReply(cause_lines(kernel, case, request.replays, device=self.device, compiled=compiled))
+        return ExplainReply(cause_lines(kernel, case, request.replays, device=self.device, compiled=compiled))
 
     def _growth_after(self, payload: bytes) -> GrowthReply:
         request = msgspec.json.decode(payload, type=GrowthRequest)

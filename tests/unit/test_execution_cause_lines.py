@@ -49,7 +49,7 @@ case = decode_case("dense_decode", case.encode())
 
 def found(mistake, name):
     made = msgspec.structs.replace(case, options={"mistake": mistake})
-    return [msgspec.to_builtins(one) for one in cause_lines(kernel, made, (name,), device="cpu")]
+    return [msgspec.to_builtins(one) for one in cause_lines(kernel, made, (name,), device="cpu").sources]
 
 
 print(json.dumps({
@@ -129,4 +129,4 @@ def test_a_kernel_that_dies_meanwhile_names_no_line(runner: Runner) -> None:
     kernels = KERNELS.with_name("misbehaving_kernels.py")
     (declaration,) = runner.declarations([f"{kernels}:segfaults_at_seven"])
     case = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(7,), scale=0.25, dtype="float32")
-    assert runner.cause_lines(declaration, case, ("products",)) == ()
+    assert runner.cause_lines(declaration, case, ("products",)) == Explanation()
