@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
-from attnfuzz.explaining.operations import Kind, Operation, SourcePlace, first_of_users
+from attnfuzz.explaining.operations import Kind, Operation, Recording, SourcePlace, first_of_users
 
 __all__ = ["recorded"]
 
@@ -46,11 +46,10 @@ _FIRST_POINTER = 1
 def recorded() -> Iterator[list[Operation]]:
     """Fill a list with the operations of kernels that are interpreted meanwhile; with none, for an unknown Triton."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
-    found: list[Operation] = []
     if not _is_known(interpreter):
-        yield found
+        yield []
         return
-    recorder = _Recorder(interpreter, found)
+    recorder = _Recorder(interpreter)
     builder = vars(interpreter)["InterpreterBuilder"]
     wrappers: list[tuple[Any, str, Callable[[Method, str], Method]]] = [
         *((builder, name, recorder.operation) for name in vars(builder) if name.startswith(_CREATE)),
@@ -61,7 +60,7 @@ def recorded() -> Iterator[list[Operation]]:
     try:
         for owner, name, wrap in wrappers:
             setattr(owner, name, wrap(getattr(owner, name), name.removeprefix(_CREATE)))
-        yield found
+        yield recorder.recording.operations
     finally:
         for owner, name, own in before:
             if own is None:  # inherited
@@ -88,12 +87,11 @@ def _is_known(interpreter: ModuleType) -> bool:
 class _Recorder:
     """Wraps what computes. Methods that others call on the way are part of those."""
 
-    def __init__(self, interpreter: ModuleType, found: list[Operation]) -> None:
+    def __init__(self, interpreter: ModuleType) -> None:
         self._handle = vars(interpreter)["TensorHandle"]
         self._launching = inspect.unwrap(vars(interpreter)["GridExecutor"].__call__).__code__
         self._sum = getattr(importlib.import_module("triton.language").standard, "_sum_combine", None)
-        self._found = found
-        self._known: dict[object, Operation] = {}
+        self.recording = Recording()
         self._launches = 0
         self._within: list[str] | None = None
         """Methods that have run within the one that is under way."""
@@ -158,24 +156,13 @@ class _Recorder:
 
     def _write_down(self, kind: Kind, dtype: str, given: Any) -> Operation:
         place, calls = self._where()
-        known = self._launches, calls, kind, dtype
-        made = self._known.get(known)
-        if made is None:
-            made = self._known[known] = Operation(kind, dtype, place, self._launches)
-            self._found.append(made)
-        for one in given:
-            if self._format_of(one):
-                operand = getattr(one, _OPERATION, None) or self._argument(self._format_of(one))
-                if operand not in made.operands:
-                    made.operands.append(operand)
-        return made
+        operands = [self._maker_of(one) for one in given if self._format_of(one)]
+        return self.recording.add(kind, dtype, operands, calls=calls, place=place, launch=self._launches)
 
-    def _argument(self, dtype: str) -> Operation:
-        """A number that a kernel was called with, or a constant."""
-        if dtype not in self._known:
-            self._known[dtype] = Operation("argument", dtype)
-            self._found.append(self._known[dtype])
-        return self._known[dtype]
+    def _maker_of(self, handle: Any) -> Operation:
+        """What a handle came of; else it is a number that a kernel was called with, or a constant."""
+        made: Operation | None = getattr(handle, _OPERATION, None)
+        return self.recording.add("argument", self._format_of(handle)) if made is None else made
 
     def _format_of(self, handle: Any) -> str:
         """The format of its numbers; empty unless they are floating-point ones."""

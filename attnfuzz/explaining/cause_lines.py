@@ -188,7 +188,8 @@ def _accumulators(roles: _Roles) -> Found:
 
 
 def _partial_lse(roles: _Roles) -> Found:
-    return roles.beginnings(_rounding(roles.graph.after(roles.graph.of_kind("log"))))
+    after = roles.graph.after(roles.graph.of_kind("log"), lambda user, _: user not in roles.exps)
+    return roles.beginnings(_rounding(after))
 
 
 def _not_subtracted(roles: _Roles) -> Found:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["BITS", "Kind", "Operation", "Operations", "SourcePlace", "first_of_users"]
+__all__ = ["BITS", "Kind", "Operation", "Operations", "Recording", "SourcePlace", "first_of_users"]
 
 Kind = Literal[
     "add", "argument", "convert", "div", "dot", "exp", "load", "log", "max", "move", "mul", "other", "softmax", "store",
@@ -79,6 +79,40 @@ class Operations:
     ) -> set[Operation]:
         """``ends`` and what they are computed of: each operand that ``through`` lets pass, and so on."""
         return _closure(ends, lambda one: list(filter(through, one.operands)))
+
+
+class Recording:
+    """Writes operations down as they run.
+
+    One that a loop does again, at the same ``place`` of the program and on numbers of the same origin, is the same one.
+    """
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self._known: dict[object, Operation] = {}
+        self._origins: dict[Operation, frozenset[Operation]] = {}
+
+    def add(
+        self,
+        kind: Kind,
+        dtype: str,
+        operands: Iterable[Operation] = (),
+        *,
+        calls: object = None,
+        place: SourcePlace | None = None,
+        launch: int = 0,
+    ) -> Operation:
+        """What ``kind`` makes of ``operands``. ``calls``: all that tells where in the program it is done."""
+        given = list(dict.fromkeys(operands))
+        origins = frozenset().union(*(self._origins[one] for one in given))
+        key = calls, kind, dtype, launch, origins
+        made = self._known.get(key)
+        if made is None:
+            made = self._known[key] = Operation(kind, dtype, place, launch)
+            self._origins[made] = frozenset({made}) if kind == "load" else origins
+            self.operations.append(made)
+        made.operands += [one for one in given if one not in made.operands]
+        return made
 
 
 def _closure(starts: Collection[Operation], following: Callable[[Operation], list[Operation]]) -> set[Operation]:

@@ -14,24 +14,28 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnfuzz
-from attnfuzz.explaining.operations import BITS, Kind, Operation, SourcePlace
+from attnfuzz.explaining.operations import BITS, Kind, Operation, Recording, SourcePlace
 
 __all__ = ["recorded"]
 
 _KINDS: dict[str, Kind] = {
     "add": "add", "sub": "add", "rsub": "add", "mul": "mul", "div": "div", "mm": "dot", "bmm": "dot", "mv": "dot",
     "dot": "dot", "addmm": "dot", "baddbmm": "dot", "addcmul": "add", "sum": "sum", "cumsum": "sum", "exp": "exp",
-    "exp2": "exp", "log": "log", "log2": "log", "logsumexp": "log", "_softmax": "softmax", "max": "max", "amax": "max",
+    "exp2": "exp", "log": "log", "log2": "log", "logsumexp": "log", "logaddexp": "log",
+    "_softmax": "softmax", "sigmoid": "softmax", "max": "max", "amax": "max",
     "maximum": "max", "clamp": "max", "clamp_min": "max", "_to_copy": "convert", "copy": "convert",
 }  # fmt: skip
 """By the name of the operation; those that write into a tensor have the same with an underscore."""
 _MOVES = frozenset(
     {
         "_reshape_alias", "_unsafe_view", "alias", "as_strided", "cat", "clone", "constant_pad_nd", "detach", "expand",
-        "flip", "gather", "index", "index_select", "masked_fill", "narrow", "permute", "repeat", "reshape", "select",
-        "slice", "split", "squeeze", "stack", "t", "transpose", "unbind", "unsqueeze", "view", "where",
+        "flip", "gather", "index", "index_copy", "index_put", "index_select", "lift_fresh", "masked_fill", "narrow",
+        "permute", "repeat", "reshape", "scatter", "select", "slice", "split", "squeeze", "stack", "t", "transpose",
+        "unbind", "unsqueeze", "view", "where",
     }
 )  # fmt: skip
+_NEW = ("empty", "full", "ones", "zeros", "new_", "arange")
+"""How the names of operations begin that take nothing of a tensor but its shape and format."""
 _LIBRARIES = (str(Path(torch.__file__).parent), "<")
 _OWN = str(Path(attnfuzz.__file__).parent)
 _KERNELS = str((Path(attnfuzz.__file__).parent / "kernels").resolve())
@@ -42,45 +46,35 @@ def recorded() -> Iterator[list[Operation]]:
     """Fill a list with the operations on floating-point tensors meanwhile."""
     mode = _Recorder()
     with mode:
-        yield mode.found
+        yield mode.recording.operations
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[Operation] = []
+        self.recording = Recording()
         self._made: dict[int, tuple[Tensor, Operation]] = {}
         """By a tensor's identity, for which the tensor is kept."""
-        self._known: dict[object, Operation] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         base = name if name in _KINDS else name.removesuffix("_")
-        kind: Kind = "move" if base in _MOVES else _KINDS.get(base, "other")
-        given = [one for one in _tensors((args, kwargs or {})) if _dtype(one)]
+        is_new = name.startswith(_NEW)
+        kind: Kind = "argument" if is_new else "move" if base in _MOVES else _KINDS.get(base, "other")
+        given = [] if is_new else [self._maker_of(one) for one in _tensors((args, kwargs or {})) if _dtype(one)]
+        place, calls = _where()
         for one in _tensors(result):
             if _dtype(one):
-                made = self._write_down(kind, _dtype(one), given)
+                made = self.recording.add(kind, _dtype(one), given, calls=(calls, name), place=place)
                 self._made[id(one)] = one, made
         return result
-
-    def _write_down(self, kind: Kind, dtype: str, given: list[Tensor]) -> Operation:
-        place, calls = _where()
-        known = calls, kind, dtype
-        made = self._known.get(known)
-        if made is None:
-            made = self._known[known] = Operation(kind, dtype, place)
-            self.found.append(made)
-        made.operands += [one for one in dict.fromkeys(map(self._maker_of, given)) if one not in made.operands]
-        return made
 
     def _maker_of(self, tensor: Tensor) -> Operation:
         """What a tensor came of; of one that was there before, that it was given."""
         if id(tensor) not in self._made:
             kind: Kind = "load" if tensor.ndim else "argument"
-            self._made[id(tensor)] = tensor, Operation(kind, _dtype(tensor))
-            self.found.append(self._made[id(tensor)][1])
+            self._made[id(tensor)] = tensor, self.recording.add(kind, _dtype(tensor), calls=id(tensor))
         return self._made[id(tensor)][1]
 
 
