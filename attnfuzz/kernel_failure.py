@@ -12,7 +12,7 @@ import msgspec
 
 from attnfuzz.campaign.replay import replay_command
 from attnfuzz.corpus import FindingRecord, Regression, current_environment, write_regression
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import Failure, where_to_look
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.features import features
 from attnfuzz.report.headline import remedy_lines
@@ -59,7 +59,10 @@ def failure_report(failure: Failure, target: str, case: Case, *, replay: str) ->
     """Lines for an engineer: what is wrong, where, on which case, and the command that shows it again."""
     lines = [
         f"{target} fails {failure.oracle} ({failure.kind}): {failure.message}",
-        *(f"  {line}" for line in (*failure.details, *remedy_lines(failure.remedy, case))),
+        *(
+            f"  {line}"
+            for line in (*where_to_look(failure.sources), *failure.details, *remedy_lines(failure.remedy, case))
+        ),
         f"case ({case.problem}):",
         f"  {encode_case(case).decode()}",
         "replay:",

@@ -38,7 +38,7 @@ def explain_failure(
     is_relation = failure.oracle in RELATION_ORACLES
     found = Explanation()
     if failure.cause in IDENTIFYING_CAUSES:  # it has been replayed: single weights say nothing of it
-        pass
+        found = runner.cause_lines(declaration, case, failure.replays)
     elif not is_relation:
         found = runner.explain(declaration, case, seconds=weighing_s, oracle=failure.oracle)
     else:
@@ -77,4 +77,4 @@ def shortened(explanation: Explanation) -> Explanation:
     """What goes into the details of a finding."""
     lines = (*[line for line in explanation.lines if line != NO_TIME][:_MOST_LINES], *explanation.changes)
     short = tuple(line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..." for line in lines)
-    return Explanation(lines=short, rows=explanation.rows, blame=explanation.blame)
+    return Explanation(lines=short, rows=explanation.rows, blame=explanation.blame, sources=explanation.sources)

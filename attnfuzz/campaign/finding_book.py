@@ -126,7 +126,9 @@ class FindingBook:
         finding.features, finding.weights = message.features, message.weights
         details = (*finding.failure.details, *message.explanation)
         blame = finding.failure.blame | message.blame
-        finding.failure = msgspec.structs.replace(finding.failure, details=details, blame=blame)
+        finding.failure = msgspec.structs.replace(
+            finding.failure, details=details, blame=blame, sources=message.sources
+        )
         if message.complete:
             finding.shrunk_s = time.monotonic() - self._started
         finding.declarable = message.declarable

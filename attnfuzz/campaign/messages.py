@@ -8,7 +8,7 @@ import msgspec
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
-from attnfuzz.oracles.verdict import Blame, Failure, OracleName
+from attnfuzz.oracles.verdict import Blame, Failure, OracleName, SourceLine
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.tolerance import Tolerance
 
@@ -184,8 +184,8 @@ class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
 
     ``features`` are those that every failing case on the way down had: what the bug needs. ``shown_as`` are the pairs
     of oracle and kind that it showed on the way, the last one included. ``explanation``: what is wrong, in
-    further lines, and ``blame`` where; ``weights`` are those that the kernel gave, to be drawn. ``declarable`` unless
-    the kernel still fails within the declaration that would end the finding.
+    further lines, ``blame`` where, and ``sources`` by which lines of the kernel; ``weights`` are those that the kernel
+    gave, to be drawn. ``declarable`` unless the kernel still fails within the declaration that would end the finding.
     """
 
     finding: str
@@ -195,6 +195,7 @@ class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
     flaky: bool = False
     explanation: tuple[str, ...] = ()
     blame: Blame = Blame()
+    sources: tuple[SourceLine, ...] = ()
     weights: tuple[WeightedRow, ...] = ()
     declarable: bool = True
 

@@ -112,6 +112,7 @@ class Trail:
                 flaky=self.is_flaky,
                 explanation=explanation.lines,
                 blame=explanation.blame,
+                sources=explanation.sources,
                 weights=explanation.rows,
                 declarable=is_declarable,
             )

@@ -137,6 +137,7 @@ def _with_cases(envelope: _Envelope, source: str, limit_bytes: int) -> Regressio
     _check_count(source, "$.finding.features", len(finding.features))
     _check_count(source, "$.finding.also", len(finding.also))
     _check_count(source, "$.finding.maybe", len(finding.maybe))
+    _check_count(source, "$.finding.sources", len(finding.sources))
     _check_count(source, "$.environment.versions", len(envelope.environment.versions))
 
     def read(document: dict[str, Any], place: str) -> Case:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from attnfuzz.oracles.verdict import Blame, Failure, OracleName, Sight, make_printable
+from attnfuzz.oracles.verdict import Blame, Failure, OracleName, Sight, SourceLine, make_printable
 from attnfuzz.problems.cases import Case, Problem
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
@@ -36,7 +36,7 @@ MAX_PRECEDING = 64
 
 Status = Literal["open", "fixed"]
 
-_SINCE = ("tensor", "cause", "maybe", "blame", "also", "remedy")
+_SINCE = ("tensor", "cause", "maybe", "blame", "also", "remedy", "sources")
 """Fields that older files lack: left out where there is nothing to say."""
 _RATE = ("failed", "runs")
 _RECORDED_PACKAGES = ("attnfuzz", "torch", "triton", "hypothesis", "msgspec")
@@ -48,8 +48,8 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """What an oracle said of the case when it was saved.
 
     ``kind`` and ``features`` (what the case still needs away from its simplest value) tell one bug from another.
-    ``cause``, ``maybe``, ``tensor`` and ``blame`` are those of `Failure`. ``also``: other ways in which the bug showed.
-    ``remedy``: what a kernel declares that is not meant to do better.
+    ``cause``, ``maybe``, ``tensor``, ``blame`` and ``sources`` are those of `Failure`. ``also``: other ways in which
+    the bug showed. ``remedy``: what a kernel declares that is not meant to do better.
     A flaky case failed in ``failed`` of ``runs`` runs; both are 0, and left out of the file, for one that always does.
     What a stranger's file says is made fit to be shown, as what a kernel says is in a `Failure`.
     """
@@ -67,6 +67,7 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     blame: Blame = Blame()
     also: tuple[Sight, ...] = ()
     remedy: Supports | None = None
+    sources: tuple[SourceLine, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.failed <= self.runs:
@@ -104,6 +105,7 @@ class FindingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             blame=failure.blame,
             also=also,
             remedy=remedy,
+            sources=failure.sources,
         )
 
 

@@ -13,13 +13,15 @@ class CompileTimes:
     """Adds up compilations from `start_listening` on.
 
     `seconds` counts what was compiled, `compilations` how often; `cache_hits` how often the result lay in Triton's
-    on-disk cache instead. All stay 0 with a Triton that does not report its compilations, and where none is installed.
+    on-disk cache instead. `ttir_files` are, of both, files with a kernel in its first form (`explaining.ttir`).
+    All stay as they are with a Triton that does not report its compilations, and where none is installed.
     """
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.compilations = 0
         self.cache_hits = 0
+        self.ttir_files: list[str] = []
         self._next: Any = None
 
     def start_listening(self) -> bool:
@@ -36,15 +38,19 @@ class CompileTimes:
             compilation.listener = self
         return True
 
-    def __call__(self, *, times: Any = None, cache_hit: bool = False, **others: Any) -> None:
-        """What Triton calls after each compilation."""
+    def __call__(
+        self, *, times: Any = None, cache_hit: bool = False, metadata_group: Any = None, **others: Any
+    ) -> None:
+        """What Triton calls after each compilation. `metadata_group`: paths of files in its cache, by their names."""
+        files = metadata_group if isinstance(metadata_group, dict) else {}
+        self.ttir_files += [str(path) for name, path in files.items() if str(name).endswith(".ttir")]
         if cache_hit:
             self.cache_hits += 1
         else:
             self.compilations += 1
             self.seconds += getattr(times, "total", 0) * _MICROSECOND
         if self._next is not None:
-            self._next(times=times, cache_hit=cache_hit, **others)
+            self._next(times=times, cache_hit=cache_hit, metadata_group=metadata_group, **others)
 
     def total_s(self) -> float:
         """`seconds` so far, as a clock to hand to `attnfuzz.oracles`."""

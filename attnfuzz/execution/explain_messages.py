@@ -5,7 +5,7 @@ import msgspec
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.oracles.verdict import OracleName
 
-__all__ = ["ExplainReply", "ExplainRequest"]
+__all__ = ["CauseLinesRequest", "ExplainReply", "ExplainRequest"]
 
 
 class ExplainRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,3 +25,14 @@ class ExplainReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     explanation: Explanation
     last: bool = False
+
+
+class CauseLinesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Find the lines of the kernel `target` at which one of the roundings `replays` is made, by a run of `case`.
+
+    On a GPU this must be the first run of the process. What comes is an `ExplainReply`.
+    """
+
+    target: str
+    case: msgspec.Raw
+    replays: tuple[str, ...]

@@ -9,8 +9,9 @@ import msgspec
 import torch
 
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
+from attnfuzz.execution.cause_lines import cause_lines
 from attnfuzz.execution.compile_times import CompileTimes
-from attnfuzz.execution.explain_messages import ExplainReply, ExplainRequest
+from attnfuzz.execution.explain_messages import CauseLinesRequest, ExplainReply, ExplainRequest
 from attnfuzz.execution.growth import GrowthTrial
 from attnfuzz.execution.guard_messages import GuardReply, GuardRequest
 from attnfuzz.execution.guard_probe import guarded_reply
@@ -64,6 +65,7 @@ class JudgingService:
         self._watch = watch_if_asked()  # before any kernel is imported
         self._has_judged = False
         self._methods: dict[str, Callable[[bytes], msgspec.Struct]] = {
+            "cause_lines": self._cause_lines,
             "declarations": self._declarations,
             "device": self._describe_device,
             "explain": self._explain,
@@ -190,6 +192,13 @@ class JudgingService:
         case = decode_case(kernel.declaration.problem, bytes(request.case))
         found = explain_case(kernel, case, device=self.device, oracle=request.oracle, seconds=request.seconds)
         return ExplainReply(found, last=self.device == "cuda")
+
+    def _cause_lines(self, payload: bytes) -> ExplainReply:
+        request = msgspec.json.decode(payload, type=CauseLinesRequest)
+        kernel = self._kernel(request.target)
+        case = decode_case(kernel.declaration.problem, bytes(request.case))
+        compiled = self._compile_times.ttir_files
+        return ExplainReply(cause_lines(kernel, case, request.replays, device=self.device, compiled=compiled))
 
     def _growth_after(self, payload: bytes) -> GrowthReply:
         request = msgspec.json.decode(payload, type=GrowthRequest)

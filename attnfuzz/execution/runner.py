@@ -10,7 +10,7 @@ import msgspec
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.executor import Executor
-from attnfuzz.execution.explain_messages import ExplainReply, ExplainRequest
+from attnfuzz.execution.explain_messages import CauseLinesRequest, ExplainReply, ExplainRequest
 from attnfuzz.execution.faults import failure_of
 from attnfuzz.execution.guard_messages import GuardReply, GuardRequest
 from attnfuzz.execution.judge_messages import (
@@ -252,6 +252,22 @@ class Runner:
         if isinstance(reply, ExplainReply):
             return reply.explanation
         return Explanation(lines=(f"the weights of tokens cannot be measured: {failure_of(reply).message}",))
+
+    def cause_lines(self, declaration: Declaration, case: Case, replays: Sequence[str]) -> Explanation:
+        """The lines at which the kernel makes one of the roundings `replays` (`Failure.replays`), as `sources`.
+
+        There are none if they are not known, or the process does not live to tell.
+
+        Runs the case once, in a fresh executor, where nothing else has been compiled. Raises what `judge` raises.
+        """
+        if not replays:
+            return Explanation()
+        check_size(case)
+        if not self._kernels.is_fresh:
+            self.restart()
+        request = CauseLinesRequest(declaration.target, msgspec.Raw(encode_case(case)), tuple(replays))
+        reply = self._kernels.call(declaration, "cause_lines", request, ExplainReply, timeout_s=self.timeout_s)
+        return reply.explanation if isinstance(reply, ExplainReply) else Explanation()
 
     def guarded(self, declaration: Declaration, request: GuardRequest) -> GuardReply | None:
         """What a run tells that has chosen tensors guarded; None if it ended in any other way than by a lost GPU."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from attnfuzz.oracles.verdict import Blame
+from attnfuzz.oracles.verdict import Blame, SourceLine, where_to_look
 from attnfuzz.said import NAME_BYTES, printable, printable_lines
 
 __all__ = ["NO_TIME", "Explanation", "WeightBox", "WeightedRow"]
@@ -47,7 +47,7 @@ class WeightedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``lines`` say what is wrong, the most general first; ``rows`` are weights to draw, the most telling first.
 
-    ``blame``: what they point to.
+    ``blame``: what they point to. ``sources``: the lines of the kernel that the failure's cause comes from.
     ``changes``: which single changes of the case make it pass, and which do not. ``runs``: of the kernel, for the rest.
     """
 
@@ -56,6 +56,7 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     blame: Blame = Blame()
     changes: tuple[str, ...] = ()
     runs: int = 0
+    sources: tuple[SourceLine, ...] = ()
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "lines", printable_lines(self.lines))
@@ -63,5 +64,5 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def all_lines(self) -> tuple[str, ...]:
-        """``lines``, then ``changes``."""
-        return self.lines + self.changes
+        """Where to look, ``lines``, then ``changes``."""
+        return where_to_look(self.sources) + self.lines + self.changes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal, Protocol
 
 import msgspec
@@ -26,12 +27,14 @@ __all__ = [
     "OracleName",
     "Relations",
     "Sight",
+    "SourceLine",
     "Timing",
     "Told",
     "Verdict",
     "ends_process",
     "is_fault",
     "make_printable",
+    "where_to_look",
 ]
 
 OracleName = Literal[
@@ -139,6 +142,30 @@ class Blame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         )
 
 
+class SourceLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A line of a kernel, from 1 on, with its text, empty if that cannot be read.
+
+    ``file`` is relative to the working directory, or to where modules are found, if it lies there.
+    """
+
+    file: str
+    line: Annotated[int, msgspec.Meta(ge=1)]
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "file", printable(self.file))
+        msgspec.structs.force_setattr(self, "text", printable(self.text))
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}"
+        return f"{place}: `{self.text}`" if self.text else place
+
+
+def where_to_look(sources: Iterable[SourceLine]) -> tuple[str, ...]:
+    """The lines that a cause comes from, in words; none where none is known."""
+    return tuple(f"look at {source}" for source in sources)
+
+
 class Sight(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Another way in which a bug shows: what an oracle says of another case, and what that still needs, if known."""
 
@@ -167,7 +194,8 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     - ``blame``: what it points to;
     - ``remedy``: the fields of `Supports` that a kernel declares which is meant to do this, with their values;
     - ``numerics``: likewise those of `Numerics`, where a replayed rounding is one that a design makes on purpose;
-    - ``replays``: the names of all roundings that would give this result.
+    - ``replays``: the names of all roundings that would give this result;
+    - ``sources``: the lines of the kernel that its cause comes from, if they are known.
 
     Wherever one is made, or read from what another process sent, what a kernel said in it is fit to be shown and kept.
     """
@@ -184,6 +212,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     remedy: dict[str, str] = {}
     numerics: dict[str, str] = {}
     replays: tuple[str, ...] = ()
+    sources: Annotated[tuple[SourceLine, ...], _FEW] = ()
 
     def __post_init__(self) -> None:
         make_printable(self)

@@ -14,7 +14,7 @@ from rich.text import Text
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation, WeightBox, WeightedRow
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import Failure, where_to_look
 from attnfuzz.report.files import write_file
 from attnfuzz.report.headline import count, one_line
 
@@ -74,7 +74,7 @@ def print_explained(console: Console, explained: Explained) -> None:
     else:
         console.print(Text(f"{failure.oracle}/{failure.kind}: {failure.message}", "red"), soft_wrap=True)
     console.print()
-    for line in explained.explanation.lines:
+    for line in (*where_to_look(explained.explanation.sources), *explained.explanation.lines):
         console.print(Text(line, "bold"), soft_wrap=True)
     for line in explained.explanation.changes:
         console.print(Text(line), soft_wrap=True)

@@ -10,6 +10,7 @@ from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.campaign.undeclared import declared_limits, supports_text
 from attnfuzz.corpus import FindingRecord
+from attnfuzz.oracles.verdict import where_to_look
 from attnfuzz.problems.cases import (
     AttentionCase,
     Case,
@@ -114,14 +115,15 @@ def _standings(found: Iterable[Finding | FoundElsewhere], statistics: Statistics
 
 
 def finding_lines(finding: FindingRecord, case: Case) -> tuple[str, ...]:
-    """What there is to say of ``finding`` beside its message: details, what declares it away, how else it shows."""
+    """What there is to say of ``finding`` beside its message: which lines to look at, details, what declares it away,
+    how else it shows."""
     remedy = () if finding.remedy is None else remedy_lines(declared_limits(finding.remedy), case)
     also = [
         f"also shows as: {one.oracle}/{one.kind}"
         + (f" [{', '.join(one.features)}]: {one.message}" if one.features else f": {one.message}")
         for one in finding.also
     ]
-    return (*finding.details, *remedy, *also)
+    return (*where_to_look(finding.sources), *finding.details, *remedy, *also)
 
 
 def remedy_lines(limits: Mapping[str, Any], case: Case) -> tuple[str, ...]:

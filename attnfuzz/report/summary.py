@@ -10,6 +10,7 @@ from attnfuzz.campaign.earlier import FORMAT
 from attnfuzz.campaign.elsewhere import FoundElsewhere
 from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, Count, Statistics, StopReason
+from attnfuzz.oracles.verdict import SourceLine
 from attnfuzz.report.environments import EnvironmentSummary, OutcomeSummary, environments_of, outcomes_of
 from attnfuzz.report.files import write_file
 from attnfuzz.report.order import in_order, kernels_in_order
@@ -22,8 +23,9 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ``path`` if the finding could not be saved. A flaky one tells that it failed in ``failed`` of ``runs`` runs.
 
     ``cause`` is what the bug is called, in every campaign that finds it; ``hash`` what lines about it are marked with,
-    in this one. ``cases_seen``: failing cases that were put down to it, the first included. Those that are not
-    ``in_contract``, and those that the summary of ``--against`` has ``known``, do not count in the exit status.
+    in this one. ``sources``: lines of the kernel that the cause comes from, where they are known. ``cases_seen``:
+    failing cases that were put down to it, the first included. Those that are not ``in_contract``, and those that the
+    summary of ``--against`` has ``known``, do not count in the exit status.
     ``python``: where it was found, if not in the driver's environment; ``outcomes``: what its case came to in each of
     several."""
 
@@ -40,6 +42,7 @@ class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     message: str
     failed: int = 0
     runs: int = 0
+    sources: tuple[SourceLine, ...] = ()
     python: str = ""
     outcomes: tuple[OutcomeSummary, ...] = ()
 
@@ -158,6 +161,7 @@ def _summarise_finding(finding: Finding, statistics: Statistics) -> FindingSumma
         message=finding.failure.message,
         failed=finding.failed if finding.is_flaky else 0,
         runs=finding.runs if finding.is_flaky else 0,
+        sources=finding.failure.sources,
         python="" if finding.python is None else str(finding.python.path),
         outcomes=outcomes_of(finding.outcomes),
     )

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from attnfuzz.corpus import (
@@ -24,7 +25,7 @@ from attnfuzz.corpus import (
 )
 from attnfuzz.corpus.reading import MAX_FILE_BYTES
 from attnfuzz.corpus.writing import write_atomically
-from attnfuzz.oracles.verdict import Failure
+from attnfuzz.oracles.verdict import Failure, SourceLine
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Pages
 from attnfuzz.said import printable
@@ -76,6 +77,27 @@ def test_the_file_has_the_documented_fields_in_order() -> None:
     assert document["status"] == "open"
     assert document["finding"]["features"] == ["gqa_ratio>1", "ragged"]
     assert set(document["environment"]) == {"versions", "device", "date"}
+
+
+def test_the_lines_of_a_cause_survive_a_round_trip(tmp_path: Path) -> None:
+    """A saved finding would not tell any more which line of the kernel to look at."""
+    sources = (SourceLine(file="k.py", line=41, text="qk = tl.sum(q * k, 1)"), SourceLine(file="other.py", line=2))
+    failure = msgspec.structs.replace(FAILURE, cause="scores_rounded", sources=sources)
+    regression = a_regression(finding=FindingRecord.of(failure))
+    assert load_regression(write_regression(regression, tmp_path)) == regression
+    assert as_document(regression)["finding"]["sources"][0] == {
+        "file": "k.py",
+        "line": 41,
+        "text": "qk = tl.sum(q * k, 1)",
+    }
+    assert "sources" not in as_document(a_regression())["finding"]
+
+
+def test_a_line_before_the_first_is_refused() -> None:
+    """A stranger's file would send a reader to a line that there is not."""
+    document = as_document(a_regression())
+    with pytest.raises(RegressionError, match=r"`\$\.finding\.sources\[0\]\.line`"):
+        read_document(set_at(document, "finding.sources", [{"file": "k.py", "line": 0}]))
 
 
 def a_sequence() -> Regression:
@@ -238,6 +260,7 @@ def test_lists_of_all_cases_count_together() -> None:
         ("case.options", {f"o{i}": i for i in range(257)}),
         ("finding.details", ["a detail"] * 257),
         ("finding.features", [f"f{i}" for i in range(257)]),
+        ("finding.sources", [{"file": "k.py", "line": 1}] * 257),
         ("environment.versions", {f"v{i}": "1" for i in range(257)}),
     ],
 )

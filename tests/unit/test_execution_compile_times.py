@@ -47,6 +47,17 @@ def test_real_compiler_reports_what_is_expected(compilation: Any) -> None:
     assert 0 <= times.seconds < 60
 
 
+def test_the_first_form_of_each_kernel_is_known(compilation: Any) -> None:
+    """On a GPU no cause would come with its line: what was compiled would lie somewhere unknown."""
+    times = CompileTimes()
+    times.start_listening()
+    files = {"decode.ttir": "/cache/decode.ttir", "decode.cubin": "/cache/decode.cubin"}
+    for cache_hit in (False, True):
+        compilation.listener(src=None, metadata={}, metadata_group=files, times=Times, cache_hit=cache_hit)
+    compilation.listener(src=None, metadata={}, metadata_group=None, times=Times, cache_hit=True)
+    assert times.ttir_files == ["/cache/decode.ttir"] * 2
+
+
 def test_other_listeners_keep_hearing(compilation: Any) -> None:
     """A user's own listener would be silenced."""
     heard: list[bool] = []

@@ -140,11 +140,17 @@ def _scores_rounded(row: AttentionRow, name: str, roundings: list[Round], *, cop
 
 def _weights_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Mistake]:
     yield _of_weights(
-        row, "exponential_rounded", "exp2 is a polynomial of degree 3", _cubic_exp, numerics={"exponential": "cubic"}
+        row,
+        "exponential_rounded",
+        "cubic exp2",
+        "exp2 is a polynomial of degree 3",
+        _cubic_exp,
+        numerics={"exponential": "cubic"},
     )
     yield _of_weights(
         row,
         "exponential_rounded",
+        "short exp2",
         f"exp2 is taken of numbers in {name}",
         lambda x: rounded(torch.exp2(rounded(x * math.log2(math.e)))),
         numerics={"exponential": "input"},
@@ -152,6 +158,7 @@ def _weights_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[M
     yield _of_weights(
         row,
         "weights_rounded",
+        "short weights",
         "weights are rounded to float8_e4m3fn before they are multiplied with V",
         torch.exp,
         of_v=_to_e4m3,
@@ -384,7 +391,14 @@ def _of_scores(
 
 
 def _of_weights(
-    row: AttentionRow, cause: str, words: str, exp: Round, *, of_v: Round = torch.clone, numerics: Mapping[str, str]
+    row: AttentionRow,
+    cause: str,
+    name: str,
+    words: str,
+    exp: Round,
+    *,
+    of_v: Round = torch.clone,
+    numerics: Mapping[str, str],
 ) -> Mistake:
     """Of another ``exp``, and of weights that are rounded ``of_v`` before they multiply V, though not to be summed.
 
@@ -394,7 +408,7 @@ def _of_weights(
     weights = exp(scores - top).masked_fill(scores == -torch.inf, 0.0)
     total = weights.sum() + (_sink(row) - top).exp()
     out = (of_v(weights) @ row.v) / total
-    return Mistake(cause, words, words, out[None], (top + total.log())[None], overflows=False, numerics=numerics)
+    return Mistake(cause, name, words, out[None], (top + total.log())[None], overflows=False, numerics=numerics)
 
 
 def _cubic_exp(x: Tensor) -> Tensor:
