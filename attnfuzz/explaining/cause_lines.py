@@ -28,11 +28,11 @@ _CONVERTED = re.compile(r"(?P<parts>(?:q |K |V )+)to (?P<dtype>\w+)")
 def places_of(names: Sequence[str], operations: Operations) -> tuple[SourcePlace, ...]:
     """Where one of the roundings ``names`` (`Failure.replays`, the likeliest first) is done; empty if it is not known.
 
-    Of several that would give the same result, the first that the kernel does at all; or else one of the same family,
-    since a replay cannot know every order in which a kernel adds up.
+    Of several that would give the same result, the first that the kernel does at all. A replay cannot know every order
+    in which a kernel adds, so where products or scores are said to be rounded, any rounding of these will do.
     """
     roles = _Roles(operations)
-    related = [name for family in _FAMILIES if set(family) & set(names) for name in family]
+    related = _OF_SCORES if set(_OF_SCORES) & set(names) else ()
     for name in dict.fromkeys((*names, *related)):
         rule = _rule(name)
         found = set() if rule is None else rule(roles)
@@ -218,7 +218,7 @@ def _converted(parts: Sequence[str], dtype: str) -> Callable[[_Roles], Found]:
     return found
 
 
-_FAMILIES = (("products", "products and sums", "scores"), ("row sum", "accumulator"))
+_OF_SCORES = ("products", "products and sums", "scores")
 """What rounds the same numbers, in another place."""
 
 _RULES: dict[str, Callable[[_Roles], Found]] = {

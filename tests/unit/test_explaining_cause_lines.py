@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnfuzz.explaining.cause_lines import MOST_LINES, places_of
-from attnfuzz.explaining.operations import Operation, Operations
+from attnfuzz.explaining.operations import Operation, Operations, Recording
 
 Dot = tuple[Operation, ...]
 
@@ -73,3 +73,31 @@ def test_a_loop_in_which_each_rounding_follows_the_other_keeps_its_lines() -> No
     total.operands.append(of("convert", "float32", 15, short))
     graph = Operations([*made, score, weight, row, total, short, *total.operands[1:]])
     assert places_of(("row sum",), graph) == (("k.py", 15),)
+
+
+def test_one_line_that_rounds_two_inputs_does_two_operations() -> None:
+    """Of q and k that are scaled by one line, one product would be made: that of both, and so a score."""
+    recording = Recording()
+    scale = recording.add("argument", "float32")
+    scaled = []
+    for name in ("q", "k"):
+        part = recording.add("load", "float32", calls=name)
+        product = recording.add("mul", "float32", (part, scale), calls="one line", place=("k.py", 7))
+        scaled.append(recording.add("convert", "float16", (product,), calls="one line", place=("k.py", 7)))
+    score = recording.add("dot", "float32", scaled, calls="dot", place=("k.py", 8))
+    recording.add("exp", "float32", (score,), calls="exp", place=("k.py", 9))
+    graph = Operations(recording.operations)
+    assert len(list(graph)) == 9
+    assert places_of(("both scaled",), graph) == (("k.py", 7),)
+    assert places_of(("products",), graph) == ()
+
+
+def test_rounds_of_a_loop_are_one() -> None:
+    """The graph of a kernel would grow with the length of the sequence."""
+    recording = Recording()
+    total = recording.add("argument", "float32")
+    for _ in range(9):
+        part = recording.add("load", "float16", calls="load")
+        total = recording.add("add", "float32", (total, part), calls="add")
+    assert [one.kind for one in recording.operations] == ["argument", "load", "add"]
+    assert total in total.operands
