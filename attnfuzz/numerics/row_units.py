@@ -63,7 +63,7 @@ class RowUnits:
       differ by.
     - `query_floor`, `key_floor`: added to each |q_d| that is not 0, and to each |k_d|, for what numbers err by whose
       error is absolute. A number below the smallest normal one may be taken for 0, so neither is 0.
-    - `weight`, `weight_absolute`, `sums_rounded`, `rounds_one`: as in `Arithmetic`.
+    - `weight`, `weight_absolute`, `sums_rounded`: as in `Arithmetic`.
     - Of the numerator: `product` times sum_i p_i |v_i|, `rescale` times the same weighted with the number of rescales,
       `numerator_sum` times the largest partial sum, and `numerator_absolute`.
     - `denominator_sum`: relative error of sum_i p_i by its additions.
@@ -83,7 +83,6 @@ class RowUnits:
     weight: Tensor
     weight_absolute: Tensor
     sums_rounded: Tensor
-    rounds_one: Tensor
     product: Tensor
     rescale: Tensor
     numerator_sum: Tensor
@@ -195,7 +194,6 @@ def _columns(
         "weight": arithmetic.weight,
         "weight_absolute": arithmetic.weight_absolute,
         "sums_rounded": arithmetic.sums_rounded,
-        "rounds_one": arithmetic.rounds_one,
         "product": second_order * per_product,
         "rescale": second_order * FLOAT32_ROUNDOFF,
         "numerator_sum": second_order * additions,

@@ -103,6 +103,10 @@ def score_copies_error(head_size: Number, arithmetic: Arithmetic) -> ScoreError:
     errs by the rounding of its products, that of the tree (the partial sums as in `dot_product_error`), and what
     comes after: the score's product with scale and with log2(e), its difference from the maximum, which may be scaled
     separately, and exp. The constants' own roundings are common to both.
+
+    On a CPU there is one copy. Triton's interpreter keeps each tensor once, and so does eager torch: whatever order its
+    matrix product sums in, the score is written to memory, and the maximum, the sum and the weights read it there.
+    Torch's own fused attention on CPUs does likewise, tile by tile.
     """
     one = dot_copy_error(head_size, arithmetic) + exponent_error(of_score=2, of_difference=3)
     return one * (2 * arithmetic.copies)

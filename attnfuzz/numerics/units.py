@@ -75,12 +75,12 @@ TF32X3_ROUNDOFF = 8 * FLOAT32_ROUNDOFF
 up to 12 bits and keeps 11, so |r| <= 2u |x|, once for each operand; and l l', at most 2^-11 2^-11 = 4u, is left out."""
 
 
-def unit_roundoff(dtype: torch.dtype, *, truncates: bool = False) -> float:
+def unit_roundoff(dtype: torch.dtype) -> float:
     """Largest relative change when a normal number is rounded to float16, bfloat16 or float32.
 
-    With `truncates`, of a conversion towards zero. Raises `ValueError` for any other dtype.
+    Raises `ValueError` for any other dtype.
     """
-    return 2.0 ** -(_looked_up(_SIGNIFICAND_BITS, dtype) - int(truncates))
+    return 2.0 ** -_looked_up(_SIGNIFICAND_BITS, dtype)
 
 
 def half_smallest_subnormal(dtype: torch.dtype) -> float:

@@ -68,12 +68,12 @@ def rounded_weights_error(
 
     Weights are summed as exp(s_i - running max) >= p_i / p_max, so p_i errs by at most max(u p_i, eta p_max) and by no
     more than itself. The largest score's weight is exp(0) = 1, which rounding leaves as it is. It is 1 but for an error
-    of the exponent, which for that must be less than u / 2, half the way to the next number below 1; truncation drops
-    even the smallest. In each split, one weight is exact.
+    of the exponent, which for that must be less than u / 2, half the way to the next number below 1. In each split, one
+    weight is exact.
     """
     p_max = softmax.p.amax(-1, keepdim=True)
     each = torch.minimum(torch.maximum(units.weight * softmax.upper, units.weight_absolute * p_max), softmax.upper)
-    is_one = (softmax.p == p_max) & (score_error < units.weight / 2) & (units.rounds_one == 0)
+    is_one = (softmax.p == p_max) & (score_error < units.weight / 2)
     of_one = each.where(is_one, 0.0).amax(-1, keepdim=True)
     summed = (each * given.present).sum(-1, keepdim=True) - of_one
     return units.sums_rounded * summed.clamp(min=0.0, max=_MOST_OF_SUM)

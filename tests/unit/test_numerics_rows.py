@@ -104,20 +104,20 @@ def plain_bound(q: Row, k: list[Row], v: list[Row], scale: float, unit: Any) -> 
     stage = LOG_ERROR * (1 + log_n) + U * (3 * abs(lse) + 4 * log_n)
     largest = p.index(max(p))
     rounded = [min(max(unit.weight * w, unit.weight_absolute * max(p)), w) for w in upper]
-    is_one = d_lse[largest] < unit.weight / 2 and not unit.rounds_one
+    is_one = d_lse[largest] < unit.weight / 2
     of_rounded = unit.sums_rounded * (sum(rounded) - is_one * rounded[largest])
     lse_error += -math.log1p(-of_sum - of_rounded) + (1 + unit.is_split) * stage
     return [out_error(column) for column in zip(*v, strict=True)], lse_error
 
 
 def arithmetic(numerics: Numerics, dtype: torch.dtype, **more: bool) -> Arithmetic:
-    flags = {"is_split": False, "partial_merge": False, "interpreted": False} | more
+    flags = {"is_split": False, "partial_merge": False, "one_copy": False} | more
     return attention_arithmetic(numerics, in_dtype=dtype, out_dtype=dtype, **flags)
 
 
 ARITHMETICS = [
     arithmetic(Numerics(), F16),
-    arithmetic(Numerics(), BF16, is_split=True, interpreted=True),
+    arithmetic(Numerics(), BF16, is_split=True, one_copy=True),
     arithmetic(Numerics(matmul="tf32"), F32, is_split=True),
     arithmetic(Numerics(), F16, partial_merge=True),
     arithmetic(Numerics(probabilities="float32", partials="float32", matmul="ieee"), F32),
@@ -184,8 +184,8 @@ def test_sums_without_information_are_refused() -> None:
 
 def test_a_merge_rounds_only_its_result() -> None:
     """Roundings that a merge does not make would hide mistakes in it."""
-    assert merge_arithmetic(F16, interpreted=True) == Arithmetic(stored=2.0**-11, stored_absolute=2.0**-25)
-    assert merge_arithmetic(BF16, interpreted=True).stored == 2.0**-7
+    assert merge_arithmetic(F16) == Arithmetic(stored=2.0**-11, stored_absolute=2.0**-25)
+    assert merge_arithmetic(BF16).stored == 2.0**-8
 
 
 def test_negative_scales_count_by_their_size() -> None:

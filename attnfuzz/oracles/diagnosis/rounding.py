@@ -53,13 +53,13 @@ _REFUTED = 4.0
 class Rounding:
     """What a rounding has to do with the wrong ``rows`` of a case, while ``others`` are right.
 
-    ``interpreted``: by Triton's interpreter, where conversions to bfloat16 drop bits, and a score has no copies.
+    ``one_copy``: of each score, as on a CPU.
     ``beside_empty``: rows without keys are wrong too. ``nearby``: makes rows of similar cases that are right.
     """
 
     rows: Sequence[AttentionRow]
     others: Sequence[AttentionRow]
-    interpreted: bool
+    one_copy: bool
     beside_empty: bool = False
     nearby: Callable[[], Sequence[AttentionRow]] = tuple
 
@@ -169,7 +169,7 @@ class Rounding:
         return list(zip(*map(self._replay, self.rows), strict=True))
 
     def _replay(self, row: AttentionRow) -> Iterator[Mistake]:
-        for mistake in mistakes(row, interpreted=self.interpreted):
+        for mistake in mistakes(row, one_copy=self.one_copy):
             if mistake.cause == OF_EMPTY_ROWS or not self.beside_empty:
                 yield mistake
 
