@@ -17,6 +17,7 @@ from torch import Tensor
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from tests.quality.designs import Design, Result, drawn_cases, ratios
+from tests.unit.tensor_cores import HOPPER_FP8
 
 __all__ = ["MISTAKES", "Mistake", "shares"]
 
@@ -53,7 +54,7 @@ class Mistake(Design):
     def run(self, q: Tensor, k: Tensor, v: Tensor, scale: float, tile: int) -> Result:
         """As of a design."""
         kept = max(1, k.shape[1] - self.dropped)
-        scores = self.scores(q, k[:, :kept], torch.tensor(scale, dtype=torch.float32))
+        scores = self._all_scores(q, k[:, :kept], scale)
         top = scores.new_full(scores.shape[:1], -torch.inf)
         total, out = torch.zeros_like(top), scores.new_zeros(len(scores), v.shape[-1])
         for start in range(0, kept, tile):
@@ -65,9 +66,7 @@ class Mistake(Design):
                 of_tile = weights.sum(-1, keepdim=True)
                 rounded = (weights / of_tile).to(q.dtype).float().mul(of_tile).to(q.dtype).float()
             total = total * rescale + weights.sum(-1)
-            out = out * rescale[:, None] + torch.einsum(
-                "hn,hnd->hd", rounded, v[:, start : min(start + tile, kept)].float()
-            )
+            out = self._added(out * rescale[:, None], rounded, v[:, start : min(start + tile, kept)])
             total = total.to(q.dtype).float() if self.short_sum else total
             out = out.to(q.dtype).float() if self.short_out else out
             top = higher
@@ -82,6 +81,7 @@ MISTAKES = (
     Mistake("row sum in 16 bits, per tile", "", short_sum=True),
     Mistake("accumulator in 16 bits, per tile", "", short_out=True),
     Mistake("weights rounded twice", "", twice=True),
+    Mistake("products summed in 14 bits", "", unit=HOPPER_FP8),
 )
 
 
