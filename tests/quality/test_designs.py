@@ -58,6 +58,5 @@ def test_only_tensor_cores_that_keep_float32_stay_below_the_tightest_bound(dtype
         [largest_ratios(Design("", "", unit=unit), cases(dtype), TIGHTEST)[0] for unit in units]
         for units in ((VOLTA, HOPPER), (HOPPER_FP8,))
     ]
-    assert cut[0] != cut[1]
     assert 0.1 < max(map(max, cut)) < 1
     assert min(short[0]) > 2
