@@ -21,7 +21,7 @@ from attnfuzz.numerics.score_error import (
     score_copies_error,
     split_exponent_error,
 )
-from attnfuzz.numerics.units import FLOAT32_ROUNDOFF, LOG_ERROR, SMALLEST_NORMAL_FLOAT32, Number, gamma
+from attnfuzz.numerics.units import EXP_ERROR, FLOAT32_ROUNDOFF, LOG_ERROR, SMALLEST_NORMAL_FLOAT32, Number, gamma
 from attnfuzz.numerics.variant_scores import VariantUnits, variant_score_errors
 
 __all__ = ["RowUnits", "attention_units", "merge_units", "variant_units"]
@@ -60,7 +60,7 @@ class RowUnits:
 
     - `scale`: of the scores. Of their errors (`ScoreError`) `score_product` (times |scale|), `per_score`,
       `per_distance` and `score_constant`, three of each: for `out`, for the LSE, and of what copies of a score
-      differ by.
+      differ by. Of the first constant, `unmoved` does not move the score itself, but exp of it.
     - `query_floor`, `key_floor`: added to each |q_d| that is not 0, and to each |k_d|, for what numbers err by whose
       error is absolute. A number below the smallest normal one may be taken for 0, so neither is 0.
     - `weight`, `weight_absolute`, `sums_rounded`: as in `Arithmetic`.
@@ -77,6 +77,7 @@ class RowUnits:
     per_score: Float64[Tensor, "3 rows 1 1"]
     per_distance: Float64[Tensor, "3 rows 1 1"]
     score_constant: Float64[Tensor, "3 rows 1 1"]
+    unmoved: Float64[Tensor, "rows 1 1"]
     scale: Float64[Tensor, "rows 1 1"]
     query_floor: Tensor
     key_floor: Tensor
@@ -187,7 +188,9 @@ def _columns(
     is_root = torch.as_tensor(arithmetic.key_floor, dtype=torch.float64, device="cpu") > 0
     scaled = torch.where(is_root, scale.abs().sqrt(), scale.abs()).clamp(min=_SMALLEST_OPERAND)
     per_product = _ROUNDINGS_PER_PRODUCT * FLOAT32_ROUNDOFF + arithmetic.value + arithmetic.partial
+    in_splits = split_exponent_error(log_num_tokens) * arithmetic.is_split
     units: dict[str, Number] = {  # in the order of RowUnits, where it goes on
+        "unmoved": EXP_ERROR + in_splits.constant + arithmetic.exponential,
         "scale": scale,
         "query_floor": _SMALLEST_OPERAND + arithmetic.query_floor / scaled,
         "key_floor": _SMALLEST_OPERAND + arithmetic.key_floor / scaled,
