@@ -75,6 +75,7 @@ def mistakes(row: AttentionRow, *, one_copy: bool) -> Iterator[Mistake]:
             return x.to(dtype).double()
 
         yield from _scores_rounded(row, name, rounded, copies=not one_copy)
+        yield _sum_of_rounded_weights(row, name, rounded)
         yield from _weights_rounded(row, name, rounded)
         yield from _sums_rounded(row, name, rounded)
         yield from _states_rounded(row, name, rounded)
@@ -149,6 +150,20 @@ def _weights_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[M
         of_v=_to_e4m3,
         numerics={"probabilities": "float8_e4m3fn"},
     )
+
+
+def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Mistake:
+    """Weights are rounded beside the maximum of their tile and those before, and summed so for output and LSE."""
+    scores, _ = row_log_weights(row.case, row.head, row.scores)
+    ways = []
+    for tile in (*_TILES, row.num_tokens):
+        ends = torch.arange(len(scores), device="cpu").div(tile, rounding_mode="floor").add(1).mul(tile).clamp(max=len(scores)) - 1
+        tops = scores.cummax(0).values[ends].clamp(min=torch.finfo(torch.float64).min)
+        weights = rounded((scores - tops).exp()) * (tops - _top(row)).exp()
+        total = weights.sum() + (_sink(row) - _top(row)).exp()
+        ways.append(((weights @ row.v) / total, _top(row) + total.log()))
+    words = f"softmax weights are rounded to {name} before they are summed"
+    return _mistake("sums_rounded", "sum of rounded weights", words, ways, {"row_sum": "input"})
 
 
 def _sums_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Mistake]:
