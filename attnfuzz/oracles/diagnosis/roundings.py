@@ -163,7 +163,7 @@ def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Mis
         total = weights.sum() + (_sink(row) - _top(row)).exp()
         ways.append(((weights @ row.v) / total, _top(row) + total.log()))
     words = f"softmax weights are rounded to {name} before they are summed"
-    return _mistake("sums_rounded", "sum of rounded weights", words, ways, {"row_sum": "input"})
+    return _mistake("rounded_weights_summed", "sum of rounded weights", words, ways, {"row_sum": "input"})
 
 
 def _sums_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Mistake]:
