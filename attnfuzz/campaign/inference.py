@@ -19,8 +19,8 @@ kernel's ordinary value passes; how it must fail depends on the field:
 A kernel with a bug in all ordinary cases has limits all the same. So where ragged lengths are never right, full pages
 are what is ordinary; and where the log-sum-exp never is, the output alone is looked at.
 
-What a kernel rounds less than it may is told, and nothing rests on it: under stricter `Numerics` than it has, probes run
-again that a kernel with these roundings fails, short sequences of weights that add up their errors. That is the sum of
+What a kernel rounds less than it may is told, and nothing rests on it: under stricter `Numerics` than it has, probes
+run that a kernel with these roundings fails, short sequences of weights that add up their errors. That is the sum of
 rounded weights, which a log-sum-exp shows, and weights and partial results in 16 bits, both at once, since either hides
 in what the other may cost. Whether matrix units truncate cannot be told: the bound of float32 sums is far wider.
 
@@ -566,7 +566,7 @@ class _Inference:
         return Stricter(fields, largest, number) if number else None
 
     def _strict_cases(self, point: Supports) -> Iterator[Case]:
-        """Short sequences, of which weights add up their errors, and long ones, in each 16-bit dtype and with each option.
+        """Short sequences, in which weights add up their errors, and long ones, in each 16-bit dtype and with options.
 
         Small scores leave the bound little else than the roundings of weights and results.
         """

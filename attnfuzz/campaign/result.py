@@ -155,9 +155,10 @@ class CampaignResult:
     ``unconfirmed`` failures never came back and may have been the machine's doing: too slow, or out of memory.
 
     ``inferred`` is what probes found out of kernels whose declarations leave something open; of these, ``limited`` were
-    searched in a contract that leaves something out. ``signal`` is the number of the one that interrupted it. ``elsewhere`` are bugs that only other
-    machines found. ``pythons`` are the environments among which the budget was shared out, if there were several,
-    ``devices`` the names of theirs, ``missed`` the targets of kernels that were not reached in one of them.
+    searched in a contract that leaves something out. ``signal`` is the number of the one that interrupted it.
+    ``elsewhere`` are bugs that only other machines found. ``pythons`` are the environments among which the budget was
+    shared out, if there were several, ``devices`` the names of theirs, ``missed`` the targets of kernels that were not
+    reached in one of them.
     """
 
     stop_reason: StopReason

@@ -92,7 +92,7 @@ def half_smallest_subnormal(dtype: torch.dtype) -> float:
 
 
 def accumulation_roundoff(numerics: Numerics) -> float:
-    """Relative change of a float32 partial sum by one addition, so that n terms in any order err by `gamma` of n times M.
+    """Relative change u of a float32 partial sum by one addition: n terms in any order err by gamma(n, u) M.
 
     M is the larger of the sum of the positive terms and that of the others' magnitudes, which no partial sum exceeds.
     Rounding to nearest: 2^-24 for each addition.

@@ -88,7 +88,8 @@ def print_result(console: Console, result: CampaignResult) -> None:
         told = place
         for line in _finding_lines(number, finding, result.statistics):
             console.print(line, soft_wrap=True)
-    for line in (*_side_lines(result), *_restrictions(result), *_outside(result), *_precision(result), *_not_runnable(result)):
+    remarks = (_side_lines, _restrictions, _outside, _precision, _not_runnable)
+    for line in (line for remark in remarks for line in remark(result)):
         console.print(line, soft_wrap=True)
     console.print()
     if result.unreached and result.statistics.cases:

@@ -21,6 +21,7 @@ from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies import cases
+from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES
 from attnfuzz.values import attention_values
 from tests.unit.tensor_cores import HOPPER, VOLTA, Unit
 
@@ -80,8 +81,8 @@ class Design:
     """Online softmax over tiles. ``numerics``: what it has to declare; the default if nothing.
 
     ``weights_dtype``: of weights before they multiply V, None for the dtype of q. ``sums_rounded``: these are summed.
-    ``splits``: how many states are made, each stored in the dtype of q, and merged in a chain. ``unit``: the tensor cores
-    that multiply matrices.
+    ``splits``: how many states are made, each stored in the dtype of q, and merged in a chain. ``unit``: the tensor
+    cores that multiply matrices.
     """
 
     name: str
@@ -167,8 +168,8 @@ DESIGNS = (
 """Those without ``numerics`` are normal paths of engines."""
 
 
-def drawn_cases(dtype: str, count: int) -> list[DenseDecodeCase]:
-    """The same at each call."""
+def drawn_cases(dtype: str, count: int, device: str = "cpu") -> list[DenseDecodeCase]:
+    """The same at each call, as large as a campaign on ``device`` draws them."""
     found: list[DenseDecodeCase] = []
     supports = Supports(dtypes=(dtype,))  # type: ignore[arg-type]  # any str
 
@@ -180,7 +181,7 @@ def drawn_cases(dtype: str, count: int) -> list[DenseDecodeCase]:
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate],
     )
-    @given(cases("dense_decode", supports=supports))
+    @given(cases("dense_decode", supports=supports, sizes=GPU_SIZES if device == "cuda" else CPU_SIZES))
     def draw(case: DenseDecodeCase) -> None:
         found.append(case)
 
@@ -201,10 +202,10 @@ def largest_ratios(design: Design, drawn: list[DenseDecodeCase], *declarations: 
 
 
 def ratios(
-    design: Design, case: DenseDecodeCase, declarations: Sequence[Numerics]
+    design: Design, case: DenseDecodeCase, declarations: Sequence[Numerics], device: str = "cpu"
 ) -> Iterator[list[tuple[float, float]]]:
     """Of each sequence with tokens, error over bound of out and of the LSE, by declaration."""
-    values, dtype = attention_values(case), getattr(torch, case.dtype)
+    values, dtype = attention_values(case, device), getattr(torch, case.dtype)
     for i, length in enumerate(case.seq_lens):
         if not length:
             continue

@@ -157,7 +157,14 @@ def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Mis
     scores, _ = row_log_weights(row.case, row.head, row.scores)
     ways = []
     for tile in (*_TILES, row.num_tokens):
-        ends = torch.arange(len(scores), device="cpu").div(tile, rounding_mode="floor").add(1).mul(tile).clamp(max=len(scores)) - 1
+        ends = (
+            torch.arange(len(scores), device="cpu")
+            .div(tile, rounding_mode="floor")
+            .add(1)
+            .mul(tile)
+            .clamp(max=len(scores))
+            - 1
+        )
         tops = scores.cummax(0).values[ends].clamp(min=torch.finfo(torch.float64).min)
         weights = rounded((scores - tops).exp()) * (tops - _top(row)).exp()
         total = weights.sum() + (_sink(row) - _top(row)).exp()
