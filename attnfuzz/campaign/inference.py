@@ -19,6 +19,11 @@ kernel's ordinary value passes; how it must fail depends on the field:
 A kernel with a bug in all ordinary cases has limits all the same. So where ragged lengths are never right, full pages
 are what is ordinary; and where the log-sum-exp never is, the output alone is looked at.
 
+What a kernel rounds less than it may is told, and nothing rests on it: under stricter `Numerics` than it has, probes
+run that a kernel with these roundings fails, short sequences of weights that add up their errors. That is the sum of
+rounded weights, which a log-sum-exp shows, and weights and partial results in 16 bits, both at once, since either hides
+in what the other may cost. Whether matrix units truncate cannot be told: the bound of float32 sums is far wider.
+
 Where a kernel is verified (``verifying``), what it does silently is not taken for its contract: a page size that is
 written into it, and numbers that are rounded without a declaration, stay findings.
 
@@ -28,6 +33,8 @@ Cases are made, not drawn: the same kernel gets the same probes wherever it is a
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -73,7 +80,7 @@ from attnfuzz.problems.simplest import simplest_case, simplest_cases
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import LseKind, LseLayout, Strides, Supports
 
-__all__ = ["Inferred", "LeftOut", "infer", "numerics_as_text", "supports_as_text", "with_declared"]
+__all__ = ["Inferred", "LeftOut", "Stricter", "infer", "numerics_as_text", "supports_as_text", "with_declared"]
 
 _TIMEOUT_S = {"cpu": 3.0, "cuda": 20.0}
 _PATIENCE_S = {"cpu": 60.0, "cuda": 300.0}
@@ -84,6 +91,14 @@ _UNDECLARED = Supports()
 _ORDINARY = Numerics()
 _MOST_ROUNDINGS = 4
 _MOST_UNNAMED = 2
+_STRICTER = ({"probabilities": "float32", "partials": "float32"}, {"row_sum": "float32"})
+"""Arithmetic that probes can tell from what is allowed undeclared. Where weights are not rounded, their sum is not."""
+_MOST_STRICT = 24
+"""Further probes for that."""
+_MOST_OPTIONS = 3
+_SEEDS = (0, 1)
+_LONG = 600
+"""Tokens, of which many kernels make several partial results."""
 _LSE_NAMES = ("lse", "output_lse", "partial_lse")
 
 Outcome = Literal["passes", "raises", "wrong", "dies"]
@@ -110,10 +125,36 @@ class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _words(self)
 
 
+class Stricter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a kernel that may round more fares with fields of `Numerics` at ``fields``, in ``probes`` that would tell.
+
+    ``ratio`` is its largest error over the bound that these leave, or the first above 1.
+    """
+
+    fields: dict[str, str]
+    ratio: float
+    probes: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether the kernel may declare ``fields``, as far as probes can tell."""
+        return self.ratio <= 1
+
+    def __str__(self) -> str:
+        text = numerics_as_text(msgspec.convert(self.fields, Numerics))
+        if self.holds:
+            return (
+                f"{text} held in {self.probes} probes (largest error/bound {self.ratio:.2g}); "
+                "declared, it is what the kernel is held to from then on"
+            )
+        defaults = " or ".join(f'{name}="{getattr(_ORDINARY, name)}"' for name in self.fields)
+        return f"it errs by {self.ratio:.3g} x what {text} allows, as {defaults} may, which needs no declaration"
+
+
 class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``supports`` is what the kernel takes, with all that it declares; ``left_out``, what its declaration left open.
 
-    ``numerics`` are the roundings that it makes on purpose.
+    ``numerics`` are the roundings that it makes on purpose. ``stricter``: those it may make and makes, or does not.
 
     ``works``: whether any probe passed. If none did, nothing but refusals could be told from a bug.
     """
@@ -124,6 +165,13 @@ class Inferred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     probes: int
     works: bool
     numerics: Numerics = Numerics()
+    stricter: tuple[Stricter, ...] = ()
+
+    @property
+    def kept(self) -> Numerics:
+        """``numerics`` with all stricter arithmetic that held."""
+        fields = {name: value for one in self.stricter if one.holds for name, value in one.fields.items()}
+        return msgspec.structs.replace(self.numerics, **fields)
 
     @property
     def text(self) -> str:
@@ -190,6 +238,7 @@ def infer(
         probes=probes.count,
         works=inference.works,
         numerics=probes.numerics,
+        stricter=tuple(inference.stricter),
     )
 
 
@@ -229,6 +278,20 @@ class _Probes:
             self._is_told |= self._tells_no_more(self._seen[key])
         return self._seen[key]
 
+    def ratio(self, case: Case, supports: Supports, fields: dict[str, str]) -> float | None:
+        """The largest error over the bound with ``fields`` of `Numerics` as well; None unless that is all there is."""
+        if self._hangs >= _MOST_HANGS or time.monotonic() >= self._until or self._is_told or self._is_over():
+            return None
+        numerics = msgspec.structs.replace(self.numerics, **fields)
+        declaration = msgspec.structs.replace(self._declaration, supports=supports, numerics=numerics)
+        timeout_s = _TIMEOUT_S[self._runner.device]
+        try:
+            verdict = self._runner.judge(declaration, case, timeout_s=timeout_s, thorough=False, relations=())
+        except (DeadlinePassed, ServiceError, CaseTooLarge):
+            return None
+        is_other = verdict.failure is not None and verdict.failure.oracle != "accuracy"
+        return None if is_other or not math.isfinite(verdict.error_ratio) else verdict.error_ratio
+
     def _judge(self, case: Case, supports: Supports) -> _Seen:
         declaration = msgspec.structs.replace(self._declaration, supports=supports, numerics=self.numerics)
         try:
@@ -267,6 +330,7 @@ class _Inference:
     verifying: bool = False
     supports: Supports = _UNDECLARED
     left_out: list[LeftOut] = field(default_factory=list)
+    stricter: list[Stricter] = field(default_factory=list)
     point: Supports = _UNDECLARED
     works: bool = False
     is_even: bool = False
@@ -293,6 +357,8 @@ class _Inference:
             self._sizes("gqa_ratios", GQA_RATIOS, lambda ratio: ratio, (2, 8, 16, 3, 6))
         if "block_table" in CASE_TYPES[self.declaration.problem].tensor_names:
             self._block_sizes()
+        if self.works and not self.verifying and self.declaration.problem != "merge_states":
+            self._stricter()
 
     def _is_open(self, name: str) -> bool:
         return self.declaration.supports.leaves_open(name)
@@ -460,6 +526,67 @@ class _Inference:
                         case.values, keys="fine", values="normal", logit_exponent=exponent, seed=seed
                     )
                     yield self._with_lengths(case, lengths, values=values, scale=0.7 * case.scale)
+
+    # What is not rounded
+
+    def _stricter(self) -> None:
+        """Each stricter arithmetic, until one holds that the next is part of.
+
+        What costs more than a rounding of weights, and is declared or was found, would hide that.
+        """
+        numerics = self.probes.numerics
+        costly = ("query", "scores", "exponential", "dequantised")
+        if numerics.matmul == "tf32" or not all(map(numerics.leaves_open, costly)):
+            return
+        for fields in _STRICTER:
+            of_lse = "row_sum" in fields
+            is_open = all(map(numerics.leaves_open, fields))
+            if not is_open or (of_lse and (not self.has_right_lse or self.supports.lse == "none")):
+                continue
+            found = self._under(fields)
+            if found is not None:
+                self.stricter.append(found)
+                if found.holds:
+                    return
+
+    def _under(self, fields: dict[str, str]) -> Stricter | None:
+        """How the kernel fares with ``fields``; None where a probe was not made, or fails all the same."""
+        lse = self.supports.lse if self.has_right_lse else "none"
+        point = msgspec.structs.replace(self.point, lse=lse)
+        largest, number = 0.0, 0
+        for case in itertools.islice(self._strict_cases(point), _MOST_STRICT // len(_STRICTER)):
+            ratio = self.probes.ratio(case, point, fields)
+            number += 1
+            if ratio is None:
+                return None
+            largest = max(largest, ratio)
+            if ratio > 1:
+                allowed = self.probes.ratio(case, point, {})
+                return Stricter(fields, ratio, number) if allowed is not None and allowed <= 1 else None
+        return Stricter(fields, largest, number) if number else None
+
+    def _strict_cases(self, point: Supports) -> Iterator[Case]:
+        """Short sequences, in which weights add up their errors, and long ones, in each 16-bit dtype and with options.
+
+        Small scores leave the bound little else than the roundings of weights and results.
+        """
+        options = [(name, choice) for name, choices in self.declaration.options.items() for choice in choices[1:]]
+        for dtype in dtypes_of(self.supports):
+            cases = self._cases(msgspec.structs.replace(point, dtypes=(dtype,))) if dtype != "float32" else []
+            for case in cases[:1]:
+                if not isinstance(case, AttentionCase):
+                    return
+                size = case.block_size if isinstance(case, PagedDecodeCase) else 4
+                long = -(-_LONG // size) * size
+                short = (2 * size,) * 6 if self.is_even else (3, 7, 17, 40, 5, 11)
+                for seed in _SEEDS:
+                    values = msgspec.structs.replace(case.values, keys="normal", values="normal", seed=seed)
+                    yield self._with_lengths(case, short, values=values)
+                    if not seed:
+                        yield self._with_lengths(case, (long, long) if self.is_even else (long - 1, 33), values=values)
+                for name, choice in options[:_MOST_OPTIONS]:
+                    chosen = {**dict(case.options), name: choice}
+                    yield self._with_lengths(case, short, values=values, options=chosen)
 
     # Whether a value is taken
 

@@ -154,10 +154,11 @@ class CampaignResult:
 
     ``unconfirmed`` failures never came back and may have been the machine's doing: too slow, or out of memory.
 
-    ``inferred`` are the contracts that kernels were searched in, where their declarations left something open that they
-    do not take. ``signal`` is the number of the one that interrupted it. ``elsewhere`` are bugs that only other
-    machines found. ``pythons`` are the environments among which the budget was shared out, if there were several,
-    ``devices`` the names of theirs, ``missed`` the targets of kernels that were not reached in one of them.
+    ``inferred`` is what probes found out of kernels whose declarations leave something open; of these, ``limited`` were
+    searched in a contract that leaves something out. ``signal`` is the number of the one that interrupted it.
+    ``elsewhere`` are bugs that only other machines found. ``pythons`` are the environments among which the budget was
+    shared out, if there were several, ``devices`` the names of theirs, ``missed`` the targets of kernels that were not
+    reached in one of them.
     """
 
     stop_reason: StopReason
@@ -179,6 +180,11 @@ class CampaignResult:
         found = {finding.declaration.target for finding in self.findings}
         reached = {target for target, kernel in self.statistics.kernels.items() if kernel.cases or target in found}
         return tuple(target for target in self.statistics.kernels if target not in reached or target in self.missed)
+
+    @property
+    def limited(self) -> tuple[Inferred, ...]:
+        """What was inferred of kernels that do not take all that their declarations leave open."""
+        return tuple(one for one in self.inferred if one.left_out)
 
     @property
     def fails(self) -> bool:

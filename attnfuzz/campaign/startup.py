@@ -106,7 +106,7 @@ def run_campaign(request: Request, reporter: Reporter, *, state_folder: Path = F
         with _exchange(request.shared, declarations) as exchange:
             coordinator = Coordinator(plan, launch=launch, reporter=reporter, exchange=exchange)
             result = coordinator.run(interrupts)
-        result = replace(result, inferred=tuple(one for one in inferred if one.left_out))
+        result = replace(result, inferred=tuple(one for one in inferred if one.left_out or one.stricter))
         journal.keep = coordinator.has_lost_device
         scratch.remove()
     if state_file.has_state:

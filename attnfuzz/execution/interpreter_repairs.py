@@ -4,6 +4,9 @@ Without them, kernels that are right on a GPU look wrong on a CPU (Triton 3.6 an
 
 * It keeps bfloat16 as 16-bit integers and computes with those: `x * y`, `tl.dot(x, y)` and `tl.sum(x)` give noise.
   Here they are widened to float32, and results that are bfloat16 again are rounded to nearest, ties to even.
+* Its conversion of float32 to bfloat16 drops bits, twice the error of the compiler's, which rounds to nearest; that of
+  integers and of float64 gives noise, and that of subnormal numbers back to float32 other numbers. All are repaired
+  but `fp_downcast_rounding="rtz"`, which asks for dropped bits.
 * The result of a comparison is marked with the type of what was compared, so that combining a block mask with a
   scalar comparison, `mask & (lse > float("-inf"))`, raises a TypeError. Here it is a boolean.
 * It reads NaN and infinity of an 8-bit format as numbers, so that dead memory of such a cache would not be NaN, and the
@@ -15,8 +18,6 @@ Without them, kernels that are right on a GPU look wrong on a CPU (Triton 3.6 an
 * It takes an integer below 2^31 for 32 bits, even where the kernel's signature says `stride: tl.int64`, so that offsets
   wrap that do not on a GPU. Here it has the type that the signature gives it.
 * NumPy warns of `inf - inf` and of maxima of NaN, which is an exception where warnings are errors. A GPU goes on.
-
-Its conversion from float32 to bfloat16 truncates; that is left alone, since the error bounds know it.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _ARITHMETIC = (
     "clampf", "fabs",
 )  # fmt: skip
 _FLOAT_COMPARISONS = tuple(f"fcmp{order}{test}" for order in "OU" for test in ("LT", "GT", "LE", "GE", "EQ", "NE"))
+_CASTS = ("si_to_fp", "ui_to_fp", "fp_trunc", "fp_ext")
 _INTEGERS = {f"{sign}{bits}": np.dtype(f"{sign}{bits // 8}") for sign in "iu" for bits in (8, 16, 32, 64)}
 """Types of integers, as Triton's compiler and as NumPy call them."""
 _INT_COMPARISONS = ("icmpEQ", "icmpNE", *(f"icmp{sign}{test}" for sign in "SU" for test in ("LT", "GT", "LE", "GE")))
@@ -60,6 +62,7 @@ def install_repairs() -> bool:
         (_INT_COMPARISONS, repairs.comparison),
         (("dot",), repairs.dot),
         (("fp_to_fp",), repairs.conversion),
+        (_CASTS, repairs.cast),
     ):
         for name in names:
             setattr(builder, f"create_{name}", repair(vars(builder)[f"create_{name}"]))
@@ -86,7 +89,7 @@ def _without_warnings(method: Method) -> Method:
 
 
 def _is_known(interpreter: ModuleType, builder: type) -> bool:
-    names = (*_ARITHMETIC, *_FLOAT_COMPARISONS, *_INT_COMPARISONS, "dot", "fp_to_fp")
+    names = (*_ARITHMETIC, *_FLOAT_COMPARISONS, *_INT_COMPARISONS, "dot", "fp_to_fp", *_CASTS)
     handle = getattr(interpreter, "TensorHandle", None)
     if not inspect.isclass(handle) or not all(callable(vars(builder).get(f"create_{name}")) for name in names):
         return False
@@ -109,6 +112,11 @@ def _is_known(interpreter: ModuleType, builder: type) -> bool:
     if list(inspect.signature(vars(interpreter)["_implicit_cvt"]).parameters) != ["arg"]:
         return False
     if not callable(getattr(importlib.import_module("triton.runtime.jit"), "_normalize_ty", None)):
+        return False
+    if any(
+        list(inspect.signature(vars(builder)[f"create_{name}"]).parameters) != ["self", "src", "dst_type"]
+        for name in _CASTS
+    ):
         return False
     dot = list(inspect.signature(vars(builder)["create_dot"]).parameters)
     return list(inspect.signature(handle).parameters)[:2] == ["data", "dtype"] and dot[:4] == ["self", "a", "b", "d"]
@@ -174,6 +182,14 @@ class _Repairs:
             if narrow is not None and numbers is None and getattr(rounding, "name", "RTNE") == "RTNE":
                 return self._handle(_to_float8_bits(self._widened(source).data, narrow), wide)
             return method(builder, source, destination, rounding)
+
+        return repaired
+
+    def cast(self, method: Method) -> Method:
+        def repaired(builder: object, source: Any, destination: Any) -> Any:
+            if destination.scalar == self._language.bfloat16:
+                return self._handle(_to_bfloat16_bits(source.data), destination.scalar)
+            return method(builder, self._widened(source), destination)
 
         return repaired
 

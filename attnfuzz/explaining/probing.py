@@ -72,7 +72,7 @@ def probe(
     results = run_with(rig, places, chosen, dims)
     out, _ = rig.logical(results)
     request = (rig.kernel.declaration, rig.case, _logical_values(rig))
-    (right,) = expectations([request], tolerance="bound", interpreted=rig.device == "cpu")
+    (right,) = expectations([request], tolerance="bound", one_copy=rig.device == "cpu")
     unit = unit_of_rows(rig)
     expected, bound = (part.flatten(0, 1)[:, dims] / unit for part in (right.expected.out, right.bound.out))
     raw = next(iter(results.values())).double().flatten(0, 1)[..., dims]

@@ -33,7 +33,7 @@ class Arithmetic(NamedTuple):
       it is stored; then `score_absolute`, too. `tanh`: of that of a soft cap, beyond `TANH_ERROR`.
     - `exponential`: of exp, and `exponent`: of its argument, beyond float32.
     - `weight`, `weight_absolute`: of the softmax weights before they multiply V. `sums_rounded`: 1.0 if they are summed
-      so, else 0.0. `rounds_one`: 1.0 if the largest, which is 1, may be rounded too. `value`: of V itself.
+      so, else 0.0. `value`: of V itself.
     - `partial`, `partial_absolute`: of stored partial results, which are combined in `is_split` stages, one after the
       other; 0.0 for none. `stored`, `stored_absolute`: of the result.
     """
@@ -50,7 +50,6 @@ class Arithmetic(NamedTuple):
     weight: Number = 0.0
     weight_absolute: Number = 0.0
     sums_rounded: Number = 0.0
-    rounds_one: Number = 0.0
     value: Number = 0.0
     is_split: Number = 0.0
     partial: Number = 0.0
@@ -73,7 +72,7 @@ def attention_arithmetic(
     out_dtype: torch.dtype,
     is_split: bool,
     partial_merge: bool,
-    interpreted: bool,
+    one_copy: bool,
     num_partials: int = 2,
     smallest_kv: tuple[float, float] | None = None,
 ) -> Arithmetic:
@@ -106,34 +105,33 @@ def attention_arithmetic(
     has_float32 = not is_short or smallest_kv is not None
     of_operand = {"ieee": 0.0, "tensor_core": TF32X3_ROUNDOFF, "tf32": 2 * TF32_ROUNDOFF + TF32_ROUNDOFF**2}
     of_value = of_operand | {"tf32": TF32_ROUNDOFF}
-    weight, weight_absolute = _weights(numerics, in_dtype, interpreted)
+    weight, weight_absolute = _weights(numerics, in_dtype)
     arithmetic = Arithmetic(
         addition=accumulation_roundoff(numerics),
         operand=of_operand[numerics.matmul] if has_float32 else 0.0,
-        copies=0.0 if interpreted else 1.0,
+        copies=0.0 if one_copy else 1.0,
         weight=max(weight, TF32_ROUNDOFF) if numerics.matmul == "tf32" else weight,
         weight_absolute=weight_absolute,
         sums_rounded=float(weight > 0 and numerics.row_sum == "input"),
-        rounds_one=float(interpreted and in_dtype == torch.bfloat16),
         value=of_value[numerics.matmul] if has_float32 else 0.0,
         exponential=CUBIC_EXP_ERROR if numerics.exponential == "cubic" else 0.0,
         tanh=APPROXIMATE_TANH_ERROR if numerics.tanh == "approximate" else 0.0,
     )
     if is_short:
-        arithmetic = _in_short_numbers(arithmetic, numerics, *_rounding_to(in_dtype, interpreted))
+        arithmetic = _in_short_numbers(arithmetic, numerics, *_rounding_to(in_dtype))
     if smallest_kv is not None:
-        of_k, of_v = (_dequantising(numerics, in_dtype, smallest, interpreted) for smallest in smallest_kv)
+        of_k, of_v = (_dequantising(numerics, in_dtype, smallest) for smallest in smallest_kv)
         arithmetic = arithmetic._replace(
             operand=arithmetic.operand + of_k,
             score=arithmetic.score + FLOAT32_ROUNDOFF,
             value=arithmetic.value + FLOAT32_ROUNDOFF + of_v,
         )
-    stored, stored_absolute = _rounding_to(out_dtype, interpreted)
+    stored, stored_absolute = _rounding_to(out_dtype)
     if partial_merge:
         return arithmetic._replace(is_split=1.0, partial=stored, partial_absolute=stored_absolute)
     if is_split:
         partials = torch.float32 if numerics.partials == "float32" else in_dtype
-        partial, partial_absolute = _rounding_to(partials, interpreted)
+        partial, partial_absolute = _rounding_to(partials)
         stages = float(max(1, num_partials - 1)) if numerics.partials == "chained" else 1.0
         arithmetic = arithmetic._replace(
             is_split=stages, partial=stages * partial, partial_absolute=stages * partial_absolute
@@ -142,18 +140,18 @@ def attention_arithmetic(
 
 
 @lru_cache(maxsize=256)
-def merge_arithmetic(out_dtype: torch.dtype, *, interpreted: bool) -> Arithmetic:
+def merge_arithmetic(out_dtype: torch.dtype) -> Arithmetic:
     """Units of a merge in float32 that stores its output in `out_dtype`. Raises `ValueError` for an unknown dtype."""
-    stored, stored_absolute = _rounding_to(out_dtype, interpreted)
+    stored, stored_absolute = _rounding_to(out_dtype)
     return Arithmetic(stored=stored, stored_absolute=stored_absolute)
 
 
-def _weights(numerics: Numerics, in_dtype: torch.dtype, interpreted: bool) -> tuple[float, float]:
+def _weights(numerics: Numerics, in_dtype: torch.dtype) -> tuple[float, float]:
     if numerics.probabilities == "float8_e4m3fn":
         return FLOAT8_E4M3_ROUNDOFF, FLOAT8_E4M3_HALF_SUBNORMAL
     if numerics.probabilities == "float32" or in_dtype == torch.float32:
         return 0.0, 0.0
-    return _rounding_to(in_dtype, interpreted)
+    return _rounding_to(in_dtype)
 
 
 def _in_short_numbers(arithmetic: Arithmetic, numerics: Numerics, unit: float, absolute: float) -> Arithmetic:
@@ -176,14 +174,13 @@ def _in_short_numbers(arithmetic: Arithmetic, numerics: Numerics, unit: float, a
     )
 
 
-def _dequantising(numerics: Numerics, in_dtype: torch.dtype, smallest: float, interpreted: bool) -> float:
+def _dequantising(numerics: Numerics, in_dtype: torch.dtype, smallest: float) -> float:
     """Of a number of the cache times its scale."""
     if numerics.dequantised == "float32" or in_dtype == torch.float32:
         return FLOAT32_ROUNDOFF
-    relative, absolute = _rounding_to(in_dtype, interpreted)
+    relative, absolute = _rounding_to(in_dtype)
     return (1 + FLOAT32_ROUNDOFF) * (1 + max(relative, absolute / smallest)) - 1
 
 
-def _rounding_to(dtype: torch.dtype, interpreted: bool) -> tuple[float, float]:
-    truncates = interpreted and dtype == torch.bfloat16
-    return unit_roundoff(dtype, truncates=truncates), half_smallest_subnormal(dtype) * (1 + int(truncates))
+def _rounding_to(dtype: torch.dtype) -> tuple[float, float]:
+    return unit_roundoff(dtype), half_smallest_subnormal(dtype)

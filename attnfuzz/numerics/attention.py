@@ -31,7 +31,7 @@ def attention_bound(
     numerics: Numerics,
     num_partials: int = 1,
     partial_merge: bool = False,
-    interpreted: bool = False,
+    one_copy: bool = False,
     soft_cap: float | None = None,
     alibi_slopes: Float64[Tensor, " num_q_heads"] | None = None,
     sinks: Float64[Tensor, " num_q_heads"] | None = None,
@@ -46,8 +46,7 @@ def attention_bound(
     `partial_merge`: the kernel's results are the partials themselves, stored in `out_dtype` with a float32 LSE each and
     combined by the caller in float64: every partial is rounded, the combination is not. The split ranges need not
     be known, since sum_s w_s |o_s| <= sum_i p_i |v_i|.
-    `interpreted`: the kernel runs in Triton's interpreter, whose conversions to bfloat16 drop bits instead of rounding,
-    and in which there is one copy of each score.
+    `one_copy`: each score is kept once, as on a CPU; threads of a GPU may each have their own (`score_copies_error`).
     `soft_cap`, `alibi_slopes`, `sinks`: as in `attnfuzz.problems.variants`. Of a window, pass the keys that the query
     sees, and as `reach` how many tokens the sequence has before the query; without a window these are the others.
 
@@ -67,7 +66,7 @@ def attention_bound(
         out_dtype=out_dtype,
         is_split=num_partials > 1 or sinks is not None,
         partial_merge=partial_merge,
-        interpreted=interpreted,
+        one_copy=one_copy,
         num_partials=num_partials,
         smallest_kv=smallest_kv,
     )

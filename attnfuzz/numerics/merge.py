@@ -19,13 +19,12 @@ def merge_bound(
     suffix_lse: Float64[Tensor, "num_tokens num_q_heads"],
     *,
     out_dtype: torch.dtype,
-    interpreted: bool = False,
 ) -> Bound:
     """Largest error of `output` and `output_lse` that a correct merge in float32 can make.
 
     The arguments hold the exact inputs; LSEs in natural logarithms, -inf for an empty side (+inf already replaced). An
     empty side contributes nothing, whatever its output holds, NaN included. Both weights are float32 and are not
-    rounded before they multiply the outputs. `interpreted` as in `attention_bound`.
+    rounded before they multiply the outputs.
 
     Returns a `Bound` with `out [num_tokens, num_q_heads, head_size]` and `lse [num_tokens, num_q_heads]`, both 0 where
     both sides are empty. Raises `ValueError` for an unknown dtype, and for an LSE that is +inf or NaN.
@@ -34,7 +33,7 @@ def merge_bound(
     if bool((lse.isnan() | lse.isposinf()).any()):
         raise ValueError("an LSE of +inf or NaN has no merge; replace +inf by -inf first, and never pass NaN")
     outputs = torch.stack([prefix_output, suffix_output], dim=-2).flatten(0, -3)
-    arithmetic = merge_arithmetic(out_dtype, interpreted=interpreted)
+    arithmetic = merge_arithmetic(out_dtype)
     columns = merge_units(side_by_side([arithmetic]), lse_unit=torch.ones(1, dtype=torch.float64, device="cpu"))
     units = RowUnits.of_columns(columns.expand(-1, len(lse)).to(lse.device))
     rows = merge_rows(lse, outputs, units)

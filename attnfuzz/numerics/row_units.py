@@ -21,7 +21,7 @@ from attnfuzz.numerics.score_error import (
     score_copies_error,
     split_exponent_error,
 )
-from attnfuzz.numerics.units import FLOAT32_ROUNDOFF, LOG_ERROR, SMALLEST_NORMAL_FLOAT32, Number, gamma
+from attnfuzz.numerics.units import EXP_ERROR, FLOAT32_ROUNDOFF, LOG_ERROR, SMALLEST_NORMAL_FLOAT32, Number, gamma
 from attnfuzz.numerics.variant_scores import VariantUnits, variant_score_errors
 
 __all__ = ["RowUnits", "attention_units", "merge_units", "variant_units"]
@@ -60,10 +60,10 @@ class RowUnits:
 
     - `scale`: of the scores. Of their errors (`ScoreError`) `score_product` (times |scale|), `per_score`,
       `per_distance` and `score_constant`, three of each: for `out`, for the LSE, and of what copies of a score
-      differ by.
+      differ by. Of the first constant, `unmoved` does not move the score itself, but exp of it.
     - `query_floor`, `key_floor`: added to each |q_d| that is not 0, and to each |k_d|, for what numbers err by whose
       error is absolute. A number below the smallest normal one may be taken for 0, so neither is 0.
-    - `weight`, `weight_absolute`, `sums_rounded`, `rounds_one`: as in `Arithmetic`.
+    - `weight`, `weight_absolute`, `sums_rounded`: as in `Arithmetic`.
     - Of the numerator: `product` times sum_i p_i |v_i|, `rescale` times the same weighted with the number of rescales,
       `numerator_sum` times the largest partial sum, and `numerator_absolute`.
     - `denominator_sum`: relative error of sum_i p_i by its additions.
@@ -77,13 +77,13 @@ class RowUnits:
     per_score: Float64[Tensor, "3 rows 1 1"]
     per_distance: Float64[Tensor, "3 rows 1 1"]
     score_constant: Float64[Tensor, "3 rows 1 1"]
+    unmoved: Float64[Tensor, "rows 1 1"]
     scale: Float64[Tensor, "rows 1 1"]
     query_floor: Tensor
     key_floor: Tensor
     weight: Tensor
     weight_absolute: Tensor
     sums_rounded: Tensor
-    rounds_one: Tensor
     product: Tensor
     rescale: Tensor
     numerator_sum: Tensor
@@ -188,14 +188,15 @@ def _columns(
     is_root = torch.as_tensor(arithmetic.key_floor, dtype=torch.float64, device="cpu") > 0
     scaled = torch.where(is_root, scale.abs().sqrt(), scale.abs()).clamp(min=_SMALLEST_OPERAND)
     per_product = _ROUNDINGS_PER_PRODUCT * FLOAT32_ROUNDOFF + arithmetic.value + arithmetic.partial
+    in_splits = split_exponent_error(log_num_tokens) * arithmetic.is_split
     units: dict[str, Number] = {  # in the order of RowUnits, where it goes on
+        "unmoved": EXP_ERROR + in_splits.constant + arithmetic.exponential,
         "scale": scale,
         "query_floor": _SMALLEST_OPERAND + arithmetic.query_floor / scaled,
         "key_floor": _SMALLEST_OPERAND + arithmetic.key_floor / scaled,
         "weight": arithmetic.weight,
         "weight_absolute": arithmetic.weight_absolute,
         "sums_rounded": arithmetic.sums_rounded,
-        "rounds_one": arithmetic.rounds_one,
         "product": second_order * per_product,
         "rescale": second_order * FLOAT32_ROUNDOFF,
         "numerator_sum": second_order * additions,

@@ -88,7 +88,8 @@ def bound_scored_rows(
     score_errors = torch.addcmul(errors_of_each, units.per_distance, distance)
     errors, of_copies = score_errors[:2], score_errors[2]  # for out and for the LSE, and of copies
     if rescales:
-        num_rescales = count_rescales(log_p, errors[0], present)
+        moves = (errors_of_each[0] - units.unmoved).clamp(min=0.0)
+        num_rescales = count_rescales(log_p, lse, moves, present, shift)
         errors = errors.add(num_rescales, alpha=EXP_ERROR)
     else:
         num_rescales = torch.zeros_like(scores)
@@ -99,7 +100,7 @@ def bound_scored_rows(
     given = WeightedAverage(values, out, present, num_rescales, copies_apart)
     out_error = weighted_average_error(softmax, given, sum_error, units)
     stored = lse if shift is None else lse.abs() + shift
-    rounded_sum_error = sum_error + rounded_weights_error(softmax, given, errors[1], units)
+    rounded_sum_error = sum_error + rounded_weights_error(softmax, log_p, score_errors[1], units)
     lse_error = log_sum_exp_error(stored, logsumexp_shift(totals[1]), rounded_sum_error, units)
     return RowResult(
         out=out,

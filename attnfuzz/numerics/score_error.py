@@ -30,6 +30,9 @@ __all__ = [
 # Scaling q before the product (2: scale times log2(e), times q) and the product itself (1) act on every |q_d k_d|.
 _ROUNDINGS_PER_PRODUCT = 3
 
+_TINY = 1e-100
+"""Where numbers lie no further apart, any number of them fit in."""
+
 
 @dataclass(frozen=True)
 class ScoreError:
@@ -103,6 +106,10 @@ def score_copies_error(head_size: Number, arithmetic: Arithmetic) -> ScoreError:
     errs by the rounding of its products, that of the tree (the partial sums as in `dot_product_error`), and what
     comes after: the score's product with scale and with log2(e), its difference from the maximum, which may be scaled
     separately, and exp. The constants' own roundings are common to both.
+
+    On a CPU there is one copy. Triton's interpreter keeps each tensor once, and so does eager torch: whatever order its
+    matrix product sums in, the score is written to memory, and the maximum, the sum and the weights read it there.
+    Torch's own fused attention on CPUs does likewise, tile by tile.
     """
     one = dot_copy_error(head_size, arithmetic) + exponent_error(of_score=2, of_difference=3)
     return one * (2 * arithmetic.copies)
@@ -127,19 +134,34 @@ def split_exponent_error(log_num_tokens: Number) -> ScoreError:
 
 
 def count_rescales(
-    scores: Float64[Tensor, "*rows num_tokens"],
-    score_error: Float64[Tensor, "*rows num_tokens"],
+    log_p: Float64[Tensor, "*rows num_tokens"],
+    lse: Float64[Tensor, "*rows 1"],
+    moves: Float64[Tensor, "*rows num_tokens"],
     present: Float64[Tensor, "*#rows num_tokens"],
+    shift: Float64[Tensor, "*#rows 1"] | None = None,
 ) -> Float64[Tensor, "*rows num_tokens"]:
     """At most how often online softmax multiplies an accumulator holding token i by a factor other than exp(0) = 1.
 
     That happens when a tile, split or merge brings a maximum above the running one, which is at least s_i. Each time
-    it is another token's score, larger than s_i. So the number of tokens that can exceed s_i, given both errors, is a
-    limit for every tile size and order. Heavy tokens have few above them.
+    it is another token's score, larger than s_i. So the number of tokens that can exceed s_i, given by how much each
+    score `moves`, is a limit for every tile size and order. Heavy tokens have few above them.
 
-    Tokens that are not `present` (0.0, else 1.0) have a score of -inf: they exceed none, and count 0. Every error is
-    above 0 (exp alone makes one), so no token exceeds itself less its error.
+    Each time the maximum is another float32 number, too, between the lowest that s_i can be and the highest that any
+    score can be. If a is the one of these two that is nearer to 0, float32 numbers between them lie at least
+    u (|a| - `shift`) apart, in whatever unit a kernel has its scores, and if it shifts them all by up to `shift`: no
+    more fit in. That is what limits equal scores. Their number alone would count, since different products are rounded
+    differently: a kernel that takes token by token may meet equal scores in the order in which they come out, and then
+    rescales at each. How far exp of a tiny number is from 1 no manual tells, beyond its relative error.
+
+    The scores are `log_p` + `lse`. Tokens that are not `present` (0.0, else 1.0) have a log_p of -inf: they exceed
+    none, and count 0.
     """
-    ceilings, _ = (scores + score_error).sort(-1)
-    not_above = torch.searchsorted(ceilings, scores - score_error, right=True)
-    return (scores.shape[-1] - 1 - not_above) * present
+    lowest = log_p - moves
+    ceilings, _ = (log_p + moves).sort(-1)
+    highest = ceilings[..., -1:]
+    nearest = torch.maximum(lowest + lse, -lse - highest)
+    if shift is not None:
+        nearest = nearest - shift
+    in_float32 = (highest - lowest) / nearest.mul(FLOAT32_ROUNDOFF).clamp_(min=_TINY)
+    above = log_p.shape[-1] - 1 - torch.searchsorted(ceilings, lowest, right=True)
+    return torch.minimum(above, in_float32).clamp_(min=0.0).mul_(present)

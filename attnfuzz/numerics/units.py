@@ -75,12 +75,12 @@ TF32X3_ROUNDOFF = 8 * FLOAT32_ROUNDOFF
 up to 12 bits and keeps 11, so |r| <= 2u |x|, once for each operand; and l l', at most 2^-11 2^-11 = 4u, is left out."""
 
 
-def unit_roundoff(dtype: torch.dtype, *, truncates: bool = False) -> float:
+def unit_roundoff(dtype: torch.dtype) -> float:
     """Largest relative change when a normal number is rounded to float16, bfloat16 or float32.
 
-    With `truncates`, of a conversion towards zero. Raises `ValueError` for any other dtype.
+    Raises `ValueError` for any other dtype.
     """
-    return 2.0 ** -(_looked_up(_SIGNIFICAND_BITS, dtype) - int(truncates))
+    return 2.0 ** -_looked_up(_SIGNIFICAND_BITS, dtype)
 
 
 def half_smallest_subnormal(dtype: torch.dtype) -> float:
@@ -92,10 +92,26 @@ def half_smallest_subnormal(dtype: torch.dtype) -> float:
 
 
 def accumulation_roundoff(numerics: Numerics) -> float:
-    """Relative change of a float32 partial sum by one addition.
+    """Relative change u of a float32 partial sum by one addition: n terms in any order err by gamma(n, u) M.
 
-    Tensor cores align all terms of a block to the largest one and truncate (Fasi, Higham, Mikaitis, Pranesh, Numerical
-    behavior of NVIDIA tensor cores, PeerJ CS 2021): one ulp of the largest magnitude in the sum, 2^-23, for each term.
+    M is the larger of the sum of the positive terms and that of the others' magnitudes, which no partial sum exceeds.
+    Rounding to nearest: 2^-24 for each addition.
+
+    Tensor cores add N products and an accumulator at once. All are aligned to the exponent of the largest, where e bits
+    more than float32's are kept; the others are dropped, the sum is exact, and is cut to 24 bits at its end. For
+    16-bit operands N, e are 4, 0 on sm_70, 8, 1 on sm_80 to sm_89, and 16, 2 on sm_90 and sm_100; for TF32 N is half of
+    that (Fasi, Higham, Mikaitis, Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ CS 7:e330, 2021; Khattak,
+    Mikaitis, Accurate models of NVIDIA tensor cores, arXiv:2512.07004, 2025, and their models).
+
+    With 2^E the exponent of the largest, N terms lose less than 2^(E-23-e) each, and the largest nothing. Of a sum S
+    in 2^(E+k) <= |S| < 2^(E+k+1) the cut takes at most (2^(k+e) - 1) 2^(E-23-e), and nothing where k + e <= 0. With
+    2^E <= M and 2^(E+k) <= |S| <= M a block errs by at most
+
+        2^-23 (N 2^-e + 1 - 2^-e) M <= 2^-23 N M    for k <= 0,
+        2^-23 (N 2^-e 2^-k + 1 - 2^(-k-e)) M <= 2^-23 N M    else,
+
+    since N >= 1: 2^-23 M for each of its terms, which sm_70 nearly reaches. Blocks add up as roundings do, by `gamma`.
+    The FP8 units of sm_89 and sm_90 keep 13 bits after the point in place of 23 + e: no kernel gets that undeclared.
     """
     return FLOAT32_ROUNDOFF if numerics.matmul == "ieee" else 2 * FLOAT32_ROUNDOFF
 

@@ -60,23 +60,33 @@ def denominator_error(
 
 def rounded_weights_error(
     softmax: PerturbedSoftmax,
-    given: WeightedAverage,
+    log_p: Float64[Tensor, "rows group num_tokens"],
     score_error: Float64[Tensor, "rows group num_tokens"],
     units: RowUnits,
 ) -> Float64[Tensor, "rows group 1"]:
     """Relative error of sum_i p_i where the rounded weights are summed, which only the LSE sees: see `_weight_error`.
 
     Weights are summed as exp(s_i - running max) >= p_i / p_max, so p_i errs by at most max(u p_i, eta p_max) and by no
-    more than itself. The largest score's weight is exp(0) = 1, which rounding leaves as it is. It is 1 but for an error
-    of the exponent, which for that must be less than u / 2, half the way to the next number below 1; truncation drops
-    even the smallest. In each split, one weight is exact.
+    more than itself.
+
+    The running maximum is a score, no lower than s_i. With c = max_j (s_j + d_j) and the errors d of scores and exp, it
+    is at most c, so the weight is between exp(-(c - s_i + d_i)) and 1, but for errors of exp. Less than u / 2 below 1,
+    half the way to the next number, it becomes 1: the largest one, those equal to it, and those near to it. Then it is
+    exp(s_i) in units of exp of a number between s_i - d_i and c. Of that distance from s_i the errors of scores have
+    been charged with d_i (`logsumexp_shift`), which leaves c - (s_i + d_i): 0 for the largest, the distance between
+    both scores for others of the same error. In each split the maximum is lower, and so less is lost.
+
+    A numerator gains nothing from that: torch's softmax, and whoever divides by the sum before weights are rounded,
+    rounds p_i itself, of which equal ones all lose the same, up to u p_i.
     """
     p_max = softmax.p.amax(-1, keepdim=True)
     each = torch.minimum(torch.maximum(units.weight * softmax.upper, units.weight_absolute * p_max), softmax.upper)
-    is_one = (softmax.p == p_max) & (score_error < units.weight / 2) & (units.rounds_one == 0)
-    of_one = each.where(is_one, 0.0).amax(-1, keepdim=True)
-    summed = (each * given.present).sum(-1, keepdim=True) - of_one
-    return units.sums_rounded * summed.clamp(min=0.0, max=_MOST_OF_SUM)
+    highest = log_p + score_error
+    ceiling = highest.amax(-1, keepdim=True)
+    becomes_one = ceiling - (log_p - score_error) < units.weight / 2
+    each = torch.where(becomes_one, torch.minimum(each, (ceiling - highest).expm1() * softmax.upper), each)
+    summed = each.sum(-1, keepdim=True)
+    return units.sums_rounded * summed.clamp(max=_MOST_OF_SUM)
 
 
 def weighted_average_error(

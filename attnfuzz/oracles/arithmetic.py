@@ -10,14 +10,14 @@ from attnfuzz.problems.quantised_kv import smallest_magnitudes
 __all__ = ["arithmetic_of"]
 
 
-def arithmetic_of(declaration: Declaration, case: AttentionCase | MergeStatesCase, *, interpreted: bool) -> Arithmetic:
-    """Units of what the kernel may round. `interpreted`: see `attention_bound`.
+def arithmetic_of(declaration: Declaration, case: AttentionCase | MergeStatesCase, *, one_copy: bool) -> Arithmetic:
+    """Units of what the kernel may round. `one_copy`: see `attention_bound`.
 
     A kernel may add sinks in a stage of its own, as it combines splits.
     """
     dtype = getattr(torch, case.dtype)
     if not isinstance(case, AttentionCase):
-        return merge_arithmetic(dtype, interpreted=interpreted)
+        return merge_arithmetic(dtype)
     num_partials = _num_partials(declaration, case)
     return attention_arithmetic(
         declaration.numerics,
@@ -25,7 +25,7 @@ def arithmetic_of(declaration: Declaration, case: AttentionCase | MergeStatesCas
         out_dtype=dtype,
         is_split=num_partials > 1 or case.variant.sinks is not None,
         partial_merge=isinstance(case, SplitDecodeCase),
-        interpreted=interpreted,
+        one_copy=one_copy,
         num_partials=num_partials,
         smallest_kv=_smallest_kv(case),
     )

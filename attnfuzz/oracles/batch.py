@@ -135,12 +135,12 @@ class Batch:
         started = time.perf_counter()
         entries = (self._entries[i] for i in self._drawn)
         requests = [(self.kernel.declaration, entry.case, entry.contents.values) for entry in entries]
-        interpreted = self.device == "cpu"
+        one_copy = self.device == "cpu"
         if self.home == self.device:
-            found = expectations(requests, tolerance=self.tolerance, interpreted=interpreted)
+            found = expectations(requests, tolerance=self.tolerance, one_copy=one_copy)
             self._expectations = dict(zip(self._drawn, found, strict=True))
         else:
-            self._distant = DistantExpectations(requests, self.device, self.tolerance, interpreted, self._fetch)
+            self._distant = DistantExpectations(requests, self.device, self.tolerance, one_copy, self._fetch)
         self._expect_s = time.perf_counter() - started
 
     def symptoms(self) -> list[Symptoms | KernelRaised]:

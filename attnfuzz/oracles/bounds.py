@@ -10,10 +10,10 @@ from attnfuzz.problems.cases import Case
 __all__ = ["bound_of"]
 
 
-def bound_of(declaration: Declaration, case: Case, values: Any, *, interpreted: bool) -> Bound:
+def bound_of(declaration: Declaration, case: Case, values: Any, *, one_copy: bool) -> Bound:
     """Axes as the reference's: `out [rows num_q_heads head_size]`, `lse [rows num_q_heads]`.
 
-    `interpreted`: by Triton's interpreter, which converts to bfloat16 by dropping bits.
+    `one_copy`: as for `attention_bound`.
     """
-    (found,) = expectations([(declaration, case, values)], tolerance="bound", interpreted=interpreted)
+    (found,) = expectations([(declaration, case, values)], tolerance="bound", one_copy=one_copy)
     return found.bound

@@ -100,7 +100,7 @@ class Reference:
         started = time.perf_counter()
         values = self.values if _is_large(self.case) else self.values_on_cpu
         request = (self.declaration, self.case, values)
-        (found,) = expectations([request], tolerance=self.tolerance, interpreted=self.device == "cpu")
+        (found,) = expectations([request], tolerance=self.tolerance, one_copy=self.device == "cpu")
         self.seconds += time.perf_counter() - started
         return on_device(found, self.device)
 

@@ -34,13 +34,13 @@ class DistantExpectations:
     requests: Sequence[Request]
     device: str
     tolerance: Tolerance
-    interpreted: bool
+    one_copy: bool
     fetch: Fetch
 
     def __post_init__(self) -> None:
         is_worth_it = self.device != "cpu" and sum(_work(case) for _, case, _ in self.requests) > _HOST_WORK
         requests = self._sent() if is_worth_it else self.requests
-        self._found = expectations(requests, tolerance=self.tolerance, interpreted=self.interpreted)
+        self._found = expectations(requests, tolerance=self.tolerance, one_copy=self.one_copy)
         for expectation in self._found:
             for part in _parts(expectation):
                 self.fetch.start_storage(part)

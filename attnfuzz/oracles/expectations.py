@@ -26,7 +26,7 @@ __all__ = ["Expectation", "expectations", "on_device"]
 class Expect(Protocol):
     """Results of cases of one kind, and where each case's are."""
 
-    def __call__(self, requests: Sequence[Any], *, interpreted: bool) -> tuple[Results, list[Place]]: ...
+    def __call__(self, requests: Sequence[Any], *, one_copy: bool) -> tuple[Results, list[Place]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class Expectation:
 
 
 def expectations(
-    requests: Sequence[tuple[Declaration, Case, Any]], *, tolerance: Tolerance, interpreted: bool
+    requests: Sequence[tuple[Declaration, Case, Any]], *, tolerance: Tolerance, one_copy: bool
 ) -> list[Expectation]:
     """Expectation of each (declaration, case, logical values), in order, on the device of the values.
 
-    Cases of all problems may be mixed; the values of all of them are on one device. `interpreted`: the kernels run in
-    Triton's interpreter, which converts to bfloat16 by dropping bits.
+    Cases of all problems may be mixed; the values of all of them are on one device. `one_copy`: as for `attention_bound`;
+    true of kernels that ran on a CPU.
     """
     keep_freed_memory()
     found: dict[int, Expectation] = {}
@@ -57,7 +57,7 @@ def expectations(
         chosen = [i for i, own in enumerate(kind_of) if own == kind]
         chosen.sort(key=lambda i: requests[i][1].dtype)  # numbers of one dtype are joined in one operation
         if chosen:
-            results, places = expect([requests[i] for i in chosen], interpreted=interpreted)
+            results, places = expect([requests[i] for i in chosen], one_copy=one_copy)
             if isinstance(tolerance, FixedTolerance):
                 results.bound_all(tolerance.bound)
             found |= {i: _expectation(results, place) for i, place in zip(chosen, places, strict=True)}

@@ -34,8 +34,8 @@ def changes_scores(case: AttentionCase) -> bool:
     return variant.soft_cap is not None or variant.alibi is not None or variant.sinks is not None
 
 
-def expect_attention(requests: Sequence[Request], *, interpreted: bool) -> tuple[Results, list[Place]]:
-    """Results of at least one case, and where each case's are. `interpreted` as for `expectations`.
+def expect_attention(requests: Sequence[Request], *, one_copy: bool) -> tuple[Results, list[Place]]:
+    """Results of at least one case, and where each case's are. `one_copy` as for `expectations`.
 
     Either all or none of the cases are such that their variant `changes_scores`.
     """
@@ -59,7 +59,7 @@ def expect_attention(requests: Sequence[Request], *, interpreted: bool) -> tuple
         queries = joined([values.q for _, _, values in requests], widest)
         exact = [values.dequantised() for _, _, values in requests]
         tokens = joined([part for values in exact for part in (values.k, values.v)], widest)
-        units = _units(requests, blocks, case_of_block, interpreted=interpreted)
+        units = _units(requests, blocks, case_of_block, one_copy=one_copy)
         per_head = to_device(_per_head(requests), device) if changes_scores(requests[0][1]) else None
         for batch in row_batches(blocks, units, device):
             if per_head is None:
@@ -108,9 +108,9 @@ def _visible(case: AttentionCase, starts: tuple[int, ...]) -> Iterator[tuple[int
 
 
 def _units(
-    requests: Sequence[Request], blocks: Sequence[Block], case_of_block: Sequence[int], *, interpreted: bool
+    requests: Sequence[Request], blocks: Sequence[Block], case_of_block: Sequence[int], *, one_copy: bool
 ) -> Tensor:
-    arithmetic = [arithmetic_of(declaration, case, interpreted=interpreted) for declaration, case, _ in requests]
+    arithmetic = [arithmetic_of(declaration, case, one_copy=one_copy) for declaration, case, _ in requests]
     scales = [float(case.scale) for _, case, _ in requests]
     sizes = torch.tensor(
         [(scales[i], block.head_size, block.num_tokens) for i, block in zip(case_of_block, blocks, strict=True)],

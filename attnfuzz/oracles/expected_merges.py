@@ -22,8 +22,8 @@ __all__ = ["expect_merges"]
 Request = tuple[Declaration, MergeStatesCase, LogicalStates]
 
 
-def expect_merges(requests: Sequence[Request], *, interpreted: bool) -> tuple[Results, list[Place]]:
-    """Results of at least one case, and where each case's are. `interpreted` as for `expectations`."""
+def expect_merges(requests: Sequence[Request], *, one_copy: bool) -> tuple[Results, list[Place]]:
+    """Results of at least one case, and where each case's are. `one_copy` as for `expectations`."""
     blocks: list[Block] = []
     places: list[Place] = []
     out = lse = 0
@@ -37,7 +37,7 @@ def expect_merges(requests: Sequence[Request], *, interpreted: bool) -> tuple[Re
     widest = max(case.head_size for _, case, _ in requests)
     outputs = joined([part for *_, values in requests for part in (values.prefix_output, values.suffix_output)], widest)
     lses = joined([part for *_, values in requests for part in (values.prefix_lse, values.suffix_lse)], 0)
-    arithmetic = [arithmetic_of(declaration, case, interpreted=interpreted) for declaration, case, _ in requests]
+    arithmetic = [arithmetic_of(declaration, case, one_copy=one_copy) for declaration, case, _ in requests]
     lse_units = [math.log(2) if values.lse_base2 else 1.0 for *_, values in requests]
     units = merge_units(side_by_side(arithmetic), lse_unit=torch.tensor(lse_units, dtype=torch.float64, device="cpu"))
     for batch in row_batches(blocks, units, device):

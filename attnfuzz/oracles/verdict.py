@@ -90,6 +90,7 @@ IDENTIFYING_CAUSES = frozenset(
         "maximum_begins_finite",
         "maximum_not_subtracted",
         "partial_lse",
+        "rounded_weights_summed",
         "scores_rounded",
         "sums_rounded",
         "tf32",

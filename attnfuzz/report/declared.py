@@ -30,13 +30,16 @@ def _lines(result: CampaignResult, target: str) -> Iterator[Text]:
     kernel = result.statistics.kernels[target]
     yield Text(f"{target}:", style="bold")
     yield Text(f"    supports=attnfuzz.{supports_as_text(kernel.declaration.supports)},", style="green")
-    if kernel.declaration.numerics.declared():
-        yield Text(f"    numerics=attnfuzz.{numerics_as_text(kernel.declaration.numerics)},", style="green")
     inferred = next((one for one in result.inferred if one.target == target), None)
+    numerics = kernel.declaration.numerics if inferred is None else inferred.kept
+    if numerics.declared():
+        yield Text(f"    numerics=attnfuzz.{numerics_as_text(numerics)},", style="green")
     for left_out in inferred.left_out if inferred is not None else ():
         yield Text(f"  {left_out}: {left_out.said}" if left_out.said else f"  {left_out}", style="dim")
-    if inferred is None:
+    if inferred is None or not inferred.left_out:
         yield Text("  nothing else had to be left out", style="dim")
+    for stricter in inferred.stricter if inferred is not None else ():
+        yield Text(f"  {stricter}", style="dim")
     found = [finding for finding in in_order(result) if finding.declaration.target == target]
     bugs = [finding for finding in found if result.statistics.standing(finding) == "counts"]
     if bugs:

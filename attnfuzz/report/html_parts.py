@@ -286,7 +286,7 @@ def _kernel(kernel: KernelStatistics, result: CampaignResult) -> KernelPart:
         map=coverage_map(coverage) if coverage is not None else None,
         holes=_by_axes(holes[:_MAX_HOLES]),
         holes_left_out=max(0, len(holes) - _MAX_HOLES),
-        outside=next((str(one) for one in result.inferred if one.target == kernel.declaration.target), ""),
+        outside=next((str(one) for one in result.limited if one.target == kernel.declaration.target), ""),
         not_runnable=kernel.not_runnable,
     )
 

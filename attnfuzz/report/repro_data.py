@@ -64,8 +64,8 @@ def repro_data(declaration: Declaration, case: Case) -> ReproData:
     results = list(problem.results if declaration.supports.lse != "none" else problem.results[:1])
     expected = problem.reference(case, values)
     bounds = {
-        device: bound_of(declaration, case, values, interpreted=interpreted)
-        for device, interpreted in (("cpu", True), ("cuda", False))
+        device: bound_of(declaration, case, values, one_copy=one_copy)
+        for device, one_copy in (("cpu", True), ("cuda", False))
     }
     return ReproData(
         **vars(inputs),

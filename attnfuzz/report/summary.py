@@ -95,7 +95,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 def summarise(result: CampaignResult) -> Summary:
     """The summary of a campaign."""
     statistics = result.statistics
-    inferred = {one.target: one for one in result.inferred}
+    inferred = {one.target: one for one in result.limited}
     ordered = in_order(result)
     return Summary(
         format=FORMAT,

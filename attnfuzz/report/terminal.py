@@ -88,7 +88,8 @@ def print_result(console: Console, result: CampaignResult) -> None:
         told = place
         for line in _finding_lines(number, finding, result.statistics):
             console.print(line, soft_wrap=True)
-    for line in (*_side_lines(result), *_restrictions(result), *_outside(result), *_not_runnable(result)):
+    remarks = (_side_lines, _restrictions, _outside, _precision, _not_runnable)
+    for line in (line for remark in remarks for line in remark(result)):
         console.print(line, soft_wrap=True)
     console.print()
     if result.unreached and result.statistics.cases:
@@ -200,9 +201,17 @@ def _restrictions(result: CampaignResult) -> Iterator[Text]:
 
 def _outside(result: CampaignResult) -> Iterator[Text]:
     """For each kernel, what it was not searched for, and the declaration that makes that its contract."""
-    for inferred in result.inferred:
+    for inferred in result.limited:
         yield Text()
         yield Text(str(inferred), style="yellow")
+
+
+def _precision(result: CampaignResult) -> Iterator[Text]:
+    """Of each kernel that rounds more than stricter declarations would allow, which rounding explains that."""
+    for inferred in result.inferred:
+        if more := [str(one) for one in inferred.stricter if not one.holds]:
+            yield Text()
+            yield Text(f"Within the bounds of {inferred.target}: {'; '.join(more)}", style="dim")
 
 
 def _doubt(finding: Finding) -> str:

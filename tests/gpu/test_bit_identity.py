@@ -108,7 +108,7 @@ def check_results(case: Case, supports: Supports) -> None:
     found = []
     for device in ("cpu", "cuda"):
         values = problem.values(case, device, supports)
-        bound = bound_of(declaration, case, values, interpreted=False)
+        bound = bound_of(declaration, case, values, one_copy=False)
         expected = problem.reference(case, values)
         found.append([part.cpu() for part in (expected.out, expected.lse, bound.out, bound.lse)])
     for one, other in zip(*found, strict=True):

@@ -51,8 +51,8 @@ def parts(found: Expectation) -> tuple[torch.Tensor, ...]:
 
 def test_a_gpu_expects_what_a_cpu_expects() -> None:
     """A failure on one of them would be none on the other."""
-    on_gpu = expectations(requests("cuda"), tolerance="bound", interpreted=False)
-    on_cpu = expectations(requests("cpu"), tolerance="bound", interpreted=False)
+    on_gpu = expectations(requests("cuda"), tolerance="bound", one_copy=False)
+    on_cpu = expectations(requests("cpu"), tolerance="bound", one_copy=False)
     for one, other in zip(on_gpu, on_cpu, strict=True):
         assert one.expected.out.is_cuda
         assert one.bound.lse.is_cuda
@@ -67,6 +67,6 @@ def test_nothing_waits_for_the_gpu(tolerance: Any) -> None:
     given = requests("cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
-        expectations(given, tolerance=tolerance, interpreted=False)
+        expectations(given, tolerance=tolerance, one_copy=False)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -68,6 +68,21 @@ def test_one_dropped_token_of_many_is_found(plant: Any, failure_of: Any) -> None
     assert "token 1327 of sequence 0 is dropped" in failure.message
 
 
+def test_an_output_that_drops_bits_is_found_on_a_cpu(plant: Any, failure_of: Any) -> None:
+    """Eager torch rounds to bfloat16; slack for an interpreter that drops bits would hide a kernel that does."""
+    values = Values(keys="normal", values="normal", seed=2)
+    case = DenseDecodeCase(
+        num_q_heads=4, num_kv_heads=2, head_size=64, scale=0.125, dtype="bfloat16", seq_lens=(5, 40), values=values
+    )
+    numerics = attnfuzz.Numerics(probabilities="float32", partials="float32")
+
+    def cut(weights: Tensor, v: Tensor) -> Tensor:
+        return ((weights @ v).view(torch.int32) >> 16 << 16).view(torch.float32)
+
+    assert judge(plant(numerics=numerics), case, device="cpu").failure is None
+    assert failure_of(plant(numerics=numerics, average=cut), case).kind == "out:value"
+
+
 def test_out_is_reported_before_lse(plant: Any, dense: Case, failure_of: Any) -> None:
     """The kind of a bug that shows in both would depend on which is further off."""
 

@@ -298,6 +298,23 @@ def test_what_is_rounded_or_converted_on_the_way_is_named(mistake: str, plant: A
     assert len(named) >= share * len(found), [failure.message for failure in found if failure.cause != cause]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_sum_of_rounded_weights_is_named_where_it_is_declared_away(dtype: str, plant: Any) -> None:
+    """A kernel that summed in float32 until a change would be told wrong scores, or a 16-bit exp2."""
+    rounded = getattr(torch, dtype)
+
+    def lse(scores: Tensor) -> Tensor:
+        return scores.max() + (scores - scores.max()).exp().to(rounded).float().sum().log()
+
+    kernel = plant(lse=lse, numerics=attnfuzz.Numerics(row_sum="float32"))
+    found = failures(kernel, dtype)
+    named = [one for one in found if "before they are summed" in one.message and one.cause == "rounded_weights_summed"]
+    assert len(found) >= 8
+    assert len(named) >= 0.8 * len(found), [one.message for one in found if one not in named]
+    assert not any(one.numerics.get("exponential") for one in found)
+    assert not failures(plant(lse=lse), dtype)
+
+
 OTHERS: dict[str, dict[str, Any]] = {
     "the last token is dropped": {"length": lambda n: n - 1},
     "the scores are off by a hundredth": {"score": lambda scores: 1.01 * scores},

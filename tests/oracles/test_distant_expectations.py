@@ -39,7 +39,7 @@ def test_same_numbers_as_here(
     found = DistantExpectations(requests, ELSEWHERE, "bound", False, Fetch())
     if ELSEWHERE == "cuda":
         torch.cuda.synchronize()
-    expected = expectations(requests, tolerance="bound", interpreted=False)
+    expected = expectations(requests, tolerance="bound", one_copy=False)
     for one, other in zip(found.at_home(), expected, strict=True):
         torch.testing.assert_close(one.expected.out, other.expected.out)
         torch.testing.assert_close(one.expected.lse, other.expected.lse)

@@ -91,7 +91,7 @@ def assert_same(one: Expectation, other: Expectation) -> None:
 
 
 def together(requests: list[Request], **more: Any) -> list[Expectation]:
-    keywords: dict[str, Any] = {"tolerance": "bound", "interpreted": False} | more
+    keywords: dict[str, Any] = {"tolerance": "bound", "one_copy": False} | more
     return expectations(requests, **keywords)
 
 
@@ -215,18 +215,10 @@ def test_a_kernel_may_split_unless_it_says_otherwise() -> None:
     assert bool((bounds[0] > bounds[1]).all())
 
 
-def test_the_interpreter_may_truncate_bfloat16() -> None:
-    """Triton's interpreter drops bits: correct bfloat16 kernels would fail on a CPU, or pass too easily on a GPU."""
-    case = DenseDecodeCase(**attention(dtype="bfloat16"))
-    (found,), (compiled,) = together([request(case)], interpreted=True), together([request(case)])
-    live = torch.tensor(case.seq_lens) > 0
-    assert bool((found.bound.out[live] > compiled.bound.out[live]).all())
-
-
-def test_only_compiled_kernels_may_round_copies_of_a_score_differently() -> None:
-    """The interpreter has one copy of each score: slack for more would let small bugs through on a CPU."""
+def test_only_kernels_on_a_gpu_may_round_copies_of_a_score_differently() -> None:
+    """A CPU has one copy of each score: slack for more would let small bugs through there."""
     case = DenseDecodeCase(**attention(dtype="float32"))
-    (found,), (compiled,) = together([request(case)], interpreted=True), together([request(case)])
+    (found,), (compiled,) = together([request(case)], one_copy=True), together([request(case)])
     live = torch.tensor(case.seq_lens) > 0
     assert bool((found.bound.out[live] < compiled.bound.out[live]).all())
     assert torch.equal(found.bound.lse, compiled.bound.lse)
@@ -270,7 +262,7 @@ def test_cases_of_one_size_cost_no_operation_more(case_type: Any) -> None:
         with Operations() as operations:
             together(requests)
         counts.append(operations.found.total())
-    assert counts[0] == counts[1] < 330
+    assert counts[0] == counts[1] < 345
 
 
 def test_no_requests_give_no_expectations() -> None:

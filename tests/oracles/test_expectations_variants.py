@@ -51,7 +51,7 @@ def test_they_are_the_reference_whatever_is_beside_them() -> None:
     """A verdict would be on another case's slopes, on a sink that padding moved, or on keys outside of the window."""
     source = random.Random(0)
     requests = [request(drawn(source, seed)) for seed in range(120)]
-    found = expectations(requests, tolerance="bound", interpreted=False)
+    found = expectations(requests, tolerance="bound", one_copy=False)
     for (_, case, values), one in zip(requests, found, strict=True):
         expected = problem_of(case).reference(case, values)
         torch.testing.assert_close(one.expected.out, expected.out, rtol=1e-10, atol=1e-10)
@@ -63,7 +63,7 @@ def test_they_are_the_reference_whatever_is_beside_them() -> None:
 def operations(cases: Iterable[PagedDecodeCase]) -> int:
     requests = [request(case) for case in cases]
     with Operations() as counted:
-        expectations(requests, tolerance="bound", interpreted=False)
+        expectations(requests, tolerance="bound", one_copy=False)
     return int(counted.found.total())
 
 
@@ -85,7 +85,7 @@ def test_a_lone_sequence_without_keys_has_its_sinks() -> None:
         num_q_heads=6, num_kv_heads=3, head_size=8, seq_lens=(0, 0), scale=0.25, block_size=4,
         variant=Variant(sinks="level"),
     )  # fmt: skip
-    (found,) = expectations([request(case)], tolerance="bound", interpreted=False)
+    (found,) = expectations([request(case)], tolerance="bound", one_copy=False)
     expected = problem_of(case).reference(case, problem_of(case).values(case, "cpu", Supports()))
     assert torch.equal(found.expected.out, expected.out)
     torch.testing.assert_close(found.expected.lse, expected.lse, rtol=1e-10, atol=0.0)

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 import attnfuzz
 from attnfuzz import Supports
 from tests.quality.designs import DESIGNS, Design, Result
 
 __all__ = [
+    "DESIGN",
     "cubic_exp",
     "exact_products",
+    "exact_weights",
+    "halves",
+    "rounded_partials",
     "rounded_products",
+    "run",
     "scaled_both",
     "scaled_query",
     "scaled_query_in_base_2",
     "short_exp",
     "short_weights",
+    "splits_by_option",
     "sum_of_rounded_weights",
 ]
 
-_HALVES = Supports(dtypes=("float16", "bfloat16"), empty_sequences=False)
-_BY_NAME = {design.name: design for design in DESIGNS}
+halves = Supports(dtypes=("float16", "bfloat16"), empty_sequences=False)
+DESIGN = {design.name: design for design in DESIGNS}
 
 
-def _run(inputs: Any, design: Design) -> Result:
+def run(inputs: Any, design: Design) -> Result:
+    """``design`` on each sequence of a dense case."""
     group = inputs.q.shape[1] // inputs.k.shape[2]
     for i, length in enumerate(inputs.seq_lens.tolist()):
         k, v = (
@@ -34,48 +43,63 @@ def _run(inputs: Any, design: Design) -> Result:
     return inputs.out, inputs.lse
 
 
-@attnfuzz.kernel("dense_decode", supports=_HALVES)
+@attnfuzz.kernel("dense_decode", supports=halves)
 def exact_products(inputs: Any) -> Result:
-    return _run(inputs, _BY_NAME["weights rounded, summed before"])
+    return run(inputs, DESIGN["weights rounded, summed before"])
 
 
-@attnfuzz.kernel("dense_decode", supports=_HALVES)
+@attnfuzz.kernel("dense_decode", supports=halves)
 def sum_of_rounded_weights(inputs: Any) -> Result:
-    return _run(inputs, _BY_NAME["sum of rounded weights"])
+    return run(inputs, DESIGN["sum of rounded weights"])
 
 
-@attnfuzz.kernel("dense_decode", supports=_HALVES)
+@attnfuzz.kernel("dense_decode", supports=halves)
 def scaled_query(inputs: Any) -> Result:
-    return _run(inputs, _BY_NAME["q x scale rounded"])
+    return run(inputs, DESIGN["q x scale rounded"])
 
 
-@attnfuzz.kernel("dense_decode", supports=_HALVES)
+@attnfuzz.kernel("dense_decode", supports=halves)
 def scaled_query_in_base_2(inputs: Any) -> Result:
-    return _run(inputs, _BY_NAME["q x scale x log2(e) rounded"])
+    return run(inputs, DESIGN["q x scale x log2(e) rounded"])
 
 
-@attnfuzz.kernel("dense_decode", supports=_HALVES)
+@attnfuzz.kernel("dense_decode", supports=halves)
 def scaled_both(inputs: Any) -> Result:
-    return _run(inputs, _BY_NAME["root of the scale on q and k"])
+    return run(inputs, DESIGN["root of the scale on q and k"])
 
 
-@attnfuzz.kernel("dense_decode", supports=_HALVES)
+@attnfuzz.kernel("dense_decode", supports=halves)
 def cubic_exp(inputs: Any) -> Result:
-    return _run(inputs, _BY_NAME["cubic exp2"])
+    return run(inputs, DESIGN["cubic exp2"])
 
 
-@attnfuzz.kernel("dense_decode", supports=_HALVES)
+@attnfuzz.kernel("dense_decode", supports=halves)
 def short_exp(inputs: Any) -> Result:
-    return _run(inputs, _BY_NAME["16-bit exp2"])
+    return run(inputs, DESIGN["16-bit exp2"])
 
 
-@attnfuzz.kernel("dense_decode", supports=_HALVES)
+@attnfuzz.kernel("dense_decode", supports=halves)
 def short_weights(inputs: Any) -> Result:
-    return _run(inputs, _BY_NAME["weights in e4m3"])
+    return run(inputs, DESIGN["weights in e4m3"])
 
 
-@attnfuzz.kernel("dense_decode", supports=_HALVES)
+@attnfuzz.kernel("dense_decode", supports=halves)
 def rounded_products(inputs: Any) -> Result:
     """No design: SGLang's `(q * k).to(float32)`."""
     scores = lambda q, k, scale: (q[:, None] * k).float().sum(-1) * scale  # noqa: E731
-    return _run(inputs, Design("products rounded", "", scores=scores))
+    return run(inputs, Design("products rounded", "", scores=scores))
+
+
+@attnfuzz.kernel("dense_decode", supports=halves)
+def exact_weights(inputs: Any) -> Result:
+    return run(inputs, Design("", "", weights_dtype=torch.float32))
+
+
+@attnfuzz.kernel("dense_decode", supports=halves)
+def rounded_partials(inputs: Any) -> Result:
+    return run(inputs, Design("", "", weights_dtype=torch.float32, splits=2))
+
+
+@attnfuzz.kernel("dense_decode", supports=halves, options={"num_splits": (1, 2)})
+def splits_by_option(inputs: Any, *, num_splits: int) -> Result:
+    return run(inputs, Design("", "", weights_dtype=torch.float32, splits=num_splits))

@@ -21,7 +21,9 @@ from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
 from attnfuzz.strategies import cases
+from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES
 from attnfuzz.values import attention_values
+from tests.unit.tensor_cores import HOPPER, VOLTA, Unit
 
 __all__ = ["DESIGNS", "Design", "Result", "drawn_cases", "largest_ratios", "ratios"]
 
@@ -79,7 +81,8 @@ class Design:
     """Online softmax over tiles. ``numerics``: what it has to declare; the default if nothing.
 
     ``weights_dtype``: of weights before they multiply V, None for the dtype of q. ``sums_rounded``: these are summed.
-    ``splits``: how many states are made, each stored in the dtype of q, and merged in a chain.
+    ``splits``: how many states are made, each stored in the dtype of q, and merged in a chain. ``unit``: the tensor
+    cores that multiply matrices.
     """
 
     name: str
@@ -90,6 +93,7 @@ class Design:
     weights_dtype: torch.dtype | None = None
     sums_rounded: bool = False
     splits: int = 1
+    unit: Unit | None = None
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, scale: float, tile: int) -> Result:
         """One sequence: ``q [heads, head_size]``, ``k`` and ``v [heads, num_tokens, ...]``, in their dtype."""
@@ -104,7 +108,7 @@ class Design:
         return out.to(q.dtype), lse
 
     def _state(self, q: Tensor, k: Tensor, v: Tensor, scale: float, tile: int) -> Result:
-        scores = self.scores(q, k, torch.tensor(scale, dtype=torch.float32))
+        scores = self._all_scores(q, k, scale)
         dtype = self.weights_dtype or q.dtype
         top = scores.new_full(scores.shape[:1], -torch.inf)
         total, out = torch.zeros_like(top), scores.new_zeros(len(scores), v.shape[-1])
@@ -115,9 +119,20 @@ class Design:
             rounded = weights.to(dtype).float()
             rescale = (top - higher).exp()
             total = total * rescale + (rounded if self.sums_rounded else weights).sum(-1)
-            out = out * rescale[:, None] + torch.einsum("hn,hnd->hd", rounded, v[:, start : start + tile].float())
+            out = self._added(out * rescale[:, None], rounded, v[:, start : start + tile])
             top = higher
         return out / total[:, None], top + total.log()
+
+    def _all_scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
+        if self.unit is not None:
+            return self.unit.dot(q, k) * torch.tensor(scale, dtype=torch.float32)
+        return self.scores(q, k, torch.tensor(scale, dtype=torch.float32))
+
+    def _added(self, out: Tensor, weights: Tensor, v: Tensor) -> Tensor:
+        """``out [heads, v_head_size]`` and, added to it, the values of a tile times their ``weights``."""
+        if self.unit is None:
+            return out + torch.einsum("hn,hnd->hd", weights, v.float())
+        return self.unit.total((weights.double()[..., None] * v.double()).transpose(1, 2), start=out).float()
 
 
 def _merged(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, dtype: torch.dtype) -> Result:
@@ -129,6 +144,7 @@ def _merged(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, dtype: t
 
 DESIGNS = (
     Design("weights rounded, summed before", "FlashAttention 2 and 3, vLLM"),
+    *(Design(f"on tensor cores of {unit.name}", "the same", unit=unit) for unit in (VOLTA, HOPPER)),
     Design("sum of rounded weights", "FlashInfer, SageAttention, TensorRT-LLM's XQA", sums_rounded=True),
     Design("q x scale rounded", "older Triton kernels", Numerics(query="scaled"), scores=_scaled_query),
     Design(
@@ -152,8 +168,8 @@ DESIGNS = (
 """Those without ``numerics`` are normal paths of engines."""
 
 
-def drawn_cases(dtype: str, count: int) -> list[DenseDecodeCase]:
-    """The same at each call."""
+def drawn_cases(dtype: str, count: int, device: str = "cpu") -> list[DenseDecodeCase]:
+    """The same at each call, as large as a campaign on ``device`` draws them."""
     found: list[DenseDecodeCase] = []
     supports = Supports(dtypes=(dtype,))  # type: ignore[arg-type]  # any str
 
@@ -165,7 +181,7 @@ def drawn_cases(dtype: str, count: int) -> list[DenseDecodeCase]:
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate],
     )
-    @given(cases("dense_decode", supports=supports))
+    @given(cases("dense_decode", supports=supports, sizes=GPU_SIZES if device == "cuda" else CPU_SIZES))
     def draw(case: DenseDecodeCase) -> None:
         found.append(case)
 
@@ -186,10 +202,10 @@ def largest_ratios(design: Design, drawn: list[DenseDecodeCase], *declarations: 
 
 
 def ratios(
-    design: Design, case: DenseDecodeCase, declarations: Sequence[Numerics]
+    design: Design, case: DenseDecodeCase, declarations: Sequence[Numerics], device: str = "cpu"
 ) -> Iterator[list[tuple[float, float]]]:
     """Of each sequence with tokens, error over bound of out and of the LSE, by declaration."""
-    values, dtype = attention_values(case), getattr(torch, case.dtype)
+    values, dtype = attention_values(case, device), getattr(torch, case.dtype)
     for i, length in enumerate(case.seq_lens):
         if not length:
             continue

@@ -9,9 +9,11 @@ import pytest
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from tests.quality.designs import DESIGNS, Design, drawn_cases, largest_ratios
+from tests.unit.tensor_cores import HOPPER, HOPPER_FP8, VOLTA
 
 CASES = 40
 SUMS_EXACT = Numerics(row_sum="float32")
+TIGHTEST = Numerics(row_sum="float32", partials="float32")
 DTYPES = ("float16", "bfloat16")
 drawn = functools.cache(drawn_cases)
 
@@ -47,3 +49,14 @@ def test_rounded_weights_in_the_sum_show_where_they_are_denied() -> None:
         (_, lse), (out, loose) = largest_ratios(design, cases(dtype), SUMS_EXACT, Numerics())
         assert lse > 10
         assert max(out, loose) < 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_only_tensor_cores_that_keep_float32_stay_below_the_tightest_bound(dtype: str) -> None:
+    """Truncation per block of terms would be accused, or sums that keep 14 bits pass for it."""
+    cut, short = [
+        [largest_ratios(Design("", "", unit=unit), cases(dtype), TIGHTEST)[0] for unit in units]
+        for units in ((VOLTA, HOPPER), (HOPPER_FP8,))
+    ]
+    assert 0.1 < max(map(max, cut)) < 1
+    assert max(short[0]) > 2

@@ -1,13 +1,16 @@
 """What the error bounds still see: `python -m tests.quality.tightness` prints the share of drawn cases that show a bug.
 
 Kernels that lose a little precision, or a little else, on cases as a search draws them: judged by the output alone, and
-by the LSE alone, once with nothing declared and once as kernels whose sums are in float32.
+by the LSE alone, once with nothing declared and once as kernels whose sums are in float32. Beside them, how many cases
+a search needs to meet one that shows the bug, by whichever of the two, with a probability of 90 %, and whether a GPU
+judges so many in a second. With ``--device cuda`` cases are as large as a campaign on a GPU draws them.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,8 +20,9 @@ from torch import Tensor
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from tests.quality.designs import Design, Result, drawn_cases, ratios
+from tests.unit.tensor_cores import HOPPER_FP8
 
-__all__ = ["MISTAKES", "Mistake", "shares"]
+__all__ = ["MISTAKES", "Mistake", "cases_needed", "shares"]
 
 DECLARED = (Numerics(), Numerics(row_sum="float32", partials="float32"))
 
@@ -53,7 +57,7 @@ class Mistake(Design):
     def run(self, q: Tensor, k: Tensor, v: Tensor, scale: float, tile: int) -> Result:
         """As of a design."""
         kept = max(1, k.shape[1] - self.dropped)
-        scores = self.scores(q, k[:, :kept], torch.tensor(scale, dtype=torch.float32))
+        scores = self._all_scores(q, k[:, :kept], scale)
         top = scores.new_full(scores.shape[:1], -torch.inf)
         total, out = torch.zeros_like(top), scores.new_zeros(len(scores), v.shape[-1])
         for start in range(0, kept, tile):
@@ -65,9 +69,7 @@ class Mistake(Design):
                 of_tile = weights.sum(-1, keepdim=True)
                 rounded = (weights / of_tile).to(q.dtype).float().mul(of_tile).to(q.dtype).float()
             total = total * rescale + weights.sum(-1)
-            out = out * rescale[:, None] + torch.einsum(
-                "hn,hnd->hd", rounded, v[:, start : min(start + tile, kept)].float()
-            )
+            out = self._added(out * rescale[:, None], rounded, v[:, start : min(start + tile, kept)])
             total = total.to(q.dtype).float() if self.short_sum else total
             out = out.to(q.dtype).float() if self.short_out else out
             top = higher
@@ -82,33 +84,60 @@ MISTAKES = (
     Mistake("row sum in 16 bits, per tile", "", short_sum=True),
     Mistake("accumulator in 16 bits, per tile", "", short_out=True),
     Mistake("weights rounded twice", "", twice=True),
+    Mistake("products summed in 14 bits", "", unit=HOPPER_FP8),
 )
 
 
-def shares(mistake: Mistake, drawn: Sequence[DenseDecodeCase], numerics: Numerics) -> tuple[float, float]:
-    """Of ``drawn``, in how many the output is beyond its bound, and in how many the LSE is."""
-    by_out = by_lse = 0
+def shares(
+    mistake: Mistake, drawn: Sequence[DenseDecodeCase], numerics: Numerics, device: str = "cpu"
+) -> tuple[float, float, float]:
+    """Of ``drawn``, in how many the output is beyond its bound, in how many the LSE is, and in how many either."""
+    by_out = by_lse = by_either = 0
     for case in drawn:
-        rows = [of_row[0] for of_row in ratios(mistake, case, (numerics,))]
-        by_out += any(out > 1 for out, _ in rows)
-        by_lse += any(lse > 1 for _, lse in rows)
-    return by_out / len(drawn), by_lse / len(drawn)
+        rows = [of_row[0] for of_row in ratios(mistake, case, (numerics,), device)]
+        in_out, in_lse = any(out > 1 for out, _ in rows), any(lse > 1 for _, lse in rows)
+        by_out += in_out
+        by_lse += in_lse
+        by_either += in_out or in_lse
+    return by_out / len(drawn), by_lse / len(drawn), by_either / len(drawn)
+
+
+def cases_needed(share: float, probability: float = 0.9) -> float:
+    """How many independent cases have one that shows a bug, of which a ``share`` does, with this ``probability``."""
+    if share >= 1:
+        return 1
+    return math.ceil(math.log(1 - probability) / math.log1p(-share)) if share > 0 else math.inf
+
+
+def _needed(found: Sequence[tuple[float, float, float]], rate: float) -> str:
+    """Of both dtypes together, as a search draws them."""
+    number = cases_needed(sum(one[2] for one in found) / len(found))
+    if math.isinf(number):
+        return "none of these shows it"
+    return f"{number}, {'within' if number <= rate else 'more than'} a second"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.quality.tightness", description=__doc__)
     parser.add_argument("--cases", type=int, default=100, help="of each dtype")
-    count = parser.parse_args().cases
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rate", type=float, default=1500.0, help="cases of one kernel that a GPU judges in a second")
+    options = parser.parse_args()
+    count, device = options.cases, options.device
+    where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     today = datetime.date.today().isoformat()
-    print(f"`python -m tests.quality.tightness --cases {count}`, torch {torch.__version__}, {today}\n")
-    print("| mistake | out, undeclared | LSE, undeclared | out, sums in float32 | LSE, sums in float32 |")
-    print("|---|---:|---:|---:|---:|")
-    drawn = [drawn_cases(dtype, count) for dtype in ("float16", "bfloat16")]
+    command = f"python -m tests.quality.tightness --cases {count} --device {device} --rate {options.rate:g}"
+    print(f"`{command}`, {where}, torch {torch.__version__}, {today}\n")
+    needed = "cases for 90 %, by either"
+    print(f"| mistake | out, undeclared | LSE, undeclared | {needed} | out, sums in float32 | LSE | {needed} |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    drawn = [drawn_cases(dtype, count, device) for dtype in ("float16", "bfloat16")]
     for mistake in MISTAKES:
         columns = []
         for numerics in DECLARED:
-            found = [shares(mistake, of_dtype, numerics) for of_dtype in drawn]
+            found = [shares(mistake, of_dtype, numerics, device) for of_dtype in drawn]
             columns += [" / ".join(f"{100 * one[i]:.0f} %" for one in found) for i in range(2)]
+            columns.append(_needed(found, options.rate))
         print("|", " | ".join([mistake.name, *columns]), "|", flush=True)
 
 

@@ -49,6 +49,13 @@ def rounding_kernel(p_in, p_out, TILE: tl.constexpr):
 
 
 @triton.jit
+def cutting_kernel(p_in, p_out, TILE: tl.constexpr):
+    """Copy numbers into another dtype that has fewer bits, of which the others are dropped."""
+    o = tl.arange(0, TILE)
+    tl.store(p_out + o, tl.load(p_in + o).to(p_out.dtype.element_ty, fp_downcast_rounding="rtz"))
+
+
+@triton.jit
 def dot_kernel(p_a, p_b, p_out, TILE: tl.constexpr):
     """The product of two matrices [TILE TILE], added up in float32."""
     o = tl.arange(0, TILE)[:, None] * TILE + tl.arange(0, TILE)[None, :]

@@ -107,6 +107,66 @@ def test_what_a_design_rounds_on_purpose_is_found_out(runner: Runner, design: st
     assert len(found.left_out) == len(numerics.declared())
 
 
+SUM = {"row_sum": "float32"}
+WEIGHTS = {"probabilities": "float32", "partials": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "held", "exceeded"),
+    [
+        ("exact_products", [SUM], [WEIGHTS]),
+        ("sum_of_rounded_weights", [], [WEIGHTS, SUM]),
+        ("exact_weights", [WEIGHTS], []),
+        ("rounded_partials", [SUM], [WEIGHTS]),
+        ("splits_by_option", [SUM], [WEIGHTS]),
+        ("scaled_query", [], []),
+        ("rounded_products", [], []),
+    ],
+)
+def test_what_a_kernel_does_not_round_is_told(
+    runner: Runner, kernel: str, held: list[dict[str, str]], exceeded: list[dict[str, str]]
+) -> None:
+    """Its author could not hold it to what it does today, or would paste what is not true of it."""
+    (declaration,) = runner.declarations([f"{DESIGNS}:{kernel}"])
+    found = infer(runner, declaration)
+    assert [one.fields for one in found.stricter if one.holds] == held
+    assert [one.fields for one in found.stricter if not one.holds] == exceeded
+    declared = {name: value for fields in held for name, value in fields.items()}
+    assert found.kept == msgspec.structs.replace(found.numerics, **declared)
+    searched = with_declared(declaration, found.supports, found.numerics)
+    assert all(searched.numerics.leaves_open(name) for name in declared)  # probes prove it of no other size
+
+
+def test_a_sum_of_rounded_weights_is_not_let_off_where_that_is_declared_away(runner: Runner) -> None:
+    """A 16-bit exp2 explains such an LSE as well, and would be taken for the kernel's design."""
+    (declaration,) = runner.declarations([f"{DESIGNS}:sum_of_rounded_weights"])
+    declared = msgspec.structs.replace(declaration, numerics=Numerics(row_sum="float32"))
+    assert infer(runner, declared).numerics == declared.numerics
+
+
+def test_a_change_that_sums_rounded_weights_is_found_and_named(tmp_path: Path) -> None:
+    """What `declare` prints of a kernel would not be what it is held to from then on."""
+    source = (
+        "import attnfuzz\nfrom tests.quality.design_kernels import DESIGN, halves, run\n"
+        '@attnfuzz.kernel("dense_decode", supports=halves, {pasted})\ndef mine(inputs):\n'
+        '    return run(inputs, DESIGN["{design}"])\n'
+    )
+    mine = tmp_path / "mine.py"
+    mine.write_text(source.format(pasted="", design="weights rounded, summed before"))
+    done = attnfuzz(tmp_path, "declare", "mine.py", "--budget", "2s", "--device", "cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (pasted,) = [line.strip() for line in done.stdout.splitlines() if line.startswith("    numerics=")]
+    assert pasted == 'numerics=attnfuzz.Numerics(row_sum="float32"),'
+    mine.write_text(source.format(pasted=pasted, design="weights rounded, summed before"))
+    again = attnfuzz(tmp_path, "declare", "mine.py", "--budget", "2s", "--device", "cpu")
+    assert again.returncode == 0, again.stdout + again.stderr
+    mine.write_text(source.format(pasted=pasted, design="sum of rounded weights"))
+    options = ("--budget", "60s", "--workers", "1", "--device", "cpu", "--seed", "1", "--fail-fast")
+    changed = attnfuzz(tmp_path, "explore", "mine.py", *options)
+    assert changed.returncode == 1, changed.stdout + changed.stderr
+    assert "16 before they are summed" in changed.stdout
+
+
 def test_rounded_products_are_no_design(runner: Runner) -> None:
     """Scores that overflow at 65,504 would be declared away."""
     (declaration,) = runner.declarations([f"{DESIGNS}:rounded_products"])

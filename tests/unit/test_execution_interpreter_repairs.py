@@ -17,6 +17,7 @@ from tests.unit.interpreted_kernels import (
     arithmetic_kernel,
     constant_kernel,
     conversion_kernel,
+    cutting_kernel,
     dot_kernel,
     rounding_kernel,
     scalar_mask_kernel,
@@ -111,6 +112,33 @@ def test_arguments_have_the_type_that_the_signature_gives_them(by_keyword: bool)
     else:
         annotated_kernel[(1,)](out, large, large, large, 200, 16)
     assert out.tolist() == [1 << 32, 1 << 32, 0, 400 - 256]
+
+
+@pytest.mark.parametrize("wide", [torch.float16, torch.float32, torch.float64, torch.int32])
+def test_conversion_to_bfloat16_is_that_of_torch(wide: torch.dtype) -> None:
+    """Results that drop bits would need twice the bound, which then hides real truncation in kernels of eager torch."""
+    assert install_repairs()
+    drawn = torch.cat((torch.arange(16), 1000 * torch.randn(1008, generator=torch.Generator().manual_seed(3))))
+    numbers, out = drawn.to(wide), torch.empty(1024, dtype=torch.bfloat16)
+    rounding_kernel[(1,)](numbers, out, TILE=1024)
+    assert torch.equal(out, numbers.to(torch.bfloat16))
+
+
+def test_dropping_bits_can_still_be_asked_for() -> None:
+    """A kernel that says `fp_downcast_rounding="rtz"` would be right on a CPU and wrong on a GPU."""
+    assert install_repairs()
+    numbers, out = torch.tensor([1.0, 1.0078124, -1.0078124, 3.0]), torch.empty(4, dtype=torch.bfloat16)
+    cutting_kernel[(1,)](numbers, out, TILE=4)
+    assert out.tolist() == [1.0, 1.0, -1.0, 3.0]
+
+
+def test_every_bfloat16_number_is_read_as_torch_reads_it() -> None:
+    """A correct kernel would be reported for subnormal numbers in its cache."""
+    assert install_repairs()
+    numbers = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    out = torch.empty(1 << 16)
+    rounding_kernel[(1,)](numbers, out, TILE=1 << 16)
+    assert torch.equal(out.nan_to_num(999.0, 777.0, -777.0), numbers.float().nan_to_num(999.0, 777.0, -777.0))
 
 
 def test_rounding_to_bfloat16_is_that_of_torch() -> None:

@@ -79,11 +79,16 @@ def test_log_sum_exp_moves_at_most_as_allowed(size_of_error: float) -> None:
     )
 
 
+def rescales(scores: Tensor, moves: Tensor, shift: Tensor | None = None) -> Tensor:
+    lse = scores.logsumexp(-1, keepdim=True)
+    return count_rescales(scores - lse, lse, moves, torch.ones_like(scores), shift)
+
+
 def test_rescales_are_counted_in_any_order() -> None:
     """No order of the tokens may raise the running maximum above token i more often than counted."""
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(1, 12, generator=generator, dtype=torch.float64)
-    counted = count_rescales(scores, torch.full_like(scores, 1e-6), torch.ones_like(scores))[0]
+    counted = rescales(scores, torch.full_like(scores, 1e-6))[0]
     most = torch.zeros(12)
     rising = scores[0].argsort()
     for order in [rising, rising.flip(0), *(torch.randperm(12, generator=generator) for _ in range(50))]:
@@ -95,7 +100,20 @@ def test_rescales_are_counted_in_any_order() -> None:
     assert counted[scores[0].argmax()] == 0
 
 
+def test_equal_scores_rescale_as_often_as_float32_has_numbers_between_them() -> None:
+    """A thousand equal scores would hide a dropped token; too few, and an unlucky order be reported."""
+    moves = torch.full((1, 4000), 20 * 2.0**-24 * 5.1, dtype=torch.float64)
+    counted = rescales(torch.full_like(moves, 5.1), moves)
+    between = torch.arange(*(int((5.1 + sign * moves[0, 0]).float().view(torch.int32)) for sign in (-1, 1)))
+    assert len(between) < counted.max() < 3 * len(between)
+    assert bool((counted == counted[0, 0]).all())
+    shifted = rescales(torch.full_like(moves, 5.1), moves, torch.full_like(moves[:, :1], 5.0))
+    assert bool((shifted > 40 * counted).all())
+    exact = rescales(torch.full_like(moves, 5.1), 0 * moves)
+    assert exact.abs().max() == 0
+
+
 def test_near_ties_count_as_rescales() -> None:
     """Scores equal up to their errors may come out in any order in float32, so each can raise the maximum."""
     scores = torch.zeros(1, 4, dtype=torch.float64)
-    assert count_rescales(scores, torch.full_like(scores, 1e-6), torch.ones_like(scores)).tolist() == [[3, 3, 3, 3]]
+    assert rescales(scores, torch.full_like(scores, 1e-6)).tolist() == [[3, 3, 3, 3]]

@@ -40,14 +40,19 @@ def plain_bound(q: Row, k: list[Row], v: list[Row], scale: float, unit: Any) -> 
     products = [[scale * a * b for a, b in zip(q, row, strict=True)] for row in k]
     distances = [max(scores) - s for s in scores]
 
-    def score_error(i: int, of_score: int, of_distance: int) -> Any:
+    def moves(i: int, of_score: int) -> Any:
+        """What moves a score, in proportion to its products and to itself."""
         positive = sum(x for x in products[i] if x > 0)
         negative = -sum(x for x in products[i] if x < 0)
         error = gamma(len(q), unit.addition) * max(positive, negative)
         error += (3 * unit.addition + unit.operand) * (positive + negative)
+        return error + U * (of_score + 5 * unit.is_split) * abs(scores[i])
+
+    def score_error(i: int, of_score: int, of_distance: int) -> Any:
+        error = moves(i, of_score) + U * of_distance * distances[i] + EXP_ERROR
         if unit.is_split:
-            error += U * (5 * abs(scores[i]) + 8 * distances[i] + 8 * log_n) + EXP_ERROR + LOG_ERROR * (1 + log_n)
-        return error + U * (of_score * abs(scores[i]) + of_distance * distances[i]) + EXP_ERROR
+            error += U * (8 * distances[i] + 8 * log_n) + EXP_ERROR + LOG_ERROR * (1 + log_n)
+        return error
 
     def copies_apart(i: int) -> float:
         levels = math.ceil(math.log2(len(q)))
@@ -58,7 +63,12 @@ def plain_bound(q: Row, k: list[Row], v: list[Row], scale: float, unit: Any) -> 
         return math.expm1(2 * unit.copies * one)
 
     d = [score_error(i, 2, 6) for i in tokens]
-    rescales = [sum(scores[j] + d[j] > scores[i] - d[i] for j in tokens if j != i) for i in tokens]
+    rescales = []
+    for i in tokens:
+        low, high = scores[i] - moves(i, 2), max(scores[j] + moves(j, 2) for j in tokens)
+        above = sum(scores[j] + moves(j, 2) > low for j in tokens if j != i)
+        rescales.append(min(above, (high - low) / (U * max(low, -high))) if low > 0 or high < 0 else above)
+    apart = [score_error(i, 5, 7) for i in tokens]
     d = [d[i] + EXP_ERROR * rescales[i] for i in tokens]
     d_lse = [score_error(i, 5, 7) + EXP_ERROR * rescales[i] for i in tokens]
     lse = math.log(math.fsum(map(math.exp, scores)))
@@ -102,22 +112,24 @@ def plain_bound(q: Row, k: list[Row], v: list[Row], scale: float, unit: Any) -> 
     highest = sum(p[i] * math.exp(d_lse[i]) for i in tokens)
     lse_error = max(math.log(highest), -math.log(sum(p[i] * math.exp(-d_lse[i]) for i in tokens)))
     stage = LOG_ERROR * (1 + log_n) + U * (3 * abs(lse) + 4 * log_n)
-    largest = p.index(max(p))
     rounded = [min(max(unit.weight * w, unit.weight_absolute * max(p)), w) for w in upper]
-    is_one = d_lse[largest] < unit.weight / 2 and not unit.rounds_one
-    of_rounded = unit.sums_rounded * (sum(rounded) - is_one * rounded[largest])
+    top = max(scores[i] + apart[i] for i in tokens)
+    for i in tokens:
+        if top - scores[i] + apart[i] < unit.weight / 2:
+            rounded[i] = min(rounded[i], upper[i] * math.expm1(top - scores[i] - apart[i]))
+    of_rounded = unit.sums_rounded * sum(rounded)
     lse_error += -math.log1p(-of_sum - of_rounded) + (1 + unit.is_split) * stage
     return [out_error(column) for column in zip(*v, strict=True)], lse_error
 
 
 def arithmetic(numerics: Numerics, dtype: torch.dtype, **more: bool) -> Arithmetic:
-    flags = {"is_split": False, "partial_merge": False, "interpreted": False} | more
+    flags = {"is_split": False, "partial_merge": False, "one_copy": False} | more
     return attention_arithmetic(numerics, in_dtype=dtype, out_dtype=dtype, **flags)
 
 
 ARITHMETICS = [
     arithmetic(Numerics(), F16),
-    arithmetic(Numerics(), BF16, is_split=True, interpreted=True),
+    arithmetic(Numerics(), BF16, is_split=True, one_copy=True),
     arithmetic(Numerics(matmul="tf32"), F32, is_split=True),
     arithmetic(Numerics(), F16, partial_merge=True),
     arithmetic(Numerics(probabilities="float32", partials="float32", matmul="ieee"), F32),
@@ -184,8 +196,8 @@ def test_sums_without_information_are_refused() -> None:
 
 def test_a_merge_rounds_only_its_result() -> None:
     """Roundings that a merge does not make would hide mistakes in it."""
-    assert merge_arithmetic(F16, interpreted=True) == Arithmetic(stored=2.0**-11, stored_absolute=2.0**-25)
-    assert merge_arithmetic(BF16, interpreted=True).stored == 2.0**-7
+    assert merge_arithmetic(F16) == Arithmetic(stored=2.0**-11, stored_absolute=2.0**-25)
+    assert merge_arithmetic(BF16).stored == 2.0**-8
 
 
 def test_negative_scales_count_by_their_size() -> None:

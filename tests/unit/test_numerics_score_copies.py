@@ -61,7 +61,7 @@ def ratio(
         in_dtype=dtype,
         out_dtype=torch.float32,
         numerics=Numerics(probabilities="float32", partials="float32", matmul="ieee"),
-        interpreted=one_copy,
+        one_copy=one_copy,
     )
     out = attend(q[0].float(), k.float(), v.float(), scale)
     return error_ratio(out[None], exact, bound.out).max().item()

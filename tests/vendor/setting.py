@@ -18,7 +18,7 @@ __all__ = ["DEVICE", "grid", "interleaved_cache", "ragged", "table_with_replacem
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
-set_up_interpreter()  # its conversion to bfloat16 truncates even so
+set_up_interpreter()
 
 T = TypeVar("T")
 

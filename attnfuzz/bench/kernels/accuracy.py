@@ -24,14 +24,14 @@ def largest_error_ratio(
     *,
     numerics: Numerics,
     num_partials: int,
-    interpreted: bool,
+    one_copy: bool,
 ) -> float:
     """Error over bound, the largest of the rows that are looked at; above 1 the result is wrong.
 
-    ``num_partials``: into how many parts the kernel may have cut a sequence.
+    ``num_partials``: into how many parts the kernel may have cut a sequence. ``one_copy``: as for `attention_bound`.
     """
     if isinstance(tensors, MergeTensors):
-        return _of_merge(tensors, out, lse, interpreted=interpreted)
+        return _of_merge(tensors, out, lse)
     worst = 0.0
     scale, dtype = tensors.shape.scale, tensors.q.dtype
     for seq, token, visible in _rows(tensors):
@@ -39,7 +39,7 @@ def largest_error_ratio(
         q = tensors.q[token].double()
         bound = attention_bound(
             q, k, v, scale, in_dtype=dtype, out_dtype=out.dtype,
-            numerics=numerics, num_partials=num_partials, interpreted=interpreted,
+            numerics=numerics, num_partials=num_partials, one_copy=one_copy,
         )  # fmt: skip
         expected_out, expected_lse = _attention(q, k, v, scale)
         worst = max(worst, float(error_ratio(out[token], expected_out, bound.out).max()))
@@ -70,11 +70,11 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, T
     return (scores.softmax(-1) @ v.transpose(0, 1)).flatten(0, 1), scores.logsumexp(-1).flatten()
 
 
-def _of_merge(tensors: MergeTensors, out: Tensor, lse: Tensor | None, *, interpreted: bool) -> float:
+def _of_merge(tensors: MergeTensors, out: Tensor, lse: Tensor | None) -> float:
     step = max(1, tensors.shape.num_tokens // _MOST_MERGED)
     outputs = [part[::step].double() for part in (tensors.prefix_output, tensors.suffix_output)]
     lses = [part[::step].double() for part in (tensors.prefix_lse, tensors.suffix_lse)]
-    bound = merge_bound(*outputs, *lses, out_dtype=out.dtype, interpreted=interpreted)
+    bound = merge_bound(*outputs, *lses, out_dtype=out.dtype)
     expected_out, expected_lse = merge_all(torch.stack(outputs, -2), torch.stack(lses, -1))
     worst = float(error_ratio(out[::step], expected_out, bound.out).max())
     if lse is None:

@@ -125,7 +125,7 @@ def _error_ratio(
             lse,
             numerics=contender.numerics,
             num_partials=contender.num_partials,
-            interpreted=not on_gpu,
+            one_copy=not on_gpu,
         )
 
 

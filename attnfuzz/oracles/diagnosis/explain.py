@@ -107,7 +107,7 @@ def _explain(
     rounding = Rounding(
         wrong,
         others,
-        interpreted=reference.device == "cpu",
+        one_copy=reference.device == "cpu",
         beside_empty=_is_wrong_if_empty(case, comparisons),
         nearby=lambda: _finite_there(nearby(), places, held),
     )

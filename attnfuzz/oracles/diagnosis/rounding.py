@@ -42,7 +42,7 @@ _OF_ITS_BOUND = 0.5
 """Part of its bound from which on an error is counted."""
 _TELLING = 3
 """Wrong numbers, whatever values make equal, that none of some thirty mistakes gives by chance."""
-_OF_FEW_NUMBERS = frozenset({"exponential_rounded", OF_EMPTY_ROWS, "scores_rounded", "tf32"})
+_OF_FEW_NUMBERS = frozenset({"exponential_rounded", OF_EMPTY_ROWS, "rounded_weights_summed", "scores_rounded", "tf32"})
 """Causes that are told of fewer wrong numbers: there are not many of their kind, and kernels have them."""
 _ACCOUNTED = 0.1
 """Part of the squares of a row's errors, right numbers included, that a mistake leaves if it accounts for the row: that
@@ -58,13 +58,13 @@ _REFUTED = 4.0
 class Rounding:
     """What a rounding has to do with the wrong ``rows`` of a case, while ``others`` are right.
 
-    ``interpreted``: by Triton's interpreter, where conversions to bfloat16 drop bits, and a score has no copies.
+    ``one_copy``: of each score, as on a CPU.
     ``beside_empty``: rows without keys are wrong too. ``nearby``: makes rows of similar cases that are right.
     """
 
     rows: Sequence[AttentionRow]
     others: Sequence[AttentionRow]
-    interpreted: bool
+    one_copy: bool
     beside_empty: bool = False
     nearby: Callable[[], Sequence[AttentionRow]] = tuple
 
@@ -177,7 +177,7 @@ class Rounding:
         return list(zip(*map(self._replay, self.rows), strict=True))
 
     def _replay(self, row: AttentionRow) -> Iterator[Mistake]:
-        for mistake in mistakes(row, interpreted=self.interpreted):
+        for mistake in mistakes(row, one_copy=self.one_copy):
             if mistake.cause == OF_EMPTY_ROWS or not self.beside_empty:
                 yield mistake
 

@@ -70,28 +70,29 @@ class Mistake:
         return bool(self.out.isfinite().all(1).any() & self.lse.isfinite().any())
 
 
-def mistakes(row: AttentionRow, *, interpreted: bool) -> Iterator[Mistake]:
+def mistakes(row: AttentionRow, *, one_copy: bool) -> Iterator[Mistake]:
     """The simplest first. The same number for every row of a case."""
     if row.case.dtype == "float32":
         yield _in_tf32(row)
     else:
         name = row.case.dtype
         dtype = getattr(torch, name)
-        roundings: list[Round] = [lambda x: x.to(dtype).double()]
-        if interpreted and dtype == torch.bfloat16:
-            roundings.append(_truncated)
-        yield from _scores_rounded(row, name, roundings, copies=not interpreted)
-        yield from _weights_rounded(row, name, roundings[0])
-        yield from _sums_rounded(row, name, roundings)
-        yield from _states_rounded(row, name, roundings)
-        if len(roundings) == 1:
-            yield from _cut_off(row, name)
+
+        def rounded(x: Tensor) -> Tensor:
+            return x.to(dtype).double()
+
+        yield from _scores_rounded(row, name, rounded, copies=not one_copy)
+        yield _sum_of_rounded_weights(row, name, rounded)
+        yield from _weights_rounded(row, name, rounded)
+        yield from _sums_rounded(row, name, rounded)
+        yield from _states_rounded(row, name, rounded)
+        yield from _cut_off(row, name)
     yield from _converted(row)
     yield _without_maximum(row)
     yield _finite_maximum(row)
 
 
-def _scores_rounded(row: AttentionRow, name: str, roundings: list[Round], *, copies: bool) -> Iterator[Mistake]:
+def _scores_rounded(row: AttentionRow, name: str, rounded: Round, *, copies: bool) -> Iterator[Mistake]:
     """``copies``: threads that sum a score together may each have their own."""
     scale = row.case.scale
     heaviest = row.weights.topk(min(row.num_tokens, max(1, _MOST_PRODUCTS // row.case.head_size))).indices
@@ -105,35 +106,35 @@ def _scores_rounded(row: AttentionRow, name: str, roundings: list[Round], *, cop
     yield made(
         "products",
         f"the products of q and k are rounded to {name} before they are summed",
-        [scale * rounded(q * k).sum(-1) for rounded in roundings],
+        [scale * rounded(q * k).sum(-1)],
     )
     yield made(
         "scaled query",
         f"q x scale is rounded to {name} before it is multiplied with k",
-        [k @ rounded(scale * q) for rounded in roundings],
+        [k @ rounded(scale * q)],
         query="scaled",
     )
     yield made(
         "scaled query in base 2",
         f"q x scale x log2(e) is rounded to {name} before it is multiplied with k",
-        [k @ rounded(scale * math.log2(math.e) * q) / math.log2(math.e) for rounded in roundings],
+        [k @ rounded(scale * math.log2(math.e) * q) / math.log2(math.e)],
         query="scaled",
     )
     yield made(
         "both scaled",
         f"q and k times the scale's root are rounded to {name} before they are multiplied",
-        [math.copysign(1.0, scale) * (rounded(root * k) @ rounded(root * q)) for rounded in roundings],
+        [math.copysign(1.0, scale) * (rounded(root * k) @ rounded(root * q))],
         query="scaled_both",
     )
     yield made(
         "scores",
         f"the scores are rounded to {name}",
-        [end for cut in roundings for end in (*_scaled(cut(k @ q), scale, cut), *_scaled(k @ q, scale, cut)[1:])],
+        [*_scaled(rounded(k @ q), scale, rounded), *_scaled(k @ q, scale, rounded)[1:]],
     )
     yield made(
         "products and sums",
         f"the products of q and k are rounded to {name}, and so are their sums",
-        [end for rounded in roundings for total in _sums(q * k, rounded) for end in _scaled(total, scale, rounded)],
+        [end for total in _sums(q * k, rounded) for end in _scaled(total, scale, rounded)],
         copies=copies,
     )
 
@@ -166,10 +167,31 @@ def _weights_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[M
     )
 
 
-def _sums_rounded(row: AttentionRow, name: str, roundings: list[Round]) -> Iterator[Mistake]:
+def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Mistake:
+    """Weights are rounded beside the maximum of their tile and those before, and summed so for output and LSE."""
+    scores, _ = row_log_weights(row.case, row.head, row.scores)
+    ways = []
+    for tile in (*_TILES, row.num_tokens):
+        ends = (
+            torch.arange(len(scores), device="cpu")
+            .div(tile, rounding_mode="floor")
+            .add(1)
+            .mul(tile)
+            .clamp(max=len(scores))
+            - 1
+        )
+        tops = scores.cummax(0).values[ends].clamp(min=torch.finfo(torch.float64).min)
+        weights = rounded((scores - tops).exp()) * (tops - _top(row)).exp()
+        total = weights.sum() + (_sink(row) - _top(row)).exp()
+        ways.append(((weights @ row.v) / total, _top(row) + total.log()))
+    words = f"softmax weights are rounded to {name} before they are summed"
+    return _mistake("rounded_weights_summed", "sum of rounded weights", words, ways, {"row_sum": "input"})
+
+
+def _sums_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Mistake]:
     """Sums that are kept in 16 bits from tile to tile, or from token to token."""
     tiles = [tile for tile in _TILES if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
-    ways = [_in_tiles(row, tile, rounded) for rounded in roundings for tile in tiles]
+    ways = [_in_tiles(row, tile, rounded) for tile in tiles]
     exact = _in_tiles(row, row.num_tokens, torch.clone)
     for which, words, of_sum, of_v in (
         ("row sum", f"the sum of the softmax weights is kept in {name}", True, False),
@@ -211,11 +233,10 @@ def _top(row: AttentionRow) -> Tensor:
     return torch.maximum(row_log_weights(row.case, row.head, row.scores)[0].amax(), _sink(row))
 
 
-def _states_rounded(row: AttentionRow, name: str, roundings: list[Round]) -> Iterator[Mistake]:
+def _states_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Mistake]:
     """Partial log-sum-exps in 16 bits, for each usual number of splits."""
     words = f"the partial log-sum-exps are rounded to {name}"
-    ways = [found for rounded in roundings for found in merged_states(row, rounded)]
-    yield _mistake("partial_lse", "partial LSE", words, ways)
+    yield _mistake("partial_lse", "partial LSE", words, merged_states(row, rounded))
 
 
 def merged_states(row: AttentionRow, change: Round) -> list[tuple[Tensor, Tensor]]:
@@ -355,12 +376,6 @@ def _in_halves(terms: Tensor, rounded: Round) -> Scores:
         half = terms.shape[1] // 2
         terms = rounded(terms[:, :half] + terms[:, half:])
     return terms[:, 0]
-
-
-def _truncated(x: Tensor) -> Tensor:
-    bits = x.float().view(torch.int32)
-    kept = torch.where(x.float().isfinite(), bits & -(1 << 16), bits)
-    return kept.view(torch.float32).double()
 
 
 def _of_scores(
