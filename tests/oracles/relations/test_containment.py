@@ -22,7 +22,7 @@ from attnfuzz.strategies import cases
 from attnfuzz.targets import load_here
 
 FIELDS: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 8, "scale": 0.25, "dtype": "float16"}
-VALUES: Any = Values(keys="fine", values="normal", seed=5)
+VALUES: Any = Values(keys="fine", values="normal", seed=4)
 DENSE = DenseDecodeCase(**FIELDS, seq_lens=(5, 70, 2), values=VALUES)
 PAGED = PagedDecodeCase(**FIELDS, seq_lens=(5, 0, 21), values=VALUES, block_size=8)
 CAUSAL = PagedAttentionCase(**FIELDS, seq_lens=(5, 21), query_lens=(2, 3), values=VALUES, block_size=8)
