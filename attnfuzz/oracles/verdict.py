@@ -82,6 +82,7 @@ IDENTIFYING_CAUSES = frozenset(
         NARROW_OFFSETS,
         "converted",
         "exponential_rounded",
+        "flushed",
         "maximum_begins_finite",
         "maximum_not_subtracted",
         "partial_lse",
