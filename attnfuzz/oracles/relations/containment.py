@@ -174,8 +174,8 @@ def _further(declaration: Declaration, case: Case, contents: Contents) -> Furthe
             at = range(place.position, place.position + 1)
             words = f"with {number} in {name} at token {place.position} of {place.where}"
             after = run(words, place.with_number(name, number, at))
-            why = f"only rows that read KV head {place.kv_head} of sequence {place.seq} may show it"
-            why += ", or have that token on a page that they share" if place.position < _shared(case) else ""
+            reader = "a sequence that has this token" if place.position < _shared(case) else f"sequence {place.seq}"
+            why = f"only rows that read KV head {place.kv_head} of {reader} may show it"
             laws.append(_Law(_as_it_is, after, kept, f"{number} in {name}", "originally", why))
     if not runs:
         return None
@@ -315,7 +315,7 @@ def _of_empty_rows(
 
     def expected(one: Results, others: Sequence[Results]) -> Results:
         return {
-            name: (lse if "lse" in name else torch.zeros((), device="cpu")).expand_as(part)
+            name: (lse if "lse" in name else torch.zeros((), dtype=torch.float64, device="cpu")).expand_as(part)
             for name, part in others[after].items()
         }
 
