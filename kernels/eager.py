@@ -287,7 +287,7 @@ def _attend(
     products = queries * k.unsqueeze(3)
     scores = (products.sum(-1) * scale).masked_fill(~live, -math.inf)  # [rows, padded_len, num_kv_heads, group_size]
     scores = scores if scoring is None else scoring.applied(scores)
-    p = scores.softmax(1).masked_fill(~live, 0.0)  # a row without tokens has NaN
+    p = scores.softmax(1).masked_fill(scores == -math.inf, 0.0)  # a row with no other score has NaN
     values = v.masked_fill(~live, 0.0).unsqueeze(3)
     return (p[..., None] * values).sum(1).flatten(1, 2), scores.logsumexp(1).flatten(1, 2)
 

@@ -208,6 +208,7 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
         reach=format_.head_size * scale,
         causal=Causal(query_lens, query_steps(tile_sizes(format_.options), _gqa_ratio(format_)), _window(format_)),
         may_lie_low=not _has_floor(format_),
+        kv=format_.kv,
     )
     if _window(format_) is not None and plan.supports.freed_pages and decisions.pick(_FREES_PAGES):
         fields["variant"] = fields["variant"].with_freed_pages()

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from attnfuzz.problems.boundaries import DEFAULT_TILES
 from attnfuzz.problems.choices import default_scale
-from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, KeyRecipe, ValueRecipe, Values
+from attnfuzz.problems.quantised_kv import QuantisedKv
+from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, MIN_LOGIT_EXPONENT, KeyRecipe, ValueRecipe, Values
 from attnfuzz.problems.supports import MAX_HEAD_SIZE
 from attnfuzz.strategies.arguments import check_int
 from attnfuzz.strategies.decisions import Decisions, decided
@@ -23,12 +24,16 @@ _KEYS_OF_SPLITS: tuple[KeyRecipe, ...] = (*_KEYS, *("negative",) * 4)
 """Merging has more maxima that begin, or are masked, at -inf. Not with sinks or a cap, which keep them up."""
 _VALUES: tuple[ValueRecipe, ...] = get_args(ValueRecipe)
 _EXPONENTS = (0, 0, 0, 0, 1, 2, 4, 8, -2, -6)
-_LOW_SCORE = 5.2e4
+_LOW_SCORE = 5.1e4
 """Numbers of this size stand in for -inf in kernels (FlashInfer's is -5e4)."""
+_LOW_SCORE_OF_TIES = 8e3
+"""The same of an 8-bit cache, which rounds ``negative`` keys to three or five numbers. Errors of scores decide between
+tokens of equal ones, and at 5e4 they amount to a factor of e: then any mixture of values is within the bound."""
 _NEGATIVE_SCORE = 80.0
 """Of ``negative`` keys, for each of the head's dimensions and before the scale: the least, on average over queries."""
 _LARGEST_REACH = 4096.0
-"""Head size x scale x 2^exponent. Beyond it scores err by so much that any mixture of values is within its bound."""
+"""Head size x scale x scale of K x 2^exponent. Beyond it scores err by so much that any mixture of values is within its
+bound."""
 _SEEDS = range(64)
 _FACTORS = (1.0, 0.125, 0.5, 2.0, 0.0625)
 VALUES_BYTES = 4 + NEEDLES_BYTES
@@ -50,14 +55,16 @@ def decide_values(
     reach: float,
     causal: Causal = NOT_CAUSAL,
     may_lie_low: bool = True,
+    kv: QuantisedKv | None = None,
 ) -> Values:
-    """``reach``: head size times scale."""
+    """``reach``: head size times scale. What an 8-bit cache multiplies K with counts as well."""
     keys = decisions.pick(_KEYS_OF_SPLITS if num_splits > 1 and may_lie_low else _KEYS)
     values = decisions.pick(_VALUES)
-    lowest = _exponent(_LOW_SCORE / (_NEGATIVE_SCORE * reach))
+    seed = decisions.pick(_SEEDS)
+    reach *= max(kv.head_scales(num_kv_heads, seed).k) if kv is not None else 1.0
+    lowest = _exponent((_LOW_SCORE if kv is None else _LOW_SCORE_OF_TIES) / (_NEGATIVE_SCORE * reach))
     exponents = (0, lowest, lowest // 2, lowest) if keys == "negative" else _EXPONENTS
     exponent = min(decisions.pick(exponents), lowest if keys == "negative" else _exponent(_LARGEST_REACH / reach))
-    seed = decisions.pick(_SEEDS)
     needles = decide_needles(
         decisions,
         seq_lens,
@@ -72,7 +79,7 @@ def decide_values(
 
 def _exponent(factor: float) -> int:
     """The least power of 2 that reaches ``factor``, as far as cases have it."""
-    return min(max(0, math.ceil(math.log2(factor))), MAX_LOGIT_EXPONENT)
+    return min(max(MIN_LOGIT_EXPONENT, math.ceil(math.log2(factor))), MAX_LOGIT_EXPONENT)
 
 
 def _most_needles(keys: KeyRecipe, *, lies_low: bool) -> int:

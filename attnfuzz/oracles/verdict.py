@@ -87,6 +87,7 @@ IDENTIFYING_CAUSES = frozenset(
         "converted",
         "cut_off",
         "exponential_rounded",
+        "flushed",
         "maximum_begins_finite",
         "maximum_not_subtracted",
         "partial_lse",

@@ -25,6 +25,7 @@ __all__ = [
     "KV_SCALE_RECIPES",
     "KV_SCALE_TENSORS",
     "LARGEST",
+    "SMALLEST",
     "KvDtype",
     "KvGranularity",
     "KvScaleRecipe",
@@ -43,7 +44,7 @@ KV_SCALE_RECIPES: tuple[KvScaleRecipe, ...] = get_args(KvScaleRecipe)
 KV_SCALE_TENSORS = ("k_scale", "v_scale")
 
 LARGEST: dict[KvDtype, float] = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
-_SMALLEST: dict[KvDtype, float] = {"float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16}
+SMALLEST: dict[KvDtype, float] = {"float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16}
 
 _K_SCALES, _V_SCALES = 12, 13  # hash streams of a case's seed, beside those of `attnfuzz.values.draws.Stream`
 _EXPONENTS = (-3, -2, -1, 1, 2, 3)  # not 0, so that no scale can be left out unseen
@@ -82,7 +83,7 @@ def _head_scales(kv: QuantisedKv, num_kv_heads: int, seed: int) -> KvScales:
 
 def smallest_magnitudes(kv: QuantisedKv, scales: KvScales) -> tuple[float, float]:
     """The smallest numbers other than 0 that an element of K and of V can stand for."""
-    return _SMALLEST[kv.dtype] * min(scales.k), _SMALLEST[kv.dtype] * min(scales.v)
+    return SMALLEST[kv.dtype] * min(scales.k), SMALLEST[kv.dtype] * min(scales.v)
 
 
 def _scale(recipe: KvScaleRecipe, seed: int, stream: int, i: int) -> float:

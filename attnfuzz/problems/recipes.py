@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 KeyRecipe = Literal["equal", "integers", "normal", "rising", "falling", "negative", "fine"]
-ValueRecipe = Literal["positions", "integers", "normal", "large", "fine"]
+ValueRecipe = Literal["positions", "integers", "normal", "large", "small", "fine"]
 StateRecipe = Literal["normal", "fine"]
 LseKind = Literal["finite", "equal", "high", "low", "-inf", "+inf"]
 StrideKind = Literal["contiguous", "outer_gap", "padded_rows", "transposed", "offset", "every_other"]

@@ -116,8 +116,9 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
       in ``inputs.k_scale`` and ``v_scale``: one for the whole cache, in a tensor of one element (``"tensor"``), or one
       for each KV head (``"head"``). Both are None where the cache is plain.
     * ``deterministic``: the same inputs give the same bits. ``batch_invariant``: a row does not depend on its batch.
-    * ``infinite_scores``: a score of -inf, as an infinity in K makes it, has weight 0 beside others. Kernels that never
-      meet one leave out the guard that this takes, those of engines among them.
+    * ``infinite_scores``: a score of -inf, as an infinity in K makes it, has weight 0 beside others, and with
+      ``empty_sequences`` a row of nothing but such scores is what a row without keys is. Kernels that never meet one
+      leave out the guards that this takes, those of engines among them.
     * ``graph_replay``: a call can be captured into a CUDA graph, which then gives what an eager call gives for whatever
       its tensors hold at the replay. Shapes, strides and what is passed by value (``max_seq_len``, ``max_query_len``,
       ``num_splits``, options) stay as captured; lengths may be any from 0 to what these have room for.

@@ -100,7 +100,9 @@ def attention_values(case: AttentionCase, device: torch.device | str = "cpu") ->
     * needles: ``16 σ`` at their position and KV head, whatever the recipe.
 
     Values: ``positions`` repeats the four numbers of ``decode_position``; ``integers``, ``normal``, ``fine``;
-    ``large`` is ±512 … ±1020. For an 8-bit cache see `attnfuzz.values.quantised`.
+    ``large`` is ±512 … ±1020; ``small`` is what GPUs may take for 0 and what they may not: float16's subnormal numbers,
+    and in the other dtypes, drawn over sixteen powers of two, 0 … 127 · 2^-118, of which an eighth are below 2^-126.
+    For an 8-bit cache see `attnfuzz.values.quantised`.
     """
     dtype = getattr(torch, case.dtype)
     tokens = token_index(case, device)

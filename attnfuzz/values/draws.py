@@ -18,8 +18,11 @@ __all__ = ["NORMAL_EXPONENT", "DrawnRecipe", "Stream", "draw", "drawn_as", "elem
 NORMAL_EXPONENT = -5
 """The "normal" recipe draws integers of standard deviation 36.9; times 2^-5 it is 1.15."""
 
-DrawnRecipe = Literal["integers", "normal", "large", "fine8", "fine11", "fine24"]
+DrawnRecipe = Literal["integers", "normal", "large", "small", "fine8", "fine11", "fine24"]
 """Recipes that draw every element on its own; "fine" with so many bits."""
+
+_SUBNORMAL_EXPONENT = {torch.float16: -24, torch.bfloat16: -133}
+"""Of the smallest number above 0. Float32 has smaller ones still, but none that is normal is below 2^-126 either."""
 
 _FINE_BITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 """Of the significand of each dtype (IEEE 754; bfloat16 is the upper half of float32)."""
@@ -58,6 +61,9 @@ def drawn_as(recipe: KeyRecipe | ValueRecipe, dtype: torch.dtype) -> tuple[Drawn
     if recipe == "fine":
         bits = _FINE_BITS[dtype]
         return cast(DrawnRecipe, f"fine{bits}"), 2 - bits
+    if recipe == "small":
+        exponent = _SUBNORMAL_EXPONENT.get(dtype, _SUBNORMAL_EXPONENT[torch.bfloat16])
+        return "fine11" if dtype == torch.float16 else "small", exponent
     return cast(DrawnRecipe, recipe), NORMAL_EXPONENT if recipe == "normal" else 0
 
 
@@ -70,7 +76,8 @@ def draw(words: Int64[Tensor, "*shape"], recipe: DrawnRecipe) -> Int64[Tensor, "
     """Integers for the recipes that draw every element on its own.
 
     "normal" is the sum of four uniform 6-bit integers, centred (Irwin-Hall): -126 to 126. "large" has magnitudes
-    512, 516, ... 1020, which bfloat16 holds. "fine" ones use all bits of a significand, the sign included: uniform.
+    512, 516, ... 1020, which bfloat16 holds; "small" up to 127 times a power of two up to 2^15. "fine" ones use all
+    bits of a significand, the sign included: uniform.
     """
     if (bits := fine_bits(recipe)) is not None:
         return (words & ((1 << bits) - 1)) - (1 << (bits - 1))
@@ -79,6 +86,9 @@ def draw(words: Int64[Tensor, "*shape"], recipe: DrawnRecipe) -> Int64[Tensor, "
     if recipe == "large":
         magnitudes = ((words & 127) + 128) * 4
         return torch.where(words & 128 == 0, magnitudes, -magnitudes)
+    if recipe == "small":
+        magnitudes = (words & 127) << (words >> 7 & 15)
+        return torch.where(words & 2048 == 0, magnitudes, -magnitudes)
     pairs = (words & 0x3F03F) + (words >> 6 & 0x3F03F)  # two sums of two, 12 bits apart
     return (pairs & 127) + (pairs >> 12) - 126
 

@@ -68,6 +68,15 @@ def _draw(words: _Words, recipe: HashedRecipe) -> NDArray[np.int32]:
         words += np.uint32(128)
         words *= np.uint32(4)
         words *= signs
+    elif recipe == "small":
+        signs = words & np.uint32(2048)
+        signs >>= np.uint32(10)
+        np.subtract(np.uint32(1), signs, out=signs)
+        shifts = words >> np.uint32(7)
+        shifts &= np.uint32(15)
+        words &= np.uint32(127)
+        words <<= shifts
+        words *= signs
     else:
         pairs = words >> np.uint32(6)
         pairs &= np.uint32(0x3F03F)

@@ -1,12 +1,13 @@
 """K and V as an 8-bit cache holds them: what the recipes draw, rounded to float8.
 
 The numbers stay in the case's dtype, which holds every float8 number, until they are written to the cache. Rounding is
-to nearest, ties to even, and what is too large becomes the largest finite number. Three recipes would lose by that what
+to nearest, ties to even, and what is too large becomes the largest finite number. Four recipes would lose by that what
 they are there for, and draw otherwise:
 
 * ``positions``: the four numbers modulo 16 (float8_e5m2: 8), so that neighbouring tokens still differ.
 * ``fine``: bit patterns, so that every exponent and fraction and all subnormal numbers occur. Of K, and of float8_e5m2,
   the largest exponent bit is 0, which keeps numbers below 2; for 0x7F and the like, which are no numbers, there is 0.
+* ``small``: subnormal numbers of the format, of up to two units.
 * ``large`` is a quarter as large in float8_e4m3fn, whose largest number is 448.
 
 Where q is float16, nothing in the cache stands for more than a float16 holds: it was one before it was cached, and a
@@ -15,12 +16,14 @@ kernel may make one of it again.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from attnfuzz.problems.cases import AttentionCase
-from attnfuzz.problems.quantised_kv import LARGEST, KvDtype, QuantisedKv
+from attnfuzz.problems.quantised_kv import LARGEST, SMALLEST, KvDtype, QuantisedKv
 from attnfuzz.problems.recipes import KeyRecipe, ValueRecipe
 from attnfuzz.values.draws import DrawnRecipe, drawn_as
 from attnfuzz.values.transfer import on_device
@@ -41,6 +44,8 @@ def drawn_for_cache(
     """As `drawn_as`, times ``2**exponent``, for K or V in a cache; bit patterns are drawn as they are."""
     if kv is not None and recipe == "fine":
         return "fine8", 0
+    if kv is not None and recipe == "small":
+        return "integers", round(math.log2(SMALLEST[kv.dtype]))
     kind, own_exponent = drawn_as(recipe, dtype)
     return kind, exponent + own_exponent
 

@@ -150,3 +150,24 @@ def test_merge_names_token_and_head(layout: Any, plant: Any, states: MergeStates
     failure = failure_of(plant("merge_states", after=disturb), msgspec.structs.replace(states, lse_layout=layout))
     assert failure.kind == "lse:value"
     assert failure.message.startswith("lse[token 1, head 2] = ")
+
+
+def _as_gpus_flush(smallest: float) -> Any:
+    """Every number below ``smallest`` is 0: weights, V, products, their sums and the output."""
+
+    def cut(numbers: torch.Tensor) -> torch.Tensor:
+        return torch.where(numbers.abs() < smallest, 0.0, numbers.float())
+
+    return lambda weights, v: cut(cut(cut(weights)[:, None] * cut(v)).sum(0))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_numbers_that_gpus_take_for_0(dtype: Any, dense: DenseDecodeCase, plant: Any) -> None:
+    """Kernels would be accused of what hardware does to subnormal numbers of float32, or could lose larger ones."""
+    values = Values(keys="normal", values="small", seed=5)
+    case = msgspec.structs.replace(dense, dtype=dtype, seq_lens=(1, 5, 40, 300), values=values)
+    right = plant(average=_as_gpus_flush(2.0**-126))
+    assert judge(right, case, device="cpu", oracles=("accuracy",), relations=()).failure is None
+    smallest = 2.0**-14 if dtype == "float16" else 2.0**-114
+    wrong = plant(average=_as_gpus_flush(smallest))
+    assert judge(wrong, case, device="cpu", oracles=("accuracy",), relations=()).failure is not None

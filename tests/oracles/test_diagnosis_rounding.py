@@ -246,6 +246,15 @@ def converted(dtype: torch.dtype, *, k: bool = False, v: bool = False) -> dict[s
     return ({"dots": dots} if k else {}) | ({"average": average} if v else {})
 
 
+def flushed(*, v: bool = False, out: bool = False) -> dict[str, Any]:
+    """Numbers below the smallest normal one of float16 are 0."""
+
+    def cut(numbers: Tensor) -> Tensor:
+        return torch.where(numbers.abs() < 2.0**-14, 0.0, numbers.float())
+
+    return {"average": lambda weights, values: (cut if out else torch.clone)(weights @ (cut(values) if v else values))}
+
+
 def of_partial_states(change: Any) -> dict[str, Any]:
     """Four splits, whose log-sum-exps are changed before they are merged."""
 
@@ -313,6 +322,21 @@ def test_a_sum_of_rounded_weights_is_named_where_it_is_declared_away(dtype: str,
     assert len(named) >= 0.8 * len(found), [one.message for one in found if one not in named]
     assert not any(one.numerics.get("exponential") for one in found)
     assert not failures(plant(lse=lse), dtype)
+
+
+@pytest.mark.parametrize("part", ["v", "out"])
+def test_what_is_taken_for_0_is_named(part: str, plant: Any) -> None:
+    """A maintainer would look for a lost token where subnormal numbers are."""
+    found = []
+    for case in cases("float16", (0,)):
+        case = msgspec.structs.replace(case, values=msgspec.structs.replace(case.values, values="small"))
+        failure = judge(
+            plant(**flushed(**{part: True})), case, device="cpu", oracles=("accuracy",), relations=()
+        ).failure
+        found += [failure] if failure is not None else []
+    assert len(found) >= 10
+    named = [failure for failure in found if failure.cause == "flushed"]
+    assert len(named) >= 0.8 * len(found), [failure.message for failure in found if failure not in named]
 
 
 OTHERS: dict[str, dict[str, Any]] = {

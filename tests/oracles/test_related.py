@@ -144,6 +144,7 @@ def refuse_to_run(*arguments: Any, **named: Any) -> Any:
     raise AssertionError("a run by itself, which on a GPU waits by itself")
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy's, of inf - inf in the interpreter
 @pytest.mark.parametrize(
     ("target", "case"),
     [("dense_naive", DENSE), ("paged_naive", PAGED), ("paged_split_k", PAGED), ("merge_states_triton", STATES)],

@@ -145,8 +145,8 @@ def features_in(problem: Problem) -> set[str]:
 SHARED = {
     "dtype=bfloat16", "dtype=float32", "head_size not pow2", "head_size>128", "num_kv_heads>1", "gqa_ratio>1",
     "gqa_ratio not pow2", "num_seqs>1", "ragged", "empty sequence", "keys=integers", "keys=normal", "keys=rising",
-    "keys=falling", "keys=negative", "values=integers", "values=normal", "values=large", "logit_exponent>0",
-    "logit_exponent<0", "needles", "scale", "num_splits>1", "empty split", "strides:q=every_other",
+    "keys=falling", "keys=negative", "values=integers", "values=normal", "values=large", "values=small",
+    "logit_exponent>0", "logit_exponent<0", "needles", "scale", "num_splits>1", "empty split", "strides:q=every_other",
     "strides:seq_lens=every_other", "strides:q=transposed", "strides:q=padded_rows", "strides:q=offset",
     "option tile=16", "option tile=32", "option tile=64",
 }  # fmt: skip

@@ -52,6 +52,20 @@ def test_all_combinations_occur_beside_plain_caches() -> None:
     assert len({(kv.dtype, kv.per, kv.scales) for kv in drawn if kv is not None}) == 12
 
 
+def test_scores_follow_the_scale_of_k() -> None:
+    """Keys of few values tie, and times a scale of 8 errors of their scores would hide a doubled output."""
+    supports = Supports(kv_dtypes=KV_DTYPES)
+    drawn = [case for case in drawn_from(strategies.cases("paged_decode", supports=supports)) if case.kv is not None]
+    low = [case for case in drawn if case.values.keys == "negative"]
+    reached = [
+        80 * case.head_size * case.scale * max(case.kv.head_scales(case.num_kv_heads, case.values.seed).k)
+        * 2.0**case.values.logit_exponent
+        for case in low
+    ]  # fmt: skip
+    assert max(reached) < 2 * 8e3
+    assert sum(score >= 8e3 for score in reached) > len(low) // 3
+
+
 def test_packed_caches_have_heads_of_whole_pieces() -> None:
     """A case would be drawn that cannot be built."""
     supports = Supports(kv_dtypes=KV_DTYPES, layouts=("packed",), head_sizes=(40, 64))

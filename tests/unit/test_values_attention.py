@@ -17,7 +17,8 @@ from attnfuzz.values import attention
 from attnfuzz.values.attention import LogicalAttention, attention_values, decode_position
 
 RECIPES = [*itertools.product(KEY_RECIPES, VALUE_RECIPES)]
-COARSE = [recipes for recipes in RECIPES if "fine" not in recipes]
+COARSE = [recipes for recipes in RECIPES if not {"fine", "small"} & set(recipes)]
+"""Of numbers that every dtype holds."""
 
 
 def dense(seq_lens: tuple[int, ...] = (5, 0, 9), dtype: Dtype = "float16", head_size: int = 16, **values: Any) -> Any:
@@ -106,6 +107,23 @@ def test_fine_numbers_use_every_bit(dtype: Dtype, bits: int) -> None:
         assert int(units.min()) < -(2 ** (bits - 1)) * 0.9
         assert int(units.max()) > 2 ** (bits - 1) * 0.9
         assert (units % 2 == 1).double().mean() > 0.4
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_small_numbers_are_subnormal_or_not_far_above(dtype: Dtype, device: str) -> None:
+    """Numbers that hardware takes for 0, or does not, would never be drawn, or would be 0 before a kernel sees them."""
+    drawn = attention_values(dense((400, 3), dtype, head_size=64, keys="normal", values="small"), device).v
+    sizes = drawn.double().abs()
+    units = drawn.double() * 2.0 ** (24 if dtype == "float16" else 133)
+    assert torch.equal(units, units.round())
+    if dtype == "float16":
+        assert float(sizes.max()) == 2.0**-14
+        assert (sizes > 2.0**-16).double().mean() > 0.5
+    else:
+        is_subnormal = (sizes > 0) & (sizes < 2.0**-126)
+        assert 0.1 < float(is_subnormal.double().mean()) < 0.2
+        assert 2.0**-112 < float(sizes.max()) < 2.0**-111
 
 
 def test_sequences_lie_one_after_another() -> None:

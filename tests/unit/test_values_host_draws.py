@@ -12,7 +12,7 @@ STATES = torch.tensor([0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xDEADBEEF])
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (17, 64), (2, 1024)])
-@pytest.mark.parametrize("recipe", ["integers", "normal", "large", "fine8", "fine11", "fine24"])
+@pytest.mark.parametrize("recipe", ["integers", "normal", "large", "small", "fine8", "fine11", "fine24"])
 def test_same_integers_as_in_64_bits(recipe: HashedRecipe, shape: tuple[int, int]) -> None:
     """A batch would be judged on other numbers than its cases alone, on a GPU or in a replay."""
     found = draw_on_host(STATES, recipe, *shape)

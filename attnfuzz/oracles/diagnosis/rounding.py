@@ -42,7 +42,9 @@ _OF_ITS_BOUND = 0.5
 """Part of its bound from which on an error is counted."""
 _TELLING = 3
 """Wrong numbers, whatever values make equal, that none of some thirty mistakes gives by chance."""
-_OF_FEW_NUMBERS = frozenset({"exponential_rounded", OF_EMPTY_ROWS, "rounded_weights_summed", "scores_rounded", "tf32"})
+_OF_FEW_NUMBERS = frozenset(
+    {"exponential_rounded", "flushed", OF_EMPTY_ROWS, "rounded_weights_summed", "scores_rounded", "tf32"}
+)
 """Causes that are told of fewer wrong numbers: there are not many of their kind, and kernels have them."""
 _ACCOUNTED = 0.1
 """Part of the squares of a row's errors, right numbers included, that a mistake leaves if it accounts for the row: that

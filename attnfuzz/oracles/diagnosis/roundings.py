@@ -1,7 +1,8 @@
 """What a row would be if something were rounded on the way: replayed in float64, in each way in which it may be done.
 
 Products of q and k, their sums, q or k times the scale, scores; exp; weights; sums of weights and of values; partial
-states; keys and values that take another dtype on the way; and exp of scores from which no maximum is subtracted.
+states; numbers that are so small that they are taken for 0; keys and values that take another dtype on the way; and exp
+of scores from which no maximum is subtracted.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def mistakes(row: AttentionRow, *, one_copy: bool) -> Iterator[Mistake]:
         yield from _sums_rounded(row, name, rounded)
         yield from _states_rounded(row, name, rounded)
         yield from _cut_off(row, name)
+    if row.case.dtype == "float16":
+        yield from _flushed(row)
     yield from _converted(row)
     yield _without_maximum(row)
     yield _finite_maximum(row)
@@ -271,6 +274,23 @@ def _cut_off(row: AttentionRow, name: str) -> Iterator[Mistake]:
     exact, sink = weights.sum() + (_sink(row) - top).exp(), (_sink(row) - top).exp()
     ways = [((cut(weights) @ row.v) / total, top + total.log()) for total in (exact, cut(weights).sum() + sink)]
     yield _mistake("cut_off", "weights cut off", f"each softmax weight {words}", ways)
+
+
+def _flushed(row: AttentionRow) -> Iterator[Mistake]:
+    """Numbers below float16's smallest normal one, which count: GPUs take none for 0 but float32's, below 2^-126."""
+    smallest = torch.finfo(torch.float16).smallest_normal
+    weights, lse = row_weights(row.case, row.head, row.scores)
+    for name, words, out in (
+        ("V flushed", "numbers of V", weights @ _without_small(row.v, smallest)),
+        ("output flushed", "outputs", _without_small(row.expected, smallest)),
+    ):
+        yield _mistake(
+            "flushed", name, f"{words} below {smallest:.3g} are taken for 0: subnormal ones of float16", [(out, lse)]
+        )
+
+
+def _without_small(numbers: Tensor, smallest: float) -> Tensor:
+    return numbers.masked_fill(numbers.abs() < smallest, 0.0)
 
 
 def _converted(row: AttentionRow) -> Iterator[Mistake]:

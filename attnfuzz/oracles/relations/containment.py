@@ -5,28 +5,34 @@ A cache may hold them: a model overflowed, a page was corrupted, a mask was writ
 * A score of -inf has weight 0, where a kernel promises it (`Supports.infinite_scores`). So a row gives the same bits
   whether scores are -inf or so low that exp gives 0 for them, as long as it sees another score. All tokens but the last
   of one sequence get such scores here: whole tiles and splits begin with them, where a maximum that is still -inf is
-  easily subtracted from itself.
+  easily subtracted from itself. Of partial states, that of a split which has no other score becomes an empty one.
+* A row of nothing but scores of -inf is an empty row, if a kernel promises rows without keys, too
+  (`Supports.empty_sequences`): its output is 0, and its LSE -inf or that of its sink.
 * A key with NaN, a score of +inf or NaN, and a value that is not finite leave the rows that read them, in the heads
-  that do, without a right result. Every other row and head keeps its bits: what shares a batch, a tile or a program
-  with them must not be told of it. Of a token that a row does not see yet the key must not matter, while the value may,
-  since 0 x inf is NaN, and tiles of V are multiplied whole.
+  that do, without a right result. Every other row and head keeps its bits: what shares a batch, a page, a tile or a
+  program with them must not be told of it. Of a token that a row does not see yet the key must not matter, while the
+  value may, since 0 x inf is NaN, and tiles of V are multiplied whole. Of a page that sequences share, one may have
+  reached less than another: what lies behind its end it must not read at all.
 
-All scores of a row at -inf would make it an empty one; that is not asked here, nor are 8-bit caches, of which most have
-no infinity.
+An 8-bit cache holds such numbers too, but float8_e4m3fn has NaN alone. Under a soft cap no score is -inf.
+
+Each law compares two runs, or a run with what an empty row gives. None needs a right result for a number that is not
+finite, which is why cases hold finite numbers only, and references and error bounds need not know of others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.numerics import attention_bound, error_ratio
 from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, one_by_one
 from attnfuzz.oracles.relations.transformed import Changed, Results, unequal_bits, where_bits_differ
 from attnfuzz.oracles.verdict import Failure
@@ -46,40 +52,63 @@ __all__ = ["CONTAINMENT"]
 
 _LOW = 2.0**15
 """An element of K that makes a score so low, in magnitude: every dtype has it."""
+_LOW_IN_8_BITS = 2.0**12
+"""The same in an 8-bit cache, whose scale, at most 8, leaves it a float16."""
 _GAP = 256.0
 """Between a score and the largest one of its row: float32's exp gives 0 from 104 on, a 16-bit one earlier."""
+_GAP_OF_SPLITS = 200.0
+"""The same between log-sum-exps of splits, of up to 2^24 tokens each."""
 _LARGEST = 2.0**24
 """A score beside which no design overflows. Compilers make one instruction of sum x scale - maximum, which rounds once,
 while the maximum was rounded before: the exponent is positive by up to 2^-24 of the score, and exp overflows at 88."""
-_AS_IT_IS = -1
 
 _Attention = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | PagedAttentionCase
+_Masks = Mapping[str, Bool[Tensor, "..."]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Law:
-    """Two runs, by number, that give the same bits in `rows`: every head of each row that `kept` names."""
+    """What the run of number `after` gives in every head of each row that `kept` names.
 
-    before: int
+    `before`: what it should give, from the results of the run on the case as it is and of all others; `differing`:
+    where it does not, of these two.
+    """
+
+    before: Callable[[Results, Sequence[Results]], Results]
     after: int
     kept: Bool[Tensor, "num_rows num_q_heads"]
     kind: str
     as_it_was: str
     why: str
+    differing: Callable[[Results, Results], _Masks] = where_bits_differ
+    rule: str = "the bits must be equal"
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The tokens of one sequence and KV head, and the rows and query heads that read them."""
+    """A token of one sequence and KV head, and the rows and query heads that read it, or others of its sequence."""
 
     case: _Attention
     values: LogicalAttention
     seq: int
+    position: int
     kv_head: int
 
+    @classmethod
+    def of(cls, case: _Attention, values: LogicalAttention) -> _Place:
+        """The last token of the longest sequence, or one on a shared page of which another sequence has reached less.
+
+        That other one has the page in its row of the block table.
+        """
+        seq = max(dict.fromkeys(case.row_seqs), key=lambda seq: case.seq_lens[seq])
+        length = case.seq_lens[seq]
+        ends = [case.seq_lens[other] for other in case.row_seqs if case.seq_lens[other] < min(_shared(case), length)]
+        within_a_page = [end for end in ends if isinstance(case, PagedDecodeCase) and end % case.block_size]
+        return cls(case, values, seq, (*within_a_page, length - 1)[0], case.num_kv_heads - 1)
+
     @property
-    def tokens(self) -> slice:
-        return slice(self.values.starts[self.seq], self.values.starts[self.seq + 1])
+    def length(self) -> int:
+        return self.case.seq_lens[self.seq]
 
     @property
     def rows(self) -> list[int]:
@@ -89,17 +118,39 @@ class _Place:
     def heads(self) -> slice:
         return slice(self.kv_head * self.case.gqa_ratio, (self.kv_head + 1) * self.case.gqa_ratio)
 
-    def everywhere_but(self, rows: Sequence[int]) -> Bool[Tensor, "num_rows num_q_heads"]:
+    @property
+    def where(self) -> str:
+        return f"sequence {self.seq}, KV head {self.kv_head}"
+
+    def readers(self, first: int) -> list[int]:
+        """The rows of all sequences that have tokens of this one from position `first` on."""
+        return [row for row, seq in enumerate(self.case.row_seqs) if self._held(seq) > first]
+
+    def everywhere_but(self, rows: Iterable[int]) -> Bool[Tensor, "num_rows num_q_heads"]:
         """All rows and heads but those that read this KV head in `rows`."""
         kept = torch.ones(self.case.num_rows, self.case.num_q_heads, dtype=torch.bool, device="cpu")
         kept[list(rows), self.heads] = False
         return kept
 
+    def with_number(self, name: str, number: float, positions: range, dims: slice = slice(None)) -> LogicalAttention:
+        """The values with `number` in K or V at these positions, in every sequence that has them."""
+        tensor: Tensor = (self.values.k if name == "K" else self.values.v).clone()
+        for seq, start in enumerate(self.values.starts[:-1]):
+            tokens = slice(start + positions.start, start + min(positions.stop, self._held(seq)))
+            tensor[tokens, self.kv_head, dims] = number
+        return replace(self.values, k=tensor) if name == "K" else replace(self.values, v=tensor)
+
+    def _held(self, seq: int) -> int:
+        """How many of the first tokens of its sequence are those of sequence `seq`, too."""
+        return self.length if seq == self.seq else min(self.case.seq_lens[seq], self.length, _shared(self.case))
+
+
+def _shared(case: _Attention) -> int:
+    return shared_tokens(case) if isinstance(case, PagedDecodeCase) else 0
+
 
 def _applies(declaration: Declaration, case: Case) -> bool:
-    if isinstance(case, MergeStatesCase) or not declaration.supports.deterministic or case.kv is not None:
-        return False
-    if isinstance(case, PagedDecodeCase) and shared_tokens(case):
+    if isinstance(case, MergeStatesCase) or not declaration.supports.deterministic:
         return False
     return any(case.seq_lens[seq] for seq in case.row_seqs)
 
@@ -107,20 +158,25 @@ def _applies(declaration: Declaration, case: Case) -> bool:
 def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns | None:
     if isinstance(case, MergeStatesCase) or not isinstance(contents.values, LogicalAttention):
         return None
-    longest = max(dict.fromkeys(case.row_seqs), key=lambda seq: case.seq_lens[seq])
-    place = _Place(case, contents.values, longest, case.num_kv_heads - 1)
+    place = _Place.of(case, contents.values)
     runs, laws = list[Changed](), list[_Law]()
-    if declaration.supports.infinite_scores and (of_scores := _low_and_infinite(place, contents)) is not None:
-        changes, law = of_scores
-        runs += changes
-        laws.append(law)
-    for name, number in (("K", math.nan), ("V", math.inf)):
-        reading = [row for row in place.rows if name == "V" or case.row_lens[row] == case.seq_lens[place.seq]]
+
+    def run(words: str, values: LogicalAttention) -> int:
+        runs.append(Changed(words, case, values, contents.placement))
+        return len(runs) - 1
+
+    if declaration.supports.infinite_scores:
+        laws += _of_infinite_scores(declaration, place, run)
+    for name, number in _numbers(case):
+        reading = [row for row in place.readers(place.position) if name == "V" or case.row_lens[row] > place.position]
         kept = place.everywhere_but(reading)
         if bool(kept.any()):
-            why = f"only rows that read KV head {place.kv_head} of sequence {place.seq} may show it"
-            laws.append(_Law(_AS_IT_IS, len(runs), kept, f"{number} in {name}", "originally", why))
-            runs.append(_with_last(place, name, number, contents))
+            at = range(place.position, place.position + 1)
+            words = f"with {number} in {name} at token {place.position} of {place.where}"
+            after = run(words, place.with_number(name, number, at))
+            reader = "a sequence that has this token" if place.position < _shared(case) else f"sequence {place.seq}"
+            why = f"only rows that read KV head {place.kv_head} of {reader} may show it"
+            laws.append(_Law(_as_it_is, after, kept, f"{number} in {name}", "originally", why))
     if not runs:
         return None
 
@@ -130,17 +186,37 @@ def _further(declaration: Declaration, case: Case, contents: Contents) -> Furthe
     return FurtherRuns(runs, compare)
 
 
+def _numbers(case: _Attention) -> tuple[tuple[str, float], tuple[str, float]]:
+    """What K and V get: NaN, infinity, or the other way round."""
+    if case.kv is not None and case.kv.dtype == "float8_e4m3fn":
+        return ("K", math.nan), ("V", math.nan)
+    one, other = (math.nan, math.inf) if case.values.seed % 2 == 0 else (math.inf, math.nan)
+    return ("K", one), ("V", other)
+
+
 def _objection(
     case: _Attention, law: _Law, runs: Sequence[Changed], one: Results, others: Sequence[Results]
 ) -> Failure | None:
-    before = one if law.before == _AS_IT_IS else others[law.before]
-    after = others[law.after]
-    masks = {name: mask & _over(mask, law.kept) for name, mask in where_bits_differ(before, after).items()}
+    before, after = law.before(one, others), others[law.after]
+    masks = {name: mask & _over(mask, law.kept) for name, mask in law.differing(before, after).items()}
     words = runs[law.after].words
     found = unequal_bits(
-        "containment", case, before, after, words, masks=masks, as_it_was=law.as_it_was, details=(law.why,)
+        "containment",
+        case,
+        before,
+        after,
+        words,
+        masks=masks,
+        as_it_was=law.as_it_was,
+        details=(law.why,),
+        rule=law.rule,
     )
     return None if found is None else msgspec.structs.replace(found, kind=law.kind)
+
+
+def _as_it_is(one: Results, others: Sequence[Results]) -> Results:
+    del others
+    return one
 
 
 def _over(result: Tensor, kept: Bool[Tensor, "num_rows num_q_heads"]) -> Tensor:
@@ -149,70 +225,147 @@ def _over(result: Tensor, kept: Bool[Tensor, "num_rows num_q_heads"]) -> Tensor:
     return padded.reshape(*padded.shape, *(1,) * (result.dim() - 2))
 
 
-def _with_last(place: _Place, name: str, number: float, contents: Contents) -> Changed:
-    """The last token of the place with a key or a value of nothing but `number`."""
-    token = place.tokens.stop - 1
-    tensor = (place.values.k if name == "K" else place.values.v).clone()
-    tensor[token, place.kv_head] = number
-    values = replace(place.values, k=tensor) if name == "K" else replace(place.values, v=tensor)
-    position = place.case.seq_lens[place.seq] - 1
-    words = f"with {number} in {name} at token {position} of sequence {place.seq}, KV head {place.kv_head}"
-    return Changed(words, place.case, values, contents.placement)
+def _of_infinite_scores(
+    declaration: Declaration, place: _Place, run: Callable[[str, LogicalAttention], int]
+) -> list[_Law]:
+    """The laws of scores of -inf, and their runs: with one element of keys so low, or infinite, that it decides.
 
-
-def _low_and_infinite(place: _Place, contents: Contents) -> tuple[list[Changed], _Law] | None:
-    """Two runs in which all but the last token have scores that are very low, and -inf; None if there is no such token.
-
-    A split's own state tells the two apart, and so does a soft cap, which makes a number of -inf.
+    A soft cap makes a number of -inf, and float8_e4m3fn has none.
     """
-    case = place.case
-    length = case.seq_lens[place.seq]
-    if length < 2 or isinstance(case, SplitDecodeCase) or case.variant.soft_cap is not None:
-        return None
+    case, kv = place.case, place.case.kv
+    if case.variant.soft_cap is not None or (kv is not None and kv.dtype == "float8_e4m3fn"):
+        return []
     q = place.values.q[place.rows][:, place.heads].double().cpu()  # [rows, heads, head_size]
     against = (torch.sign(q) * math.copysign(1.0, case.scale)).sum((0, 1))
     dim = int(against.abs().argmax())
     sign = float(torch.sign(against[dim]))
     if not sign:
-        return None
-    low, infinite = (_keys(place, dim, -sign * number) for number in (_LOW, math.inf))
-    settled = _settled(place, q, low) & (q[..., dim] * sign * case.scale > 0)
-    if not bool(settled.any()):
-        return None
-    kept = place.everywhere_but(place.rows)
-    kept[place.rows, place.heads] = settled
-    which = f"token 0 of sequence {place.seq}" if length == 2 else f"tokens 0-{length - 2} of sequence {place.seq}"
-    changes = [
-        Changed(words, case, replace(place.values, k=k), contents.placement)
-        for words, k in (
-            (f"with a very low score of {which}, KV head {place.kv_head}", low),
-            (f"with a score of -inf of {which}, KV head {place.kv_head}", infinite),
+        return []
+    is_low = q[..., dim] * sign * case.scale > 0
+    dims, others = slice(dim, dim + 1), range(place.length - 1)
+    infinite = -sign * math.inf
+    low = place.with_number("K", -sign * (_LOW if kv is None else _LOW_IN_8_BITS), others, dims)
+    settled = _settled(place, q, low) & is_low if others else torch.zeros_like(is_low)
+    laws = []
+    if bool(settled.any()):
+        kept = place.everywhere_but(place.readers(0))
+        kept[place.rows, place.heads] = settled
+        which = f"{_tokens(others)} of {place.where}"
+        before = run(f"with a very low score of {which}", low)
+        after = run(f"with a score of -inf of {which}", place.with_number("K", infinite, others, dims))
+        laws.append(
+            _Law(
+                lambda one, others: others[before],
+                after,
+                kept,
+                "score of -inf",
+                "where that score is finite and very low",
+                "a score of -inf has weight 0, as one has whose exp is 0",
+                _differing_states if isinstance(case, SplitDecodeCase) else where_bits_differ,
+            )
         )
-    ]
-    why = "a score of -inf has weight 0, as one has whose exp is 0"
-    return changes, _Law(0, 1, kept, "score of -inf", "where that score is finite and very low", why)
+    if declaration.supports.empty_sequences:
+        every = range(place.length)
+        kept = torch.zeros(case.num_rows, case.num_q_heads, dtype=torch.bool, device="cpu")
+        kept[place.rows, place.heads] = is_low
+        values = place.with_number("K", infinite, every, dims)
+        laws.append(
+            _of_empty_rows(
+                declaration, place, kept, run(f"with a score of -inf of {_tokens(every)} of {place.where}", values)
+            )
+        )
+    return laws
 
 
-def _keys(place: _Place, dim: int, number: float) -> Float[Tensor, "total_tokens num_kv_heads head_size"]:
-    """All keys, those of all but the last token of the place with `number` in `dim`."""
-    k = place.values.k.clone()
-    k[place.tokens.start : place.tokens.stop - 1, place.kv_head, dim] = number
-    return k
+def _tokens(positions: range) -> str:
+    return f"token {positions[0]}" if len(positions) == 1 else f"tokens {positions[0]}-{positions[-1]}"
 
 
 def _settled(
-    place: _Place,
-    q: Float64[Tensor, "rows group head_size"],
-    low: Float[Tensor, "total_tokens num_kv_heads head_size"],
+    place: _Place, q: Float64[Tensor, "rows group head_size"], low: LogicalAttention
 ) -> Bool[Tensor, "rows group"]:
-    """Rows and heads that see the last token, beside whose score all others have a weight of 0."""
-    case, length = place.case, place.case.seq_lens[place.seq]
-    k = low[place.tokens, place.kv_head].double().cpu()
+    """Rows and heads that see the last token, beside whose score all others, `low` ones, have a weight of 0."""
+    case = place.case
+    start = low.starts[place.seq]
+    k = low.dequantised().k[start : start + place.length, place.kv_head].double().cpu()
     scores = case.scale * (q @ k.T)  # [rows, group, length]
     last, others = scores[..., -1], scores[..., :-1]
-    sees_last = torch.tensor([case.row_lens[row] == length for row in place.rows], dtype=torch.bool, device="cpu")
+    sees_last = torch.tensor([case.row_lens[row] == place.length for row in place.rows], dtype=torch.bool, device="cpu")
     apart = others.amax(-1) <= last - _GAP
     return sees_last[:, None] & apart & (scores.abs().amax(-1) < _LARGEST)
+
+
+def _differing_states(before: Results, after: Results) -> _Masks:
+    """Where partial states differ, but for those of splits that have become empty, and had next to no weight."""
+    masks = where_bits_differ(before, after)
+    if "partial_lse" not in before:  # a kernel without an LSE has no states to be told apart
+        return masks
+    lse = before["partial_lse"]
+    emptied = after["partial_lse"].isneginf() & (lse <= lse.amax(-1, keepdim=True) - _GAP_OF_SPLITS)
+    return {name: mask & ~emptied.reshape(*emptied.shape, *(1,) * (mask.dim() - 3)) for name, mask in masks.items()}
+
+
+def _of_empty_rows(
+    declaration: Declaration, place: _Place, kept: Bool[Tensor, "num_rows num_q_heads"], after: int
+) -> _Law:
+    """What a row gives in which no key has a weight. Beside the LSE of an empty partial state there may be anything."""
+    lse, bound = _lse_of_empty_rows(declaration, place)
+    if isinstance(place.case, SplitDecodeCase):
+        lse, bound = lse[:, None], bound[:, None]
+
+    def expected(one: Results, others: Sequence[Results]) -> Results:
+        return {
+            name: (lse if "lse" in name else torch.zeros((), dtype=torch.float64, device="cpu")).expand_as(part)
+            for name, part in others[after].items()
+        }
+
+    def differing(before: Results, after: Results) -> _Masks:
+        found = {}
+        for name, part in after.items():
+            if "lse" in name:
+                found[name] = error_ratio(part, before[name], bound.expand_as(part)) > 1
+            elif name != "partial_out":
+                found[name] = part != 0
+        return found
+
+    return _Law(
+        expected,
+        after,
+        kept,
+        "only scores of -inf",
+        "in a row without keys",
+        "a row that has no score but -inf is an empty one",
+        differing,
+        "the row is an empty one",
+    )
+
+
+def _lse_of_empty_rows(
+    declaration: Declaration, place: _Place
+) -> tuple[Float64[Tensor, " num_q_heads"], Float64[Tensor, " num_q_heads"]]:
+    """That of each head's sink, or -inf, as the kernel returns it, and how far it may be off."""
+    case = place.case
+    numbers = {
+        name: torch.tensor(of_heads, dtype=torch.float64, device="cpu")
+        for name, of_heads in case.variant.per_head_numbers(case.num_q_heads, case.values.seed).items()
+    }
+    size = max(case.head_size, case.value_size)
+    zeros = torch.zeros(case.num_q_heads, case.num_kv_heads, size, dtype=torch.float64, device="cpu")
+    dtype = getattr(torch, case.dtype)
+    bound = attention_bound(
+        zeros[:, 0, : case.head_size],
+        zeros[:0, :, : case.head_size],
+        zeros[:0, :, : case.value_size],
+        case.scale,
+        in_dtype=dtype,
+        out_dtype=dtype,
+        numerics=declaration.numerics,
+        alibi_slopes=numbers.get("alibi_slopes"),
+        sinks=numbers.get("sinks"),
+        reach=place.length - 1,
+    )
+    unit = math.log2(math.e) if declaration.supports.lse == "base2" else 1.0
+    return unit * numbers.get("sinks", torch.full_like(bound.lse, -math.inf)), unit * bound.lse
 
 
 CONTAINMENT = Relation("containment", _applies, one_by_one(_further), further=_further)

@@ -104,10 +104,11 @@ def unequal_bits(
     details: tuple[str, ...],
     masks: Mapping[str, Bool[Tensor, "..."]] | None = None,
     as_it_was: str = "originally",
+    rule: str = "the bits must be equal",
 ) -> Failure | None:
     """An objection to the first element that should have the same bits in `other`, a run changed as `words` say.
 
-    `masks`: the elements that differ, if not all those that `where_bits_differ` finds.
+    `masks`: the elements that differ, if not all those that `where_bits_differ` finds. `rule`: what they break.
     """
     masks = where_bits_differ(one, other) if masks is None else masks
     name = next((name for name, mask in masks.items() if mask.any()), None)
@@ -119,7 +120,7 @@ def unequal_bits(
     return Failure(
         oracle=oracle,
         kind="bits",
-        message=f"{element(name, axes, index)} is {before} {as_it_was}, but {after} {words}: the bits must be equal",
+        message=f"{element(name, axes, index)} is {before} {as_it_was}, but {after} {words}: {rule}",
         details=(f"it changes {extent(name, axes, masks[name])}", *details),
         tensor=name,
         blame=blame_of(case, axes, index),

@@ -10,7 +10,8 @@ For a power of two, every number that a kernel may keep on the way has to be far
 * float16 holds nothing below 2**-24 and has fewer digits below 2**-14. That concerns V, which is scaled up and so keeps
   its digits, the results, of which only larger ones are compared (2**-14 itself may have been rounded up), and partial
   results in the input dtype: a kernel that may keep such is only asked about the sign.
-* V stays below 2**15, so that no weighted average of it leaves float16. In bfloat16 and float32 it stays below 2**40.
+* V stays below 2**15, so that no weighted average of it leaves float16. In bfloat16 and float32 it stays below 2**40,
+  and the power itself within float32.
 * An 8-bit cache holds -V, but not V times powers of two: its scale is multiplied with those. A kernel that rounds V
   times its scale to float16 is only asked about the sign.
 * Products with weights below 2**-60 of the result may vanish in float32, where they do not count.
@@ -44,6 +45,7 @@ __all__ = ["VALUE_AFFINITY"]
 _LARGEST = {"float16": 15, "bfloat16": 40, "float32": 40}
 _SMALLEST = {"float16": -14, "bfloat16": -60, "float32": -60}
 """Exponents of two."""
+_MOST_DOUBLINGS = 100
 
 
 def _applies(declaration: Declaration, case: Case) -> bool:
@@ -73,7 +75,7 @@ def _power(declaration: Declaration, case: Case, values: LogicalAttention | Logi
         return 0
     exact = values.dequantised() if isinstance(values, LogicalAttention) else values
     largest = max(float(part.abs().max()) for part in _scaled_parts(exact).values())
-    return max(0, _LARGEST[case.dtype] - math.ceil(math.log2(largest))) if largest else 0
+    return min(max(0, _LARGEST[case.dtype] - math.ceil(math.log2(largest))), _MOST_DOUBLINGS) if largest else 0
 
 
 def _times(factor: float, case: Case, contents: Contents) -> FurtherRuns:

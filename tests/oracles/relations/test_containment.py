@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -15,16 +16,20 @@ from attnfuzz.declaration import Kernel
 from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.relations.containment import CONTAINMENT
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedAttentionCase, PagedDecodeCase
-from attnfuzz.problems.recipes import Values
+from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedAttentionCase, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.layouts import token_views
+from attnfuzz.problems.quantised_kv import QuantisedKv
+from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.variants import Variant
 from attnfuzz.strategies import cases
 from attnfuzz.targets import load_here
 
 FIELDS: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 8, "scale": 0.25, "dtype": "float16"}
-VALUES: Any = Values(keys="fine", values="normal", seed=5)
+VALUES: Any = Values(keys="fine", values="normal", seed=4)
 DENSE = DenseDecodeCase(**FIELDS, seq_lens=(5, 70, 2), values=VALUES)
 PAGED = PagedDecodeCase(**FIELDS, seq_lens=(5, 0, 21), values=VALUES, block_size=8)
+SHARED = PagedDecodeCase(**FIELDS, seq_lens=(16, 5, 21), values=VALUES, block_size=8, pages=Pages(shared_blocks=2))
+SPLIT = SplitDecodeCase(**FIELDS, seq_lens=(5, 0, 21), values=VALUES, block_size=8, num_splits=3)
 CAUSAL = PagedAttentionCase(**FIELDS, seq_lens=(5, 21), query_lens=(2, 3), values=VALUES, block_size=8)
 
 
@@ -33,6 +38,11 @@ PROMISES = attnfuzz.Supports(infinite_scores=True)
 
 def contained(kernel: Kernel, case: Case) -> Failure | None:
     return judge(kernel, case, device="cpu", relations=("containment",)).failure
+
+
+def guarded(scores: Tensor) -> Tensor:
+    """What a textbook's softmax makes NaN of, where no score is above -inf."""
+    return torch.where(scores.isneginf(), 0.0, scores.softmax(0))
 
 
 def without_a_guard(scores: Tensor) -> Tensor:
@@ -56,6 +66,11 @@ def of_empty_splits(scores: Tensor) -> Tensor:
     shares = (states - states.max()).exp() / (states - states.max()).exp().sum()
     return torch.cat([share * (part - part.max()).exp() / (part - part.max()).exp().sum() for share, part in zip(
         shares, parts, strict=True)])  # fmt: skip
+
+
+def large_instead(scores: Tensor) -> Tensor:
+    """As kernels write it that have a large number for -inf."""
+    return scores.clamp(min=-1e30).logsumexp(0)
 
 
 def as_zeros(scores: Tensor) -> Tensor:
@@ -89,14 +104,44 @@ def gives_up(inputs: Any, out: Tensor, lse: Tensor) -> Any:
     return (out, lse) if bool(last.isfinite().all()) else (torch.zeros_like(out), lse)
 
 
+def behind_the_end(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+    """Of the last page all tokens, times 0 where the sequence has not reached them, if another one has."""
+    lens, table = inputs.seq_lens.tolist(), inputs.block_table
+    v_slots = token_views(inputs.k_cache, inputs.v_cache, inputs.layout).v
+    for seq, n in enumerate(lens):
+        page = (n - 1) // inputs.block_size
+        reached = [
+            m - page * inputs.block_size for i, m in enumerate(lens) if m > n and table[i, page] == table[seq, page]
+        ]
+        if n and reached:
+            tail = v_slots[table[seq, page], (n - 1) % inputs.block_size + 1 : reached[0]]
+            out[seq] += (0 * tail.float().sum(0)).repeat_interleave(2, 0).to(out.dtype)
+    return out, lse
+
+
+def rescaled_together(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+    """By the largest number in the cache of all sequences, as it is done to make another format of it."""
+    k_slots, v_slots = token_views(inputs.k_cache, inputs.v_cache, inputs.layout)
+    tokens = [
+        slots.view(torch.uint8)[page, : min(n - i * inputs.block_size, inputs.block_size)].view(slots.dtype).float()
+        for slots in (k_slots, v_slots)
+        for seq, n in enumerate(inputs.seq_lens.tolist())
+        for i, page in enumerate(inputs.block_table[seq, : -(-n // inputs.block_size)].tolist())
+    ]
+    largest = torch.stack([part.abs().max() for part in tokens]).max()
+    return out / largest * largest, lse
+
+
 PLANTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "a row of nothing but -inf": ("only scores of -inf", {"weights": lambda scores: scores.softmax(0)}),
+    "its LSE is that of a large number": ("only scores of -inf", {"weights": guarded, "lse": large_instead}),
     "a maximum of -inf is subtracted from itself": ("score of -inf", {"weights": without_a_guard}),
     "a split of -inf is divided by its sum": ("score of -inf", {"weights": of_empty_splits}),
     "-inf is replaced by 0": ("score of -inf", {"weights": as_zeros}),
-    "the LSE of two scores of -inf": ("score of -inf", {"lse": lse_of_tiles}),
-    "a sum over all heads": ("inf in V", {"after": told_of_the_other_head}),
-    "one maximum for a tile of rows": ("nan in K", {"after": one_maximum_for_all}),
-    "a batch that is given up": ("inf in V", {"after": gives_up}),
+    "the LSE of two scores of -inf": ("score of -inf", {"weights": guarded, "lse": lse_of_tiles}),
+    "a sum over all heads": ("inf in V", {"weights": guarded, "after": told_of_the_other_head}),
+    "one maximum for a tile of rows": ("nan in K", {"weights": guarded, "after": one_maximum_for_all}),
+    "a batch that is given up": ("inf in V", {"weights": guarded, "after": gives_up}),
 }
 
 
@@ -107,7 +152,111 @@ def test_what_is_not_finite_and_leaks_or_counts(bug: str, plant: Any) -> None:
     failure = contained(plant(**steps, supports=PROMISES), DENSE)
     assert failure is not None
     assert (failure.oracle, failure.kind) == ("containment", kind), failure.message
-    assert "the bits must be equal" in failure.message
+    rule = "the row is an empty one" if kind == "only scores of -inf" else "the bits must be equal"
+    assert failure.message.endswith(rule)
+
+
+def test_a_token_on_a_shared_page_that_one_sequence_has_not_reached(plant: Any) -> None:
+    """A system prompt that one request is through with would show in another one that is still in the middle of it."""
+    kernel = plant("paged_decode", after=behind_the_end)
+    failure = contained(kernel, SHARED)
+    assert failure is not None
+    assert failure.kind == "inf in V"
+    assert "out[seq 1, head 2" in failure.message
+    assert "token 5 of sequence 2, KV head 1" in failure.message
+    assert failure.details[-1] == "only rows that read KV head 1 of a sequence that has this token may show it"
+    assert contained(kernel, msgspec.structs.replace(SHARED, pages=Pages())) is None
+
+
+def test_who_reads_a_shared_page_may_show_what_is_on_it(plant: Any) -> None:
+    """Each request that has come past the token would be a finding."""
+    assert contained(plant("paged_decode", weights=guarded, supports=PROMISES), SHARED) is None
+    everyone = msgspec.structs.replace(SHARED, seq_lens=(16, 16, 16))
+    assert contained(plant("paged_decode", weights=guarded, supports=PROMISES), everyone) is None
+
+
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_nan_in_an_8_bit_cache_that_spreads(kv_dtype: Any) -> None:
+    """A request whose cache holds 0x7F would spoil all others."""
+    eager = load_here("paged_eager")
+
+    @attnfuzz.kernel("paged_decode", supports=attnfuzz.Supports(kv_dtypes=(kv_dtype,)))
+    def spreading(inputs: Any) -> Any:
+        return rescaled_together(inputs, *eager(inputs))
+
+    case = msgspec.structs.replace(PAGED, kv=QuantisedKv(dtype=kv_dtype, scales="scattered"))
+    failure = contained(spreading, case)
+    assert failure is not None
+    assert failure.kind == "nan in K"
+    assert contained(eager, case) is None
+
+
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_what_an_8_bit_cache_holds_then(kv_dtype: Any) -> None:
+    """The format without an infinity would get a number in its place, and the other no infinity."""
+    case = msgspec.structs.replace(PAGED, kv=QuantisedKv(dtype=kv_dtype))
+    seen = set[float]()
+
+    @attnfuzz.kernel("paged_decode", supports=attnfuzz.Supports(kv_dtypes=(kv_dtype,), infinite_scores=True))
+    def looking(inputs: Any) -> Any:
+        slots = token_views(inputs.k_cache, inputs.v_cache, inputs.layout)
+        for part in slots:
+            row = part.view(torch.uint8)[inputs.block_table[2, 2], 4, 1].view(part.dtype).float()
+            seen.update(float(one) for one in row.flatten() if not one.isfinite())
+        return load_here("paged_eager")(inputs)
+
+    assert contained(looking, case) is None
+    kinds = {"nan" if math.isnan(one) else str(one) for one in seen}
+    assert kinds - {"-inf"} == ({"nan"} if kv_dtype == "float8_e4m3fn" else {"nan", "inf"})
+
+
+@pytest.mark.parametrize("sinks", [None, "level", "high", "low"])
+@pytest.mark.parametrize("alibi", [None, "geometric"])
+def test_an_empty_row_keeps_its_sink(sinks: Any, alibi: Any) -> None:
+    """-inf would be asked for where a sink is left, or a sink that was rounded on the way would be a finding."""
+    case = msgspec.structs.replace(PAGED, variant=Variant(sinks=sinks, alibi=alibi))
+    for name in ("paged_eager", "paged_split_k_eager"):
+        kernel = load_here(name)
+        options = {option: choices[0] for option, choices in kernel.declaration.options.items()}
+        assert contained(kernel, msgspec.structs.replace(case, options=options)) is None
+
+
+def test_an_empty_row_without_its_sink(plant: Any) -> None:
+    """The sink of a row whose scores are all -inf could be forgotten."""
+    eager = load_here("paged_eager")
+
+    @attnfuzz.kernel("paged_decode", supports=eager.declaration.supports)
+    def forgetful(inputs: Any) -> Any:
+        out, lse = eager(inputs)
+        k_slots = token_views(inputs.k_cache, inputs.v_cache, inputs.layout).k
+        last = [
+            k_slots[table[(n - 1) // 8], (n - 1) % 8]
+            for table, n in zip(inputs.block_table, inputs.seq_lens, strict=True)
+        ]
+        is_infinite = torch.stack([row.flatten(1).isinf().any(1) for row in last]).repeat_interleave(2, 1)
+        return out, lse.masked_fill(is_infinite & (inputs.seq_lens > 0)[:, None], -math.inf)
+
+    failure = contained(forgetful, msgspec.structs.replace(PAGED, variant=Variant(sinks="level")))
+    assert failure is not None
+    assert failure.kind == "only scores of -inf"
+    assert failure.tensor == "lse"
+
+
+def test_a_kernel_without_empty_rows(plant: Any) -> None:
+    """What a kernel declares away with rows without keys would be asked of rows without weights."""
+    textbook = {"weights": lambda scores: scores.softmax(0)}
+    declared = attnfuzz.Supports(infinite_scores=True, empty_sequences=False)
+    assert contained(plant(**textbook, supports=PROMISES), DENSE) is not None
+    assert contained(plant(**textbook, supports=declared), DENSE) is None
+
+
+def test_infinite_scores_in_splits(plant: Any) -> None:
+    """A state that becomes empty would be a finding, or one of NaN none."""
+    guards = {"weights": guarded, "supports": PROMISES}
+    assert contained(plant("split_decode", **guards), SPLIT) is None
+    failure = contained(plant("split_decode", lse=lse_of_tiles, **guards), SPLIT)
+    assert failure is not None
+    assert failure.kind == "score of -inf"
 
 
 def test_a_key_that_leaks_across_the_batch(plant: Any) -> None:
@@ -142,7 +291,7 @@ def test_a_mask_that_is_added(plant: Any) -> None:
 @pytest.mark.parametrize("case", [DENSE, PAGED, CAUSAL])
 def test_a_right_kernel_is_not_accused(case: Any, plant: Any) -> None:
     """NaN in the row that reads NaN would be a finding."""
-    assert contained(plant(case.problem, supports=PROMISES), case) is None
+    assert contained(plant(case.problem, weights=guarded, supports=PROMISES), case) is None
 
 
 @pytest.mark.parametrize("problem", ["dense_decode", "paged_decode", "split_decode", "paged_attention"])
