@@ -47,7 +47,7 @@ def hidden(name: str, sizes: Sizes, count: int, *, declared: bool = False) -> It
     for start in range(0, len(drawn), _AT_ONCE):
         part = drawn[start : start + _AT_ONCE]
         requests = [(declaration, case, problem_of(case).values(case, "cpu", declaration.supports)) for case in part]
-        found = expectations(requests, tolerance="bound", interpreted=False)
+        found = expectations(requests, tolerance="bound", one_copy=False)
         for case, expectation in zip(part, found, strict=True):
             out = expectation.expected.out.abs()
             if bool((out > 0).any()):
