@@ -32,6 +32,7 @@ import triton
 import triton.language as tl
 
 from attnfuzz.kernels.combine_partials import combine_heads
+from attnfuzz.kernels.matrix_units import as_operand
 from attnfuzz.kernels.score_variants import count_sink, vary_scores, window_begin
 from attnfuzz.kernels.split_tiles import count_splits, first_tile_begin
 
@@ -187,7 +188,7 @@ def grouped_decode_kernel(
         i_off = i_t - i_page * block_size
         i_block = tl.load(p_pages + i_page.to(tl.int64) * stride_page, mask=i_t < seq_len, other=0)  # [TILE]
 
-        b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype))) * scale  # [BLOCK_M, TILE]
+        b_s = tl.dot(b_q, tl.trans(as_operand(b_k, b_q.dtype))) * scale  # [BLOCK_M, TILE]
         if HAS_CAP or HAS_ALIBI:
             i_key = start + o_t[None, :]
             b_s = vary_scores(b_s, i_key, seq_len - 1, slopes[:, None], soft_cap, HAS_CAP, HAS_ALIBI)
@@ -197,7 +198,7 @@ def grouped_decode_kernel(
         alpha = tl.exp(row_max - ref)
         b_p = tl.exp(b_s - ref[:, None])  # [BLOCK_M, TILE]
         exp_sum = exp_sum * alpha + tl.sum(b_p, axis=1)
-        acc = tl.dot(b_p.to(b_q.dtype), b_v.to(b_q.dtype), acc * alpha[:, None])
+        acc = tl.dot(b_p.to(b_q.dtype), as_operand(b_v, b_q.dtype), acc * alpha[:, None])
         row_max = new_max
     if PDL:
         # Not before: programs of the second kernel would take the places, and the bandwidth, that are needed here.

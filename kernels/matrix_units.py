@@ -1,8 +1,13 @@
-"""How wide the blocks are that go to a GPU's matrix units."""
+"""How wide the blocks are that go to a GPU's matrix units, and of what dtype."""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Device code has no Python types.
 
 from __future__ import annotations
 
-__all__ = ["LEAST_FOR_DOT", "block_columns"]
+import triton
+import triton.language as tl
+
+__all__ = ["LEAST_FOR_DOT", "as_operand", "block_columns"]
 
 LEAST_FOR_DOT = 16
 """Rows, columns and keys of a block, at least, as ``tl.dot`` wants it."""
@@ -22,3 +27,15 @@ def block_columns(head_size: int, num_rows: int) -> int:
     """
     least = _LEAST_OF_WARP_GROUPS if num_rows >= _ROWS_OF_WARP_GROUPS else LEAST_FOR_DOT
     return max(least, 1 << (head_size - 1).bit_length())
+
+
+@triton.jit
+def as_operand(b_x, dtype: tl.constexpr):
+    """Numbers of a cache in the dtype of the other operand.
+
+    float8e5 goes to bfloat16 by way of float16, which is exact: at once, Triton 3.6 multiplies the bits by 2^112, which
+    makes 65,536 of infinity and 98,304 of NaN (seen on an H100; a key of -inf then had a weight).
+    """
+    if b_x.dtype == tl.float8e5:
+        b_x = b_x.to(tl.float16)
+    return b_x.to(dtype)

@@ -29,6 +29,7 @@ and one look into the block table places it; otherwise each token looks for itse
 import triton
 import triton.language as tl
 
+from attnfuzz.kernels.matrix_units import as_operand
 from attnfuzz.kernels.score_variants import vary_scores, window_begin
 
 __all__ = ["attend_tiles"]
@@ -94,7 +95,7 @@ def attend_tiles(
         b_k = _load_tile(p_k + o_kt[:, None] + o_kd[None, :], m_t, m_d, MASKED, WHOLE_HEAD)  # [TILE, BLOCK_D]
         b_v = _load_tile(p_v + o_vt[:, None] + o_vd[None, :], m_t, m_dv, MASKED, WHOLE_V)  # [TILE, BLOCK_DV]
 
-        b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee") * scale  # [BLOCK_M, TILE]
+        b_s = tl.dot(b_q, tl.trans(as_operand(b_k, b_q.dtype)), input_precision="ieee") * scale  # [BLOCK_M, TILE]
         if HAS_CAP or HAS_ALIBI:
             i_row = limits[:, None] - 1  # the query's own position
             b_s = vary_scores(b_s, i_t[None, :], i_row, slopes[:, None], soft_cap, HAS_CAP, HAS_ALIBI)
@@ -110,7 +111,7 @@ def attend_tiles(
         alpha = tl.exp2(row_max - ref)
         b_p = tl.exp2(b_s - ref[:, None])
         exp_sum = exp_sum * alpha + tl.sum(b_p, axis=1)
-        acc = tl.dot(b_p.to(b_q.dtype), b_v.to(b_q.dtype), acc * alpha[:, None], input_precision="ieee")
+        acc = tl.dot(b_p.to(b_q.dtype), as_operand(b_v, b_q.dtype), acc * alpha[:, None], input_precision="ieee")
         row_max = new_max
         i_block = i_next
     return row_max, exp_sum, acc
