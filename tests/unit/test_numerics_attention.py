@@ -312,7 +312,8 @@ def test_tf32_must_be_declared() -> None:
 
 def test_conversions_that_drop_bits_are_found() -> None:
     """A kernel that makes bfloat16 numbers by dropping bits errs by twice as much as one that rounds, on any device."""
-    rounded, cut = [], []
+    rounded: list[float] = []
+    cut: list[float] = []
     for seed in range(4):
         given = problem(17, 16, BF16, "positive values", seed=seed)
         for change, ratios in ((rounded_to(BF16), rounded), (truncated(16), cut)):
