@@ -43,7 +43,7 @@ def expectations(
     """Expectation of each (declaration, case, logical values), in order, on the device of the values.
 
     Cases of all problems may be mixed; the values of all of them are on one device. `one_copy`: as for
-    `attention_bound`; true of kernels that ran on a CPU.
+    `attention_bound`, which is so on a CPU.
     """
     keep_freed_memory()
     found: dict[int, Expectation] = {}

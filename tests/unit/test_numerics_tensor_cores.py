@@ -27,8 +27,8 @@ def products(*shape: int, seed: int) -> Tensor:
     """Of float16 numbers of either sign, over many orders of magnitude."""
     generator = torch.Generator().manual_seed(seed)
     spread = torch.randint(-8, 8, (2, *shape), generator=generator)
-    drawn: Tensor = torch.ldexp(torch.randn(2, *shape, generator=generator), spread).half().double()
-    return drawn.prod(0)
+    factors: Tensor = torch.ldexp(torch.randn(2, *shape, generator=generator), spread).half().double()
+    return factors.prod(0)
 
 
 def just_cut(unit: Unit, size: int) -> Tensor:
