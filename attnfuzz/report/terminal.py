@@ -88,7 +88,13 @@ def print_result(console: Console, result: CampaignResult) -> None:
         told = place
         for line in _finding_lines(number, finding, result.statistics):
             console.print(line, soft_wrap=True)
-    for line in (*_side_lines(result), *_restrictions(result), *_outside(result), *_not_runnable(result)):
+    for line in (
+        *_side_lines(result),
+        *_restrictions(result),
+        *_outside(result),
+        *_unbuilt(result),
+        *_not_runnable(result),
+    ):
         console.print(line, soft_wrap=True)
     console.print()
     if result.unreached and result.statistics.cases:
@@ -203,6 +209,13 @@ def _outside(result: CampaignResult) -> Iterator[Text]:
     for inferred in result.inferred:
         yield Text()
         yield Text(str(inferred), style="yellow")
+
+
+def _unbuilt(result: CampaignResult) -> Iterator[Text]:
+    """For each kernel that was still being built, how far that had come: no more of it was searched."""
+    for target, how_far in result.unbuilt.items():
+        yield Text()
+        yield Text(f"{target}: {how_far}; no more of it was searched", style="yellow")
 
 
 def _doubt(finding: Finding) -> str:
