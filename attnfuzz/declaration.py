@@ -154,9 +154,9 @@ def kernel(
     The function gets the inputs and its drawn ``options`` by keyword. It returns ``(out, lse)``, only ``out``,
     or None after writing into ``inputs.out`` and ``inputs.lse``. Raises ValueError for a declaration that cannot hold.
 
-    ``prepare`` is called once, in one process, before the kernel's first case and before a campaign starts its workers:
-    for building what all of them load from disk afterwards. It has all the time and memory that it needs, and none of
-    that counts as the kernel's; what it leaves in its own process is lost.
+    ``prepare`` is called once, in one process, before the kernel's first case: for building what all processes load
+    from disk afterwards. A campaign searches other kernels meanwhile. It has all the time and memory that it needs, and
+    none of that counts as the kernel's; what it leaves in its own process is lost.
     """
     if problem not in PROBLEMS:
         raise ValueError(f"problem={problem!r} must be one of {PROBLEMS}")

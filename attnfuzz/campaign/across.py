@@ -143,6 +143,7 @@ def _joined(results: Sequence[CampaignResult], pythons: Sequence[Python]) -> Cam
         elsewhere=tuple({str(found): found for result in results for found in result.elsewhere}.values()),
         inferred=tuple({one.target: one for result in results for one in result.inferred}.values()),
         pythons=tuple(pythons),
+        unbuilt={target: how for result in results for target, how in result.unbuilt.items()},
         missed=frozenset(target for result in results for target in result.unreached),
         devices={python.path: one.statistics.device_name for python, one in zip(pythons, results, strict=False)},
     )

@@ -25,6 +25,7 @@ from attnfuzz.campaign.messages import (
     FormatCompiled,
     Found,
     FromWorker,
+    Join,
     Known,
     Minimised,
     Progress,
@@ -34,6 +35,7 @@ from attnfuzz.campaign.messages import (
     Trouble,
     Unconfirmed,
 )
+from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.campaign.reporter import ForgivingReporter, Reporter
 from attnfuzz.campaign.result import CampaignResult, Statistics, StopReason
 from attnfuzz.campaign.saving import SaveFolder
@@ -41,6 +43,7 @@ from attnfuzz.campaign.sharing import Exchange, Sharing
 from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom
 from attnfuzz.campaign.state import State
 from attnfuzz.campaign.worker_process import LastWords, Launch
+from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.own_errors import in_one_sentence
 from attnfuzz.problems.tolerance import Tolerance
@@ -61,6 +64,7 @@ class Plan:
 
     Workers take turns at ``device_ids``, as CUDA_VISIBLE_DEVICES names GPUs; without any they share what there is.
     ``resumed`` is where an earlier part of the campaign left off, ``checkpoints`` where this part writes that.
+    ``readiness`` tells which kernels are ready, and which become so; without it all are.
     """
 
     statistics: Statistics
@@ -74,6 +78,7 @@ class Plan:
     device_ids: tuple[str, ...] = ()
     checkpoints: Checkpoints | None = None
     resumed: State | None = None
+    readiness: Readiness | None = None
 
 
 class Coordinator:
@@ -85,6 +90,8 @@ class Coordinator:
         self._reporter = ForgivingReporter(reporter)
         folder = SaveFolder(plan.save_folder, device=self._statistics.device_name, warn=self._reporter.note)
         kernels = {target: kernel.declaration for target, kernel in self._statistics.kernels.items()}
+        self._kernels = kernels
+        self._joined = {one.target: Join(kernel=one) for one in self._ready_at_first()}
         self._book = FindingBook(
             kernels,
             started=self._statistics.started,
@@ -114,6 +121,10 @@ class Coordinator:
         if plan.resumed is not None:
             self._resume(plan.resumed)
 
+    def _ready_at_first(self) -> list[Declaration]:
+        readiness = self._plan.readiness
+        return list(self._kernels.values()) if readiness is None else readiness.ready
+
     def _resume(self, state: State) -> None:
         """Go on with what an earlier part of the campaign had found, and look into what it was not done with."""
         self._known.extend(state.known)
@@ -134,6 +145,7 @@ class Coordinator:
             try:
                 self._reporter.started(self._statistics)
                 self._checkpoint()
+                self._have_join()
                 while (reason := self._reason_to_stop(entered)) is None:
                     self._start_due()
                     self._listen(_TICK_S)
@@ -154,6 +166,7 @@ class Coordinator:
             troubles=tuple(self._troubles),
             signal=entered.first,
             elsewhere=self._sharing.elsewhere(self._book.findings),
+            unbuilt={} if self._plan.readiness is None else self._plan.readiness.unbuilt,
         )
 
     def _reason_to_stop(self, interrupts: Interrupts) -> StopReason | None:
@@ -198,7 +211,8 @@ class Coordinator:
             return
         for number in started:
             self._in_trouble.discard(number)
-            for message in (*self._known, *(_busy(symptom, True) for symptom, _ in self._busy.values())):
+            partly = [one for one in self._joined.values() if one.built]
+            for message in (*partly, *self._known, *(_busy(symptom, True) for symptom, _ in self._busy.values())):
                 self._crew.send(number, message)
             for compiled in chain.from_iterable(self._compiled.values()):
                 self._crew.send(number, compiled)
@@ -216,7 +230,7 @@ class Coordinator:
             worker=number,
             num_workers=statistics.workers,
             seed=statistics.seed + (starts << 32) + ((plan.resumed.parts if plan.resumed is not None else 0) << 64),
-            kernels=tuple(kernel.declaration for kernel in statistics.kernels.values()),
+            kernels=tuple(one.kernel for one in self._joined.values() if not one.built),
             deadline=statistics.deadline,
             device=statistics.device,
             oracles=plan.oracles,
@@ -240,7 +254,16 @@ class Coordinator:
         self._crew.flush()
         self._reporter.progress(self._statistics)
 
+    def _have_join(self) -> None:
+        """Have kernels searched that have become ready for it."""
+        for join in self._plan.readiness.take() if self._plan.readiness is not None else ():
+            target = join.kernel.target
+            self._joined[target] = join
+            self._kernels[target] = self._statistics.kernels[target].declaration = join.kernel
+            self._crew.broadcast(join)
+
     def _keep_house(self) -> None:
+        self._have_join()
         if time.monotonic() >= self._next_housekeeping:
             self._book.save_all()
             self._next_housekeeping = time.monotonic() + _HOUSEKEEPING_EVERY_S

@@ -110,6 +110,11 @@ class WorkingSets:
             formats.known.add(key)
             formats.offered.append(format_)
 
+    def joins(self, declaration: Declaration) -> None:
+        """From now on new formats of the kernel are those of ``declaration``; what is compiled stays."""
+        if (formats := self._kernels.get(declaration.target)) is not None:
+            formats.source = self._source(declaration)
+
     def _may_join(self, formats: _Formats) -> bool:
         return len(formats.active) < _SCOUTED_AT_ONCE or self._joining_s < _SHARE_OF_JOINING * self._seconds
 

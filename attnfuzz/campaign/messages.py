@@ -10,6 +10,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
 from attnfuzz.oracles.verdict import Blame, Failure, OracleName, SourceLine
 from attnfuzz.problems.formats import Format
+from attnfuzz.problems.supports import Combination
 from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "FormatCompiled",
     "Found",
     "FromWorker",
+    "Join",
     "Known",
     "Minimised",
     "Progress",
@@ -35,7 +37,7 @@ __all__ = [
 
 
 class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
-    """The first message to a worker.
+    """The first message to a worker. ``kernels`` are those that can be searched everywhere; see `Join` for others.
 
     ``deadline`` is on the monotonic clock, which the processes of one machine share; `Begin` brings it nearer.
     ``zygote`` is the address under which executors are had; ``journal`` the file that names the case being judged.
@@ -107,6 +109,13 @@ class FormatCompiled(msgspec.Struct, tag="format_compiled", frozen=True, kw_only
 
     kernel: str
     format: Format
+
+
+class Join(msgspec.Struct, tag="join", frozen=True, kw_only=True):
+    """A kernel can be searched from now on: where it is ``built``, or everywhere if that is empty."""
+
+    kernel: Declaration
+    built: tuple[Combination, ...] = ()
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
@@ -221,7 +230,7 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
     device_lost: bool = False
 
 
-ToWorker: TypeAlias = Setup | Begin | Known | Busy | Pursue | FormatCompiled | Stop
+ToWorker: TypeAlias = Setup | Begin | Join | Known | Busy | Pursue | FormatCompiled | Stop
 FromWorker: TypeAlias = (
     Ready | Progress | FormatCompiled | Found | Confirmed | Unconfirmed | Smaller | Minimised | Duplicate | Trouble
 )

@@ -15,6 +15,8 @@ from attnfuzz.campaign.saved_run import SavedRun, run_saved
 from attnfuzz.corpus import Regression
 from attnfuzz.data_files import is_regular_file
 from attnfuzz.declaration import Declaration, KernelLoadError, parts_of
+from attnfuzz.execution.builds import OwnCompilers, never
+from attnfuzz.execution.outcomes import DeadlinePassed
 from attnfuzz.execution.pythons import Python
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import Verdict
@@ -88,8 +90,50 @@ def replay(
     """Run each case on its own kernel, or only on ``kernels``; and, translated, on those of ``on`` that support it.
 
     ``trust``: see `load_named`. ``run`` puts a regression to a kernel that supports its case. Every kernel is loaded
-    before the first case runs. Raises KernelLoadError with a sentence for each file whose kernel cannot be.
+    before the first case runs. What a kernel has to compile itself for comes after all else (see
+    `attnfuzz.campaign.readiness`). Raises KernelLoadError with a sentence for each file whose kernel cannot be.
     """
+    later: list[_Job] = []
+    for job in _jobs(cases, runner, kernels=kernels, on=on, trust=trust):
+        runner.give_up_builds(OwnCompilers())
+        try:
+            result = None if job.declaration.needs_preparing else job.run(runner, run)
+        except DeadlinePassed:
+            result = None
+        finally:
+            runner.give_up_builds(never)
+        if result is None:
+            later.append(job)
+        else:
+            yield from job.told(result)
+    for job in later:
+        yield from job.told(job.run(runner, run))
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A case to be run on a kernel. ``changes``: how it was translated for that; None if it is as it was saved."""
+
+    declaration: Declaration
+    saved: SavedCase
+    case: SavedCase
+    is_own: bool
+    changes: tuple[str, ...] | None = None
+
+    def run(self, runner: Runner, run: Run) -> Replayed:
+        return _replay_on(self.declaration, self.case, runner, run, is_own=self.is_own)
+
+    def told(self, result: Replayed) -> Iterator[Replayed]:
+        """Bundled kernels are many: of those that do not take a translated case nothing is said."""
+        if self.changes is None:
+            yield result
+        elif result.verdict is not None or ":" in self.declaration.target:
+            yield replace(result, saved=self.saved, changes=self.changes)
+
+
+def _jobs(
+    cases: Sequence[SavedCase], runner: Runner, *, kernels: Sequence[str], on: Sequence[str], trust: bool
+) -> Iterator[_Job]:
     chosen = runner.declarations(kernels) if kernels else []
     others = runner.declarations(on) if on else []
     own = [None] * len(cases) if kernels else _own_kernels(cases, runner, trust=trust)
@@ -99,11 +143,12 @@ def replay(
         for declaration in strictly:
             if declaration.problem == saved.regression.problem:
                 is_own = declaration is first or (first is None and _is_named(declaration.target, saved))
-                yield _replay_on(declaration, saved, runner, run, is_own=is_own)
+                yield _Job(declaration, saved, saved, is_own)
         done = {declaration.target for declaration in strictly}
         for declaration in _distinct(others):
             if declaration.target not in done and (translated := _translated(saved, declaration)) is not None:
-                yield from _replay_translated(declaration, saved, translated, runner, run)
+                other, changes = translated
+                yield _Job(declaration, saved, other, is_own=False, changes=changes)
 
 
 def cleared(results: Iterable[Replayed]) -> set[Path]:
@@ -241,13 +286,3 @@ def _translated(saved: SavedCase, declaration: Declaration) -> tuple[SavedCase, 
     preceding = tuple(one.case for one in before if one is not None)
     other = msgspec.structs.replace(regression, problem=declaration.problem, case=found.case, preceding=preceding)
     return replace(saved, regression=other), found.changes
-
-
-def _replay_translated(
-    declaration: Declaration, saved: SavedCase, translated: tuple[SavedCase, tuple[str, ...]], runner: Runner, run: Run
-) -> Iterator[Replayed]:
-    """Bundled kernels are many: of those that do not take the case nothing is said."""
-    other, changes = translated
-    result = _replay_on(declaration, other, runner, run, is_own=False)
-    if result.verdict is not None or ":" in declaration.target:
-        yield replace(result, saved=saved, changes=changes)

@@ -159,6 +159,7 @@ class CampaignResult:
     ``elsewhere`` are bugs that only other machines found. ``pythons`` are the environments among which the budget was
     shared out, if there were several, ``devices`` the names of theirs, ``missed`` the targets of kernels that were not
     reached in one of them.
+    ``unbuilt``: by target, how far kernels had come that compile themselves and were not built to the end.
     """
 
     stop_reason: StopReason
@@ -173,6 +174,7 @@ class CampaignResult:
     pythons: tuple[Python, ...] = ()
     devices: Mapping[Path, str] = field(default_factory=dict)
     missed: frozenset[str] = frozenset()
+    unbuilt: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def unreached(self) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ class _Share:
     seconds: float = 0.0
     cases: int = 0
     rounds: int = 0
-    price: float = 1.0
 
 
 class Schedule:
@@ -35,6 +34,11 @@ class Schedule:
         first, end = ((worker + i) * len(targets) // max(1, num_workers) for i in range(2))
         others = (*targets[end:], *targets[:first])
         self._shares = {target: _Share() for target in (*targets[first:end], *reversed(others))}
+        self._prices = dict[str, float]()
+
+    def add(self, target: str) -> None:
+        """A kernel joins that could not be searched before."""
+        self._shares.setdefault(target, _Share())
 
     def next_target(self) -> str:
         """The kernel that had the least time; among those with the same, the one with fewer cases."""
@@ -53,14 +57,14 @@ class Schedule:
     def record(self, target: str, *, seconds: float, cases: int) -> None:
         """Charge a round to ``target``."""
         share = self._shares[target]
-        share.seconds += share.price * seconds
+        share.seconds += self._prices.get(target, 1.0) * seconds
         share.cases += cases
         share.rounds += 1
 
     def charge(self, target: str, seconds: float) -> None:
         """Charge what was done about a failure of ``target`` to it."""
-        self._shares[target].seconds += self._shares[target].price * seconds
+        self._shares[target].seconds += self._prices.get(target, 1.0) * seconds
 
     def is_fatal(self, target: str) -> None:
         """From now on ``target`` gets half of what others get."""
-        self._shares[target].price = _PRICE_OF_FATAL
+        self._prices[target] = _PRICE_OF_FATAL

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+
+import msgspec
 
 from attnfuzz.campaign.batch_size import BatchSize
 from attnfuzz.campaign.channel import Channel
@@ -15,7 +17,7 @@ from attnfuzz.campaign.history import History
 from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.campaign.known_deaths import LEARNED_ORACLES
 from attnfuzz.campaign.memory_watch import MemoryWatch
-from attnfuzz.campaign.messages import Busy, FormatCompiled, Known, Pursue, Setup, Stop, ToWorker
+from attnfuzz.campaign.messages import Busy, FormatCompiled, Join, Known, Pursue, Setup, Stop, ToWorker
 from attnfuzz.campaign.pipeline import Pipeline
 from attnfuzz.campaign.retrace import retrace
 from attnfuzz.campaign.schedule import Schedule
@@ -58,8 +60,9 @@ class Search:
         self._memory = MemoryWatch(None) if memory is None else memory
         self._formats = formats
         self._drawing = Drawing(strategy_for, seeds=(setup.seed, setup.worker), formats=formats)
-        self._kernels = {declaration.target: declaration for declaration in setup.kernels}
-        self._schedule = Schedule(list(self._kernels), worker=setup.worker, num_workers=setup.num_workers)
+        self._kernels: dict[str, Declaration] = {}
+        targets = [declaration.target for declaration in setup.kernels]
+        self._schedule = Schedule(targets, worker=setup.worker, num_workers=setup.num_workers)
         self._tally = Tally(channel.send, device=setup.device_label)
         self._failures = Failures(
             setup.worker,
@@ -69,11 +72,14 @@ class Search:
             send=channel.send,
             is_over=self._is_over,
         )
-        self._drawn: dict[str, list[Case]] = {target: [] for target in self._kernels}
-        self._sizes = {target: BatchSize(_MOST_TOGETHER if judge.can_batch else 1) for target in self._kernels}
+        self._drawn: defaultdict[str, list[Case]] = defaultdict(list)
+        self._sizes = defaultdict[str, BatchSize](lambda: BatchSize(_MOST_TOGETHER if judge.can_batch else 1))
+        self._early: list[Pursue] = []
         self._pipeline = Pipeline(judge.together)
         self._retraces: Counter[str] = Counter()
         self._stopped = False
+        for declaration in setup.kernels:
+            self._join(Join(kernel=declaration))
 
     def run(self) -> None:
         """Search. Raises ChannelClosed when the coordinator is gone."""
@@ -106,12 +112,32 @@ class Search:
                 case FormatCompiled():
                     if self._formats is not None:
                         self._formats.offer(self._kernels[message.kernel], message.format)
+                case Join():
+                    self._join(message)
                 case Stop():
                     self._stopped = True
 
+    def _join(self, join: Join) -> None:
+        """Search a kernel from now on, within what is built of it."""
+        declaration, target = join.kernel, join.kernel.target
+        self._tally.joins(declaration)
+        self._schedule.add(target)
+        if join.built:
+            within = msgspec.structs.replace(declaration.supports, where=join.built)
+            declaration = msgspec.structs.replace(declaration, supports=within)
+        self._kernels[target] = declaration
+        if self._formats is not None:
+            self._formats.joins(declaration)
+        early, self._early = self._early, []
+        for pursue in early:
+            self._defer(pursue)
+
     def _defer(self, pursue: Pursue) -> None:
         """Look into a failure that a worker which was lost had met."""
-        declaration = self._kernels[pursue.kernel]
+        declaration = self._kernels.get(pursue.kernel)
+        if declaration is None:  # it is still being built
+            self._early.append(pursue)
+            return
         case = decode_case(declaration.problem, bytes(pursue.case))
         preceding = tuple(decode_case(declaration.problem, bytes(earlier)) for earlier in pursue.preceding)
         self._failures.defer(Suspect(declaration, case, pursue.failure, preceding))

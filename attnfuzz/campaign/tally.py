@@ -57,6 +57,12 @@ class Tally:
         self._pairs: dict[str, PairCounts] = {}
         self._last_report = clock()
 
+    def joins(self, declaration: Declaration) -> None:
+        """Count the cases of a kernel by what ``declaration`` promises, whatever part of that they are drawn from."""
+        if declaration.target not in self._spaces:
+            space = InputSpace(declaration.problem, declaration.supports, declaration.options)
+            self._spaces[declaration.target], self._pairs[declaration.target] = space, PairCounts(space.num_levels)
+
     def cases(self, kernel: str) -> int:
         """Cases judged on ``kernel`` so far."""
         return self._cases[kernel]
@@ -124,11 +130,8 @@ class Tally:
             self.flush()
 
     def _place(self, declaration: Declaration, case: Case) -> None:
-        kernel = declaration.target
-        if kernel not in self._spaces:
-            space = InputSpace(declaration.problem, declaration.supports, declaration.options)
-            self._spaces[kernel], self._pairs[kernel] = space, PairCounts(space.num_levels)
-        self._pairs[kernel].add(self._spaces[kernel].place(case))
+        self.joins(declaration)  # unless it has
+        self._pairs[declaration.target].add(self._spaces[declaration.target].place(case))
 
 
 def _count_ratio(counts: _Counts, dtype: str, verdict: Verdict) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -88,13 +89,14 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
     )
     with contextlib.closing(_Executors(runner, setup)) as executors, contextlib.closing(_journal(setup)) as journal:
         runner.start_device()
-        runner.declarations([declaration.target for declaration in setup.kernels])
+        if setup.kernels:  # or the first is still being built
+            runner.declarations([declaration.target for declaration in setup.kernels])
         channel.send(Ready())
         begin = channel.wait_for(Begin, Stop, timeout_s=_SETUP_WAIT_S)
         if not isinstance(begin, Begin):
             return
         setup = msgspec.structs.replace(setup, deadline=begin.deadline)
-        runner.give_up_builds_at(begin.deadline + GRACE_S)
+        runner.give_up_builds(lambda builds: time.monotonic() >= begin.deadline + GRACE_S)
         judge = TimedJudge(
             executors.judge,
             judge_together=executors.judge_together,

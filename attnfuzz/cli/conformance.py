@@ -30,7 +30,6 @@ def command(kernels: tuple[str, ...], device: str, json_file: Path | None, html_
     way, and what a kernel does not declare to support is no failure. The exit status is 1 if any kernel fails.
     """
     with refusing():
-        from attnfuzz.campaign.startup import have_built
         from attnfuzz.conformance import examine, load_set
         from attnfuzz.execution.runner import Runner
         from attnfuzz.report.conformance import (
@@ -51,9 +50,13 @@ def command(kernels: tuple[str, ...], device: str, json_file: Path | None, html_
         with Runner(device=device) as runner:
             declarations, absent = _asked(kernels, runner)
             print_absent(console, absent)
-            have_built(runner, declarations, note)
             result = examine(
-                declarations, runner, load_set(), absent=absent, done=lambda kernel: print_examined(console, kernel)
+                declarations,
+                runner,
+                load_set(),
+                absent=absent,
+                done=lambda kernel: print_examined(console, kernel),
+                note=note,
             )
         with while_anyone_reads():
             print_causes(console, result)
@@ -69,17 +72,17 @@ def command(kernels: tuple[str, ...], device: str, json_file: Path | None, html_
 def _asked(kernels: tuple[str, ...], runner: Runner) -> tuple[list[Declaration], list[str]]:
     """The kernels, and a sentence for each engine that is not there; only of engines that nobody named."""
     from attnfuzz.adapters import engines
-    from attnfuzz.campaign.startup import load_searchable
+    from attnfuzz.campaign.startup import load
     from attnfuzz.declaration import KernelLoadError
 
     known = engines()
     if kernels:
-        return load_searchable(runner, tuple(f"{one}:*" if one in known else one for one in kernels)), []
+        return load(runner, tuple(f"{one}:*" if one in known else one for one in kernels)), []
     found: list[Declaration] = []
     absent: list[str] = []
     for engine in known:
         try:
-            found += load_searchable(runner, (f"{engine}:*",))
+            found += load(runner, (f"{engine}:*",))
         except KernelLoadError as error:
             absent.append(str(error))
     if not found:

@@ -72,7 +72,8 @@ def command(
             asked = _Asked(target, started, budget, workers, device, seed, pedantic)
             result = _searched(asked, Path(scratch))
             status = 1 if result.fails else exit_status(result)
-            if status not in (0, 1):
+            if status not in (0, 1) or (status == 0 and result.unbuilt):
+                status = _COULD_NOT_BE_JUDGED
                 raise Refusal(_why_not_judged(result))
             _tell(result, file, target, save_dir, as_json=as_json)
     except Refusal as refusal:
@@ -151,6 +152,8 @@ def _why_not_judged(result: CampaignResult) -> str:
     reasons = [why for kernel in result.statistics.kernels.values() for why in kernel.not_runnable]
     if reasons:
         return f"no case can run here: {reasons[0]}; use a GPU"
+    for how_far in result.unbuilt.values():
+        return f"it compiles itself, and within the budget {how_far}; raise --budget"
     return "no case was judged within the budget; raise --budget"
 
 

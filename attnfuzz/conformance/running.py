@@ -11,6 +11,7 @@ from typing import Literal
 from attnfuzz.campaign.calibration import cores
 from attnfuzz.conformance.cases import ConformanceSet, Entry
 from attnfuzz.declaration import Declaration
+from attnfuzz.execution.builds import GiveUp, OwnCompilers, never
 from attnfuzz.execution.outcomes import DeadlinePassed
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure, OracleName, Verdict
@@ -94,34 +95,50 @@ def examine(
     *,
     absent: Sequence[str] = (),
     done: Callable[[Examined], None] = lambda kernel: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Conformance:
     """Put the set to the kernels, several of them at once, each in a process of its own. ``done`` hears of each.
+
+    Kernels that compile themselves come after all others, one at a time: see `attnfuzz.campaign.readiness`.
 
     Raises what ``Runner.judge`` raises, but for a case that is too large.
     """
     over, lock = threading.Event(), threading.Lock()
 
-    def put_to(declaration: Declaration) -> Examined:
+    def put_to(declaration: Declaration, give_up: GiveUp = never) -> Examined:
         with runner.sibling() as own:
-            outcomes = tuple(_outcomes(declaration, own, cases, over))
-        kernel = Examined(declaration, outcomes)
+            own.give_up_builds(give_up)
+            return Examined(declaration, tuple(_outcomes(declaration, own, cases, over)))
+
+    def unless_it_compiles(declaration: Declaration) -> Examined | None:
+        compilers = OwnCompilers()
+        if declaration.needs_preparing:
+            return None
+        kernel = put_to(declaration, compilers)
+        if compilers.seen:
+            return None
         with lock:
             done(kernel)
         return kernel
 
     with ThreadPoolExecutor(max(1, min(len(declarations), cores(), _MOST_AT_ONCE))) as pool:
         try:
-            kernels = tuple(pool.map(put_to, declarations))
+            examined = list(pool.map(unless_it_compiles, declarations))
         except BaseException:  # an interrupt, say: the other threads need not go on
             over.set()
             raise
+    for place, declaration in enumerate(declarations):
+        if examined[place] is None:
+            note(f"{declaration.target} compiles itself, which may take minutes")
+            examined[place] = kernel = put_to(declaration)
+            done(kernel)
     environment = runner.environment
     return Conformance(
         version=cases.version,
         num_cases=len(cases.entries),
         device=environment.name,
         versions=environment.versions,
-        kernels=kernels,
+        kernels=tuple(one for one in examined if one is not None),
         absent=tuple(absent),
     )
 
@@ -143,7 +160,9 @@ def _outcomes(
             continue
         try:
             verdict = _judge(declaration, runner, entry, found.case)
-        except (CaseTooLarge, DeadlinePassed) as error:
+        except DeadlinePassed:  # it is to come later
+            return
+        except CaseTooLarge as error:
             yield Outcome(entry, found.case, "not_run", found.changes, why=str(error))
             continue
         if verdict.not_runnable:

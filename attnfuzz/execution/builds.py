@@ -7,10 +7,15 @@ the memory of the kernel; and a process that was killed in the middle of it woul
 Taken for a build are: a process that the executor started in this call, whatever it does; an older one while it
 computes (a pool of compilers); a file's lock that is waited for in the system; and an executor that does nothing while
 another one of the same zygote has had a compiler at work for seconds. The last is how a lock looks that is polled.
+
+A kernel *compiles itself* if one of those processes is a C++ or CUDA compiler, or what runs one, or if it waits for a
+lock. Triton starts processes, too, an assembler and a C compiler for what launches its kernels; but each process that
+needs their results can have them made, at once and within the time of a case.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 from attnfuzz.execution.process import (
     TICKS_PER_S,
@@ -23,7 +28,7 @@ from attnfuzz.execution.process import (
     waits_for_file_lock,
 )
 
-__all__ = ["BUILD_PATIENCE_S", "LOOK_EVERY_S", "BuildWatch"]
+__all__ = ["BUILD_PATIENCE_S", "LOOK_EVERY_S", "BuildWatch", "GiveUp", "OwnCompilers", "never"]
 
 BUILD_PATIENCE_S = 600.0
 """How long the builds of one call may take in all. From then on its time counts, whatever it waits for."""
@@ -35,6 +40,10 @@ _IDLE = 0.1
 """Of a CPU: a process that polls a lock ten or twenty times a second takes less."""
 _LONG_AT_WORK_S = 3.0
 """Assemblers that Triton starts are done sooner; what somebody else waits for is not."""
+_COMPILERS = frozenset(
+    {"c++", "cc1plus", "cicc", "clang++", "cmake", "cudafe++", "g++", "hipcc", "make", "ninja", "nvcc"}
+)
+"""And what runs them. torch's extensions and the engines' compilers start ninja, which starts g++ and nvcc."""
 _SHARE_OF_MEMORY = 0.5
 """Of what would be free without it: how much the processes that a kernel started may take. What they take in between
 two looks comes on top."""
@@ -46,6 +55,8 @@ class BuildWatch:
     def __init__(self, pid: int | None) -> None:
         self.seconds = 0.0
         """How long builds have taken so far."""
+        self.compiles_itself = False
+        """Whether any of them was more than what Triton starts."""
         self._pid = pid
         self._began_at_tick = now_in_ticks()
         self._looked_at = time.monotonic()
@@ -71,12 +82,13 @@ class BuildWatch:
 
     def _is_building(self, pid: int, processes: Mapping[int, ProcessSeen], *, since_s: float) -> bool:
         started = descendants(processes, pid)
-        return (
-            any(processes[one].start_ticks >= self._began_at_tick for one in started)
-            or self._has_computed(started, processes)
-            or waits_for_file_lock(pid)
-            or (self._has_idled(pid, processes, since_s) and self._others_build(pid, processes))
+        at_work = [one for one in started if processes[one].start_ticks >= self._began_at_tick]
+        at_work += [one for one in started if one not in at_work and self._has_computed([one], processes)]
+        waits = waits_for_file_lock(pid) or (
+            self._has_idled(pid, processes, since_s) and self._others_build(pid, processes)
         )
+        self.compiles_itself |= waits or any(processes[one].name in _COMPILERS for one in at_work)
+        return waits or bool(at_work)
 
     def _has_computed(self, some: list[int], processes: Mapping[int, ProcessSeen]) -> bool:
         """Whether any of ``some`` has, since the last look."""
@@ -100,3 +112,26 @@ class BuildWatch:
             one for one, seen in processes.items() if seen.parent in executors and seen.start_ticks <= long_ago
         ]
         return any(self._has_computed([one, *descendants(processes, one)], processes) for one in compilers)
+
+
+GiveUp: TypeAlias = Callable[[BuildWatch], bool]
+"""Asked at each look while a call builds, and from when it takes longer than it may: whether to wait no more."""
+
+
+class OwnCompilers:
+    """Gives up the builds of a kernel that compiles itself: its turn is to come later. ``seen``: whether it does.
+
+    Two kernels that begin at once are both stopped before the first of their files is compiled.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def __call__(self, builds: BuildWatch) -> bool:
+        self.seen |= builds.compiles_itself
+        return self.seen
+
+
+def never(builds: BuildWatch) -> bool:
+    """Wait for every build."""
+    return False

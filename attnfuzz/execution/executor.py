@@ -1,6 +1,5 @@
 """An isolated process that answers calls, and dies alone."""
 
-import math
 import signal
 from collections.abc import Mapping
 from types import TracebackType
@@ -8,7 +7,7 @@ from typing import Self
 
 import msgspec
 
-from attnfuzz.execution.builds import BuildWatch
+from attnfuzz.execution.builds import BuildWatch, GiveUp, never
 from attnfuzz.execution.framing import encode_frame
 from attnfuzz.execution.link import Link
 from attnfuzz.execution.messages import Answer, Fault, Hello, Request, encode_fork_request
@@ -30,8 +29,7 @@ class Executor:
     `environment` is set right after the fork, early enough for CUDA_VISIBLE_DEVICES. `memory_limit_bytes` bounds the
     resident memory of the process, that of imported libraries included (about 300 MB with torch); what it starts, a
     compiler, may take what the machine has free. It is checked every 20 ms during a call; RLIMIT_AS is no use, CUDA
-    reserves more address space than there is memory. No call waits for a build past `until`, on the monotonic clock.
-    Not to be shared between threads.
+    reserves more address space than there is memory. Not to be shared between threads.
     """
 
     def __init__(
@@ -46,7 +44,6 @@ class Executor:
         self._zygote = zygote
         self._fork_request = encode_fork_request(environment or {})
         self._memory_limit_bytes = memory_limit_bytes
-        self.until = math.inf
         self._link: Link | None = None
         self._closed = False
         self._num_starts = 0
@@ -69,8 +66,8 @@ class Executor:
         """How many processes have taken the place of an earlier one."""
         return max(0, self._num_starts - 1)
 
-    def call(self, method: str, payload: bytes, *, timeout_s: float) -> Outcome:
-        """Have the service handle `method` with `payload`, a JSON document.
+    def call(self, method: str, payload: bytes, *, timeout_s: float, give_up: GiveUp = never) -> Outcome:
+        """Have the service handle `method` with `payload`, a JSON document. `give_up` says which builds to wait for.
 
         After `Died` and `TimedOut` the next call goes to a fresh executor. A death between two calls belongs to
         neither: it is kept in `last_idle_death`. The call is repeated if the zygote dies meanwhile, or the executor of
@@ -82,7 +79,7 @@ class Executor:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s={timeout_s!r} must be positive")
         try:
-            outcome = self._call_until_heard(frame, timeout_s)
+            outcome = self._call_until_heard(frame, timeout_s, give_up)
         except BaseException:  # an interrupt, say: the answer to this call must not be taken for that to the next
             self._discard()
             raise
@@ -114,13 +111,13 @@ class Executor:
     ) -> None:
         self.close()
 
-    def _call_until_heard(self, frame: bytes, timeout_s: float) -> Outcome | Fault:
+    def _call_until_heard(self, frame: bytes, timeout_s: float, give_up: GiveUp) -> Outcome | Fault:
         for _ in range(_MAX_KILLS_PER_CALL):
             link = self._live_link()
             link.forget_output()
             link.send(frame, self._num_calls)
             try:
-                outcome: Outcome | Fault = self._outcome(link, timeout_s)
+                outcome: Outcome | Fault = self._outcome(link, timeout_s, give_up)
             except ZygoteLostError:
                 outcome = describe_death(link, "zygote")
                 self._discard()
@@ -128,9 +125,9 @@ class Executor:
                 break
         return outcome
 
-    def _outcome(self, link: Link, timeout_s: float) -> Outcome | Fault:
+    def _outcome(self, link: Link, timeout_s: float, give_up: GiveUp) -> Outcome | Fault:
         builds = BuildWatch(link.pid)
-        match await_message(link, timeout_s, self._memory_limit_bytes, until=self.until, builds=builds):
+        match await_message(link, timeout_s, self._memory_limit_bytes, builds=builds, give_up=give_up):
             case Answer(body=body, last=last):
                 if last:
                     self._end()

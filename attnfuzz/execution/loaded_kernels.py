@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.execution.builds import GiveUp, never
 from attnfuzz.execution.device_probe import why_no_answer
 from attnfuzz.execution.executor import Executor
 from attnfuzz.execution.faults import failure_of
@@ -58,6 +59,8 @@ class LoadedKernels:
         self._on_device: int | None = None
         self._stuck: str | None = None
         self.prepared = set() if prepared is None else prepared
+        self.give_up: GiveUp = never
+        """Which builds are not waited for; those of imports always are."""
         self.built_s = 0.0
         """How long the latest call that was answered has waited for builds."""
 
@@ -81,9 +84,16 @@ class LoadedKernels:
         return reply.kernels
 
     def prepare(self, declaration: Declaration) -> None:
-        """Have the kernel do what it declares to do before its first case. Raises `KernelLoadError` if it cannot."""
+        """Have the kernel do what it declares to do before its first case.
+
+        Raises `KernelLoadError` if it cannot, and `DeadlinePassed` if that was given up.
+        """
         self.start_device()
-        reply = self._call("prepare", PrepareRequest(declaration.target), PrepareReply, _PREPARE_TIMEOUT_S)
+        reply = self._call(
+            "prepare", PrepareRequest(declaration.target), PrepareReply, _PREPARE_TIMEOUT_S, self.give_up
+        )
+        if isinstance(reply, TimedOut) and reply.cut_off:
+            raise DeadlinePassed
         why = reply.raised if isinstance(reply, PrepareReply) else failure_of(reply).message
         if why is not None:
             raise KernelLoadError(f"prepare() of {declaration.target} failed: {why}")
@@ -111,7 +121,7 @@ class LoadedKernels:
         have a fresh process.
         """
         self._ensure_loaded(declaration)
-        outcome = self._call(method, request, reply, timeout_s)
+        outcome = self._call(method, request, reply, timeout_s, self.give_up)
         if isinstance(outcome, TimedOut):
             if outcome.cut_off and not outcome.still_alive:
                 raise DeadlinePassed
@@ -119,10 +129,15 @@ class LoadedKernels:
         return outcome
 
     def _call(
-        self, method: str, request: msgspec.Struct, reply: type[Answered], timeout_s: float
+        self,
+        method: str,
+        request: msgspec.Struct,
+        reply: type[Answered],
+        timeout_s: float,
+        give_up: GiveUp = never,
     ) -> Answered | Died | TimedOut:
         try:
-            outcome = self._executor.call(method, msgspec.json.encode(request), timeout_s=timeout_s)
+            outcome = self._executor.call(method, msgspec.json.encode(request), timeout_s=timeout_s, give_up=give_up)
         except ServiceError:  # what kernels have written into this process may be behind it
             self._executor.restart()
             raise

@@ -124,9 +124,11 @@ class ProcessSeen:
     """One process at one moment.
 
     ``cpu_ticks`` is what it and the children that it has waited for have computed, ``start_ticks`` when it started
-    after the machine did, both in clock ticks. ``has_ended``: it is a zombie.
+    after the machine did, both in clock ticks. ``has_ended``: it is a zombie. ``name``: that of the program, of which
+    Linux keeps 15 bytes.
     """
 
+    name: str
     parent: int
     has_ended: bool
     cpu_ticks: int
@@ -141,9 +143,10 @@ def all_processes() -> dict[int, ProcessSeen]:
     seen: dict[int, ProcessSeen] = {}
     with contextlib.suppress(OSError), os.scandir("/proc") as entries:
         for entry in entries:
-            if entry.name.isdecimal() and (fields := _stat_fields(Path(entry.path))):
+            if entry.name.isdecimal() and (found := _name_and_stat(Path(entry.path))) is not None:
+                name, fields = found
                 cpu_ticks = sum(map(int, fields[11:15]))  # proc(5): utime, stime, cutime, cstime
-                seen[int(entry.name)] = ProcessSeen(int(fields[1]), fields[0] == b"Z", cpu_ticks, int(fields[19]))
+                seen[int(entry.name)] = ProcessSeen(name, int(fields[1]), fields[0] == b"Z", cpu_ticks, int(fields[19]))
     return seen
 
 
@@ -242,13 +245,20 @@ def _parent_pid(entry: Path) -> int | None:
     return int(fields[1]) if fields else None
 
 
-def _stat_fields(entry: Path) -> list[bytes]:
-    """Fields of /proc/PID/stat from the third, the state, on; none if the process ended meanwhile."""
+def _name_and_stat(entry: Path) -> tuple[str, list[bytes]] | None:
+    """Name of the program, and fields of /proc/PID/stat from the third, the state, on; None if it has ended."""
     try:
         stat = (entry / "stat").read_bytes()
     except OSError:
-        return []
-    return stat.rpartition(b")")[2].split()  # the command name before may itself hold brackets and blanks
+        return None
+    head, _, rest = stat.rpartition(b")")  # the name before may itself hold brackets and blanks
+    return head.partition(b"(")[2].decode(errors="replace"), rest.split()
+
+
+def _stat_fields(entry: Path) -> list[bytes]:
+    """The fields alone; none if the process has ended."""
+    found = _name_and_stat(entry)
+    return [] if found is None else found[1]
 
 
 def why_no_proc() -> str | None:

@@ -9,6 +9,7 @@ from typing import Self, cast
 import msgspec
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.execution.builds import GiveUp
 from attnfuzz.execution.executor import Executor
 from attnfuzz.execution.explain_messages import CauseLinesRequest, ExplainReply, ExplainRequest
 from attnfuzz.execution.faults import failure_of
@@ -134,16 +135,17 @@ class Runner:
     def prepare(self, declarations: Sequence[Declaration]) -> list[Declaration]:
         """The same kernels, prepared: wherever they are judged, that will not be done again.
 
-        Raises `KernelLoadError` where a kernel cannot be, and `ExecutorUnavailable`.
+        Raises `KernelLoadError` where a kernel cannot be, `DeadlinePassed` where that was given up, and
+        `ExecutorUnavailable`.
         """
         for declaration in declarations:
             if declaration.needs_preparing:
                 self._kernels.prepare(declaration)
         return [msgspec.structs.replace(declaration, needs_preparing=False) for declaration in declarations]
 
-    def give_up_builds_at(self, until: float) -> None:
-        """Wait for no build of a kernel past ``until``, on the monotonic clock."""
-        self._executor.until = until
+    def give_up_builds(self, when: GiveUp) -> None:
+        """Wait for no build of a kernel any more when ``when`` says so; siblings that are made later do the same."""
+        self._kernels.give_up = when
 
     def start_device(self) -> None:
         """Have the executor start CUDA if it is to use it: what comes first would else wait for that.
@@ -170,7 +172,7 @@ class Runner:
         The time of a kernel that is built when it is called does not count (see `attnfuzz.execution.builds`).
 
         Raises `CaseTooLarge`, also if the GPU has no memory for it, `KernelLoadError`, `ExecutorUnavailable` (the
-        environment cannot run kernels), `DeadlinePassed` where `give_up_builds_at` ended a build, and `ServiceError`
+        environment cannot run kernels), `DeadlinePassed` where `give_up_builds` ended a build, and `ServiceError`
         for a bug of the framework, after which cases have a fresh process: what kernels have written into this one may
         be behind it.
         """
@@ -294,7 +296,7 @@ class Runner:
             zygote=self.zygote,
             prepared=self._kernels.prepared,
         )
-        made.give_up_builds_at(self._executor.until)
+        made.give_up_builds(self._kernels.give_up)
         return made
 
     def close(self) -> None:

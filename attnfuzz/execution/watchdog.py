@@ -1,10 +1,9 @@
 """Waits for an executor's answer, and establishes what became of it when none comes."""
 
-import math
 import signal
 import time
 
-from attnfuzz.execution.builds import BUILD_PATIENCE_S, LOOK_EVERY_S, BuildWatch
+from attnfuzz.execution.builds import BUILD_PATIENCE_S, LOOK_EVERY_S, BuildWatch, GiveUp, never
 from attnfuzz.execution.link import Link
 from attnfuzz.execution.messages import ExecutorMessage
 from attnfuzz.execution.outcomes import DeathReason, Died, ExecutorUnavailable, TimedOut, signal_name
@@ -35,21 +34,21 @@ def await_message(
     timeout_s: float,
     memory_limit_bytes: int | None,
     *,
-    until: float = math.inf,
     builds: BuildWatch | None = None,
+    give_up: GiveUp = never,
 ) -> ExecutorMessage | Died | TimedOut:
     """The executor's next message, or how it ended: by itself, or killed here for taking too long or too much memory.
 
     What it waits for a CPU on a busy machine is not its own time, nor what it waits for a driver's lock: so much longer
     it may take, up to `_MOST_PATIENCE` times as long in all. Its time begins anew when a build ends (see `builds`),
-    which may take `BUILD_PATIENCE_S`, but not past `until` on the monotonic clock. The limit of memory is for the
-    process itself; what it starts may take what is free. `ZygoteLostError` if its end cannot be known,
-    `ExecutorUnavailable` if it could not be forked.
+    which may take `BUILD_PATIENCE_S`, unless the caller chooses to `give_up` before, or in the time that begins anew.
+    The limit of memory is for the process itself; what it starts may take what is free. `ZygoteLostError` if its end
+    cannot be known, `ExecutorUnavailable` if it could not be forked.
     """
     builds = BuildWatch(link.pid) if builds is None else builds
     began, waited_before = time.monotonic(), _cpu_wait_s(link)
     deadline, next_look = began + timeout_s, began + LOOK_EVERY_S
-    latest = max(deadline, until)
+    first_deadline = deadline
     expired = False
     while True:
         if (message := link.next_message()) is not None:
@@ -68,9 +67,11 @@ def await_message(
             ends = began + timeout_s + min(_cpu_wait_s(link) - waited_before, (_MOST_PATIENCE - 1) * timeout_s)
             if ends <= now < (last := began + _MOST_PATIENCE * timeout_s) and link.pid and is_blocked(link.pid):
                 ends = min(last, now + _BLOCKED_S)
-            deadline = min(ends, latest)
+            deadline = ends
             if now >= deadline:
-                return _time_out(link, timeout_s, cut_off=now < ends)
+                return _time_out(link, timeout_s)
+        if (builds.seconds or now >= first_deadline) and give_up(builds):
+            return TimedOut(timeout_s, "", still_alive=not kill(link), cut_off=True)
         now = time.monotonic()
         expired = now >= deadline  # and yet look once more: an answer that lies ready counts
         remaining_s = min(deadline, next_look) - now
@@ -126,7 +127,7 @@ def _kill_for(link: Link, reason: DeathReason) -> Died:
     return describe_death(link, reason)
 
 
-def _time_out(link: Link, after_s: float, *, cut_off: bool) -> TimedOut:
+def _time_out(link: Link, after_s: float) -> TimedOut:
     """Ask for the Python stacks, wait until they have been written, kill."""
     link.forget_output()
     link.signal(STACK_SIGNAL)
@@ -135,7 +136,7 @@ def _time_out(link: Link, after_s: float, *, cut_off: bool) -> TimedOut:
         if not link.pump(min(remaining_s, _STACK_SILENCE_S)) and link.output():
             break
     stack = link.output()
-    return TimedOut(after_s, stack, still_alive=not kill(link, wait_s=_HUNG_KILL_WAIT_S), cut_off=cut_off)
+    return TimedOut(after_s, stack, still_alive=not kill(link, wait_s=_HUNG_KILL_WAIT_S))
 
 
 def _await_exit(link: Link, timeout_s: float) -> bool:

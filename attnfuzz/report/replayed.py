@@ -82,11 +82,7 @@ def print_total(
     for one in differences(results):
         console.print(Text(f"{one.path}  {one.kernel}  {one.text}", style="bold yellow"), soft_wrap=True)
     ran = [result for result in results if result.verdict is not None]
-    failed = {
-        result.saved.path: _status(result)
-        for result in ran
-        if result.failed and (result.is_own or _status(result) != "open")
-    }
+    failed = {result.saved.path: _status(result) for result in ran if result.failed and result.is_own}
     text = f"{count(len(saved), 'saved case')}, {count(len(ran), 'run')}: {sum(result.failed for result in ran)} failed"
     for status, meaning in _STATUSES.items():
         number = sum(value == status for value in failed.values())

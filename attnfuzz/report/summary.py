@@ -53,7 +53,8 @@ class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     ``inferred`` is the declaration that it was searched under, where its own left out something that it does not take,
     and ``outside_contract`` says what that is. ``not_runnable``: how many cases, which are not among the ``cases``,
-    could not run on this device, by the reason."""
+    could not run on this device, by the reason. ``unbuilt``: how far a kernel had come that compiles itself; no more of
+    it was searched."""
 
     name: str
     target: str
@@ -64,6 +65,7 @@ class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     inferred: str = ""
     outside_contract: str = ""
     not_runnable: dict[str, Count] = {}
+    unbuilt: str = ""
 
 
 class ElsewhereSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -116,6 +118,7 @@ def summarise(result: CampaignResult) -> Summary:
                 inferred=inferred[target].text if target in inferred else "",
                 outside_contract=str(inferred[target]) if target in inferred else "",
                 not_runnable=kernel.not_runnable,
+                unbuilt=result.unbuilt.get(target, ""),
             )
             for target, kernel in ((target, statistics.kernels[target]) for target in kernels_in_order(result))
         ),

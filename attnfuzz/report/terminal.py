@@ -88,7 +88,7 @@ def print_result(console: Console, result: CampaignResult) -> None:
         told = place
         for line in _finding_lines(number, finding, result.statistics):
             console.print(line, soft_wrap=True)
-    remarks = (_side_lines, _restrictions, _outside, _precision, _not_runnable)
+    remarks = (_side_lines, _restrictions, _outside, _precision, _unbuilt, _not_runnable)
     for line in (line for remark in remarks for line in remark(result)):
         console.print(line, soft_wrap=True)
     console.print()
@@ -212,6 +212,13 @@ def _precision(result: CampaignResult) -> Iterator[Text]:
         if more := [str(one) for one in inferred.stricter if not one.holds]:
             yield Text()
             yield Text(f"Within the bounds of {inferred.target}: {'; '.join(more)}", style="dim")
+
+
+def _unbuilt(result: CampaignResult) -> Iterator[Text]:
+    """For each kernel that was still being built, how far that had come: no more of it was searched."""
+    for target, how_far in result.unbuilt.items():
+        yield Text()
+        yield Text(f"{target}: {how_far}; no more of it was searched", style="yellow")
 
 
 def _doubt(finding: Finding) -> str:

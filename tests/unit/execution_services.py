@@ -102,6 +102,19 @@ class Rogue:
         subprocess.run([sys.executable, "-c", script], check=True)
         return "built"
 
+    def start(self, program: str) -> str:
+        """Run a program to its end."""
+        subprocess.run([program], check=True)
+        return "ended"
+
+    def start_for(self, argument: tuple[str, float]) -> str:
+        """Run a program for so many seconds."""
+        program, seconds = argument
+        with subprocess.Popen([program]) as process:
+            time.sleep(seconds)
+            process.kill()
+        return "ended"
+
     def build_then_spin(self, argument: tuple[float, int]) -> None:
         self.build(argument)
         self.spin(argument)

@@ -21,6 +21,7 @@ from attnfuzz.campaign.messages import (
     Stop,
     ToWorker,
 )
+from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.campaign.reporter import Reporter, SilentReporter
 from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.campaign.worker_process import LastWords
@@ -95,6 +96,7 @@ def campaign(
     started: list[Worker] | None = None,
     reporter: Reporter | None = None,
     device_ids: tuple[str, ...] = (),
+    readiness: Readiness | None = None,
 ) -> CampaignResult:
     now = time.monotonic()
     statistics = Statistics(
@@ -108,7 +110,12 @@ def campaign(
         seed=7,
     )
     plan = Plan(
-        statistics=statistics, oracles=DEFAULT_ORACLES, save_folder=folder, fail_fast=fail_fast, device_ids=device_ids
+        statistics=statistics,
+        oracles=DEFAULT_ORACLES,
+        save_folder=folder,
+        fail_fast=fail_fast,
+        device_ids=device_ids,
+        readiness=readiness,
     )
 
     def launch(setup: Setup) -> Worker:

@@ -1,18 +1,27 @@
-"""Kernels that compile themselves when they are first called, as just-in-time compilers do. Right in every case."""
+"""Kernels that compile themselves when they are first called, as just-in-time compilers do, and one that need not.
+
+Right in every case. Of the folder ATTNFUZZ_TEST_BUILDS: ``begun`` names each build that got anywhere, ``overlaps``
+each that did while another one went on. Builds wait for the file ``may_end`` there if ATTNFUZZ_TEST_WAITS is set.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import attnfuzz
 from attnfuzz.kernels.bundled import dense_naive
 
-BUILD_S = 1.5
+_SCRIPT = """#!/bin/sh
+sleep 2
+exec 9>> at_work
+flock --nonblock 9 || echo $1 >> overlaps
+echo $1 >> begun
+while [ "$ATTNFUZZ_TEST_WAITS" ] && [ ! -e may_end ]; do sleep 0.1; done
+"""
 _SUPPORTS = attnfuzz.Supports(dtypes=("float16", "bfloat16"), head_sizes=(16, 32))
 
 
@@ -22,15 +31,35 @@ def _build(name: str) -> None:
     with (folder / f"{name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / name).exists():
-            with (folder / "begun").open("a") as begun:
-                begun.write(f"{name}\n")
-            subprocess.run([sys.executable, "-c", f"import time; time.sleep({BUILD_S})"], check=True)
+            subprocess.run([_ninja(folder), name], check=True, cwd=folder)
             (folder / name).touch()
+
+
+def _ninja(folder: Path) -> str:
+    """A compiler that only takes time. Two of them at once tell of it, once each has been at work for a while."""
+    program = folder / "ninja"
+    if not program.exists():
+        script = folder / f"ninja-{os.getpid()}"
+        script.write_text(_SCRIPT)
+        script.chmod(0o755)
+        script.rename(program)
+    return str(program)
 
 
 @attnfuzz.kernel("dense_decode", supports=_SUPPORTS)
 def builds_itself(inputs: Any) -> Any:
     _build(f"{inputs.q.dtype}-{inputs.q.shape[-1]}")
+    return dense_naive.function(inputs)
+
+
+@attnfuzz.kernel("dense_decode", supports=_SUPPORTS)
+def builds_itself_too(inputs: Any) -> Any:
+    _build(f"too-{inputs.q.dtype}-{inputs.q.shape[-1]}")
+    return dense_naive.function(inputs)
+
+
+@attnfuzz.kernel("dense_decode", supports=_SUPPORTS)
+def is_ready(inputs: Any) -> Any:
     return dense_naive.function(inputs)
 
 

@@ -7,6 +7,7 @@ import signal
 import tempfile
 import time
 from pathlib import Path
+from typing import ClassVar, cast
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from attnfuzz.campaign.messages import (
     Begin,
     Busy,
     Duplicate,
+    Join,
     Known,
     Progress,
     Ready,
@@ -22,7 +24,9 @@ from attnfuzz.campaign.messages import (
     Stop,
     Trouble,
 )
+from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.corpus import load_regression
+from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase
 from tests.unit.scripted_workers import FAILURE, KERNEL, Worker, campaign, closes, finds, raw, waits
 
@@ -103,6 +107,45 @@ def test_an_error_of_a_worker_is_one_sentence_and_its_traceback_in_a_file(
         f"k on {{}} cannot be judged: the service raised in the executor: TypeError: no (all of it is in {files[1]})",
         "free memory",
     ]
+
+
+class PretendedReadiness:
+    """A kernel of which a part is built at first, and all of it once ``is_built``."""
+
+    ready: tuple[Declaration, ...] = ()
+    unbuilt: ClassVar = {KERNEL.target: "half of it is built"}
+
+    def __init__(self) -> None:
+        self.is_built = False
+        self.told = 0
+
+    def take(self) -> list[Join]:
+        parts = [Join(kernel=KERNEL, built=({"head_size": (16,)},)), Join(kernel=KERNEL)][: 1 + self.is_built]
+        news, self.told = parts[self.told :], len(parts)
+        return news
+
+
+def test_workers_hear_of_what_is_built_whenever_they_start(tmp_path: Path) -> None:
+    """A worker that takes a lost one's place would search nothing, or what is not built yet."""
+    readiness = PretendedReadiness()
+    heard: list[Join | None] = []
+
+    def script(worker: Worker) -> None:
+        if worker.setup.kernels:  # the third time
+            heard.append(None)
+            waits(worker)
+            return
+        joined = worker.hear(Join)
+        assert isinstance(joined, Join)
+        heard.append(joined)
+        if len(heard) == 2:
+            readiness.is_built = True
+            assert isinstance(worker.hear(Join), Join)
+
+    result = campaign(tmp_path, script, budget_s=4.0, readiness=cast(Readiness, readiness))
+    part = Join(kernel=KERNEL, built=({"head_size": (16,)},))
+    assert heard == [part, part, None]
+    assert result.unbuilt == {KERNEL.target: "half of it is built"}
 
 
 def test_a_finding_is_followed_to_its_smallest_case(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from rich.console import Console
 from attnfuzz.campaign.replay import Replayed, SavedCase, cleared, replay, replay_command, resolve_target
 from attnfuzz.corpus import FindingRecord, Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.execution.builds import BuildWatch, GiveUp, never
+from attnfuzz.execution.outcomes import DeadlinePassed
 from attnfuzz.execution.runner import Runner
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
@@ -32,10 +34,12 @@ WRONG = Failure(oracle="accuracy", kind="out:value", message="wrong")
 
 
 class PretendedRunner:
-    """Knows a few kernels, of which ``failing`` fail."""
+    """Knows a few kernels, of which ``failing`` fail and ``building`` compile themselves when they are called."""
 
-    def __init__(self, *failing: str) -> None:
+    def __init__(self, *failing: str, building: Sequence[str] = ()) -> None:
         self.failing = failing
+        self.building = building
+        self.give_up: GiveUp = never
         self.judged: list[tuple[str, Case]] = []
 
     def declarations(self, targets: Sequence[str], *, within: Path | None = None) -> list[Declaration]:
@@ -50,7 +54,15 @@ class PretendedRunner:
             raise KernelLoadError(f"no kernel {unknown[0]!r}")
         return [bundled[target] for target in targets]
 
+    def give_up_builds(self, when: GiveUp) -> None:
+        self.give_up = when
+
     def judge(self, declaration: Declaration, case: Case, *, relations: Relations = None) -> Verdict:
+        if declaration.target in self.building:
+            builds = BuildWatch(None)
+            builds.compiles_itself = True
+            if self.give_up(builds):
+                raise DeadlinePassed
         self.judged.append((declaration.target, case))
         return Verdict(failure=WRONG if declaration.target in self.failing else None)
 
@@ -87,6 +99,13 @@ def test_a_case_runs_on_its_kernel_first_and_on_all_that_support_it() -> None:
     assert (paged.seq_lens, paged.block_size) == (CASE.seq_lens, 16)
 
 
+def test_kernels_that_compile_themselves_come_after_all_others() -> None:
+    """Whoever replays a case everywhere would wait for one engine's compiler before reading of any kernel."""
+    runner = PretendedRunner(building=["mine", "paged"])
+    results = run(runner, saved(), saved("naive"), on=["*"])
+    assert [result.kernel.target for result in results] == ["naive", "naive", "mine", "paged", "mine", "paged"]
+
+
 def test_other_kernels_are_asked_only_where_that_is_wanted() -> None:
     """Whoever replays a case of their own would wait for kernels of attnfuzz, and read about them."""
     runner = PretendedRunner("naive")
@@ -112,6 +131,9 @@ def test_another_kernel_says_nothing_of_the_one_that_is_accused() -> None:
         ("mine", ("mine",), "1 saved case, 1 run: 1 failed; 1 case still open"),
     ):
         assert total(case, run(PretendedRunner(*failing), case, kernels=[kernel])) == said
+    fixed = SavedCase(case.path, msgspec.structs.replace(case.regression, status="fixed"))
+    for one, told in (("naive", "2 runs: 1 failed"), ("mine", "2 runs: 1 failed; 1 case marked fixed")):
+        assert total(fixed, run(PretendedRunner(one), fixed, on=["naive"])).endswith(told)
     mine_alone = run(PretendedRunner("naive"), case, on=["naive"])
     assert total(case, mine_alone).endswith('2 runs: 1 failed; 1 open case now passing: set "status" to "fixed"')
 

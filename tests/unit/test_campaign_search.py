@@ -11,15 +11,17 @@ from attnfuzz.campaign.messages import (
     Busy,
     Confirmed,
     Found,
+    Join,
     Known,
     Minimised,
     Progress,
+    Pursue,
     Smaller,
     Stop,
     Unconfirmed,
 )
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.problems.cases import DenseDecodeCase, decode_case
+from attnfuzz.problems.cases import DenseDecodeCase, decode_case, encode_case
 from tests.unit.search_bench import CRASH, KERNEL, WRONG, Bench, after, grouped, long
 
 WRONG_LSE = Failure(oracle="accuracy", kind="lse:value", message="lse is wrong")
@@ -275,3 +277,20 @@ def test_a_bug_behind_one_that_is_nearly_always_there_is_found() -> None:
         frozenset({"seq_len>1"}),
         frozenset({"gqa_ratio>1", "gqa_ratio not pow2"}),
     }
+
+
+def test_a_kernel_is_searched_only_in_what_is_built_of_it() -> None:
+    """Each worker would start compilers of its own, which spoil each other's results and hold up its search."""
+    part = Join(kernel=KERNEL, built=({"head_size": (32,)},))
+    bench = Bench(lambda case: None, kernels=(), mail=[part], most_cases=100).run()
+    assert {case.head_size for case in bench.judged} == {32}
+    bench = Bench(lambda case: None, kernels=(), mail=[part, Join(kernel=KERNEL)], most_cases=200).run()
+    assert {case.head_size for case in bench.judged} == {16, 32}
+
+
+def test_what_a_lost_worker_was_at_waits_until_its_kernel_is_built() -> None:
+    """A campaign that goes on after an interrupt would end with a traceback, or lose the failure."""
+    case = DenseDecodeCase(num_q_heads=3, num_kv_heads=1, head_size=16, seq_lens=(1,), scale=0.25)
+    pursue = Pursue(kernel=KERNEL.target, case=msgspec.Raw(encode_case(case)), failure=WRONG)
+    bench = Bench(grouped, kernels=(), mail=[pursue, Join(kernel=KERNEL)], enough=after(Found)).run()
+    assert bytes(bench.of(Found)[0].case) == encode_case(case)

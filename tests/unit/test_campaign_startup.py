@@ -55,12 +55,17 @@ def test_as_many_workers_as_were_asked_for() -> None:
     assert choose_workers(request, cast(Runner, PretendedRunner()), [Gpu("0")]).workers == 3
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command of attnfuzz in ``folder``, which the kernels build in."""
     return subprocess.run(
         [sys.executable, "-m", "attnfuzz", *arguments],
         cwd=folder,
-        env={**os.environ, "ATTNFUZZ_TEST_BUILDS": str(folder), "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={
+            **os.environ,
+            **environment,
+            "ATTNFUZZ_TEST_BUILDS": str(folder),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        },
         capture_output=True,
         text=True,
         timeout=600,
@@ -68,22 +73,48 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_kernel_that_compiles_itself_is_built_once_and_then_searched(tmp_path: Path) -> None:
-    """Each worker would build what all of them need, be killed for it and begin again; no case would be judged."""
-    done = run(
-        tmp_path, "explore", f"{SELF_BUILDING}:builds_itself", "--budget", "20s", "--workers", "2", "--json", "s.json"
-    )
+def test_kernels_that_are_ready_are_searched_while_others_are_built(tmp_path: Path) -> None:
+    """One kernel that compiles itself for minutes would keep all others waiting, and their budget would not begin."""
+    kernels = [f"{SELF_BUILDING}:{name}" for name in ("builds_itself", "is_ready", "builds_itself_too")]
+    done = run(tmp_path, "explore", *kernels, "--budget", "3s", "--json", "s.json", ATTNFUZZ_TEST_WAITS="1")
+    assert done.returncode == 2, done.stdout + done.stderr  # nothing is known of two of them
+    summary = json.loads((tmp_path / "s.json").read_text())
+    cases = {one["name"]: one["cases"] for one in summary["kernels"]}
+    assert cases["is_ready"] > 0
+    assert cases["builds_itself"] == cases["builds_itself_too"] == 0
+    assert summary["unreached"] == ["builds_itself", "builds_itself_too"]
+    unbuilt = " ".join(done.stdout.split())
+    assert "builds_itself: 0 of 4 combinations of dtype, head size and options are built" in unbuilt
+    assert summary["kernels"][0]["unbuilt"] or summary["kernels"][1]["unbuilt"]
+
+
+def test_a_kernel_is_searched_in_what_is_built_of_it_and_builds_are_made_one_at_a_time(tmp_path: Path) -> None:
+    """Build tools that share a folder would spoil each other's log; a kernel of many formats would never be reached."""
+    kernels = [f"{SELF_BUILDING}:{name}" for name in ("builds_itself", "builds_itself_too")]
+    done = run(tmp_path, "explore", *kernels, "--budget", "25s", "--workers", "2", "--json", "s.json")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert not (tmp_path / "overlaps").exists()
     begun = (tmp_path / "begun").read_text().split()
-    assert sorted(begun) == [f"torch.{dtype}-{size}" for dtype in ("bfloat16", "float16") for size in (16, 32)]
-    assert json.loads((tmp_path / "s.json").read_text())["cases"] > 0
+    assert begun[:2] == ["torch.float16-16", "too-torch.float16-16"]
+    assert len(set(begun)) == len(begun)
+    assert all(one["cases"] > 0 for one in json.loads((tmp_path / "s.json").read_text())["kernels"])
+
+
+def test_a_kernel_that_cannot_be_prepared_does_not_end_the_search_of_others(tmp_path: Path) -> None:
+    """A missing compiler would cost the kernels that need none their campaign, or not show in its exit status."""
+    kernels = [f"{SELF_BUILDING}:{name}" for name in ("cannot_be_prepared", "is_ready")]
+    done = run(tmp_path, "explore", *kernels, "--budget", "15s", "--json", "s.json")
+    assert done.returncode == 2
+    assert "no compiler is installed" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert json.loads((tmp_path / "s.json").read_text())["unreached"] == ["cannot_be_prepared"]
 
 
 def test_what_a_kernel_declares_to_prepare_is_done_once(tmp_path: Path) -> None:
     """A minute's build would be repeated by each worker, or the first cases would fail for want of it."""
     done = run(tmp_path, "explore", f"{SELF_BUILDING}:is_prepared", "--budget", "5s", "--workers", "2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "preparing" in done.stdout
+    assert "is_prepared compiles itself" in done.stdout
     assert (tmp_path / "begun").read_text().split() == ["prepared"]
 
 

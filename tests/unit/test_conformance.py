@@ -17,6 +17,7 @@ from attnfuzz.problems.cases import PROBLEMS, encode_case
 from attnfuzz.problems.supported import translate
 from attnfuzz.problems.supports import Supports
 
+SELF_BUILDING = Path(__file__).with_name("self_building_kernels.py")
 KERNEL = """
 import torch
 import attnfuzz
@@ -88,6 +89,19 @@ def test_kernels_are_compared_feature_by_feature(tmp_path: Path) -> None:
     assert 'href="#cause-1"' in page
     assert "attnfuzz.regression/1" in page
     assert "1. mine.py:forgets_length_33" in run.stdout
+
+
+def test_kernels_that_compile_themselves_come_after_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing would be heard of any engine for minutes, because of one whose compiler is at work."""
+    monkeypatch.setenv("ATTNFUZZ_TEST_BUILDS", str(tmp_path))
+    kernels = [f"{SELF_BUILDING}:{name}" for name in ("builds_itself", "is_ready")]
+    run = attnfuzz(*kernels, "--json", "c.json", "--device", "cpu", cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    places = [run.stdout.index(text) for text in ("is_ready", "builds_itself compiles itself", "builds_itself: ")]
+    assert places == sorted(places)
+    (built, ready) = json.loads((tmp_path / "c.json").read_text())["kernels"]
+    assert built["passed"] == ready["passed"] > 0
+    assert built["not_run"] == ready["not_run"] == 0
 
 
 def test_a_failing_case_of_the_page_can_be_replayed(tmp_path: Path) -> None:

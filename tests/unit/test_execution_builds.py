@@ -12,13 +12,14 @@ import msgspec
 import pytest
 
 from attnfuzz.execution import builds
-from attnfuzz.execution.builds import BuildWatch
+from attnfuzz.execution.builds import BuildWatch, OwnCompilers, never
 from attnfuzz.execution.executor import Executor
 from attnfuzz.execution.outcomes import Reply
 from attnfuzz.execution.process import waits_for_file_lock
 from attnfuzz.execution.zygote_client import Zygote
 from tests.unit.execution_clients import SERVICES, call, died, timed_out
 
+encode = msgspec.json.encode
 BUILD_S = 3.0
 CASE_S = 1.2
 """Of a case, whose time is shorter than the build takes."""
@@ -61,10 +62,40 @@ def test_no_build_lasts_for_ever(executor: Executor, monkeypatch: pytest.MonkeyP
 
 def test_the_deadline_ends_a_build_without_calling_it_a_hang(executor: Executor) -> None:
     """A campaign would run past its budget by ten minutes, or accuse a kernel that was still being built."""
-    executor.until = time.monotonic() + 2.0
-    assert timed_out(call(executor, "build", (60, 0), timeout_s=CASE_S)).cut_off
-    executor.until = time.monotonic() + 60.0
-    assert not timed_out(call(executor, "spin", timeout_s=0.2)).cut_off
+    until = time.monotonic() + 2.0
+    building = executor.call("build", b"[60, 0]", timeout_s=CASE_S, give_up=lambda builds: time.monotonic() >= until)
+    assert timed_out(building).cut_off
+    assert not timed_out(executor.call("spin", b"null", timeout_s=0.2, give_up=never)).cut_off
+
+
+def starts(folder: Path, name: str) -> tuple[str, float]:
+    """What has a program of this name run for longer than any test."""
+    program = folder / name
+    program.write_text("#!/bin/sh\nsleep 60\n")
+    program.chmod(0o755)
+    return str(program), CASE_S
+
+
+@pytest.mark.parametrize("name", ["ninja", "nvcc", "cc1plus"])
+def test_a_kernel_that_starts_a_compiler_is_stopped_where_others_go_first(
+    executor: Executor, tmp_path: Path, name: str
+) -> None:
+    """A campaign would wait for the builds of one kernel before it searches those that are ready."""
+    compilers = OwnCompilers()
+    program, _ = starts(tmp_path, name)
+    assert timed_out(executor.call("start", encode(program), timeout_s=60.0, give_up=compilers)).cut_off
+    assert compilers.seen
+
+
+@pytest.mark.parametrize("name", ["ptxas", "gcc", "cc1"])
+def test_what_triton_starts_is_no_kernel_that_compiles_itself(executor: Executor, tmp_path: Path, name: str) -> None:
+    """Every Triton kernel of a fresh machine would be told to compile itself, and be searched after all others."""
+    compilers = OwnCompilers()
+    program, seconds = starts(tmp_path, name)
+    outcome = executor.call("start_for", encode((program, seconds)), timeout_s=60.0, give_up=compilers)
+    assert isinstance(outcome, Reply)
+    assert outcome.built_s > 0  # it was seen, and its time is not that of the case
+    assert not compilers.seen
 
 
 def test_memory_of_a_build_is_not_the_kernels(zygote: Zygote) -> None:

@@ -1,0 +1,309 @@
+"""When each kernel can be searched: at once, or once it is built. Torch-free.
+
+Many kernels compile themselves when they are first called, some for minutes. So each kernel of the user is looked at
+in a process of its own, all at once: what it takes where it declares nothing is found out there (`infer`), and one that
+starts a compiler meanwhile is stopped, and left to be built beside the search. Builds are made one after the other, by
+one process: build tools that share a folder (FlashInfer's do) forget each other's results when they run at once. First
+comes what the simplest case of each kernel needs, then what those of other dtypes, head sizes and options do; a kernel
+is searched in what of it is built. Bundled kernels are Triton's to compile, and mean what they declare.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice, product
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from attnfuzz.campaign.calibration import cores
+from attnfuzz.campaign.inference import Inferred, infer, with_declared
+from attnfuzz.campaign.messages import Join
+from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.execution.builds import OwnCompilers
+from attnfuzz.execution.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
+from attnfuzz.execution.runner import Runner
+from attnfuzz.oracles.verdict import Verdict, ends_process
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.choices import dtypes_of, head_sizes_of, options_of
+from attnfuzz.problems.limits import CaseTooLarge
+from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.supports import Combination
+from attnfuzz.problems.where import alternatives
+
+__all__ = ["Readiness"]
+
+_TIMEOUT_S = {"cpu": 5.0, "cuda": 20.0}
+"""Of a case that is run for what it builds, which itself has all the time it needs."""
+_MOST_BUILT = 32
+_LOOK_EVERY_S = 0.2
+
+
+@dataclass(slots=True)
+class _Building:
+    """A kernel that is being built: what there is to build of it, and what was built and passes its simplest case."""
+
+    declaration: Declaration
+    to_build: list[tuple[Combination, Case]]
+    total: int
+    built: list[Combination] = field(default_factory=list)
+    inferred: Inferred | None = None
+
+    @property
+    def contract(self) -> Declaration:
+        """The kernel with what was found that it takes."""
+        found = self.inferred
+        return self.declaration if found is None else with_declared(self.declaration, found.supports, found.numerics)
+
+
+class Readiness:
+    """Of the kernels of one campaign. A context manager: leaving it ends what is being built.
+
+    ``infers``: whether to find out what kernels of the user take where they declare nothing; ``verifying`` as of
+    `infer`. ``make_runner`` makes what builds, from a zygote of its own: executors that come from one wait for each
+    other's compilers, and no hang of a search may pass for such a wait.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        declarations: Sequence[Declaration],
+        *,
+        make_runner: Callable[[], Runner],
+        note: Callable[[str], None],
+        infers: bool = True,
+        verifying: bool = False,
+    ) -> None:
+        self._runner = runner
+        self._make_runner = make_runner
+        self._note = note
+        self._infers = infers
+        self._verifying = verifying
+        self._declarations = {one.target: one for one in declarations}
+        self._building: dict[str, _Building] = {}
+        self._late = frozenset[str]()
+        self._inferred: dict[str, Inferred] = {}
+        self._told: queue.SimpleQueue[Join | str] = queue.SimpleQueue()
+        """What the thread that builds has to say: the reporter is not its own."""
+        self._joining: list[Join] = []
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._builder: Runner | None = None
+        self._why_not: dict[str, str] = {}
+        self._error: BaseException | None = None
+
+    @property
+    def inferred(self) -> tuple[Inferred, ...]:
+        """What kernels take, of those whose declarations left something open that they do not."""
+        return tuple(one for one in list(self._inferred.values()) if one.left_out or one.stricter)
+
+    @property
+    def ready(self) -> list[Declaration]:
+        """The kernels that `look` found ready, each within its contract."""
+        return [one for target, one in self._declarations.items() if target not in self._late]
+
+    @property
+    def declarations(self) -> list[Declaration]:
+        """All kernels: those that are ready within their contracts, the others as they are declared."""
+        return list(self._declarations.values())
+
+    @property
+    def unbuilt(self) -> dict[str, str]:
+        """How far each kernel has come that was not built to the end, by target."""
+        return {
+            target: self._why_not.get(target)
+            or f"{len(one.built)} of {one.total} combinations of dtype, head size and options are built"
+            for target, one in list(self._building.items())  # which the thread shortens
+        }
+
+    def look(self) -> None:
+        """Find out which kernels are ready, and what those take."""
+        users = [one for one in self._declarations.values() if ":" in one.target or one.needs_preparing]
+        with ThreadPoolExecutor(max(1, min(len(users), cores()))) as pool:
+            try:
+                looked = dict(zip((one.target for one in users), pool.map(self._look_at, users), strict=True))
+            except BaseException:  # an interrupt, say: the other threads need not go on
+                self._over.set()
+                raise
+        for target, (is_ready, inferred) in looked.items():
+            declaration = self._declarations[target]
+            if not is_ready:
+                to_build = _one_of_each(declaration)
+                self._building[target] = _Building(declaration, to_build, len(to_build))
+            elif inferred is not None:
+                self._learn(inferred)
+                self._declarations[target] = with_declared(declaration, inferred.supports, inferred.numerics)
+        self._late = frozenset(self._building)
+        self._listen()
+
+    def start_building(self) -> None:
+        """Build what is not ready, in the background; `take` tells what has come of it."""
+        if self._building:
+            names = ", ".join(self._building)
+            verb = "compiles itself" if len(self._building) == 1 else "compile themselves"
+            self._note(f"{names} {verb}, and will be searched as far as that has come")
+            self._thread = threading.Thread(target=self._build, daemon=True)
+            self._thread.start()
+
+    def wait_for_first(self) -> None:
+        """Wait until there is a kernel to search. Raises KernelLoadError if none can be, with a sentence for each."""
+        while not self.ready and not self._joining and self._thread is not None:
+            self._thread.join(_LOOK_EVERY_S)
+            is_over = not self._thread.is_alive()
+            self._listen()
+            if is_over and not self._joining:
+                raise KernelLoadError("\n".join(self._why_not.values()))
+
+    def take(self) -> list[Join]:
+        """What can be searched that could not before."""
+        self._listen()
+        taken, self._joining = self._joining, []
+        return taken
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                said = self._told.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(said, Join):
+                self._joining.append(said)
+            else:
+                self._note(said)
+        if self._error is not None:
+            raise self._error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        if self._builder is not None:
+            self._builder.zygote.close()  # which may be done while the thread waits for it
+        if self._thread is not None:
+            self._thread.join()
+
+    def _learn(self, inferred: Inferred) -> None:
+        self._inferred[inferred.target] = inferred
+        if inferred.left_out:
+            taken = f"what it was found to take, {inferred.text}"
+            self._told.put(f"{inferred.target} is searched within {taken}; --pedantic searches everything")
+
+    def _look_at(self, declaration: Declaration) -> tuple[bool, Inferred | None]:
+        """Whether the kernel is ready, and what it takes."""
+        if declaration.needs_preparing:
+            return False, None
+        compilers = OwnCompilers()
+        with self._runner.sibling() as own:
+            own.give_up_builds(compilers)
+            _verdict(own, declaration, simplest_case(declaration.problem, declaration.supports, declaration.options))
+            found = None
+            if self._infers and not compilers.seen:
+                found = infer(
+                    own,
+                    declaration,
+                    is_over=lambda: compilers.seen or self._over.is_set(),
+                    verifying=self._verifying,
+                )
+        return not compilers.seen, None if compilers.seen else found
+
+    def _build(self) -> None:
+        try:
+            self._builder = self._make_runner()
+            with self._builder as own:
+                own.give_up_builds(lambda builds: self._over.is_set())
+                waiting = list(self._building.values())
+                while waiting and not self._over.is_set():
+                    waiting = [one for one in waiting if not self._over.is_set() and self._goes_on(own, one)]
+        except ExecutorUnavailable as error:
+            self._why_not |= {target: f"it could not be built: {error}" for target in self._building}
+            self._told.put(f"{', '.join(self._building)} could not be built: {error}")
+        except BaseException as error:  # noqa: BLE001 - a thread's end: whoever takes what it made is told
+            if not self._over.is_set():
+                self._error = error
+
+    def _goes_on(self, runner: Runner, kernel: _Building) -> bool:
+        """Build some of ``kernel``; whether there is more to build."""
+        target = kernel.declaration.target
+        try:
+            self._build_some(runner, kernel)
+        except KernelLoadError as error:
+            self._why_not[target] = str(error)
+            self._told.put(f"{target} is not searched: {error}")
+            return False
+        if self._over.is_set():
+            return False
+        if kernel.to_build:
+            if kernel.built and not kernel.declaration.supports.leaves_open("dtypes"):
+                self._told.put(Join(kernel=kernel.contract, built=tuple(kernel.built)))
+            return True
+        if self._infers and kernel.inferred is None:
+            self._infer(runner, kernel, kernel.declaration)
+        if not self._over.is_set():
+            self._building.pop(target)
+            self._told.put(Join(kernel=kernel.contract))
+        return False
+
+    def _build_some(self, runner: Runner, kernel: _Building) -> None:
+        """Have ``kernel`` prepare itself, and its next combination built."""
+        (kernel.declaration,) = runner.prepare([kernel.declaration])
+        combination, case = kernel.to_build.pop(0)
+        verdict = _verdict(runner, kernel.declaration, case)
+        if verdict is None or verdict.failure is not None:
+            if verdict is not None and ends_process(verdict.failure):
+                kernel.to_build.clear()  # what it comes to is for the search to tell
+            return
+        kernel.built.append(combination)
+        if self._infers and kernel.inferred is None and not kernel.declaration.supports.leaves_open("dtypes"):
+            within = msgspec.structs.replace(kernel.declaration.supports, where=(combination,))
+            self._infer(runner, kernel, msgspec.structs.replace(kernel.declaration, supports=within))
+
+    def _infer(self, runner: Runner, kernel: _Building, declaration: Declaration) -> None:
+        found = infer(runner, declaration, is_over=self._over.is_set, verifying=self._verifying)
+        if not self._over.is_set():
+            where = kernel.declaration.supports.where
+            found = msgspec.structs.replace(found, supports=msgspec.structs.replace(found.supports, where=where))
+            kernel.inferred = found
+            self._learn(found)
+
+
+def _one_of_each(declaration: Declaration) -> list[tuple[Combination, Case]]:
+    """Each combination of dtype, head size and options with its simplest case, up to a number, the simplest first."""
+    supports, options = declaration.supports, declaration.options
+    combinations = (
+        (one, *values)
+        for one in alternatives(supports)
+        for values in product(
+            dtypes_of(one),
+            (None,) if one.leaves_open("head_sizes") else head_sizes_of(one, supports.dtypes[0]),
+            product(*options_of(one, options).values()),
+        )
+    )
+    cases = list[tuple[Combination, Case]]()
+    for alternative, dtype, size, chosen in islice(combinations, _MOST_BUILT):
+        combination: dict[str, tuple[object, ...]] = dict(next(iter(alternative.combinations), {}))
+        combination["dtype"] = (dtype,)
+        if size is not None:
+            combination["head_size"] = (size,)
+        combination |= {name: (choice,) for name, choice in zip(options, chosen, strict=True)}
+        one = msgspec.structs.replace(supports, where=(combination,))
+        try:
+            cases.append((one.combinations[0], simplest_case(declaration.problem, one, options)))
+        except ValueError:  # the size does not go with any of the layouts
+            continue
+    return cases or [({}, simplest_case(declaration.problem, supports, options))]
+
+
+def _verdict(runner: Runner, declaration: Declaration, case: Case) -> Verdict | None:
+    """What a case comes to that is run for what it builds; None where that is told when the search meets it."""
+    try:
+        return runner.judge(declaration, case, timeout_s=_TIMEOUT_S[runner.device], thorough=False, relations=())
+    except (DeadlinePassed, ServiceError, CaseTooLarge):
+        return None
