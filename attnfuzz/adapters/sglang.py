@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.problems.supports import DTYPES
 
-__all__ = ["decode_attention", "extend_attention", "extend_attention_unified", "merge_state"]
+__all__ = ["decode_attention", "extend_attention", "extend_attention_unified", "merge_state", "merge_state_v2"]
 
 SGLANG = attnfuzz.Engine("sglang", tried=("0.5.23",))
+SGL_KERNEL = attnfuzz.Engine("sglang-kernel", tried=("0.4.10",))
 _OPS = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
 _CACHES: dict[str, Any] = {
     "dtypes": ("float16", "bfloat16"),
@@ -105,7 +107,7 @@ def extend_attention(i: Any, *, forward: Any) -> Callable[[], tuple[Tensor, Tens
 @SGLANG.kernel(
     "paged_attention",
     needs={"forward": _ops("extend_attention:extend_attention_fwd_unified")},
-    supports=attnfuzz.Supports(**_CACHES, lse="none"),
+    supports=attnfuzz.Supports(**_CACHES, lse="none", batch_invariant=True),
 )
 def extend_attention_unified(i: Any, *, forward: Any) -> Callable[[], Tensor]:
     """The same with all keys and values in the cache, as its deterministic mode runs it."""
@@ -128,9 +130,35 @@ def extend_attention_unified(i: Any, *, forward: Any) -> Callable[[], Tensor]:
 @SGLANG.kernel(
     "merge_states",
     needs={"merge": _ops("merge_state:merge_state_triton")},
-    supports=attnfuzz.Supports(dtypes=("float16", "bfloat16"), lse_layout="TH"),
+    supports=attnfuzz.Supports(dtypes=("float16", "bfloat16"), lse_layout="TH", graph_replay=True),
 )
 def merge_state(i: Any, *, merge: Any) -> tuple[Tensor, Tensor]:
     """The merge of two states."""
+    out, lse = merge(i.prefix_output, i.prefix_lse, i.suffix_output, i.suffix_lse, i.output, i.output_lse)
+    return out, lse
+
+
+def _merged_by_cuda(takes: Any, **others: Any) -> attnfuzz.Supports:
+    """SGLang says which head sizes it leaves to Triton, by a tensor's dtype."""
+    del others
+    sizes = {
+        dtype: tuple(size for size in range(1, 513) if takes(torch.empty(0, 0, size, dtype=getattr(torch, dtype))))
+        for dtype in DTYPES
+    }
+    where = tuple({"dtype": dtype, "head_size": found} for dtype, found in sizes.items())
+    return attnfuzz.Supports(where=where, lse_layout="TH", graph_replay=True)
+
+
+@SGL_KERNEL.kernel(
+    "merge_states",
+    needs={
+        "merge": ("sgl_kernel:merge_state_v2",),
+        "takes": ("sglang.srt.layers.attention.merge_state:_supported_headdim",),
+    },
+    supports=_merged_by_cuda,
+    gpu_only=True,
+)
+def merge_state_v2(i: Any, *, merge: Any, takes: Any) -> tuple[Tensor, Tensor]:
+    """The same in CUDA, as SGLang chooses it on NVIDIA's GPUs."""
     out, lse = merge(i.prefix_output, i.prefix_lse, i.suffix_output, i.suffix_lse, i.output, i.output_lse)
     return out, lse
