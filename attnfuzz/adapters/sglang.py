@@ -5,6 +5,7 @@ Without caches of 8 bits: for those they round weights, and when prefilling quer
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,14 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.problems.supports import DTYPES
 
-__all__ = ["decode_attention", "extend_attention", "extend_attention_unified", "merge_state", "merge_state_v2"]
+__all__ = [
+    "decode_attention",
+    "decode_attention_graph",
+    "extend_attention",
+    "extend_attention_unified",
+    "merge_state",
+    "merge_state_v2",
+]
 
 SGLANG = attnfuzz.Engine("sglang", tried=("0.5.23",))
 SGL_KERNEL = attnfuzz.Engine("sglang-kernel", tried=("0.4.10",))
@@ -45,18 +53,43 @@ def _flat(cache: Tensor) -> Tensor:
     return cache.reshape(-1, *cache.shape[2:])
 
 
-@SGLANG.kernel(
-    "paged_decode",
-    needs={"forward": _ops("decode_attention:decode_attention_fwd")},
-    supports=attnfuzz.Supports(**_CACHES, lse="none", empty_sequences=False),
-    options={"max_kv_splits": (8, 16)},
-)
+_DECODE: dict[str, Any] = {
+    "needs": {"forward": _ops("decode_attention:decode_attention_fwd")},
+    "options": {"max_kv_splits": (8, 16)},
+}
+_DECODES: dict[str, Any] = {**_CACHES, "lse": "none", "empty_sequences": False}
+
+
+@SGLANG.kernel("paged_decode", supports=attnfuzz.Supports(**_DECODES), **_DECODE)
 def decode_attention(i: Any, *, forward: Any, max_kv_splits: int) -> Callable[[], Tensor]:
     """Split-K decode. Its table names slots of the cache, not pages, of the keys that each query sees."""
+    return _decode(i, forward, max_kv_splits, *_seen(i))
+
+
+@SGLANG.kernel("paged_decode", supports=attnfuzz.Supports(**_DECODES, graph_replay=True), **_DECODE)
+def decode_attention_graph(i: Any, *, forward: Any, max_kv_splits: int) -> Callable[[], Tensor]:
+    """The same with the table in buffers that are kept for CUDA graphs, as SGLang's backend has them."""
+    indptr, slots = _seen(i)
+    kept_indptr, kept_slots = _graph_buffers(i.q.device, len(indptr), i.block_table.numel() * i.block_size)
+    kept_indptr.copy_(indptr)
+    kept_slots[: len(slots)] = slots
+    return _decode(i, forward, max_kv_splits, kept_indptr, kept_slots)
+
+
+@functools.lru_cache(maxsize=16)
+def _graph_buffers(device: torch.device, num_starts: int, num_slots: int) -> tuple[Tensor, Tensor]:
+    starts = torch.zeros(num_starts, dtype=torch.int32, device=device)
+    return starts, torch.zeros(num_slots, dtype=torch.int64, device=device)
+
+
+def _seen(i: Any) -> tuple[Tensor, Tensor]:
+    first = torch.zeros_like(i.seq_lens) if i.window is None else (i.seq_lens - i.window).clamp(min=0)
+    return _slots(i, first, i.seq_lens)
+
+
+def _decode(i: Any, forward: Any, max_kv_splits: int, indptr: Tensor, slots: Tensor) -> Callable[[], Tensor]:
     num_seqs, num_q_heads, _ = i.q.shape
     k, v = _flat(i.k_cache), _flat(i.v_cache)
-    first = torch.zeros_like(i.seq_lens) if i.window is None else (i.seq_lens - i.window).clamp(min=0)
-    indptr, slots = _slots(i, first, i.seq_lens)
     partial_out = i.q.new_empty(num_seqs, num_q_heads, max_kv_splits, v.shape[-1], dtype=torch.float32)
     partial_lse = i.q.new_empty(num_seqs, num_q_heads, max_kv_splits, dtype=torch.float32)
     splits = torch.full((num_seqs,), max_kv_splits, dtype=torch.int32, device=i.q.device)

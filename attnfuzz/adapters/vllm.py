@@ -47,6 +47,7 @@ _UNIFIED: dict[str, Any] = {
     "variants": ("window", "soft_cap", "alibi", "sinks"),
     "kv_dtypes": ("float8_e4m3fn", "float8_e5m2"),
     "kv_scales": ("tensor",),
+    "graph_replay": True,
 }
 _UNIFIED_NEEDS = {
     "unified": _ops("triton_unified_attention:unified_attention"),
@@ -296,7 +297,7 @@ def flash_attn_backend(
 @VLLM.kernel(
     "merge_states",
     needs={"merge": _ops("triton_merge_attn_states:merge_attn_states")},
-    supports=attnfuzz.Supports(dtypes=("float16", "bfloat16")),
+    supports=attnfuzz.Supports(dtypes=("float16", "bfloat16"), graph_replay=True),
 )
 def merge_attn_states(i: Any, *, merge: Any) -> tuple[Tensor, Tensor]:
     """The merge of a prefix's state with a suffix's, in Triton."""
