@@ -89,12 +89,12 @@ def _seen(i: Any) -> tuple[Tensor, Tensor]:
 
 def _decode(i: Any, forward: Any, max_kv_splits: int, indptr: Tensor, slots: Tensor) -> Callable[[], Tensor]:
     num_seqs, num_q_heads, _ = i.q.shape
-    k, v = _flat(i.k_cache), _flat(i.v_cache)
-    partial_out = i.q.new_empty(num_seqs, num_q_heads, max_kv_splits, v.shape[-1], dtype=torch.float32)
+    partial_out = i.q.new_empty(num_seqs, num_q_heads, max_kv_splits, i.v_cache.shape[-1], dtype=torch.float32)
     partial_lse = i.q.new_empty(num_seqs, num_q_heads, max_kv_splits, dtype=torch.float32)
     splits = torch.full((num_seqs,), max_kv_splits, dtype=torch.int32, device=i.q.device)
 
     def call() -> Tensor:
+        k, v = _flat(i.k_cache), _flat(i.v_cache)  # here, since a copy, where there are gaps, belongs to a graph
         forward(
             i.q, k, v, i.out, indptr, slots, partial_out, partial_lse, splits, max_kv_splits, i.scale, 1.0, 1.0,
             logit_cap=i.soft_cap or 0.0, sinks=i.sinks,

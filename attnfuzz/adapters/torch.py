@@ -164,7 +164,7 @@ def _compiling() -> Iterator[None]:
 @contextmanager
 def _uncompiled() -> Iterator[None]:
     """As its own warning says: otherwise it would be traced anew for each case, which takes seconds."""
-    module = importlib.import_module(_FLEX)
+    module: Any = importlib.import_module(_FLEX)
     before = module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
     module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
     try:
@@ -188,7 +188,8 @@ def _mask_of(i: Any, first: Tensor) -> Modify:
     def mask(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         del h
         position = first[b] + q_idx
-        return (kv_idx < lengths[b]) & (kv_idx <= position) & (kv_idx > position - window)
+        seen: Tensor = (kv_idx < lengths[b]) & (kv_idx <= position) & (kv_idx > position - window)
+        return seen
 
     return mask
 
@@ -206,7 +207,8 @@ def _scores_of(i: Any, first: Tensor) -> Modify | None:
         slopes = i.alibi_slopes
 
         def biased(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            return score + slopes[h] * (kv_idx - first[b] - q_idx)
+            with_bias: Tensor = score + slopes[h] * (kv_idx - first[b] - q_idx)
+            return with_bias
 
         return biased
     return None

@@ -262,7 +262,8 @@ VARIANTS = {
     "sinks": Variant(sinks="high"),
     "window and sinks": Variant(window=3, sinks="level"),
 }
-ATTENTION = {
+Names = dict[str, tuple[str, ...]]
+ATTENTION: Names = {
     "flash_attn": ("with_kvcache", "varlen", "v3_with_kvcache", "v3_varlen"),
     "vllm": ("flash_attention_3", "flash_attention_3_sinks", "flash_attention_3_decode"),
     "flashinfer": (
@@ -270,14 +271,14 @@ ATTENTION = {
         "batch_attention_sinks",
     ),
 }  # fmt: skip
-MERGES = {"flashinfer": ("merge_state", "merge_states"), "sglang": ("merge_state_v2",)}
-GRAPHS = {
+MERGES: Names = {"flashinfer": ("merge_state", "merge_states"), "sglang": ("merge_state_v2",)}
+GRAPHS: Names = {
     "flashinfer": ("batch_decode_graph", "batch_prefill_graph"),
     "vllm": ("flash_attention_3", "flash_attention_3_decode"),
 }
 
 
-def named(kernels: dict[str, tuple[str, ...]]) -> list[tuple[str, str]]:
+def named(kernels: Names) -> list[tuple[str, str]]:
     return [(place, name) for place, names in kernels.items() for name in names]
 
 
