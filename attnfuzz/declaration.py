@@ -115,10 +115,17 @@ class Kernel:
     def __call__(self, inputs: object, **options: OptionValue) -> Any:
         return self.function(inputs, **options)
 
-    def planned(self, inputs: object, **options: OptionValue) -> Callable[[], Any]:
-        """The call without what a server does once for a batch, and all layers share: that is done here."""
+    def plan(self, inputs: object, **options: OptionValue) -> Callable[[], Any] | None:
+        """Do what a server does once for a batch, and all layers share: what is left is the call.
+
+        None of a kernel that has nothing to do beforehand.
+        """
         call = None if self._plan is None else self._plan(inputs, **options)
-        return call if callable(call) else functools.partial(self, inputs, **options)
+        return call if callable(call) else None
+
+    def planned(self, inputs: object, **options: OptionValue) -> Callable[[], Any]:
+        """The call that `plan` leaves, or all of it."""
+        return self.plan(inputs, **options) or functools.partial(self, inputs, **options)
 
     def without_lse(self) -> Kernel:
         """The same, declared to return its output alone."""

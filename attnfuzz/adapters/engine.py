@@ -17,7 +17,12 @@ from attnfuzz.problems.cases import Problem
 from attnfuzz.problems.supports import OptionValue
 from attnfuzz.said import text_of, type_name
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "on_gpu"]
+
+
+def on_gpu() -> bool:
+    """Whether kernels run on a GPU in this process: without one, Triton's interpreter has been asked for."""
+    return os.environ.get("TRITON_INTERPRET") != "1"
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Engine:
         """
 
         def declare(function: KernelFunction) -> Kernel | Absent:
-            if gpu_only and os.environ.get("TRITON_INTERPRET") == "1":
+            if gpu_only and not on_gpu():
                 return Absent(function.__name__, f"{self.package} runs it on a GPU only")
             try:
                 found = {name: self._first_of(places) for name, places in needs.items()}

@@ -5,6 +5,7 @@ Without caches of 8 bits: for those they round weights, and when prefilling quer
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,19 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.problems.supports import DTYPES
 
-__all__ = ["decode_attention", "extend_attention", "extend_attention_unified", "merge_state"]
+__all__ = [
+    "decode_attention",
+    "decode_attention_graph",
+    "extend_attention",
+    "extend_attention_unified",
+    "merge_state",
+    "merge_state_v2",
+]
 
 SGLANG = attnfuzz.Engine("sglang", tried=("0.5.23",))
+SGL_KERNEL = attnfuzz.Engine("sglang-kernel", tried=("0.4.10",))
 _OPS = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
 _CACHES: dict[str, Any] = {
     "dtypes": ("float16", "bfloat16"),
@@ -43,23 +53,48 @@ def _flat(cache: Tensor) -> Tensor:
     return cache.reshape(-1, *cache.shape[2:])
 
 
-@SGLANG.kernel(
-    "paged_decode",
-    needs={"forward": _ops("decode_attention:decode_attention_fwd")},
-    supports=attnfuzz.Supports(**_CACHES, lse="none", empty_sequences=False),
-    options={"max_kv_splits": (8, 16)},
-)
+_DECODE: dict[str, Any] = {
+    "needs": {"forward": _ops("decode_attention:decode_attention_fwd")},
+    "options": {"max_kv_splits": (8, 16)},
+}
+_DECODES: dict[str, Any] = {**_CACHES, "lse": "none", "empty_sequences": False}
+
+
+@SGLANG.kernel("paged_decode", supports=attnfuzz.Supports(**_DECODES), **_DECODE)
 def decode_attention(i: Any, *, forward: Any, max_kv_splits: int) -> Callable[[], Tensor]:
     """Split-K decode. Its table names slots of the cache, not pages, of the keys that each query sees."""
-    num_seqs, num_q_heads, _ = i.q.shape
-    k, v = _flat(i.k_cache), _flat(i.v_cache)
+    return _decode(i, forward, max_kv_splits, *_seen(i))
+
+
+@SGLANG.kernel("paged_decode", supports=attnfuzz.Supports(**_DECODES, graph_replay=True), **_DECODE)
+def decode_attention_graph(i: Any, *, forward: Any, max_kv_splits: int) -> Callable[[], Tensor]:
+    """The same with the table in buffers that are kept for CUDA graphs, as SGLang's backend has them."""
+    indptr, slots = _seen(i)
+    kept_indptr, kept_slots = _graph_buffers(i.q.device, len(indptr), i.block_table.numel() * i.block_size)
+    kept_indptr.copy_(indptr)
+    kept_slots[: len(slots)] = slots
+    return _decode(i, forward, max_kv_splits, kept_indptr, kept_slots)
+
+
+@functools.lru_cache(maxsize=16)
+def _graph_buffers(device: torch.device, num_starts: int, num_slots: int) -> tuple[Tensor, Tensor]:
+    starts = torch.zeros(num_starts, dtype=torch.int32, device=device)
+    return starts, torch.zeros(num_slots, dtype=torch.int64, device=device)
+
+
+def _seen(i: Any) -> tuple[Tensor, Tensor]:
     first = torch.zeros_like(i.seq_lens) if i.window is None else (i.seq_lens - i.window).clamp(min=0)
-    indptr, slots = _slots(i, first, i.seq_lens)
-    partial_out = i.q.new_empty(num_seqs, num_q_heads, max_kv_splits, v.shape[-1], dtype=torch.float32)
+    return _slots(i, first, i.seq_lens)
+
+
+def _decode(i: Any, forward: Any, max_kv_splits: int, indptr: Tensor, slots: Tensor) -> Callable[[], Tensor]:
+    num_seqs, num_q_heads, _ = i.q.shape
+    partial_out = i.q.new_empty(num_seqs, num_q_heads, max_kv_splits, i.v_cache.shape[-1], dtype=torch.float32)
     partial_lse = i.q.new_empty(num_seqs, num_q_heads, max_kv_splits, dtype=torch.float32)
     splits = torch.full((num_seqs,), max_kv_splits, dtype=torch.int32, device=i.q.device)
 
     def call() -> Tensor:
+        k, v = _flat(i.k_cache), _flat(i.v_cache)  # here, since a copy, where there are gaps, belongs to a graph
         forward(
             i.q, k, v, i.out, indptr, slots, partial_out, partial_lse, splits, max_kv_splits, i.scale, 1.0, 1.0,
             logit_cap=i.soft_cap or 0.0, sinks=i.sinks,
@@ -105,7 +140,7 @@ def extend_attention(i: Any, *, forward: Any) -> Callable[[], tuple[Tensor, Tens
 @SGLANG.kernel(
     "paged_attention",
     needs={"forward": _ops("extend_attention:extend_attention_fwd_unified")},
-    supports=attnfuzz.Supports(**_CACHES, lse="none"),
+    supports=attnfuzz.Supports(**_CACHES, lse="none", batch_invariant=True),
 )
 def extend_attention_unified(i: Any, *, forward: Any) -> Callable[[], Tensor]:
     """The same with all keys and values in the cache, as its deterministic mode runs it."""
@@ -128,9 +163,35 @@ def extend_attention_unified(i: Any, *, forward: Any) -> Callable[[], Tensor]:
 @SGLANG.kernel(
     "merge_states",
     needs={"merge": _ops("merge_state:merge_state_triton")},
-    supports=attnfuzz.Supports(dtypes=("float16", "bfloat16"), lse_layout="TH"),
+    supports=attnfuzz.Supports(dtypes=("float16", "bfloat16"), lse_layout="TH", graph_replay=True),
 )
 def merge_state(i: Any, *, merge: Any) -> tuple[Tensor, Tensor]:
     """The merge of two states."""
+    out, lse = merge(i.prefix_output, i.prefix_lse, i.suffix_output, i.suffix_lse, i.output, i.output_lse)
+    return out, lse
+
+
+def _merged_by_cuda(takes: Any, **others: Any) -> attnfuzz.Supports:
+    """SGLang says which head sizes it leaves to Triton, by a tensor's dtype."""
+    del others
+    sizes = {
+        dtype: tuple(size for size in range(1, 513) if takes(torch.empty(0, 0, size, dtype=getattr(torch, dtype))))
+        for dtype in DTYPES
+    }
+    where = tuple({"dtype": dtype, "head_size": found} for dtype, found in sizes.items())
+    return attnfuzz.Supports(where=where, lse_layout="TH", graph_replay=True)
+
+
+@SGL_KERNEL.kernel(
+    "merge_states",
+    needs={
+        "merge": ("sgl_kernel:merge_state_v2",),
+        "takes": ("sglang.srt.layers.attention.merge_state:_supported_headdim",),
+    },
+    supports=_merged_by_cuda,
+    gpu_only=True,
+)
+def merge_state_v2(i: Any, *, merge: Any, takes: Any) -> tuple[Tensor, Tensor]:
+    """The same in CUDA, as SGLang chooses it on NVIDIA's GPUs."""
     out, lse = merge(i.prefix_output, i.prefix_lse, i.suffix_output, i.suffix_lse, i.output, i.output_lse)
     return out, lse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +11,17 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.problems.quantised_kv import KvDtype
+from attnfuzz.problems.variants import VariantName
 
 __all__ = [
     "decode_attention",
     "flash_attention_3",
+    "flash_attention_3_decode",
+    "flash_attention_3_sinks",
+    "flash_attn_backend",
     "merge_attn_states",
+    "merge_attn_states_cuda",
     "triton_backend",
     "unified_attention",
     "unified_attention_segments",
@@ -40,6 +47,7 @@ _UNIFIED: dict[str, Any] = {
     "variants": ("window", "soft_cap", "alibi", "sinks"),
     "kv_dtypes": ("float8_e4m3fn", "float8_e5m2"),
     "kv_scales": ("tensor",),
+    "graph_replay": True,
 }
 _UNIFIED_NEEDS = {
     "unified": _ops("triton_unified_attention:unified_attention"),
@@ -124,58 +132,89 @@ def _unified(
     return call
 
 
-_BACKEND = "vllm.v1.attention.backends.triton_attn:TritonAttentionBackend"
+_BACKENDS = "vllm.v1.attention.backends"
+_BACKEND_NEEDS = {
+    "describe": ("vllm.v1.attention.backend:CommonAttentionMetadata",),
+    "specify": ("vllm.v1.kv_cache_interface:FullAttentionSpec",),
+    "graphs": ("vllm.config:CUDAGraphMode",),
+}
 _HEAD_SIZES = (16, 32, 64, 72, 80, 96, 112, 128, 192, 256)
 _BLOCK_SIZES = (1, 8, 16, 32, 48, 64, 128, 256)
-_VLLM_NAMES = {"float8_e4m3fn": "fp8_e4m3"}
+_VLLM_NAMES: dict[KvDtype, str] = {"float8_e4m3fn": "fp8_e4m3"}
 _MAX_NUM_SEQS = 1024
 
 
 def _stated(backend: Any, **others: Any) -> attnfuzz.Supports:
     """What a backend says of itself; float32, which its matrix units round to TF32, is left out."""
+    return attnfuzz.Supports(
+        **_stated_sizes(backend, **others),
+        variants=("soft_cap", "alibi", *_stated_variants(backend)),
+        kv_dtypes=tuple(ours for ours, its in _VLLM_NAMES.items() if backend.supports_kv_cache_dtype(its)),
+        kv_scales=("tensor",),
+        layouts=("NHD",),
+        lse="none",
+    )
+
+
+def _stated_sizes(backend: Any, **others: Any) -> dict[str, Any]:
     del others
-    variants = {"window": backend.supports_sliding_window(), "sinks": backend.supports_sink()}
     dtypes = (str(dtype).removeprefix("torch.") for dtype in backend.supported_dtypes if dtype != torch.float32)
-    stated: dict[str, Any] = {
+    return {
         "dtypes": tuple(dtypes),
         "head_sizes": tuple(size for size in _HEAD_SIZES if backend.supports_head_size(size)),
         "block_sizes": tuple(size for size in _BLOCK_SIZES if backend.supports_block_size(size)),
-        "variants": ("soft_cap", "alibi", *(name for name, has in variants.items() if has)),
-        "kv_dtypes": tuple(ours for ours, its in _VLLM_NAMES.items() if backend.supports_kv_cache_dtype(its)),
     }
-    return attnfuzz.Supports(**stated, layouts=("NHD",), kv_scales=("tensor",), lse="none")
 
 
-@VLLM.kernel(
-    "paged_attention",
-    needs={
-        "backend": (_BACKEND,),
-        "describe": ("vllm.v1.attention.backend:CommonAttentionMetadata",),
-        "specify": ("vllm.v1.kv_cache_interface:FullAttentionSpec",),
-        "graphs": ("vllm.config:CUDAGraphMode",),
-    },
-    supports=_stated,
-    numerics=_UNIFIED_NUMERICS,
-)
-def triton_backend(i: Any, *, backend: Any, describe: Any, specify: Any, graphs: Any) -> Callable[[], Tensor]:
-    """The backend TRITON_ATTN with its metadata builder, which chooses between whole sequences and segments.
+def _stated_variants(backend: Any) -> tuple[VariantName, ...]:
+    has: dict[VariantName, bool] = {"window": backend.supports_sliding_window(), "sinks": backend.supports_sink()}
+    return tuple(name for name, stated in has.items() if stated)
 
-    Its cache has each token's key and value side by side: both are copied there before.
+
+def _backend(
+    i: Any,
+    backend: Any,
+    describe: Any,
+    specify: Any,
+    graphs: Any,
+    *,
+    layer: Any,
+    sinks: Tensor | None,
+    **settings: Any,
+) -> Callable[[], Tensor]:
+    """A backend's own call, with the metadata that its builder makes for a model of one attention ``layer``.
+
+    Its cache has each token's key and value side by side: both are copied there before. ``settings``: parts of vLLM's
+    configuration that this backend looks at beside those that all do.
     """
     num_q_heads, head_size = i.q.shape[1:]
     num_kv_heads, device = i.k_cache.shape[2], i.q.device
+    cache_dtype = "auto" if i.k_scale is None else _VLLM_NAMES["float8_e4m3fn"]
+    implementation = backend.get_impl_cls()(
+        num_q_heads, head_size, i.scale, num_kv_heads, None, i.window, cache_dtype, i.soft_cap, sinks=sinks
+    )
+    implementation.alibi_slopes = i.alibi_slopes
+    one = torch.ones(1, dtype=torch.float32, device=device)
+    k_scale, v_scale = (one, one) if i.k_scale is None else (i.k_scale, i.v_scale)
+    for name, value in {"impl": implementation, "_q_scale": one, "_k_scale": k_scale, "_v_scale": v_scale}.items():
+        setattr(layer, name, value)
     model = SimpleNamespace(
         get_num_attention_heads=lambda parallel: num_q_heads,
         get_num_kv_heads=lambda parallel: num_kv_heads,
         get_head_size=lambda: head_size,
         rswa_window=None,
+        is_mm_prefix_lm=False,
     )
     config = SimpleNamespace(
         model_config=model,
-        parallel_config=None,
+        parallel_config=SimpleNamespace(cp_kv_cache_interleave_size=1),
         speculative_config=None,
-        compilation_config=SimpleNamespace(cudagraph_mode=graphs.NONE, static_forward_context={}),
+        cache_config=SimpleNamespace(cache_dtype=cache_dtype),
+        compilation_config=SimpleNamespace(
+            cudagraph_mode=graphs.NONE, max_cudagraph_capture_size=None, static_forward_context={_LAYER: layer}
+        ),
         scheduler_config=SimpleNamespace(max_num_seqs=_MAX_NUM_SEQS),
+        **settings,
     )
     spec = specify(block_size=i.block_size, num_kv_heads=num_kv_heads, head_size=head_size, dtype=i.k_cache.dtype)
     described = describe(
@@ -190,14 +229,6 @@ def triton_backend(i: Any, *, backend: Any, describe: Any, specify: Any, graphs:
         slot_mapping=i.seq_lens.new_empty(0),
     )
     metadata = backend.get_builder_cls()(spec, [], config, device).build(0, described)
-    cache_dtype = "auto" if i.k_scale is None else _VLLM_NAMES[str(i.k_cache.dtype).removeprefix("torch.")]
-    implementation = backend.get_impl_cls()(
-        num_q_heads, head_size, i.scale, num_kv_heads, None, i.window, cache_dtype, i.soft_cap, sinks=i.sinks
-    )
-    implementation.alibi_slopes = i.alibi_slopes
-    one = torch.ones(1, dtype=torch.float32, device=device)
-    k_scale, v_scale = (one, one) if i.k_scale is None else (i.k_scale, i.v_scale)
-    layer = SimpleNamespace(_q_scale=one, _k_scale=k_scale, _v_scale=v_scale)
     cache = torch.cat((i.k_cache, i.v_cache), -1).transpose(1, 2)  # [num_blocks, num_kv_heads, block_size, 2 head_size]
     unused = i.q.new_empty(0)
 
@@ -209,10 +240,64 @@ def triton_backend(i: Any, *, backend: Any, describe: Any, specify: Any, graphs:
     return call
 
 
+_LAYER = "model.layers.0.self_attn.attn"
+
+
+@VLLM.kernel(
+    "paged_attention",
+    needs={"backend": (f"{_BACKENDS}.triton_attn:TritonAttentionBackend",), **_BACKEND_NEEDS},
+    supports=_stated,
+    numerics=_UNIFIED_NUMERICS,
+)
+def triton_backend(i: Any, *, backend: Any, describe: Any, specify: Any, graphs: Any) -> Callable[[], Tensor]:
+    """The backend TRITON_ATTN with its metadata builder, which chooses between whole sequences and segments."""
+    return _backend(i, backend, describe, specify, graphs, layer=SimpleNamespace(), sinks=i.sinks)
+
+
+def _stated_by_flash_attention(backend: Any, **others: Any) -> attnfuzz.Supports:
+    """What the backend FLASH_ATTN says of itself, without 8-bit caches, for which it rounds queries and weights."""
+    return attnfuzz.Supports(
+        **_stated_sizes(backend, **others),
+        variants=("soft_cap", *_stated_variants(backend)),
+        where=_MOST_HEADS_WITH_SINKS,
+        layouts=("NHD",),
+        lse="none",
+    )
+
+
+_MOST_HEADS_WITH_SINKS = ({"num_q_heads": tuple(range(1, 65))},)
+"""Of FlashAttention 3: it raises an error for more."""
+_FLASH_ATTENTION_3 = attnfuzz.Numerics(row_sum="float32", partials="float32", tanh="approximate")
+
+
+@VLLM.kernel(
+    "paged_attention",
+    needs={
+        "backend": (f"{_BACKENDS}.flash_attn:FlashAttentionBackend",),
+        **_BACKEND_NEEDS,
+        "layer_class": ("vllm.model_executor.layers.attention:Attention",),
+    },
+    supports=_stated_by_flash_attention,
+    numerics=_FLASH_ATTENTION_3,
+    gpu_only=True,
+)
+def flash_attn_backend(
+    i: Any, *, backend: Any, describe: Any, specify: Any, graphs: Any, layer_class: Any
+) -> Callable[[], Tensor]:
+    """The backend FLASH_ATTN with its metadata builder, which schedules FlashAttention 3 ahead."""
+    return _backend(
+        i, backend, describe, specify, graphs,
+        layer=layer_class.__new__(layer_class),  # the builder reads windows from layers of this class and no other
+        sinks=None if i.sinks is None else i.sinks.to(torch.bfloat16),
+        attention_config=SimpleNamespace(flash_attn_max_num_splits_for_cuda_graph=32),
+        kernel_config=SimpleNamespace(enable_jit_warmup=False),
+    )  # fmt: skip
+
+
 @VLLM.kernel(
     "merge_states",
     needs={"merge": _ops("triton_merge_attn_states:merge_attn_states")},
-    supports=attnfuzz.Supports(dtypes=("float16", "bfloat16")),
+    supports=attnfuzz.Supports(dtypes=("float16", "bfloat16"), graph_replay=True),
 )
 def merge_attn_states(i: Any, *, merge: Any) -> tuple[Tensor, Tensor]:
     """The merge of a prefix's state with a suffix's, in Triton."""
@@ -221,23 +306,108 @@ def merge_attn_states(i: Any, *, merge: Any) -> tuple[Tensor, Tensor]:
 
 
 @VLLM.kernel(
-    "paged_attention",
+    "merge_states",
     needs={
-        "forward": ("vllm.vllm_flash_attn.flash_attn_interface:flash_attn_varlen_func",),
-        "_library": ("vllm.vllm_flash_attn._vllm_fa3_C:__file__",),
+        "_library": ("vllm._C_stable_libtorch:__file__", "vllm._C:__file__"),
+        "merge": ("torch:ops._C.merge_attn_states",),
     },
-    supports=attnfuzz.Supports(**_CACHES, head_sizes=(64, 96, 128, 192, 256)),
-    options={"num_splits": (0, 1, 8)},
+    supports=attnfuzz.Supports(
+        where=(
+            {"dtype": ("float16", "bfloat16"), "head_size": tuple(range(8, 513, 8))},
+            {"dtype": "float32", "head_size": tuple(range(4, 513, 4))},
+        ),
+        graph_replay=True,
+    ),
     gpu_only=True,
 )
-def flash_attention_3(i: Any, *, forward: Any, _library: str, num_splits: int) -> Callable[[], tuple[Tensor, Tensor]]:
+def merge_attn_states_cuda(i: Any, *, merge: Any, _library: str) -> tuple[Tensor, Tensor]:
+    """The same in CUDA, for head sizes of whole 16 bytes, as `merge_attn_states` of vLLM chooses it."""
+    merge(i.output, i.output_lse, i.prefix_output, i.prefix_lse, i.suffix_output, i.suffix_lse, None, None)
+    return i.output, i.output_lse
+
+
+_FLASH_ATTENTION: dict[str, Any] = {
+    "needs": {
+        "forward": ("vllm.vllm_flash_attn.flash_attn_interface:flash_attn_varlen_func",),
+        "schedule": ("vllm.vllm_flash_attn.flash_attn_interface:get_scheduler_metadata",),
+        "_library": ("vllm.vllm_flash_attn._vllm_fa3_C:__file__",),
+    },
+    "options": {"num_splits": (0, 1, 8), "scheduled": (False, True)},
+    "numerics": _FLASH_ATTENTION_3,
+    "gpu_only": True,
+}
+_FLASH_ATTENTION_CACHES: dict[str, Any] = {**_CACHES, "head_sizes": (64, 96, 128, 192, 256), "graph_replay": True}
+
+
+@VLLM.kernel(
+    "paged_attention",
+    supports=attnfuzz.Supports(**_FLASH_ATTENTION_CACHES, variants=("window", "soft_cap")),
+    **_FLASH_ATTENTION,
+)
+def flash_attention_3(i: Any, **others: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """`flash_attn_varlen_func` on a paged cache, for Hopper GPUs; 0 splits: as many as it finds best."""
+    return _flash_attention_3(i, i.cu_seqlens_q, i.max_query_len, i.max_seq_len, **others)
+
+
+@VLLM.kernel(
+    "paged_attention",
+    supports=attnfuzz.Supports(
+        **_FLASH_ATTENTION_CACHES, variants=("window", "soft_cap", "sinks"), where=_MOST_HEADS_WITH_SINKS
+    ),
+    **_FLASH_ATTENTION,
+)
+def flash_attention_3_sinks(i: Any, **others: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """The same with `s_aux`, in bfloat16, for up to 64 query heads."""
+    return _flash_attention_3(i, i.cu_seqlens_q, i.max_query_len, i.max_seq_len, **others)
+
+
+@VLLM.kernel(
+    "paged_decode",
+    supports=attnfuzz.Supports(**_FLASH_ATTENTION_CACHES, variants=("window", "soft_cap")),
+    **_FLASH_ATTENTION,
+)
+def flash_attention_3_decode(i: Any, **others: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+    """The same for one query token of each sequence."""
+    ends = torch.arange(len(i.q) + 1, dtype=torch.int32, device=i.q.device)
+    return _flash_attention_3(i, ends, 1, i.block_table.shape[1] * i.block_size, **others)
+
+
+@functools.cache
+def _schedules(device: torch.device) -> Tensor:
+    """Where schedules lie for good, as those of vLLM do: a graph reads them there. Four numbers a sequence, and one."""
+    return torch.zeros(1 + 4 * _MAX_NUM_SEQS, dtype=torch.int32, device=device)
+
+
+def _flash_attention_3(
+    i: Any,
+    cu_seqlens_q: Tensor,
+    longest_q: int,
+    longest: int,
+    *,
+    forward: Any,
+    schedule: Any,
+    _library: str,
+    num_splits: int,
+    scheduled: bool,
+) -> Callable[[], tuple[Tensor, Tensor]]:
+    window = (-1, -1) if i.window is None else (i.window - 1, 0)  # it does not count the query itself
+    made = None
+    if scheduled:
+        num_q_heads, head_size = i.q.shape[1:]
+        new = schedule(
+            len(i.seq_lens), longest_q, longest, num_q_heads, i.k_cache.shape[2], head_size, i.seq_lens, i.q.dtype,
+            cu_seqlens_q=cu_seqlens_q, page_size=i.block_size, causal=True, window_size=window,
+            has_softcap=i.soft_cap is not None, num_splits=num_splits,
+        )  # fmt: skip
+        made = _schedules(i.q.device)[: len(new)]
+        made.copy_(new)
 
     def call() -> tuple[Tensor, Tensor]:
         out, lse = forward(
-            i.q, i.k_cache, i.v_cache, i.max_query_len, i.cu_seqlens_q, i.max_seq_len, seqused_k=i.seq_lens,
-            softmax_scale=i.scale, causal=True, block_table=i.block_table, return_softmax_lse=True, out=i.out,
-            fa_version=3, num_splits=num_splits,
+            i.q, i.k_cache, i.v_cache, longest_q, cu_seqlens_q, longest, seqused_k=i.seq_lens, softmax_scale=i.scale,
+            causal=True, window_size=list(window), softcap=i.soft_cap or 0.0, block_table=i.block_table,
+            return_softmax_lse=True, out=i.out, scheduler_metadata=made, fa_version=3, num_splits=num_splits,
+            s_aux=None if i.sinks is None else i.sinks.to(torch.bfloat16),
         )  # fmt: skip
         return out, lse.mT
 

@@ -52,6 +52,9 @@ class TrackedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
     Uninitialised ones hold pre-fill. What PyTorch's own operators allocate for their results is not touched.
     """
 
+    supports_higher_order_operators = True
+    """FlexAttention is one where it is not compiled; torch refuses to call it in a mode that does not say so."""
+
     def __init__(
         self,
         device: torch.device | str,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -22,15 +22,21 @@ _ABANDONED: list[torch.cuda.CUDAGraph] = []
 
 
 class CapturedCall:
-    """`results`, by name, are written anew by each replay."""
+    """`results`, by name, are written anew by each replay.
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, results: dict[str, Tensor]) -> None:
+    What an engine plans for a batch lies outside of the graph: ``plan`` is called before each replay, as servers do it.
+    It writes where the graph reads, or the graph is wrong.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, results: dict[str, Tensor], plan: Callable[[], object]) -> None:
         self.results = results
         self._graph = graph
+        self._plan = plan
 
     def replay(self, words: str) -> None:
         """Run it again on what its tensors hold now, and wait. Raises `KernelRaised`, changed as `words` say."""
         try:
+            self._plan()
             self._graph.replay()
             torch.cuda.synchronize()
         except RuntimeError as error:
@@ -50,9 +56,13 @@ def captured_call(kernel: Kernel, case: Case, inputs: Any) -> Iterator[CapturedC
         _warm_up(kernel, case, inputs)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    captured = CapturedCall(graph, _capture(graph, kernel, case, inputs))
+    again = partial(kernel.plan, inputs, **call_options(kernel, case))
+    planned = _planned(again)
+    run = planned or partial(kernel, inputs, **call_options(kernel, case))
+    results = _capture(graph, kernel, case, inputs, run)
+    captured = CapturedCall(graph, results, again if planned else _nothing)
     try:
-        yield captured
+        yield captured  # what was planned is kept until the end: the graph reads it
     finally:
         captured.results.clear()  # tensors of the pool, which lives as long as they do
         with suppress(RuntimeError):  # of a context that a replay has lost, which is told already
@@ -74,14 +84,27 @@ def _warm_up(kernel: Kernel, case: Case, inputs: Any) -> None:
         raise KernelRaised(error, "nan", "called to warm up, on a stream of its own") from error
 
 
-def _capture(graph: torch.cuda.CUDAGraph, kernel: Kernel, case: Case, inputs: Any) -> dict[str, Tensor]:
+def _planned(plan: Callable[[], Callable[[], Any] | None]) -> Callable[[], Any] | None:
+    try:
+        return plan()
+    except BaseException as error:  # as above
+        raise KernelRaised(error, "nan", "planned before it is captured") from error
+
+
+def _nothing() -> None:
+    """The plan of a kernel that has none."""
+
+
+def _capture(
+    graph: torch.cuda.CUDAGraph, kernel: Kernel, case: Case, inputs: Any, run: Callable[[], Any]
+) -> dict[str, Tensor]:
     first: BaseException | None = None
     side = _side_stream()
     try:
         # The outer context gives the stream back: the inner one does not if the capture cannot be ended.
         with torch.cuda.stream(side), torch.cuda.graph(graph, stream=side):
             try:
-                returned = kernel(inputs, **call_options(kernel, case))
+                returned = run()
             except BaseException as error:
                 first = error  # ending a capture that is invalid raises another one
                 raise

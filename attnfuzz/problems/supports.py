@@ -121,7 +121,8 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
       leave out the guards that this takes, those of engines among them.
     * ``graph_replay``: a call can be captured into a CUDA graph, which then gives what an eager call gives for whatever
       its tensors hold at the replay. Shapes, strides and what is passed by value (``max_seq_len``, ``max_query_len``,
-      ``num_splits``, options) stay as captured; lengths may be any from 0 to what these have room for.
+      ``num_splits``, options) stay as captured; lengths may be any from 0 to what these have room for. What an engine
+      plans for a batch lies outside of the graph, and is planned anew, with the new contents, before each replay.
     """
 
     dtypes: tuple[Dtype, ...] = DTYPES

@@ -139,8 +139,13 @@ def alibi_slopes(recipe: AlibiRecipe, num_q_heads: int, seed: int) -> tuple[floa
 
 @lru_cache(maxsize=1024)
 def sink_logits(recipe: SinkRecipe, num_q_heads: int, seed: int) -> tuple[float, ...]:
-    """One logit for each query head: multiples of 1/8 that lie within 4 of the recipe's level."""
-    return tuple(_SINK_LEVELS[recipe] + ((word & 63) - 32) / 8 for word in _words(seed, _SINKS, num_q_heads))
+    """One logit for each query head, within 4 of the recipe's level: multiples of 1/8 (``level``) or of 1/4.
+
+    bfloat16 holds them, which is what FlashAttention 3 takes sinks in.
+    """
+    bits = 6 if recipe == "level" else 5
+    words = (word & ((1 << bits) - 1) for word in _words(seed, _SINKS, num_q_heads))
+    return tuple(_SINK_LEVELS[recipe] + word * 8 / (1 << bits) - 4 for word in words)
 
 
 def _geometric(num_heads: int) -> list[float]:

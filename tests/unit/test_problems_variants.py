@@ -83,6 +83,14 @@ def test_slopes_and_sinks_are_float32_numbers_that_differ_between_heads() -> Non
         assert len(set(numbers)) > 6
 
 
+@pytest.mark.parametrize("recipe", ["level", "high", "low", "absent"])
+def test_bfloat16_holds_sinks(recipe: Any) -> None:
+    """FlashAttention 3, which takes them in bfloat16, would be accused of what the adapter rounds."""
+    for seed in range(20):
+        numbers = sink_logits(recipe, 12, seed)
+        assert torch.tensor(numbers).bfloat16().tolist() == list(numbers)
+
+
 def by_definition(case: PagedDecodeCase, seq: int, head: int) -> tuple[list[float], float]:
     """In plain Python; query heads 0, 1, 2 read KV head 0, the others KV head 1."""
     values, variant = attention_values(case), case.variant

@@ -98,9 +98,13 @@ def prepare_kernel(kernel: Kernel, tensors: Tensors, options: dict[str, OptionVa
         out, *rest = named_results(returned, inputs, names, declaration.supports).values()
         return out, _natural(declaration, rest[0]) if rest else None
 
-    lengths = getattr(inputs, "seq_lens", None)
-    set_lengths = None if lengths is None or shape.kind == "mixed" else lengths.copy_
-    return Prepared(kernel.planned(inputs, **options), read, set_lengths)
+    has_lengths = hasattr(inputs, "seq_lens") and shape.kind != "mixed"
+
+    def set_lengths(others: Tensor) -> None:
+        inputs.seq_lens.copy_(others)
+        kernel.plan(inputs, **options)  # outside of the graph, as servers do
+
+    return Prepared(kernel.planned(inputs, **options), read, set_lengths if has_lengths else None)
 
 
 def _natural(declaration: Declaration, lse: Tensor) -> Tensor:

@@ -1,0 +1,381 @@
+"""How adapters call engines that run on GPUs only: stand-ins in plain torch take the place of their functions.
+
+They have the parameters of the released functions (flash-attn 2.8.3.post2 and its version 3, vLLM 0.33.0,
+flashinfer-python 0.5.3, sglang-kernel 0.4.10) and do what these are documented to do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import attnfuzz
+from attnfuzz.adapters import engine
+from attnfuzz.declaration import Absent, Kernel
+from attnfuzz.memory.arena import Arena
+from attnfuzz.problems.cases import Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.variants import Variant
+
+PLAIN = """
+import math
+import torch
+
+def attend(q, k, v, scale, first, left=-1, cap=0.0, slopes=None, sinks=None):
+    # q [n, heads, size] at positions first, first + 1, ...; k, v [length, kv_heads, size]
+    n, heads, length = q.shape[0], q.shape[1], k.shape[0]
+    k, v = (x.double().repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->qhk", q.double(), k) * scale
+    scores = cap * torch.tanh(scores / cap) if cap else scores
+    distance = torch.arange(length) - (first + torch.arange(n))[:, None]
+    if slopes is not None:
+        scores = scores + slopes.double()[:, None] * distance[:, None]
+    hidden = (distance > 0) | (distance < -left if left >= 0 else torch.zeros_like(distance, dtype=torch.bool))
+    scores = scores.masked_fill(hidden[:, None], -math.inf)
+    if sinks is not None:
+        assert sinks.dtype in (torch.bfloat16, torch.float32)
+        scores = torch.cat((scores, sinks.double()[:, None].expand(n, heads, 1)), -1)
+    lse = scores.logsumexp(-1) if scores.shape[-1] else torch.full((n, heads), -math.inf, dtype=torch.float64)
+    weights = (scores - lse[..., None]).exp().nan_to_num(0)[..., :length]
+    return torch.einsum("qhk,khd->qhd", weights, v).to(q.dtype), lse.float()
+
+def paged(q, k_cache, v_cache, table, lens, starts, **others):
+    out = torch.full((q.shape[0], q.shape[1], v_cache.shape[-1]), math.nan, dtype=q.dtype)
+    lse = torch.full(q.shape[:2], math.nan)
+    for seq, length in enumerate(lens.tolist()):
+        begin, end = starts[seq].item(), starts[seq + 1].item()
+        pages = table[seq][: -(-length // k_cache.shape[1])].long()
+        k, v = (cache[pages].flatten(0, 1)[:length] for cache in (k_cache, v_cache))
+        first = length - (end - begin)
+        out[begin:end], lse[begin:end] = attend(q[begin:end], k, v, first=first, **others)
+    return out, lse
+"""
+FLASH_ATTN = """
+import torch
+from plain import paged
+
+def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
+                            cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None,
+                            causal=False, window_size=(-1, -1), softcap=0.0, rotary_interleaved=True,
+                            alibi_slopes=None, num_splits=0, return_softmax_lse=False):
+    assert causal and return_softmax_lse and k_cache.shape[1] % 256 == 0 and window_size[1] in (-1, 0)
+    out, lse = paged(q[:, 0], k_cache, v_cache, block_table, cache_seqlens, torch.arange(len(q) + 1),
+                     scale=softmax_scale, left=window_size[0], cap=softcap, slopes=alibi_slopes)
+    return out[:, None], lse[:, :, None]
+
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
+                           softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+                           deterministic=False, return_attn_probs=False, block_table=None):
+    assert causal and return_attn_probs and k.shape[1] % 256 == 0 and cu_seqlens_k.dtype == torch.int32
+    out, lse = paged(q, k, v, block_table, cu_seqlens_k.diff(), cu_seqlens_q, scale=softmax_scale,
+                     left=window_size[0], cap=softcap, slopes=alibi_slopes)
+    return out, lse.mT, None
+"""
+FLASH_ATTN_3 = """
+import torch
+from plain import paged
+
+def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None,
+                            cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, page_table=None,
+                            cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None,
+                            q_descale=None, k_descale=None, v_descale=None, softmax_scale=None, causal=False,
+                            window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True,
+                            scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0,
+                            return_softmax_lse=False):
+    assert causal and return_softmax_lse and (cu_seqlens_q is None) == (q.ndim == 4)
+    rows, starts = (q[:, 0], torch.arange(len(q) + 1)) if cu_seqlens_q is None else (q, cu_seqlens_q)
+    out, lse = paged(rows, k_cache, v_cache, page_table, cache_seqlens, starts, scale=softmax_scale,
+                     left=window_size[0], cap=softcap)
+    return (out[:, None], lse[:, :, None]) if cu_seqlens_q is None else (out, lse.mT)
+"""
+VLLM = """
+import torch
+from plain import paged
+
+def get_scheduler_metadata(batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens,
+                           qkv_dtype=torch.bfloat16, headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None,
+                           cache_leftpad=None, page_size=None, max_seqlen_k_new=0, causal=False, window_size=(-1, -1),
+                           has_softcap=False, num_splits=0, pack_gqa=None, sm_margin=0):
+    assert causal and page_size and batch_size == len(cache_seqlens) and cache_seqlens.max() <= max_seqlen_k
+    return torch.tensor([max_seqlen_q, window_size[0], has_softcap, num_splits, *cache_seqlens], dtype=torch.int32)
+
+def flash_attn_varlen_func(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k=None, seqused_k=None,
+                           q_v=None, dropout_p=0.0, softmax_scale=None, causal=False, window_size=None, softcap=0.0,
+                           alibi_slopes=None, deterministic=False, return_attn_probs=False, block_table=None,
+                           return_softmax_lse=False, out=None, scheduler_metadata=None, q_descale=None, k_descale=None,
+                           v_descale=None, num_splits=0, output_scale=None, fa_version=2, s_aux=None):
+    assert causal and fa_version == 3 and return_softmax_lse and len(q) >= cu_seqlens_q[-1]
+    if scheduler_metadata is not None:
+        planned = [max_seqlen_q, window_size[0], softcap > 0, num_splits, *seqused_k.tolist()]
+        assert scheduler_metadata.tolist() == planned
+    assert s_aux is None or (s_aux.dtype == torch.bfloat16 and q.shape[1] <= 64)
+    found, lse = paged(q, k, v, block_table, seqused_k, cu_seqlens_q, scale=softmax_scale, left=window_size[0],
+                       cap=softcap, sinks=s_aux)
+    out.copy_(found)
+    return out, lse.mT
+"""
+FLASHINFER = """
+import math
+import torch
+from plain import attend
+
+class _Wrapper:
+    buffers = None
+
+    def _plan(self, starts, indptr, indices, last, heads, kv_heads, size, page, *, causal=False,
+              pos_encoding_mode="NONE", sm_scale=None, window_left=-1, logits_soft_cap=None,
+              q_data_type="float16", kv_data_type=None, fixed_split_size=None, disable_split_kv=False):
+        given = (starts, indptr, indices, last)
+        assert all(tensor.dtype == torch.int32 for tensor in given)
+        if self.buffers is None:
+            self.planned = given
+        else:
+            assert len(last) == len(self.buffers[3]) and len(indices) <= len(self.buffers[2])
+            for buffer, tensor in zip(self.buffers, given):
+                buffer[: len(tensor)].copy_(tensor)
+            self.planned = self.buffers
+        self.said = {"scale": sm_scale, "left": window_left, "cap": logits_soft_cap or 0.0}
+
+    def _run(self, q, paged_kv_cache, sinks=None, out=None, lse=None):
+        starts, indptr, indices, last = self.planned
+        k_cache, v_cache = (c if self.layout == "NHD" else c.transpose(1, 2) for c in paged_kv_cache)
+        for seq in range(len(last)):
+            begin, end, rows = indptr[seq], indptr[seq + 1], slice(starts[seq], starts[seq + 1])
+            length = max(0, (end - begin - 1).item()) * k_cache.shape[1] + last[seq].item()
+            k, v = (cache[indices[begin:end].long()].flatten(0, 1)[:length] for cache in (k_cache, v_cache))
+            first = length - (starts[seq + 1] - starts[seq]).item()
+            out[rows], found = attend(q[rows], k, v, first=first, sinks=sinks, **self.said)
+            lse[rows] = found / math.log(2)
+        return out, lse
+
+class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
+    def __init__(self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, use_tensor_cores=False,
+                 paged_kv_indptr_buffer=None, paged_kv_indices_buffer=None, paged_kv_last_page_len_buffer=None,
+                 backend="auto", jit_args=None):
+        self.layout, self.tensor_cores = kv_layout, use_tensor_cores
+        if use_cuda_graph:
+            indptr = paged_kv_indptr_buffer
+            starts = torch.zeros_like(indptr)
+            self.buffers = (starts, indptr, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
+
+    def plan(self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, **others):
+        assert others.get("fixed_split_size") is None or self.tensor_cores
+        starts = torch.arange(len(indptr), dtype=torch.int32)
+        self._plan(starts, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, **others)
+
+    def run(self, q, paged_kv_cache, *args, out=None, lse=None, return_lse=False):
+        assert return_lse and not args
+        return self._run(q, paged_kv_cache, out=out, lse=lse)
+
+class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
+    def __init__(self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf=None,
+                 paged_kv_indptr_buf=None, paged_kv_indices_buf=None, paged_kv_last_page_len_buf=None):
+        self.layout = kv_layout
+        if use_cuda_graph:
+            self.buffers = (qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)
+
+    def plan(self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads,
+             head_dim_qk, page_size, **others):
+        assert others["causal"]
+        self._plan(qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads,
+                   head_dim_qk, page_size, **others)
+
+    run = BatchDecodeWithPagedKVCacheWrapper.run
+
+def _merged(outputs, lses):
+    lses = lses.double() * math.log(2)
+    lse = lses.logsumexp(1)
+    weights = (lses - lse[:, None]).exp().nan_to_num(0)
+    return (outputs.double() * weights[..., None]).sum(1).to(outputs.dtype), (lse / math.log(2)).float()
+
+def merge_state(v_a, s_a, v_b, s_b):
+    return _merged(torch.stack((v_a, v_b), 1), torch.stack((s_a, s_b), 1))
+
+def merge_states(v, s):
+    assert v.is_contiguous() and s.is_contiguous() and v.shape[:3] == s.shape
+    return _merged(v, s)
+"""
+SINKS = """
+from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):
+    def __init__(self, float_workspace_buffer, kv_layout="NHD", *, q_data_type, kv_data_type, head_dim_qk, head_dim_vo,
+                 window_left):
+        super().__init__(float_workspace_buffer, kv_layout)
+        self.window_left = window_left
+
+    def run(self, q, paged_kv_cache, sink, sm_scale, *, out, lse, return_lse):
+        assert sm_scale == self.said["scale"] and self.window_left == self.said["left"] and return_lse
+        return self._run(q, paged_kv_cache, sink, out, lse)
+"""
+HEADER = """#define DISPATCH_GQA_GROUP_SIZE(group_size, GROUP_SIZE, ...) \\
+  if (group_size == 1) {                                     \\
+  } else if (group_size == 2) {                              \\
+  }
+
+#define DISPATCH_HEAD_DIM(head_dim, HEAD_DIM, ...) \\
+  switch (head_dim) {                              \\
+    case 64: {                                     \\
+    }                                              \\
+    case 256: {                                    \\
+    }                                              \\
+  }
+"""
+SGL_KERNEL = """
+import torch
+
+def merge_state_v2(v_a, s_a, v_b, s_b, v_merged=None, s_merged=None):
+    s_merged.copy_(torch.logaddexp(s_a.double(), s_b.double()))
+    weights = ((s - s_merged).double().exp().nan_to_num(0)[..., None] for s in (s_a, s_b))
+    v_merged.copy_(sum(v.double() * weight for v, weight in zip((v_a, v_b), weights)))
+    return v_merged, s_merged
+"""
+SGLANG = """
+def _supported_headdim(o):
+    return o.shape[2] % (4 if o.dtype.itemsize == 4 else 8) == 0
+"""
+FILES = {
+    "plain.py": PLAIN,
+    "flash_attn.py": FLASH_ATTN,
+    "flash_attn_interface.py": FLASH_ATTN_3,
+    "vllm/vllm_flash_attn/flash_attn_interface.py": VLLM,
+    "vllm/vllm_flash_attn/_vllm_fa3_C.py": "",
+    "flashinfer/__init__.py": FLASHINFER,
+    "flashinfer/attention.py": SINKS,
+    "flashinfer/jit/env.py": "import pathlib\nFLASHINFER_INCLUDE_DIR = pathlib.Path(__file__).parents[1]\n",
+    "flashinfer/flashinfer/utils.cuh": HEADER,
+    "sgl_kernel.py": SGL_KERNEL,
+    "sglang/srt/layers/attention/merge_state.py": SGLANG,
+}
+SHAPE: dict[str, Any] = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 64, "scale": 0.25, "layout": "NHD"}
+VARIANTS = {
+    "plain": Variant(),
+    "window": Variant(window=3),
+    "soft_cap": Variant(soft_cap=5.0),
+    "alibi": Variant(alibi="geometric"),
+    "sinks": Variant(sinks="high"),
+    "window and sinks": Variant(window=3, sinks="level"),
+}
+Names = dict[str, tuple[str, ...]]
+ATTENTION: Names = {
+    "flash_attn": ("with_kvcache", "varlen", "v3_with_kvcache", "v3_varlen"),
+    "vllm": ("flash_attention_3", "flash_attention_3_sinks", "flash_attention_3_decode"),
+    "flashinfer": (
+        "batch_decode", "batch_decode_graph", "batch_decode_fixed_split", "batch_prefill", "batch_prefill_graph",
+        "batch_attention_sinks",
+    ),
+}  # fmt: skip
+MERGES: Names = {"flashinfer": ("merge_state", "merge_states"), "sglang": ("merge_state_v2",)}
+GRAPHS: Names = {
+    "flashinfer": ("batch_decode_graph", "batch_prefill_graph"),
+    "vllm": ("flash_attention_3", "flash_attention_3_decode"),
+}
+
+
+def named(kernels: Names) -> list[tuple[str, str]]:
+    return [(place, name) for place, names in kernels.items() for name in names]
+
+
+@pytest.fixture
+def adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The adapters of an engine, made anew where the stand-ins are installed and a GPU is supposed to be there."""
+    for name, text in FILES.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    for module in [name for name in sys.modules if name.partition(".")[0] in {Path(f).parts[0] for f in FILES}]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(engine, "on_gpu", lambda: True)
+    before = set(sys.modules)
+
+    def load(place: str) -> ModuleType:
+        file = Path(engine.__file__).with_name(f"{place}.py")
+        spec = importlib.util.spec_from_file_location(f"adapters_of_{place}", file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    yield load
+    for module in set(sys.modules) - before:
+        if str(getattr(sys.modules[module], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[module]
+
+
+def kernel_of(module: ModuleType, name: str) -> Kernel:
+    found = getattr(module, name)
+    assert isinstance(found, Kernel), found.why
+    return found
+
+
+def case_for(kernel: Kernel, variant: Variant, **others: Any) -> Case:
+    sizes = kernel.declaration.supports.block_sizes
+    shape = {**SHAPE, "block_size": sizes[0] if sizes else 16, "dtype": "float16", "variant": variant, **others}
+    if kernel.declaration.problem == "paged_decode":
+        return PagedDecodeCase(**{"seq_lens": (5, 37), **shape})
+    return PagedAttentionCase(**{"seq_lens": (5, 37), "query_lens": (2, 3), **shape})
+
+
+@pytest.mark.parametrize(("place", "name"), named(ATTENTION))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_engines_are_called_as_they_are_documented(adapters: Any, place: str, name: str, variant: str) -> None:
+    """A window would be one key too long, or a log-sum-exp turned, and the engine accused of it."""
+    kernel = kernel_of(adapters(place), name)
+    asked = VARIANTS[variant]
+    if not set(asked.names) <= set(kernel.declaration.supports.variants):
+        with pytest.raises(ValueError, match="the kernel declares"):
+            attnfuzz.check(kernel, case_for(kernel, asked), device="cpu", isolated=False)
+        return
+    attnfuzz.check(kernel, case_for(kernel, asked), device="cpu", isolated=False)
+    if options := {option: choices[-1] for option, choices in kernel.declaration.options.items()}:
+        attnfuzz.check(kernel, case_for(kernel, asked, options=options), device="cpu", isolated=False)
+
+
+@pytest.mark.parametrize(("place", "name"), named(MERGES))
+def test_merges_are_called_as_they_are_documented(adapters: Any, place: str, name: str) -> None:
+    """Prefix and suffix would change places, or the base of the log-sum-exp."""
+    kernel = kernel_of(adapters(place), name)
+    case = MergeStatesCase(num_tokens=3, num_q_heads=2, head_size=64, dtype="float16", lse_layout="TH")
+    attnfuzz.check(kernel, case, device="cpu", isolated=False)
+
+
+def test_sizes_are_those_that_engines_have_kernels_for(adapters: Any) -> None:
+    """A release with more of them would not be searched there, and one with fewer be accused of its errors."""
+    flashinfer = adapters("flashinfer")
+    assert flashinfer.batch_decode.declaration.supports.gqa_ratios == (1, 2)
+    assert flashinfer.merge_state.declaration.supports.head_sizes == (64, 256)
+    half, _, single = adapters("sglang").merge_state_v2.declaration.supports.combinations
+    assert (half["head_size"][:2], single["head_size"][:2]) == ((8, 16), (4, 8))
+
+
+def test_headers_that_say_nothing_are_told_of(adapters: Any, tmp_path: Path) -> None:
+    """All of FlashInfer's adapters would be lost to a header that has moved, without a reason."""
+    (tmp_path / "flashinfer" / "flashinfer" / "utils.cuh").write_text("// moved", encoding="utf-8")
+    merge = adapters("flashinfer").merge_state
+    assert isinstance(merge, Absent)
+    assert "does not state what it supports as expected: its utils.cuh has no DISPATCH_HEAD_DIM" in merge.why
+
+
+@pytest.mark.parametrize(("place", "name"), named(GRAPHS))
+def test_what_is_planned_again_lies_where_a_graph_reads_it(adapters: Any, place: str, name: str) -> None:
+    """An engine's graph would be replayed with the lengths of another batch, and called wrong."""
+    kernel = kernel_of(adapters(place), name)
+    options = {option: choices[-1] for option, choices in kernel.declaration.options.items()}
+    first = case_for(kernel, Variant(), seq_lens=(20, 37), options=options)
+    problem = problem_of(first)
+    inputs = problem.build(first, Arena("cpu", poison="nan", prefill="nan"), kernel.declaration.supports)
+    captured = kernel.plan(inputs, **options)
+    assert captured is not None
+    inputs.seq_lens.copy_(torch.tensor([17, 8]))
+    assert kernel.plan(inputs, **options) is not None
+    replayed = [result.clone() for result in captured()]
+    for result, right in zip(replayed, kernel(inputs, **options), strict=True):
+        assert torch.equal(result, right)
