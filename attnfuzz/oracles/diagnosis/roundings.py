@@ -194,29 +194,35 @@ def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Mis
 def _sums_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Mistake]:
     """Sums that are kept in 16 bits from tile to tile, or from token to token."""
     tiles = [tile for tile in _TILES if -(-row.num_tokens // tile) <= _MOST_STEPS] or [row.num_tokens]
-    ways = [_in_tiles(row, tile, rounded) for tile in tiles]
-    exact = _in_tiles(row, row.num_tokens, torch.clone)
+    ways = [_in_tiles(row, tile, rounded, of_weights) for of_weights in (torch.clone, rounded) for tile in tiles]
+    whole = [_in_tiles(row, row.num_tokens, torch.clone, of_weights) for of_weights in (torch.clone, rounded)]
+    exact = [one for one in whole for _ in tiles]
     for which, words, of_sum, of_v in (
         ("row sum", f"the sum of the softmax weights is kept in {name}", True, False),
         ("accumulator", f"the sum of weights x V is kept in {name}", False, True),
         ("both sums", f"the sums of the softmax weights and of weights x V are kept in {name}", True, True),
     ):
-        totals = [(way if of_sum else exact)[-1] for way in ways]
-        outs = [(way if of_v else exact)[:-1] / total for way, total in zip(ways, totals, strict=True)]
+        pairs = list(zip(ways, exact, strict=True))
+        totals = [(way if of_sum else right)[-1] for way, right in pairs]
+        outs = [(way if of_v else right)[:-1] / total for (way, right), total in zip(pairs, totals, strict=True)]
         lses = [_top(row) + total.log() for total in totals]
         yield _mistake("sums_rounded", which, words, list(zip(outs, lses, strict=True)))
 
 
-def _in_tiles(row: AttentionRow, tile: int, rounded: Round) -> Float64[Tensor, " sums"]:
-    """Sums of weights x V and, last, of weights, by online softmax over tiles of tokens: rounded after each."""
+def _in_tiles(row: AttentionRow, tile: int, rounded: Round, of_weights: Round) -> Float64[Tensor, " sums"]:
+    """Sums of weights x V and, last, of weights, by online softmax over tiles of tokens: rounded after each.
+
+    ``of_weights``: that of weights before they multiply V, as most kernels have it.
+    """
     scores, _ = row_log_weights(row.case, row.head, row.scores)
-    values = torch.nn.functional.pad(row.v, (0, 1), value=1.0)
     padding = -len(scores) % tile
     tiled = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf).reshape(-1, tile)
     tops = tiled.amax(1).cummax(0).values
     finite = tops.clamp(min=torch.finfo(torch.float64).min)
-    partial = torch.nn.functional.pad(values, (0, 0, 0, padding)).reshape(-1, tile, values.shape[1])
-    partial = torch.einsum("tn,tnd->td", (tiled - finite[:, None]).exp(), partial)
+    values = torch.nn.functional.pad(row.v, (0, 0, 0, padding)).reshape(-1, tile, row.v.shape[1])
+    weights = (tiled - finite[:, None]).exp()
+    partial = torch.einsum("tn,tnd->td", of_weights(weights), values)
+    partial = torch.cat((partial, weights.sum(1, keepdim=True)), 1)
     total = torch.zeros_like(partial[0])
     for i, added in enumerate(partial):
         rescale = (tops[max(i - 1, 0)] - finite[i]).exp()
@@ -260,19 +266,21 @@ def _merged(row: AttentionRow, length: int, change: Round) -> tuple[Tensor, Tens
 
 def _cut_off(row: AttentionRow, name: str) -> Iterator[Mistake]:
     """Bits that a 16-bit number has no room for are left out, which takes half a unit off on average."""
+    dtype = getattr(torch, name)
 
     def cut(x: Tensor) -> Tensor:
-        nearest = x.to(getattr(torch, name))
+        nearest = x.to(dtype)
         smaller = (nearest.view(torch.int16) - 1).view(nearest.dtype)  # in magnitude
         return torch.where(nearest.double().abs() > x.abs(), smaller, nearest).double()
 
     words = f"is cut off to {name}, not rounded"
-    lse = torch.tensor(row.lse, dtype=torch.float64, device="cpu")
-    yield _mistake("cut_off", "output cut off", f"the output {words}", [(cut(row.expected), lse)])
     scores, top = row_log_weights(row.case, row.head, row.scores)[0], _top(row)
-    weights = (scores - top).exp()
-    exact, sink = weights.sum() + (_sink(row) - top).exp(), (_sink(row) - top).exp()
-    ways = [((cut(weights) @ row.v) / total, top + total.log()) for total in (exact, cut(weights).sum() + sink)]
+    weights, sink = (scores - top).exp(), (_sink(row) - top).exp()
+    total = weights.sum() + sink
+    lse = top + total.log()
+    outs = [(of_weights(weights) @ row.v) / total for of_weights in (torch.clone, lambda x: x.to(dtype).double())]
+    yield _mistake("cut_off", "output cut off", f"the output {words}", [(cut(out), lse) for out in outs])
+    ways = [((cut(weights) @ row.v) / end, top + end.log()) for end in (total, cut(weights).sum() + sink)]
     yield _mistake("cut_off", "weights cut off", f"each softmax weight {words}", ways)
 
 
