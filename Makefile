@@ -20,11 +20,11 @@ explore: $(INSTALLED)
 test: lint types unit
 
 lint: $(TESTABLE)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
 
 types: $(TESTABLE)
-	$(BIN)/mypy
+	$(BIN)/python -m mypy
 
 unit: $(TESTABLE)
 	$(BIN)/python -m pytest -n auto
@@ -39,8 +39,8 @@ audit: $(TESTABLE)
 	$(BIN)/python -m tests.audit
 
 format: $(TESTABLE)
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
