@@ -257,6 +257,7 @@ def test_cases_of_one_size_cost_no_operation_more(case_type: Any) -> None:
         attention() if issubclass(case_type, AttentionCase) else {"num_q_heads": 2, "head_size": 8, "num_tokens": 3}
     )
     counts = []
+    together([request(case_type(**fields))])  # what a process makes once is no case's
     for number in (1, 20):
         requests = [request(case_type(**fields)) for _ in range(number)]
         with Operations() as operations:
