@@ -182,7 +182,7 @@ def _rows(i: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 def _mask_of(i: Any, first: Tensor) -> Modify:
     lengths = i.seq_lens.long()
-    window = torch.tensor(1 << 30 if i.window is None else i.window, device=i.q.device)
+    window = torch.tensor(1 << 30 if i.window is None else i.window, dtype=torch.int64, device=i.q.device)
 
     def mask(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         del h
@@ -195,7 +195,7 @@ def _mask_of(i: Any, first: Tensor) -> Modify:
 
 def _scores_of(i: Any, first: Tensor) -> Modify | None:
     if i.soft_cap is not None:
-        cap = torch.tensor(i.soft_cap, device=i.q.device)
+        cap = torch.tensor(i.soft_cap, dtype=torch.float32, device=i.q.device)
 
         def capped(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             del b, h, q_idx, kv_idx
