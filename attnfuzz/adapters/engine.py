@@ -17,12 +17,7 @@ from attnfuzz.problems.cases import Problem
 from attnfuzz.problems.supports import OptionValue
 from attnfuzz.said import text_of, type_name
 
-__all__ = ["Engine", "on_gpu"]
-
-
-def on_gpu() -> bool:
-    """Whether kernels run on a GPU in this process: without one, Triton's interpreter has been asked for."""
-    return os.environ.get("TRITON_INTERPRET") != "1"
+__all__ = ["Engine"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,7 @@ class Engine:
         """
 
         def declare(function: KernelFunction) -> Kernel | Absent:
-            if gpu_only and not on_gpu():
+            if gpu_only and not self.on_gpu():
                 return Absent(function.__name__, f"{self.package} runs it on a GPU only")
             try:
                 found = {name: self._first_of(places) for name, places in needs.items()}
@@ -77,6 +72,11 @@ class Engine:
             return Kernel(call, msgspec.structs.replace(declared.declaration, versions=versions), plan=plan)
 
         return declare
+
+    @staticmethod
+    def on_gpu() -> bool:
+        """Whether kernels run on a GPU in this process: without one, Triton's interpreter has been asked for."""
+        return os.environ.get("TRITON_INTERPRET") != "1"
 
     @property
     def _tried(self) -> str:

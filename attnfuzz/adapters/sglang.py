@@ -175,7 +175,9 @@ def _merged_by_cuda(takes: Any, **others: Any) -> attnfuzz.Supports:
     """SGLang says which head sizes it leaves to Triton, by a tensor's dtype."""
     del others
     sizes = {
-        dtype: tuple(size for size in range(1, 513) if takes(torch.empty(0, 0, size, dtype=getattr(torch, dtype))))
+        dtype: tuple(
+            size for size in range(1, 513) if takes(torch.empty(0, 0, size, dtype=getattr(torch, dtype), device="cpu"))
+        )
         for dtype in DTYPES
     }
     where = tuple({"dtype": dtype, "head_size": found} for dtype, found in sizes.items())

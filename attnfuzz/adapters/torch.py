@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.adapters.engine import on_gpu
 
 __all__ = ["flex_attention", "flex_paged", "sdpa", "sdpa_backend", "sdpa_math", "varlen"]
 
@@ -42,7 +41,7 @@ def sdpa_math(i: Any, *, attend: Any, choose: Any, backend: Any) -> Callable[[],
     return _attending(i, attend, lambda: choose(backend))
 
 
-_BACKENDS = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION") if on_gpu() else ("FLASH_ATTENTION",)
+_BACKENDS = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION") if TORCH.on_gpu() else ("FLASH_ATTENTION",)
 _TAKEN: dict[str, dict[str, Any]] = {
     "FLASH_ATTENTION": {"head_size": tuple(range(8, 257, 8))},
     "EFFICIENT_ATTENTION": {"head_size": tuple(range(8, 257, 8)), "gqa_ratio": 1},
@@ -183,7 +182,7 @@ def _rows(i: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 def _mask_of(i: Any, first: Tensor) -> Modify:
     lengths = i.seq_lens.long()
-    window = torch.tensor(1 << 30 if i.window is None else i.window, device=i.q.device)
+    window = torch.tensor(1 << 30 if i.window is None else i.window, dtype=torch.int64, device=i.q.device)
 
     def mask(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         del h
@@ -196,7 +195,7 @@ def _mask_of(i: Any, first: Tensor) -> Modify:
 
 def _scores_of(i: Any, first: Tensor) -> Modify | None:
     if i.soft_cap is not None:
-        cap = torch.tensor(i.soft_cap, device=i.q.device)
+        cap = torch.tensor(i.soft_cap, dtype=torch.float32, device=i.q.device)
 
         def capped(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             del b, h, q_idx, kv_idx
@@ -219,7 +218,7 @@ def _flexible(
 ) -> Callable[[], tuple[Tensor, Tensor]]:
     """``k``, ``v``: ``[num_seqs or 1, num_kv_heads, slots, head_size]``. q's rows go to a rectangle, and back."""
     seqs, tokens, _ = _rows(i)
-    within, run = (_compiling, _compiled(attend)) if on_gpu() else (_uncompiled, attend)
+    within, run = (_compiling, _compiled(attend)) if TORCH.on_gpu() else (_uncompiled, attend)
     q = i.q.new_zeros(len(i.seq_lens), i.max_query_len, *i.q.shape[1:])
     q[seqs, tokens] = i.q[: len(seqs)]
     q = q.transpose(1, 2)
@@ -238,7 +237,7 @@ def _flexible(
     "paged_attention",
     needs=_FLEX_NEEDS,
     supports=attnfuzz.Supports(**_FLEX_CACHES),
-    numerics=_COMPILED if on_gpu() else _DEFINED,
+    numerics=_COMPILED if TORCH.on_gpu() else _DEFINED,
 )
 def flex_attention(i: Any, *, attend: Any, mask: Any, aux: Any) -> Callable[[], tuple[Tensor, Tensor]]:
     """`flex_attention` with a block mask of lengths, causality and window, on a rectangle of keys and of values.

@@ -21,6 +21,9 @@ _ABANDONED: list[torch.cuda.CUDAGraph] = []
 2.12, pytorch#180395), and may end the process when it is told to forget them."""
 
 
+Plan = Callable[[], Callable[[], Any] | None]
+
+
 class CapturedCall:
     """`results`, by name, are written anew by each replay.
 
@@ -28,15 +31,15 @@ class CapturedCall:
     It writes where the graph reads, or the graph is wrong.
     """
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, results: dict[str, Tensor], plan: Callable[[], object]) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, results: dict[str, Tensor], plan: Plan) -> None:
         self.results = results
         self._graph = graph
         self._plan = plan
 
     def replay(self, words: str) -> None:
         """Run it again on what its tensors hold now, and wait. Raises `KernelRaised`, changed as `words` say."""
+        _planned(self._plan, words)
         try:
-            self._plan()
             self._graph.replay()
             torch.cuda.synchronize()
         except RuntimeError as error:
@@ -57,7 +60,7 @@ def captured_call(kernel: Kernel, case: Case, inputs: Any) -> Iterator[CapturedC
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     again = partial(kernel.plan, inputs, **call_options(kernel, case))
-    planned = _planned(again)
+    planned = _planned(again, "planned before it is captured")
     run = planned or partial(kernel, inputs, **call_options(kernel, case))
     results = _capture(graph, kernel, case, inputs, run)
     captured = CapturedCall(graph, results, again if planned else _nothing)
@@ -84,11 +87,11 @@ def _warm_up(kernel: Kernel, case: Case, inputs: Any) -> None:
         raise KernelRaised(error, "nan", "called to warm up, on a stream of its own") from error
 
 
-def _planned(plan: Callable[[], Callable[[], Any] | None]) -> Callable[[], Any] | None:
+def _planned(plan: Plan, words: str) -> Callable[[], Any] | None:
     try:
         return plan()
     except BaseException as error:  # as above
-        raise KernelRaised(error, "nan", "planned before it is captured") from error
+        raise KernelRaised(error, "nan", words) from error
 
 
 def _nothing() -> None:

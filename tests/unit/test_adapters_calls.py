@@ -292,7 +292,7 @@ def adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for module in [name for name in sys.modules if name.partition(".")[0] in {Path(f).parts[0] for f in FILES}]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(engine, "on_gpu", lambda: True)
+    monkeypatch.setattr(engine.Engine, "on_gpu", staticmethod(lambda: True))
     before = set(sys.modules)
 
     def load(place: str) -> ModuleType:
