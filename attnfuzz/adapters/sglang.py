@@ -1,4 +1,4 @@
-"""SGLang's attention kernels in Triton.
+"""SGLang's attention kernels in Triton, and its merge in CUDA.
 
 Without caches of 8 bits: for those they round weights, and when prefilling queries, to the format of the cache.
 """

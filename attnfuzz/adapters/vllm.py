@@ -1,4 +1,4 @@
-"""vLLM's attention kernels: in Triton, and FlashAttention 3 as it ships it for sm_90."""
+"""vLLM's kernels: in Triton, FlashAttention 3 as it ships it for sm_90, its merge in CUDA, and two of its backends."""
 
 from __future__ import annotations
 
