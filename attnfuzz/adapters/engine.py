@@ -22,10 +22,14 @@ __all__ = ["Engine"]
 
 @dataclass(frozen=True)
 class Engine:
-    """``package``: the distribution whose version counts. ``tried``: the versions that its adapters were tried with."""
+    """``package``: the distribution whose version counts. ``tried``: the versions that its adapters were tried with.
+
+    ``written_for``: versions whose signatures they follow, where none of them has run yet.
+    """
 
     package: str
     tried: tuple[str, ...]
+    written_for: tuple[str, ...] = ()
 
     def kernel(
         self,
@@ -80,6 +84,8 @@ class Engine:
 
     @property
     def _tried(self) -> str:
+        if not self.tried:
+            return f"this adapter follows {self.package} {' and '.join(self.written_for)}, and has not been tried"
         return f"this adapter was tried with {self.package} {' and '.join(self.tried)}"
 
     @property

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 SGLANG = attnfuzz.Engine("sglang", tried=("0.5.23",))
-SGL_KERNEL = attnfuzz.Engine("sglang-kernel", tried=("0.4.10",))
+SGL_KERNEL = attnfuzz.Engine("sglang-kernel", tried=(), written_for=("0.4.10",))
 _OPS = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
 _CACHES: dict[str, Any] = {
     "dtypes": ("float16", "bfloat16"),
