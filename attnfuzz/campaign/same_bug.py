@@ -10,7 +10,7 @@ from typing import Protocol
 
 from attnfuzz.campaign.aspects import ADDRESS_ORACLES, SILENT_ORACLES, aspects, is_part_of
 from attnfuzz.campaign.signature import Signature, Symptom
-from attnfuzz.oracles.verdict import Diagnosed, ends_process
+from attnfuzz.oracles.verdict import NARROW_OFFSETS, Diagnosed, ends_process
 
 __all__ = ["RULES", "Told", "are_same_bug"]
 
@@ -82,6 +82,11 @@ def _names_its_stride(one: Told, other: Told) -> bool:
     )
 
 
+def _may_be_one_rounding(one: Told, other: Told) -> bool:
+    """Errors of both are so small that the same rounding may be behind them."""
+    return any(symptom in _maybe(other) for symptom in _maybe(one) if symptom.kind != NARROW_OFFSETS)
+
+
 def _maybe(told: Told) -> list[Symptom]:
     symptom = told.signature.symptom
     return [Symptom.of_cause(symptom.kernel, symptom.oracle, one) for one in (told.said.maybe if told.said else ())]
@@ -93,5 +98,5 @@ def _spoil_the_same(a: Symptom, b: Symptom) -> bool:
     return a.kind.partition(":")[0] == b.kind.partition(":")[0]
 
 
-RULES = (_explains, _names_its_stride, _is_flaky_alike, _is_about_part, _lies_alike)
+RULES = (_explains, _names_its_stride, _is_flaky_alike, _is_about_part, _lies_alike, _may_be_one_rounding)
 """What makes two findings one, each asked both ways."""

@@ -123,7 +123,7 @@ def _explain(
         return near
     if found is not None and found.is_fitted and not also_wrong:
         found = None  # some number always fits one row
-    possible = rounding.perhaps() if near is None else (near.cause,)
+    possible = rounding.perhaps() if near is None else tuple(filter(None, (near.cause, *near.maybe)))
     return replace(found or Diagnosis(""), maybe=possible) if possible else found
 
 

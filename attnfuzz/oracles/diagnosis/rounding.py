@@ -85,12 +85,15 @@ class Rounding:
     def nearly(self) -> Diagnosis | None:
         """The rounding among whose results, as several orders of summing give them, each wrong row lies.
 
-        Of few numbers that are little beyond their bounds that says little.
+        Of few numbers that are little beyond their bounds that says little: it is no cause then, but may be one.
         """
         told = self._told(self._near)
-        if told is None or self.is_telling or any(map(_is_far_off, self.rows)):
-            return told
-        return replace(told, words=f"perhaps {told.words}")
+        if told is None:
+            return None
+        if not self.is_telling and not any(map(_is_far_off, self.rows)):
+            told = replace(told, words=f"perhaps {told.words}", cause="", maybe=(told.cause, *told.maybe))
+        maybe = dict.fromkeys((*told.maybe, *self.perhaps()))
+        return replace(told, maybe=tuple(cause for cause in maybe if cause != told.cause))
 
     def left_open(self) -> float:
         """The largest part of an error, in bounds, that the first of the replays of `exactly` leaves open."""
