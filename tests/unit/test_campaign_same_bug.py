@@ -18,10 +18,16 @@ CASE = simplest_case("paged_decode", Supports(), {})
 
 
 def a_finding(
-    oracle: OracleName, kind: str, *features: str, kernel: str = "k", cause: str = "", tensor: str = ""
+    oracle: OracleName,
+    kind: str,
+    *features: str,
+    kernel: str = "k",
+    cause: str = "",
+    tensor: str = "",
+    maybe: tuple[str, ...] = (),
 ) -> Finding:
     declaration = Declaration(name="k", problem="paged_decode", target=kernel)
-    failure = Failure(oracle=oracle, kind=kind, message="wrong", cause=cause, tensor=tensor)
+    failure = Failure(oracle=oracle, kind=kind, message="wrong", cause=cause, tensor=tensor, maybe=maybe)
     return Finding(
         "0-1",
         declaration,
@@ -58,6 +64,25 @@ def test_bugs_that_each_need_something_of_their_own_stay_apart() -> None:
     """A shared data type is too little to call two bugs one."""
     half = a_finding("accuracy", "out:value", "dtype=bfloat16", "empty sequence")
     assert not are_same_bug(half, a_finding("unwritten", "out", "dtype=bfloat16", "gqa_ratio>1"))
+
+
+def test_a_rounding_is_one_bug_by_whatever_oracle_it_shows() -> None:
+    """A row sum in 16 bits would be read as a wrong LSE, as errors too large together, and as an overflow."""
+    sums = a_finding("accuracy", "lse:value", cause="sums_rounded")
+    together = a_finding("residuals", "lse:size", cause="sums_rounded")
+    overflow = a_finding("value_affinity", "bits", "seq_len>1", maybe=("sums_rounded",))
+    for other in (together, overflow):
+        assert are_same_bug(sums, other)
+        assert are_same_bug(other, sums)
+    assert not are_same_bug(together, a_finding("residuals", "out:lean", cause="cut_off"))
+
+
+def test_small_errors_that_one_rounding_may_give_are_one_finding() -> None:
+    """Errors hardly beyond their bounds, of which nothing is sure, would be told once for each recipe."""
+    one = a_finding("accuracy", "out:value", "keys=fine", "seq_len>1", maybe=("scores_rounded", "sums_rounded"))
+    assert are_same_bug(one, a_finding("accuracy", "out:value", "gqa_ratio>1", maybe=("sums_rounded",)))
+    assert not are_same_bug(one, a_finding("accuracy", "out:value", "gqa_ratio>1", maybe=("cut_off",)))
+    assert not are_same_bug(one, a_finding("accuracy", "out:value", "gqa_ratio>1"))
 
 
 def test_a_cause_decides_whatever_the_cases_need() -> None:

@@ -39,6 +39,16 @@ def test_a_clamp_that_only_larger_values_reach(plant: Any, dense: DenseDecodeCas
     assert "but -4096.0 with V times -2**35" in failure.message
 
 
+def test_a_sum_that_overflows_in_16_bits(plant: Any, dense: DenseDecodeCase) -> None:
+    """An accumulator in float16 would be told as a bug of its own beside the wrong numbers that it gives."""
+    numerics = attnfuzz.Numerics(partials="float32")
+    kernel = plant(average=lambda weights, v: (8 * weights @ v).half().to(v.dtype) / 8, numerics=numerics)
+    failure = objection("value_affinity", kernel, msgspec.structs.replace(dense, dtype="float16"))
+    assert failure is not None
+    assert failure.maybe == ("sums_rounded",)
+    assert "overflows at 65504" in failure.message
+
+
 def test_an_lse_that_depends_on_v(plant: Any, dense: DenseDecodeCase) -> None:
     """An LSE that takes a little of a value would be right within its bound."""
 
