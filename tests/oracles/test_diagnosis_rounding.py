@@ -273,6 +273,7 @@ CAUSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sum of weights x V in 16 bits, by token": ("float16", "sums_rounded", by_tiles(1, of_v=torch.float16)),
     "sum of weights in 16 bits, by token": ("bfloat16", "sums_rounded", by_tiles(1, of_sum=torch.bfloat16)),
     "both sums": ("float16", "sums_rounded", by_tiles(1, of_sum=torch.float16, of_v=torch.float16)),
+    "sum of weights in float16, of float32": ("float32", "sums_rounded", by_tiles(16, of_sum=torch.float16)),
     "partial LSE in 16 bits": ("float16", "partial_lse", of_partial_states(lambda lse: lse.half())),
     "partial LSE in base 2": ("float16", "partial_lse", of_partial_states(lambda lse: lse / math.log(2))),
     "K to bfloat16": ("float16", "converted", converted(torch.bfloat16, k=True)),

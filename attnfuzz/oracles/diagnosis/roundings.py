@@ -75,13 +75,11 @@ def mistakes(row: AttentionRow, *, one_copy: bool) -> Iterator[Mistake]:
     """The simplest first. The same number for every row of a case."""
     if row.case.dtype == "float32":
         yield _in_tf32(row)
+        for name in ("float16", "bfloat16"):
+            yield from _sums_rounded(row, name, _rounding_to(name))
     else:
         name = row.case.dtype
-        dtype = getattr(torch, name)
-
-        def rounded(x: Tensor) -> Tensor:
-            return x.to(dtype).double()
-
+        rounded = _rounding_to(name)
         yield from _scores_rounded(row, name, rounded, copies=not one_copy)
         yield _sum_of_rounded_weights(row, name, rounded)
         yield from _weights_rounded(row, name, rounded)
@@ -93,6 +91,11 @@ def mistakes(row: AttentionRow, *, one_copy: bool) -> Iterator[Mistake]:
     yield from _converted(row)
     yield _without_maximum(row)
     yield _finite_maximum(row)
+
+
+def _rounding_to(name: str) -> Round:
+    dtype = getattr(torch, name)
+    return lambda x: x.to(dtype).double()
 
 
 def _scores_rounded(row: AttentionRow, name: str, rounded: Round, *, copies: bool) -> Iterator[Mistake]:
@@ -206,7 +209,8 @@ def _sums_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Mist
         totals = [(way if of_sum else right)[-1] for way, right in pairs]
         outs = [(way if of_v else right)[:-1] / total for (way, right), total in zip(pairs, totals, strict=True)]
         lses = [_top(row) + total.log() for total in totals]
-        yield _mistake("sums_rounded", which, words, list(zip(outs, lses, strict=True)))
+        told = which if row.case.dtype == name else f"{which} in {name}"
+        yield _mistake("sums_rounded", told, words, list(zip(outs, lses, strict=True)))
 
 
 def _in_tiles(row: AttentionRow, tile: int, rounded: Round, of_weights: Round) -> Float64[Tensor, " sums"]:
@@ -278,7 +282,7 @@ def _cut_off(row: AttentionRow, name: str) -> Iterator[Mistake]:
     weights, sink = (scores - top).exp(), (_sink(row) - top).exp()
     total = weights.sum() + sink
     lse = top + total.log()
-    outs = [(of_weights(weights) @ row.v) / total for of_weights in (torch.clone, lambda x: x.to(dtype).double())]
+    outs = [(of_weights(weights) @ row.v) / total for of_weights in (torch.clone, _rounding_to(name))]
     yield _mistake("cut_off", "output cut off", f"the output {words}", [(cut(out), lse) for out in outs])
     ways = [((cut(weights) @ row.v) / end, top + end.log()) for end in (total, cut(weights).sum() + sink)]
     yield _mistake("cut_off", "weights cut off", f"each softmax weight {words}", ways)
