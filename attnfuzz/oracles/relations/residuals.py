@@ -60,7 +60,7 @@ _EXPLAINED = 0.5
 """Part of the squares of the errors that a replayed rounding must account for."""
 _MOST_REPLAYED = 4
 
-Attention = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | PagedAttentionCase
+_Attention = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | PagedAttentionCase
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _check(trial: Trial) -> Failure | None:
     return _objection(case, found) if sum(len(token.heads) for token in found) >= _FEWEST_ROWS else None
 
 
-def _changed(case: Attention, device: str) -> Iterator[Attention]:
+def _changed(case: _Attention, device: str) -> Iterator[_Attention]:
     """With scores of the order of 1, for any scale and head size."""
     exponent = round(-math.log2(case.scale * _DEVIATION**2 * math.sqrt(case.head_size)))
     exponent = max(MIN_LOGIT_EXPONENT, min(exponent, MAX_LOGIT_EXPONENT))
@@ -141,7 +141,7 @@ def _changed(case: Attention, device: str) -> Iterator[Attention]:
         yield msgspec.structs.replace(case, values=values, **fields)
 
 
-def _tokens_of(trial: Trial, case: Attention) -> Iterator[_Token]:
+def _tokens_of(trial: Trial, case: _Attention) -> Iterator[_Token]:
     """Of one run those that tell something."""
     declaration = trial.kernel.declaration
     seen = run_on(trial, Changed("with other numbers", case))
@@ -179,7 +179,7 @@ def _tokens_of(trial: Trial, case: Attention) -> Iterator[_Token]:
             )
 
 
-def _objection(case: Attention, found: Sequence[_Token]) -> Failure | None:
+def _objection(case: _Attention, found: Sequence[_Token]) -> Failure | None:
     errors, expected, spread, fixed = (
         torch.cat([getattr(token, name) for token in found]) for name in ("errors", "expected", "spread", "fixed")
     )
