@@ -340,6 +340,22 @@ def test_what_is_taken_for_0_is_named(part: str, plant: Any) -> None:
     assert len(named) >= 0.8 * len(found), [failure.message for failure in found if failure not in named]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_row_that_is_not_read_is_no_rounding(dtype: str, plant: Any) -> None:
+    """A loop that ends too early would be told once more as numbers that are taken for 0, and as sums in 16 bits."""
+
+    def alone(inputs: Any, out: Tensor, lse: Tensor) -> Any:
+        del lse
+        return torch.zeros_like(out)
+
+    kernel = plant(after=alone, supports=attnfuzz.Supports(lse="none"))
+    for case in cases(dtype, (0,)):
+        case = msgspec.structs.replace(case, values=msgspec.structs.replace(case.values, values="small"))
+        failure = judge(kernel, case, device="cpu", oracles=("accuracy",), relations=()).failure
+        assert failure is not None
+        assert failure.cause not in IDENTIFYING_CAUSES, failure.message
+
+
 OTHERS: dict[str, dict[str, Any]] = {
     "the last token is dropped": {"length": lambda n: n - 1},
     "the scores are off by a hundredth": {"score": lambda scores: 1.01 * scores},

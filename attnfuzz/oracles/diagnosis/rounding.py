@@ -106,6 +106,8 @@ class Rounding:
 
     def perhaps(self) -> tuple[str, ...]:
         """Causes that may give errors of such a size, in whatever order and with whatever copies."""
+        if self._is_nothing:
+            return tuple(dict.fromkeys(mistake.cause for mistake in self._fitting(_is_exact)))
         if not self.rows or self.rows[0].case.dtype == "float32":
             return ()
         sizes = {"scores_rounded": _is_of_its_size, "sums_rounded": _is_of_sums, "cut_off": _is_of_bits_cut_off}
@@ -135,7 +137,14 @@ class Rounding:
         )
 
     @cached_property
+    def _is_nothing(self) -> bool:
+        """Whether all that came out is 0: of small values every rounding gives that, and so does reading nothing."""
+        return all(row.got_lse is None and not bool(row.got.any()) for row in self.rows)
+
+    @cached_property
     def _exact(self) -> Sequence[Mistake]:
+        if self._is_nothing:
+            return []
         found = self._fitting(_is_exact)
         if not self.is_telling:
             accounting = {mistake.name for mistake in self._fitting(_accounts_for)}
@@ -152,7 +161,7 @@ class Rounding:
 
     @cached_property
     def _near(self) -> Sequence[Mistake]:
-        return self._fitting(_is_near)
+        return [] if self._is_nothing else self._fitting(_is_near)
 
     def _refuted(self, others: Sequence[AttentionRow]) -> set[str]:
         """Mistakes that would make one of these rows wrong that is right, or infinite or NaN that is a number."""
