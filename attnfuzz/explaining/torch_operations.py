@@ -51,7 +51,7 @@ def recorded() -> Iterator[list[Operation]]:
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.recording = Recording()
         self._made: dict[int, tuple[Tensor, Operation]] = {}
         """By a tensor's identity, for which the tensor is kept."""

@@ -83,7 +83,8 @@ class _Reader:
     def _open(self, line: str) -> _Block:
         match = _RESULTS.fullmatch(line)
         rest = match["rest"] if match else line
-        block = _Block(name=_OPERATION.match(rest)["name"] if _OPERATION.match(rest) else "")  # type: ignore[index]
+        operation = _OPERATION.match(rest)
+        block = _Block(name="" if operation is None else operation["name"])
         if match:
             block.results = _numbered(match["name"], match["count"])
         if block.name.startswith("tt.func"):  # what it is called with

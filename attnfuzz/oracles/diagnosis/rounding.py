@@ -46,6 +46,8 @@ _OF_FEW_NUMBERS = frozenset(
     {"exponential_rounded", "flushed", OF_EMPTY_ROWS, "rounded_weights_summed", "scores_rounded", "tf32"}
 )
 """Causes that are told of fewer wrong numbers: there are not many of their kind, and kernels have them."""
+_OF_LOW_SCORES = frozenset({OF_EMPTY_ROWS, "maximum_not_subtracted"})
+"""Causes that make rows 0 whose values are not small."""
 _ACCOUNTED = 0.1
 """Part of the squares of a row's errors, right numbers included, that a mistake leaves if it accounts for the row: that
 many numbers come out of none of some thirty mistakes by chance, however few of them are beyond their bounds."""
@@ -107,7 +109,8 @@ class Rounding:
     def perhaps(self) -> tuple[str, ...]:
         """Causes that may give errors of such a size, in whatever order and with whatever copies."""
         if self._is_nothing:
-            return tuple(dict.fromkeys(mistake.cause for mistake in self._fitting(_is_exact)))
+            causes = dict.fromkeys(mistake.cause for mistake in self._fitting(_is_exact))
+            return tuple(cause for cause in causes if cause not in _OF_LOW_SCORES)
         if not self.rows or self.rows[0].case.dtype == "float32":
             return ()
         sizes = {"scores_rounded": _is_of_its_size, "sums_rounded": _is_of_sums, "cut_off": _is_of_bits_cut_off}
@@ -143,9 +146,9 @@ class Rounding:
 
     @cached_property
     def _exact(self) -> Sequence[Mistake]:
-        if self._is_nothing:
-            return []
         found = self._fitting(_is_exact)
+        if self._is_nothing:
+            found = [mistake for mistake in found if mistake.cause in _OF_LOW_SCORES]
         if not self.is_telling:
             accounting = {mistake.name for mistake in self._fitting(_accounts_for)}
             found = [one for one in found if one.cause in _OF_FEW_NUMBERS or one.name in accounting]
