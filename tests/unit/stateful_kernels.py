@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -61,17 +62,31 @@ def reuses_a_buffer(inputs: Any) -> Any:
     return out, lse
 
 
+def one_time_in_four() -> bool:
+    """Never twice within three calls of all processes that share a temporary folder.
+
+    With independent chances a case would fail each time it is tried in one test run of some thousand, and be rightly
+    taken for one that always fails. Multiples of the golden ratio, modulo one, fall below 0.236 once in three, five or
+    eight calls.
+    """
+    calls = Path(tempfile.gettempdir(), "calls_of_flaky_kernels")
+    with calls.open("ab") as counter:
+        counter.write(b".")
+        counter.flush()
+        return counter.tell() * 0.6180339887 % 1 < 0.236
+
+
 @attnfuzz.kernel("dense_decode", supports=ONLY_16_AND_32)
 def wrong_one_time_in_four(inputs: Any) -> Any:
     out, lse = solve(inputs)
-    if inputs.q.shape[1] > 1 and os.urandom(1)[0] < 64:
+    if inputs.q.shape[1] > 1 and one_time_in_four():
         out += 1.0
     return out, lse
 
 
 @attnfuzz.kernel("dense_decode", supports=ONLY_16_AND_32)
 def crashes_one_time_in_four(inputs: Any) -> Any:
-    if inputs.q.shape[1] > 1 and os.urandom(1)[0] < 64:
+    if inputs.q.shape[1] > 1 and one_time_in_four():
         ctypes.string_at(0)
     return solve(inputs)
 
