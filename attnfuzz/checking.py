@@ -13,8 +13,8 @@ import msgspec
 from attnfuzz.campaign.saved_run import judge_sequence, preceding_for, relations_for, run_saved
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration, Kernel
-from attnfuzz.execution.guard_naming import with_name
-from attnfuzz.execution.leaks import LEAK, find_leak
+from attnfuzz.judging.guard_naming import with_name
+from attnfuzz.judging.leaks import LEAK, find_leak
 from attnfuzz.kernel_failure import kernel_failure
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Verdict
 from attnfuzz.problems.cases import CASE_TYPES, Case, Problem, case_from_builtins
@@ -165,7 +165,7 @@ def _judge_here(
 
 
 def _leak_here(kernel: Kernel | str, case: Case, device: str) -> Failure | None:
-    from attnfuzz.execution.growth import GrowthTrial
+    from attnfuzz.judging.special_runs import GrowthTrial
 
     return find_leak(GrowthTrial(_loaded(kernel), case, device=_device_here(device)).use_after)
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from attnfuzz.config import Settings
     from attnfuzz.corpus import Regression
     from attnfuzz.declaration import Declaration
-    from attnfuzz.execution.devices import Gpu
-    from attnfuzz.execution.runner import Runner
+    from attnfuzz.isolation.devices import Gpu
+    from attnfuzz.judging.runner import Runner
     from attnfuzz.problems.tolerance import Tolerance
 
 if "ATTNFUZZ_OVERLAY" in os.environ:  # before any kernel is imported: `attnfuzz mutants` has this run judge a mutant
@@ -129,7 +129,7 @@ def _share_gpus(config: pytest.Config) -> None:
 def _gpus(config: pytest.Config) -> list[Gpu]:
     """Where kernels can run, as nvidia-smi says, which is asked once; none if they are to run on the CPU."""
     if _GPUS not in config.stash:
-        from attnfuzz.execution.devices import find_gpus
+        from attnfuzz.isolation.devices import find_gpus
 
         config.stash[_GPUS] = find_gpus() if _device(config) != "cpu" else []
     return config.stash[_GPUS]
@@ -171,7 +171,7 @@ class RegressionFile(pytest.File):
         from attnfuzz.campaign.replay import resolve_target
         from attnfuzz.corpus import RegressionError, load_regression
         from attnfuzz.declaration import KernelLoadError
-        from attnfuzz.execution.outcomes import ExecutorUnavailable
+        from attnfuzz.isolation.outcomes import ExecutorUnavailable
         from attnfuzz.own_errors import in_one_sentence
         from attnfuzz.project import project_root
 
@@ -216,7 +216,7 @@ class RegressionItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The oracle's words and the command that replays the case, or what keeps it from running, not a traceback."""
-        from attnfuzz.execution.outcomes import ExecutorUnavailable, ServiceError
+        from attnfuzz.isolation.outcomes import ExecutorUnavailable, ServiceError
         from attnfuzz.kernel_failure import KernelFailure, failure_report
         from attnfuzz.own_errors import in_one_sentence, own_error
 

@@ -44,7 +44,7 @@ def run_plain_loop(kernels: Sequence[str], *, device: str, seconds: float, warmu
 def main(arguments: list[str]) -> None:
     """Give each kernel its part of the time, twice: first to warm up, then to count."""
     from attnfuzz.declaration import load_kernels
-    from attnfuzz.execution.judging import JudgingService
+    from attnfuzz.judging.service import JudgingService
 
     device, seconds, warmup_s, *targets = arguments
     JudgingService()  # an executor's settings: one thread, and the interpreter's speed-ups

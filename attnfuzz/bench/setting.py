@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from attnfuzz.campaign.calibration import cores
 from attnfuzz.campaign.startup import load_searchable
-from attnfuzz.execution.devices import find_gpus
-from attnfuzz.execution.runner import Runner
+from attnfuzz.isolation.devices import find_gpus
+from attnfuzz.judging.runner import Runner
 
 __all__ = ["Setting", "find_setting"]
 

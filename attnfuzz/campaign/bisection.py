@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from attnfuzz.campaign.outcomes import Outcome, names_of
-from attnfuzz.execution.pythons import Python
+from attnfuzz.isolation.pythons import Python
 
 __all__ = ["Bisection", "bisect"]
 

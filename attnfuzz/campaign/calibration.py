@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Self
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.devices import Gpu
-from attnfuzz.execution.outcomes import ExecutorUnavailable, ServiceError
-from attnfuzz.execution.runner import Runner
-from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.isolation.devices import Gpu
+from attnfuzz.isolation.outcomes import ExecutorUnavailable, ServiceError
+from attnfuzz.isolation.zygote_client import Zygote
+from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
 

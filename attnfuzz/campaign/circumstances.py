@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnfuzz.campaign.leaks import may_be_leak
-from attnfuzz.execution.leaks import LEAK
+from attnfuzz.judging.leaks import LEAK
 from attnfuzz.oracles.verdict import Failure
 
 __all__ = ["may_be_circumstances"]

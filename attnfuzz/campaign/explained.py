@@ -9,11 +9,11 @@ import msgspec
 from attnfuzz.campaign.judging import TimedJudge, Unjudged
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.guard_naming import with_name
-from attnfuzz.execution.leaks import LEAK
-from attnfuzz.execution.runner import Runner
 from attnfuzz.explaining.ablation import ablate
 from attnfuzz.explaining.explanation import NO_TIME, Explanation
+from attnfuzz.judging.guard_naming import with_name
+from attnfuzz.judging.leaks import LEAK
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, RELATION_ORACLES, Failure, Verdict
 from attnfuzz.problems.cases import Case
 

@@ -14,8 +14,8 @@ from attnfuzz.campaign.outcomes import Outcome, difference
 from attnfuzz.campaign.signature import Signature, Symptom, failure_features
 from attnfuzz.corpus import FindingRecord, Regression, current_environment
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.pythons import Python
 from attnfuzz.explaining.explanation import WeightedRow
+from attnfuzz.isolation.pythons import Python
 from attnfuzz.oracles.verdict import Failure, Sight
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.declared_numerics import Numerics

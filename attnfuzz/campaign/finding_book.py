@@ -18,7 +18,7 @@ from attnfuzz.campaign.signature import KnownFindings, Symptom
 from attnfuzz.campaign.state import SavedFinding
 from attnfuzz.campaign.undeclared import are_one_gap, with_remedy
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.pythons import Python
+from attnfuzz.isolation.pythons import Python
 from attnfuzz.minimise import size_key
 from attnfuzz.problems.cases import Case, decode_case, encode_case
 

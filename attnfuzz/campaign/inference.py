@@ -44,8 +44,8 @@ import msgspec
 
 from attnfuzz.campaign.undeclared import supports_text
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.outcomes import DeadlinePassed, ServiceError
-from attnfuzz.execution.runner import Runner
+from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import REPLACED, Failure
 from attnfuzz.problems.cases import (
     CASE_TYPES,

@@ -9,7 +9,7 @@ from attnfuzz.campaign.known_deaths import KnownDeaths
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.trials import Trials
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.leaks import LEAK
+from attnfuzz.judging.leaks import LEAK
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
 from attnfuzz.problems.cases import Case
 

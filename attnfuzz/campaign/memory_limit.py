@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnfuzz.execution.process import available_bytes
+from attnfuzz.isolation.process import available_bytes
 
 __all__ = ["memory_limit"]
 

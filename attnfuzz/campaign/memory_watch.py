@@ -28,7 +28,7 @@ _PLACES = (0.0, 0.5, 1.0, 0.25)
 """Of the cases that are checked one after the other among those that ran while memory grew, richest first."""
 _LOOKS_KEPT = 7
 _GPU_SHARE = 0.1
-"""Of a GPU's memory, to which executors are limited (see `attnfuzz.execution.judging`)."""
+"""Of a GPU's memory, to which executors are limited (see `attnfuzz.judging.service`)."""
 _USABLE_GPU_SHARE = 0.8
 """What CUDA itself needs for a process is not counted anywhere: half a gigabyte."""
 

@@ -25,9 +25,9 @@ from attnfuzz.campaign.calibration import cores
 from attnfuzz.campaign.inference import Inferred, infer, with_declared
 from attnfuzz.campaign.messages import Join
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.execution.builds import OwnCompilers
-from attnfuzz.execution.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
-from attnfuzz.execution.runner import Runner
+from attnfuzz.isolation.builds import OwnCompilers
+from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Verdict, ends_process
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import dtypes_of, head_sizes_of, options_of

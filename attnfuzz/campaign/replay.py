@@ -15,10 +15,10 @@ from attnfuzz.campaign.saved_run import SavedRun, run_saved
 from attnfuzz.corpus import Regression
 from attnfuzz.data_files import is_regular_file
 from attnfuzz.declaration import Declaration, KernelLoadError, parts_of
-from attnfuzz.execution.builds import OwnCompilers, never
-from attnfuzz.execution.outcomes import DeadlinePassed
-from attnfuzz.execution.pythons import Python
-from attnfuzz.execution.runner import Runner
+from attnfuzz.isolation.builds import OwnCompilers, never
+from attnfuzz.isolation.outcomes import DeadlinePassed
+from attnfuzz.isolation.pythons import Python
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Numerics

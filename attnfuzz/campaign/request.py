@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attnfuzz.campaign.earlier import Earlier
 from attnfuzz.campaign.state import State
-from attnfuzz.execution.pythons import Python
+from attnfuzz.isolation.pythons import Python
 from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["Request"]

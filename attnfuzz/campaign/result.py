@@ -19,7 +19,7 @@ from attnfuzz.campaign.messages import Progress
 from attnfuzz.campaign.ratios import EXACT, NOT_FINITE
 from attnfuzz.campaign.throughput import Throughput
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.pythons import Python
+from attnfuzz.isolation.pythons import Python
 
 __all__ = ["CampaignResult", "Count", "KernelStatistics", "Seconds", "Standing", "Statistics", "StopReason"]
 

@@ -12,9 +12,9 @@ import msgspec
 from attnfuzz.campaign.memory_limit import memory_limit
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.guard_naming import with_name
-from attnfuzz.execution.leaks import LEAK
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.guard_naming import with_name
+from attnfuzz.judging.leaks import LEAK
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Relations, Verdict, ends_process
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supported import adapt_options, supports_case

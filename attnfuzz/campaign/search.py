@@ -24,7 +24,7 @@ from attnfuzz.campaign.schedule import Schedule
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.tally import Tally
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.leaks import LEAK
+from attnfuzz.judging.leaks import LEAK
 from attnfuzz.oracles.verdict import Verdict, ends_process
 from attnfuzz.problems.cases import Case, decode_case
 

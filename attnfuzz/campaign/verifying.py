@@ -9,7 +9,7 @@ from attnfuzz.campaign.merging import SavedBug
 from attnfuzz.campaign.replay import SavedCase, load_named, replay
 from attnfuzz.corpus import regression_name
 from attnfuzz.declaration import KernelLoadError
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.limits import CaseTooLarge
 
 __all__ = ["Checked", "check_again"]

@@ -30,12 +30,12 @@ from attnfuzz.campaign.messages import Begin, Ready, Setup, Stop, ToWorker, Trou
 from attnfuzz.campaign.search import Search
 from attnfuzz.campaign.zygote_broker import BorrowedZygote
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.execution.devices import DeviceLease
-from attnfuzz.execution.outcomes import DeviceLost, ExecutorUnavailable
-from attnfuzz.execution.process import die_with_parent, why_starved
-from attnfuzz.execution.runner import Runner
-from attnfuzz.execution.zygote_client import Zygote
 from attnfuzz.explaining.explanation import Explanation
+from attnfuzz.isolation.devices import DeviceLease
+from attnfuzz.isolation.outcomes import DeviceLost, ExecutorUnavailable
+from attnfuzz.isolation.process import die_with_parent, why_starved
+from attnfuzz.isolation.zygote_client import Zygote
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.formats import Format

@@ -19,8 +19,8 @@ from attnfuzz import safe_start
 from attnfuzz.campaign.channel import Channel, ChannelClosed
 from attnfuzz.campaign.messages import FromWorker, Setup, Stop
 from attnfuzz.campaign.zygote_broker import lend_connections
-from attnfuzz.execution.outcomes import signal_name
-from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.isolation.outcomes import signal_name
+from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.said import only_printable
 
 __all__ = ["LastWords", "Launch", "WorkerHandle", "WorkerProcess"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import socket
 
-from attnfuzz.execution.outcomes import ExecutorUnavailable
-from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.isolation.outcomes import ExecutorUnavailable
+from attnfuzz.isolation.zygote_client import Zygote
 
 __all__ = ["BorrowedZygote", "lend_connection", "lend_connections"]
 

@@ -120,7 +120,7 @@ def _why_unwritten(error: OSError) -> str:
 
 
 def _why_failed(error: Exception) -> str:
-    from attnfuzz.execution.process import why_starved
+    from attnfuzz.isolation.process import why_starved
     from attnfuzz.own_errors import own_error
 
     return why_starved(error) or own_error(error)

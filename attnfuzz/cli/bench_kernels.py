@@ -11,7 +11,7 @@ from attnfuzz.bench.kernels.messages import L2State, Mode
 from attnfuzz.cli.bench_report import require_rasteriser, show_and_write
 from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, duration, writable_file
 from attnfuzz.cli.refusal import Refusal, refusing
-from attnfuzz.execution.likely_device import likely_device
+from attnfuzz.isolation.devices import likely_device
 from attnfuzz.problems.supports import OptionValue
 
 if TYPE_CHECKING:

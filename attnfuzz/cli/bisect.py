@@ -14,7 +14,7 @@ from attnfuzz.cli.refusal import Refusal, refusing
 if TYPE_CHECKING:
     from attnfuzz.campaign.outcomes import Outcome
     from attnfuzz.campaign.replay import SavedCase
-    from attnfuzz.execution.pythons import Python
+    from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["command"]
@@ -50,7 +50,7 @@ def command(
         from attnfuzz.campaign.bisection import bisect
         from attnfuzz.campaign.replay import SavedCase
         from attnfuzz.corpus import load_regression
-        from attnfuzz.execution.pythons import examine_all
+        from attnfuzz.isolation.pythons import examine_all
         from attnfuzz.report.environments import print_environment, print_outcome, write_bisection
         from attnfuzz.report.terminal import make_console
 
@@ -86,7 +86,7 @@ def _outcome(
     from attnfuzz.campaign.outcomes import Outcome
     from attnfuzz.campaign.replay import replay
     from attnfuzz.declaration import KernelLoadError
-    from attnfuzz.execution.runner import Runner
+    from attnfuzz.judging.runner import Runner
 
     with naming(python), Runner(device=device, tolerance=tolerance, python=python.path) as runner:
         try:

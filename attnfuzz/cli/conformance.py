@@ -13,7 +13,7 @@ from attnfuzz.cli.refusal import Refusal, refusing
 
 if TYPE_CHECKING:
     from attnfuzz.declaration import Declaration
-    from attnfuzz.execution.runner import Runner
+    from attnfuzz.judging.runner import Runner
 
 __all__ = ["command"]
 
@@ -31,7 +31,7 @@ def command(kernels: tuple[str, ...], device: str, json_file: Path | None, html_
     """
     with refusing():
         from attnfuzz.conformance import examine, load_set
-        from attnfuzz.execution.runner import Runner
+        from attnfuzz.judging.runner import Runner
         from attnfuzz.report.conformance import (
             print_absent,
             print_causes,

@@ -13,7 +13,7 @@ from attnfuzz.cli.refusal import Refusal, refusing
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.replay import SavedCase
-    from attnfuzz.execution.runner import Runner
+    from attnfuzz.judging.runner import Runner
     from attnfuzz.problems.tolerance import Tolerance
     from attnfuzz.report.explained import Explained
 
@@ -59,8 +59,8 @@ def command(
         from attnfuzz.campaign.across import naming
         from attnfuzz.campaign.replay import SavedCase
         from attnfuzz.corpus import load_regression
-        from attnfuzz.execution.pythons import examine
-        from attnfuzz.execution.runner import Runner
+        from attnfuzz.isolation.pythons import examine
+        from attnfuzz.judging.runner import Runner
 
         regression = load_regression(case)
         where = None if python is None else examine(python)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from attnfuzz.campaign.reporter import Reporter
     from attnfuzz.campaign.result import CampaignResult
     from attnfuzz.campaign.startup import Request
-    from attnfuzz.execution.pythons import Python
+    from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
     from attnfuzz.sanitizer.tool import Tool
 
@@ -126,7 +126,7 @@ def command(
     """
     started = time.monotonic()
     from attnfuzz.campaign.startup import Request
-    from attnfuzz.execution.pythons import examine_all
+    from attnfuzz.isolation.pythons import examine_all
 
     with refusing():
         request = Request(

@@ -16,7 +16,7 @@ __all__ = ["command"]
 def command(kernels: tuple[str, ...], verbose: bool) -> int:
     """List KERNELs (all bundled ones by default) with their problems and options."""
     with refusing():
-        from attnfuzz.execution.runner import Runner
+        from attnfuzz.judging.runner import Runner
         from attnfuzz.report.listing import print_kernels
         from attnfuzz.report.terminal import make_console
 

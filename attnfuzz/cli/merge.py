@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from attnfuzz.campaign.merged_folder import MergedFolder
     from attnfuzz.campaign.merging import SavedBug
     from attnfuzz.campaign.replay import SavedCase
-    from attnfuzz.execution.runner import Runner
+    from attnfuzz.judging.runner import Runner
     from attnfuzz.problems.tolerance import Tolerance
     from attnfuzz.report.merged import Merged
 
@@ -80,7 +80,7 @@ def _runner(device: str, tolerance: Tolerance, *, needed: bool) -> Iterator[Runn
     if not needed:
         yield None
         return
-    from attnfuzz.execution.runner import Runner
+    from attnfuzz.judging.runner import Runner
 
     with Runner(device=device, tolerance=tolerance) as runner:
         yield runner

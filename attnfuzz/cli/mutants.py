@@ -135,7 +135,7 @@ def exit_status(measured: Measured) -> int:
 
 
 def _list(request: MutantsRequest) -> int:
-    from attnfuzz.execution.runner import Runner
+    from attnfuzz.judging.runner import Runner
     from attnfuzz.mutation.measurement import choose_mutants, in_shard
     from attnfuzz.report.mutants import print_mutants
     from attnfuzz.report.terminal import make_console

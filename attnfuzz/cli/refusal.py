@@ -23,8 +23,8 @@ def refusing() -> Iterator[None]:
     from attnfuzz.config import ConfigurationError
     from attnfuzz.corpus import RegressionError
     from attnfuzz.declaration import KernelLoadError
-    from attnfuzz.execution.outcomes import ExecutorUnavailable
-    from attnfuzz.execution.pythons import PythonError
+    from attnfuzz.isolation.outcomes import ExecutorUnavailable
+    from attnfuzz.isolation.pythons import PythonError
     from attnfuzz.own_errors import in_one_sentence
     from attnfuzz.problems.limits import CaseTooLarge
 

@@ -17,7 +17,7 @@ from attnfuzz.cli.sanitizing import SANITIZER, found_by_others, replay_sanitized
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.replay import SavedCase
-    from attnfuzz.execution.pythons import Python
+    from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
     from attnfuzz.sanitizer.tool import Tool
 
@@ -69,8 +69,8 @@ def command(
         from attnfuzz.campaign.across import naming
         from attnfuzz.campaign.journal import forget
         from attnfuzz.campaign.replay import cleared, replay
-        from attnfuzz.execution.pythons import examine_all
-        from attnfuzz.execution.runner import Runner
+        from attnfuzz.isolation.pythons import examine_all
+        from attnfuzz.judging.runner import Runner
         from attnfuzz.report.environments import print_environment
         from attnfuzz.report.replayed import print_replayed, print_total, write_replayed
         from attnfuzz.report.terminal import make_console

@@ -24,7 +24,7 @@ def command(case: Path, kernel: str | None, trust: bool, output: Path | None) ->
     with refusing():
         from attnfuzz.campaign.replay import SavedCase, kernel_and_case
         from attnfuzz.corpus import load_regression
-        from attnfuzz.execution.runner import Runner
+        from attnfuzz.judging.runner import Runner
 
         regression = load_regression(case)
         if regression.finding.oracle == "sanitizer":

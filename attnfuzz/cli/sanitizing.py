@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from attnfuzz.campaign.replay import Replayed, SavedCase
     from attnfuzz.campaign.startup import Request
     from attnfuzz.declaration import Declaration
-    from attnfuzz.execution.runner import Runner
+    from attnfuzz.judging.runner import Runner
     from attnfuzz.sanitizer.judging import Culprit
 
 __all__ = ["SANITIZER", "explore_sanitized", "found_by_others", "replay_sanitized"]
@@ -91,7 +91,7 @@ def explore_sanitized(request: Request, tool: Tool, *, quiet: bool) -> int:
     """
     _refuse_what_goes_without()
     from attnfuzz.campaign.startup import load_searchable
-    from attnfuzz.execution.runner import Runner
+    from attnfuzz.judging.runner import Runner
     from attnfuzz.report.terminal import make_console
     from attnfuzz.sanitizer.exploring import Search
     from attnfuzz.sanitizer.running import Sanitizer

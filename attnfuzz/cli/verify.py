@@ -128,7 +128,7 @@ def _searched(asked: _Asked, scratch: Path) -> CampaignResult:
         pedantic=asked.pedantic,
         verifying=True,
     )
-    with _environment(ATTNFUZZ_WATCH="1"):  # see `attnfuzz.execution.watch`
+    with _environment(ATTNFUZZ_WATCH="1"):  # see `attnfuzz.judging.tampering`
         return run_campaign(request, SilentReporter(), state_folder=scratch)
 
 

@@ -11,9 +11,9 @@ from typing import Literal
 from attnfuzz.campaign.calibration import cores
 from attnfuzz.conformance.cases import ConformanceSet, Entry
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.builds import GiveUp, OwnCompilers, never
-from attnfuzz.execution.outcomes import DeadlinePassed
-from attnfuzz.execution.runner import Runner
+from attnfuzz.isolation.builds import GiveUp, OwnCompilers, never
+from attnfuzz.isolation.outcomes import DeadlinePassed
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure, OracleName, Verdict
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import CaseTooLarge

@@ -1,7 +1,8 @@
 """What a kernel computed, as a graph: each operation on floating-point numbers, where in the source it is, and of what.
 
-`attnfuzz.execution.interpreter_operations`, `attnfuzz.explaining.torch_operations` and `attnfuzz.explaining.ttir` make
-one of what ran; `attnfuzz.explaining.cause_lines` looks for a mistake in it. Torch-free.
+`attnfuzz.triton_compat.interpreter_operations`, `attnfuzz.explaining.torch_operations` and
+`attnfuzz.explaining.ttir` make one of what ran; `attnfuzz.explaining.cause_lines` looks for a mistake in it.
+Torch-free.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.outcomes import ServiceError
-from attnfuzz.execution.runner import Runner
+from attnfuzz.isolation.outcomes import ServiceError
+from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.outcomes import Kill
 from attnfuzz.oracles.verdict import RELATION_ORACLES, OracleName, Relations
 from attnfuzz.problems.cases import Case, decode_case

@@ -19,8 +19,8 @@ from attnfuzz.campaign.known_deaths import KnownDeaths
 from attnfuzz.campaign.suspect import Suspect
 from attnfuzz.campaign.trials import Trials
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.runner import Runner
-from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.isolation.zygote_client import Zygote
+from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.outcomes import Kill
 from attnfuzz.mutation.spare import Spare
 from attnfuzz.mutation.stream import CaseStream

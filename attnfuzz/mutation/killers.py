@@ -10,8 +10,8 @@ from typing import Protocol
 import msgspec
 
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.execution.outcomes import ServiceError
-from attnfuzz.execution.runner import Runner
+from attnfuzz.isolation.outcomes import ServiceError
+from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.attribution import seen_by
 from attnfuzz.mutation.commands import Command
 from attnfuzz.mutation.equivalents import Equivalents

@@ -13,9 +13,9 @@ from attnfuzz.campaign.calibration import cores
 from attnfuzz.campaign.memory_limit import memory_limit
 from attnfuzz.campaign.startup import load_searchable
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.execution.claims import PrivateFolder
-from attnfuzz.execution.outcomes import ExecutorUnavailable, ServiceError
-from attnfuzz.execution.runner import DEFAULT_TIMEOUT_S, Runner
+from attnfuzz.isolation.claims import PrivateFolder
+from attnfuzz.isolation.outcomes import ExecutorUnavailable, ServiceError
+from attnfuzz.judging.runner import DEFAULT_TIMEOUT_S, Runner
 from attnfuzz.mutation.commands import Command
 from attnfuzz.mutation.equivalents import Entry, load_equivalents
 from attnfuzz.mutation.hunting import Hunt, Hunter

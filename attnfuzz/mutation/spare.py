@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 
 __all__ = ["Spare"]
 

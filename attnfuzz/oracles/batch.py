@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.memory.allocations import TrackedAllocations
+from attnfuzz.memory.allocations import TrackedAllocations, WorkspacePool
 from attnfuzz.memory.arena import Arena
-from attnfuzz.memory.fetch import Fetch
 from attnfuzz.memory.guarded import Guard
-from attnfuzz.memory.image import RUNS, Image, Plan
+from attnfuzz.memory.image import RUNS, Fetch, Image, Plan
 from attnfuzz.memory.patterns import Fill
-from attnfuzz.memory.workspaces import WorkspacePool
 from attnfuzz.oracles.comparison import Reference
 from attnfuzz.oracles.distant_expectations import DistantExpectations
 from attnfuzz.oracles.entries import Asked, Entry, asked_of, entries_of

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.memory.fetch import Fetch
+from attnfuzz.memory.image import Fetch
 from attnfuzz.numerics import Bound
 from attnfuzz.oracles.expectations import Expectation, expectations
 from attnfuzz.problems.cases import AttentionCase, Case

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.memory.fault_map import installed
-from attnfuzz.memory.guarded import Guard, GuardedArena
-from attnfuzz.memory.guarded_of import guarded_memory
+from attnfuzz.isolation.memory_faults import installed
+from attnfuzz.memory.guarded import Guard, GuardedArena, guarded_memory
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.observation import KernelRaised, Observation, observe
 from attnfuzz.problems.cases import Case

@@ -63,7 +63,7 @@ def judge(
     Without `thorough` a first run that is right in every respect is believed, at half the price: missed are results
     that are nondeterministic, or depend on dead memory, and yet are right where that memory holds NaN.
 
-    `device`: "cpu" or "cuda". A crash or hang ends or blocks this process; `attnfuzz.execution.runner` survives both.
+    `device`: "cpu" or "cuda". A crash or hang ends or blocks this process; `attnfuzz.judging.runner` survives both.
     The verdict's `fatal` says that the process must not use the GPU again. With `catch_interrupt` a KeyboardInterrupt
     is the kernel's own doing, as it is where no keyboard can reach. `compile_clock`: see `observe`. Raises
     `CaseTooLarge` if the case needs more than `size_limit` bytes, and `EnvironmentProblem` where the installed

@@ -1,6 +1,6 @@
 """Memory that a kernel must not write: around outputs and workspaces, between strided elements, and all inputs."""
 
-from attnfuzz.memory.violations import Violation, violations
+from attnfuzz.memory.arena import Violation, violations
 from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.oracles.words import plural, shape_of

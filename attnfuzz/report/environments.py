@@ -11,7 +11,7 @@ from rich.text import Text
 
 from attnfuzz.campaign.bisection import Bisection
 from attnfuzz.campaign.outcomes import Ending, Outcome, name_of, told_versions
-from attnfuzz.execution.pythons import Python
+from attnfuzz.isolation.pythons import Python
 from attnfuzz.report.files import write_file
 
 __all__ = [

@@ -21,7 +21,7 @@ import attnfuzz
 from attnfuzz.campaign.saved_run import preceding_for, runs_to_see
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.leaks import LEAK
+from attnfuzz.judging.leaks import LEAK
 from attnfuzz.problems.cases import Case, MergeStatesCase
 from attnfuzz.problems.limits import CaseTooLarge, tensor_nbytes
 from attnfuzz.problems.shapes import tensor_specs
@@ -34,7 +34,7 @@ __all__ = ["repro_script"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _STUB = "attnfuzz_stub.py.jinja"
-_REPAIRS = Path(attnfuzz.__file__).parent / "execution" / "interpreter_repairs.py"
+_REPAIRS = Path(attnfuzz.__file__).parent / "triton_compat" / "interpreter_repairs.py"
 _WITHOUT_TRITON = sys.stdlib_module_names | {"attnfuzz", "numpy", "torch"}
 _WIDTH = 116
 

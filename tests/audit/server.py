@@ -66,7 +66,7 @@ class Server(Part):
         return Seen(refused=len(numbers), faults=seen.faults)
 
     def _declarations(self) -> list[Declaration]:
-        from attnfuzz.execution.runner import Runner
+        from attnfuzz.judging.runner import Runner
 
         with Runner(device="cpu") as runner:
             return runner.declarations([_TARGET])

@@ -22,7 +22,7 @@ from attnfuzz.campaign.shared_key import shared_key
 from attnfuzz.campaign.state import Asked, State
 from attnfuzz.corpus import write_regression
 from attnfuzz.declaration import KernelLoadError
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from tests.unit import sanitizer_stand_in
 from tests.unit.redis_server import RedisServer
 from tests.unit.saved_findings import a_finding

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.execution import Died, Executor, Reply, Zygote
+from attnfuzz.isolation import Died, Executor, Reply, Zygote
 from tests.faults.campaigns import Campaign, assert_nothing_half_written, saved
 from tests.faults.families import Family, Role
 from tests.unit.execution_clients import SERVICES, assert_gone

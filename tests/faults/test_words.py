@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from attnfuzz.declaration import KernelLoadError
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.report.summary import Summary
 from tests.faults.campaigns import KERNELS, Campaign, assert_nothing_half_written, saved

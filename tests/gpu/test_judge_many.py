@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attnfuzz.declaration import Declaration, load_kernels
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles import quick
 from attnfuzz.oracles.quick import judge_many
 from attnfuzz.oracles.relations.catalogue import drawn

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.supports import DTYPES, Dtype

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.supported import adapt_options
@@ -110,7 +110,7 @@ def reseeded(case: Case, seed: int) -> Case:
 MEMORY = """
 import torch
 from attnfuzz.memory.arena import Arena
-from attnfuzz.memory.cuda_sparse import sparse_memory
+from attnfuzz.memory.sparse import sparse_memory
 from attnfuzz.memory.cuda_virtual import CudaVirtualMemory
 from attnfuzz.memory.far import FarAllocator
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.memory.fetch import Fetch
+from attnfuzz.memory.image import Fetch
 from attnfuzz.oracles import distant_expectations
 from attnfuzz.oracles.distant_expectations import DistantExpectations
 from attnfuzz.oracles.expectations import expectations

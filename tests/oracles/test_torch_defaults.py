@@ -16,8 +16,8 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.declaration import Kernel, load_kernels
-from attnfuzz.execution.runner import Runner
 from attnfuzz.explaining.explain import explain_case
+from attnfuzz.judging.runner import Runner
 from attnfuzz.memory.patterns import bits
 from attnfuzz.minimise import minimise
 from attnfuzz.oracles.judge import judge

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import torch
 
-from attnfuzz.memory import fault_map
-from attnfuzz.memory.fault_map import FaultMap, read_regions
+from attnfuzz.isolation import memory_faults as fault_map
+from attnfuzz.isolation.memory_faults import FaultMap, read_regions
 from attnfuzz.oracles import judge as judging
 from attnfuzz.oracles import quick
 from attnfuzz.oracles.judge import judge

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.runner import DEFAULT_TIMEOUT_S, Device, Runner
+from attnfuzz.judging.runner import DEFAULT_TIMEOUT_S, Device, Runner
 from attnfuzz.mutation.hunting import Hunt, Hunted, Hunter
 from attnfuzz.mutation.stream import CaseStream
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from tests.quality.hunting import NotFound, flaws, hunt
 from tests.quality.mutants import MUTANTS, Mutant, mutant_named
 from tests.quality.planting import lay_over

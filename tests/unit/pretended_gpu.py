@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from attnfuzz.cli import main
-from attnfuzz.execution import runner
-from attnfuzz.execution.judge_messages import DeviceReply, GrowthReply
-from attnfuzz.execution.judging import JudgingService
-from attnfuzz.execution.leaks import MemoryUse
+from attnfuzz.judging import runner
+from attnfuzz.judging.leaks import MemoryUse
+from attnfuzz.judging.messages import DeviceReply, GrowthReply
+from attnfuzz.judging.service import JudgingService
 
 LIMIT = "PRETENDED_GPU_BYTES"
 _ALLOCATORS = ("empty", "full", "ones")

@@ -32,7 +32,10 @@ RANKS = {
     "attnfuzz.oracles.verdict": 0,  # data that every layer passes on
     "attnfuzz.oracles": 2,
     "attnfuzz.explaining": 2,
-    "attnfuzz.execution": 3,
+    "attnfuzz.isolation": 1,  # processes that may die: generic
+    "attnfuzz.triton_compat": 1,
+    "attnfuzz.triton_compat.interpreter_operations": 2,
+    "attnfuzz.judging": 3,
     "attnfuzz.corpus": 3,
     "attnfuzz.campaign": 4,
     "attnfuzz.campaign.duration": 0,  # text only
@@ -74,7 +77,7 @@ LIGHT = [
     "attnfuzz.pytest_plugin",
     "attnfuzz.campaign.startup",
     "attnfuzz.campaign.replay",
-    "attnfuzz.execution.runner",
+    "attnfuzz.judging.runner",
 ]
 HEAVY = {"torch", "triton", "hypothesis", "numpy"}
 

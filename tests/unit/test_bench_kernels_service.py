@@ -14,8 +14,8 @@ from attnfuzz.bench.kernels import service as service_module
 from attnfuzz.bench.kernels.messages import MachineReply, MeasureReply, MeasureRequest
 from attnfuzz.bench.kernels.service import TimingService
 from attnfuzz.bench.kernels.shapes import Shape
-from attnfuzz.execution.judge_messages import DeclarationsReply, DeclarationsRequest
-from attnfuzz.execution.service import ExitAfterReply
+from attnfuzz.isolation.serve import ExitAfterReply
+from attnfuzz.judging.messages import DeclarationsReply, DeclarationsRequest
 
 KERNELS = str(Path(__file__).parent / "timed_kernels.py")
 SHAPE = Shape(label="", num_q_heads=4, num_kv_heads=2, head_size=16, seq_lens=(40, 40), block_size=8)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from attnfuzz.campaign.calibration import PROBE_KERNEL, Choice, ProbeLoad, by_formula, calibrate, levels
-from attnfuzz.execution.devices import Gpu
-from attnfuzz.execution.outcomes import ExecutorUnavailable
-from attnfuzz.execution.runner import SERVICE, Runner
-from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.isolation.devices import Gpu
+from attnfuzz.isolation.outcomes import ExecutorUnavailable
+from attnfuzz.isolation.zygote_client import Zygote
+from attnfuzz.judging.runner import SERVICE, Runner
 
 GIB = 1 << 30
 LARGE = Gpu("GPU-a", "large", 80 * GIB, 79 * GIB)

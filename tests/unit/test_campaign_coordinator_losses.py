@@ -25,7 +25,7 @@ from attnfuzz.campaign.messages import (
 from attnfuzz.campaign.reporter import SilentReporter
 from attnfuzz.campaign.result import Statistics
 from attnfuzz.campaign.worker_process import WorkerProcess
-from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES
 from tests.unit.scripted_workers import KERNEL, Worker, campaign, closes, finds, waits
 

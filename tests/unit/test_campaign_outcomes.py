@@ -8,7 +8,7 @@ import pytest
 
 from attnfuzz.campaign.bisection import bisect
 from attnfuzz.campaign.outcomes import Ending, Outcome, difference, names_of
-from attnfuzz.execution.pythons import Python
+from attnfuzz.isolation.pythons import Python
 
 
 def python(name: str, **versions: str) -> Python:

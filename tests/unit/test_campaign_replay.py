@@ -14,9 +14,9 @@ from rich.console import Console
 from attnfuzz.campaign.replay import Replayed, SavedCase, cleared, replay, replay_command, resolve_target
 from attnfuzz.corpus import FindingRecord, Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.execution.builds import BuildWatch, GiveUp, never
-from attnfuzz.execution.outcomes import DeadlinePassed
-from attnfuzz.execution.runner import Runner
+from attnfuzz.isolation.builds import BuildWatch, GiveUp, never
+from attnfuzz.isolation.outcomes import DeadlinePassed
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports

@@ -11,7 +11,7 @@ import pytest
 from attnfuzz.campaign.request import Request
 from attnfuzz.campaign.resuming import asked_of, resumed
 from attnfuzz.campaign.state import State, StateError
-from attnfuzz.execution.pythons import Python
+from attnfuzz.isolation.pythons import Python
 
 FIRST = Request(
     kernels=("a", "b"), started=0.0, budget_s=60.0, save_folder=Path("mine"), workers=3, device="cpu", seed=7,

@@ -12,7 +12,7 @@ from attnfuzz.campaign.replay import SavedCase, replay
 from attnfuzz.campaign.saved_run import judge_sequence, preceding_for, run_saved, runs_to_see
 from attnfuzz.corpus import FindingRecord, Regression, write_regression
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure, OracleName, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.testing import check

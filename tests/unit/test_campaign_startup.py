@@ -14,8 +14,8 @@ import pytest
 
 from attnfuzz.campaign.startup import Request, choose_workers, load_searchable
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.execution.devices import Gpu
-from attnfuzz.execution.runner import Runner
+from attnfuzz.isolation.devices import Gpu
+from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.supports import Supports
 
 SELF_BUILDING = Path(__file__).with_name("self_building_kernels.py")

@@ -14,7 +14,7 @@ from attnfuzz.campaign.merging import SavedBug
 from attnfuzz.campaign.replay import Replayed, SavedCase, replay
 from attnfuzz.campaign.verifying import check_again
 from attnfuzz.corpus import Regression
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from tests.unit.saved_findings import a_finding, save
 
 KERNEL = """

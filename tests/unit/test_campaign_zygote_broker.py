@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from attnfuzz.campaign.zygote_broker import BorrowedZygote, lend_connection
-from attnfuzz.execution.outcomes import ExecutorUnavailable
-from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.isolation.outcomes import ExecutorUnavailable
+from attnfuzz.isolation.zygote_client import Zygote
 
 Pair = tuple[socket.socket, socket.socket]
 

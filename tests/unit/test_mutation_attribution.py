@@ -7,7 +7,7 @@ from typing import cast
 import msgspec
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.attribution import seen_by
 from attnfuzz.mutation.outcomes import Kill
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Verdict

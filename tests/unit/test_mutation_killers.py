@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.outcomes import ServiceError
-from attnfuzz.execution.runner import Runner
+from attnfuzz.isolation.outcomes import ServiceError
+from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.hunting import Hunter
 from attnfuzz.mutation.killers import never_runs
 from attnfuzz.oracles.verdict import Failure, Verdict

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from attnfuzz.declaration import KernelLoadError
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.measurement import Measured, MutantsRequest, choose_mutants, measure
 from attnfuzz.mutation.outcomes import Status
 from attnfuzz.report.mutants_files import Checkpoints, MutantsFile, known_outcomes, read_mutants_json

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.hunting import Hunt, Hunter
 from attnfuzz.mutation.spare import Spare
 from attnfuzz.mutation.stream import CaseStream

@@ -33,7 +33,7 @@ from attnfuzz.corpus import (
     load_regression,
 )
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.minimise import minimise, size_key
 from attnfuzz.oracles.relations.repaging import REPAGING
 from attnfuzz.oracles.relations.split_count import SPLIT_COUNT

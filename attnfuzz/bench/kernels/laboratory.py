@@ -17,12 +17,12 @@ from attnfuzz.bench.kernels.messages import (
     Timed,
 )
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.execution.executor import Executor
-from attnfuzz.execution.faults import failure_of
-from attnfuzz.execution.judge_messages import DeclarationsReply, DeclarationsRequest
-from attnfuzz.execution.likely_device import likely_device
-from attnfuzz.execution.outcomes import ExecutorUnavailable, Reply
-from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.isolation.devices import likely_device
+from attnfuzz.isolation.executor import Executor
+from attnfuzz.isolation.outcomes import ExecutorUnavailable, Reply
+from attnfuzz.isolation.zygote_client import Zygote
+from attnfuzz.judging.failures import failure_of
+from attnfuzz.judging.messages import DeclarationsReply, DeclarationsRequest
 
 __all__ = ["Crashed", "Laboratory"]
 

@@ -26,10 +26,10 @@ from attnfuzz.bench.kernels.tensors import AttentionTensors, MergeTensors, draw_
 from attnfuzz.bench.kernels.timing import CudaStopwatch, HostStopwatch, Stopwatch
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.environment import installed
-from attnfuzz.execution.interpreter_setup import set_up_interpreter
-from attnfuzz.execution.judge_messages import DeclarationsReply, DeclarationsRequest
-from attnfuzz.execution.service import ExitAfterReply
-from attnfuzz.execution.watch import Watch
+from attnfuzz.isolation.serve import ExitAfterReply
+from attnfuzz.judging.messages import DeclarationsReply, DeclarationsRequest
+from attnfuzz.judging.tampering import Watch
+from attnfuzz.triton_compat.interpreter import set_up_interpreter
 
 __all__ = ["TimingService"]
 
@@ -38,7 +38,7 @@ _UNKNOWN_SPLITS = 2
 
 
 class TimingService:
-    """Methods: see ``messages``, and "declarations" of ``attnfuzz.execution.judge_messages``."""
+    """Methods: see ``messages``, and "declarations" of ``attnfuzz.judging.messages``."""
 
     def __init__(self) -> None:
         set_up_interpreter()

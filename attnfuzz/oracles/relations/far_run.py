@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnfuzz.memory.address_limit import at_most_more
+from attnfuzz.isolation.memory_faults import installed
+from attnfuzz.memory.address_space import SparseUnavailable, at_most_more
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
-from attnfuzz.memory.cuda_sparse import sparse_memory
 from attnfuzz.memory.far import FarAllocator
-from attnfuzz.memory.fault_map import installed
-from attnfuzz.memory.reservation import SparseUnavailable
+from attnfuzz.memory.sparse import sparse_memory
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.observation import KernelRaised, Observation, call
 from attnfuzz.oracles.relations.through_host import build_through_host

@@ -1,10 +1,10 @@
 """Accesses outside: each tensor ends right before memory that is not mapped, and in a second run begins right after.
 
 The results are those of the usual runs and are not looked at again. On a CPU, an access outside ends the process; the
-driver tells from the fault which tensor it was (`attnfuzz.execution.guard_faults`). On a GPU it costs the process its
+driver tells from the fault which tensor it was (`attnfuzz.judging.failures`). On a GPU it costs the process its
 CUDA context, and CUDA tells no address. Which tensor it was is found out afterwards, for a finding that somebody is
 going to read: further runs, in fresh processes, guard some tensors and leave room beside them
-(`attnfuzz.execution.guard_naming`). Until then a failure says no more than at which edge. The search and the shrinking
+(`attnfuzz.judging.guard_naming`). Until then a failure says no more than at which edge. The search and the shrinking
 go by that: each such run costs a process and a second.
 """
 
@@ -14,10 +14,9 @@ from collections.abc import Sequence
 import torch
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.isolation.memory_faults import installed
 from attnfuzz.memory.cuda_virtual import DriverError
-from attnfuzz.memory.fault_map import installed
-from attnfuzz.memory.guarded import GUARDS, Guard
-from attnfuzz.memory.guarded_of import guarded_memory
+from attnfuzz.memory.guarded import GUARDS, Guard, guarded_memory
 from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.relations.guarded_run import Guarding, run_guarded
 from attnfuzz.oracles.relations.relation import Relation

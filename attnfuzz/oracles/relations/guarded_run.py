@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnfuzz.isolation.memory_faults import FaultMap
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
-from attnfuzz.memory.fault_map import FaultMap
-from attnfuzz.memory.guarded import Guard, GuardedArena
-from attnfuzz.memory.guarded_of import guarded_memory
+from attnfuzz.memory.guarded import Guard, GuardedArena, guarded_memory
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.observation import KernelRaised, call

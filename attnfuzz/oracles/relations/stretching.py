@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Mapping
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.memory.address_space import MOST_BYTES
 from attnfuzz.memory.far import CACHES, MOST_ROWS, stretched_nbytes
-from attnfuzz.memory.reservation import MOST_BYTES
 from attnfuzz.problems.cases import Case, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.choices import permits_gap, strided_tensors_of
 from attnfuzz.problems.shapes import ITEMSIZE, TensorSpec, strides_of, tensor_specs

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from attnfuzz.declaration import load_kernels
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.oracles.relations.relatives import relatives_of
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure, OracleName
