@@ -16,7 +16,7 @@ from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.explaining.operations import Operation, Operations, SourcePlace
 from attnfuzz.explaining.rig import Rig
 from attnfuzz.explaining.ttir import operations_of_ttir
-from attnfuzz.oracles.observation import KernelRaised
+from attnfuzz.judging.observation import KernelRaised
 from attnfuzz.oracles.verdict import SourceLine
 from attnfuzz.problems.cases import Case
 from attnfuzz.said import code_line, text_of, type_name

@@ -8,8 +8,8 @@ import torch
 from attnfuzz.declaration import Kernel
 from attnfuzz.execution.leaks import MemoryUse
 from attnfuzz.execution.process import descendant_bytes, resident_bytes
+from attnfuzz.judging.observation import call_options
 from attnfuzz.memory.arena import Arena
-from attnfuzz.oracles.observation import call_options
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.registry import problem_of

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from attnfuzz.execution.outcomes import MemoryFault
+from attnfuzz.judging.words import plural, shape_of
 from attnfuzz.memory.fault_map import GuardedRegion
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.oracles.words import plural, shape_of
 
 __all__ = ["guard_failure"]
 

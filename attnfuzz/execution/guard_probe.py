@@ -8,14 +8,14 @@ import torch
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.execution.guard_messages import GuardReply, GuardRequest, Neighbourhood
+from attnfuzz.judging.observation import KernelRaised
+from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.arena import Region
 from attnfuzz.memory.fault_map import FaultMap, installed
 from attnfuzz.memory.guarded import GuardedArena
 from attnfuzz.memory.patterns import POISON_BYTES
 from attnfuzz.oracles.exception import context_lost
-from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.relations.guarded_run import Guarding, run_guarded
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.problems.cases import Case
 
 __all__ = ["guarded_reply"]

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from attnfuzz.explaining.places import Places, key_slots, value_tensors
 from attnfuzz.explaining.rig import Rig
+from attnfuzz.judging.words import plural
 from attnfuzz.memory.arena import Region
-from attnfuzz.oracles.words import plural
 from attnfuzz.problems.cases import AttentionCase
 
 __all__ = ["name_of"]

@@ -23,10 +23,10 @@ from attnfuzz.explaining.splits import split_mistakes
 from attnfuzz.explaining.unwritten import find_unwritten
 from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure
 from attnfuzz.explaining.words import joined, scope
+from attnfuzz.judging.observation import KernelRaised
+from attnfuzz.judging.words import number, ranges
 from attnfuzz.memory.patterns import bits
-from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.verdict import Blame, OracleName
-from attnfuzz.oracles.words import number, ranges
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
 from attnfuzz.said import text_of, type_name
 from attnfuzz.values import LogicalAttention, LogicalStates

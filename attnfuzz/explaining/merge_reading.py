@@ -14,8 +14,8 @@ from attnfuzz.explaining.places import SIDES, Places
 from attnfuzz.explaining.row import Reading
 from attnfuzz.explaining.weights import Weights
 from attnfuzz.explaining.words import weight
+from attnfuzz.judging.words import number
 from attnfuzz.oracles.diagnosis import lse_mistakes, output_mistakes
-from attnfuzz.oracles.words import number
 from attnfuzz.problems.cases import MergeStatesCase
 from attnfuzz.values import LogicalStates
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from attnfuzz.explaining.places import Places, key_slots, value_tensors
 from attnfuzz.explaining.rig import Results, Rig
+from attnfuzz.judging.expectations import expectations
 from attnfuzz.memory.patterns import bits
-from attnfuzz.oracles.expectations import expectations
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
 from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.placement import placements

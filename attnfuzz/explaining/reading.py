@@ -14,11 +14,11 @@ from attnfuzz.explaining.sets import descriptions
 from attnfuzz.explaining.tables import read_through_table
 from attnfuzz.explaining.variant_reading import diagnosed, read_variant
 from attnfuzz.explaining.words import row_name, weight
+from attnfuzz.judging.words import number
 from attnfuzz.oracles.diagnosis import explain_lse
 from attnfuzz.oracles.diagnosis.arithmetic import is_written
 from attnfuzz.oracles.diagnosis.scales import wrong_scales
 from attnfuzz.oracles.diagnosis.suspect import first_match
-from attnfuzz.oracles.words import number
 
 __all__ = ["read_row"]
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnfuzz.explaining.row import MeasuredRow
-from attnfuzz.oracles.words import number
+from attnfuzz.judging.words import number
 
 __all__ = ["split_mistakes"]
 

@@ -10,8 +10,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from attnfuzz.explaining.rig import Rig
+from attnfuzz.judging.words import ranges, shape_of
 from attnfuzz.memory.patterns import bits, holds_prefill
-from attnfuzz.oracles.words import ranges, shape_of
 from attnfuzz.problems.cases import Case, MergeStatesCase
 
 __all__ = ["Unwritten", "find_unwritten"]

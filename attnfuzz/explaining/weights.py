@@ -13,7 +13,7 @@ from torch import Tensor
 from attnfuzz.explaining.places import Places
 from attnfuzz.explaining.probing import Probe, probe, run_with, unit_of_rows
 from attnfuzz.explaining.rig import Rig
-from attnfuzz.oracles.comparison import natural_lse
+from attnfuzz.judging.comparison import natural_lse
 from attnfuzz.problems.cases import MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.reference import row_weights
 

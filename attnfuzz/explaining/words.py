@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from attnfuzz.oracles.words import number, ranges, row_words
+from attnfuzz.judging.words import number, ranges, row_words
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedAttentionCase
 
 __all__ = ["joined", "row_name", "scope", "weight"]

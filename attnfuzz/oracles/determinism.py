@@ -1,8 +1,8 @@
 """The same run twice, the same bits: for kernels that promise it."""
 
-from attnfuzz.oracles.elements import axes_of, blame_of, differing, extent
-from attnfuzz.oracles.interference import cause_of_difference
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.judging.elements import axes_of, blame_of, differing, extent
+from attnfuzz.judging.interference import cause_of_difference
+from attnfuzz.judging.trial import Trial
 from attnfuzz.oracles.verdict import Failure
 
 __all__ = ["check"]

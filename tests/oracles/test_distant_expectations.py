@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging import distant_expectations
+from attnfuzz.judging.distant_expectations import DistantExpectations
+from attnfuzz.judging.expectations import expectations
 from attnfuzz.memory.fetch import Fetch
-from attnfuzz.oracles import distant_expectations
-from attnfuzz.oracles.distant_expectations import DistantExpectations
-from attnfuzz.oracles.expectations import expectations
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.registry import problem_of

@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 import attnfuzz
-from attnfuzz.oracles.entries import asked_of, entries_of
+from attnfuzz.judging.entries import asked_of, entries_of
 from attnfuzz.oracles.relations.batch_invariance import BATCH_INVARIANCE
 from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
 from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE

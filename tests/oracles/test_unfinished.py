@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.oracles import observation
-from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.results import ResultError
-from attnfuzz.oracles.unfinished import check_finished, living_threads
+from attnfuzz.judging import observation
+from attnfuzz.judging.judge import judge
+from attnfuzz.judging.results import ResultError
+from attnfuzz.judging.unfinished import check_finished, living_threads
 
 
 class Subclass(torch.Tensor):

@@ -31,6 +31,7 @@ RANKS = {
     "attnfuzz.kernels": 1,
     "attnfuzz.oracles.verdict": 0,  # data that every layer passes on
     "attnfuzz.oracles": 2,
+    "attnfuzz.judging": 2,
     "attnfuzz.explaining": 2,
     "attnfuzz.execution": 3,
     "attnfuzz.corpus": 3,

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from attnfuzz.judging.words import number
 from attnfuzz.oracles.diagnosis.roundings import merged_states
 from attnfuzz.oracles.diagnosis.row import AttentionRow, softmax_average
 from attnfuzz.oracles.diagnosis.suspect import Suspect
-from attnfuzz.oracles.words import number
 
 __all__ = ["fitted_scale", "is_written", "lse_formulas", "partial_bases", "rescaled_output", "rescaled_scores"]
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attnfuzz.judging.comparison import Comparison, Reference
 from attnfuzz.memory.patterns import Fill, poison_value
-from attnfuzz.oracles.comparison import Comparison, Reference
 from attnfuzz.oracles.diagnosis import arithmetic, sources, tokens
 from attnfuzz.oracles.diagnosis.merge import explain_merge
 from attnfuzz.oracles.diagnosis.rounding import MOST_ROWS, Rounding

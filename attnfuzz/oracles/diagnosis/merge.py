@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attnfuzz.oracles.comparison import Comparison, Reference
+from attnfuzz.judging.comparison import Comparison, Reference
 from attnfuzz.oracles.diagnosis.suspect import Diagnosis
 from attnfuzz.values import LogicalStates
 

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from attnfuzz.judging.words import row_words
 from attnfuzz.oracles.diagnosis.row import AttentionRow, softmax_average
 from attnfuzz.oracles.diagnosis.suspect import Suspect
-from attnfuzz.oracles.words import row_words
 from attnfuzz.problems.cases import PagedDecodeCase
 
 __all__ = ["another_head", "another_page", "another_row", "another_sequence", "another_tensor", "single_token"]

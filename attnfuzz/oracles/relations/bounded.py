@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from attnfuzz.oracles.comparison import Comparison, Reference, compare
-from attnfuzz.oracles.elements import extent, first_index
-from attnfuzz.oracles.observation import Observation
+from attnfuzz.judging.comparison import Comparison, Reference, compare
+from attnfuzz.judging.elements import extent, first_index
+from attnfuzz.judging.observation import Observation
+from attnfuzz.judging.trial import Trial
+from attnfuzz.judging.words import element, number, ratio
 from attnfuzz.oracles.relations.transformed import Changed, run_on
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure, OracleName
-from attnfuzz.oracles.words import element, number, ratio
 
 __all__ = ["beyond", "compared", "too_far_apart"]
 

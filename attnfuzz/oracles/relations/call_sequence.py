@@ -15,18 +15,18 @@ from typing import Any
 import msgspec
 
 from attnfuzz.declaration import Declaration, Kernel
+from attnfuzz.judging.observation import KernelRaised, call
+from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles import accuracy
 from attnfuzz.oracles.exception import interpreter_limit
-from attnfuzz.oracles.observation import KernelRaised, call
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.oracles.relations.relation import FurtherRuns, Relation
 from attnfuzz.oracles.relations.relatives import Relative, relatives_of
 from attnfuzz.oracles.relations.transformed import Changed, Results, as_it_is, results_of, unequal_bits
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.registry import Contents, problem_of

@@ -19,11 +19,11 @@ import msgspec
 import torch
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.comparison import Comparison
+from attnfuzz.judging.comparison import Comparison
+from attnfuzz.judging.trial import Trial
 from attnfuzz.oracles.relations.bounded import Parts, beyond, compared
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.relations.transformed import Changed, run_on
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import AttentionCase, Case, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.variants import PLAIN_VARIANT

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnfuzz.judging.observation import KernelRaised, Observation, call
+from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.address_limit import at_most_more
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
@@ -17,9 +19,7 @@ from attnfuzz.memory.far import FarAllocator
 from attnfuzz.memory.fault_map import installed
 from attnfuzz.memory.reservation import SparseUnavailable
 from attnfuzz.oracles.exception import context_lost
-from attnfuzz.oracles.observation import KernelRaised, Observation, call
 from attnfuzz.oracles.relations.through_host import build_through_host
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import NARROW_OFFSETS
 from attnfuzz.problems.block_table import num_blocks
 from attnfuzz.problems.cases import Case, PagedDecodeCase

@@ -19,19 +19,19 @@ from jaxtyping import Bool, UInt8
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration, Kernel
+from attnfuzz.judging.comparison import Comparison, Reference, compare
+from attnfuzz.judging.elements import extent, first_index
+from attnfuzz.judging.observation import KernelRaised, Observation, call, rows_with_an_owner
+from attnfuzz.judging.trial import Trial
+from attnfuzz.judging.words import element, number, ratio
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
-from attnfuzz.oracles.comparison import Comparison, Reference, compare
-from attnfuzz.oracles.cuda_graph import CapturedCall, captured_call
-from attnfuzz.oracles.elements import extent, first_index
-from attnfuzz.oracles.observation import KernelRaised, Observation, call, rows_with_an_owner
+from attnfuzz.oracles.relations.cuda_graph import CapturedCall, captured_call
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.oracles.relations.graph_contents import MOST_BYTES, Content, contents_of, with_room
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.relations.transformed import unequal_bits
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure, OracleName
-from attnfuzz.oracles.words import element, number, ratio
 from attnfuzz.problems.allocation import allocate
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 import torch
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.observation import KernelRaised
+from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.cuda_virtual import DriverError
 from attnfuzz.memory.fault_map import installed
 from attnfuzz.memory.guarded import GUARDS, Guard
 from attnfuzz.memory.guarded_of import guarded_memory
-from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.relations.guarded_run import Guarding, run_guarded
 from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import DrawnWithout, Failure, OracleName, Relations
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import tensor_nbytes

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnfuzz.judging.observation import KernelRaised, call
+from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.fault_map import FaultMap
@@ -16,9 +18,7 @@ from attnfuzz.memory.guarded import Guard, GuardedArena
 from attnfuzz.memory.guarded_of import guarded_memory
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.exception import context_lost
-from attnfuzz.oracles.observation import KernelRaised, call
 from attnfuzz.oracles.relations.through_host import build_through_host
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.problems.allocation import Allocator
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.recipes import StrideKind

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import msgspec
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.trial import Trial
 from attnfuzz.oracles.relations.bounded import too_far_apart
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.relations.transformed import Changed, fits
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, PagedDecodeCase
 from attnfuzz.problems.choices import layouts_of, stride_kinds_of, strided_tensors_of

@@ -24,11 +24,13 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.comparison import Comparison
+from attnfuzz.judging.elements import blame_of, extent, first_index
+from attnfuzz.judging.observation import KernelRaised, Observation
+from attnfuzz.judging.trial import Trial
+from attnfuzz.judging.words import element, number, ratio
 from attnfuzz.memory.far import CACHES, MOST_ROWS, MOST_ROWS_ON_GPU, gapped_strides
-from attnfuzz.oracles.comparison import Comparison
-from attnfuzz.oracles.elements import blame_of, extent, first_index
 from attnfuzz.oracles.exception import context_lost
-from attnfuzz.oracles.observation import KernelRaised, Observation
 from attnfuzz.oracles.relations.far_run import Far, run_far
 from attnfuzz.oracles.relations.page_limits import (
     far_pages,
@@ -39,9 +41,7 @@ from attnfuzz.oracles.relations.page_limits import (
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.relations.stretching import stretched_axes, stretched_cache_axes
 from attnfuzz.oracles.relations.transformed import Results, as_it_is, unequal_bits, where_bits_differ
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import NARROW_OFFSETS, Failure, OracleName
-from attnfuzz.oracles.words import element, number, ratio
 from attnfuzz.problems.block_table import num_blocks, used_blocks
 from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase
 from attnfuzz.problems.choices import lying_alike, permits_gap

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.observation import KernelRaised
+from attnfuzz.judging.observation import KernelRaised
+from attnfuzz.judging.trial import Trial
 from attnfuzz.oracles.relations.transformed import Changed, Results, as_it_is, results_of
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.registry import Contents

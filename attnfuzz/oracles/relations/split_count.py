@@ -8,10 +8,10 @@ from __future__ import annotations
 import msgspec
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.trial import Trial
 from attnfuzz.oracles.relations.bounded import too_far_apart
 from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.relations.transformed import Changed, fits
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, SplitDecodeCase
 from attnfuzz.problems.choices import split_counts_of

@@ -9,12 +9,12 @@ from typing import Any
 from jaxtyping import Bool
 from torch import Tensor
 
+from attnfuzz.judging.elements import axes_of, blame_of, extent, first_index
+from attnfuzz.judging.observation import KernelRaised, Observation, observe
+from attnfuzz.judging.trial import Trial
+from attnfuzz.judging.words import element
 from attnfuzz.memory.patterns import bits
-from attnfuzz.oracles.elements import axes_of, blame_of, extent, first_index
-from attnfuzz.oracles.observation import KernelRaised, Observation, observe
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure, OracleName
-from attnfuzz.oracles.words import element
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.placement import Placement

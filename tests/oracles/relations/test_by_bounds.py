@@ -11,7 +11,7 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.declaration import Kernel
-from attnfuzz.oracles.judge import judge
+from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.relations.catalogue import RELATIONS
 from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure, OracleName
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase, SplitDecodeCase

@@ -17,9 +17,9 @@ from attnfuzz.campaign.saved_run import run_saved
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration, load_kernels
 from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.judge import judge
 from attnfuzz.memory import fault_map
 from attnfuzz.memory.fault_map import FaultMap
-from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.relations.catalogue import chosen, drawn
 from attnfuzz.oracles.relations.guard_page import guard_of
 from attnfuzz.oracles.verdict import (

@@ -12,8 +12,8 @@ import torch
 
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.judge import judge
 from attnfuzz.memory.reservation import SparseUnavailable
-from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
 from attnfuzz.problems.cases import (
     Case,

@@ -13,6 +13,13 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.judging.comparison import Reference
+from attnfuzz.judging.distant_expectations import DistantExpectations
+from attnfuzz.judging.entries import Asked, Entry, asked_of, entries_of
+from attnfuzz.judging.expectations import Expectation, expectations
+from attnfuzz.judging.observation import KernelRaised, Observation, call
+from attnfuzz.judging.symptoms import Seen, look
+from attnfuzz.judging.trial import Symptoms, Trial
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.fetch import Fetch
@@ -20,14 +27,7 @@ from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import RUNS, Image, Plan
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.memory.workspaces import WorkspacePool
-from attnfuzz.oracles.comparison import Reference
-from attnfuzz.oracles.distant_expectations import DistantExpectations
-from attnfuzz.oracles.entries import Asked, Entry, asked_of, entries_of
-from attnfuzz.oracles.expectations import Expectation, expectations
-from attnfuzz.oracles.host_look import Seen, look
-from attnfuzz.oracles.observation import KernelRaised, Observation, call
 from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.trial import Symptoms, Trial
 from attnfuzz.oracles.verdict import Timing
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.registry import problem_of

@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
+from attnfuzz.judging.row_buckets import BlockSize, Bucket, buckets
 from attnfuzz.numerics.attention import largest_chunk
 from attnfuzz.numerics.row_units import RowUnits
 from attnfuzz.numerics.rows import RowResult
-from attnfuzz.oracles.row_buckets import BlockSize, Bucket, buckets
 
 __all__ = ["Block", "Place", "Results", "RowBatch", "joined", "row_batches", "to_device", "windows"]
 

@@ -11,10 +11,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.elements import axes_of
+from attnfuzz.judging.expectations import Expectation, expectations, on_device
+from attnfuzz.judging.observation import Observation
 from attnfuzz.numerics import Bound, error_ratio
-from attnfuzz.oracles.elements import axes_of
-from attnfuzz.oracles.expectations import Expectation, expectations, on_device
-from attnfuzz.oracles.observation import Observation
 from attnfuzz.problems.cases import Case, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.reference import Expected
 from attnfuzz.problems.registry import problem_of

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.judging.trial import Trial
 
 __all__ = ["Cause", "cause_of_difference"]
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.expected_attention import changes_scores, expect_attention
+from attnfuzz.judging.expected_merges import expect_merges
+from attnfuzz.judging.host_memory import keep_freed_memory
+from attnfuzz.judging.row_batches import Place, Results
 from attnfuzz.numerics import Bound
-from attnfuzz.oracles.expected_attention import changes_scores, expect_attention
-from attnfuzz.oracles.expected_merges import expect_merges
-from attnfuzz.oracles.host_memory import keep_freed_memory
-from attnfuzz.oracles.row_batches import Place, Results
 from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.reference import Expected
 from attnfuzz.problems.tolerance import FixedTolerance, Tolerance

@@ -7,12 +7,12 @@ import msgspec
 import torch
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.judging.observation import KernelRaised
+from attnfuzz.judging.trial import Trial
 from attnfuzz.oracles import accuracy, dead_memory, determinism, exception, red_zone, unwritten
-from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.relations.catalogue import chosen
 from attnfuzz.oracles.relations.guard_page import GUARD_PAGE, guard_of
 from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Timing, Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, check_size

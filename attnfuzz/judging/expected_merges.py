@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.arithmetic import arithmetic_of
+from attnfuzz.judging.row_batches import Block, Place, Results, RowBatch, joined, row_batches, windows
 from attnfuzz.numerics.arithmetic import side_by_side
 from attnfuzz.numerics.merge import merge_rows
 from attnfuzz.numerics.row_units import merge_units
-from attnfuzz.oracles.arithmetic import arithmetic_of
-from attnfuzz.oracles.row_batches import Block, Place, Results, RowBatch, joined, row_batches, windows
 from attnfuzz.problems.cases import MergeStatesCase
 from attnfuzz.values import LogicalStates
 

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.expectations import Expectation, expectations
 from attnfuzz.memory.fetch import Fetch
 from attnfuzz.numerics import Bound
-from attnfuzz.oracles.expectations import Expectation, expectations
 from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.reference import Expected
 from attnfuzz.problems.tolerance import Tolerance

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
+from attnfuzz.judging.words import element, number, ranges
 from attnfuzz.oracles.verdict import Blame
-from attnfuzz.oracles.words import element, number, ranges
 from attnfuzz.problems.cases import AttentionCase, Case
 
 __all__ = ["axes_of", "blame_of", "differing", "extent", "first_index"]

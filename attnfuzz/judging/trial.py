@@ -10,11 +10,11 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.judging.comparison import Comparison, Reference, compare, worst_ratio
+from attnfuzz.judging.guarded_observation import observe_guarded
+from attnfuzz.judging.observation import Observation, observe
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.patterns import Fill, bits, holds_prefill
-from attnfuzz.oracles.comparison import Comparison, Reference, compare, worst_ratio
-from attnfuzz.oracles.guarded_observation import observe_guarded
-from attnfuzz.oracles.observation import Observation, observe
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.tolerance import Tolerance
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.expectations import expectations
 from attnfuzz.numerics import Bound
-from attnfuzz.oracles.expectations import expectations
 from attnfuzz.problems.cases import Case
 
 __all__ = ["bound_of"]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.judging.results import named_results
+from attnfuzz.judging.unfinished import check_finished, check_joined, living_threads
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import Fill
-from attnfuzz.oracles.results import named_results
-from attnfuzz.oracles.unfinished import check_finished, check_joined, living_threads
 from attnfuzz.problems.allocation import allocate
 from attnfuzz.problems.cases import Case, PagedAttentionCase
 from attnfuzz.problems.limits import tensor_nbytes

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.oracles.observation import KernelRaised, call_options, results_of_call
+from attnfuzz.judging.observation import KernelRaised, call_options, results_of_call
 from attnfuzz.problems.cases import Case
 
 __all__ = ["CapturedCall", "captured_call"]

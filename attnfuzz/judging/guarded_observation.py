@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.judging.observation import KernelRaised, Observation, observe
 from attnfuzz.memory.fault_map import installed
 from attnfuzz.memory.guarded import Guard, GuardedArena
 from attnfuzz.memory.guarded_of import guarded_memory
 from attnfuzz.memory.patterns import Fill
-from attnfuzz.oracles.observation import KernelRaised, Observation, observe
 from attnfuzz.problems.cases import Case
 
 __all__ = ["observe_guarded"]

@@ -8,11 +8,8 @@ import msgspec
 import torch
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.memory.guarded import Guard
-from attnfuzz.memory.image import Plan, plan_of
-from attnfuzz.oracles.batch import Batch
-from attnfuzz.oracles.exception import context_lost
-from attnfuzz.oracles.judge import (
+from attnfuzz.judging.batch import Batch
+from attnfuzz.judging.judge import (
     judge,
     judge_raised,
     judge_trial,
@@ -20,12 +17,15 @@ from attnfuzz.oracles.judge import (
     lacks_lse,
     needs_two_runs,
 )
-from attnfuzz.oracles.observation import KernelRaised
-from attnfuzz.oracles.related import judge_related
+from attnfuzz.judging.observation import KernelRaised
+from attnfuzz.judging.related import judge_related
+from attnfuzz.judging.trial import Symptoms
+from attnfuzz.memory.guarded import Guard
+from attnfuzz.memory.image import Plan, plan_of
+from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.relations.catalogue import chosen as chosen_relations
 from attnfuzz.oracles.relations.guard_page import guard_of
 from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.trial import Symptoms
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Relations, Timing, Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size

@@ -8,8 +8,8 @@ from time import monotonic
 import torch
 from torch import Tensor
 
+from attnfuzz.judging.results import ResultError
 from attnfuzz.memory.patterns import bits
-from attnfuzz.oracles.results import ResultError
 
 __all__ = ["check_finished", "check_joined", "living_threads"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import torch
 
+from attnfuzz.judging.batch import Batch
+from attnfuzz.judging.entries import Asked
+from attnfuzz.judging.judge import judge_relation, relation_raised
 from attnfuzz.oracles import accuracy
-from attnfuzz.oracles.batch import Batch
-from attnfuzz.oracles.entries import Asked
-from attnfuzz.oracles.judge import judge_relation, relation_raised
 from attnfuzz.oracles.relations.relation import FurtherRuns
 from attnfuzz.oracles.verdict import Failure, Verdict
 

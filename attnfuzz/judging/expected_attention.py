@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.arithmetic import arithmetic_of
+from attnfuzz.judging.row_batches import Block, Place, Results, RowBatch, joined, row_batches, to_device, windows
 from attnfuzz.numerics.arithmetic import side_by_side
 from attnfuzz.numerics.attention import attention_rows
 from attnfuzz.numerics.row_units import attention_units, variant_units
 from attnfuzz.numerics.rows import RowResult
 from attnfuzz.numerics.variant_scores import VariantRows
-from attnfuzz.oracles.arithmetic import arithmetic_of
-from attnfuzz.oracles.row_batches import Block, Place, Results, RowBatch, joined, row_batches, to_device, windows
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.values import LogicalAttention
 
