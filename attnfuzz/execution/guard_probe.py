@@ -15,7 +15,7 @@ from attnfuzz.memory.fault_map import FaultMap, installed
 from attnfuzz.memory.guarded import GuardedArena
 from attnfuzz.memory.patterns import POISON_BYTES
 from attnfuzz.oracles.exception import context_lost
-from attnfuzz.oracles.relations.guarded_run import Guarding, run_guarded
+from attnfuzz.oracles.relations.guard_page import Guarding, run_guarded
 from attnfuzz.problems.cases import Case
 
 __all__ = ["guarded_reply"]

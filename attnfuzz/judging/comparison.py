@@ -1,26 +1,85 @@
-"""A run's results against the float64 reference, element by element."""
+"""A run's results against the float64 reference, element by element, and which elements are concerned, in words."""
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.elements import axes_of
 from attnfuzz.judging.expectations import Expectation, expectations, on_device
 from attnfuzz.judging.observation import Observation
+from attnfuzz.judging.words import element, number, ranges
 from attnfuzz.numerics import Bound, error_ratio
-from attnfuzz.problems.cases import Case, MergeStatesCase, SplitDecodeCase
+from attnfuzz.oracles.verdict import Blame
+from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.reference import Expected
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.tolerance import Tolerance
 
-__all__ = ["Comparison", "Reference", "compare", "natural_lse", "worst_ratio"]
+__all__ = [
+    "Comparison",
+    "Reference",
+    "axes_of",
+    "blame_of",
+    "compare",
+    "differing",
+    "extent",
+    "first_index",
+    "natural_lse",
+    "worst_ratio",
+]
+
+
+def axes_of(name: str, case: Case) -> tuple[str, ...]:
+    """Names of the dimensions of the result `name`, in the order in which a kernel returns it."""
+    if name == "output_lse":
+        return ("head", "token") if getattr(case, "lse_layout", "HT") == "HT" else ("token", "head")
+    if name.startswith("partial"):
+        axes: tuple[str, ...] = ("seq", "head", "split")
+    else:
+        rows = "token" if case.problem in ("merge_states", "paged_attention") else "seq"
+        axes = (rows, "head")
+    return axes if name.endswith("lse") else (*axes, "dim")
+
+
+def first_index(mask: Bool[Tensor, "*shape"]) -> tuple[int, ...]:
+    """The first true element, in row-major order."""
+    return tuple(int(i) for i in mask.nonzero()[0])
+
+
+def extent(name: str, axes: Sequence[str], mask: Bool[Tensor, "*shape"]) -> str:
+    """`6 of 96 elements of out (seq 0, head 1-2, dim 0-2)`."""
+    where = ", ".join(
+        f"{axis} {ranges(hit.tolist())}" for axis, hit in zip(axes, mask.nonzero().unbind(-1), strict=True)
+    )
+    return f"{int(mask.sum())} of {mask.numel()} elements of {name} ({where})"
+
+
+def blame_of(case: Case, axes: Sequence[str], index: Sequence[int]) -> Blame:
+    """The row that one element of a result belongs to, and its sequence."""
+    at = dict(zip(axes, index, strict=True))
+    row = at.get("seq", at.get("token", 0))
+    seqs = (case.row_seqs[row],) if isinstance(case, AttentionCase) else ()
+    return Blame(rows=((row, at["head"]),), seqs=seqs)
+
+
+def differing(
+    name: str,
+    axes: Sequence[str],
+    mask: Bool[Tensor, "*shape"],
+    one: Shaped[Tensor, "*shape"],
+    other: Shaped[Tensor, "*shape"],
+) -> tuple[str, str, str, tuple[int, ...]]:
+    """The first differing element by name, its two values, and its index."""
+    index = first_index(mask)
+    return element(name, axes, index), number(float(one[index])), number(float(other[index])), index
+
 
 _LAUNCH_IN_ELEMENTS = 100_000
 """What a CPU core processes in the time in which a GPU is told what to do."""

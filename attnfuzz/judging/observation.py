@@ -1,28 +1,143 @@
-"""One run of a kernel on one case, and everything it left behind."""
+"""One run of a kernel on one case, and everything it left behind: memory, and results by name.
+
+Results are checked for shape, dtype and device. What a thread or a stream goes on writing when the call has returned is
+no result: nobody waits for it, and nobody times it.
+
+A run on a CPU may be made in guarded memory (`observe_guarded`): it says what an ordinary run says, and does not return
+from an access outside. On a GPU, inputs may be written on the host first (`build_through_host`): to write them there
+takes a hundred launches and more, of which processes that share a GPU get through a limited number in all.
+"""
+
+from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from threading import Thread
+from threading import enumerate as living_threads
+from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.judging.results import named_results
-from attnfuzz.judging.unfinished import check_finished, check_joined, living_threads
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
-from attnfuzz.memory.patterns import Fill
-from attnfuzz.problems.allocation import allocate
+from attnfuzz.memory.fault_map import installed
+from attnfuzz.memory.guarded import Guard, GuardedArena
+from attnfuzz.memory.guarded_of import guarded_memory
+from attnfuzz.memory.patterns import Fill, bits
+from attnfuzz.problems.allocation import Allocator, PlainAllocator, allocate
 from attnfuzz.problems.cases import Case, PagedAttentionCase
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.placement import Placement
 from attnfuzz.problems.registry import problem_of
-from attnfuzz.problems.shapes import tensor_specs
-from attnfuzz.problems.supports import OptionValue
+from attnfuzz.problems.shapes import strides_of, tensor_specs
+from attnfuzz.problems.supports import OptionValue, Supports
 
-__all__ = ["KernelRaised", "Observation", "call", "call_options", "observe", "results_of_call", "rows_with_an_owner"]
+__all__ = [
+    "KernelRaised",
+    "Observation",
+    "ResultError",
+    "build_through_host",
+    "call",
+    "call_options",
+    "check_finished",
+    "check_joined",
+    "living_threads",
+    "named_results",
+    "observe",
+    "observe_guarded",
+    "results_of_call",
+    "rows_with_an_owner",
+]
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class ResultError(Exception):
+    """What the kernel returned cannot be a result; the message names what is wrong and what was expected."""
+
+
+def named_results(returned: object, inputs: Any, names: tuple[str, str], supports: Supports) -> dict[str, Tensor]:
+    """The output, and the log-sum-exp unless the kernel declares none; what was not returned is taken from `inputs`.
+
+    `names`: the problem's two results, output first. Raises `ResultError`.
+    """
+    wanted = names if supports.lse != "none" else names[:1]
+    given = {name: getattr(inputs, name) for name in wanted}
+    parts = _parts(returned, names)
+    results = given | {name: part for name, part in zip(wanted, parts, strict=False) if part is not None}
+    return {name: _checked(name, result, given[name]) for name, result in results.items()}
+
+
+def _parts(returned: object, names: tuple[str, str]) -> Sequence[object]:
+    if returned is None or isinstance(returned, Tensor):
+        return (returned,)
+    if isinstance(returned, tuple | list) and len(returned) in (1, 2):
+        return returned
+    shown = f"{type(returned).__name__} of {len(returned)}" if isinstance(returned, tuple | list) else repr(returned)
+    raise ResultError(
+        f"the kernel returned {shown[:80]}; it must return ({names[0]}, {names[1]}), only {names[0]}, "
+        f"or None after writing into inputs.{names[0]} and inputs.{names[1]}"
+    )
+
+
+def _checked(name: str, result: object, given: Tensor) -> Tensor:
+    if not isinstance(result, Tensor) or not issubclass(type(result), Tensor):  # __class__ may be the kernel's code
+        raise ResultError(f"the kernel returned {result!r:.80} as {name}; it must be a tensor")
+    if type(result) not in _PLAIN:
+        raise ResultError(
+            f"{name} is a {type(result).__name__:.80}, a subclass of torch.Tensor, which may compute what it holds "
+            "only when somebody looks; return a plain tensor"
+        )
+    if result.shape != given.shape:
+        raise ResultError(f"{name} has shape {tuple(result.shape)}; it must have {tuple(given.shape)}")
+    if result.dtype != given.dtype and not (name == "partial_out" and result.dtype is torch.float32):
+        raise ResultError(f"{name} has dtype {_short(result.dtype)}; it must have {_short(given.dtype)}")
+    if result.device.type != given.device.type:
+        raise ResultError(f"{name} is on {result.device}; it must be on {given.device}")
+    return result.detach()
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+_PATIENCE_S = 0.25
+"""For a thread that a call has left behind. One that waits for more to do may go on for ever."""
+
+
+def check_finished(results: Mapping[str, Tensor], before: Collection[Thread]) -> None:
+    """Raise `ResultError` if a thread that was not there `before` the call writes its `results` after it.
+
+    Costs nothing where no thread was left. Threads that Python does not know of are not seen.
+    """
+    left = [thread for thread in living_threads() if thread not in before]
+    if not left:
+        return
+    returned = {name: result.clone() for name, result in results.items()}
+    until = monotonic() + _PATIENCE_S
+    for thread in left:
+        thread.join(max(0.0, until - monotonic()))
+    if any(result.is_cuda for result in results.values()):
+        torch.cuda.synchronize()
+    _check_equal(returned, results, "a thread that it has started; join it before returning")
+
+
+def check_joined(returned: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
+    """Raise `ResultError` if copies that the caller's stream made of `results` are not what they are at last."""
+    _check_equal(returned, results, "a stream that the current one does not wait for; have it wait before returning")
+
+
+def _check_equal(returned: Mapping[str, Tensor], results: Mapping[str, Tensor], by: str) -> None:
+    for name, result in results.items():
+        changed = int((bits(returned[name]) != bits(result)).sum())
+        if changed:
+            elements = "element" if changed == 1 else "elements"
+            raise ResultError(f"{changed} {elements} of {name} were written after the kernel had returned, by {by}")
+
 
 _ZONES_PER_TENSOR = 4 * 256
 """Room for alignment and both red zones; a tensor with wider ones goes to a chunk of its own."""
@@ -163,3 +278,74 @@ def rows_with_an_owner(case: Case, results: dict[str, Tensor]) -> dict[str, Tens
 def call_options(kernel: Kernel, case: Case) -> dict[str, OptionValue]:
     """The case's options; for those it leaves out, the first choice that the kernel declares."""
     return {name: choices[0] for name, choices in kernel.declaration.options.items()} | dict(case.options)
+
+
+def observe_guarded(
+    kernel: Kernel,
+    case: Case,
+    values: Any,
+    *,
+    guard: Guard,
+    poison: Fill,
+    prefill: Fill,
+    compile_clock: Callable[[], float] = lambda: 0.0,
+) -> Observation | None:
+    """As `observe` on "cpu", with the edge `guard` of every tensor and workspace at unmapped memory.
+
+    None where that says nothing of the kernel: the system has no such memory left, nobody could tell of a fault, or the
+    kernel raised, as it may where tensors are aligned to no more than their elements. A KeyboardInterrupt is passed on.
+    """
+    fault_map = installed()
+    if fault_map is None:
+        return None
+    memory = guarded_memory("cpu")
+    given, allocated = (GuardedArena(memory, fault_map, guard=guard, poison=poison, prefill=prefill) for _ in range(2))
+    with fault_map.recording():
+        try:
+            return observe(
+                kernel,
+                case,
+                values,
+                device="cpu",
+                poison=poison,
+                prefill=prefill,
+                arenas=(given, allocated),
+                compile_clock=compile_clock,
+            )
+        except KernelRaised as raised:
+            if raised.is_a(KeyboardInterrupt):
+                raise
+        except OSError:  # of the inputs; where a workspace could not be had, it is what the kernel raised
+            pass
+    return None
+
+
+def build_through_host(
+    case: Case, allocator: Allocator, supports: Supports, *, edit: Mapping[str, Callable[[Tensor], None]] | None = None
+) -> Any:
+    """As the ``build`` of the case's problem, with the same numbers; dead elements are NaN, or -1.
+
+    ``edit`` may change tensors while they are on the host, by name.
+    """
+    problem = problem_of(case)
+    (contents,) = problem.contents([case], "cpu", supports)
+    written = allocate(case, PlainAllocator("cpu"))
+    problem.write(case, {name: tensor[None] for name, tensor in written.items()}, contents.values, contents.placement)
+    for name, change in (edit or {}).items():
+        if name in written:
+            change(written[name])
+    tensors = {}
+    for name, spec in tensor_specs(case).items():
+        dtype = getattr(torch, spec.dtype)
+        given = allocator.tensor(name, spec.shape, dtype, strides=strides_of(case, name), role=spec.role)
+        if spec.role == "input":
+            _send(written[name], given)
+        tensors[name] = given
+    return problem.inputs(case, tensors)
+
+
+def _send(source: Tensor, target: Tensor) -> None:
+    """From pinned memory, which torch keeps until the copy has been made."""
+    if target.device.type == "cuda" and source.numel():
+        source = source.contiguous().pin_memory()
+    target.copy_(source, non_blocking=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import torch
 
-from attnfuzz.judging.batch import Batch
-from attnfuzz.judging.entries import Asked
+from attnfuzz.judging.batch import Asked, Batch
 from attnfuzz.judging.judge import judge_relation, relation_raised
 from attnfuzz.oracles import accuracy
 from attnfuzz.oracles.relations.relation import FurtherRuns

@@ -1,7 +1,9 @@
 """Rows of many cases in a few padded tensors: where each row's numbers come from, and where its result goes.
 
 The numbers of all cases lie one after another in flat tensors. A row is then a few offsets, and one indexing operation
-fetches a bucket's rows whatever the cases' shapes. The offsets of all rows travel to a GPU in one copy.
+fetches a bucket's rows whatever the cases' shapes. The offsets of all rows travel to a GPU in one copy. A block is one
+query token, whose rows are KV heads, or one merge, whose rows are its (token, head) pairs; blocks of similar size are
+padded to one size and computed together.
 """
 
 from __future__ import annotations
@@ -16,12 +18,83 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
-from attnfuzz.judging.row_buckets import BlockSize, Bucket, buckets
-from attnfuzz.numerics.attention import largest_chunk
+from attnfuzz.numerics.bounds import largest_chunk
 from attnfuzz.numerics.row_units import RowUnits
 from attnfuzz.numerics.rows import RowResult
 
-__all__ = ["Block", "Place", "Results", "RowBatch", "joined", "row_batches", "to_device", "windows"]
+__all__ = [
+    "Block",
+    "BlockSize",
+    "Bucket",
+    "Place",
+    "Results",
+    "RowBatch",
+    "buckets",
+    "joined",
+    "row_batches",
+    "to_device",
+    "windows",
+]
+
+
+class BlockSize(NamedTuple):
+    """Its elements are the products of query heads, tokens and head size."""
+
+    num_tokens: int
+    head_size: int
+    group: int
+    num_rows: int
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Blocks, by index, and the size that all their rows are padded to."""
+
+    blocks: list[int]
+    num_tokens: int
+    head_size: int
+    group: int
+    num_rows: int
+
+    @property
+    def row_elements(self) -> int:
+        """Of one padded row."""
+        return self.num_tokens * self.head_size * self.group
+
+
+def buckets(sizes: Sequence[BlockSize], *, most_padding: int, most_elements: int) -> list[Bucket]:
+    """Put each block, the longest first, where it adds the least padding, unless that is more than `most_padding`.
+
+    A bucket takes a number of operations that does not depend on its size, and padding takes the time that other
+    elements take. On drawn cases, a quarter of the elements that take the time of a bucket's launches was the best
+    `most_padding`. Only a block of its own has more than `most_elements`.
+    """
+    found: list[Bucket] = []
+    for block in sorted(range(len(sizes)), key=lambda block: sizes[block], reverse=True):
+        num_tokens, head_size, group, num_rows = size = sizes[block]
+        best, least = None, most_padding
+        for bucket in found:
+            padding, elements = _when_added(bucket, size)
+            if padding <= least and elements <= most_elements:
+                best, least = bucket, padding
+                if padding == 0:
+                    break
+        if best is None:
+            found.append(Bucket([block], num_tokens, head_size, group, num_rows))
+            continue
+        best.blocks.append(block)
+        best.head_size, best.group = max(head_size, best.head_size), max(group, best.group)
+        best.num_rows += num_rows
+    return found
+
+
+def _when_added(bucket: Bucket, size: BlockSize) -> tuple[int, int]:
+    """How many elements of padding a block adds, which is no longer than the others, and all elements then."""
+    num_tokens, head_size, group, num_rows = size
+    row_elements = bucket.num_tokens * max(head_size, bucket.head_size) * max(group, bucket.group)
+    elements = row_elements * (bucket.num_rows + num_rows)
+    return elements - bucket.row_elements * bucket.num_rows - num_tokens * head_size * group * num_rows, elements
+
 
 _LAUNCHES_IN_ELEMENTS = {"cpu": 100_000, "cuda": 1 << 23}
 """How many elements a core, or a GPU that several processes use, takes in the time of a bucket's launches."""

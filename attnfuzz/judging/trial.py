@@ -1,9 +1,10 @@
-"""A case on a kernel: the runs that oracles compare, each made when first asked for."""
+"""A case on a kernel: the runs that oracles compare, each made when first asked for, and why two of them disagree."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float64
@@ -11,14 +12,13 @@ from torch import Tensor
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.judging.comparison import Comparison, Reference, compare, worst_ratio
-from attnfuzz.judging.guarded_observation import observe_guarded
-from attnfuzz.judging.observation import Observation, observe
+from attnfuzz.judging.observation import Observation, observe, observe_guarded
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.patterns import Fill, bits, holds_prefill
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.tolerance import Tolerance
 
-__all__ = ["Symptoms", "Trial"]
+__all__ = ["Cause", "Symptoms", "Trial", "cause_of_difference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,3 +247,16 @@ def _damaged(seen: Observation) -> Bool[Tensor, ""]:
 
 def _unwritten(seen: Observation) -> Bool[Tensor, ""]:
     return torch.stack([holds_prefill(result, seen.prefill).any() for result in seen.results.values()]).any()
+
+
+Cause = Literal["determinism", "unwritten", "dead_memory"]
+
+
+def cause_of_difference(trial: Trial) -> Cause | None:
+    """None if both runs agree. Takes up to two further runs."""
+    if trial.second is None or not trial.symptoms.differs:
+        return None
+    promised = trial.kernel.declaration.supports.deterministic
+    if promised and bool(trial.disagree(trial.first, trial.repeated)):
+        return "determinism"
+    return "unwritten" if bool(trial.disagree(trial.first, trial.prefilled_otherwise)) else "dead_memory"

@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from attnfuzz.judging.comparison import Comparison, Reference, compare
-from attnfuzz.judging.elements import blame_of, extent, first_index
+from attnfuzz.judging.comparison import Comparison, Reference, blame_of, compare, extent, first_index
 from attnfuzz.judging.observation import KernelRaised
 from attnfuzz.judging.trial import Trial
 from attnfuzz.judging.words import element, number, ratio
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.minimise.edits import with_lengths
 from attnfuzz.oracles.diagnosis import Compared, explain
-from attnfuzz.oracles.relations.transformed import Changed, run_on
+from attnfuzz.oracles.relations.relation import Changed, run_on
 from attnfuzz.oracles.verdict import Blame, Failure
 from attnfuzz.problems.cases import (
     DenseDecodeCase,

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attnfuzz.judging.elements import axes_of, blame_of, differing, extent, first_index
-from attnfuzz.judging.interference import cause_of_difference
+from attnfuzz.judging.comparison import axes_of, blame_of, differing, extent, first_index
 from attnfuzz.judging.observation import Observation
-from attnfuzz.judging.trial import Trial
+from attnfuzz.judging.trial import Trial, cause_of_difference
 from attnfuzz.judging.words import element, plural, row_words, shape_of
 from attnfuzz.memory.allocations import WORKSPACE
 from attnfuzz.memory.patterns import holds_prefill

@@ -14,7 +14,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.bounds import bound_of
+from attnfuzz.judging.expectations import bound_of
 from attnfuzz.memory.arena import Arena
 from attnfuzz.problems.cases import Case, MergeStatesCase
 from attnfuzz.problems.limits import tensor_nbytes

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.bounds import bound_of
+from attnfuzz.judging.expectations import bound_of
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.problems.allocation import PlainAllocator

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnfuzz.judging.observation import KernelRaised
-from attnfuzz.oracles.relations.cuda_graph import CapturedCall
+from attnfuzz.oracles.relations.graph_replay import CapturedCall
 
 
 class Graph:

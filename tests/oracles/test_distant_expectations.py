@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging import distant_expectations
-from attnfuzz.judging.distant_expectations import DistantExpectations
-from attnfuzz.judging.expectations import expectations
+from attnfuzz.judging import expectations as distant_expectations
+from attnfuzz.judging.expectations import DistantExpectations, expectations
 from attnfuzz.memory.fetch import Fetch
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.quantised_kv import QuantisedKv

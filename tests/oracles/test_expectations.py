@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import attnfuzz.numerics.attention as attention_module
+import attnfuzz.numerics.bounds as attention_module
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.expectations import Expectation, expectations, on_device
 from attnfuzz.numerics import attention_bound, merge_bound

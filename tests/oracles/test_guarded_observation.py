@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.judging.guarded_observation import observe_guarded
-from attnfuzz.judging.observation import KernelRaised, Observation, observe
+from attnfuzz.judging.observation import KernelRaised, Observation, observe, observe_guarded
 from attnfuzz.memory import fault_map
 from attnfuzz.memory.fault_map import FaultMap, read_regions
 from attnfuzz.memory.guarded import GUARDS, Guard, HostGuardedMemory

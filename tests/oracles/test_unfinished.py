@@ -12,8 +12,7 @@ import torch
 
 from attnfuzz.judging import observation
 from attnfuzz.judging.judge import judge
-from attnfuzz.judging.results import ResultError
-from attnfuzz.judging.unfinished import check_finished, living_threads
+from attnfuzz.judging.observation import ResultError, check_finished, living_threads
 
 
 class Subclass(torch.Tensor):

@@ -18,8 +18,7 @@ from attnfuzz.judging.observation import KernelRaised
 from attnfuzz.judging.trial import Trial
 from attnfuzz.oracles.relations import graph_replay
 from attnfuzz.oracles.relations.catalogue import chosen
-from attnfuzz.oracles.relations.cuda_graph import CapturedCall
-from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY
+from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY, CapturedCall
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.registry import problem_of

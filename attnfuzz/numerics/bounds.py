@@ -1,17 +1,47 @@
-"""Error bound of decode attention, out = softmax(scale q.k) V with its natural log-sum-exp."""
+"""Error bounds of decode attention, out = softmax(scale q.k) V with its natural log-sum-exp, and of merging two states.
+
+A merge is attention over two tokens, with the LSEs as scores. Error over bound, above 1, is a bug.
+"""
+
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
-from attnfuzz.numerics.arithmetic import attention_arithmetic, side_by_side
-from attnfuzz.numerics.bound import Bound
-from attnfuzz.numerics.row_units import RowUnits, attention_units, variant_units
+from attnfuzz.numerics.arithmetic import attention_arithmetic, merge_arithmetic, side_by_side
+from attnfuzz.numerics.row_units import RowUnits, attention_units, merge_units, variant_units
 from attnfuzz.numerics.rows import RowResult, bound_rows, bound_scored_rows
-from attnfuzz.numerics.variant_scores import VariantRows, variant_scores
+from attnfuzz.numerics.scores import VariantRows, variant_scores
 from attnfuzz.problems.declared_numerics import Numerics
 
-__all__ = ["attention_bound", "attention_rows", "largest_chunk"]
+__all__ = ["Bound", "attention_bound", "attention_rows", "error_ratio", "largest_chunk", "merge_bound", "merge_rows"]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Largest error a correct kernel can make, for each element: `|got - expected| <= bound`.
+
+    `out`: in units of the values; `lse`: in natural logarithms. An empty result must be exact: its bound is 0.
+    """
+
+    out: Float64[Tensor, "*rows v_head_size"]
+    lse: Float64[Tensor, "*rows"]
+
+
+def error_ratio(
+    got: Float[Tensor, "*shape"], expected: Float64[Tensor, "*shape"], bound: Float64[Tensor, "*shape"]
+) -> Float64[Tensor, "*shape"]:
+    """`|got - expected| / bound`, elementwise, never NaN.
+
+    0 where both are equal (the same infinity included); infinite where `got` is NaN, where only one is infinite or
+    their signs differ, where a bound of 0 is exceeded, and where the bound itself is NaN.
+    """
+    exact = got.to(torch.float64)
+    ratio = (exact - expected).abs() / bound
+    ratio = torch.where(torch.isnan(ratio), torch.inf, ratio)
+    return torch.where(exact == expected, 0.0, ratio)
+
 
 _LARGEST_CHUNK = 2**19
 """Numbers in an intermediate result of shape [rows, group, num_tokens, v_head_size] on a CPU: 4 MiB."""
@@ -165,3 +195,55 @@ def _check(num_q_heads: int, num_kv_heads: int, num_partials: int) -> None:
         )
     if num_partials < 1:
         raise ValueError(f"num_partials={num_partials!r} must be at least 1; use 1 for a kernel that does not split")
+
+
+def merge_bound(
+    prefix_output: Float64[Tensor, "num_tokens num_q_heads head_size"],
+    suffix_output: Float64[Tensor, "num_tokens num_q_heads head_size"],
+    prefix_lse: Float64[Tensor, "num_tokens num_q_heads"],
+    suffix_lse: Float64[Tensor, "num_tokens num_q_heads"],
+    *,
+    out_dtype: torch.dtype,
+) -> Bound:
+    """Largest error of `output` and `output_lse` that a correct merge in float32 can make.
+
+    The arguments hold the exact inputs; LSEs in natural logarithms, -inf for an empty side (+inf already replaced). An
+    empty side contributes nothing, whatever its output holds, NaN included. Both weights are float32 and are not
+    rounded before they multiply the outputs.
+
+    Returns a `Bound` with `out [num_tokens, num_q_heads, head_size]` and `lse [num_tokens, num_q_heads]`, both 0 where
+    both sides are empty. Raises `ValueError` for an unknown dtype, and for an LSE that is +inf or NaN.
+    """
+    lse = torch.stack([prefix_lse, suffix_lse], dim=-1).flatten(0, -2)
+    if bool((lse.isnan() | lse.isposinf()).any()):
+        raise ValueError("an LSE of +inf or NaN has no merge; replace +inf by -inf first, and never pass NaN")
+    outputs = torch.stack([prefix_output, suffix_output], dim=-2).flatten(0, -3)
+    arithmetic = merge_arithmetic(out_dtype)
+    columns = merge_units(side_by_side([arithmetic]), lse_unit=torch.ones(1, dtype=torch.float64, device="cpu"))
+    units = RowUnits.of_columns(columns.expand(-1, len(lse)).to(lse.device))
+    rows = merge_rows(lse, outputs, units)
+    return Bound(out=rows.out_error.view(prefix_output.shape), lse=rows.lse_error.view(prefix_lse.shape))
+
+
+def merge_rows(
+    lse: Float64[Tensor, "rows 2"], outputs: Float64[Tensor, "rows 2 head_size"], units: RowUnits
+) -> RowResult:
+    """Result and bound of each pair of states: a group of one. `lse`: in units of `units.scale`; infinite where empty.
+
+    A merge of two empty states is empty: 0 and -inf, with bounds of 0. For the arithmetic, the score of an empty state
+    is the other's, and the scores of two are 0.
+    """
+    is_empty = lse.isinf()
+    both_empty = is_empty.all(-1, keepdim=True)
+    scores = units.scale * lse.masked_fill(is_empty, -torch.inf).unsqueeze(1)
+    largest = scores.amax(-1, keepdim=True)
+    scores = torch.where(is_empty.unsqueeze(1), largest, scores).masked_fill_(both_empty.unsqueeze(1), 0.0)
+    present = (both_empty | ~is_empty).to(torch.float64).unsqueeze(1)
+    values = outputs.masked_fill(is_empty.unsqueeze(-1), 0.0)
+    rows = bound_rows(scores, torch.zeros_like(scores), values, present, units, rescales=False)
+    return RowResult(
+        out=rows.out,
+        lse=rows.lse.masked_fill(both_empty, -torch.inf),
+        out_error=rows.out_error.masked_fill(both_empty.unsqueeze(-1), 0.0),
+        lse_error=rows.lse_error.masked_fill(both_empty, 0.0),
+    )

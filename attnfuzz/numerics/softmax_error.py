@@ -1,6 +1,10 @@
-"""Rounding error of o = sum_i p_i v_i / sum_i p_i as attention kernels compute it, scores already in error.
+"""Rounding error of o = sum_i p_i v_i / sum_i p_i and of its log-sum-exp, given how far each score is off.
 
-Three sources, added up in `weighted_average_error`:
+How far softmax weights and their log-sum-exp can move when each score moves by a known amount: for condition numbers
+and rounding errors of these two functions see Blanchard, Higham, Higham, Accurately computing the log-sum-exp and
+softmax functions, IMA J. Numer. Anal. 41 (2021).
+
+Three sources of the average's error are added up in `weighted_average_error`:
 
 1. Score errors change numerator and denominator alike. That moves o by at most the smallest of
        sum_i c_i |v_i - o|                (first order, `PerturbedSoftmax.first_order`)
@@ -8,12 +12,14 @@ Three sources, added up in `weighted_average_error`:
        the convex hull: the largest |v_i - o| of any token that can have weight, plus what the others can add.
    The last one keeps the bound meaningful where scores are so large that float32 cannot order them.
 2. Errors of the numerator alone: weights from other copies of the scores than in the denominator
-   (`score_error.score_copies_error`), weights rounded before they multiply V, the n-term sum, rescaling.
+   (`scores.score_copies_error`), weights rounded before they multiply V, the n-term sum, rescaling.
 3. Errors of the denominator alone: its n-term sum, rescaling; these act as a relative error of o.
 
 Rows that are shorter than the longest repeat one of their tokens, not `present` (0.0, else 1.0) and with weight 0: no
 weighted sum and no maximum sees it.
 """
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -21,11 +27,135 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from attnfuzz.numerics.perturbed_softmax import PerturbedSoftmax
+from attnfuzz.numerics.arithmetic import FLOAT32_ROUNDOFF, SMALLEST_NORMAL_FLOAT32
 from attnfuzz.numerics.row_units import RowUnits
-from attnfuzz.numerics.units import FLOAT32_ROUNDOFF, SMALLEST_NORMAL_FLOAT32
 
-__all__ = ["WeightedAverage", "denominator_error", "rounded_weights_error", "weighted_average_error"]
+__all__ = [
+    "LogTotals",
+    "PerturbedSoftmax",
+    "WeightedAverage",
+    "after_rounding",
+    "denominator_error",
+    "log_sum_exp_error",
+    "log_totals",
+    "logsumexp_shift",
+    "perturbed_softmax",
+    "rounded_weights_error",
+    "weighted_average_error",
+]
+
+# exp(-700) is above 0 in float64; a weight divided by it is never the smallest of the bounds it enters.
+_LARGEST_EXPONENT = 700.0
+
+
+@dataclass(frozen=True)
+class LogTotals:
+    """Of softmax weights p whose scores move by d_i: log sum_i p_i exp(-d_i), log sum_i p_i exp(d_i), log p_i + d_i."""
+
+    lowest: Float64[Tensor, "*rows 1"]
+    highest: Float64[Tensor, "*rows 1"]
+    raised: Float64[Tensor, "*rows num_tokens"]
+
+    def __getitem__(self, index: int) -> LogTotals:
+        return LogTotals(self.lowest[index], self.highest[index], self.raised[index])
+
+
+@dataclass(frozen=True)
+class PerturbedSoftmax:
+    """Softmax weights `p` of scores s, and limits on p' = softmax(s + e) over all |e_i| <= d_i.
+
+    - `upper`: the largest p'_i, never above 1.
+    - `interval`: the largest |p'_i - p_i|.
+    - `first_order`: weights c_i with |sum_i (p'_i - p_i) x_i| <= sum_i c_i |x_i - x*|, x* = sum_i p_i x_i.
+    """
+
+    p: Float64[Tensor, "*rows num_tokens"]
+    upper: Float64[Tensor, "*rows num_tokens"]
+    interval: Float64[Tensor, "*rows num_tokens"]
+    first_order: Float64[Tensor, "*rows num_tokens"]
+
+
+def log_totals(
+    log_p: Float64[Tensor, "*#rows num_tokens"], score_error: Float64[Tensor, "*rows num_tokens"]
+) -> LogTotals:
+    """Both totals at once, each without overflow. A weight of 0 has log_p = -inf; each row needs one above 0."""
+    moved = torch.stack([log_p - score_error, log_p + score_error])
+    largest = moved.amax(-1, keepdim=True)
+    lowest, highest = ((moved - largest).exp().sum(-1, keepdim=True).log() + largest).unbind()
+    return LogTotals(lowest, highest, moved[1])
+
+
+def perturbed_softmax(
+    p: Float64[Tensor, "*rows num_tokens"], score_error: Float64[Tensor, "*rows num_tokens"], totals: LogTotals
+) -> PerturbedSoftmax:
+    """Limits on softmax(scores + e), |e_i| <= d_i = score_error_i > 0; a score of -inf has weight 0 exactly.
+
+    `p`: the weights; `totals`: those of their logarithms and `score_error`.
+
+    Upper end: p'_i grows with e_i and falls with every other e_j, so with L = log sum_j exp(s_j - d_j)
+
+        p'_i <= exp(s_i + d_i) / (exp(s_i + d_i) - exp(s_i - d_i) + exp(L))
+              = 1 / (1 - exp(-2 d_i) + exp(L - s_i - d_i))
+
+    which cannot exceed 1 however large d_i is. The lower end likewise, with U = log sum_j exp(s_j + d_j):
+
+        p'_i >= exp(s_i - d_i) / (exp(s_i - d_i) - exp(s_i + d_i) + exp(U))
+              = exp(-2 d_i) / (exp(-2 d_i) + expm1(U - s_i - d_i))
+
+    First order: p'_i = p_i (1 + t_i) / sum_j p_j (1 + t_j) with |t_i| <= expm1(d_i), so
+
+        sum_i p'_i x_i - x* = sum_i p_i t_i (x_i - x*) / sum_j p_j (1 + t_j)
+        c_i = p_i expm1(d_i) / sum_j p_j exp(-d_j) = (1 - exp(-d_i)) / exp(L - s_i - d_i)
+
+    A token that takes all the weight has x_i = x*: its score error, however large, moves nothing.
+    All of it is computed in the log domain: d_i of 1e4 next to p_i = 0 gives 0 and not 0 * inf.
+    """
+    twice = -2 * score_error
+    others_at_least = (totals.lowest - totals.raised).clamp(min=-_LARGEST_EXPONENT).exp()
+    upper = (others_at_least - twice.expm1()).reciprocal()
+    # Not below its own float64 rounding error, which exp(2 d_i) can make matter: only this way does the end fall.
+    rounding = (score_error + 1) * (4 * torch.finfo(torch.float64).eps)
+    others_at_most = torch.maximum(totals.highest - totals.raised, rounding).expm1()
+    own = twice.exp()
+    lower = own / (own + others_at_most)
+    return PerturbedSoftmax(
+        p=p,
+        upper=upper,
+        interval=torch.maximum(upper - p, p - lower),
+        first_order=-torch.expm1(-score_error) / others_at_least,
+    )
+
+
+def logsumexp_shift(totals: LogTotals) -> Float64[Tensor, "*rows 1"]:
+    """The largest |log sum exp(scores + e) - log sum exp(scores)| over all |e_i| <= d_i.
+
+    Log-sum-exp grows with every score, so the extremes are at e = +d and e = -d. To first order this is sum_i p_i d_i:
+    each score's error counts as much as its token weighs.
+    """
+    return torch.maximum(totals.highest, -totals.lowest)
+
+
+def log_sum_exp_error(
+    lse: Float64[Tensor, "rows group 1"],
+    shift: Float64[Tensor, "rows group 1"],
+    sum_error: Float64[Tensor, "rows group 1"],
+    units: RowUnits,
+) -> Float64[Tensor, "rows group 1"]:
+    """Largest error of a computed LSE, by source.
+
+    - Scores (`shift`): each counts as much as its token weighs (`logsumexp_shift`). Unlike `out`, LSE is not invariant
+      under a shift of all scores, so their errors include roundings of the scale and of the maximum.
+    - The sum l: a relative error f = `sum_error` moves log l by at most -log(1 - f).
+    - log l: `LOG_ERROR (1 + log l)`, and 1 <= l <= n.
+    - max s + log l: rounded once, and once more in base 2 for each of the products with log 2 and that constant: three
+      units of |lse| <= |max s| + log n, or of max s and log l each, where |max s| <= |lse| + log n.
+
+    The last two come once for each stage: a split kernel takes a second logarithm. Storing lse in base 2 changes
+    nothing: its rounding is relative, so it converts to the same error in natural logarithms.
+    """
+    logarithm = torch.addcmul(units.logarithm, units.lse, lse.abs())
+    return shift - torch.log1p(-sum_error) + logarithm
+
 
 _NEGLIGIBLE_WEIGHT = 1e-8
 
@@ -167,3 +297,16 @@ def _weight_error(
     by_weight, total = (weights @ torch.maximum(given.values.abs().unsqueeze(1), deviations)).unbind(-2)
     rounded = torch.minimum(by_weight, torch.addcmul(units.weight * largest, units.weight_absolute, total))
     return torch.add(rounded, total, alpha=SMALLEST_NORMAL_FLOAT32)
+
+
+def after_rounding(
+    error: Float64[Tensor, "rows group v_head_size"],
+    expected: Float64[Tensor, "rows group v_head_size"],
+    units: RowUnits,
+) -> Float64[Tensor, "rows group v_head_size"]:
+    """Error of a result once it is stored.
+
+    The stored number is o' (1 + t) + h with |t| <= u, |h| <= eta and |o' - o| <= error, so it is off by at most
+    error (1 + u) + u |o| + eta = error + u (error + |o|) + eta.
+    """
+    return torch.addcmul(error + units.stored_absolute, units.stored, error + expected.abs())

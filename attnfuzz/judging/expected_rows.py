@@ -1,11 +1,13 @@
-"""Expected results and bounds of the attention problems: every KV head of every query token is a row.
+"""Expected results and bounds of many cases as rows: the KV heads of each query token, or pairs of states.
 
-A row has the keys that its query sees, so a window costs nothing. Cases with a soft cap, ALiBi or sinks take more
-operations and go by themselves: there, a sink is one more token of its row.
+A row of attention has the keys that its query sees, so a window costs nothing. Cases with a soft cap, ALiBi or sinks
+take more operations and go by themselves: there, a sink is one more token of its row. A pair of states to be merged is
+a row of two tokens.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -13,17 +15,54 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.arithmetic import arithmetic_of
 from attnfuzz.judging.row_batches import Block, Place, Results, RowBatch, joined, row_batches, to_device, windows
-from attnfuzz.numerics.arithmetic import side_by_side
-from attnfuzz.numerics.attention import attention_rows
-from attnfuzz.numerics.row_units import attention_units, variant_units
+from attnfuzz.numerics.arithmetic import Arithmetic, attention_arithmetic, merge_arithmetic, side_by_side
+from attnfuzz.numerics.bounds import attention_rows, merge_rows
+from attnfuzz.numerics.row_units import attention_units, merge_units, variant_units
 from attnfuzz.numerics.rows import RowResult
-from attnfuzz.numerics.variant_scores import VariantRows
-from attnfuzz.problems.cases import AttentionCase
-from attnfuzz.values import LogicalAttention
+from attnfuzz.numerics.scores import VariantRows
+from attnfuzz.problems.cases import AttentionCase, MergeStatesCase, SplitDecodeCase
+from attnfuzz.problems.quantised_kv import smallest_magnitudes
+from attnfuzz.values import LogicalAttention, LogicalStates
 
-__all__ = ["changes_scores", "expect_attention"]
+__all__ = ["arithmetic_of", "changes_scores", "expect_attention", "expect_merges"]
+
+
+def arithmetic_of(declaration: Declaration, case: AttentionCase | MergeStatesCase, *, one_copy: bool) -> Arithmetic:
+    """Units of what the kernel may round. `one_copy`: see `attention_bound`.
+
+    A kernel may add sinks in a stage of its own, as it combines splits.
+    """
+    dtype = getattr(torch, case.dtype)
+    if not isinstance(case, AttentionCase):
+        return merge_arithmetic(dtype)
+    num_partials = _num_partials(declaration, case)
+    return attention_arithmetic(
+        declaration.numerics,
+        in_dtype=dtype,
+        out_dtype=dtype,
+        is_split=num_partials > 1 or case.variant.sinks is not None,
+        partial_merge=isinstance(case, SplitDecodeCase),
+        one_copy=one_copy,
+        num_partials=num_partials,
+        smallest_kv=_smallest_kv(case),
+    )
+
+
+def _smallest_kv(case: AttentionCase) -> tuple[float, float] | None:
+    if case.kv is None:
+        return None
+    return smallest_magnitudes(case.kv, case.kv.head_scales(case.num_kv_heads, case.values.seed))
+
+
+def _num_partials(declaration: Declaration, case: AttentionCase) -> int:
+    """A kernel that does not say into how many parts it splits a sequence may split it: the looser bound."""
+    if isinstance(case, SplitDecodeCase):
+        return case.num_splits
+    choices = declaration.options.get("num_splits")
+    num_splits = case.options.get("num_splits", choices[0] if choices else 2)
+    return num_splits if isinstance(num_splits, int) and num_splits >= 1 else 2
+
 
 Request = tuple[Declaration, AttentionCase, LogicalAttention]
 
@@ -184,3 +223,56 @@ def _fetch(batch: RowBatch, queries: Tensor, tokens: Tensor) -> tuple[Tensor, Te
     k, v = windows(tokens, batch.head_size)[places].double().unbind()
     q = windows(queries, batch.head_size)[batch.queries].where(batch.own_dims, 0).double()
     return q, k, v, present
+
+
+MergeRequest = tuple[Declaration, MergeStatesCase, LogicalStates]
+
+
+def expect_merges(requests: Sequence[MergeRequest], *, one_copy: bool) -> tuple[Results, list[Place]]:
+    """Results of at least one case, and where each case's are. `one_copy` as for `expectations`."""
+    blocks: list[Block] = []
+    places: list[Place] = []
+    out = lse = 0
+    for _, case, values in requests:
+        blocks.append(_block_of_states(case, out, lse))
+        places.append((out, lse, (case.num_tokens, case.num_q_heads, case.head_size)))
+        out += values.prefix_output.numel()
+        lse += values.prefix_lse.numel()
+    device = requests[0][2].prefix_output.device
+    results = Results(out, lse, device)
+    widest = max(case.head_size for _, case, _ in requests)
+    outputs = joined([part for *_, values in requests for part in (values.prefix_output, values.suffix_output)], widest)
+    lses = joined([part for *_, values in requests for part in (values.prefix_lse, values.suffix_lse)], 0)
+    arithmetic = [arithmetic_of(declaration, case, one_copy=one_copy) for declaration, case, _ in requests]
+    lse_units = [math.log(2) if values.lse_base2 else 1.0 for *_, values in requests]
+    units = merge_units(side_by_side(arithmetic), lse_unit=torch.tensor(lse_units, dtype=torch.float64, device="cpu"))
+    for batch in row_batches(blocks, units, device):
+        results.put(batch, merge_rows(*_fetch_states(batch, outputs, lses), batch.units))
+    return results, places
+
+
+def _block_of_states(case: MergeStatesCase, out: int, lse: int) -> Block:
+    """All pairs of states of a case. Of both outputs and LSEs all prefixes of a case come first, then the suffixes."""
+    num_pairs = case.num_tokens * case.num_q_heads
+    return Block(
+        num_tokens=2,
+        head_size=case.head_size,
+        v_head_size=case.head_size,
+        group=1,
+        num_rows=num_pairs,
+        query=out,
+        out=out,
+        lse=lse,
+        key=2 * lse,
+        key_row=1,
+        key_token=num_pairs,
+        value=2 * out,
+        value_row=case.head_size,
+        value_token=num_pairs * case.head_size,
+    )
+
+
+def _fetch_states(batch: RowBatch, outputs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    side = torch.arange(2, device=outputs.device)
+    of_lse, of_output = torch.addcmul(batch.key_and_value, side, batch.token).unbind()
+    return lses[of_lse].double(), windows(outputs, batch.head_size)[of_output].double()
