@@ -11,9 +11,8 @@ from pathlib import Path
 from attnfuzz.declaration import Kernel
 from attnfuzz.execution import interpreter_operations
 from attnfuzz.explaining import torch_operations
-from attnfuzz.explaining.cause_lines import places_of
 from attnfuzz.explaining.explanation import Explanation
-from attnfuzz.explaining.operations import Operation, Operations, SourcePlace
+from attnfuzz.explaining.operations import Operation, Operations, SourcePlace, places_of
 from attnfuzz.explaining.rig import Rig
 from attnfuzz.explaining.ttir import operations_of_ttir
 from attnfuzz.judging.observation import KernelRaised

@@ -11,9 +11,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from attnfuzz.explaining.places import SIDES, Places
-from attnfuzz.explaining.row import Reading
+from attnfuzz.explaining.row import Reading, weight
 from attnfuzz.explaining.weights import Weights
-from attnfuzz.explaining.words import weight
 from attnfuzz.judging.words import number
 from attnfuzz.oracles.diagnosis import lse_mistakes, output_mistakes
 from attnfuzz.problems.cases import MergeStatesCase
