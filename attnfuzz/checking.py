@@ -152,7 +152,7 @@ def _judge_here(
     tolerance: Tolerance,
     relations: Relations,
 ) -> Verdict:
-    from attnfuzz.oracles.judge import judge
+    from attnfuzz.judging.judge import judge
 
     return judge(
         _loaded(kernel),

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from jaxtyping import Bool
 from torch import Tensor
 
-from attnfuzz.explaining.counts import count_tokens
 from attnfuzz.explaining.explanation import WeightBox, WeightedRow
 from attnfuzz.explaining.places import SIDES, Places
+from attnfuzz.explaining.row import count_tokens, row_name
 from attnfuzz.explaining.weights import Weights
-from attnfuzz.explaining.words import row_name
 from attnfuzz.oracles.verdict import MOST_PLACES, Blame
 from attnfuzz.problems.block_table import physical_pages
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase

@@ -11,6 +11,7 @@ import torch
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.explaining.explain import explain_case
 from attnfuzz.isolation.serve import ExitAfterReply
+from attnfuzz.judging.judge import judge
 from attnfuzz.judging.messages import (
     CauseLinesRequest,
     DeclarationsReply,
@@ -32,11 +33,10 @@ from attnfuzz.judging.messages import (
     PrepareRequest,
     to_wire,
 )
+from attnfuzz.judging.quick import BatchLost, judge_many
 from attnfuzz.judging.special_runs import GrowthTrial, cause_lines, guarded_reply
 from attnfuzz.judging.tampering import watch_if_asked
 from attnfuzz.oracles.exception import EnvironmentProblem
-from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.quick import BatchLost, judge_many
 from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
 from attnfuzz.problems.cases import decode_case
 from attnfuzz.said import printable, text_of, type_name

@@ -5,16 +5,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
+from attnfuzz.judging.comparison import Comparison, Reference, blame_of, compare, extent, first_index
+from attnfuzz.judging.observation import KernelRaised
+from attnfuzz.judging.trial import Trial
+from attnfuzz.judging.words import element, number, ratio
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.minimise.edits import with_lengths
-from attnfuzz.oracles.comparison import Comparison, Reference, compare
 from attnfuzz.oracles.diagnosis import Compared, explain
-from attnfuzz.oracles.elements import blame_of, extent, first_index
-from attnfuzz.oracles.observation import KernelRaised
-from attnfuzz.oracles.relations.transformed import Changed, run_on
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.relations.relation import Changed, run_on
 from attnfuzz.oracles.verdict import Blame, Failure
-from attnfuzz.oracles.words import element, number, ratio
 from attnfuzz.problems.cases import (
     DenseDecodeCase,
     MergeStatesCase,

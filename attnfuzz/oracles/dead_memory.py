@@ -2,13 +2,12 @@
 
 from torch import Tensor
 
+from attnfuzz.judging.comparison import axes_of, blame_of, differing, extent, first_index
+from attnfuzz.judging.observation import Observation
+from attnfuzz.judging.trial import Trial, cause_of_difference
+from attnfuzz.judging.words import ranges
 from attnfuzz.oracles.diagnosis import Diagnosis, explain, past_the_end_within_bounds
-from attnfuzz.oracles.elements import axes_of, blame_of, differing, extent, first_index
-from attnfuzz.oracles.interference import cause_of_difference
-from attnfuzz.oracles.observation import Observation
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, WITHOUT_WEIGHT, Blame, Failure
-from attnfuzz.oracles.words import ranges
 from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.freed import freed_tokens
 

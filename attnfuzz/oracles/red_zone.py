@@ -1,9 +1,9 @@
 """Memory that a kernel must not write: around outputs and workspaces, between strided elements, and all inputs."""
 
+from attnfuzz.judging.trial import Trial
+from attnfuzz.judging.words import plural, shape_of
 from attnfuzz.memory.arena import Violation, violations
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.oracles.words import plural, shape_of
 
 __all__ = ["check"]
 

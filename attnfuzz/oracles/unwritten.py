@@ -6,14 +6,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from attnfuzz.judging.comparison import axes_of, blame_of, differing, extent, first_index
+from attnfuzz.judging.observation import Observation
+from attnfuzz.judging.trial import Trial, cause_of_difference
+from attnfuzz.judging.words import element, plural, row_words, shape_of
 from attnfuzz.memory.allocations import WORKSPACE
 from attnfuzz.memory.patterns import holds_prefill
-from attnfuzz.oracles.elements import axes_of, blame_of, differing, extent, first_index
-from attnfuzz.oracles.interference import cause_of_difference
-from attnfuzz.oracles.observation import Observation
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.oracles.words import element, plural, row_words, shape_of
 from attnfuzz.problems.cases import AttentionCase
 
 __all__ = ["check", "lacks_lse"]

@@ -14,8 +14,8 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.expectations import bound_of
 from attnfuzz.memory.arena import Arena
-from attnfuzz.oracles.bounds import bound_of
 from attnfuzz.problems.cases import Case, MergeStatesCase
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.registry import problem_of

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.words import plural
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.oracles.words import plural
 from attnfuzz.problems.cases import Case
 from attnfuzz.sanitizer.messages import Note, Place
 from attnfuzz.sanitizer.report import Report

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.expectations import bound_of
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import Fill
-from attnfuzz.oracles.bounds import bound_of
 from attnfuzz.problems.allocation import PlainAllocator
 from attnfuzz.problems.cases import (
     CASE_TYPES,

@@ -53,7 +53,7 @@ CHECKS = 150
 GROWTH = f"""
 import gc, json, torch
 from attnfuzz.declaration import load_kernels
-from attnfuzz.oracles.judge import judge
+from attnfuzz.judging.judge import judge
 from attnfuzz.problems.cases import DenseDecodeCase
 (kernel,) = load_kernels("{KERNELS}:keeps_its_promise")
 case = DenseDecodeCase(num_q_heads=4, num_kv_heads=2, head_size=16, seq_lens=(5, 0, 37), scale=0.25)

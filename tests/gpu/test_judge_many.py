@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from attnfuzz.declaration import Declaration, load_kernels
+from attnfuzz.judging import quick
+from attnfuzz.judging.quick import judge_many
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles import quick
-from attnfuzz.oracles.quick import judge_many
 from attnfuzz.oracles.relations.catalogue import drawn
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Relations, Verdict
 from attnfuzz.problems.cases import Case, Problem

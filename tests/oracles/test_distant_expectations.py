@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging import expectations as distant_expectations
+from attnfuzz.judging.expectations import DistantExpectations, expectations
 from attnfuzz.memory.image import Fetch
-from attnfuzz.oracles import distant_expectations
-from attnfuzz.oracles.distant_expectations import DistantExpectations
-from attnfuzz.oracles.expectations import expectations
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.registry import problem_of

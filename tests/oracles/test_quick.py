@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnfuzz.judging import quick
+from attnfuzz.judging.batch import Batch
+from attnfuzz.judging.judge import judge
+from attnfuzz.judging.quick import BatchLost, judge_many
 from attnfuzz.memory.image import plan_of
-from attnfuzz.oracles import quick
-from attnfuzz.oracles.batch import Batch
-from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.quick import BatchLost, judge_many
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge, case_nbytes

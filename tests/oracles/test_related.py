@@ -15,11 +15,11 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.declaration import Kernel, load_kernels
+from attnfuzz.judging import quick, trial
+from attnfuzz.judging.judge import judge
+from attnfuzz.judging.quick import BatchLost, judge_many
 from attnfuzz.memory.patterns import bits
-from attnfuzz.oracles import quick, trial
-from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.quick import BatchLost, judge_many
-from attnfuzz.oracles.relations import transformed
+from attnfuzz.oracles.relations import relation as transformed
 from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE
 from attnfuzz.oracles.relations.catalogue import RELATIONS, applicable
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy

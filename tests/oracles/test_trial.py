@@ -12,11 +12,11 @@ import torch
 
 from attnfuzz.isolation import memory_faults as fault_map
 from attnfuzz.isolation.memory_faults import FaultMap, read_regions
-from attnfuzz.oracles import judge as judging
-from attnfuzz.oracles import quick
-from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.quick import judge_many
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.judging import judge as judging
+from attnfuzz.judging import quick
+from attnfuzz.judging.judge import judge
+from attnfuzz.judging.quick import judge_many
+from attnfuzz.judging.trial import Trial
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case
 

@@ -31,11 +31,11 @@ RANKS = {
     "attnfuzz.kernels": 1,
     "attnfuzz.oracles.verdict": 0,  # data that every layer passes on
     "attnfuzz.oracles": 2,
+    "attnfuzz.judging": 2,
     "attnfuzz.explaining": 2,
     "attnfuzz.isolation": 1,  # processes that may die: generic
     "attnfuzz.triton_compat": 1,
     "attnfuzz.triton_compat.interpreter_operations": 2,
-    "attnfuzz.judging": 3,
     "attnfuzz.corpus": 3,
     "attnfuzz.campaign": 4,
     "attnfuzz.campaign.duration": 0,  # text only

@@ -13,7 +13,7 @@ from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.undeclared import needed_limits, restriction_of, supports_text, with_remedy
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.relations.stretching import stretched_axes, stretched_cache_axes
+from attnfuzz.oracles.relations.page_relocation import stretched_axes, stretched_cache_axes
 from attnfuzz.oracles.verdict import WITHOUT_WEIGHT, Failure, OracleName
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import default_scale

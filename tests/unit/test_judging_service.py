@@ -27,9 +27,9 @@ from attnfuzz.judging.messages import (
     from_wire,
     to_wire,
 )
+from attnfuzz.judging.quick import BatchLost
 from attnfuzz.judging.service import JudgingService
 from attnfuzz.oracles.exception import EnvironmentProblem
-from attnfuzz.oracles.quick import BatchLost
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Verdict
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 

@@ -35,8 +35,7 @@ from attnfuzz.corpus import (
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.runner import Runner
 from attnfuzz.minimise import minimise, size_key
-from attnfuzz.oracles.relations.repaging import REPAGING
-from attnfuzz.oracles.relations.split_count import SPLIT_COUNT
+from attnfuzz.oracles.relations.by_bounds import REPAGING, SPLIT_COUNT
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case, PagedDecodeCase, Problem
 from attnfuzz.problems.choices import BLOCK_SIZES, HEAD_SIZES

@@ -15,7 +15,7 @@ from torch import Tensor
 from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, Shape
 from attnfuzz.bench.kernels.tensors import AttentionTensors, MergeTensors, in_layout
 from attnfuzz.declaration import Declaration, Kernel
-from attnfuzz.oracles.results import named_results
+from attnfuzz.judging.observation import named_results
 from attnfuzz.problems.cases import Case, case_from_builtins
 from attnfuzz.problems.choices import layouts_of
 from attnfuzz.problems.registry import problem_of

@@ -11,7 +11,7 @@ __all__ = ["CaptureFailed", "GraphOfCalls"]
 Call = Callable[[], object]
 
 _ABANDONED: list[torch.cuda.CUDAGraph] = []
-"""Never freed: that might end the process (see ``attnfuzz.oracles.cuda_graph``)."""
+"""Never freed: that might end the process (see ``attnfuzz.oracles.relations.graph_replay``)."""
 
 
 class CaptureFailed(RuntimeError):  # noqa: N818 - says what happened

@@ -33,8 +33,15 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.numerics import attention_bound, error_ratio
-from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, one_by_one
-from attnfuzz.oracles.relations.transformed import Changed, Results, unequal_bits, where_bits_differ
+from attnfuzz.oracles.relations.relation import (
+    Changed,
+    FurtherRuns,
+    Relation,
+    Results,
+    one_by_one,
+    unequal_bits,
+    where_bits_differ,
+)
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.block_table import shared_tokens
 from attnfuzz.problems.cases import (

@@ -19,18 +19,16 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.comparison import Comparison, Reference, compare
+from attnfuzz.judging.expected_rows import arithmetic_of, changes_scores
+from attnfuzz.judging.trial import Trial
+from attnfuzz.judging.words import number
 from attnfuzz.numerics.residuals import Residuals, residuals, spread_of_row
-from attnfuzz.oracles.arithmetic import arithmetic_of
-from attnfuzz.oracles.comparison import Comparison, Reference, compare
 from attnfuzz.oracles.diagnosis.explain import row_of
 from attnfuzz.oracles.diagnosis.roundings import Mistake, mistakes
 from attnfuzz.oracles.diagnosis.row import AttentionRow
-from attnfuzz.oracles.expected_attention import changes_scores
-from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.relations.transformed import Changed, run_on
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.relations.relation import Changed, Relation, run_on
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.oracles.words import number
 from attnfuzz.problems.cases import (
     AttentionCase,
     Case,

@@ -12,8 +12,8 @@ import pytest
 
 from attnfuzz.declaration import load_kernels
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.relations.call_sequence import relatives_of
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
-from attnfuzz.oracles.relations.relatives import relatives_of
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure, OracleName
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Values

@@ -13,13 +13,12 @@ import pytest
 
 import attnfuzz
 from attnfuzz.declaration import Kernel, load_kernels
-from attnfuzz.oracles.cuda_graph import CapturedCall
-from attnfuzz.oracles.judge import judge_raised
-from attnfuzz.oracles.observation import KernelRaised
+from attnfuzz.judging.judge import judge_raised
+from attnfuzz.judging.observation import KernelRaised
+from attnfuzz.judging.trial import Trial
 from attnfuzz.oracles.relations import graph_replay
 from attnfuzz.oracles.relations.catalogue import chosen
-from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY, CapturedCall
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.registry import problem_of

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from attnfuzz.declaration import Kernel, load_kernels
+from attnfuzz.judging.judge import judge
 from attnfuzz.judging.runner import Runner
 from attnfuzz.memory.address_space import SparseUnavailable
-from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
 from attnfuzz.problems.cases import (
     Case,

@@ -11,8 +11,8 @@ import torch
 
 import attnfuzz
 from attnfuzz.declaration import Declaration, Kernel, load_kernels
+from attnfuzz.judging.judge import judge
 from attnfuzz.kernels import eager
-from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.verdict import ORACLES, OracleName
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvDtype, KvGranularity, QuantisedKv

@@ -13,8 +13,8 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz import Numerics
 from attnfuzz.declaration import Kernel
+from attnfuzz.judging.judge import judge
 from attnfuzz.numerics.residuals import residuals
-from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, PagedAttentionCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Values
