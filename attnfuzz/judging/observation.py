@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.isolation.memory_faults import installed
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
-from attnfuzz.isolation.memory_faults import installed
 from attnfuzz.memory.guarded import Guard, GuardedArena, guarded_memory
 from attnfuzz.memory.patterns import Fill, bits
 from attnfuzz.problems.allocation import Allocator, PlainAllocator, allocate

@@ -13,9 +13,8 @@ import torch
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.explaining import torch_operations
-from attnfuzz.explaining.operations import places_of
 from attnfuzz.explaining.explanation import Explanation
-from attnfuzz.explaining.operations import Operation, Operations, SourcePlace
+from attnfuzz.explaining.operations import Operation, Operations, SourcePlace, places_of
 from attnfuzz.explaining.rig import Rig
 from attnfuzz.explaining.ttir import operations_of_ttir
 from attnfuzz.isolation.memory_faults import FaultMap, installed
@@ -28,8 +27,7 @@ from attnfuzz.memory.arena import Arena, Region
 from attnfuzz.memory.guarded import GuardedArena
 from attnfuzz.memory.patterns import POISON_BYTES
 from attnfuzz.oracles.exception import context_lost
-from attnfuzz.oracles.relations.guard_page import Guarding
-from attnfuzz.oracles.relations.guard_page import run_guarded
+from attnfuzz.oracles.relations.guard_page import Guarding, run_guarded
 from attnfuzz.oracles.verdict import SourceLine
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes

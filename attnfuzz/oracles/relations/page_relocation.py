@@ -34,16 +34,15 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.isolation.memory_faults import installed
 from attnfuzz.judging.comparison import Comparison, blame_of, extent, first_index
 from attnfuzz.judging.observation import KernelRaised, Observation, build_through_host, call
 from attnfuzz.judging.trial import Trial
 from attnfuzz.judging.words import element, number, ratio
-from attnfuzz.memory.address_space import SparseUnavailable, at_most_more
+from attnfuzz.memory.address_space import MOST_BYTES, SparseUnavailable, at_most_more
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.far import CACHES, FAR, MOST_ROWS, MOST_ROWS_ON_GPU, FarAllocator, gapped_strides, stretched_nbytes
-from attnfuzz.isolation.memory_faults import installed
-from attnfuzz.memory.address_space import MOST_BYTES
 from attnfuzz.memory.sparse import sparse_memory
 from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.relations.relation import Relation, Results, as_it_is, unequal_bits, where_bits_differ
