@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from attnfuzz.campaign.duration import parse_duration
+from attnfuzz.campaign.stopping import parse_duration
 from attnfuzz.oracles.verdict import ORACLES, OracleName
 from attnfuzz.problems.tolerance import FixedTolerance
 from attnfuzz.redis_url import check_redis_url

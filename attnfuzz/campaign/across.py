@@ -9,14 +9,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.interrupts import Interrupted, Interrupts
-from attnfuzz.campaign.outcomes import Ending, Outcome, difference
-from attnfuzz.campaign.replay import Replayed, SavedCase, replay
-from attnfuzz.campaign.reporter import Reporter
+from attnfuzz.campaign.counts import KernelStatistics
+from attnfuzz.campaign.environments import Ending, Outcome, difference
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.request import Request
-from attnfuzz.campaign.result import CampaignResult, KernelStatistics
+from attnfuzz.campaign.result import CampaignResult, Reporter
+from attnfuzz.campaign.saved.replay import Replayed, SavedCase, replay
 from attnfuzz.campaign.startup import asked_oracles, run_campaign
+from attnfuzz.campaign.stopping import Interrupted, Interrupts
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.execution.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
 from attnfuzz.execution.pythons import Python

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from attnfuzz.campaign.identity.signature import Signature, Symptom, Told, are_same_bug
 from attnfuzz.campaign.messages import Known
-from attnfuzz.campaign.same_bug import Told, are_same_bug
-from attnfuzz.campaign.signature import Signature, Symptom
 from attnfuzz.corpus import FindingRecord, Regression, RegressionError, decode_regression, encode_regression
 from attnfuzz.minimise import size_key
 

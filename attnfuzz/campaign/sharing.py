@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from attnfuzz.campaign.elsewhere import Elsewhere, FoundElsewhere
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Duplicate, Known, Minimised
 
 __all__ = ["Exchange", "Sharing"]

@@ -11,23 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from attnfuzz.campaign.calibration import PROBE_KERNEL, Choice, ProbeLoad, by_formula, calibrate, cores
-from attnfuzz.campaign.checkpoints import Checkpoints
 from attnfuzz.campaign.coordinator import Coordinator, Plan
-from attnfuzz.campaign.duration import format_duration
-from attnfuzz.campaign.interrupts import Interrupts
-from attnfuzz.campaign.journal import JournalFolder
-from attnfuzz.campaign.memory_limit import memory_limit
+from attnfuzz.campaign.judge.executor import memory_limit
+from attnfuzz.campaign.judge.journal import JournalFolder
 from attnfuzz.campaign.messages import Setup
 from attnfuzz.campaign.readiness import Readiness
-from attnfuzz.campaign.reporter import ForgivingReporter, Reporter
-from attnfuzz.campaign.request import Request
-from attnfuzz.campaign.result import CampaignResult, Statistics
-from attnfuzz.campaign.resuming import asked_of
+from attnfuzz.campaign.request import Request, asked_of
+from attnfuzz.campaign.result import CampaignResult, ForgivingReporter, Reporter, Statistics
+from attnfuzz.campaign.saved.state import FOLDER, Checkpoints, StateFile
 from attnfuzz.campaign.shared import SharedFindings
 from attnfuzz.campaign.sharing import Exchange
-from attnfuzz.campaign.state import FOLDER, StateFile
-from attnfuzz.campaign.worker_process import WorkerProcess
+from attnfuzz.campaign.stopping import Interrupts, format_duration
+from attnfuzz.campaign.workers import PROBE_KERNEL, Choice, ProbeLoad, WorkerProcess, by_formula, calibrate, cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.claims import PrivateFolder
 from attnfuzz.execution.devices import DeviceLease, Gpu, find_gpus

@@ -14,7 +14,7 @@ from attnfuzz.cli.refusal import refusing
 from attnfuzz.redis_url import check_redis_url
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.earlier import Earlier
+    from attnfuzz.campaign.result import Earlier
     from attnfuzz.config import Settings
     from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
 
@@ -88,7 +88,7 @@ def _earlier(ctx: click.Context, param: click.Parameter, value: Path | None) -> 
     """What the summary tells, read before anything is searched."""
     if value is None or str(value) == _AGAINST_NOTHING or ctx.resilient_parsing:
         return None
-    from attnfuzz.campaign.earlier import EarlierError, load_earlier
+    from attnfuzz.campaign.result import EarlierError, load_earlier
 
     try:
         return load_earlier(value)

@@ -31,9 +31,7 @@ from attnfuzz.cli.sanitizing import SANITIZER, explore_sanitized
 from attnfuzz.config_rules import RULES
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.earlier import Earlier
-    from attnfuzz.campaign.reporter import Reporter
-    from attnfuzz.campaign.result import CampaignResult
+    from attnfuzz.campaign.result import CampaignResult, Earlier, Reporter
     from attnfuzz.campaign.startup import Request
     from attnfuzz.execution.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
@@ -197,8 +195,8 @@ def _explore(request: Request, environments: Sequence[Python], *, quiet: bool) -
 
 def _resumed(request: Request, *, trust: bool) -> Request:
     """The next part of an interrupted campaign; what is given on the command line counts more than what it had."""
-    from attnfuzz.campaign.resuming import resumed
-    from attnfuzz.campaign.state import load_state
+    from attnfuzz.campaign.request import resumed
+    from attnfuzz.campaign.saved.state import load_state
 
     context = click.get_current_context()
     given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attnfuzz.campaign.elsewhere import FoundElsewhere
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, Statistics
-from attnfuzz.campaign.undeclared import declared_limits, supports_text
+from attnfuzz.campaign.triage.undeclared import declared_limits, supports_text
 from attnfuzz.corpus import FindingRecord
 from attnfuzz.oracles.verdict import where_to_look
 from attnfuzz.problems.cases import (

@@ -12,11 +12,12 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+from attnfuzz.campaign.counts import KernelStatistics
 from attnfuzz.campaign.elsewhere import FoundElsewhere
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.replay import replay_command
-from attnfuzz.campaign.result import CampaignResult, KernelStatistics, Statistics
-from attnfuzz.campaign.undeclared import declared_limits
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.result import CampaignResult, Statistics
+from attnfuzz.campaign.saved.replay import replay_command
+from attnfuzz.campaign.triage.undeclared import declared_limits
 from attnfuzz.corpus import encode_regression
 from attnfuzz.report.files import write_file
 from attnfuzz.report.headline import finding_lines, known_since, one_line, remedy_lines

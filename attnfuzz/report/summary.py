@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.campaign.earlier import FORMAT
+from attnfuzz.campaign.counts import Count
 from attnfuzz.campaign.elsewhere import FoundElsewhere
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.result import CampaignResult, Count, Statistics, StopReason
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.result import FORMAT, CampaignResult, Statistics, StopReason
 from attnfuzz.oracles.verdict import SourceLine
 from attnfuzz.report.environments import EnvironmentSummary, OutcomeSummary, environments_of, outcomes_of
 from attnfuzz.report.files import write_file

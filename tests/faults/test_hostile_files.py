@@ -16,10 +16,10 @@ import pytest
 from attnfuzz import declaration
 from attnfuzz.campaign.elsewhere import FoundElsewhere, encode_found
 from attnfuzz.campaign.messages import Known
-from attnfuzz.campaign.replay import SavedCase, load_named
+from attnfuzz.campaign.saved.replay import SavedCase, load_named
+from attnfuzz.campaign.saved.state import Asked, State
 from attnfuzz.campaign.shared import open_database
 from attnfuzz.campaign.shared_key import shared_key
-from attnfuzz.campaign.state import Asked, State
 from attnfuzz.corpus import write_regression
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.execution.runner import Runner

@@ -35,7 +35,7 @@ RANKS = {
     "attnfuzz.execution": 3,
     "attnfuzz.corpus": 3,
     "attnfuzz.campaign": 4,
-    "attnfuzz.campaign.duration": 0,  # text only
+    "attnfuzz.campaign.stopping": 0,  # text only
     "attnfuzz.composition": 1,
     "attnfuzz.conformance": 5,
     "attnfuzz.config": 0,
@@ -73,7 +73,7 @@ LIGHT = [
     "attnfuzz.corpus",
     "attnfuzz.pytest_plugin",
     "attnfuzz.campaign.startup",
-    "attnfuzz.campaign.replay",
+    "attnfuzz.campaign.saved.replay",
     "attnfuzz.execution.runner",
 ]
 HEAVY = {"torch", "triton", "hypothesis", "numpy"}

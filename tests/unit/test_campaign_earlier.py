@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.earlier: what an earlier summary told is known, whichever version wrote it, and nothing else is."""
+"""campaign.result: what an earlier summary told is known, whichever version wrote it, and nothing else is."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.earlier import Earlier, EarlierError, load_earlier
 from attnfuzz.campaign.elsewhere import FoundElsewhere
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Known
+from attnfuzz.campaign.result import Earlier, EarlierError, load_earlier
 from attnfuzz.report.summary import write_summary
 from tests.unit.report_results import DENSE, PAGED, a_finding, a_result
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from attnfuzz.campaign.elsewhere import FoundElsewhere
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Duplicate, Known, Minimised
 from attnfuzz.campaign.sharing import Sharing
 from attnfuzz.declaration import Declaration

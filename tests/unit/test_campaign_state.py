@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.state: an interrupted campaign is found again, and nothing else is taken for one."""
+"""attnfuzz.campaign.saved.state: an interrupted campaign is found again, and nothing else is taken for one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import pytest
 from rich.console import Console
 
 from attnfuzz.campaign.coordinator import Coordinator, Plan
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.counts import KernelStatistics
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Known, Pursue, Setup
-from attnfuzz.campaign.reporter import SilentReporter
-from attnfuzz.campaign.request import Request
-from attnfuzz.campaign.result import KernelStatistics, Statistics
-from attnfuzz.campaign.resuming import resumed
-from attnfuzz.campaign.saving import SaveFolder
-from attnfuzz.campaign.state import Asked, SavedFinding, State, StateError, StateFile, load_state
+from attnfuzz.campaign.request import Request, resumed
+from attnfuzz.campaign.result import SilentReporter, Statistics
+from attnfuzz.campaign.saved.saving import SaveFolder
+from attnfuzz.campaign.saved.state import Asked, SavedFinding, State, StateError, StateFile, load_state
 from attnfuzz.corpus import write_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.coverage import coverage_of
-from attnfuzz.campaign.earlier import Earlier
+from attnfuzz.campaign.draw.coverage import coverage_of
 from attnfuzz.campaign.elsewhere import FoundElsewhere
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.inference import Inferred, LeftOut
 from attnfuzz.campaign.messages import Known
+from attnfuzz.campaign.result import Earlier
 from attnfuzz.explaining.explanation import WeightBox, WeightedRow
 from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.supports import Supports

@@ -11,11 +11,10 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from attnfuzz.campaign.earlier import Earlier
 from attnfuzz.campaign.elsewhere import FoundElsewhere
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Known, Progress
-from attnfuzz.campaign.result import CampaignResult, Statistics
+from attnfuzz.campaign.result import CampaignResult, Earlier, Statistics
 from attnfuzz.corpus import decode_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, OracleName
