@@ -140,7 +140,6 @@ def _joined(results: Sequence[CampaignResult], pythons: Sequence[Python]) -> Cam
         unconfirmed=tuple(finding for result in results for finding in result.unconfirmed),
         troubles=tuple(dict.fromkeys(trouble for result in results for trouble in result.troubles)),
         signal=last.signal,
-        elsewhere=tuple({str(found): found for result in results for found in result.elsewhere}.values()),
         inferred=tuple({one.target: one for result in results for one in result.inferred}.values()),
         pythons=tuple(pythons),
         unbuilt={target: how for result in results for target, how in result.unbuilt.items()},

@@ -39,7 +39,6 @@ from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.campaign.result import CampaignResult, ForgivingReporter, Reporter, Statistics, StopReason
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import Checkpoints, State
-from attnfuzz.campaign.sharing import Exchange, Sharing
 from attnfuzz.campaign.stopping import Interrupts
 from attnfuzz.campaign.workers import Crew, LastWords, Launch
 from attnfuzz.declaration import Declaration
@@ -132,9 +131,9 @@ class Plan:
 
 
 class Coordinator:
-    """One campaign. ``launch`` starts a worker, ``exchange`` is the way to campaigns on other machines."""
+    """One campaign. ``launch`` starts a worker."""
 
-    def __init__(self, plan: Plan, *, launch: Launch, reporter: Reporter, exchange: Exchange | None = None) -> None:
+    def __init__(self, plan: Plan, *, launch: Launch, reporter: Reporter) -> None:
         self._plan = plan
         self._statistics = plan.statistics
         self._reporter = ForgivingReporter(reporter)
@@ -152,9 +151,6 @@ class Coordinator:
         self._statistics.findings = self._book.findings
         self._crew = Crew(self._statistics.workers, launch=launch, setup_for=self._setup)
         self._handover = Handover()
-        self._sharing = Sharing(
-            exchange, device=self._statistics.device_name, learn=self._learn, note=self._reporter.note
-        )
         self._known: list[Known] = []
         self._cut_off: set[Known] = set()
         self._compiled: dict[str, deque[FormatCompiled]] = {kernel: deque(maxlen=_FORMATS_KEPT) for kernel in kernels}
@@ -215,7 +211,6 @@ class Coordinator:
             unconfirmed=tuple(self._book.unconfirmed),
             troubles=tuple(self._troubles),
             signal=entered.first,
-            elsewhere=self._sharing.elsewhere(self._book.findings),
             unbuilt={} if self._plan.readiness is None else self._plan.readiness.unbuilt,
         )
 
@@ -300,7 +295,6 @@ class Coordinator:
             else:
                 for message in messages:
                     self._handle(number, message)
-        self._sharing.listen()
         self._crew.flush()
         self._reporter.progress(self._statistics)
 
@@ -389,7 +383,7 @@ class Coordinator:
             self._hand_over(self._crew.working[0])
 
     def _announce(self, closed: Minimised | Duplicate, finding: Finding) -> None:
-        """Have every worker, here and elsewhere, take later failures of this bug for known."""
+        """Have every worker take later failures of this bug for known."""
         kernel = finding.declaration.target
         known = [
             Known(
@@ -404,16 +398,12 @@ class Coordinator:
         ]
         if isinstance(closed, Minimised) and not closed.complete:
             self._cut_off.update(known)
+        self._known += known
         for one in known:
-            self._learn(one)
-        self._sharing.tell(finding, closed, known)
+            self._crew.broadcast(one)
         self._clear_busy(closed.finding)
         if self._plan.checkpoints is not None:
             self._plan.checkpoints.news()
-
-    def _learn(self, known: Known) -> None:
-        self._known.append(known)
-        self._crew.broadcast(known)
 
     def _set_busy(self, number: int, finding: str, symptom: Symptom) -> None:
         self._busy[finding] = symptom, number

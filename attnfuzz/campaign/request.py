@@ -20,13 +20,13 @@ __all__ = ["Request", "asked_of", "resumed"]
 class Request:
     """What a campaign is asked to do.
 
-    ``started`` is when the command began, on the monotonic clock; ``budget_s`` counts from when the first worker can
-    judge. With ``pedantic`` all that a kernel does not declare away is searched, and what it takes is not inferred.
-    ``workers`` and ``seed`` are chosen if None; without ``oracles`` all of them judge. ``shared`` is the address
-    of a Redis server. ``resume`` is the state of an interrupted campaign to go on with; ``trust`` is false where that
-    alone names ``kernels``, and no user. ``against``: the earlier campaign whose bugs are known. ``python``: where
-    executors run, if not in the driver's environment. ``verifying``: it is about one kernel, of whose contract only
-    what it refuses is left out, and where tensors lie (`infer`).
+    ``started`` is when the command began, on the monotonic clock; ``budget_s`` counts from when the first worker
+    can judge. With ``pedantic`` all that a kernel does not declare away is searched, and what it takes is not
+    inferred. ``workers`` and ``seed`` are chosen if None; without ``oracles`` all of them judge. ``resume`` is the
+    state of an interrupted campaign to go on with; ``trust`` is false where that alone names ``kernels``, and no
+    user. ``against``: the earlier campaign whose bugs are known. ``python``: where executors run, if not in the
+    driver's environment. ``verifying``: it is about one kernel, of whose contract only what it refuses is left out,
+    and where tensors lie (`infer`).
     """
 
     kernels: tuple[str, ...]
@@ -39,7 +39,6 @@ class Request:
     oracles: tuple[str, ...] = ()
     fail_fast: bool = False
     tolerance: Tolerance = "bound"
-    shared: str | None = None
     resume: State | None = None
     trust: bool = True
     pedantic: bool = False
@@ -48,7 +47,7 @@ class Request:
     verifying: bool = False
 
 
-_SAME = ("kernels", "workers", "device", "oracles", "fail_fast", "tolerance", "shared", "pedantic")
+_SAME = ("kernels", "workers", "device", "oracles", "fail_fast", "tolerance", "pedantic")
 
 
 def resumed(request: Request, state: State, *, given: Collection[str], trust: bool = False) -> Request:

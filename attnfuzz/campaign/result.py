@@ -16,7 +16,6 @@ from typing import Literal, Protocol
 import msgspec
 
 from attnfuzz.campaign.counts import KernelStatistics, Throughput
-from attnfuzz.campaign.elsewhere import FoundElsewhere
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.inference import Inferred
 from attnfuzz.campaign.messages import Progress
@@ -61,15 +60,9 @@ class _Kernel(msgspec.Struct, frozen=True):
     target: str = ""
 
 
-class _Elsewhere(msgspec.Struct, frozen=True):
-    kernel: str
-    signature: str
-
-
 class _Summary(msgspec.Struct, frozen=True):
     format: str
     kernels: tuple[_Kernel, ...]
-    elsewhere: tuple[_Elsewhere, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +77,7 @@ class Earlier:
     name: str
     bugs: frozenset[_Bug] = field(default_factory=frozenset)
 
-    def knows(self, found: Finding | FoundElsewhere) -> bool:
+    def knows(self, found: Finding) -> bool:
         """Whether ``found`` was told."""
         return any(one in self.bugs for one in _names_of(found))
 
@@ -116,17 +109,10 @@ def _bugs_in(summary: _Summary) -> Iterator[_Bug]:
         of_kernel = ("target", kernel.target) if kernel.target else ("name", kernel.name)
         for bug in kernel.findings:
             yield (*of_kernel, *(("cause", bug.cause) if bug.cause else ("signature", bug.signature)))
-            yield (*of_kernel, "told elsewhere", bug.signature)
-    for found in summary.elsewhere:
-        yield "target", found.kernel, "signature", found.signature
-        yield "target", found.kernel, "told elsewhere", found.signature
 
 
-def _names_of(found: Finding | FoundElsewhere) -> Iterator[_Bug]:
+def _names_of(found: Finding) -> Iterator[_Bug]:
     """All that a summary may call it."""
-    if isinstance(found, FoundElsewhere):
-        yield "target", found.signature.symptom.kernel, "told elsewhere", str(found.signature)
-        return
     declaration = found.declaration
     for kernel in (("target", declaration.target), ("name", declaration.name)):
         yield (*kernel, "cause", found.cause)
@@ -175,17 +161,17 @@ class Statistics:
         self.kernels[progress.kernel].add(progress)
         self.throughput.add(progress.device, self.elapsed_s(), progress.cases)
 
-    def standing(self, found: Finding | FoundElsewhere) -> Standing:
+    def standing(self, found: Finding) -> Standing:
         """What ``found`` amounts to: headlines and exit status are about what counts."""
         if not self.in_contract(found):
             return "outside"
         return "known" if self.is_known(found) else "counts"
 
-    def in_contract(self, found: Finding | FoundElsewhere) -> bool:
+    def in_contract(self, found: Finding) -> bool:
         """Whether ``found`` is a bug by what the kernels of this campaign are held to."""
         return self.pedantic or found.in_contract
 
-    def is_known(self, found: Finding | FoundElsewhere) -> bool:
+    def is_known(self, found: Finding) -> bool:
         """Whether the earlier campaign told it."""
         return self.against is not None and self.against.knows(found)
 
@@ -238,7 +224,6 @@ class CampaignResult:
     unconfirmed: tuple[Finding, ...] = ()
     troubles: tuple[str, ...] = ()
     signal: int | None = None
-    elsewhere: tuple[FoundElsewhere, ...] = ()
     inferred: tuple[Inferred, ...] = ()
     pythons: tuple[Python, ...] = ()
     devices: Mapping[Path, str] = field(default_factory=dict)
@@ -259,9 +244,8 @@ class CampaignResult:
 
     @property
     def fails(self) -> bool:
-        """Whether anything was found that counts; a bug is a bug, whoever found it."""
-        found: tuple[Finding | FoundElsewhere, ...] = (*self.findings, *self.elsewhere)
-        return any(self.statistics.standing(one) == "counts" for one in found)
+        """Whether anything was found that counts."""
+        return any(self.statistics.standing(one) == "counts" for one in self.findings)
 
     def findings_of(self, target: str) -> list[Finding]:
         """The findings of one kernel."""

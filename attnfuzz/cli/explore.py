@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from attnfuzz.cli.configured import AGAINST, SHARED, TOLERANCE, profile_option
+from attnfuzz.cli.configured import AGAINST, TOLERANCE, profile_option
 from attnfuzz.cli.output import while_anyone_reads
 from attnfuzz.cli.parameters import (
     DEVICE,
@@ -82,7 +82,6 @@ def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, 
 @AGAINST
 @SANITIZER
 @TOLERANCE
-@SHARED
 @profile_option(*RULES)
 @click.option(
     "--pedantic",
@@ -109,7 +108,6 @@ def command(
     against: Earlier | None,
     sanitizer: Tool | None,
     tolerance: Tolerance,
-    shared: str | None,
     pedantic: bool,
     quiet: bool,
     resume: bool,
@@ -138,7 +136,6 @@ def command(
             save_folder=usable_save_folder(save_dir),
             fail_fast=fail_fast,
             tolerance=tolerance,
-            shared=shared,
             pedantic=pedantic,
             against=against,
         )

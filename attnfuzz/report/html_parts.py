@@ -182,7 +182,7 @@ def _mood(result: CampaignResult) -> str:
     """The title's: findings that do not count make it neither bad nor good."""
     if result.fails:
         return "bad"
-    return "good" if result.statistics.cases and not result.findings and not result.elsewhere else ""
+    return "good" if result.statistics.cases and not result.findings else ""
 
 
 def _with_anchors(

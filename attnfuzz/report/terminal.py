@@ -232,9 +232,6 @@ def _side_lines(result: CampaignResult) -> Iterator[Text]:
         title = f"not confirmed: {finding.declaration.target} {finding.signature}"
         yield Text(f"{title}; {_doubt(finding)}", style="yellow")
         yield Text(f"   {finding.failure.message}")
-    for found in result.elsewhere:
-        yield Text()
-        yield Text(f"known elsewhere: {found}", style="yellow")
     told = "cannot go on here" if result.stop_reason == "environment" else "internal error"
     for trouble in result.troubles:
         yield Text()

@@ -83,7 +83,6 @@ _CHANGES: tuple[Change, ...] = (
     _set("asked", "workers", to=-3),
     _set("asked", "workers", to=10**9),
     _set("asked", "oracles", to=["omen"]),
-    _set("asked", "shared", to="gopher://x"),
     _set("asked", "kernels", to=[]),
     _set("asked", "kernels", to=[""]),
     _set("asked", "budget_s", to=1e308),

@@ -35,7 +35,6 @@ from attnfuzz.problems.cases import Problem, decode_case, encode_case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import Tolerance
-from attnfuzz.redis_url import check_redis_url
 from attnfuzz.said import SENTENCE_BYTES, check_text, printable
 
 __all__ = [
@@ -112,7 +111,6 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     oracles: tuple[str, ...] = ()
     fail_fast: bool = False
     tolerance: Tolerance = "bound"
-    shared: str | None = None
     pedantic: bool = False
     python: str = ""
 
@@ -124,8 +122,6 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         for oracle in self.oracles:
             if oracle not in ORACLES:
                 raise ValueError(f"no oracle of this version is called {oracle!r}")
-        if self.shared is not None:
-            check_redis_url(self.shared)
 
 
 class SavedFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -287,7 +283,6 @@ class StateFile:
         """Replace the file. A full disk costs only the chance to resume, and is not spoken of."""
         if self._lock is not None:
             with suppress(OSError):  # as the docstring says
-                # what was asked may hold the password of a --shared server
                 write_atomically(self._path, msgspec.json.encode(state), private=True)
 
     def remove(self) -> None:
