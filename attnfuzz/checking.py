@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.saved_run import judge_sequence, preceding_for, relations_for, run_saved
+from attnfuzz.campaign.saved.replay import judge_sequence, preceding_for, relations_for, run_saved
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.judging.guard_naming import with_name

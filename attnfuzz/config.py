@@ -29,7 +29,6 @@ from attnfuzz.data_files import MOST_PYPROJECT_BYTES, is_regular_file, read_data
 from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.project import everybody_can_write, project_root
-from attnfuzz.redis_url import without_password
 
 __all__ = [
     "PROFILE_VARIABLE",
@@ -70,7 +69,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     fail_fast: bool | None = None
     on: tuple[str, ...] | None = None
     against: Path | None = None
-    shared: str | None = None
     profile: str | None = None
     file: Path | None = None
 
@@ -205,6 +203,5 @@ def _wrong(pyproject: Path, section: str, key: str, value: object, rule: str, re
 
 
 def _show(value: object) -> str:
-    shown = without_password(value) if isinstance(value, str) else value
-    text = msgspec.json.encode(shown, enc_hook=str).decode()
+    text = msgspec.json.encode(value, enc_hook=str).decode()
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."

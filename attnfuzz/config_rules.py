@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from attnfuzz.campaign.duration import parse_duration
+from attnfuzz.campaign.stopping import parse_duration
 from attnfuzz.oracles.verdict import ORACLES, OracleName
 from attnfuzz.problems.tolerance import FixedTolerance
-from attnfuzz.redis_url import check_redis_url
 
 __all__ = ["DEVICES", "MAX_SEED", "MAX_WORKERS", "RULES", "Rule"]
 
@@ -85,6 +84,5 @@ RULES: dict[str, Rule] = {
         tuple[str, ...], "a list of one or more names of kernels", '["paged_*", "vllm:*"]', check=_check_not_empty
     ),
     "against": Rule(str, "the name of a file", '"baseline.json"', check=_check_not_empty),
-    "shared": Rule(str, "the address of a Redis server", '"redis://head-node:6379/0"', check=check_redis_url),
 }
 """By key."""

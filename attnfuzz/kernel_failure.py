@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.replay import replay_command
+from attnfuzz.campaign.saved.replay import replay_command
 from attnfuzz.corpus import FindingRecord, Regression, current_environment, write_regression
 from attnfuzz.oracles.verdict import Failure, where_to_look
 from attnfuzz.problems.cases import Case, encode_case

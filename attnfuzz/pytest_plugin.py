@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.calibration import Choice
+    from attnfuzz.campaign.workers import Choice
     from attnfuzz.config import Settings
     from attnfuzz.corpus import Regression
     from attnfuzz.declaration import Declaration
@@ -168,7 +168,7 @@ class RegressionFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         """One test per kernel. Raises CollectError with one sentence for a file that is not valid, or cannot be run."""
-        from attnfuzz.campaign.replay import resolve_target
+        from attnfuzz.campaign.saved.replay import resolve_target
         from attnfuzz.corpus import RegressionError, load_regression
         from attnfuzz.declaration import KernelLoadError
         from attnfuzz.isolation.outcomes import ExecutorUnavailable
@@ -205,7 +205,7 @@ class RegressionItem(pytest.Item):
 
     def runtest(self) -> None:
         """Raises KernelFailure if the kernel fails the case."""
-        from attnfuzz.campaign.replay import SavedCase, load_named
+        from attnfuzz.campaign.saved.replay import SavedCase, load_named
         from attnfuzz.testing import check
 
         if self.name == self.regression.kernel:

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnfuzz.campaign.reporter import SilentReporter
-from attnfuzz.campaign.result import CampaignResult, Statistics
+from attnfuzz.campaign.result import CampaignResult, SilentReporter, Statistics
 from attnfuzz.campaign.startup import Request, run_campaign
 
 __all__ = ["Measured", "measure_campaign"]

@@ -18,9 +18,8 @@ import msgspec
 
 from attnfuzz import safe_start
 from attnfuzz.bench.campaigns import Measured, measure_campaign
-from attnfuzz.campaign.calibration import cores
-from attnfuzz.campaign.reporter import SilentReporter
-from attnfuzz.campaign.result import Statistics
+from attnfuzz.campaign.result import SilentReporter, Statistics
+from attnfuzz.campaign.workers import cores
 
 __all__ = ["HOSTILE", "Endurance", "MemorySample", "Summary", "measure_endurance", "resident_bytes_of_tree"]
 

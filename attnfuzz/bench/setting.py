@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnfuzz.campaign.calibration import cores
 from attnfuzz.campaign.startup import load_searchable
+from attnfuzz.campaign.workers import cores
 from attnfuzz.isolation.devices import find_gpus
 from attnfuzz.judging.runner import Runner
 

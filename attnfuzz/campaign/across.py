@@ -9,14 +9,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.interrupts import Interrupted, Interrupts
-from attnfuzz.campaign.outcomes import Ending, Outcome, difference
-from attnfuzz.campaign.replay import Replayed, SavedCase, replay
-from attnfuzz.campaign.reporter import Reporter
+from attnfuzz.campaign.counts import KernelStatistics
+from attnfuzz.campaign.environments import Ending, Outcome, difference
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.request import Request
-from attnfuzz.campaign.result import CampaignResult, KernelStatistics
+from attnfuzz.campaign.result import CampaignResult, Reporter
+from attnfuzz.campaign.saved.replay import Replayed, SavedCase, replay
 from attnfuzz.campaign.startup import asked_oracles, run_campaign
+from attnfuzz.campaign.stopping import Interrupted, Interrupts
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
 from attnfuzz.isolation.pythons import Python
@@ -140,7 +140,6 @@ def _joined(results: Sequence[CampaignResult], pythons: Sequence[Python]) -> Cam
         unconfirmed=tuple(finding for result in results for finding in result.unconfirmed),
         troubles=tuple(dict.fromkeys(trouble for result in results for trouble in result.troubles)),
         signal=last.signal,
-        elsewhere=tuple({str(found): found for result in results for found in result.elsewhere}.values()),
         inferred=tuple({one.target: one for result in results for one in result.inferred}.values()),
         pythons=tuple(pythons),
         unbuilt={target: how for result in results for target, how in result.unbuilt.items()},

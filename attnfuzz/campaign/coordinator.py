@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
-from attnfuzz.campaign.checkpoints import Checkpoints
-from attnfuzz.campaign.crew import Crew
-from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.finding_book import FindingBook
-from attnfuzz.campaign.handover import Handover
-from attnfuzz.campaign.interrupts import Interrupts
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.identity.signature import KnownFindings, Signature, Symptom
 from attnfuzz.campaign.messages import (
     Begin,
     Busy,
@@ -29,6 +28,7 @@ from attnfuzz.campaign.messages import (
     Known,
     Minimised,
     Progress,
+    Pursue,
     Ready,
     Setup,
     Smaller,
@@ -36,25 +36,74 @@ from attnfuzz.campaign.messages import (
     Unconfirmed,
 )
 from attnfuzz.campaign.readiness import Readiness
-from attnfuzz.campaign.reporter import ForgivingReporter, Reporter
-from attnfuzz.campaign.result import CampaignResult, Statistics, StopReason
-from attnfuzz.campaign.saving import SaveFolder
-from attnfuzz.campaign.sharing import Exchange, Sharing
-from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom
-from attnfuzz.campaign.state import State
-from attnfuzz.campaign.worker_process import LastWords, Launch
+from attnfuzz.campaign.result import CampaignResult, ForgivingReporter, Reporter, Statistics, StopReason
+from attnfuzz.campaign.saved.saving import SaveFolder
+from attnfuzz.campaign.saved.state import Checkpoints, State
+from attnfuzz.campaign.stopping import Interrupts
+from attnfuzz.campaign.workers import Crew, LastWords, Launch
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import OracleName
+from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.own_errors import in_one_sentence
+from attnfuzz.problems.cases import encode_case
 from attnfuzz.problems.tolerance import Tolerance
 
-__all__ = ["Coordinator", "Plan"]
+__all__ = ["Coordinator", "Handover", "Plan"]
+
+_Key: TypeAlias = tuple[str, bytes]
+
+
+_MAX_TIMES = 2
+"""How often a failure is handed on: one that takes every worker with it would otherwise never be left alone."""
+
+
+class Handover:
+    """What waits to be taken up. Nothing is in it twice."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[_Key, Pursue] = {}
+        self._sent: set[_Key] = set()
+        self._times: Counter[_Key] = Counter()
+
+    def add(self, finding: Finding) -> None:
+        """Take over a finding at its smallest case."""
+        preceding = [msgspec.Raw(encode_case(case)) for case in finding.ran_before]
+        self.add_case(finding.declaration.target, encode_case(finding.case), finding.failure, preceding)
+
+    def add_case(self, kernel: str, case: bytes, failure: Failure, preceding: Sequence[msgspec.Raw] = ()) -> None:
+        """Take over a case that failed after those of ``preceding``."""
+        key = kernel, case
+        self._times[key] += 1
+        self._sent.discard(key)
+        self._waiting[key] = Pursue(kernel=kernel, case=msgspec.Raw(case), failure=failure, preceding=tuple(preceding))
+
+    def take(self) -> list[Pursue]:
+        """What is to be sent to a worker now."""
+        keys = [key for key in self._waiting if key not in self._sent and self._times[key] <= _MAX_TIMES]
+        self._sent.update(keys)
+        return [self._waiting[key] for key in keys]
+
+    def taken_up(self, found: Found) -> None:
+        """A worker looks into this one: from now on it is a finding like any other."""
+        self._waiting.pop((found.kernel, bytes(found.case)), None)
+
+    def left(self) -> list[Pursue]:
+        """What nobody has taken up."""
+        return list(self._waiting.values())
+
 
 _TICK_S = 0.25
+
+
 _WAIT_FOR_WORKERS_S = 3.0
+
+
 _HOUSEKEEPING_EVERY_S = 5.0
+
+
 _FORMATS_KEPT = 32
 """Of each kernel, for workers that start later."""
+
+
 _KILLS = ("SIGKILL", "SIGTERM")
 
 
@@ -82,9 +131,9 @@ class Plan:
 
 
 class Coordinator:
-    """One campaign. ``launch`` starts a worker, ``exchange`` is the way to campaigns on other machines."""
+    """One campaign. ``launch`` starts a worker."""
 
-    def __init__(self, plan: Plan, *, launch: Launch, reporter: Reporter, exchange: Exchange | None = None) -> None:
+    def __init__(self, plan: Plan, *, launch: Launch, reporter: Reporter) -> None:
         self._plan = plan
         self._statistics = plan.statistics
         self._reporter = ForgivingReporter(reporter)
@@ -102,9 +151,6 @@ class Coordinator:
         self._statistics.findings = self._book.findings
         self._crew = Crew(self._statistics.workers, launch=launch, setup_for=self._setup)
         self._handover = Handover()
-        self._sharing = Sharing(
-            exchange, device=self._statistics.device_name, learn=self._learn, note=self._reporter.note
-        )
         self._known: list[Known] = []
         self._cut_off: set[Known] = set()
         self._compiled: dict[str, deque[FormatCompiled]] = {kernel: deque(maxlen=_FORMATS_KEPT) for kernel in kernels}
@@ -165,7 +211,6 @@ class Coordinator:
             unconfirmed=tuple(self._book.unconfirmed),
             troubles=tuple(self._troubles),
             signal=entered.first,
-            elsewhere=self._sharing.elsewhere(self._book.findings),
             unbuilt={} if self._plan.readiness is None else self._plan.readiness.unbuilt,
         )
 
@@ -250,7 +295,6 @@ class Coordinator:
             else:
                 for message in messages:
                     self._handle(number, message)
-        self._sharing.listen()
         self._crew.flush()
         self._reporter.progress(self._statistics)
 
@@ -339,7 +383,7 @@ class Coordinator:
             self._hand_over(self._crew.working[0])
 
     def _announce(self, closed: Minimised | Duplicate, finding: Finding) -> None:
-        """Have every worker, here and elsewhere, take later failures of this bug for known."""
+        """Have every worker take later failures of this bug for known."""
         kernel = finding.declaration.target
         known = [
             Known(
@@ -354,16 +398,12 @@ class Coordinator:
         ]
         if isinstance(closed, Minimised) and not closed.complete:
             self._cut_off.update(known)
+        self._known += known
         for one in known:
-            self._learn(one)
-        self._sharing.tell(finding, closed, known)
+            self._crew.broadcast(one)
         self._clear_busy(closed.finding)
         if self._plan.checkpoints is not None:
             self._plan.checkpoints.news()
-
-    def _learn(self, known: Known) -> None:
-        self._known.append(known)
-        self._crew.broadcast(known)
 
     def _set_busy(self, number: int, finding: str, symptom: Symptom) -> None:
         self._busy[finding] = symptom, number

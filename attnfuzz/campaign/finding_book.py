@@ -8,15 +8,14 @@ from collections.abc import Iterable
 import msgspec
 
 from attnfuzz.campaign.aspects import aspects, needs, telling
-from attnfuzz.campaign.circumstances import may_be_circumstances
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.identity.signature import KnownFindings, Symptom, are_same_bug
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Pursue, Smaller, Unconfirmed
-from attnfuzz.campaign.reporter import Reporter
-from attnfuzz.campaign.same_bug import are_same_bug
-from attnfuzz.campaign.saving import SaveFolder
-from attnfuzz.campaign.signature import KnownFindings, Symptom
-from attnfuzz.campaign.state import SavedFinding
-from attnfuzz.campaign.undeclared import are_one_gap, with_remedy
+from attnfuzz.campaign.result import Reporter
+from attnfuzz.campaign.saved.saving import SaveFolder
+from attnfuzz.campaign.saved.state import SavedFinding
+from attnfuzz.campaign.triage.failing import may_be_circumstances
+from attnfuzz.campaign.triage.undeclared import are_one_gap, with_remedy
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.minimise import size_key

@@ -42,7 +42,7 @@ from typing import Any, Literal, cast, get_args
 
 import msgspec
 
-from attnfuzz.campaign.undeclared import supports_text
+from attnfuzz.campaign.triage.undeclared import supports_text
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.judging.runner import Runner

@@ -21,9 +21,9 @@ from typing import Self
 
 import msgspec
 
-from attnfuzz.campaign.calibration import cores
 from attnfuzz.campaign.inference import Inferred, infer, with_declared
 from attnfuzz.campaign.messages import Join
+from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.builds import OwnCompilers
 from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError

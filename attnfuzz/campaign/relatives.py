@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from attnfuzz.campaign.aspects import ANY_CASE, aspects
-from attnfuzz.campaign.signature import KnownFindings, Signature, case_features
-from attnfuzz.campaign.suspect import Suspect
+from attnfuzz.campaign.identity.signature import KnownFindings, Signature, case_features
+from attnfuzz.campaign.triage.failing import Suspect
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import (
     AttentionCase,

@@ -6,28 +6,21 @@ import secrets
 import shlex
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from attnfuzz.campaign.calibration import PROBE_KERNEL, Choice, ProbeLoad, by_formula, calibrate, cores
-from attnfuzz.campaign.checkpoints import Checkpoints
 from attnfuzz.campaign.coordinator import Coordinator, Plan
-from attnfuzz.campaign.duration import format_duration
-from attnfuzz.campaign.interrupts import Interrupts
-from attnfuzz.campaign.journal import JournalFolder
-from attnfuzz.campaign.memory_limit import memory_limit
+from attnfuzz.campaign.judge.executor import memory_limit
+from attnfuzz.campaign.judge.journal import JournalFolder
 from attnfuzz.campaign.messages import Setup
 from attnfuzz.campaign.readiness import Readiness
-from attnfuzz.campaign.reporter import ForgivingReporter, Reporter
-from attnfuzz.campaign.request import Request
-from attnfuzz.campaign.result import CampaignResult, Statistics
-from attnfuzz.campaign.resuming import asked_of
-from attnfuzz.campaign.shared import SharedFindings
-from attnfuzz.campaign.sharing import Exchange
-from attnfuzz.campaign.state import FOLDER, StateFile
-from attnfuzz.campaign.worker_process import WorkerProcess
+from attnfuzz.campaign.request import Request, asked_of
+from attnfuzz.campaign.result import CampaignResult, ForgivingReporter, Reporter, Statistics
+from attnfuzz.campaign.saved.state import FOLDER, Checkpoints, StateFile
+from attnfuzz.campaign.stopping import Interrupts, format_duration
+from attnfuzz.campaign.workers import PROBE_KERNEL, Choice, ProbeLoad, WorkerProcess, by_formula, calibrate, cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.claims import PrivateFolder
 from attnfuzz.isolation.devices import DeviceLease, Gpu, find_gpus
@@ -85,9 +78,8 @@ def run_campaign(request: Request, reporter: Reporter, *, state_folder: Path = F
         def launch(setup: Setup) -> WorkerProcess:
             return WorkerProcess(setup, runner.zygote, scratch.path)
 
-        with _exchange(request.shared, readiness.declarations) as exchange:
-            coordinator = Coordinator(plan, launch=launch, reporter=reporter, exchange=exchange)
-            result = coordinator.run(interrupts)
+        coordinator = Coordinator(plan, launch=launch, reporter=reporter)
+        result = coordinator.run(interrupts)
         result = replace(result, inferred=readiness.inferred)
         journal.keep = coordinator.has_lost_device
         scratch.remove()
@@ -233,10 +225,6 @@ def asked_oracles(asked: tuple[str, ...]) -> tuple[OracleName, ...]:
     if not asked:
         return DEFAULT_ORACLES
     return cast(tuple[OracleName, ...], tuple(name for name in ORACLES if name in asked or name in _ALWAYS_ON))
-
-
-def _exchange(url: str | None, declarations: list[Declaration]) -> AbstractContextManager[Exchange | None]:
-    return SharedFindings(url, declarations) if url is not None else nullcontext()
 
 
 def _scratch() -> PrivateFolder:

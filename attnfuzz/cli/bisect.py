@@ -12,8 +12,8 @@ from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, PYTHON, TRUST, wr
 from attnfuzz.cli.refusal import Refusal, refusing
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.outcomes import Outcome
-    from attnfuzz.campaign.replay import SavedCase
+    from attnfuzz.campaign.environments import Outcome
+    from attnfuzz.campaign.saved.replay import SavedCase
     from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
 
@@ -47,8 +47,8 @@ def command(
     if len(pythons) < 2:
         raise Refusal("bisect compares environments; name two or more, the oldest first: --python OLD --python NEW")
     with refusing():
-        from attnfuzz.campaign.bisection import bisect
-        from attnfuzz.campaign.replay import SavedCase
+        from attnfuzz.campaign.environments import bisect
+        from attnfuzz.campaign.saved.replay import SavedCase
         from attnfuzz.corpus import load_regression
         from attnfuzz.isolation.pythons import examine_all
         from attnfuzz.report.environments import print_environment, print_outcome, write_bisection
@@ -83,8 +83,8 @@ def _outcome(
     from dataclasses import replace
 
     from attnfuzz.campaign.across import naming, outcome_of
-    from attnfuzz.campaign.outcomes import Outcome
-    from attnfuzz.campaign.replay import replay
+    from attnfuzz.campaign.environments import Outcome
+    from attnfuzz.campaign.saved.replay import replay
     from attnfuzz.declaration import KernelLoadError
     from attnfuzz.judging.runner import Runner
 

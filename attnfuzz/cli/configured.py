@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,14 +10,13 @@ import click
 
 from attnfuzz.cli.parameters import FILE
 from attnfuzz.cli.refusal import refusing
-from attnfuzz.redis_url import check_redis_url
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.earlier import Earlier
+    from attnfuzz.campaign.result import Earlier
     from attnfuzz.config import Settings
     from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
 
-__all__ = ["AGAINST", "SHARED", "TOLERANCE", "configured", "profile_option"]
+__all__ = ["AGAINST", "TOLERANCE", "configured", "profile_option"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -72,23 +70,11 @@ def _tolerance(ctx: click.Context, param: click.Parameter, value: str | FixedTol
         raise click.BadParameter(text, ctx, param) from error
 
 
-def _redis_url(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    if value is None or value == _NOT_SHARED:
-        return None
-    try:
-        check_redis_url(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), ctx, param) from error
-    if find_spec("redis") is None:
-        raise click.BadParameter("needs the Redis client: pip install 'attnfuzz[redis]'", ctx, param)
-    return value
-
-
 def _earlier(ctx: click.Context, param: click.Parameter, value: Path | None) -> Earlier | None:
     """What the summary tells, read before anything is searched."""
     if value is None or str(value) == _AGAINST_NOTHING or ctx.resilient_parsing:
         return None
-    from attnfuzz.campaign.earlier import EarlierError, load_earlier
+    from attnfuzz.campaign.result import EarlierError, load_earlier
 
     try:
         return load_earlier(value)
@@ -111,10 +97,4 @@ TOLERANCE = click.option(
     metavar="bound|ATOL,RTOL",
     show_default=True,
     help="The derived error bounds, or a fixed tolerance to match another suite.",
-)
-SHARED = click.option(
-    "--shared",
-    metavar="redis://HOST[:PORT][/DB]",
-    callback=_redis_url,
-    help="Exchange what is found with other machines through this server; 'none' for not at all.",
 )

@@ -35,7 +35,7 @@ def command(kernel: str, budget: float, device: str, seed: int) -> int:
     the exit status is 1. What a further declaration would end is told beside it, and does not count.
     """
     started = time.monotonic()
-    from attnfuzz.campaign.reporter import SilentReporter
+    from attnfuzz.campaign.result import SilentReporter
     from attnfuzz.campaign.startup import Request, run_campaign
     from attnfuzz.report.declared import print_declared
     from attnfuzz.report.terminal import make_console

@@ -12,7 +12,7 @@ from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, TRUST, writable_f
 from attnfuzz.cli.refusal import Refusal, refusing
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.replay import SavedCase
+    from attnfuzz.campaign.saved.replay import SavedCase
     from attnfuzz.judging.runner import Runner
     from attnfuzz.problems.tolerance import Tolerance
     from attnfuzz.report.explained import Explained
@@ -57,7 +57,7 @@ def command(
     """
     with refusing():
         from attnfuzz.campaign.across import naming
-        from attnfuzz.campaign.replay import SavedCase
+        from attnfuzz.campaign.saved.replay import SavedCase
         from attnfuzz.corpus import load_regression
         from attnfuzz.isolation.pythons import examine
         from attnfuzz.judging.runner import Runner
@@ -78,9 +78,8 @@ def command(
 def _explain(saved: SavedCase, kernel: str | None, runner: Runner, *, trust: bool) -> Explained:
     import msgspec
 
-    from attnfuzz.campaign.explained import explain_failure
-    from attnfuzz.campaign.replay import kernel_and_case
-    from attnfuzz.campaign.saved_run import run_saved
+    from attnfuzz.campaign.judge.executor import explain_failure
+    from attnfuzz.campaign.saved.replay import kernel_and_case, run_saved
     from attnfuzz.explaining.explanation import Explanation
     from attnfuzz.problems.supported import why_unsupported
     from attnfuzz.report.explained import Explained

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from attnfuzz.cli.configured import AGAINST, SHARED, TOLERANCE, profile_option
+from attnfuzz.cli.configured import AGAINST, TOLERANCE, profile_option
 from attnfuzz.cli.output import while_anyone_reads
 from attnfuzz.cli.parameters import (
     DEVICE,
@@ -31,9 +31,7 @@ from attnfuzz.cli.sanitizing import SANITIZER, explore_sanitized
 from attnfuzz.config_rules import RULES
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.earlier import Earlier
-    from attnfuzz.campaign.reporter import Reporter
-    from attnfuzz.campaign.result import CampaignResult
+    from attnfuzz.campaign.result import CampaignResult, Earlier, Reporter
     from attnfuzz.campaign.startup import Request
     from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
@@ -84,7 +82,6 @@ def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, 
 @AGAINST
 @SANITIZER
 @TOLERANCE
-@SHARED
 @profile_option(*RULES)
 @click.option(
     "--pedantic",
@@ -111,7 +108,6 @@ def command(
     against: Earlier | None,
     sanitizer: Tool | None,
     tolerance: Tolerance,
-    shared: str | None,
     pedantic: bool,
     quiet: bool,
     resume: bool,
@@ -140,7 +136,6 @@ def command(
             save_folder=usable_save_folder(save_dir),
             fail_fast=fail_fast,
             tolerance=tolerance,
-            shared=shared,
             pedantic=pedantic,
             against=against,
         )
@@ -197,8 +192,8 @@ def _explore(request: Request, environments: Sequence[Python], *, quiet: bool) -
 
 def _resumed(request: Request, *, trust: bool) -> Request:
     """The next part of an interrupted campaign; what is given on the command line counts more than what it had."""
-    from attnfuzz.campaign.resuming import resumed
-    from attnfuzz.campaign.state import load_state
+    from attnfuzz.campaign.request import resumed
+    from attnfuzz.campaign.saved.state import load_state
 
     context = click.get_current_context()
     given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from attnfuzz.campaign.duration import parse_duration
+from attnfuzz.campaign.stopping import parse_duration
 from attnfuzz.config_rules import DEVICES, MAX_WORKERS
 from attnfuzz.data_files import why_unusable
 from attnfuzz.oracles.verdict import ORACLES

@@ -19,7 +19,7 @@ class Refusal(click.ClickException):
 @contextmanager
 def refusing() -> Iterator[None]:
     """Turn what the user or the machine got wrong into a Refusal; bugs of the framework are `main`'s to tell."""
-    from attnfuzz.campaign.state import StateError
+    from attnfuzz.campaign.saved.state import StateError
     from attnfuzz.config import ConfigurationError
     from attnfuzz.corpus import RegressionError
     from attnfuzz.declaration import KernelLoadError

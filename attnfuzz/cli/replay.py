@@ -16,7 +16,7 @@ from attnfuzz.cli.refusal import Refusal, refusing
 from attnfuzz.cli.sanitizing import SANITIZER, found_by_others, replay_sanitized
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.replay import SavedCase
+    from attnfuzz.campaign.saved.replay import SavedCase
     from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
     from attnfuzz.sanitizer.tool import Tool
@@ -67,8 +67,8 @@ def command(
     with refusing():
         saved = load_saved(paths, configured().regressions)
         from attnfuzz.campaign.across import naming
-        from attnfuzz.campaign.journal import forget
-        from attnfuzz.campaign.replay import cleared, replay
+        from attnfuzz.campaign.judge.journal import forget
+        from attnfuzz.campaign.saved.replay import cleared, replay
         from attnfuzz.isolation.pythons import examine_all
         from attnfuzz.judging.runner import Runner
         from attnfuzz.report.environments import print_environment
@@ -129,7 +129,7 @@ def load_saved(paths: tuple[Path, ...], folder: Path | None = None) -> list[Save
 
 def read_saved(files: Iterable[Path]) -> list[SavedCase]:
     """Read every file. Raises Refusal that says of each what is wrong with it, if anything is."""
-    from attnfuzz.campaign.replay import SavedCase
+    from attnfuzz.campaign.saved.replay import SavedCase
     from attnfuzz.corpus import RegressionError, load_regression
 
     saved, wrong = [], []

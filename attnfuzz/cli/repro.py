@@ -22,7 +22,7 @@ __all__ = ["command"]
 def command(case: Path, kernel: str | None, trust: bool, output: Path | None) -> int:
     """Turn the regression file CASE into one self-contained Python file, to paste into an issue."""
     with refusing():
-        from attnfuzz.campaign.replay import SavedCase, kernel_and_case
+        from attnfuzz.campaign.saved.replay import SavedCase, kernel_and_case
         from attnfuzz.corpus import load_regression
         from attnfuzz.judging.runner import Runner
 

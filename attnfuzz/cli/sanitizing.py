@@ -18,7 +18,7 @@ from attnfuzz.sanitizer.tool import TOOLS, SanitizerUnavailable, Tool
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attnfuzz.campaign.replay import Replayed, SavedCase
+    from attnfuzz.campaign.saved.replay import Replayed, SavedCase
     from attnfuzz.campaign.startup import Request
     from attnfuzz.declaration import Declaration
     from attnfuzz.judging.runner import Runner
@@ -54,8 +54,7 @@ def replay_sanitized(
     trust: bool,
 ) -> Iterator[Replayed]:
     """As `replay`, but each case is in a process under `tool`, which alone judges. Raises Refusal."""
-    from attnfuzz.campaign.replay import replay
-    from attnfuzz.campaign.saved_run import SavedRun, preceding_for
+    from attnfuzz.campaign.saved.replay import SavedRun, preceding_for, replay
     from attnfuzz.corpus import Regression
     from attnfuzz.oracles.verdict import Verdict
     from attnfuzz.problems.supported import adapt_options

@@ -21,7 +21,7 @@ from attnfuzz.cli.parameters import DEVICE, FILE, duration, number_of_workers
 from attnfuzz.cli.refusal import Refusal, refusing
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.finding import Finding
+    from attnfuzz.campaign.identity.finding import Finding
     from attnfuzz.campaign.result import CampaignResult
     from attnfuzz.corpus import Regression
     from attnfuzz.report.verified import Verification
@@ -113,7 +113,7 @@ def _kernel_of(file: str) -> Iterator[str]:
 
 
 def _searched(asked: _Asked, scratch: Path) -> CampaignResult:
-    from attnfuzz.campaign.reporter import SilentReporter
+    from attnfuzz.campaign.result import SilentReporter
     from attnfuzz.campaign.startup import Request, run_campaign
 
     request = Request(

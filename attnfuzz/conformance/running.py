@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
-from attnfuzz.campaign.calibration import cores
+from attnfuzz.campaign.workers import cores
 from attnfuzz.conformance.cases import ConformanceSet, Entry
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.builds import GiveUp, OwnCompilers, never

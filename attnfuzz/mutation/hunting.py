@@ -10,14 +10,13 @@ from itertools import cycle
 
 import msgspec
 
-from attnfuzz.campaign.batch_size import BatchSize
-from attnfuzz.campaign.confirmation import confirm
-from attnfuzz.campaign.history import History
-from attnfuzz.campaign.journal import Journal
-from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
-from attnfuzz.campaign.known_deaths import KnownDeaths
-from attnfuzz.campaign.suspect import Suspect
-from attnfuzz.campaign.trials import Trials
+from attnfuzz.campaign.draw.schedule import BatchSize
+from attnfuzz.campaign.judge.executor import History
+from attnfuzz.campaign.judge.journal import Journal
+from attnfuzz.campaign.judge.judging import OutOfTime, TimedJudge, Unjudged
+from attnfuzz.campaign.triage.confirmation import Trials, confirm
+from attnfuzz.campaign.triage.failing import Suspect
+from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.runner import Runner

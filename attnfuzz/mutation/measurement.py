@@ -9,9 +9,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from attnfuzz.campaign.calibration import cores
-from attnfuzz.campaign.memory_limit import memory_limit
+from attnfuzz.campaign.judge.executor import memory_limit
 from attnfuzz.campaign.startup import load_searchable
+from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.claims import PrivateFolder
 from attnfuzz.isolation.outcomes import ExecutorUnavailable, ServiceError

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Sequence
 
-from attnfuzz.campaign.generation import derive_seed, run_round
+from attnfuzz.campaign.draw.drawing import derive_seed, run_round
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import Format

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from attnfuzz.campaign.coverage import Coverage, Level
+from attnfuzz.campaign.draw.coverage import Coverage, Level
 from attnfuzz.report.svg import element, number, path_of_rects
 
 __all__ = ["FEATURED", "CoverageMap", "PairTable", "coverage_map", "pair_tables", "shade"]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.inference import numerics_as_text, supports_as_text
 from attnfuzz.campaign.result import CampaignResult
-from attnfuzz.campaign.undeclared import declared_limits
+from attnfuzz.campaign.triage.undeclared import declared_limits
 from attnfuzz.report.headline import count, one_line, remedy_lines
 from attnfuzz.report.order import in_order
 

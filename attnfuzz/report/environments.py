@@ -9,8 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from attnfuzz.campaign.bisection import Bisection
-from attnfuzz.campaign.outcomes import Ending, Outcome, name_of, told_versions
+from attnfuzz.campaign.environments import Bisection, Ending, Outcome, name_of, told_versions
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.report.files import write_file
 

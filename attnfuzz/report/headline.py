@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from attnfuzz.campaign.elsewhere import FoundElsewhere
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, Statistics
-from attnfuzz.campaign.undeclared import declared_limits, supports_text
+from attnfuzz.campaign.triage.undeclared import declared_limits, supports_text
 from attnfuzz.corpus import FindingRecord
 from attnfuzz.oracles.verdict import where_to_look
 from attnfuzz.problems.cases import (
@@ -84,14 +83,12 @@ def found_so_far(statistics: Statistics) -> str:
 
 
 def what_was_found(result: CampaignResult) -> str:
-    """The same at the end, with what other machines have found; "nothing found" if nothing was."""
+    """The same at the end; "nothing found" if nothing was."""
     statistics = result.statistics
-    counts, *others = _standings((*result.findings, *result.elsewhere), statistics)
-    own = sum(statistics.standing(finding) == "counts" for finding in result.findings)
-    elsewhere = [f"{counts - own} known elsewhere"] if counts > own else []
+    counts, *others = _standings(result.findings, statistics)
     done = "confirmed" if result.unconfirmed and not result.findings else "found"
-    new = "new " if elsewhere or any(map(statistics.is_known, result.findings)) else ""
-    return ", ".join([_findings(own, statistics) if own else f"nothing {new}{done}", *elsewhere, *others])
+    new = "new " if any(map(statistics.is_known, result.findings)) else ""
+    return ", ".join([_findings(counts, statistics) if counts else f"nothing {new}{done}", *others])
 
 
 def known_since(statistics: Statistics) -> str:
@@ -103,7 +100,7 @@ def _findings(number: int, statistics: Statistics) -> str:
     return count(number, "finding" if statistics.against is None else "new finding")
 
 
-def _standings(found: Iterable[Finding | FoundElsewhere], statistics: Statistics) -> tuple[int, *tuple[str, ...]]:
+def _standings(found: Iterable[Finding], statistics: Statistics) -> tuple[int, *tuple[str, ...]]:
     """How many count, and how many do not, and why."""
     standings = [statistics.standing(one) for one in found]
     known, outside = standings.count("known"), standings.count("outside")

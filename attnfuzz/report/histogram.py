@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from markupsafe import Markup
 
-from attnfuzz.campaign.ratios import EXACT, LEAST, MOST, NOT_FINITE, above
+from attnfuzz.campaign.counts import EXACT, LEAST, MOST, NOT_FINITE, above
 from attnfuzz.report.svg import element, path_of_rects, text
 
 __all__ = ["histogram_svg"]
@@ -23,7 +23,7 @@ _BOUND = 0
 
 
 def histogram_svg(counts: Mapping[int, int]) -> Markup:
-    """``counts``: cases by bin of ``attnfuzz.campaign.ratios``."""
+    """``counts``: cases by bin of ``attnfuzz.campaign.counts``."""
     most = max(counts.values(), default=0) or 1
     inside = [_bar(number, count, most) for number, count in counts.items() if number <= _BOUND]
     outside = [_bar(number, count, most) for number, count in counts.items() if number > _BOUND]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import jinja2
 
-from attnfuzz.campaign.duration import format_duration
 from attnfuzz.campaign.result import CampaignResult
+from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.report.coverage_svg import shade
 from attnfuzz.report.files import write_file
 from attnfuzz.report.headline import count

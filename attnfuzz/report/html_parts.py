@@ -10,12 +10,13 @@ from itertools import groupby, zip_longest
 
 from markupsafe import Markup
 
-from attnfuzz.campaign.coverage import Coverage, Level, coverage_of
-from attnfuzz.campaign.duration import format_duration
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.outcomes import name_of
-from attnfuzz.campaign.replay import replay_command
-from attnfuzz.campaign.result import CampaignResult, KernelStatistics, Statistics
+from attnfuzz.campaign.counts import KernelStatistics
+from attnfuzz.campaign.draw.coverage import Coverage, Level, coverage_of
+from attnfuzz.campaign.environments import name_of
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.result import CampaignResult, Statistics
+from attnfuzz.campaign.saved.replay import replay_command
+from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.corpus import current_environment, encode_regression
 from attnfuzz.oracles.verdict import ends_process
 from attnfuzz.report.case_svg import case_svg
@@ -181,7 +182,7 @@ def _mood(result: CampaignResult) -> str:
     """The title's: findings that do not count make it neither bad nor good."""
     if result.fails:
         return "bad"
-    return "good" if result.statistics.cases and not result.findings and not result.elsewhere else ""
+    return "good" if result.statistics.cases and not result.findings else ""
 
 
 def _with_anchors(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from attnfuzz import safe_start
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.corpus import decode_regression, encode_regression
 from attnfuzz.declaration import Declaration, KernelLoadError

@@ -9,8 +9,9 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from attnfuzz.campaign.coverage import coverage_of
-from attnfuzz.campaign.result import KernelStatistics, Statistics
+from attnfuzz.campaign.counts import KernelStatistics
+from attnfuzz.campaign.draw.coverage import coverage_of
+from attnfuzz.campaign.result import Statistics
 
 __all__ = ["Shares", "all_shares", "kernel_table", "next_share"]
 

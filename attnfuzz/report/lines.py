@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from attnfuzz.campaign.duration import format_duration
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import Statistics
+from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.report.headline import count, found_so_far, one_line, restarts_of
 
 __all__ = ["LineReporter", "describe", "status_line"]

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import Statistics
 from attnfuzz.report.headline import one_line
 from attnfuzz.report.kernels import Shares, next_share

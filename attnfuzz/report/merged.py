@@ -10,9 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attnfuzz.campaign.merged_folder import PASSING, Kept
-from attnfuzz.campaign.merging import SavedBug
-from attnfuzz.campaign.verifying import Checked
+from attnfuzz.campaign.saved.merging import PASSING, Checked, Kept, SavedBug
 from attnfuzz.report.headline import count
 
 __all__ = ["Merged", "print_merged"]

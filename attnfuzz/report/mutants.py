@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attnfuzz.campaign.duration import format_duration
+from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.mutation.measurement import Measured
 from attnfuzz.mutation.mutants import Mutant
 from attnfuzz.mutation.outcomes import Outcome

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import TypeVar
 
 from attnfuzz.campaign.aspects import aspects
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.oracles.verdict import ends_process
 

@@ -10,9 +10,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from attnfuzz.campaign.duration import format_duration
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import Statistics
+from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.report.headline import count, found_so_far, one_line, restarts_of
 from attnfuzz.report.kernels import Shares, kernel_table
 

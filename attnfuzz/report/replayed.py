@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from attnfuzz.campaign.across import Difference, differences
-from attnfuzz.campaign.journal import was_running
-from attnfuzz.campaign.replay import Replayed, SavedCase
+from attnfuzz.campaign.judge.journal import was_running
+from attnfuzz.campaign.saved.replay import Replayed, SavedCase
 from attnfuzz.oracles.verdict import NOT_EVERYWHERE
 from attnfuzz.report.environments import EnvironmentSummary, OutcomeSummary, environments_of, outcomes_of
 from attnfuzz.report.headline import count, remedy_lines

@@ -18,7 +18,7 @@ import jinja2
 import msgspec
 
 import attnfuzz
-from attnfuzz.campaign.saved_run import preceding_for, runs_to_see
+from attnfuzz.campaign.saved.replay import preceding_for, runs_to_see
 from attnfuzz.corpus import Regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.leaks import LEAK

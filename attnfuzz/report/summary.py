@@ -6,16 +6,15 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.campaign.earlier import FORMAT
-from attnfuzz.campaign.elsewhere import FoundElsewhere
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.result import CampaignResult, Count, Statistics, StopReason
+from attnfuzz.campaign.counts import Count
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.result import FORMAT, CampaignResult, Statistics, StopReason
 from attnfuzz.oracles.verdict import SourceLine
 from attnfuzz.report.environments import EnvironmentSummary, OutcomeSummary, environments_of, outcomes_of
 from attnfuzz.report.files import write_file
 from attnfuzz.report.order import in_order, kernels_in_order
 
-__all__ = ["FORMAT", "ElsewhereSummary", "FindingSummary", "KernelSummary", "Summary", "summarise", "write_summary"]
+__all__ = ["FORMAT", "FindingSummary", "KernelSummary", "Summary", "summarise", "write_summary"]
 
 
 class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -68,15 +67,6 @@ class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     unbuilt: str = ""
 
 
-class ElsewhereSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A bug that only the machine called ``host`` has found."""
-
-    kernel: str
-    signature: str
-    host: str
-    message: str
-
-
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One campaign. ``elapsed_s`` includes the start-up; ``unreached`` names kernels that no case was judged on.
     ``environments`` are those that kernels ran in, where any were named.
@@ -89,7 +79,6 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     cases: int
     device: str
     kernels: tuple[KernelSummary, ...]
-    elsewhere: tuple[ElsewhereSummary, ...] = ()
     unreached: tuple[str, ...] = ()
     environments: tuple[EnvironmentSummary, ...] = ()
 
@@ -122,7 +111,6 @@ def summarise(result: CampaignResult) -> Summary:
             )
             for target, kernel in ((target, statistics.kernels[target]) for target in kernels_in_order(result))
         ),
-        elsewhere=tuple(_summarise_elsewhere(found) for found in result.elsewhere),
         unreached=tuple(statistics.kernels[target].declaration.name for target in result.unreached),
         environments=_environments(result),
     )
@@ -138,15 +126,6 @@ def _environments(result: CampaignResult) -> tuple[EnvironmentSummary, ...]:
     alone = [] if statistics.python is None else [statistics.python]
     devices = {one.path: statistics.device_name for one in alone}
     return environments_of(result.pythons or alone, result.devices or devices, statistics.kernels)
-
-
-def _summarise_elsewhere(found: FoundElsewhere) -> ElsewhereSummary:
-    return ElsewhereSummary(
-        kernel=found.signature.symptom.kernel,
-        signature=str(found.signature),
-        host=found.host,
-        message=found.regression.finding.message if found.regression is not None else "",
-    )
 
 
 def _summarise_finding(finding: Finding, statistics: Statistics) -> FindingSummary:

@@ -11,12 +11,11 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from attnfuzz.campaign.duration import format_duration
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.replay import replay_command
-from attnfuzz.campaign.reporter import Reporter, SilentReporter
-from attnfuzz.campaign.result import CampaignResult, Statistics
-from attnfuzz.campaign.undeclared import restriction_of
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.result import CampaignResult, Reporter, SilentReporter, Statistics
+from attnfuzz.campaign.saved.replay import replay_command
+from attnfuzz.campaign.stopping import format_duration
+from attnfuzz.campaign.triage.undeclared import restriction_of
 from attnfuzz.corpus import encode_regression
 from attnfuzz.report.headline import count, finding_lines, known_since, one_line, restarts_of, what_was_found
 from attnfuzz.report.kernels import all_shares, kernel_table
@@ -233,9 +232,6 @@ def _side_lines(result: CampaignResult) -> Iterator[Text]:
         title = f"not confirmed: {finding.declaration.target} {finding.signature}"
         yield Text(f"{title}; {_doubt(finding)}", style="yellow")
         yield Text(f"   {finding.failure.message}")
-    for found in result.elsewhere:
-        yield Text()
-        yield Text(f"known elsewhere: {found}", style="yellow")
     told = "cannot go on here" if result.stop_reason == "environment" else "internal error"
     for trouble in result.troubles:
         yield Text()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from attnfuzz.campaign.duration import format_duration
-from attnfuzz.campaign.throughput import Throughput
+from attnfuzz.campaign.counts import Throughput
+from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.report.svg import element, number, text
 
 __all__ = ["devices_of", "timeline_svg"]

@@ -8,11 +8,11 @@ from typing import Literal
 
 import msgspec
 
-from attnfuzz.campaign.duration import format_duration
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.inference import numerics_as_text, supports_as_text
 from attnfuzz.campaign.result import CampaignResult
-from attnfuzz.campaign.undeclared import declared_limits, supports_text
+from attnfuzz.campaign.stopping import format_duration
+from attnfuzz.campaign.triage.undeclared import declared_limits, supports_text
 from attnfuzz.corpus import current_environment
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attnfuzz.campaign.generation import derive_seed, run_round
+from attnfuzz.campaign.draw.drawing import derive_seed, run_round
 from attnfuzz.corpus import FindingRecord, Regression, write_regression
 from attnfuzz.corpus.regression import current_environment
 from attnfuzz.declaration import Declaration

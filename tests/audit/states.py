@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.counts import KernelStatistics
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Known, Pursue
-from attnfuzz.campaign.result import KernelStatistics
-from attnfuzz.campaign.state import Asked, SavedFinding, State
+from attnfuzz.campaign.saved.state import Asked, SavedFinding, State
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
@@ -83,7 +83,6 @@ _CHANGES: tuple[Change, ...] = (
     _set("asked", "workers", to=-3),
     _set("asked", "workers", to=10**9),
     _set("asked", "oracles", to=["omen"]),
-    _set("asked", "shared", to="gopher://x"),
     _set("asked", "kernels", to=[]),
     _set("asked", "kernels", to=[""]),
     _set("asked", "budget_s", to=1e308),

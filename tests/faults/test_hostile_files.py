@@ -14,17 +14,12 @@ import msgspec
 import pytest
 
 from attnfuzz import declaration
-from attnfuzz.campaign.elsewhere import FoundElsewhere, encode_found
-from attnfuzz.campaign.messages import Known
-from attnfuzz.campaign.replay import SavedCase, load_named
-from attnfuzz.campaign.shared import open_database
-from attnfuzz.campaign.shared_key import shared_key
-from attnfuzz.campaign.state import Asked, State
+from attnfuzz.campaign.saved.replay import SavedCase, load_named
+from attnfuzz.campaign.saved.state import Asked, State
 from attnfuzz.corpus import write_regression
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.judging.runner import Runner
 from tests.unit import sanitizer_stand_in
-from tests.unit.redis_server import RedisServer
 from tests.unit.saved_findings import a_finding
 
 CLONE = Path(__file__).parents[2]
@@ -336,23 +331,6 @@ def test_no_state_names_foreign_code(place: Place) -> None:
         (place.markers / "dots").unlink(missing_ok=True)
         place.attnfuzz("explore", *given, "--resume")  # refused for what else this state lacks, once that is loaded
         assert place.what_ran() == {"dots"}
-
-
-def test_no_server_names_foreign_code(place: Place, runner_and_place: tuple[Runner, Place]) -> None:
-    """Whoever can write to a shared server would run code on every machine that asks it."""
-    (eager,) = runner_and_place[0].declarations(["dense_eager"])
-    evil = place.prepare(absolute)
-    known = Known(kernel="dense_eager", oracle="accuracy", kind="out:value", features=frozenset())
-    entry = encode_found(FoundElsewhere(host="evil", known=(known,), regression=a_finding(3, kernel=evil)))
-    with RedisServer(place.outside) as server:
-        database = open_database(server.url)
-        database.save(shared_key(eager), entry)
-        run = place.attnfuzz(
-            "explore", "dense_eager", "--budget", "15s", "--workers", "1", "--device", "cpu", "--shared", server.url
-        )
-    assert place.what_ran() == set()
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "with a case of another kernel than dense_eager" in run.stdout
 
 
 def test_settings_of_a_folder_that_all_can_write_to_do_not_count(place: Place) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.campaign.state import State, load_state
+from attnfuzz.campaign.saved.state import State, load_state
 from attnfuzz.report.summary import Summary
 from tests.faults.campaigns import KERNELS, Campaign, assert_nothing_half_written, saved
 

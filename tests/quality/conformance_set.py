@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.generation import run_round
+from attnfuzz.campaign.draw.drawing import run_round
 from attnfuzz.conformance.cases import FORMAT, Entry, set_file
 from attnfuzz.conformance.running import TWO_RUNS
 from attnfuzz.corpus import load_regression, regression_files

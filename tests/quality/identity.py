@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from attnfuzz.campaign import failures, finding_book, known_deaths, pursuit, same_bug
-from attnfuzz.campaign.signature import KnownFindings
+from attnfuzz.campaign import finding_book
+from attnfuzz.campaign.identity import signature
+from attnfuzz.campaign.identity.signature import KnownFindings
+from attnfuzz.campaign.triage import failures, known_deaths, pursuit
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase, encode_case
@@ -228,7 +230,7 @@ class Rule:
 
 
 def _without(rule: Callable[..., bool]) -> tuple[Callable[..., bool], ...]:
-    return tuple(other for other in same_bug.RULES if other is not rule)
+    return tuple(other for other in signature.RULES if other is not rule)
 
 
 def rules() -> list[Rule]:
@@ -242,7 +244,7 @@ def rules() -> list[Rule]:
         Rule("what a known cause may give", KnownFindings, "may_cause", lambda self, kernel, failure: False),
         Rule("one missing declaration", finding_book, "are_one_gap", lambda one, other: False),
     ]
-    return found + [Rule(f"merging: `{rule.__name__}`", same_bug, "RULES", _without(rule)) for rule in same_bug.RULES]
+    return found + [Rule(f"merging: `{rule.__name__}`", signature, "RULES", _without(rule)) for rule in signature.RULES]
 
 
 def _nothing(self: object) -> None:

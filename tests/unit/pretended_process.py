@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from attnfuzz.campaign.journal import Journal
-from attnfuzz.campaign.judging import TimedJudge
-from attnfuzz.campaign.known_deaths import KnownDeaths
-from attnfuzz.campaign.pursuit import Pursuit
-from attnfuzz.campaign.signature import KnownFindings
-from attnfuzz.campaign.suspect import Suspect
-from attnfuzz.campaign.trials import Trials
+from attnfuzz.campaign.identity.signature import KnownFindings
+from attnfuzz.campaign.judge.journal import Journal
+from attnfuzz.campaign.judge.judging import TimedJudge
+from attnfuzz.campaign.triage.confirmation import Trials
+from attnfuzz.campaign.triage.failing import Suspect
+from attnfuzz.campaign.triage.known_deaths import KnownDeaths
+from attnfuzz.campaign.triage.pursuit import Pursuit
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase

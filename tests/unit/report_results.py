@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.counts import Tally
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Progress
 from attnfuzz.campaign.result import CampaignResult, Statistics
-from attnfuzz.campaign.tally import Tally
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Blame, Failure, Timing, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase

@@ -38,13 +38,12 @@ RANKS = {
     "attnfuzz.triton_compat.interpreter_operations": 2,
     "attnfuzz.corpus": 3,
     "attnfuzz.campaign": 4,
-    "attnfuzz.campaign.duration": 0,  # text only
+    "attnfuzz.campaign.stopping": 0,  # text only
     "attnfuzz.composition": 1,
     "attnfuzz.conformance": 5,
     "attnfuzz.config": 0,
     "attnfuzz.data_files": 0,  # opening what a user names
     "attnfuzz.config_rules": 0,
-    "attnfuzz.redis_url": 0,
     "attnfuzz.bench": 5,
     "attnfuzz.environment": 0,  # versions, found without importing anything
     "attnfuzz.checking": 5,
@@ -76,7 +75,7 @@ LIGHT = [
     "attnfuzz.corpus",
     "attnfuzz.pytest_plugin",
     "attnfuzz.campaign.startup",
-    "attnfuzz.campaign.replay",
+    "attnfuzz.campaign.saved.replay",
     "attnfuzz.judging.runner",
 ]
 HEAVY = {"torch", "triton", "hypothesis", "numpy"}

@@ -10,9 +10,8 @@ import pytest
 
 from attnfuzz.campaign import across
 from attnfuzz.campaign.across import naming, search_across
-from attnfuzz.campaign.reporter import Reporter, SilentReporter
 from attnfuzz.campaign.request import Request
-from attnfuzz.campaign.result import CampaignResult
+from attnfuzz.campaign.result import CampaignResult, Reporter, SilentReporter
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.isolation.pythons import Python

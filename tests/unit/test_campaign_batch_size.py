@@ -1,8 +1,8 @@
-"""attnfuzz.campaign.batch_size: batches grow while all goes well, and stay short in time."""
+"""attnfuzz.campaign.draw.schedule: batches grow while all goes well, and stay short in time."""
 
 from __future__ import annotations
 
-from attnfuzz.campaign.batch_size import BatchSize
+from attnfuzz.campaign.draw.schedule import BatchSize
 
 
 def test_the_size_doubles_while_all_goes_well_up_to_the_most() -> None:

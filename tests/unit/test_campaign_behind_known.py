@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from attnfuzz.campaign.identity.signature import KnownFindings, Signature, case_features
 from attnfuzz.campaign.relatives import relatives_beyond, with_simplest_values
-from attnfuzz.campaign.signature import KnownFindings, Signature, case_features
-from attnfuzz.campaign.suspect import Suspect
+from attnfuzz.campaign.triage.failing import Suspect
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase

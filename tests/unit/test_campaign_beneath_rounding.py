@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.pursuit: a wrong number that large values hide is one bug with what shows in its bits."""
+"""attnfuzz.campaign.triage.pursuit: a wrong number that large values hide is one bug with what shows in its bits."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
+from attnfuzz.campaign.identity.signature import KnownFindings, Signature
 from attnfuzz.campaign.messages import Duplicate, Minimised
-from attnfuzz.campaign.signature import KnownFindings, Signature
-from attnfuzz.campaign.suspect import Suspect
+from attnfuzz.campaign.triage.failing import Suspect
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.recipes import Values

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.calibration: how many workers are chosen, from what they are seen to do."""
+"""attnfuzz.campaign.workers: how many workers are chosen, from what they are seen to do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from attnfuzz.campaign.calibration import PROBE_KERNEL, Choice, ProbeLoad, by_formula, calibrate, levels
+from attnfuzz.campaign.workers import PROBE_KERNEL, Choice, ProbeLoad, by_formula, calibrate, levels
 from attnfuzz.isolation.devices import Gpu
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.isolation.zygote_client import Zygote

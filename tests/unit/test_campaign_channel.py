@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.channel: messages between coordinator and worker arrive whole, in order, or not at all."""
+"""attnfuzz.campaign.messages: messages between coordinator and worker arrive whole, in order, or not at all."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from attnfuzz.campaign.channel import Channel, ChannelClosed
-from attnfuzz.campaign.messages import Begin, FromWorker, Known, Progress, Stop, ToWorker, Trouble
+from attnfuzz.campaign.messages import (
+    Begin,
+    Channel,
+    ChannelClosed,
+    FromWorker,
+    Known,
+    Progress,
+    Stop,
+    ToWorker,
+    Trouble,
+)
 
 Pair = tuple[Channel[ToWorker], Channel[FromWorker]]
 

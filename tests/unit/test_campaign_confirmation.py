@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.confirmation: a failure always comes back, or now and then, or after certain cases, or never."""
+"""campaign.triage.confirmation: a failure always comes back, or now and then, or after certain cases, or never."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from random import Random
 
 import pytest
 
-from attnfuzz.campaign.confirmation import confirm, rate_of, still_fails_afresh
-from attnfuzz.campaign.known_deaths import KnownDeaths
-from attnfuzz.campaign.leaks import trials_of
 from attnfuzz.campaign.messages import Smaller
+from attnfuzz.campaign.triage.confirmation import confirm, rate_of, still_fails_afresh, trials_of
+from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase

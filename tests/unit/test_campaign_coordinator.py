@@ -12,18 +12,7 @@ from typing import ClassVar, cast
 import msgspec
 import pytest
 
-from attnfuzz.campaign.messages import (
-    Begin,
-    Busy,
-    Duplicate,
-    Join,
-    Known,
-    Progress,
-    Ready,
-    Smaller,
-    Stop,
-    Trouble,
-)
+from attnfuzz.campaign.messages import Begin, Busy, Duplicate, Join, Known, Progress, Ready, Smaller, Stop, Trouble
 from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration

@@ -13,18 +13,10 @@ from typing import Any, cast
 import pytest
 
 from attnfuzz.campaign.coordinator import Coordinator, Plan
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import (
-    Found,
-    Progress,
-    Pursue,
-    Setup,
-    Trouble,
-    Unconfirmed,
-)
-from attnfuzz.campaign.reporter import SilentReporter
-from attnfuzz.campaign.result import Statistics
-from attnfuzz.campaign.worker_process import WorkerProcess
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.messages import Found, Progress, Pursue, Setup, Trouble, Unconfirmed
+from attnfuzz.campaign.result import SilentReporter, Statistics
+from attnfuzz.campaign.workers import WorkerProcess
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES
 from tests.unit.scripted_workers import KERNEL, Worker, campaign, closes, finds, waits

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.pair_counts and coverage: every pair of a case is counted once, and holes are what never came."""
+"""attnfuzz.campaign.draw.coverage and coverage: every pair of a case is counted once, and holes are what never came."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from itertools import combinations_with_replacement, product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnfuzz.campaign.coverage import coverage_of
-from attnfuzz.campaign.pair_counts import PairCounts
+from attnfuzz.campaign.draw.coverage import PairCounts, coverage_of
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.input_space import InputSpace, Placement, pair_number

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.crew: workers that end are started again, at once or after a pause, and not for ever."""
+"""attnfuzz.campaign.workers: workers that end are started again, at once or after a pause, and not for ever."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import socket
 import msgspec
 import pytest
 
-from attnfuzz.campaign.channel import Channel
-from attnfuzz.campaign.crew import Crew
-from attnfuzz.campaign.messages import FromWorker, Setup
-from attnfuzz.campaign.worker_process import LastWords
+from attnfuzz.campaign.messages import Channel, FromWorker, Setup
+from attnfuzz.campaign.workers import Crew, LastWords
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES
 
 

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.drawing: no case twice, none later than asked, and the same ones for the same seeds."""
+"""attnfuzz.campaign.draw.drawing: no case twice, none later than asked, and the same ones for the same seeds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from itertools import cycle
 
 from hypothesis.strategies import SearchStrategy
 
-from attnfuzz.campaign.drawing import Drawing
-from attnfuzz.campaign.formats import WorkingSets
+from attnfuzz.campaign.draw.drawing import Drawing, WorkingSets
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import Format, format_of

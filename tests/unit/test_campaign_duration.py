@@ -1,10 +1,10 @@
-"""attnfuzz.campaign.duration: budgets as people write them."""
+"""attnfuzz.campaign.stopping: budgets as people write them."""
 
 from __future__ import annotations
 
 import pytest
 
-from attnfuzz.campaign.duration import format_duration, parse_duration
+from attnfuzz.campaign.stopping import format_duration, parse_duration
 
 
 @pytest.mark.parametrize(

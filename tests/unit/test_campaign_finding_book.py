@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.finding_book import FindingBook
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
-from attnfuzz.campaign.reporter import SilentReporter
-from attnfuzz.campaign.saving import SaveFolder
+from attnfuzz.campaign.result import SilentReporter
+from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure

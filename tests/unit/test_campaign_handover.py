@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.handover: failures of lost workers are taken up once, and not for ever."""
+"""attnfuzz.campaign.coordinator: failures of lost workers are taken up once, and not for ever."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
+from attnfuzz.campaign.coordinator import Handover
 from attnfuzz.campaign.finding_book import FindingBook
-from attnfuzz.campaign.handover import Handover
 from attnfuzz.campaign.messages import Confirmed, Found
-from attnfuzz.campaign.reporter import SilentReporter
-from attnfuzz.campaign.saving import SaveFolder
+from attnfuzz.campaign.result import SilentReporter
+from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import encode_case
 from tests.unit.pretended_process import KERNEL, a_case

@@ -1,10 +1,10 @@
-"""attnfuzz.campaign.history: which cases ran before a failing one in its process."""
+"""attnfuzz.campaign.judge.executor: which cases ran before a failing one in its process."""
 
 from __future__ import annotations
 
 import msgspec
 
-from attnfuzz.campaign.history import History
+from attnfuzz.campaign.judge.executor import History
 from attnfuzz.corpus import MAX_PRECEDING
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.inference import Inferred, infer, supports_as_text, with_declared
-from attnfuzz.campaign.replay import SavedCase, replay
+from attnfuzz.campaign.saved.replay import SavedCase, replay
 from attnfuzz.corpus import FindingRecord, Regression, decode_regression, encode_regression
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Failure

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.interrupts: Ctrl-C is counted, and what was there before is restored."""
+"""attnfuzz.campaign.stopping: Ctrl-C is counted, and what was there before is restored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from attnfuzz.campaign.interrupts import Interrupted, Interrupts
+from attnfuzz.campaign.stopping import Interrupted, Interrupts
 
 
 def test_signals_are_counted_and_do_not_raise() -> None:

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.judging: time limits are learned, and the deadline is kept without false hangs."""
+"""attnfuzz.campaign.judge.judging: time limits are learned, and the deadline is kept without false hangs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnfuzz.campaign.journal import Journal
-from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
+from attnfuzz.campaign.judge.journal import Journal
+from attnfuzz.campaign.judge.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.leaks: deaths of memory are traced to a leak, confirmed and shrunk as one."""
+"""attnfuzz.campaign.triage.confirmation: deaths of memory are traced to a leak, confirmed and shrunk as one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.campaign.journal import Journal
-from attnfuzz.campaign.judging import TimedJudge
+from attnfuzz.campaign.identity.signature import KnownFindings, Symptom
+from attnfuzz.campaign.judge.journal import Journal
+from attnfuzz.campaign.judge.judging import TimedJudge
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
-from attnfuzz.campaign.signature import KnownFindings, Symptom
-from attnfuzz.campaign.suspect import Suspect
+from attnfuzz.campaign.triage.failing import Suspect
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict

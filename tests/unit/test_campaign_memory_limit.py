@@ -1,8 +1,8 @@
-"""attnfuzz.campaign.memory_limit: leaks end early, and nothing that needs its memory is ended for it."""
+"""attnfuzz.campaign.judge.executor: leaks end early, and nothing that needs its memory is ended for it."""
 
 from __future__ import annotations
 
-from attnfuzz.campaign.memory_limit import memory_limit
+from attnfuzz.campaign.judge.executor import memory_limit
 
 GIB = 1 << 30
 

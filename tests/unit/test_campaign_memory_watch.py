@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.memory_watch: who makes an executor grow, and when it is replaced."""
+"""attnfuzz.campaign.judge.executor: who makes an executor grow, and when it is replaced."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from attnfuzz.campaign.memory_watch import MemoryWatch
+from attnfuzz.campaign.judge.executor import MemoryWatch
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, encode_case
 from tests.unit.pretended_process import KERNEL, a_case

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.outcomes and bisection: what is said of environments that differ, and which of them are run."""
+"""attnfuzz.campaign.environments and bisection: what is said of environments that differ, and which of them are run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.campaign.bisection import bisect
-from attnfuzz.campaign.outcomes import Ending, Outcome, difference, names_of
+from attnfuzz.campaign.environments import Ending, Outcome, bisect, difference, names_of
 from attnfuzz.isolation.pythons import Python
 
 

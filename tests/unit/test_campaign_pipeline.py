@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.pipeline: a batch is judged while its submitter goes on, and comes back whole."""
+"""attnfuzz.campaign.judge.judging: a batch is judged while its submitter goes on, and comes back whole."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from attnfuzz.campaign import pipeline as module
-from attnfuzz.campaign.pipeline import Pipeline
+from attnfuzz.campaign.judge import judging as module
+from attnfuzz.campaign.judge.judging import Pipeline
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Timing, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.pursuit with real processes: failures after other cases, by chance, and of many cases."""
+"""attnfuzz.campaign.triage.pursuit with real processes: failures after other cases, by chance, and of many cases."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any, TypeVar, get_args
 import msgspec
 import pytest
 
-from attnfuzz.campaign.journal import Journal
-from attnfuzz.campaign.judging import TimedJudge
+from attnfuzz.campaign.identity.signature import KnownFindings, Signature
+from attnfuzz.campaign.judge.journal import Journal
+from attnfuzz.campaign.judge.judging import TimedJudge
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
-from attnfuzz.campaign.signature import KnownFindings, Signature
-from attnfuzz.campaign.suspect import Suspect
+from attnfuzz.campaign.triage.failing import Suspect
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure, Relations, Verdict

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.ratios: the bound is an edge between two bins, and nothing falls beside them."""
+"""attnfuzz.campaign.counts: the bound is an edge between two bins, and nothing falls beside them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from attnfuzz.campaign.ratios import EXACT, LEAST, MOST, NOT_FINITE, above, ratio_bin
+from attnfuzz.campaign.counts import EXACT, LEAST, MOST, NOT_FINITE, above, ratio_bin
 
 
 @pytest.mark.parametrize(

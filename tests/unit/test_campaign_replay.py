@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.replay: which kernels a saved case runs on, and where they are found."""
+"""attnfuzz.campaign.saved.replay: which kernels a saved case runs on, and where they are found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from attnfuzz.campaign.replay import Replayed, SavedCase, cleared, replay, replay_command, resolve_target
+from attnfuzz.campaign.saved.replay import Replayed, SavedCase, cleared, replay, replay_command, resolve_target
 from attnfuzz.corpus import FindingRecord, Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.builds import BuildWatch, GiveUp, never

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.resuming: the next part is asked for what the last one was, unless it is given anew."""
+"""attnfuzz.campaign.request: the next part is asked for what the last one was, unless it is given anew."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnfuzz.campaign.request import Request
-from attnfuzz.campaign.resuming import asked_of, resumed
-from attnfuzz.campaign.state import State, StateError
+from attnfuzz.campaign.request import Request, asked_of, resumed
+from attnfuzz.campaign.saved.state import State, StateError
 from attnfuzz.isolation.pythons import Python
 
 FIRST = Request(

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.saved_run: a saved case runs after the cases that it needs, and as often as its rate asks for."""
+"""campaign.saved.replay: a saved case runs after the cases that it needs, and as often as its rate asks for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import attnfuzz
-from attnfuzz.campaign.replay import SavedCase, replay
-from attnfuzz.campaign.saved_run import judge_sequence, preceding_for, run_saved, runs_to_see
+from attnfuzz.campaign.saved.replay import SavedCase, judge_sequence, preceding_for, replay, run_saved, runs_to_see
 from attnfuzz.corpus import FindingRecord, Regression, write_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.runner import Runner

@@ -1,8 +1,8 @@
-"""attnfuzz.campaign.schedule: every kernel gets its share of time, and none waits long for its first."""
+"""attnfuzz.campaign.draw.schedule: every kernel gets its share of time, and none waits long for its first."""
 
 from __future__ import annotations
 
-from attnfuzz.campaign.schedule import Schedule
+from attnfuzz.campaign.draw.schedule import Schedule
 
 
 def run(schedule: Schedule, turns: int, seconds: dict[str, float] | None = None) -> list[str]:

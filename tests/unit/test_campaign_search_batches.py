@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.search with batches: whatever becomes of one, no case is lost, counted twice or left unweighed."""
+"""attnfuzz.campaign.worker with batches: whatever becomes of one, no case is lost, counted twice or left unweighed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import cast
 
 import msgspec
 
-from attnfuzz.campaign.formats import WorkingSets
-from attnfuzz.campaign.journal import Journal
-from attnfuzz.campaign.judging import JudgeTogether, TimedJudge
+from attnfuzz.campaign.draw.drawing import WorkingSets
+from attnfuzz.campaign.judge.journal import Journal
+from attnfuzz.campaign.judge.judging import JudgeTogether, TimedJudge
 from attnfuzz.campaign.messages import FormatCompiled, Found, Known, Minimised, Progress, Stop, ToWorker, Trouble
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import ServiceError

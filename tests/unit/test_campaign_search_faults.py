@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.search on a kernel that reaches outside: that costs a few processes, and no other case."""
+"""attnfuzz.campaign.worker on a kernel that reaches outside: that costs a few processes, and no other case."""
 
 from __future__ import annotations
 

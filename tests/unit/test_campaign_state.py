@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.state: an interrupted campaign is found again, and nothing else is taken for one."""
+"""attnfuzz.campaign.saved.state: an interrupted campaign is found again, and nothing else is taken for one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import pytest
 from rich.console import Console
 
 from attnfuzz.campaign.coordinator import Coordinator, Plan
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.counts import KernelStatistics
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Known, Pursue, Setup
-from attnfuzz.campaign.reporter import SilentReporter
-from attnfuzz.campaign.request import Request
-from attnfuzz.campaign.result import KernelStatistics, Statistics
-from attnfuzz.campaign.resuming import resumed
-from attnfuzz.campaign.saving import SaveFolder
-from attnfuzz.campaign.state import Asked, SavedFinding, State, StateError, StateFile, load_state
+from attnfuzz.campaign.request import Request, resumed
+from attnfuzz.campaign.result import SilentReporter, Statistics
+from attnfuzz.campaign.saved.saving import SaveFolder
+from attnfuzz.campaign.saved.state import Asked, SavedFinding, State, StateError, StateFile, load_state
 from attnfuzz.corpus import write_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure
@@ -75,7 +74,7 @@ def test_a_state_survives_a_round_trip(tmp_path: Path) -> None:
 
 
 def test_nobody_else_may_read_a_state(tmp_path: Path) -> None:
-    """The address of a shared server that it holds may have a password in it."""
+    """Paths and names of kernels are nobody else's business."""
     with StateFile(tmp_path) as file:
         for _ in range(2):
             file.write(a_state())
@@ -265,7 +264,6 @@ def encodable(document: object) -> bool:
         ("interval_s", 0.0, ">= 1.0, found 0.0 - at `$.interval_s`"),
         ("asked.workers", 100_000, "found 100000 - at `$.asked.workers`"),
         ("asked.oracles", ["astrology"], "no oracle of this version is called 'astrology'"),
-        ("asked.shared", "http://example.org", "must be redis://"),
         ("asked.device", "tpu", 'found "tpu" - at `$.asked.device`'),
         ("seed", -1, "found -1 - at `$.seed`"),
         ("kernels.0.ratios", {"float16": {"2000000000": 1}}, "at `key` in `$.kernels[0].ratios[...]`"),

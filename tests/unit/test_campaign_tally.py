@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.tally: what workers report adds up to what they did."""
+"""attnfuzz.campaign.counts: what workers report adds up to what they did."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import math
 
 import msgspec
 
+from attnfuzz.campaign.counts import EXACT, NOT_FINITE, KernelStatistics, Tally, ratio_bin
 from attnfuzz.campaign.messages import Progress
-from attnfuzz.campaign.ratios import EXACT, NOT_FINITE, ratio_bin
-from attnfuzz.campaign.result import KernelStatistics
-from attnfuzz.campaign.tally import Tally
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, OracleName, Timing, Verdict
 from attnfuzz.problems.cases import DenseDecodeCase

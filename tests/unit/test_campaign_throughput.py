@@ -1,10 +1,10 @@
-"""attnfuzz.campaign.throughput: no case is lost however long a campaign runs, and rates are those of now."""
+"""attnfuzz.campaign.counts: no case is lost however long a campaign runs, and rates are those of now."""
 
 from __future__ import annotations
 
 import math
 
-from attnfuzz.campaign.throughput import Throughput
+from attnfuzz.campaign.counts import Throughput
 
 
 def test_no_case_is_lost_when_intervals_double() -> None:

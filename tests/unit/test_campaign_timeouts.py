@@ -1,8 +1,8 @@
-"""attnfuzz.campaign.timeouts: how long a case may take is learned from those that passed."""
+"""attnfuzz.campaign.judge.judging: how long a case may take is learned from those that passed."""
 
 from __future__ import annotations
 
-from attnfuzz.campaign.timeouts import AdaptiveTimeout
+from attnfuzz.campaign.judge.judging import AdaptiveTimeout
 
 
 def test_the_first_cases_have_the_longest_time() -> None:

@@ -1,14 +1,14 @@
-"""attnfuzz.campaign.trail: what a failing case has come down to. How it gets there is in test_campaign_pursuit.py."""
+"""campaign.triage.pursuit: what a failing case has come down to. How it gets there is in test_campaign_pursuit.py."""
 
 from __future__ import annotations
 
 import msgspec
 
-from attnfuzz.campaign.known_deaths import KnownDeaths
+from attnfuzz.campaign.identity.signature import KnownFindings
 from attnfuzz.campaign.messages import Duplicate, Minimised, Smaller
-from attnfuzz.campaign.signature import KnownFindings
-from attnfuzz.campaign.suspect import Suspect
-from attnfuzz.campaign.trail import Trail
+from attnfuzz.campaign.triage.failing import Suspect
+from attnfuzz.campaign.triage.known_deaths import KnownDeaths
+from attnfuzz.campaign.triage.pursuit import Trail
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.oracles.verdict import Failure
 from tests.unit.pretended_process import KERNEL, WRONG, a_case

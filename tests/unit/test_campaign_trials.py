@@ -1,10 +1,10 @@
-"""attnfuzz.campaign.trials and retrace: cases run alone or one after the other in one process."""
+"""attnfuzz.campaign.triage.confirmation and retrace: cases run alone or one after the other in one process."""
 
 from __future__ import annotations
 
-from attnfuzz.campaign.known_deaths import KnownDeaths
-from attnfuzz.campaign.retrace import retrace
-from attnfuzz.campaign.signature import Symptom
+from attnfuzz.campaign.identity.signature import Symptom
+from attnfuzz.campaign.triage.confirmation import retrace
+from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.undeclared: a finding says which declaration ends it, and a real bug never does."""
+"""attnfuzz.campaign.triage.undeclared: a finding says which declaration ends it, and a real bug never does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.undeclared import needed_limits, restriction_of, supports_text, with_remedy
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.triage.undeclared import needed_limits, restriction_of, supports_text, with_remedy
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.page_relocation import stretched_axes, stretched_cache_axes

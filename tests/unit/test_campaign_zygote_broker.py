@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.zygote_broker: workers borrow connections to the coordinator's zygote."""
+"""attnfuzz.campaign.workers: workers borrow connections to the coordinator's zygote."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from attnfuzz.campaign.zygote_broker import BorrowedZygote, lend_connection
+from attnfuzz.campaign.workers import BorrowedZygote, lend_connection
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.isolation.zygote_client import Zygote
 

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.cli import main
 from attnfuzz.cli.explore import exit_status

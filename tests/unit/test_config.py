@@ -25,7 +25,6 @@ seed = 7
 fail_fast = true
 on = ["paged_*", "my/others.py"]
 against = "baseline.json"
-shared = "redis://head/1"
 profile = "quick"
 
 [tool.attnfuzz.profiles.quick]
@@ -71,7 +70,6 @@ def test_every_setting_is_read() -> None:
         fail_fast=True,
         on=("paged_*", "my/others.py"),
         against=Path("baseline.json"),
-        shared="redis://head/1",
         profile="quick",
         file=Path.cwd() / "pyproject.toml",
     )
@@ -135,7 +133,6 @@ def test_names_are_relative_to_the_file_that_has_them(monkeypatch: pytest.Monkey
         ("tolerance = { atol = inf, rtol = 0.0 }", ["finite numbers >= 0"]),
         ("tolerance = { atol = 1.0 }", ["both atol and rtol"]),
         ("tolerance = { atol = 1.0, rtol = 1.0, ulp = 3 }", ["both atol and rtol"]),
-        ("shared = 'http://u:secret@head'", ["http://u:***@head", "Redis server", "redis://head-node:6379/0"]),
     ],
 )
 @pytest.mark.parametrize("table", ["tool.attnfuzz", "tool.attnfuzz.profiles.nightly"])

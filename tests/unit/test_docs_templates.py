@@ -116,9 +116,6 @@ def test_the_kubernetes_job_gives_each_machine_its_own_seed_and_folder() -> None
     assert spec["completionMode"] == "Indexed"
     assert "--seed=$(INDEX)" in container["command"]
     assert container["volumeMounts"][0]["subPathExpr"] == "$(INDEX)"
-    service = jobs["attnfuzz-redis"]
-    port = service["spec"]["ports"][0]["port"]
-    assert f"--shared=redis://attnfuzz-redis:{port}/0" in container["command"]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import attnfuzz
 from attnfuzz.bench.kernels.calls import objection as bench_objection
 from attnfuzz.bench.kernels.shapes import Shape
-from attnfuzz.campaign.coverage import coverage_of
+from attnfuzz.campaign.draw.coverage import coverage_of
 from attnfuzz.campaign.inference import infer, supports_as_text
 from attnfuzz.corpus import (
     FindingRecord,

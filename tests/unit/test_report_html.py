@@ -11,12 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.coverage import coverage_of
-from attnfuzz.campaign.earlier import Earlier
-from attnfuzz.campaign.elsewhere import FoundElsewhere
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.draw.coverage import coverage_of
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.inference import Inferred, LeftOut
-from attnfuzz.campaign.messages import Known
+from attnfuzz.campaign.result import Earlier
 from attnfuzz.explaining.explanation import WeightBox, WeightedRow
 from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.supports import Supports
@@ -25,9 +23,6 @@ from attnfuzz.report.inline_scripts import Script
 from attnfuzz.report.order import OUT_OF_CONTRACT
 from tests.unit.report_results import DENSE, MERGE, PAGED, a_finding, a_result
 
-ELSEWHERE = FoundElsewhere(
-    host="node1", known=(Known(kernel="dense", oracle="accuracy", kind="out:value", features=frozenset()),)
-)
 VOID = {"meta", "br", "hr", "img", "input", "link", "source", "wbr"}
 
 
@@ -163,8 +158,6 @@ def test_doubts_are_told() -> None:
         ({}, "Nothing found"),
         ({"stop_reason": "interrupted"}, "interrupted before its time was over"),
         ({"stop_reason": "workers_lost"}, "every worker was lost"),
-        ({"elsewhere": (ELSEWHERE,)}, "Nothing new found"),
-        ({"elsewhere": (ELSEWHERE,)}, "found on node1"),
     ],
 )
 def test_the_end_of_a_campaign_is_told(fields: dict[str, Any], words: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.problems.supports import Supports
 from attnfuzz.report.order import heading_of, in_order, kernels_in_order, severity_of
 from tests.unit.report_results import CASES, MERGE, a_result

@@ -10,11 +10,10 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.earlier import Earlier
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.inference import Inferred, LeftOut
 from attnfuzz.campaign.messages import Progress
-from attnfuzz.campaign.result import CampaignResult, Statistics
+from attnfuzz.campaign.result import CampaignResult, Earlier, Statistics
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase

@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from markupsafe import Markup
 
-from attnfuzz.campaign.ratios import EXACT, LEAST, MOST, NOT_FINITE
-from attnfuzz.campaign.throughput import Throughput
+from attnfuzz.campaign.counts import EXACT, LEAST, MOST, NOT_FINITE, Throughput
 from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.report.case_svg import case_svg

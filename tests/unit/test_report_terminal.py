@@ -12,11 +12,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from attnfuzz.campaign.earlier import Earlier
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.counts import KernelStatistics
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Progress
-from attnfuzz.campaign.reporter import SilentReporter
-from attnfuzz.campaign.result import CampaignResult, KernelStatistics, Statistics, StopReason
+from attnfuzz.campaign.result import CampaignResult, Earlier, SilentReporter, Statistics, StopReason
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.saved_run import run_saved
+from attnfuzz.campaign.saved.replay import run_saved
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration, load_kernels
 from attnfuzz.isolation import memory_faults as fault_map

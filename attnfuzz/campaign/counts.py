@@ -1,0 +1,293 @@
+"""What is counted of a campaign's cases: by a worker, in its reports, and of each kernel in all.
+
+Errors over their bounds go into a histogram with bins of half a power of two, so that 1, the bound itself, is an edge.
+Cases a second are kept in a bounded number of equally long intervals for each device.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from attnfuzz.campaign.draw.coverage import PairCounts
+from attnfuzz.campaign.messages import Progress
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Verdict, ends_process
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.input_space import InputSpace
+
+__all__ = [
+    "EXACT",
+    "LEAST",
+    "MAX_INTERVALS",
+    "MOST",
+    "NOT_FINITE",
+    "Count",
+    "KernelStatistics",
+    "Seconds",
+    "Tally",
+    "Throughput",
+    "above",
+    "ratio_bin",
+]
+
+LEAST, MOST = -28, 8
+"""The first and last bin: up to 2**-14, and everything above 2**3.5."""
+
+
+EXACT = LEAST - 1
+"""The bin of cases without any error."""
+
+
+NOT_FINITE = MOST + 1
+"""The bin of wrong NaNs and infinities."""
+
+
+def ratio_bin(ratio: float) -> int:
+    """The bin of ``ratio`` >= 0: bin ``n`` holds what is above ``2**((n - 1) / 2)`` and at most ``2**(n / 2)``."""
+    if not math.isfinite(ratio):
+        return NOT_FINITE
+    return EXACT if ratio <= 0 else min(MOST, max(LEAST, math.ceil(2 * math.log2(ratio))))
+
+
+def above(number: int) -> float:
+    """The upper edge of bin ``number``; a case whose bin ends above 1 has failed."""
+    return math.pow(2.0, number / 2)
+
+
+MAX_INTERVALS = 240
+
+
+_RECENT_S = 10.0
+
+
+@dataclass(slots=True)
+class Throughput:
+    """``counts[device][i]`` cases were judged from ``i * interval_s`` seconds on; intervals double when many."""
+
+    interval_s: float = 1.0
+    counts: dict[str, list[int]] = field(default_factory=dict)
+    recent: deque[tuple[float, str, int]] = field(default_factory=deque)
+
+    def add(self, device: str, at_s: float, cases: int) -> None:
+        """Count ``cases`` that were reported ``at_s`` seconds after the campaign began, by a worker on ``device``."""
+        while at_s >= self.interval_s * MAX_INTERVALS:
+            self._double()
+        counts = self.counts.setdefault(device, [])
+        index = int(at_s / self.interval_s)
+        counts.extend([0] * (index + 1 - len(counts)))
+        counts[index] += cases
+        self.recent.append((at_s, device, cases))
+        self._forget(at_s)
+
+    def add_later(self, other: Throughput, late_s: float) -> None:
+        """Add those of a campaign that began ``late_s`` seconds after this one."""
+        for device, counts in other.counts.items():
+            for number, cases in enumerate(counts):
+                self.add(device, late_s + number * other.interval_s, cases)
+
+    def rates(self, now_s: float) -> dict[str, float]:
+        """Cases a second by device, over the last ten seconds (or all of them, if there are fewer)."""
+        self._forget(now_s)
+        sums: defaultdict[str, int] = defaultdict(int)
+        for _, device, cases in self.recent:
+            sums[device] += cases
+        return {device: sums[device] / max(min(now_s, _RECENT_S), 1e-9) for device in self.counts}
+
+    def _forget(self, now_s: float) -> None:
+        while self.recent and self.recent[0][0] < now_s - _RECENT_S:
+            self.recent.popleft()
+
+    def _double(self) -> None:
+        self.interval_s *= 2
+        for counts in self.counts.values():
+            counts[:] = [sum(counts[i : i + 2]) for i in range(0, len(counts), 2)]
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
+"""These rules hold where statistics are read from a file: a time of all workers together is three centuries at most."""
+
+
+_Key = TypeVar("_Key", int, str)
+
+
+_Bin = Annotated[int, msgspec.Meta(ge=EXACT, le=NOT_FINITE)]
+
+
+_SUMS = ("cases", "seconds", "known", "skipped", "compile_s", "kernel_s", "reference_s", "build_s", "restarts")
+
+
+@dataclass(slots=True)
+class KernelStatistics:
+    """What was done on one kernel; the fields are sums (``max_error_ratio``: the largest) of those of ``Progress``.
+
+    ``known``: failures that findings explained; ``skipped``: cases not run for that; ``not_runnable``: cases, which are
+    not among the ``cases``, by why they cannot run here.
+    """
+
+    declaration: Declaration
+    cases: Count = 0
+    seconds: Seconds = 0.0
+    known: Count = 0
+    skipped: Count = 0
+    max_error_ratio: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    compile_s: Seconds = 0.0
+    kernel_s: Seconds = 0.0
+    reference_s: Seconds = 0.0
+    build_s: Seconds = 0.0
+    restarts: Count = 0
+    ratios: dict[str, dict[_Bin, Count]] = field(default_factory=dict)
+    coverage: dict[Count, Count] = field(default_factory=dict)
+    not_runnable: dict[str, Count] = field(default_factory=dict)
+
+    def add(self, progress: Progress | KernelStatistics) -> None:
+        """Add what a worker reported, or what was done on the kernel in another campaign."""
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(progress, name))
+        self.max_error_ratio = max(self.max_error_ratio, progress.max_error_ratio)
+        for dtype, counts in progress.ratios.items():
+            _add_counts(self.ratios.setdefault(dtype, {}), counts)
+        _add_counts(self.coverage, progress.coverage)
+        _add_counts(self.not_runnable, progress.not_runnable)
+
+
+def _add_counts(to: dict[_Key, int], counts: dict[_Key, int]) -> None:
+    for key, count in counts.items():
+        to[key] = to.get(key, 0) + count
+
+
+_REPORT_EVERY_S = 0.3
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What is added up between two reports; the names are those of ``Progress``."""
+
+    cases: int = 0
+    seconds: float = 0.0
+    known: int = 0
+    skipped: int = 0
+    max_error_ratio: float = 0.0
+    compile_s: float = 0.0
+    kernel_s: float = 0.0
+    reference_s: float = 0.0
+    build_s: float = 0.0
+    restarts: int = 0
+    ratios: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    not_runnable: Counter[str] = field(default_factory=Counter)
+    known_by_finding: Counter[str] = field(default_factory=Counter)
+
+
+class Tally:
+    """Counts per kernel; ``send`` gets what was added since the last report. ``device``: see ``Progress``."""
+
+    def __init__(
+        self, send: Callable[[Progress], None], clock: Callable[[], float] = time.monotonic, *, device: str = ""
+    ) -> None:
+        self._send = send
+        self._clock = clock
+        self._device = device
+        self._unsent: defaultdict[str, _Counts] = defaultdict(_Counts)
+        self._cases: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._death_seconds: defaultdict[str, float] = defaultdict(float)
+        self._behind_seconds: defaultdict[str, float] = defaultdict(float)
+        self._spaces: dict[str, InputSpace] = {}
+        self._pairs: dict[str, PairCounts] = {}
+        self._last_report = clock()
+
+    def joins(self, declaration: Declaration) -> None:
+        """Count the cases of a kernel by what ``declaration`` promises, whatever part of that they are drawn from."""
+        if declaration.target not in self._spaces:
+            space = InputSpace(declaration.problem, declaration.supports, declaration.options)
+            self._spaces[declaration.target], self._pairs[declaration.target] = space, PairCounts(space.num_levels)
+
+    def cases(self, kernel: str) -> int:
+        """Cases judged on ``kernel`` so far."""
+        return self._cases[kernel]
+
+    def share_of_known_deaths(self, kernel: str) -> float:
+        """Part of the judging time on ``kernel`` that went into crashes and hangs that were known."""
+        total = self._seconds[kernel]
+        return self._death_seconds[kernel] / total if total else 0.0
+
+    def share_behind_known(self, kernel: str) -> float:
+        """Part of the time on ``kernel`` that went into looking behind known bugs."""
+        behind = self._behind_seconds[kernel]
+        total = behind + self._seconds[kernel]
+        return behind / total if total else 0.0
+
+    def looked_behind_known(self, kernel: str, seconds: float) -> None:
+        """Count time spent on relatives of a known failure."""
+        self._behind_seconds[kernel] += seconds
+
+    def judged(self, declaration: Declaration, case: Case, seconds: float, verdict: Verdict) -> None:
+        """Count a case that took ``seconds`` in all, its own share of a batch included."""
+        kernel, timing = declaration.target, verdict.timing
+        self._seconds[kernel] += seconds
+        counts = self._unsent[kernel]
+        counts.seconds += seconds
+        if verdict.not_runnable:
+            counts.not_runnable[verdict.not_runnable] += 1
+            self._report_now_and_then()
+            return
+        self._cases[kernel] += 1
+        counts.cases += 1
+        counts.compile_s += timing.compile_s
+        counts.kernel_s += timing.kernel_s
+        counts.reference_s += timing.reference_s
+        counts.build_s += timing.build_s
+        counts.restarts += verdict.fatal or ends_process(verdict.failure)
+        _count_ratio(counts, case.dtype, verdict)
+        self._place(declaration, case)
+        self._report_now_and_then()
+
+    def known(self, kernel: str, death_seconds: float) -> None:
+        """Count a failure that an earlier finding explains, and the time it cost if it was a crash or a hang."""
+        self._unsent[kernel].known += 1
+        self._death_seconds[kernel] += death_seconds
+
+    def explained(self, kernel: str, finding: str, failures: int) -> None:
+        """Count failures for the finding with the tag ``finding``."""
+        self._unsent[kernel].known_by_finding[finding] += failures
+
+    def skipped(self, kernel: str) -> None:
+        """Count a case that was not run because it would crash or hang as an earlier one did."""
+        self._unsent[kernel].skipped += 1
+
+    def flush(self) -> None:
+        """Report what has not been reported."""
+        unsent, self._unsent = self._unsent, defaultdict(_Counts)
+        self._last_report = self._clock()
+        for kernel, counts in unsent.items():
+            fields = {name: getattr(counts, name) for name in _Counts.__slots__}
+            coverage = self._pairs[kernel].take() if kernel in self._pairs else {}
+            self._send(Progress(kernel=kernel, device=self._device, coverage=coverage, **fields))
+
+    def _report_now_and_then(self) -> None:
+        if self._clock() - self._last_report >= _REPORT_EVERY_S:
+            self.flush()
+
+    def _place(self, declaration: Declaration, case: Case) -> None:
+        self.joins(declaration)  # unless it has
+        self._pairs[declaration.target].add(self._spaces[declaration.target].place(case))
+
+
+def _count_ratio(counts: _Counts, dtype: str, verdict: Verdict) -> None:
+    """A ratio that is not finite (a wrong NaN) is a finding and no measure of accuracy."""
+    failure = verdict.failure
+    if ends_process(failure) or (failure is not None and failure.oracle == "exception"):
+        return
+    number = ratio_bin(verdict.error_ratio)
+    counts.ratios[dtype][number] += 1
+    if number != NOT_FINITE:
+        counts.max_error_ratio = max(counts.max_error_ratio, verdict.error_ratio)
