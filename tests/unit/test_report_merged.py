@@ -1,4 +1,4 @@
-"""attnfuzz.report.merged: what was merged is told so that nobody has to look into the folders."""
+"""attnfuzz.report.saved_cases: what was merged is told so that nobody has to look into the folders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnfuzz.campaign.merging import SavedBug
 from attnfuzz.campaign.replay import SavedCase
 from attnfuzz.campaign.verifying import Checked, Outcome
 from attnfuzz.corpus.regression import Status
-from attnfuzz.report.merged import Merged, print_merged
+from attnfuzz.report.saved_cases import Merged, print_merged
 from tests.unit.saved_findings import a_finding
 
 OUT = Path("all")
