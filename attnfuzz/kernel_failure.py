@@ -15,7 +15,7 @@ from attnfuzz.corpus import FindingRecord, Regression, current_environment, writ
 from attnfuzz.oracles.verdict import Failure, where_to_look
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.features import features
-from attnfuzz.report.headline import remedy_lines
+from attnfuzz.report.findings import remedy_lines
 
 __all__ = ["KernelFailure", "failure_report", "kernel_failure"]
 

@@ -211,7 +211,7 @@ class CampaignResult:
 
     ``inferred`` is what probes found out of kernels whose declarations leave something open; of these, ``limited`` were
     searched in a contract that leaves something out. ``signal`` is the number of the one that interrupted it.
-    ``elsewhere`` are bugs that only other machines found. ``pythons`` are the environments among which the budget was
+    ``pythons`` are the environments among which the budget was
     shared out, if there were several, ``devices`` the names of theirs, ``missed`` the targets of kernels that were not
     reached in one of them.
     ``unbuilt``: by target, how far kernels had come that compile themselves and were not built to the end.

@@ -119,7 +119,7 @@ def command(
     from attnfuzz.bench.kernels.run import measure_kernels
     from attnfuzz.bench.kernels.selection import choose_kernels, choose_shapes
     from attnfuzz.bench.kernels.suites import smoke_suite
-    from attnfuzz.report import bench_kernels
+    from attnfuzz.report import bench
     from attnfuzz.report.terminal import make_console
 
     refuse_interpreter(device)
@@ -139,8 +139,8 @@ def command(
             seconds=seconds,
             budget_s=budget,
         )
-        bench_kernels.print_machine(console, laboratory.machine, others, absent)
-        progress = bench_kernels.Progress(console)
+        bench.print_machine(console, laboratory.machine, others, absent)
+        progress = bench.Progress(console)
         report = measure_kernels(plan, laboratory, chosen, others, progress)
     show_and_write(console, report, json_file=json_file, html_file=html_file, png_file=png_file)
     statuses = {one.status for one in report.results if not one.is_reference}

@@ -27,13 +27,13 @@ def show_and_write(
 ) -> None:
     """Print the tables, and write the files that were asked for."""
     from attnfuzz.bench.kernels.results import encode_report
-    from attnfuzz.report import bench_kernels
+    from attnfuzz.report import bench
+    from attnfuzz.report.bench import summary_of
     from attnfuzz.report.bench_html import bench_page
     from attnfuzz.report.bench_png import bench_png
-    from attnfuzz.report.bench_summary import summary_of
     from attnfuzz.report.files import write_file
 
-    bench_kernels.print_report(console, report, {suite: summary_of(report, suite) for suite in report.suites})
+    bench.print_report(console, report, {suite: summary_of(report, suite) for suite in report.suites})
     if json_file is not None:
         write_file(json_file, encode_report(report))
     if html_file is not None:

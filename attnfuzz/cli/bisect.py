@@ -51,8 +51,8 @@ def command(
         from attnfuzz.campaign.saved.replay import SavedCase
         from attnfuzz.corpus import load_regression
         from attnfuzz.isolation.pythons import examine_all
-        from attnfuzz.report.environments import print_environment, print_outcome, write_bisection
-        from attnfuzz.report.terminal import make_console
+        from attnfuzz.report.saved_cases import print_outcome, write_bisection
+        from attnfuzz.report.terminal import make_console, print_environment
 
         saved = SavedCase(case, load_regression(case))
         environments = examine_all(pythons)

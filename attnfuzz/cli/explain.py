@@ -99,9 +99,7 @@ def _explain(saved: SavedCase, kernel: str | None, runner: Runner, *, trust: boo
 
 
 def _write(explained: Explained, output: Path | None, json_file: Path | None) -> None:
-    from attnfuzz.report.explained import write_explained
-    from attnfuzz.report.explained_png import RasteriserMissing, explained_png
-    from attnfuzz.report.explained_svg import explained_svg
+    from attnfuzz.report.explained import RasteriserMissing, explained_png, explained_svg, write_explained
     from attnfuzz.report.files import write_file
 
     try:

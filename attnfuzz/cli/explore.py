@@ -168,8 +168,7 @@ def exit_status(result: CampaignResult) -> int:
 def _explore(request: Request, environments: Sequence[Python], *, quiet: bool) -> CampaignResult:
     from attnfuzz.campaign.across import naming, search_across
     from attnfuzz.campaign.startup import run_campaign
-    from attnfuzz.report.environments import print_environment
-    from attnfuzz.report.terminal import make_console, make_reporter, print_result
+    from attnfuzz.report.terminal import make_console, make_reporter, print_environment, print_result
 
     console = make_console()
 

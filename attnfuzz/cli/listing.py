@@ -17,7 +17,7 @@ def command(kernels: tuple[str, ...], verbose: bool) -> int:
     """List KERNELs (all bundled ones by default) with their problems and options."""
     with refusing():
         from attnfuzz.judging.runner import Runner
-        from attnfuzz.report.listing import print_kernels
+        from attnfuzz.report.declarations import print_kernels
         from attnfuzz.report.terminal import make_console
 
         with Runner(device="cpu") as runner:

@@ -148,7 +148,7 @@ def _list(request: MutantsRequest) -> int:
 
 def _resumed(request: MutantsRequest, earlier: Path) -> MutantsRequest:
     """``request`` with what ``earlier`` tells. Raises Refusal if that was measured in another way."""
-    from attnfuzz.report.mutants_files import known_outcomes, read_mutants_json
+    from attnfuzz.report.mutants import known_outcomes, read_mutants_json
 
     try:
         found = read_mutants_json(earlier)
@@ -169,8 +169,7 @@ def _resumed(request: MutantsRequest, earlier: Path) -> MutantsRequest:
 
 def _measure(request: MutantsRequest, *, json_file: Path | None, quiet: bool) -> Measured:
     from attnfuzz.mutation.measurement import measure
-    from attnfuzz.report.mutants import Progress, print_measured
-    from attnfuzz.report.mutants_files import Checkpoints
+    from attnfuzz.report.mutants import Checkpoints, Progress, print_measured
     from attnfuzz.report.terminal import make_console
 
     console = make_console()
@@ -184,7 +183,7 @@ def _measure(request: MutantsRequest, *, json_file: Path | None, quiet: bool) ->
 
 
 def _write(measured: Measured, *, json_file: Path | None, markdown_file: Path | None) -> None:
-    from attnfuzz.report.mutants_files import write_mutants_json, write_mutants_markdown
+    from attnfuzz.report.mutants import write_mutants_json, write_mutants_markdown
 
     for option, path, write in (
         ("--json", json_file, write_mutants_json),

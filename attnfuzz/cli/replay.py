@@ -71,9 +71,8 @@ def command(
         from attnfuzz.campaign.saved.replay import cleared, replay
         from attnfuzz.isolation.pythons import examine_all
         from attnfuzz.judging.runner import Runner
-        from attnfuzz.report.environments import print_environment
-        from attnfuzz.report.replayed import print_replayed, print_total, write_replayed
-        from attnfuzz.report.terminal import make_console
+        from attnfuzz.report.saved_cases import print_replayed, print_total, write_replayed
+        from attnfuzz.report.terminal import make_console, print_environment
 
         console = make_console()
         results = []

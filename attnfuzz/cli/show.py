@@ -19,7 +19,7 @@ def command(case: Path, verbose: bool) -> int:
     """Draw the regression file CASE: sequences, pages, and what fails."""
     with refusing():
         from attnfuzz.corpus import load_regression
-        from attnfuzz.report.picture import picture
+        from attnfuzz.report.drawing import picture
         from attnfuzz.report.terminal import make_console
 
         regression = load_regression(case)

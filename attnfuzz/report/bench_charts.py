@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from attnfuzz.bench.kernels.results import Report, Result, State
-from attnfuzz.report.bench_kernels import states_of
+from attnfuzz.report.bench import states_of
 from attnfuzz.report.chart import MOST_LINES, Chart, Line
 
 __all__ = ["charts_of"]

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from attnfuzz.bench.kernels.results import Report, Result, State
+from attnfuzz.report.bench import REFERENCES, options_text, ratio_to, states_of, summary_of, varied_options
 from attnfuzz.report.bench_charts import charts_of
-from attnfuzz.report.bench_kernels import REFERENCES, options_text, ratio_to, states_of, varied_options
-from attnfuzz.report.bench_summary import summary_of
 from attnfuzz.report.chart import chart_svg
-from attnfuzz.report.html import rendered
+from attnfuzz.report.files import rendered
 
 __all__ = ["bench_page"]
 

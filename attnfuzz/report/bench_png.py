@@ -10,7 +10,7 @@ from markupsafe import Markup
 from attnfuzz.bench.kernels.results import Report
 from attnfuzz.report.bench_charts import charts_of
 from attnfuzz.report.chart import Line, chart_svg
-from attnfuzz.report.explained_png import RasteriserMissing
+from attnfuzz.report.explained import RasteriserMissing
 from attnfuzz.report.svg import element, text
 
 __all__ = ["bench_png", "bench_svg"]

@@ -13,9 +13,8 @@ from rich.text import Text
 from attnfuzz.conformance import Conformance, Examined, Outcome
 from attnfuzz.corpus import FindingRecord, Regression, encode_regression
 from attnfuzz.problems.cases import Problem, encode_case
-from attnfuzz.report.files import write_file
-from attnfuzz.report.headline import count, one_line
-from attnfuzz.report.html import rendered
+from attnfuzz.report.files import rendered, write_file, write_json
+from attnfuzz.report.findings import count, one_line
 
 __all__ = ["FORMAT", "print_absent", "print_causes", "print_examined", "write_conformance", "write_page"]
 
@@ -123,7 +122,7 @@ def write_conformance(conformance: Conformance, path: Path) -> None:
         absent=conformance.absent,
         kernels=tuple(map(_kernel, conformance.kernels)),
     )
-    write_file(path, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+    write_json(path, document)
 
 
 def write_page(conformance: Conformance, path: Path) -> None:

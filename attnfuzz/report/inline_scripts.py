@@ -19,7 +19,7 @@ from attnfuzz.corpus import decode_regression, encode_regression
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.oracles.verdict import RELATION_ORACLES
 from attnfuzz.problems.limits import CaseTooLarge
-from attnfuzz.report.order import in_order
+from attnfuzz.report.findings import in_order
 from attnfuzz.said import printable, text_of
 
 __all__ = ["Script", "scripts_of"]

@@ -19,9 +19,8 @@ from attnfuzz.campaign.saved.replay import replay_command
 from attnfuzz.campaign.triage.undeclared import declared_limits
 from attnfuzz.corpus import encode_regression
 from attnfuzz.report.files import write_file
-from attnfuzz.report.headline import finding_lines, known_since, one_line, remedy_lines
-from attnfuzz.report.kernels import all_shares
-from attnfuzz.report.order import in_order, kernels_in_order
+from attnfuzz.report.findings import finding_lines, in_order, kernels_in_order, known_since, one_line, remedy_lines
+from attnfuzz.report.terminal import all_shares
 from attnfuzz.said import only_printable
 
 __all__ = ["junit_xml", "write_junit"]

@@ -18,8 +18,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
-from attnfuzz.report.headline import count, finding_lines, one_line
-from attnfuzz.report.order import in_order
+from attnfuzz.report.findings import count, finding_lines, in_order, one_line
 
 __all__ = [
     "FORMAT",

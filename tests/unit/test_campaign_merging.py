@@ -8,7 +8,7 @@ from attnfuzz.campaign.saved.merging import SavedBug, represent, tell_apart
 from attnfuzz.campaign.saved.replay import SavedCase
 from attnfuzz.corpus import Regression
 from attnfuzz.problems.cases import DenseDecodeCase
-from attnfuzz.report.headline import finding_lines
+from attnfuzz.report.findings import finding_lines
 from tests.unit.saved_findings import a_finding
 
 

@@ -20,7 +20,7 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
-from attnfuzz.report.replayed import print_total
+from attnfuzz.report.saved_cases import print_total
 
 CASE = DenseDecodeCase(
     num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(3,), scale=0.25, options={"tile": 32, "old": 1}

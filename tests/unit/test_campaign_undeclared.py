@@ -21,7 +21,7 @@ from attnfuzz.problems.features import FREED_PAGES, KV_STRIDES_DIFFER
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import Variant
-from attnfuzz.report.headline import finding_lines
+from attnfuzz.report.findings import finding_lines
 from tests.faults.campaigns import Campaign
 
 KERNELS = Path(__file__).parent / "undeclared_kernels.py"

@@ -15,7 +15,7 @@ from attnfuzz.declaration import KernelLoadError
 from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.measurement import Measured, MutantsRequest, choose_mutants, measure
 from attnfuzz.mutation.outcomes import Status
-from attnfuzz.report.mutants_files import Checkpoints, MutantsFile, known_outcomes, read_mutants_json
+from attnfuzz.report.mutants import Checkpoints, MutantsFile, known_outcomes, read_mutants_json
 from tests.unit.mutable_kernels import write_project
 
 COMMAND = Path(sys.executable).with_name("attnfuzz")

@@ -14,11 +14,10 @@ from attnfuzz.bench.kernels.plan import KernelBench
 from attnfuzz.bench.kernels.results import Report
 from attnfuzz.bench.kernels.run import measure_kernels
 from attnfuzz.bench.kernels.suites import SUITES
+from attnfuzz.report.bench import print_report, summary_of
 from attnfuzz.report.bench_charts import charts_of
 from attnfuzz.report.bench_html import bench_page
-from attnfuzz.report.bench_kernels import print_report
 from attnfuzz.report.bench_png import bench_png, bench_svg
-from attnfuzz.report.bench_summary import summary_of
 from attnfuzz.report.chart import Chart, Line, chart_svg
 from tests.unit.bench_laboratory import SDPA, Pretended, declared, times
 

@@ -1,11 +1,11 @@
-"""attnfuzz.report.declared: a bug within the declaration is told apart from what a further declaration ends."""
+"""attnfuzz.report.declarations: a bug within the declaration is told apart from what a further declaration ends."""
 
 from __future__ import annotations
 
 import pytest
 
 from attnfuzz.problems.supports import Supports
-from attnfuzz.report.declared import print_declared
+from attnfuzz.report.declarations import print_declared
 from attnfuzz.report.terminal import make_console
 from tests.unit.report_results import DENSE, PAGED, a_finding, a_result
 

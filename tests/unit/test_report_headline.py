@@ -1,4 +1,4 @@
-"""attnfuzz.report.headline: a case can be told from others by one line."""
+"""attnfuzz.report.findings: a case can be told from others by one line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from attnfuzz.problems.cases import Problem, case_from_builtins
-from attnfuzz.report.headline import one_line
+from attnfuzz.report.findings import one_line
 
 HEADS: dict[str, Any] = {"num_q_heads": 2, "head_size": 16}
 DENSE: dict[str, Any] = {**HEADS, "num_kv_heads": 1, "scale": 0.25, "seq_lens": [3, 0]}

@@ -1,4 +1,4 @@
-"""attnfuzz.report.listing: names that can be copied."""
+"""attnfuzz.report.declarations: names that can be copied."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.report.listing import print_kernels
+from attnfuzz.report.declarations import print_kernels
 
 LONG = Declaration(
     name="k",

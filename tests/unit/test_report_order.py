@@ -1,4 +1,4 @@
-"""attnfuzz.report.order: what to repair first is told first."""
+"""attnfuzz.report.findings: what to repair first is told first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.problems.supports import Supports
-from attnfuzz.report.order import heading_of, in_order, kernels_in_order, severity_of
+from attnfuzz.report.findings import heading_of, in_order, kernels_in_order, severity_of
 from tests.unit.report_results import CASES, MERGE, a_result
 from tests.unit.test_campaign_undeclared import finding, paged
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.report.shake import definition_of, only_what_it_needs
-from attnfuzz.report.sources import kernel_sources
+from attnfuzz.report.sources import definition_of, kernel_sources, only_what_it_needs
 
 MODULE = '''"""A docstring."""
 
