@@ -70,6 +70,7 @@ def test_the_whole_audit_is_as_large_as_it_was() -> None:
     assert {name: count for name, count in least.items() if counts[name] < count} == {}
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("part", "numbers"),
     [

@@ -163,6 +163,7 @@ def test_a_leak_shows_again_until_it_is_mended(runner: Runner) -> None:
         assert [one.kind for one in (failure,) if one is not None] == kinds
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("isolated", [True, False])
 def test_check_says_that_a_kernel_leaks(tmp_path: Path, isolated: bool) -> None:
     """The pytest plugin goes this way, and xfail is strict."""
@@ -173,6 +174,7 @@ def test_check_says_that_a_kernel_leaks(tmp_path: Path, isolated: bool) -> None:
     check(f"{LEAKING}:keeps_once", path, device="cpu", isolated=isolated)
 
 
+@pytest.mark.night
 def test_a_process_that_outgrew_its_memory_has_a_limit_again(runner: Runner) -> None:
     """Without one it would take the machine's memory, and pass."""
     (declaration,) = runner.declarations([f"{LEAKING}:keeps_much"])

@@ -146,6 +146,7 @@ def test_every_setting_has_an_option() -> None:
     assert of_replay <= {parameter.name for parameter in replay.params}
 
 
+@pytest.mark.night
 def test_a_tolerance_reaches_the_kernel(tmp_path: Path) -> None:
     """The option would be accepted, and kernels judged by the derived bounds all the same."""
     command = [str(Path(sys.executable).with_name("attnfuzz"))]
