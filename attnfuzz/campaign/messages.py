@@ -9,6 +9,7 @@ from typing import Annotated, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from attnfuzz.campaign.counts import Progress
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
 from attnfuzz.oracles.verdict import Blame, Failure, OracleName, SourceLine
@@ -219,34 +220,6 @@ class Stop(msgspec.Struct, tag="stop", frozen=True):
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
     """The worker could judge a case now: all of its start-up is done."""
-
-
-class Progress(msgspec.Struct, tag="progress", frozen=True, kw_only=True):
-    """What a worker did on one kernel since it last said so. ``known``: failures explained by earlier findings.
-
-    ``seconds`` is all the time spent on cases; ``compile_s``, ``kernel_s``, ``reference_s`` and ``build_s`` are what
-    executors say of it. ``restarts`` counts executors lost to a case. ``ratios``: by dtype, cases in each bin of
-    ``attnfuzz.campaign.counts``. ``coverage``: cases by pair of levels (``attnfuzz.problems.input_space``). ``device``
-    names the GPU that the worker has to itself, if there are several. ``not_runnable``: cases that were not judged, by
-    why they cannot run here. ``known_by_finding``: failures, by the tag of the finding that explains them.
-    """
-
-    kernel: str
-    cases: int
-    seconds: float
-    known: int = 0
-    skipped: int = 0
-    max_error_ratio: float = 0.0
-    compile_s: float = 0.0
-    kernel_s: float = 0.0
-    reference_s: float = 0.0
-    build_s: float = 0.0
-    restarts: int = 0
-    device: str = ""
-    ratios: dict[str, dict[int, int]] = {}
-    coverage: dict[int, int] = {}
-    not_runnable: dict[str, int] = {}
-    known_by_finding: dict[str, int] = {}
 
 
 class Found(msgspec.Struct, tag="found", frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from typing import Any, cast
 import msgspec
 from hypothesis.strategies import SearchStrategy
 
-from attnfuzz.campaign.counts import Tally
+from attnfuzz.campaign.counts import ProgressMeter
 from attnfuzz.campaign.draw.drawing import Drawing, StrategyFor, WorkingSets, derive_seed
 from attnfuzz.campaign.draw.schedule import BatchSize, Schedule
 from attnfuzz.campaign.judge.executor import Executors, History, MemoryWatch
@@ -100,12 +100,12 @@ class Search:
         self._kernels: dict[str, Declaration] = {}
         targets = [declaration.target for declaration in setup.kernels]
         self._schedule = Schedule(targets, worker=setup.worker, num_workers=setup.num_workers)
-        self._tally = Tally(channel.send, device=setup.device_label)
+        self._meter = ProgressMeter(channel.send, device=setup.device_label)
         self._failures = Failures(
             setup.worker,
             deadline=setup.deadline,
             judge=judge,
-            tally=self._tally,
+            meter=self._meter,
             send=channel.send,
             is_over=self._is_over,
         )
@@ -127,7 +127,7 @@ class Search:
         self._collect()
         self._pursue_suspect()  # no time to look into it, but it is reported
         self._look_into_deferred()
-        self._tally.flush()
+        self._meter.flush()
 
     def _is_over(self) -> bool:
         self._read_mail()
@@ -157,7 +157,7 @@ class Search:
     def _join(self, join: Join) -> None:
         """Search a kernel from now on, within what is built of it."""
         declaration, target = join.kernel, join.kernel.target
-        self._tally.joins(declaration)
+        self._meter.joins(declaration)
         self._schedule.add(target)
         if join.built:
             within = msgspec.structs.replace(declaration.supports, where=join.built)
@@ -183,7 +183,7 @@ class Search:
         """One round on a kernel, and what follows from it."""
         target = declaration.target
         started = time.monotonic()
-        cases_before = self._tally.cases(target)
+        cases_before = self._meter.cases(target)
         self._scout(declaration)
         if self._goes_on():
             until = started + self._slice_s(target, started)
@@ -192,9 +192,9 @@ class Search:
                 return self._visit(declaration, case) and time.monotonic() < until
 
             self._drawing.round(declaration, visit, until=self._setup.deadline)
-            self._tally.flush()
+            self._meter.flush()
         self._schedule.record(
-            target, seconds=time.monotonic() - started, cases=self._tally.cases(target) - cases_before
+            target, seconds=time.monotonic() - started, cases=self._meter.cases(target) - cases_before
         )
         self._pursue_suspect()
 
@@ -315,7 +315,7 @@ class Search:
         return failed
 
     def _take_in(self, declaration: Declaration, case: Case, seconds: float, verdict: Verdict) -> None:
-        self._tally.judged(declaration, case, seconds, verdict)
+        self._meter.judged(declaration, case, seconds, verdict)
         failure = verdict.failure
         self._failures.deaths.judged(declaration, case, failure)
         if ends_process(failure):
@@ -339,7 +339,7 @@ class Search:
         """Whether to leave out the case because it would die, which costs an executor."""
         skipped = self._failures.deaths.forbids(declaration, case)
         if skipped:
-            self._tally.skipped(declaration.target)
+            self._meter.skipped(declaration.target)
         return skipped
 
     def _look_into_deferred(self) -> None:

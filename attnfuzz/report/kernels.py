@@ -10,13 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from attnfuzz.campaign.counts import KernelStatistics
-from attnfuzz.campaign.draw.coverage import coverage_of
+from attnfuzz.campaign.draw.coverage import pairs_met
 from attnfuzz.campaign.result import Statistics
 
-__all__ = ["Shares", "all_shares", "kernel_table", "next_share"]
-
-Shares = dict[str, float]
-"""By kernel, the part of the possible pairs of features that its cases have had."""
+__all__ = ["kernel_table"]
 
 _CLOSE_TO_THE_BOUND = 0.9
 
@@ -35,14 +32,11 @@ class _Column:
 @dataclass(frozen=True, slots=True)
 class _Row:
     kernel: KernelStatistics
-    share: float | None
     findings: int
 
 
-def kernel_table(
-    statistics: Statistics, *, width: int, shares: Shares | None = None, most_rows: int | None = None
-) -> Table:
-    """One row a kernel: cases, cases per second of one worker, largest error over bound, findings.
+def kernel_table(statistics: Statistics, *, width: int, most_rows: int | None = None) -> Table:
+    """One row a kernel: cases, cases per second of one worker, largest error over bound, pairs of features, findings.
 
     Where there are more kernels than ``most_rows``, those with findings and those closest to their bounds are shown.
     """
@@ -51,7 +45,7 @@ def kernel_table(
     for column in columns:
         least = None if column.justify == "left" else len(column.title)  # names give way to numbers
         table.add_column(column.title, justify=column.justify, no_wrap=True, min_width=least)
-    rows = [_row(statistics, target, shares or {}) for target in statistics.kernels]
+    rows = [_row(statistics, target) for target in statistics.kernels]
     shown = _most_important(rows, most_rows)
     for row in shown:
         table.add_row(*(column.cell(row) for column in columns))
@@ -60,29 +54,10 @@ def kernel_table(
     return table
 
 
-def next_share(statistics: Statistics, shares: Shares) -> None:
-    """Bring the share of one kernel up to date, the one whose turn it is: finding them all out takes a while."""
-    waiting = [target for target, kernel in statistics.kernels.items() if kernel.coverage and target not in shares]
-    target = waiting[0] if waiting else next(iter(shares), None)
-    if target is not None:
-        shares.pop(target, None)  # to the end of the queue
-        shares[target] = _share(statistics, target)
-
-
-def all_shares(statistics: Statistics) -> Shares:
-    """The share of every kernel that had a case."""
-    return {target: _share(statistics, target) for target, kernel in statistics.kernels.items() if kernel.coverage}
-
-
-def _share(statistics: Statistics, target: str) -> float:
-    kernel = statistics.kernels[target]
-    return coverage_of(kernel.declaration, kernel.coverage, device=statistics.device).share
-
-
-def _row(statistics: Statistics, target: str, shares: Shares) -> _Row:
+def _row(statistics: Statistics, target: str) -> _Row:
     told = (finding for finding in statistics.findings if statistics.in_contract(finding))
     findings = sum(finding.declaration.target == target for finding in told)
-    return _Row(statistics.kernels[target], shares.get(target), findings)
+    return _Row(statistics.kernels[target], findings)
 
 
 def _most_important(rows: list[_Row], most: int | None) -> list[_Row]:
@@ -115,7 +90,7 @@ def _ratio(row: _Row) -> Text:
 
 
 def _pairs(row: _Row) -> Text:
-    return Text("-" if row.share is None else f"{100 * row.share:.0f}%")
+    return Text(f"{pairs_met(row.kernel.coverage):,}" if row.kernel.coverage else "-")
 
 
 def _findings(row: _Row) -> Text:

@@ -11,7 +11,6 @@ from rich.text import Text
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import Statistics
 from attnfuzz.report.headline import one_line
-from attnfuzz.report.kernels import Shares, next_share
 from attnfuzz.report.lines import LineReporter, describe
 from attnfuzz.report.panel import panel
 
@@ -27,7 +26,6 @@ class LiveReporter(LineReporter):
         super().__init__(console)
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._at_work: dict[str, Finding] = {}
-        self._shares: Shares = {}
         self._next = 0.0
 
     def started(self, statistics: Statistics) -> None:
@@ -37,12 +35,10 @@ class LiveReporter(LineReporter):
     def progress(self, statistics: Statistics) -> None:
         if time.monotonic() < self._next:
             return
-        next_share(statistics, self._shares)
         size = self._console.size
         drawn = panel(
             statistics,
             shrinking=self._at_work.values(),
-            shares=self._shares,
             width=size.width,
             height=size.height,
         )

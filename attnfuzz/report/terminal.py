@@ -18,7 +18,7 @@ from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.campaign.triage.undeclared import restriction_of
 from attnfuzz.corpus import encode_regression
 from attnfuzz.report.headline import count, finding_lines, known_since, one_line, restarts_of, what_was_found
-from attnfuzz.report.kernels import all_shares, kernel_table
+from attnfuzz.report.kernels import kernel_table
 from attnfuzz.report.order import heading_of, in_order
 from attnfuzz.said import only_printable
 
@@ -75,8 +75,7 @@ def make_reporter(console: Console, *, quiet: bool) -> Reporter:
 def print_result(console: Console, result: CampaignResult) -> None:
     """The table, each finding with the command that replays it, and the verdict in one sentence."""
     console.print()
-    shares = all_shares(result.statistics)
-    console.print(kernel_table(result.statistics, width=console.width, shares=shares))
+    console.print(kernel_table(result.statistics, width=console.width))
     console.print(Text(_costs(result.statistics), style="dim"), soft_wrap=True)
     told = ("", "")
     for number, finding in enumerate(in_order(result), start=1):
@@ -99,7 +98,7 @@ def print_result(console: Console, result: CampaignResult) -> None:
 def _costs(statistics: Statistics) -> str:
     return (
         f"{100 * statistics.share_compiling():.0f}% of the time compiling, "
-        f"{restarts_of(statistics)}; pairs: pairwise coverage of input features"
+        f"{restarts_of(statistics)}; pairs: pairs of input features that cases had"
     )
 
 

@@ -44,7 +44,8 @@ def state_document() -> dict[str, Any]:
     )  # fmt: skip
     state = State(
         asked=Asked(kernels=(f"{_MINE}:right", f"{_MINE}:wrong"), budget_s=60.0, save_folder="regressions", workers=1),
-        seed=7, elapsed_s=20.0, parts=1, kernels=(KernelStatistics(right, cases=12), KernelStatistics(wrong, cases=12)),
+        seed=7, elapsed_s=20.0, parts=1,
+        kernels=tuple(KernelStatistics(declaration=one, cases=12) for one in (right, wrong)),
         interval_s=2.0, throughput={"": (5, 7)}, findings=(SavedFinding.of(finding),),
         known=(Known(kernel=wrong.target, oracle="accuracy", kind="out:value", features=frozenset({"seq_len>1"})),),
         pending=(Pursue(kernel=wrong.target, case=msgspec.Raw(encode_case(_CASE)), failure=failure),),

@@ -45,7 +45,9 @@ def a_finding() -> Finding:
 
 
 def a_state(**changes: Any) -> State:
-    kernel = KernelStatistics(KERNEL, cases=12, max_error_ratio=0.5, ratios={"float16": {3: 4}}, coverage={5: 6})
+    kernel = KernelStatistics(
+        declaration=KERNEL, cases=12, max_error_ratio=0.5, ratios={"float16": {3: 4}}, coverage={5: 6}
+    )
     known = Known(kernel=KERNEL.target, oracle="crash", kind="SIGSEGV", features=frozenset({"seq_len>1"}))
     state = State(
         asked=Asked(kernels=("kernels.py",), budget_s=60.0, save_folder="regressions"), seed=7, elapsed_s=20.0, parts=1,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from attnfuzz.campaign.aspects import ANY_CASE
-from attnfuzz.campaign.counts import Tally
+from attnfuzz.campaign.counts import ProgressMeter
 from attnfuzz.campaign.identity.signature import KnownFindings, Signature, Symptom
 from attnfuzz.campaign.judge.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.campaign.messages import Busy, Known
@@ -47,14 +47,14 @@ class Failures:
         *,
         deadline: float,
         judge: TimedJudge,
-        tally: Tally,
+        meter: ProgressMeter,
         send: Callable[[msgspec.Struct], None],
         is_over: Callable[[], bool],
     ) -> None:
         self._worker = worker
         self._deadline = deadline
         self._judge = judge
-        self._tally = tally
+        self._meter = meter
         self._send = send
         self._is_over = is_over
         self._known = KnownFindings()
@@ -63,7 +63,7 @@ class Failures:
         self._deferred: deque[Suspect] = deque(maxlen=_MAX_DEFERRED)
         self._doubts: Counter[Symptom] = Counter()
         self._pursued = 0
-        self.deaths = KnownDeaths(tally.share_of_known_deaths)
+        self.deaths = KnownDeaths(meter.share_of_known_deaths)
         self.suspect: Suspect | None = None
 
     def learn(self, known: Known) -> None:
@@ -74,7 +74,7 @@ class Failures:
             self.deaths.learn(signature)
         finding = self._findings.setdefault(signature, known.finding)
         if uncounted := self._uncounted.pop(signature, 0):
-            self._tally.explained(known.kernel, finding, uncounted)
+            self._meter.explained(known.kernel, finding, uncounted)
 
     def set_busy(self, busy: Busy) -> None:
         """Somebody else begins or ends to look into a symptom."""
@@ -138,16 +138,16 @@ class Failures:
         target = suspect.declaration.target
         deadly = ends_process(suspect.failure)
         self._count_known(suspect, seconds if deadly else 0.0)
-        if deadly or self.suspect is not None or self._tally.share_behind_known(target) >= _SHARE_BEHIND_KNOWN:
+        if deadly or self.suspect is not None or self._meter.share_behind_known(target) >= _SHARE_BEHIND_KNOWN:
             return
         started = time.monotonic()
         self.suspect = self._hidden_behind(suspect)
-        self._tally.looked_behind_known(target, time.monotonic() - started)
+        self._meter.looked_behind_known(target, time.monotonic() - started)
 
     def _count_known(self, suspect: Suspect, death_seconds: float) -> None:
         """Count a known failure, also for the finding that explains it: at once, or when its tag is told."""
         target, symptom = suspect.declaration.target, suspect.symptom
-        self._tally.known(target, death_seconds)
+        self._meter.known(target, death_seconds)
         causes = (Symptom.of_cause(target, symptom.oracle, cause) for cause in suspect.failure.maybe)
         explaining = [
             *self._known.explaining(symptom, suspect.features),
@@ -155,7 +155,7 @@ class Failures:
         ]
         for signature in explaining[:1]:
             if signature in self._findings:
-                self._tally.explained(target, self._findings[signature], 1)
+                self._meter.explained(target, self._findings[signature], 1)
             else:
                 self._uncounted[signature] += 1
 
