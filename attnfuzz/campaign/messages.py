@@ -31,7 +31,6 @@ __all__ = [
     "Known",
     "Minimised",
     "Progress",
-    "Pursue",
     "Ready",
     "Setup",
     "Smaller",
@@ -39,6 +38,7 @@ __all__ = [
     "ToWorker",
     "Trouble",
     "Unconfirmed",
+    "Unfinished",
 ]
 
 _READ_BYTES = 1 << 16
@@ -188,7 +188,7 @@ class Busy(msgspec.Struct, tag="busy", frozen=True, kw_only=True):
     busy: bool
 
 
-class Pursue(msgspec.Struct, tag="pursue", frozen=True, kw_only=True):
+class Unfinished(msgspec.Struct, tag="pursue", frozen=True, kw_only=True):
     """A failure to look into, which a worker that was lost (or a campaign that was cut off) had not done with.
 
     The cases of ``preceding`` had run before it in its process.
@@ -298,7 +298,7 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
     device_lost: bool = False
 
 
-ToWorker: TypeAlias = Setup | Begin | Join | Known | Busy | Pursue | FormatCompiled | Stop
+ToWorker: TypeAlias = Setup | Begin | Join | Known | Busy | Unfinished | FormatCompiled | Stop
 
 
 FromWorker: TypeAlias = (

@@ -12,7 +12,7 @@ from attnfuzz.problems.choices import kv_dtypes_of, variants_of
 from attnfuzz.problems.row_axes import Row, row_axes, rows_of
 from attnfuzz.problems.supports import OptionValue, Supports
 
-__all__ = ["InputSpace", "Placement", "levels_of", "pair_number"]
+__all__ = ["CaseLevels", "InputSpace", "levels_of", "pair_number"]
 
 _MAX_LEVELS = 1 << 12
 
@@ -27,7 +27,7 @@ def levels_of(pair: int) -> tuple[int, int]:
     return divmod(pair, _MAX_LEVELS)
 
 
-class Placement(NamedTuple):
+class CaseLevels(NamedTuple):
     """The levels of a case: those of the whole, and those of each distinct kind of sequence in it."""
 
     case: tuple[int, ...]
@@ -51,10 +51,10 @@ class InputSpace:
         self._rows = [(axis.of, self.numbers[axis.name]) for axis in rows]
         self._place_row = lru_cache(maxsize=1 << 14)(self._levels_of_row)
 
-    def place(self, case: Case) -> Placement:
+    def place(self, case: Case) -> CaseLevels:
         """Where ``case`` lies."""
         levels = [numbers[level] for of, numbers in self._case for level in of(case)]
-        return Placement(tuple(levels), frozenset([self._place_row(row) for row in rows_of(case)]))
+        return CaseLevels(tuple(levels), frozenset([self._place_row(row) for row in rows_of(case)]))
 
     def _levels_of_row(self, row: Row | tuple[str, str]) -> tuple[int, ...]:
         return tuple(numbers[level] for of, numbers in self._rows for level in of(row))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from attnfuzz.campaign.draw.coverage import PairCounts, coverage_of
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import PagedDecodeCase
-from attnfuzz.problems.input_space import InputSpace, Placement, pair_number
+from attnfuzz.problems.input_space import CaseLevels, InputSpace, pair_number
 from attnfuzz.problems.supports import Supports
 
 KERNEL = Declaration(
@@ -23,7 +23,7 @@ KERNEL = Declaration(
 CASE = PagedDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, scale=0.25, block_size=4, seq_lens=(5, 0))
 
 
-def counts_of(*placements: Placement) -> dict[int, int]:
+def counts_of(*placements: CaseLevels) -> dict[int, int]:
     space = InputSpace(KERNEL.problem, KERNEL.supports, KERNEL.options)
     pairs = PairCounts(space.num_levels)
     for placement in placements:
@@ -32,7 +32,7 @@ def counts_of(*placements: Placement) -> dict[int, int]:
 
 
 placements = st.builds(
-    Placement,
+    CaseLevels,
     st.lists(st.integers(0, 9), unique=True).map(lambda levels: tuple(sorted(levels))),
     st.frozensets(st.lists(st.integers(10, 19), unique=True).map(lambda levels: tuple(sorted(levels))), max_size=4),
 )
@@ -40,7 +40,7 @@ placements = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(placements, max_size=5))
-def test_pairs_are_counted_as_if_one_by_one(drawn: list[Placement]) -> None:
+def test_pairs_are_counted_as_if_one_by_one(drawn: list[CaseLevels]) -> None:
     """The additions of long integers must come to the same as the loop that they stand for."""
     expected: Counter[int] = Counter()
     for placement in drawn:
@@ -55,7 +55,7 @@ def test_pairs_are_counted_as_if_one_by_one(drawn: list[Placement]) -> None:
 def test_what_was_taken_is_not_told_again() -> None:
     """The coordinator adds up what it is told."""
     pairs = PairCounts(4)
-    pairs.add(Placement((0, 1), frozenset()))
+    pairs.add(CaseLevels((0, 1), frozenset()))
     assert pairs.take() == {pair_number(0, 0): 1, pair_number(0, 1): 1, pair_number(1, 1): 1}
     assert pairs.take() == {}
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.problems.input_space import InputSpace, Placement, levels_of, pair_number
+from attnfuzz.problems.input_space import CaseLevels, InputSpace, levels_of, pair_number
 
 __all__ = ["Coverage", "Level", "PairCounts", "coverage_of", "pairs_met"]
 
@@ -30,7 +30,7 @@ class PairCounts:
         self._sum_of_row = lru_cache(maxsize=1 << 12)(self._sum)
         self._with: dict[int, int] = {}
 
-    def add(self, placement: Placement) -> None:
+    def add(self, placement: CaseLevels) -> None:
         """Count each pair of the case's levels once; of two levels of sequences, if one sequence has both."""
         rows: dict[int, int] = {}
         for row in placement.rows:

@@ -14,9 +14,9 @@ from attnfuzz.campaign.identity.signature import KnownFindings, Signature, Sympt
 from attnfuzz.campaign.judge.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.campaign.messages import Busy, Known
 from attnfuzz.campaign.relatives import relatives_beyond
-from attnfuzz.campaign.triage.failing import Suspect
+from attnfuzz.campaign.triage.failing import FailingCase
+from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
-from attnfuzz.campaign.triage.pursuit import Pursuit
 from attnfuzz.oracles.verdict import ends_process
 
 __all__ = ["Failures"]
@@ -60,11 +60,11 @@ class Failures:
         self._known = KnownFindings()
         self._findings: dict[Signature, str] = {}
         self._uncounted: Counter[Signature] = Counter()
-        self._deferred: deque[Suspect] = deque(maxlen=_MAX_DEFERRED)
+        self._deferred: deque[FailingCase] = deque(maxlen=_MAX_DEFERRED)
         self._doubts: Counter[Symptom] = Counter()
         self._pursued = 0
         self.deaths = KnownDeaths(meter.share_of_known_deaths)
-        self.suspect: Suspect | None = None
+        self.suspect: FailingCase | None = None
 
     def learn(self, known: Known) -> None:
         """Take what somebody has found for known."""
@@ -80,11 +80,11 @@ class Failures:
         """Somebody else begins or ends to look into a symptom."""
         self._known.set_busy(Symptom(busy.kernel, busy.oracle, busy.kind), busy.busy)
 
-    def defer(self, suspect: Suspect) -> None:
+    def defer(self, suspect: FailingCase) -> None:
         """Put off a failure."""
         self._deferred.append(suspect)
 
-    def weigh(self, suspect: Suspect, seconds: float) -> None:
+    def weigh(self, suspect: FailingCase, seconds: float) -> None:
         """Pass silently over what is known, put off what somebody is at already, and take the rest for the suspect.
 
         ``seconds`` is what the failing case took.
@@ -109,10 +109,10 @@ class Failures:
                 return True
         return False
 
-    def pursue(self, suspect: Suspect) -> None:
+    def investigate(self, suspect: FailingCase) -> None:
         """Find out about ``suspect``."""
         self._pursued += 1
-        pursuit = Pursuit(
+        pursuit = Investigation(
             f"{self._worker}-{self._pursued}",
             suspect,
             judge=self._judge,
@@ -125,7 +125,7 @@ class Failures:
         if not pursuit.run():
             self._doubts[suspect.symptom] += 1
 
-    def _is_known(self, suspect: Suspect) -> bool:
+    def _is_known(self, suspect: FailingCase) -> bool:
         symptom = suspect.symptom
         if self._doubts[symptom] >= _MAX_DOUBTS or self._known.may_cause(symptom.kernel, suspect.failure):
             return True
@@ -133,7 +133,7 @@ class Failures:
             return False
         return self._known.explains(symptom, suspect.features)
 
-    def _pass_over(self, suspect: Suspect, seconds: float) -> None:
+    def _pass_over(self, suspect: FailingCase, seconds: float) -> None:
         """Count a known failure, and now and then look whether another bug hides behind it."""
         target = suspect.declaration.target
         deadly = ends_process(suspect.failure)
@@ -144,7 +144,7 @@ class Failures:
         self.suspect = self._hidden_behind(suspect)
         self._meter.looked_behind_known(target, time.monotonic() - started)
 
-    def _count_known(self, suspect: Suspect, death_seconds: float) -> None:
+    def _count_known(self, suspect: FailingCase, death_seconds: float) -> None:
         """Count a known failure, also for the finding that explains it: at once, or when its tag is told."""
         target, symptom = suspect.declaration.target, suspect.symptom
         self._meter.known(target, death_seconds)
@@ -159,12 +159,12 @@ class Failures:
             else:
                 self._uncounted[signature] += 1
 
-    def _hidden_behind(self, suspect: Suspect) -> Suspect | None:
+    def _hidden_behind(self, suspect: FailingCase) -> FailingCase | None:
         for case in relatives_beyond(self._known, suspect)[:_RELATIVES_TRIED]:
             try:
                 failure = self._judge(suspect.declaration, case).failure
             except (OutOfTime, Unjudged):
                 return None
-            if failure is not None and not self._is_known(found := Suspect(suspect.declaration, case, failure)):
+            if failure is not None and not self._is_known(found := FailingCase(suspect.declaration, case, failure)):
                 return None if self._known.is_busy(found.symptom) else found
         return None
