@@ -122,7 +122,7 @@ def _joined(results: Sequence[CampaignResult], pythons: Sequence[Python]) -> Cam
     findings: list[Finding] = []
     for result in results:
         for target, kernel in result.statistics.kernels.items():
-            sums = statistics.kernels.setdefault(target, KernelStatistics(kernel.declaration))
+            sums = statistics.kernels.setdefault(target, KernelStatistics(declaration=kernel.declaration))
             sums.add(kernel)
         late_s = result.statistics.started - statistics.started
         for finding in result.findings:

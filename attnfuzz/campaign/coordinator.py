@@ -28,26 +28,26 @@ from attnfuzz.campaign.messages import (
     Known,
     Minimised,
     Progress,
-    Pursue,
     Ready,
     Setup,
     Smaller,
     Trouble,
     Unconfirmed,
+    Unfinished,
 )
 from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.campaign.result import CampaignResult, ForgivingReporter, Reporter, Statistics, StopReason
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import Checkpoints, State
 from attnfuzz.campaign.stopping import Interrupts
-from attnfuzz.campaign.workers import Crew, LastWords, Launch
+from attnfuzz.campaign.workers import LastWords, Launch, Workers
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.own_errors import in_one_sentence
 from attnfuzz.problems.cases import encode_case
 from attnfuzz.problems.tolerance import Tolerance
 
-__all__ = ["Coordinator", "Handover", "Plan"]
+__all__ = ["CampaignPlan", "Coordinator", "Orphans"]
 
 _Key: TypeAlias = tuple[str, bytes]
 
@@ -56,11 +56,11 @@ _MAX_TIMES = 2
 """How often a failure is handed on: one that takes every worker with it would otherwise never be left alone."""
 
 
-class Handover:
+class Orphans:
     """What waits to be taken up. Nothing is in it twice."""
 
     def __init__(self) -> None:
-        self._waiting: dict[_Key, Pursue] = {}
+        self._waiting: dict[_Key, Unfinished] = {}
         self._sent: set[_Key] = set()
         self._times: Counter[_Key] = Counter()
 
@@ -74,9 +74,11 @@ class Handover:
         key = kernel, case
         self._times[key] += 1
         self._sent.discard(key)
-        self._waiting[key] = Pursue(kernel=kernel, case=msgspec.Raw(case), failure=failure, preceding=tuple(preceding))
+        self._waiting[key] = Unfinished(
+            kernel=kernel, case=msgspec.Raw(case), failure=failure, preceding=tuple(preceding)
+        )
 
-    def take(self) -> list[Pursue]:
+    def take(self) -> list[Unfinished]:
         """What is to be sent to a worker now."""
         keys = [key for key in self._waiting if key not in self._sent and self._times[key] <= _MAX_TIMES]
         self._sent.update(keys)
@@ -86,7 +88,7 @@ class Handover:
         """A worker looks into this one: from now on it is a finding like any other."""
         self._waiting.pop((found.kernel, bytes(found.case)), None)
 
-    def left(self) -> list[Pursue]:
+    def left(self) -> list[Unfinished]:
         """What nobody has taken up."""
         return list(self._waiting.values())
 
@@ -108,7 +110,7 @@ _KILLS = ("SIGKILL", "SIGTERM")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CampaignPlan:
     """What to search and for how long; the kernels and times are in ``statistics``.
 
     Workers take turns at ``device_ids``, as CUDA_VISIBLE_DEVICES names GPUs; without any they share what there is.
@@ -133,7 +135,7 @@ class Plan:
 class Coordinator:
     """One campaign. ``launch`` starts a worker."""
 
-    def __init__(self, plan: Plan, *, launch: Launch, reporter: Reporter) -> None:
+    def __init__(self, plan: CampaignPlan, *, launch: Launch, reporter: Reporter) -> None:
         self._plan = plan
         self._statistics = plan.statistics
         self._reporter = ForgivingReporter(reporter)
@@ -149,8 +151,8 @@ class Coordinator:
             python=self._statistics.python,
         )
         self._statistics.findings = self._book.findings
-        self._crew = Crew(self._statistics.workers, launch=launch, setup_for=self._setup)
-        self._handover = Handover()
+        self._workers = Workers(self._statistics.workers, launch=launch, setup_for=self._setup)
+        self._orphans = Orphans()
         self._known: list[Known] = []
         self._cut_off: set[Known] = set()
         self._compiled: dict[str, deque[FormatCompiled]] = {kernel: deque(maxlen=_FORMATS_KEPT) for kernel in kernels}
@@ -176,8 +178,8 @@ class Coordinator:
         self._known.extend(state.known)
         for number, finding in enumerate(state.findings):
             self._book.restore(finding, f"resumed-{number}")
-        for pursue in state.pending:
-            self._handover.add_case(pursue.kernel, bytes(pursue.case), pursue.failure, pursue.preceding)
+        for unfinished in state.pending:
+            self._orphans.add_case(unfinished.kernel, bytes(unfinished.case), unfinished.failure, unfinished.preceding)
 
     @property
     def has_lost_device(self) -> bool:
@@ -201,7 +203,7 @@ class Coordinator:
                 self._finish(entered)
                 self._checkpoint(ended=reason)
             finally:
-                self._crew.close()
+                self._workers.close()
                 self._reporter.finished()
         return CampaignResult(
             stop_reason=reason,
@@ -223,18 +225,18 @@ class Coordinator:
             return "environment"
         if self._statistics.remaining_s() <= 0:
             return "budget"
-        if self._crew.is_lost:
+        if self._workers.is_lost:
             return "environment" if self._lost_devices else "workers_lost"
         return None
 
     def _finish(self, interrupts: Interrupts) -> None:
         """Have the workers end, wait a little for what they still have to say, then end them."""
         self._stopping = True
-        self._crew.stop()
+        self._workers.stop()
         patience = time.monotonic() + _WAIT_FOR_WORKERS_S
-        while self._crew.working and time.monotonic() < patience and interrupts.count < 2:
+        while self._workers.working and time.monotonic() < patience and interrupts.count < 2:
             self._listen(0.05)
-        for number in self._crew.working:
+        for number in self._workers.working:
             self._lose(number)
         self._accept_left()
         self._book.save_all()
@@ -244,12 +246,12 @@ class Coordinator:
         known = KnownFindings()
         for one in self._known:
             known.add(Signature(Symptom(one.kernel, one.oracle, one.kind), one.features))
-        for pursue in self._handover.left():
-            self._book.accept_unconfirmed(pursue, unless=known)
+        for unfinished in self._orphans.left():
+            self._book.accept_unfinished(unfinished, unless=known)
 
     def _start_due(self) -> None:
         try:
-            started = self._crew.start_due()
+            started = self._workers.start_due()
         except OSError as error:
             self._environment_fails = True
             self._note_trouble(f"no worker can be started ({error}); free memory, disk space or process IDs")
@@ -258,14 +260,14 @@ class Coordinator:
             self._in_trouble.discard(number)
             partly = [one for one in self._joined.values() if one.built]
             for message in (*partly, *self._known, *(_busy(symptom, True) for symptom, _ in self._busy.values())):
-                self._crew.send(number, message)
+                self._workers.send(number, message)
             for compiled in chain.from_iterable(self._compiled.values()):
-                self._crew.send(number, compiled)
+                self._workers.send(number, compiled)
             self._hand_over(number)
 
     def _hand_over(self, number: int) -> None:
-        for pursue in self._handover.take():
-            self._crew.send(number, pursue)
+        for unfinished in self._orphans.take():
+            self._workers.send(number, unfinished)
 
     def _setup(self, number: int, starts: int) -> Setup:
         plan, statistics = self._plan, self._statistics
@@ -289,13 +291,13 @@ class Coordinator:
         )
 
     def _listen(self, timeout_s: float) -> None:
-        for number, messages in self._crew.receive(timeout_s):
+        for number, messages in self._workers.receive(timeout_s):
             if messages is None:
                 self._worker_ended(number)
             else:
                 for message in messages:
                     self._handle(number, message)
-        self._crew.flush()
+        self._workers.flush()
         self._reporter.progress(self._statistics)
 
     def _have_join(self) -> None:
@@ -304,7 +306,7 @@ class Coordinator:
             target = join.kernel.target
             self._joined[target] = join
             self._kernels[target] = self._statistics.kernels[target].declaration = join.kernel
-            self._crew.broadcast(join)
+            self._workers.broadcast(join)
 
     def _keep_house(self) -> None:
         self._have_join()
@@ -327,23 +329,23 @@ class Coordinator:
             for one in self._known
             if one not in self._cut_off
         ]
-        pending = (*self._handover.left(), *self._book.pending())
+        pending = (*self._orphans.left(), *self._book.pending())
         checkpoints.write(self._statistics, self._book.findings, known, pending)
 
     def _handle(self, number: int, message: FromWorker) -> None:
         match message:
             case Ready():
                 self._statistics.begin()
-                self._crew.send(number, Begin(deadline=self._statistics.deadline))
+                self._workers.send(number, Begin(deadline=self._statistics.deadline))
             case Progress():
                 self._statistics.add(message)
                 self._book.seen_again(message.known_by_finding)
-                self._crew.has_judged(number)
+                self._workers.has_judged(number)
             case FormatCompiled():
                 self._compiled[message.kernel].append(message)
-                self._crew.broadcast(message, but=number)
+                self._workers.broadcast(message, but=number)
             case Found():
-                self._handover.taken_up(message)
+                self._orphans.taken_up(message)
                 self._set_busy(number, message.finding, self._book.found(message).symptom)
             case Confirmed():
                 self._book.confirmed(message)
@@ -377,10 +379,10 @@ class Coordinator:
     def _give_up_lost_devices(self) -> None:
         """End all workers on a GPU that does not answer; what they were at is taken up elsewhere, if there is a GPU."""
         for number, device_id in self._device_ids.items():
-            if device_id in self._lost_devices and self._crew.give_up(number):
+            if device_id in self._lost_devices and self._workers.give_up(number):
                 self._lose(number)
-        if self._crew.working:
-            self._hand_over(self._crew.working[0])
+        if self._workers.working:
+            self._hand_over(self._workers.working[0])
 
     def _announce(self, closed: Minimised | Duplicate, finding: Finding) -> None:
         """Have every worker take later failures of this bug for known."""
@@ -400,19 +402,19 @@ class Coordinator:
             self._cut_off.update(known)
         self._known += known
         for one in known:
-            self._crew.broadcast(one)
+            self._workers.broadcast(one)
         self._clear_busy(closed.finding)
         if self._plan.checkpoints is not None:
             self._plan.checkpoints.news()
 
     def _set_busy(self, number: int, finding: str, symptom: Symptom) -> None:
         self._busy[finding] = symptom, number
-        self._crew.broadcast(_busy(symptom, True), but=number)
+        self._workers.broadcast(_busy(symptom, True), but=number)
 
     def _clear_busy(self, finding: str) -> None:
         if finding in self._busy:
             symptom, number = self._busy.pop(finding)
-            self._crew.broadcast(_busy(symptom, False), but=number)
+            self._workers.broadcast(_busy(symptom, False), but=number)
 
     def _worker_ended(self, number: int) -> None:
         """A worker hung up: at the end as it should, before that because something is wrong with it."""
@@ -421,9 +423,9 @@ class Coordinator:
             return
         if number not in self._in_trouble:
             self._say_why_it_ended(number, last_words)
-        again = self._crew.start_again(number, killed=last_words.signal_name in _KILLS)
-        if not again and self._crew.working:
-            self._hand_over(self._crew.working[0])
+        again = self._workers.start_again(number, killed=last_words.signal_name in _KILLS)
+        if not again and self._workers.working:
+            self._hand_over(self._workers.working[0])
 
     def _say_why_it_ended(self, number: int, last_words: LastWords) -> None:
         """A worker that was killed is somebody's doing, or the system's, and nothing to repair here."""
@@ -434,11 +436,11 @@ class Coordinator:
             self._note_trouble(f"worker {number} ended early: {what}")
 
     def _lose(self, number: int, *, hung_up: bool = False) -> LastWords:
-        last_words = self._crew.lose(number, hung_up=hung_up)
+        last_words = self._workers.lose(number, hung_up=hung_up)
         for finding in self._book.abandon(number, ends=self._stopping):
             self._clear_busy(finding.name)
             if not self._stopping:
-                self._handover.add(finding)
+                self._orphans.add(finding)
         return last_words
 
 

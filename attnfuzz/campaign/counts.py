@@ -11,12 +11,11 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
 from attnfuzz.campaign.draw.coverage import PairCounts
-from attnfuzz.campaign.messages import Progress
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Verdict, ends_process
 from attnfuzz.problems.cases import Case
@@ -28,10 +27,12 @@ __all__ = [
     "MAX_INTERVALS",
     "MOST",
     "NOT_FINITE",
+    "CaseCounts",
     "Count",
     "KernelStatistics",
+    "Progress",
+    "ProgressMeter",
     "Seconds",
-    "Tally",
     "Throughput",
     "above",
     "ratio_bin",
@@ -117,24 +118,19 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 """These rules hold where statistics are read from a file: a time of all workers together is three centuries at most."""
 
 
-_Key = TypeVar("_Key", int, str)
-
-
 _Bin = Annotated[int, msgspec.Meta(ge=EXACT, le=NOT_FINITE)]
 
 
-_SUMS = ("cases", "seconds", "known", "skipped", "compile_s", "kernel_s", "reference_s", "build_s", "restarts")
+class CaseCounts(msgspec.Struct, kw_only=True):
+    """What is counted of cases on one kernel: sums, and the largest ``max_error_ratio``.
 
-
-@dataclass(slots=True)
-class KernelStatistics:
-    """What was done on one kernel; the fields are sums (``max_error_ratio``: the largest) of those of ``Progress``.
-
-    ``known``: failures that findings explained; ``skipped``: cases not run for that; ``not_runnable``: cases, which are
-    not among the ``cases``, by why they cannot run here.
+    ``seconds`` is all the time spent on cases; ``compile_s``, ``kernel_s``, ``reference_s`` and ``build_s`` are what
+    executors say of it. ``known``: failures that findings explained; ``skipped``: cases not run for that. ``restarts``:
+    executors lost to a case. ``ratios``: by dtype, cases in each bin of error over bound. ``coverage``: cases by pair
+    of levels (`attnfuzz.problems.input_space`). ``not_runnable``: cases, which are not among the ``cases``, by why they
+    cannot run here.
     """
 
-    declaration: Declaration
     cases: Count = 0
     seconds: Seconds = 0.0
     known: Count = 0
@@ -145,22 +141,42 @@ class KernelStatistics:
     reference_s: Seconds = 0.0
     build_s: Seconds = 0.0
     restarts: Count = 0
-    ratios: dict[str, dict[_Bin, Count]] = field(default_factory=dict)
-    coverage: dict[Count, Count] = field(default_factory=dict)
-    not_runnable: dict[str, Count] = field(default_factory=dict)
+    ratios: dict[str, dict[_Bin, Count]] = {}
+    coverage: dict[Count, Count] = {}
+    not_runnable: dict[str, Count] = {}
 
-    def add(self, progress: Progress | KernelStatistics) -> None:
-        """Add what a worker reported, or what was done on the kernel in another campaign."""
-        for name in _SUMS:
-            setattr(self, name, getattr(self, name) + getattr(progress, name))
-        self.max_error_ratio = max(self.max_error_ratio, progress.max_error_ratio)
-        for dtype, counts in progress.ratios.items():
-            _add_counts(self.ratios.setdefault(dtype, {}), counts)
-        _add_counts(self.coverage, progress.coverage)
-        _add_counts(self.not_runnable, progress.not_runnable)
+    def add(self, other: CaseCounts) -> None:
+        """Add what was counted elsewhere."""
+        for name in CaseCounts.__struct_fields__:
+            mine, its = getattr(self, name), getattr(other, name)
+            if name == "ratios":
+                for dtype, counts in its.items():
+                    _add_counts(mine.setdefault(dtype, {}), counts)
+            elif isinstance(mine, dict):
+                _add_counts(mine, its)
+            else:
+                setattr(self, name, max(mine, its) if name == "max_error_ratio" else mine + its)
 
 
-def _add_counts(to: dict[_Key, int], counts: dict[_Key, int]) -> None:
+class KernelStatistics(CaseCounts):
+    """What was done on one kernel, in all."""
+
+    declaration: Declaration
+
+
+class Progress(CaseCounts, tag="progress", kw_only=True):
+    """What a worker did on one kernel since it last said so.
+
+    ``device`` names the GPU that the worker has to itself, if there are several. ``known_by_finding``: failures, by the
+    tag of the finding that explains them.
+    """
+
+    kernel: str
+    device: str = ""
+    known_by_finding: dict[str, int] = {}
+
+
+def _add_counts(to: dict[Any, int], counts: dict[Any, int]) -> None:
     for key, count in counts.items():
         to[key] = to.get(key, 0) + count
 
@@ -168,26 +184,7 @@ def _add_counts(to: dict[_Key, int], counts: dict[_Key, int]) -> None:
 _REPORT_EVERY_S = 0.3
 
 
-@dataclass(slots=True)
-class _Counts:
-    """What is added up between two reports; the names are those of ``Progress``."""
-
-    cases: int = 0
-    seconds: float = 0.0
-    known: int = 0
-    skipped: int = 0
-    max_error_ratio: float = 0.0
-    compile_s: float = 0.0
-    kernel_s: float = 0.0
-    reference_s: float = 0.0
-    build_s: float = 0.0
-    restarts: int = 0
-    ratios: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    not_runnable: Counter[str] = field(default_factory=Counter)
-    known_by_finding: Counter[str] = field(default_factory=Counter)
-
-
-class Tally:
+class ProgressMeter:
     """Counts per kernel; ``send`` gets what was added since the last report. ``device``: see ``Progress``."""
 
     def __init__(
@@ -196,7 +193,7 @@ class Tally:
         self._send = send
         self._clock = clock
         self._device = device
-        self._unsent: defaultdict[str, _Counts] = defaultdict(_Counts)
+        self._unsent: dict[str, Progress] = {}
         self._cases: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._death_seconds: defaultdict[str, float] = defaultdict(float)
@@ -234,10 +231,10 @@ class Tally:
         """Count a case that took ``seconds`` in all, its own share of a batch included."""
         kernel, timing = declaration.target, verdict.timing
         self._seconds[kernel] += seconds
-        counts = self._unsent[kernel]
+        counts = self._of(kernel)
         counts.seconds += seconds
         if verdict.not_runnable:
-            counts.not_runnable[verdict.not_runnable] += 1
+            _add_counts(counts.not_runnable, {verdict.not_runnable: 1})
             self._report_now_and_then()
             return
         self._cases[kernel] += 1
@@ -253,25 +250,28 @@ class Tally:
 
     def known(self, kernel: str, death_seconds: float) -> None:
         """Count a failure that an earlier finding explains, and the time it cost if it was a crash or a hang."""
-        self._unsent[kernel].known += 1
+        self._of(kernel).known += 1
         self._death_seconds[kernel] += death_seconds
 
     def explained(self, kernel: str, finding: str, failures: int) -> None:
         """Count failures for the finding with the tag ``finding``."""
-        self._unsent[kernel].known_by_finding[finding] += failures
+        _add_counts(self._of(kernel).known_by_finding, {finding: failures})
 
     def skipped(self, kernel: str) -> None:
         """Count a case that was not run because it would crash or hang as an earlier one did."""
-        self._unsent[kernel].skipped += 1
+        self._of(kernel).skipped += 1
 
     def flush(self) -> None:
         """Report what has not been reported."""
-        unsent, self._unsent = self._unsent, defaultdict(_Counts)
+        unsent, self._unsent = self._unsent, {}
         self._last_report = self._clock()
-        for kernel, counts in unsent.items():
-            fields = {name: getattr(counts, name) for name in _Counts.__slots__}
-            coverage = self._pairs[kernel].take() if kernel in self._pairs else {}
-            self._send(Progress(kernel=kernel, device=self._device, coverage=coverage, **fields))
+        for kernel, progress in unsent.items():
+            if kernel in self._pairs:
+                progress.coverage = self._pairs[kernel].take()
+            self._send(progress)
+
+    def _of(self, kernel: str) -> Progress:
+        return self._unsent.setdefault(kernel, Progress(kernel=kernel, device=self._device))
 
     def _report_now_and_then(self) -> None:
         if self._clock() - self._last_report >= _REPORT_EVERY_S:
@@ -282,12 +282,12 @@ class Tally:
         self._pairs[declaration.target].add(self._spaces[declaration.target].place(case))
 
 
-def _count_ratio(counts: _Counts, dtype: str, verdict: Verdict) -> None:
+def _count_ratio(counts: CaseCounts, dtype: str, verdict: Verdict) -> None:
     """A ratio that is not finite (a wrong NaN) is a finding and no measure of accuracy."""
     failure = verdict.failure
     if ends_process(failure) or (failure is not None and failure.oracle == "exception"):
         return
     number = ratio_bin(verdict.error_ratio)
-    counts.ratios[dtype][number] += 1
+    _add_counts(counts.ratios.setdefault(dtype, {}), {number: 1})
     if number != NOT_FINITE:
         counts.max_error_ratio = max(counts.max_error_ratio, verdict.error_ratio)

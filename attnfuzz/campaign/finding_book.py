@@ -10,11 +10,11 @@ import msgspec
 from attnfuzz.campaign.aspects import aspects, needs, telling
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.identity.signature import KnownFindings, Symptom, are_same_bug
-from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Pursue, Smaller, Unconfirmed
+from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed, Unfinished
 from attnfuzz.campaign.result import Reporter
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import SavedFinding
-from attnfuzz.campaign.triage.failing import may_be_circumstances
+from attnfuzz.campaign.triage.failing import may_be_the_machine
 from attnfuzz.campaign.triage.undeclared import are_one_gap, with_remedy
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.pythons import Python
@@ -89,7 +89,7 @@ class FindingBook:
         What may have come of circumstances is none, and is kept apart; a hang that may was a slow case and is dropped.
         """
         finding = self._open.pop(message.finding)
-        if not may_be_circumstances(finding.failure):
+        if not may_be_the_machine(finding.failure):
             finding.failed, finding.runs, finding.seen_after = 1, message.runs + 1, ()
             self._keep_flaky(finding)
             return finding
@@ -149,14 +149,14 @@ class FindingBook:
                 self._keep_unconfirmed(finding)
         return findings
 
-    def accept_unconfirmed(self, pursue: Pursue, *, unless: KnownFindings) -> None:
+    def accept_unfinished(self, unfinished: Unfinished, *, unless: KnownFindings) -> None:
         """Keep a failure that nobody could look into any more, unless it is a known bug."""
-        declaration = self._kernels[pursue.kernel]
+        declaration = self._kernels[unfinished.kernel]
         finding = Finding(
             name="",
             declaration=declaration,
-            case=decode_case(declaration.problem, bytes(pursue.case)),
-            failure=pursue.failure,
+            case=decode_case(declaration.problem, bytes(unfinished.case)),
+            failure=unfinished.failure,
             first_seen_s=time.monotonic() - self._started,
             python=self._python,
         )
@@ -172,10 +172,10 @@ class FindingBook:
         self._by_tag[finding.tag] = finding
         self._folder.adopt(finding)
 
-    def pending(self) -> list[Pursue]:
+    def pending(self) -> list[Unfinished]:
         """What workers are looking into, as far as they have got."""
         return [
-            Pursue(
+            Unfinished(
                 kernel=finding.declaration.target,
                 case=msgspec.Raw(encode_case(finding.case)),
                 failure=finding.failure,

@@ -9,6 +9,7 @@ from typing import Annotated, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from attnfuzz.campaign.counts import Progress
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
 from attnfuzz.oracles.verdict import Blame, Failure, OracleName, SourceLine
@@ -30,7 +31,6 @@ __all__ = [
     "Known",
     "Minimised",
     "Progress",
-    "Pursue",
     "Ready",
     "Setup",
     "Smaller",
@@ -38,6 +38,7 @@ __all__ = [
     "ToWorker",
     "Trouble",
     "Unconfirmed",
+    "Unfinished",
 ]
 
 _READ_BYTES = 1 << 16
@@ -187,7 +188,7 @@ class Busy(msgspec.Struct, tag="busy", frozen=True, kw_only=True):
     busy: bool
 
 
-class Pursue(msgspec.Struct, tag="pursue", frozen=True, kw_only=True):
+class Unfinished(msgspec.Struct, tag="pursue", frozen=True, kw_only=True):
     """A failure to look into, which a worker that was lost (or a campaign that was cut off) had not done with.
 
     The cases of ``preceding`` had run before it in its process.
@@ -219,34 +220,6 @@ class Stop(msgspec.Struct, tag="stop", frozen=True):
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
     """The worker could judge a case now: all of its start-up is done."""
-
-
-class Progress(msgspec.Struct, tag="progress", frozen=True, kw_only=True):
-    """What a worker did on one kernel since it last said so. ``known``: failures explained by earlier findings.
-
-    ``seconds`` is all the time spent on cases; ``compile_s``, ``kernel_s``, ``reference_s`` and ``build_s`` are what
-    executors say of it. ``restarts`` counts executors lost to a case. ``ratios``: by dtype, cases in each bin of
-    ``attnfuzz.campaign.counts``. ``coverage``: cases by pair of levels (``attnfuzz.problems.input_space``). ``device``
-    names the GPU that the worker has to itself, if there are several. ``not_runnable``: cases that were not judged, by
-    why they cannot run here. ``known_by_finding``: failures, by the tag of the finding that explains them.
-    """
-
-    kernel: str
-    cases: int
-    seconds: float
-    known: int = 0
-    skipped: int = 0
-    max_error_ratio: float = 0.0
-    compile_s: float = 0.0
-    kernel_s: float = 0.0
-    reference_s: float = 0.0
-    build_s: float = 0.0
-    restarts: int = 0
-    device: str = ""
-    ratios: dict[str, dict[int, int]] = {}
-    coverage: dict[int, int] = {}
-    not_runnable: dict[str, int] = {}
-    known_by_finding: dict[str, int] = {}
 
 
 class Found(msgspec.Struct, tag="found", frozen=True, kw_only=True):
@@ -325,7 +298,7 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
     device_lost: bool = False
 
 
-ToWorker: TypeAlias = Setup | Begin | Join | Known | Busy | Pursue | FormatCompiled | Stop
+ToWorker: TypeAlias = Setup | Begin | Join | Known | Busy | Unfinished | FormatCompiled | Stop
 
 
 FromWorker: TypeAlias = (

@@ -18,7 +18,7 @@ import msgspec
 
 from attnfuzz.campaign.aspects import ANY_CASE, aspects
 from attnfuzz.campaign.identity.signature import KnownFindings, Signature, case_features
-from attnfuzz.campaign.triage.failing import Suspect
+from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import (
     AttentionCase,
@@ -75,7 +75,7 @@ _GROUPS = (
 _RECIPES = ("values", "outputs")  # of attention, and of states to merge
 
 
-def relatives_beyond(known: KnownFindings, suspect: Suspect) -> list[Case]:
+def relatives_beyond(known: KnownFindings, suspect: FailingCase) -> list[Case]:
     """Relatives that would be news if they failed in the same way: no known bug with that symptom explains them."""
     if ANY_CASE in suspect.features:
         return []
@@ -87,7 +87,7 @@ def relatives_beyond(known: KnownFindings, suspect: Suspect) -> list[Case]:
     ]
 
 
-def lacking(known: Signature, suspect: Suspect) -> list[Case]:
+def lacking(known: Signature, suspect: FailingCase) -> list[Case]:
     """Relatives that lack what the bug ``known`` needs."""
     features = case_features(suspect.declaration, suspect.case)
     return [
@@ -97,7 +97,7 @@ def lacking(known: Signature, suspect: Suspect) -> list[Case]:
     ]
 
 
-def _relatives(suspect: Suspect, needed: Set[str]) -> list[Case]:
+def _relatives(suspect: FailingCase, needed: Set[str]) -> list[Case]:
     """First the case without what ``needed`` is about and with all the rest, so that nothing else is taken away."""
     declaration, case = suspect.declaration, suspect.case
     about = sorted(aspects(frozenset(needed)))
@@ -105,12 +105,12 @@ def _relatives(suspect: Suspect, needed: Set[str]) -> list[Case]:
     return [*_supported(suspect, siblings), *simpler_in_one_respect(suspect)]
 
 
-def simpler_in_one_respect(suspect: Suspect) -> list[Case]:
+def simpler_in_one_respect(suspect: FailingCase) -> list[Case]:
     """The case with one group of fields as in the simplest case, for each group in turn."""
     return _supported(suspect, _simpler(suspect))
 
 
-def with_simplest_values(suspect: Suspect) -> Case | None:
+def with_simplest_values(suspect: FailingCase) -> Case | None:
     """The case with the simplest recipe for its numbers; None if it has that already."""
     case, simplest = suspect.case, _simplest(suspect)
     recipes = {name: getattr(simplest, name) for name in _RECIPES if hasattr(case, name)}
@@ -118,7 +118,7 @@ def with_simplest_values(suspect: Suspect) -> Case | None:
     return next(iter(_supported(suspect, changed)), None)
 
 
-def nearest_permitted(suspect: Suspect) -> Case | None:
+def nearest_permitted(suspect: FailingCase) -> Case | None:
     """The case, changed as little as its kernel's declaration asks for; None if that is more than two groups."""
     permits = functools.partial(supports_case, suspect.declaration.supports, suspect.declaration.options)
     once = [suspect.case, *_simpler(suspect)]
@@ -126,12 +126,12 @@ def nearest_permitted(suspect: Suspect) -> Case | None:
     return next(filter(permits, itertools.chain(once, twice)), None)
 
 
-def _supported(suspect: Suspect, cases: Iterable[Case]) -> list[Case]:
+def _supported(suspect: FailingCase, cases: Iterable[Case]) -> list[Case]:
     declaration = suspect.declaration
     return [case for case in cases if supports_case(declaration.supports, declaration.options, case)]
 
 
-def _simpler(suspect: Suspect) -> Iterator[Case]:
+def _simpler(suspect: FailingCase) -> Iterator[Case]:
     case, simplest = suspect.case, _simplest(suspect)
     for group in _GROUPS:
         changes = {name: getattr(simplest, name) for name in group if hasattr(case, name)}
@@ -143,7 +143,7 @@ def _simpler(suspect: Suspect) -> Iterator[Case]:
             yield from _fitted(case, changes)
 
 
-def _simplest(suspect: Suspect) -> Case:
+def _simplest(suspect: FailingCase) -> Case:
     declaration = suspect.declaration
     return simplest_case(declaration.problem, declaration.supports, declaration.options)
 

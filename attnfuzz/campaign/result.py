@@ -154,7 +154,7 @@ class Statistics:
     @classmethod
     def of_kernels(cls, declarations: Sequence[Declaration]) -> dict[str, KernelStatistics]:
         """Empty statistics by target."""
-        return {declaration.target: KernelStatistics(declaration) for declaration in declarations}
+        return {declaration.target: KernelStatistics(declaration=declaration) for declaration in declarations}
 
     def add(self, progress: Progress) -> None:
         """Add what a worker reported just now."""

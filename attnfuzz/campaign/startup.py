@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from attnfuzz.campaign.coordinator import Coordinator, Plan
+from attnfuzz.campaign.coordinator import CampaignPlan, Coordinator
 from attnfuzz.campaign.judge.executor import memory_limit
 from attnfuzz.campaign.judge.journal import JournalFolder
 from attnfuzz.campaign.messages import Setup
@@ -179,10 +179,10 @@ def _plan(
     *,
     gpus: Sequence[Gpu],
     workers: Choice,
-) -> Plan:
+) -> CampaignPlan:
     statistics = _statistics(request, runner, readiness.declarations, num_gpus=len(gpus), workers=workers)
     parts = request.resume.parts if request.resume is not None else 0
-    return Plan(
+    return CampaignPlan(
         statistics=statistics,
         oracles=asked_oracles(request.oracles),
         save_folder=request.save_folder,

@@ -21,7 +21,7 @@ from typing import Any, cast
 import msgspec
 from hypothesis.strategies import SearchStrategy
 
-from attnfuzz.campaign.counts import Tally
+from attnfuzz.campaign.counts import ProgressMeter
 from attnfuzz.campaign.draw.drawing import Drawing, StrategyFor, WorkingSets, derive_seed
 from attnfuzz.campaign.draw.schedule import BatchSize, Schedule
 from attnfuzz.campaign.judge.executor import Executors, History, MemoryWatch
@@ -35,15 +35,15 @@ from attnfuzz.campaign.messages import (
     FormatCompiled,
     Join,
     Known,
-    Pursue,
     Ready,
     Setup,
     Stop,
     ToWorker,
     Trouble,
+    Unfinished,
 )
-from attnfuzz.campaign.triage.confirmation import retrace
-from attnfuzz.campaign.triage.failing import Suspect
+from attnfuzz.campaign.triage.confirmation import first_death
+from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.campaign.triage.failures import Failures
 from attnfuzz.campaign.triage.known_deaths import LEARNED_ORACLES
 from attnfuzz.campaign.workers import BorrowedZygote
@@ -61,7 +61,7 @@ from attnfuzz.strategies.cases import case_lists
 from attnfuzz.strategies.formats import draw_formats, first_formats
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
 
-__all__ = ["Search", "main", "work"]
+__all__ = ["WorkerLoop", "main", "work"]
 
 _MOST_TOGETHER = 64
 
@@ -69,10 +69,10 @@ _MOST_TOGETHER = 64
 _WAIT_FOR_BATCH_S = 1.0
 
 
-_MAX_RETRACES = 3
+_MAX_DEATH_SEARCHES = 3
 
 
-class Search:
+class WorkerLoop:
     """Searches the kernels of ``setup`` until its deadline or until the coordinator says stop.
 
     ``formats`` are for a GPU, where a format that is new costs as much as hundreds of cases; without them, the format
@@ -100,20 +100,20 @@ class Search:
         self._kernels: dict[str, Declaration] = {}
         targets = [declaration.target for declaration in setup.kernels]
         self._schedule = Schedule(targets, worker=setup.worker, num_workers=setup.num_workers)
-        self._tally = Tally(channel.send, device=setup.device_label)
+        self._meter = ProgressMeter(channel.send, device=setup.device_label)
         self._failures = Failures(
             setup.worker,
             deadline=setup.deadline,
             judge=judge,
-            tally=self._tally,
+            meter=self._meter,
             send=channel.send,
             is_over=self._is_over,
         )
         self._drawn: defaultdict[str, list[Case]] = defaultdict(list)
         self._sizes = defaultdict[str, BatchSize](lambda: BatchSize(_MOST_TOGETHER if judge.can_batch else 1))
-        self._early: list[Pursue] = []
+        self._early: list[Unfinished] = []
         self._pipeline = Pipeline(judge.together)
-        self._retraces: Counter[str] = Counter()
+        self._death_searches: Counter[str] = Counter()
         self._stopped = False
         for declaration in setup.kernels:
             self._join(Join(kernel=declaration))
@@ -125,9 +125,9 @@ class Search:
             if not self._is_over():
                 self._one_turn(self._kernels[self._schedule.next_target()])
         self._collect()
-        self._pursue_suspect()  # no time to look into it, but it is reported
+        self._investigate()  # no time to look into it, but it is reported
         self._look_into_deferred()
-        self._tally.flush()
+        self._meter.flush()
 
     def _is_over(self) -> bool:
         self._read_mail()
@@ -144,7 +144,7 @@ class Search:
                         self._schedule.is_fatal(message.kernel)
                 case Busy():
                     self._failures.set_busy(message)
-                case Pursue():
+                case Unfinished():
                     self._defer(message)
                 case FormatCompiled():
                     if self._formats is not None:
@@ -157,7 +157,7 @@ class Search:
     def _join(self, join: Join) -> None:
         """Search a kernel from now on, within what is built of it."""
         declaration, target = join.kernel, join.kernel.target
-        self._tally.joins(declaration)
+        self._meter.joins(declaration)
         self._schedule.add(target)
         if join.built:
             within = msgspec.structs.replace(declaration.supports, where=join.built)
@@ -166,24 +166,24 @@ class Search:
         if self._formats is not None:
             self._formats.joins(declaration)
         early, self._early = self._early, []
-        for pursue in early:
-            self._defer(pursue)
+        for unfinished in early:
+            self._defer(unfinished)
 
-    def _defer(self, pursue: Pursue) -> None:
+    def _defer(self, unfinished: Unfinished) -> None:
         """Look into a failure that a worker which was lost had met."""
-        declaration = self._kernels.get(pursue.kernel)
+        declaration = self._kernels.get(unfinished.kernel)
         if declaration is None:  # it is still being built
-            self._early.append(pursue)
+            self._early.append(unfinished)
             return
-        case = decode_case(declaration.problem, bytes(pursue.case))
-        preceding = tuple(decode_case(declaration.problem, bytes(earlier)) for earlier in pursue.preceding)
-        self._failures.defer(Suspect(declaration, case, pursue.failure, preceding))
+        case = decode_case(declaration.problem, bytes(unfinished.case))
+        preceding = tuple(decode_case(declaration.problem, bytes(earlier)) for earlier in unfinished.preceding)
+        self._failures.defer(FailingCase(declaration, case, unfinished.failure, preceding))
 
     def _one_turn(self, declaration: Declaration) -> None:
         """One round on a kernel, and what follows from it."""
         target = declaration.target
         started = time.monotonic()
-        cases_before = self._tally.cases(target)
+        cases_before = self._meter.cases(target)
         self._scout(declaration)
         if self._goes_on():
             until = started + self._slice_s(target, started)
@@ -192,11 +192,11 @@ class Search:
                 return self._visit(declaration, case) and time.monotonic() < until
 
             self._drawing.round(declaration, visit, until=self._setup.deadline)
-            self._tally.flush()
+            self._meter.flush()
         self._schedule.record(
-            target, seconds=time.monotonic() - started, cases=self._tally.cases(target) - cases_before
+            target, seconds=time.monotonic() - started, cases=self._meter.cases(target) - cases_before
         )
-        self._pursue_suspect()
+        self._investigate()
 
     def _scout(self, declaration: Declaration) -> None:
         """Have new formats compiled if it is time to; in the background, unless there are none to draw from."""
@@ -257,7 +257,7 @@ class Search:
             self._sizes[target].went_wrong()
             before = self._history.of(batch.declaration)
             if not self._judge_alone(batch.declaration, batch.cases):
-                self._retrace(batch.declaration, before)
+                self._find_death(batch.declaration, before)
             return
         self._sizes[target].went_well(batch.warm_seconds, len(batch.cases))
         for case, verdict in zip(batch.cases, batch.verdicts, strict=True):
@@ -280,13 +280,13 @@ class Search:
         self._schedule.charge(declaration.target, time.monotonic() - started)
         self._memory.checked(declaration, leaks=failure is not None)
         if failure is not None:
-            self._weigh(Suspect(declaration, case, failure), 0.0)
+            self._weigh(FailingCase(declaration, case, failure), 0.0)
 
-    def _retrace(self, declaration: Declaration, cases: Sequence[Case]) -> None:
+    def _find_death(self, declaration: Declaration, cases: Sequence[Case]) -> None:
         """Find out what took a batch down that no case of it takes down alone."""
-        self._retraces[declaration.target] += 1
-        if self._retraces[declaration.target] <= _MAX_RETRACES and self._goes_on():
-            suspect = retrace(self._judge, declaration, cases)
+        self._death_searches[declaration.target] += 1
+        if self._death_searches[declaration.target] <= _MAX_DEATH_SEARCHES and self._goes_on():
+            suspect = first_death(self._judge, declaration, cases)
             if suspect is not None:
                 self._weigh(suspect, 0.0)
 
@@ -315,7 +315,7 @@ class Search:
         return failed
 
     def _take_in(self, declaration: Declaration, case: Case, seconds: float, verdict: Verdict) -> None:
-        self._tally.judged(declaration, case, seconds, verdict)
+        self._meter.judged(declaration, case, seconds, verdict)
         failure = verdict.failure
         self._failures.deaths.judged(declaration, case, failure)
         if ends_process(failure):
@@ -323,14 +323,14 @@ class Search:
         else:
             self._publish_format(declaration, case, seconds)
         if failure is not None:
-            self._weigh(Suspect(declaration, case, failure, self._history.before(declaration, case)), seconds)
+            self._weigh(FailingCase(declaration, case, failure, self._history.before(declaration, case)), seconds)
 
     def _publish_format(self, declaration: Declaration, case: Case, seconds: float) -> None:
         format_ = None if self._formats is None else self._formats.judged(declaration, case, seconds)
         if format_ is not None:
             self._channel.send(FormatCompiled(kernel=declaration.target, format=format_))
 
-    def _weigh(self, suspect: Suspect, seconds: float) -> None:
+    def _weigh(self, suspect: FailingCase, seconds: float) -> None:
         self._read_mail()
         if not self._stopped:
             self._failures.weigh(suspect, seconds)
@@ -339,15 +339,15 @@ class Search:
         """Whether to leave out the case because it would die, which costs an executor."""
         skipped = self._failures.deaths.forbids(declaration, case)
         if skipped:
-            self._tally.skipped(declaration.target)
+            self._meter.skipped(declaration.target)
         return skipped
 
     def _look_into_deferred(self) -> None:
         """Take up failures put off while somebody was at their symptom."""
         while not self._stopped and self._failures.take_up_deferred():
-            self._pursue_suspect()
+            self._investigate()
 
-    def _pursue_suspect(self) -> None:
+    def _investigate(self) -> None:
         """Find out about the suspect, if there is one; what is being judged in the background is taken in before."""
         if self._failures.suspect is None:
             return
@@ -356,7 +356,7 @@ class Search:
         suspect, self._failures.suspect = self._failures.suspect, None
         target = suspect.declaration.target
         self._sizes[target].went_wrong()
-        self._failures.pursue(suspect)
+        self._failures.investigate(suspect)
         self._schedule.charge(target, time.monotonic() - started)
 
 
@@ -425,7 +425,7 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
             process=lambda: executors.pid,
         )
 
-        Search(
+        WorkerLoop(
             setup,
             judge=judge,
             strategy_for=partial(_strategy, sizes),

@@ -41,12 +41,12 @@ __all__ = [
     "PROBE_KERNEL",
     "BorrowedZygote",
     "Choice",
-    "Crew",
     "LastWords",
     "Launch",
     "ProbeLoad",
     "WorkerHandle",
     "WorkerProcess",
+    "Workers",
     "by_formula",
     "calibrate",
     "cores",
@@ -244,7 +244,7 @@ class _Place:
     start_at: float | None = None
 
 
-class Crew:
+class Workers:
     """``size`` workers, started by ``launch`` with what ``setup_for(number, starts)`` says."""
 
     def __init__(

@@ -15,7 +15,7 @@ from attnfuzz.campaign.judge.executor import History
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.judge.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.campaign.triage.confirmation import Trials, confirm
-from attnfuzz.campaign.triage.failing import Suspect
+from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.zygote_client import Zygote
@@ -177,7 +177,7 @@ class Hunt:
         if failure is None:
             return None
         declaration, cases, first_seen_s = place.declaration, self._cases, time.monotonic() - self._started
-        suspect = Suspect(declaration, case, failure, self._history.before(declaration, case))
+        suspect = FailingCase(declaration, case, failure, self._history.before(declaration, case))
         relations: Relations = (failure.oracle,) if failure.oracle in RELATION_ORACLES else ()
         trials = Trials(self._judge, declaration, deaths=KnownDeaths(), relations=relations)
         confirmation = confirm(suspect, trials)

@@ -219,30 +219,24 @@ _CELL, _AXIS_GAP = 10.0, 5.0
 _LABELS = 190.0
 
 
-def shade(cases: int | None) -> str:
-    """The class of a cell: "no" if impossible, "hole" if possible and never seen, then "s1" to "s5" for more cases."""
-    if cases is None:
-        return "no"
+def shade(cases: int) -> str:
+    """The class of a cell: "hole" for a pair that was never met, then "s1" to "s5" for more cases."""
     return f"s{sum(cases >= least for least in _SHADES)}" if cases else "hole"
 
 
 @dataclass(frozen=True, slots=True)
 class PairTable:
-    """Cases by pair of levels of two axes; None where a pair is impossible."""
+    """Cases by pair of levels of two axes."""
 
     rows_axis: str
     columns_axis: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[int | None, ...]], ...]
-
-    @property
-    def holes(self) -> int:
-        return sum(cases == 0 for _, cells in self.rows for cases in cells)
+    rows: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def pair_tables(coverage: Coverage) -> list[PairTable]:
     """Those of ``FEATURED`` that this kernel has."""
-    axes = coverage.axes()
+    axes = coverage.axes
     order = {axis: i for i, axis in enumerate(axes)}
     tables = []
     for first, second in FEATURED:
@@ -260,7 +254,7 @@ def pair_tables(coverage: Coverage) -> list[PairTable]:
 class CoverageMap:
     """The drawing, and what its cells are: for the script that tells them when they are pointed at.
 
-    ``cells[i]`` are the cases of level ``i`` with each level before it; -1 where that is impossible.
+    ``cells[i]`` are the cases of level ``i`` with each level before it; -1 on the same axis.
     """
 
     svg: Markup
@@ -269,14 +263,14 @@ class CoverageMap:
 
 def coverage_map(coverage: Coverage) -> CoverageMap:
     """Every level of every axis against every other one, as a triangle with the levels' names along its edge."""
-    levels = [(axis, level) for axis, names in coverage.axes().items() for level in names]
+    levels = [(axis, level) for axis, names in coverage.axes.items() for level in names]
     places = list(_places(levels))
     cells = [[_cases(coverage, levels[j], levels[i]) for j in range(i)] for i in range(len(levels))]
     size = places[-1] + _CELL if places else 0.0
     svg = element(
         "svg",
         *_shaded(cells, places),
-        *_names(levels, places, coverage),
+        *_names(levels, places),
         class_="map",
         viewBox=f"0 0 {number(size + _LABELS)} {number(size + _CELL)}",
         width=size + _LABELS,
@@ -290,8 +284,7 @@ def coverage_map(coverage: Coverage) -> CoverageMap:
 def _cases(coverage: Coverage, one: Level, other: Level) -> int:
     if one[0] == other[0]:
         return -1
-    cases = coverage.cases(one, other)
-    return -1 if cases is None else cases
+    return coverage.cases(one, other)
 
 
 def _places(levels: list[Level]) -> Iterator[float]:
@@ -314,7 +307,7 @@ def _shaded(cells: list[list[int]], places: list[float]) -> Iterator[Markup]:
     return (element("path", d=path_of_rects(found), class_=name) for name, found in sorted(rects.items()))
 
 
-def _names(levels: list[Level], places: list[float], coverage: Coverage) -> Iterator[Markup]:
+def _names(levels: list[Level], places: list[float]) -> Iterator[Markup]:
     """Beside the diagonal, where a level's row ends and its column begins; an axis is named beside its first level."""
     shown = ""
     for level, place in zip(levels, places, strict=True):
@@ -323,6 +316,5 @@ def _names(levels: list[Level], places: list[float], coverage: Coverage) -> Iter
         if axis != shown:
             label += element("tspan", Markup.escape(f"  {axis}"), class_="axis")
         shown = axis
-        kind = "name" if coverage.cases_on(level) else "name missing"
         yield element("rect", x=place, y=place, width=_CELL - 1, height=_CELL - 1, class_="self")
-        yield element("text", label, x=place + _CELL + 3, y=place + _CELL - 1.5, class_=kind)
+        yield element("text", label, x=place + _CELL + 3, y=place + _CELL - 1.5, class_="name")

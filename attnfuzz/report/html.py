@@ -9,13 +9,13 @@ import datetime
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 
 from markupsafe import Markup
 
 from attnfuzz.campaign.counts import KernelStatistics
-from attnfuzz.campaign.draw.coverage import Coverage, Level, coverage_of
+from attnfuzz.campaign.draw.coverage import Coverage, coverage_of
 from attnfuzz.campaign.environments import name_of
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, Statistics
@@ -71,7 +71,6 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
 
 
 _CLOSE_TO_THE_BOUND = 0.9
-_MAX_HOLES = 80
 _ENDS = {
     "interrupted": "It was interrupted before its time was over.",
     "fail_fast": "It ended with its first finding, as it was told to.",
@@ -130,8 +129,7 @@ class KernelPart:
     """A kernel: how its time was spent (share by part), how close it came to its bounds, what it was tried on.
 
     ``outside``: what lies outside the contract that it was searched in; ``not_runnable``: how many cases could not run
-    here, and why. ``compared``: cases by dtype, each with a histogram. ``holes``: for each pair of axes that has any,
-    their names and the pairs of levels, as far as there is room; ``holes_left_out`` counts the others.
+    here, and why. ``compared``: cases by dtype, each with a histogram.
     """
 
     kernel: KernelStatistics
@@ -142,8 +140,6 @@ class KernelPart:
     coverage: Coverage | None
     tables: list[PairTable]
     map: CoverageMap | None
-    holes: list[tuple[str, str, list[tuple[str, str]]]]
-    holes_left_out: int
     outside: str
     not_runnable: dict[str, int]
 
@@ -255,16 +251,14 @@ def _effort(result: CampaignResult) -> str:
 def _tiles(result: CampaignResult, kernels: list[KernelPart]) -> list[Tile]:
     statistics = result.statistics
     ratio = max((kernel.max_error_ratio for kernel in statistics.kernels.values()), default=0.0)
-    covered = [part.coverage for part in kernels if part.coverage is not None]
-    possible = sum(coverage.possible for coverage in covered)
-    share = sum(coverage.covered for coverage in covered) / possible if possible else 0.0
+    pairs = sum(part.coverage.met for part in kernels if part.coverage is not None)
     rate = statistics.cases / max(result.elapsed_s, 1e-9)
     mood = "bad" if ratio > 1 and result.fails else "near" if ratio > _CLOSE_TO_THE_BOUND else ""
     return [
         Tile(f"{statistics.cases:,}", "cases"),
         Tile(f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}", "cases a second"),
         Tile(f"{ratio:.3g}", "largest error / bound", mood),
-        Tile(f"{100 * share:.1f}%", "feature pairs covered"),
+        Tile(f"{pairs:,}", "feature pairs met"),
         Tile(f"{100 * statistics.share_compiling():.0f}%", "of the time compiling"),
         Tile(str(statistics.restarts), "restarts of kernel processes"),
     ]
@@ -311,10 +305,7 @@ def _weigh(finding: Finding) -> str:
 
 
 def _kernel(kernel: KernelStatistics, result: CampaignResult) -> KernelPart:
-    coverage = None
-    if kernel.coverage:
-        coverage = coverage_of(kernel.declaration, kernel.coverage, device=result.statistics.device)
-    holes = list(coverage.holes()) if coverage is not None else []
+    coverage = coverage_of(kernel.declaration, kernel.coverage) if kernel.coverage else None
     return KernelPart(
         kernel=kernel,
         findings=sum(map(result.statistics.in_contract, result.findings_of(kernel.declaration.target))),
@@ -324,8 +315,6 @@ def _kernel(kernel: KernelStatistics, result: CampaignResult) -> KernelPart:
         coverage=coverage,
         tables=pair_tables(coverage) if coverage is not None else [],
         map=coverage_map(coverage) if coverage is not None else None,
-        holes=_by_axes(holes[:_MAX_HOLES]),
-        holes_left_out=max(0, len(holes) - _MAX_HOLES),
         outside=next((str(one) for one in result.limited if one.target == kernel.declaration.target), ""),
         not_runnable=kernel.not_runnable,
     )
@@ -343,12 +332,3 @@ def _time(kernel: KernelStatistics) -> dict[str, float]:
     if not total:
         return {}
     return {name: seconds / total for name, seconds in parts.items()} | {"rest": 1 - sum(parts.values()) / total}
-
-
-def _by_axes(holes: Iterable[tuple[Level, Level]]) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """Pairs of levels, grouped by their axes."""
-    ordered = sorted(holes, key=lambda hole: (hole[0][0], hole[1][0]))
-    return [
-        (one, other, [(first[1], second[1]) for first, second in group])
-        for (one, other), group in groupby(ordered, key=lambda hole: (hole[0][0], hole[1][0]))
-    ]

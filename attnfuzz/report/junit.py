@@ -13,6 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from attnfuzz.campaign.counts import KernelStatistics
+from attnfuzz.campaign.draw.coverage import pairs_met
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.campaign.saved.replay import replay_command
@@ -20,7 +21,6 @@ from attnfuzz.campaign.triage.undeclared import declared_limits
 from attnfuzz.corpus import encode_regression
 from attnfuzz.report.files import write_file
 from attnfuzz.report.findings import finding_lines, in_order, kernels_in_order, known_since, one_line, remedy_lines
-from attnfuzz.report.terminal import all_shares
 from attnfuzz.said import only_printable
 
 __all__ = ["junit_xml", "write_junit"]
@@ -39,12 +39,11 @@ def junit_xml(result: CampaignResult) -> bytes:
     """
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=result.elapsed_s)
     root = ElementTree.Element("testsuites")
-    shares = all_shares(result.statistics)
     ordered = in_order(result)
     for target in kernels_in_order(result):
         kernel = result.statistics.kernels[target]
         suite = _suite(root, target, kernel.seconds, began)
-        _properties(suite, result, kernel, shares.get(target))
+        _properties(suite, result, kernel)
         _search(suite, kernel)
         for finding in ordered:
             if finding.declaration.target == target:
@@ -75,7 +74,7 @@ def _suite(root: Element, name: str, seconds: float, began: datetime.datetime) -
     return ElementTree.SubElement(root, "testsuite", attributes)
 
 
-def _properties(suite: Element, result: CampaignResult, kernel: KernelStatistics, share: float | None) -> None:
+def _properties(suite: Element, result: CampaignResult, kernel: KernelStatistics) -> None:
     facts = {
         "problem": kernel.declaration.problem,
         "device": result.statistics.device_name,
@@ -83,7 +82,7 @@ def _properties(suite: Element, result: CampaignResult, kernel: KernelStatistics
         "stop_reason": result.stop_reason,
         "cases": kernel.cases,
         "max_error_ratio": f"{kernel.max_error_ratio:.6g}",
-        "feature_pairs_covered": "" if share is None else f"{share:.4f}",
+        "feature_pairs_met": pairs_met(kernel.coverage),
     }
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in facts.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -12,11 +12,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from attnfuzz.campaign.draw.coverage import pairs_met
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import Statistics
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.report.findings import count, found_so_far, one_line, restarts_of
-from attnfuzz.report.terminal import Shares, kernel_table, next_share
+from attnfuzz.report.terminal import kernel_table
 
 __all__ = ["LineReporter", "LiveReporter", "describe", "panel", "status_line"]
 
@@ -108,11 +109,9 @@ _BETWEEN = " · "
 _MAX_DEVICE_NAME = 12
 
 
-def panel(
-    statistics: Statistics, *, shrinking: Iterable[Finding], shares: Shares, width: int, height: int
-) -> RenderableType:
+def panel(statistics: Statistics, *, shrinking: Iterable[Finding], width: int, height: int) -> RenderableType:
     """Time, rates, kernels and the findings at work, in at most ``height`` lines of ``width`` columns."""
-    facts = [*_wrapped(_effort(statistics), width), *_wrapped(_insight(statistics, shares), width)]
+    facts = [*_wrapped(_effort(statistics), width), *_wrapped(_insight(statistics), width)]
     at_work = [line for finding in list(shrinking)[-_MAX_FINDINGS:] for line in _at_work(finding)]
     room = height - _OTHER_LINES - len(facts) - len(at_work)
     return Group(
@@ -120,7 +119,7 @@ def panel(
         _clock(statistics, width),
         *facts,
         Text(),
-        kernel_table(statistics, width=width, shares=shares, most_rows=max(2, room)),
+        kernel_table(statistics, width=width, most_rows=max(2, room)),
         *([Text(), *at_work] if at_work else []),
     )
 
@@ -164,12 +163,12 @@ def _effort(statistics: Statistics) -> Iterator[str]:
         yield restarts_of(statistics)
 
 
-def _insight(statistics: Statistics, shares: Mapping[str, float]) -> Iterator[str]:
+def _insight(statistics: Statistics) -> Iterator[str]:
     yield found_so_far(statistics)
     ratio = max((kernel.max_error_ratio for kernel in statistics.kernels.values()), default=0.0)
     yield f"largest error/bound {ratio:.3g}"
-    if shares:
-        yield f"{100 * sum(shares.values()) / len(shares):.0f}% of feature pairs"
+    if pairs := sum(pairs_met(kernel.coverage) for kernel in statistics.kernels.values()):
+        yield f"{pairs:,} feature pairs"
     if (compiling := statistics.share_compiling()) >= 0.005:
         yield f"{100 * compiling:.0f}% compiling"
 
@@ -202,7 +201,6 @@ class LiveReporter(LineReporter):
         super().__init__(console)
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._at_work: dict[str, Finding] = {}
-        self._shares: Shares = {}
         self._next = 0.0
 
     def started(self, statistics: Statistics) -> None:
@@ -212,12 +210,10 @@ class LiveReporter(LineReporter):
     def progress(self, statistics: Statistics) -> None:
         if time.monotonic() < self._next:
             return
-        next_share(statistics, self._shares)
         size = self._console.size
         drawn = panel(
             statistics,
             shrinking=self._at_work.values(),
-            shares=self._shares,
             width=size.width,
             height=size.height,
         )

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnfuzz.campaign.counts import KernelStatistics
-from attnfuzz.campaign.draw.coverage import coverage_of
+from attnfuzz.campaign.draw.coverage import pairs_met
 from attnfuzz.campaign.environments import name_of
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, Reporter, SilentReporter, Statistics
@@ -36,12 +36,9 @@ from attnfuzz.report.findings import (
 from attnfuzz.said import only_printable
 
 __all__ = [
-    "Shares",
-    "all_shares",
     "kernel_table",
     "make_console",
     "make_reporter",
-    "next_share",
     "print_environment",
     "print_result",
     "verdict_sentence",
@@ -99,8 +96,7 @@ def make_reporter(console: Console, *, quiet: bool) -> Reporter:
 def print_result(console: Console, result: CampaignResult) -> None:
     """The table, each finding with the command that replays it, and the verdict in one sentence."""
     console.print()
-    shares = all_shares(result.statistics)
-    console.print(kernel_table(result.statistics, width=console.width, shares=shares))
+    console.print(kernel_table(result.statistics, width=console.width))
     console.print(Text(_costs(result.statistics), style="dim"), soft_wrap=True)
     told = ("", "")
     for number, finding in enumerate(in_order(result), start=1):
@@ -123,7 +119,7 @@ def print_result(console: Console, result: CampaignResult) -> None:
 def _costs(statistics: Statistics) -> str:
     return (
         f"{100 * statistics.share_compiling():.0f}% of the time compiling, "
-        f"{restarts_of(statistics)}; pairs: pairwise coverage of input features"
+        f"{restarts_of(statistics)}; pairs: pairs of input features that cases had"
     )
 
 
@@ -262,9 +258,6 @@ def _side_lines(result: CampaignResult) -> Iterator[Text]:
         yield Text(f"{told}: {trouble.strip()}", style="yellow")
 
 
-Shares = dict[str, float]
-"""By kernel, the part of the possible pairs of features that its cases have had."""
-
 _CLOSE_TO_THE_BOUND = 0.9
 
 
@@ -282,14 +275,11 @@ class _Column:
 @dataclass(frozen=True, slots=True)
 class _Row:
     kernel: KernelStatistics
-    share: float | None
     findings: int
 
 
-def kernel_table(
-    statistics: Statistics, *, width: int, shares: Shares | None = None, most_rows: int | None = None
-) -> Table:
-    """One row a kernel: cases, cases per second of one worker, largest error over bound, findings.
+def kernel_table(statistics: Statistics, *, width: int, most_rows: int | None = None) -> Table:
+    """One row a kernel: cases, cases per second of one worker, largest error over bound, pairs of features, findings.
 
     Where there are more kernels than ``most_rows``, those with findings and those closest to their bounds are shown.
     """
@@ -298,7 +288,7 @@ def kernel_table(
     for column in columns:
         least = None if column.justify == "left" else len(column.title)  # names give way to numbers
         table.add_column(column.title, justify=column.justify, no_wrap=True, min_width=least)
-    rows = [_row(statistics, target, shares or {}) for target in statistics.kernels]
+    rows = [_row(statistics, target) for target in statistics.kernels]
     shown = _most_important(rows, most_rows)
     for row in shown:
         table.add_row(*(column.cell(row) for column in columns))
@@ -307,29 +297,10 @@ def kernel_table(
     return table
 
 
-def next_share(statistics: Statistics, shares: Shares) -> None:
-    """Bring the share of one kernel up to date, the one whose turn it is: finding them all out takes a while."""
-    waiting = [target for target, kernel in statistics.kernels.items() if kernel.coverage and target not in shares]
-    target = waiting[0] if waiting else next(iter(shares), None)
-    if target is not None:
-        shares.pop(target, None)  # to the end of the queue
-        shares[target] = _share(statistics, target)
-
-
-def all_shares(statistics: Statistics) -> Shares:
-    """The share of every kernel that had a case."""
-    return {target: _share(statistics, target) for target, kernel in statistics.kernels.items() if kernel.coverage}
-
-
-def _share(statistics: Statistics, target: str) -> float:
-    kernel = statistics.kernels[target]
-    return coverage_of(kernel.declaration, kernel.coverage, device=statistics.device).share
-
-
-def _row(statistics: Statistics, target: str, shares: Shares) -> _Row:
+def _row(statistics: Statistics, target: str) -> _Row:
     told = (finding for finding in statistics.findings if statistics.in_contract(finding))
     findings = sum(finding.declaration.target == target for finding in told)
-    return _Row(statistics.kernels[target], shares.get(target), findings)
+    return _Row(statistics.kernels[target], findings)
 
 
 def _most_important(rows: list[_Row], most: int | None) -> list[_Row]:
@@ -362,7 +333,7 @@ def _ratio(row: _Row) -> Text:
 
 
 def _pairs(row: _Row) -> Text:
-    return Text("-" if row.share is None else f"{100 * row.share:.0f}%")
+    return Text(f"{pairs_met(row.kernel.coverage):,}" if row.kernel.coverage else "-")
 
 
 def _findings(row: _Row) -> Text:

@@ -13,7 +13,7 @@ import msgspec
 
 from attnfuzz.campaign.counts import KernelStatistics
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.messages import Known, Pursue
+from attnfuzz.campaign.messages import Known, Unfinished
 from attnfuzz.campaign.saved.state import Asked, SavedFinding, State
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
@@ -44,10 +44,11 @@ def state_document() -> dict[str, Any]:
     )  # fmt: skip
     state = State(
         asked=Asked(kernels=(f"{_MINE}:right", f"{_MINE}:wrong"), budget_s=60.0, save_folder="regressions", workers=1),
-        seed=7, elapsed_s=20.0, parts=1, kernels=(KernelStatistics(right, cases=12), KernelStatistics(wrong, cases=12)),
+        seed=7, elapsed_s=20.0, parts=1,
+        kernels=tuple(KernelStatistics(declaration=one, cases=12) for one in (right, wrong)),
         interval_s=2.0, throughput={"": (5, 7)}, findings=(SavedFinding.of(finding),),
         known=(Known(kernel=wrong.target, oracle="accuracy", kind="out:value", features=frozenset({"seq_len>1"})),),
-        pending=(Pursue(kernel=wrong.target, case=msgspec.Raw(encode_case(_CASE)), failure=failure),),
+        pending=(Unfinished(kernel=wrong.target, case=msgspec.Raw(encode_case(_CASE)), failure=failure),),
     )  # fmt: skip
     document: dict[str, Any] = json.loads(msgspec.json.encode(state))
     return document

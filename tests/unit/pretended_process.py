@@ -12,9 +12,9 @@ from attnfuzz.campaign.identity.signature import KnownFindings
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.judge.judging import TimedJudge
 from attnfuzz.campaign.triage.confirmation import Trials
-from attnfuzz.campaign.triage.failing import Suspect
+from attnfuzz.campaign.triage.failing import FailingCase
+from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
-from attnfuzz.campaign.triage.pursuit import Pursuit
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
@@ -39,7 +39,7 @@ def a_case(length: int = 1, *, head_size: int = 16, num_q_heads: int = 1) -> Den
 
 
 def pursued(
-    suspect: Suspect,
+    suspect: FailingCase,
     judge: TimedJudge,
     known: KnownFindings | None = None,
     *,
@@ -47,7 +47,7 @@ def pursued(
 ) -> tuple[bool, list[msgspec.Struct]]:
     """Whether ``suspect`` is a bug, and what the coordinator is told of it, under the name 0-1."""
     sent: list[msgspec.Struct] = []
-    pursuit = Pursuit(
+    pursuit = Investigation(
         "0-1",
         suspect,
         judge=judge,
@@ -90,5 +90,5 @@ class PretendedProcess:
     def trials(self, deaths: KnownDeaths | None = None, relations: Relations = ()) -> Trials:
         return Trials(self.timed(), KERNEL, deaths=KnownDeaths() if deaths is None else deaths, relations=relations)
 
-    def suspect(self, case: Case, *preceding: Case, failure: Failure = CRASH) -> Suspect:
-        return Suspect(KERNEL, case, failure, preceding)
+    def suspect(self, case: Case, *preceding: Case, failure: Failure = CRASH) -> FailingCase:
+        return FailingCase(KERNEL, case, failure, preceding)

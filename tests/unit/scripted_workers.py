@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.campaign.coordinator import Coordinator, Plan
+from attnfuzz.campaign.coordinator import CampaignPlan, Coordinator
 from attnfuzz.campaign.messages import (
     Channel,
     ChannelClosed,
@@ -109,7 +109,7 @@ def campaign(
         workers=len(scripts),
         seed=7,
     )
-    plan = Plan(
+    plan = CampaignPlan(
         statistics=statistics,
         oracles=DEFAULT_ORACLES,
         save_folder=folder,

@@ -31,7 +31,7 @@ from attnfuzz.campaign.messages import (
 )
 from attnfuzz.campaign.result import SilentReporter
 from attnfuzz.campaign.saved.saving import SaveFolder
-from attnfuzz.campaign.worker import Search
+from attnfuzz.campaign.worker import WorkerLoop
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
@@ -83,7 +83,7 @@ class Bench:
         )
         channel = cast(Channel[ToWorker], self)
         judge, formats = self.timed(deadline), self.formats()
-        Search(setup, judge=judge, strategy_for=drawn, channel=channel, formats=formats).run()
+        WorkerLoop(setup, judge=judge, strategy_for=drawn, channel=channel, formats=formats).run()
         return self
 
     def formats(self) -> WorkingSets | None:

@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import pytest
 
-from attnfuzz.campaign.coordinator import Coordinator, Plan
+from attnfuzz.campaign.coordinator import CampaignPlan, Coordinator
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.messages import Found, Progress, Pursue, Setup, Trouble, Unconfirmed
+from attnfuzz.campaign.messages import Found, Progress, Setup, Trouble, Unconfirmed, Unfinished
 from attnfuzz.campaign.result import SilentReporter, Statistics
 from attnfuzz.campaign.workers import WorkerProcess
 from attnfuzz.isolation.zygote_client import Zygote
@@ -66,9 +66,9 @@ def test_what_a_killed_worker_was_looking_into_is_looked_into_by_another(tmp_pat
             finds(worker, 9, "0-1", confirm=False)
             worker.killed_by = "SIGKILL"
             return
-        pursue = worker.hear(Pursue)
-        assert isinstance(pursue, Pursue)
-        worker.say(Found(finding="0-1", kernel=pursue.kernel, case=pursue.case, failure=pursue.failure))
+        unfinished = worker.hear(Unfinished)
+        assert isinstance(unfinished, Unfinished)
+        worker.say(Found(finding="0-1", kernel=unfinished.kernel, case=unfinished.case, failure=unfinished.failure))
         worker.say(Unconfirmed(finding="0-1", runs=3))
         waits(worker)
 
@@ -109,7 +109,7 @@ def test_a_system_without_processes_ends_the_campaign_with_a_sentence(tmp_path: 
         kernels=Statistics.of_kernels([KERNEL]), started=now, deadline=now + 60, device="cpu", device_name="cpu",
         workers=2, seed=7,
     )  # fmt: skip
-    plan = Plan(statistics=statistics, oracles=DEFAULT_ORACLES, save_folder=tmp_path)
+    plan = CampaignPlan(statistics=statistics, oracles=DEFAULT_ORACLES, save_folder=tmp_path)
     result = Coordinator(plan, launch=refused, reporter=SilentReporter()).run()
     assert result.stop_reason == "environment"
     assert "Resource temporarily unavailable" in result.troubles[0]
@@ -174,7 +174,7 @@ def test_workers_on_a_gpu_that_does_not_answer_are_ended(tmp_path: Path) -> None
 
 def test_the_other_gpus_go_on_without_one_that_does_not_answer(tmp_path: Path) -> None:
     """One GPU of eight would end the search on all; what its workers had met has to be looked into elsewhere."""
-    pursued: list[Pursue] = []
+    pursued: list[Unfinished] = []
 
     def script(worker: Worker) -> None:
         if worker.setup.device_id == "GPU-dead":
@@ -182,9 +182,9 @@ def test_the_other_gpus_go_on_without_one_that_does_not_answer(tmp_path: Path) -
                 finds(worker, 9, "0-1", confirm=False)
             worker.say(Trouble(message="GPU-dead does not answer", environment=True, device_lost=True))
             return
-        pursue = worker.hear(Pursue)
-        assert isinstance(pursue, Pursue)
-        pursued.append(pursue)
+        unfinished = worker.hear(Unfinished)
+        assert isinstance(unfinished, Unfinished)
+        pursued.append(unfinished)
         waits(worker)
 
     workers: list[Worker] = []

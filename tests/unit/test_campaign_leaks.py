@@ -14,7 +14,7 @@ from attnfuzz.campaign.identity.signature import KnownFindings, Symptom
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.judge.judging import TimedJudge
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
-from attnfuzz.campaign.triage.failing import Suspect
+from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
@@ -22,7 +22,7 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
 from tests.faults.campaigns import Campaign
 from tests.unit.pretended_gpu import LIMIT
 from tests.unit.pretended_process import KERNEL, a_case, pursued
-from tests.unit.test_campaign_pursuit import explore, last, replay
+from tests.unit.test_campaign_investigation import explore, last, replay
 
 KERNELS = Path(__file__).parent / "leaking_kernels.py"
 LEAK = Failure(oracle="crash", kind="leak", message="every call keeps another 16.0 MiB of memory (seen over 20 calls)")
@@ -41,9 +41,9 @@ def leaks_with_groups(declaration: Declaration, case: Case, *, timeout_s: float)
     return LEAK if case.gqa_ratio > 1 else None
 
 
-def pursue(failure: Failure, known: KnownFindings, case: Case | None = None) -> tuple[bool, list[msgspec.Struct]]:
+def investigated(failure: Failure, known: KnownFindings, case: Case | None = None) -> tuple[bool, list[msgspec.Struct]]:
     timed = TimedJudge(judge, find_leak=leaks_with_groups, deadline=1e12, longest_s=10.0, journal=Journal(None))
-    suspect = Suspect(KERNEL, a_case(9, num_q_heads=4) if case is None else case, failure, (a_case(5),) * 3)
+    suspect = FailingCase(KERNEL, a_case(9, num_q_heads=4) if case is None else case, failure, (a_case(5),) * 3)
     return pursued(suspect, timed, known)
 
 
@@ -51,7 +51,7 @@ def test_a_death_of_memory_becomes_the_leak_behind_it() -> None:
     """Alone the case passes, and what kills servers would be reported as seen once."""
     for failure in (OUT_OF_MEMORY, OUT_OF_GPU_MEMORY, LEAK):
         known = KnownFindings()
-        found, sent = pursue(failure, known)
+        found, sent = investigated(failure, known)
         assert found
         smallest = last(sent, Smaller)
         case = decode_case("dense_decode", bytes(smallest.case))
@@ -66,15 +66,15 @@ def test_a_death_of_memory_becomes_the_leak_behind_it() -> None:
 def test_the_next_death_of_a_known_leak_is_known() -> None:
     """Each worker would report it again."""
     known = KnownFindings()
-    pursue(LEAK, known)
-    _, sent = pursue(OUT_OF_MEMORY, known)
+    investigated(LEAK, known)
+    _, sent = investigated(OUT_OF_MEMORY, known)
     assert last(sent, Duplicate).shown_as[0] == ("crash", "memory")
     assert not [message for message in sent if isinstance(message, Minimised)]
 
 
 def test_a_death_of_memory_without_a_leak_stays_what_it_is() -> None:
     """A machine that was short of memory for a moment makes no kernel leak."""
-    found, _ = pursue(OUT_OF_MEMORY, KnownFindings(), a_case(9))
+    found, _ = investigated(OUT_OF_MEMORY, KnownFindings(), a_case(9))
     assert not found
 
 

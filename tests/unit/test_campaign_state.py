@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from attnfuzz.campaign.coordinator import Coordinator, Plan
+from attnfuzz.campaign.coordinator import CampaignPlan, Coordinator
 from attnfuzz.campaign.counts import KernelStatistics
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.messages import Known, Pursue, Setup
+from attnfuzz.campaign.messages import Known, Setup, Unfinished
 from attnfuzz.campaign.request import Request, resumed
 from attnfuzz.campaign.result import SilentReporter, Statistics
 from attnfuzz.campaign.saved.saving import SaveFolder
@@ -45,7 +45,9 @@ def a_finding() -> Finding:
 
 
 def a_state(**changes: Any) -> State:
-    kernel = KernelStatistics(KERNEL, cases=12, max_error_ratio=0.5, ratios={"float16": {3: 4}}, coverage={5: 6})
+    kernel = KernelStatistics(
+        declaration=KERNEL, cases=12, max_error_ratio=0.5, ratios={"float16": {3: 4}}, coverage={5: 6}
+    )
     known = Known(kernel=KERNEL.target, oracle="crash", kind="SIGSEGV", features=frozenset({"seq_len>1"}))
     state = State(
         asked=Asked(kernels=("kernels.py",), budget_s=60.0, save_folder="regressions"), seed=7, elapsed_s=20.0, parts=1,
@@ -157,14 +159,14 @@ def test_a_campaign_that_ran_to_its_end_leaves_nothing(tmp_path: Path) -> None:
 
 
 def a_full_document() -> dict[str, Any]:
-    pursue = Pursue(
+    unfinished = Unfinished(
         kernel=KERNEL.target, case=msgspec.Raw(encode_case(a_case(9))), failure=a_finding().failure,
         preceding=(msgspec.Raw(encode_case(a_case(3))),),
     )  # fmt: skip
     finding = a_finding()
     finding.replaces = Path("regressions/b.json")
     document: dict[str, Any] = msgspec.json.decode(
-        msgspec.json.encode(a_state(findings=(SavedFinding.of(finding),), pending=(pursue,)))
+        msgspec.json.encode(a_state(findings=(SavedFinding.of(finding),), pending=(unfinished,)))
     )
     return document
 
@@ -193,7 +195,7 @@ def go_on_with(state: State) -> None:
         device="cpu", device_name="cpu", workers=1, seed=state.seed,
     )  # fmt: skip
     state.fill(statistics)
-    plan = Plan(statistics=statistics, oracles=DEFAULT_ORACLES, save_folder=request.save_folder, resumed=state)
+    plan = CampaignPlan(statistics=statistics, oracles=DEFAULT_ORACLES, save_folder=request.save_folder, resumed=state)
     result = Coordinator(plan, launch=no_worker, reporter=SilentReporter()).run()
     console = Console(file=io.StringIO(), width=100)
     print_result(console, result)

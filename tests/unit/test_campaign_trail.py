@@ -6,15 +6,15 @@ import msgspec
 
 from attnfuzz.campaign.identity.signature import KnownFindings
 from attnfuzz.campaign.messages import Duplicate, Minimised, Smaller
-from attnfuzz.campaign.triage.failing import Suspect
+from attnfuzz.campaign.triage.failing import FailingCase
+from attnfuzz.campaign.triage.investigation import Trail
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
-from attnfuzz.campaign.triage.pursuit import Trail
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.oracles.verdict import Failure
 from tests.unit.pretended_process import KERNEL, WRONG, a_case
 
-LARGE = Suspect(KERNEL, a_case(9, head_size=32), WRONG)
-SMALL = Suspect(KERNEL, a_case(), WRONG)
+LARGE = FailingCase(KERNEL, a_case(9, head_size=32), WRONG)
+SMALL = FailingCase(KERNEL, a_case(), WRONG)
 BITS = SMALL.as_(SMALL.case, Failure(oracle="determinism", kind="out", message="bits differ"))
 
 

@@ -1,9 +1,9 @@
-"""attnfuzz.campaign.triage.confirmation and retrace: cases run alone or one after the other in one process."""
+"""attnfuzz.campaign.triage.confirmation and first_death: cases run alone or one after the other in one process."""
 
 from __future__ import annotations
 
 from attnfuzz.campaign.identity.signature import Symptom
-from attnfuzz.campaign.triage.confirmation import retrace
+from attnfuzz.campaign.triage.confirmation import first_death
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
@@ -75,8 +75,8 @@ def test_runs_alone_teach_what_dies() -> None:
 def test_a_lost_batch_is_retraced_to_the_case_that_dies() -> None:
     """None of its cases dies alone: the crash would be lost with the batch."""
     process = PretendedProcess(lambda case, earlier: CRASH if case == C and A in earlier else None)
-    suspect = retrace(process.timed(), KERNEL, [A, B, C, B])
+    suspect = first_death(process.timed(), KERNEL, [A, B, C, B])
     assert suspect is not None
     assert (suspect.case, suspect.failure, suspect.preceding) == (C, CRASH, (A, B))
-    assert retrace(process.timed(), KERNEL, [B, C]) is None
-    assert retrace(process.timed(deadline=-10.0), KERNEL, [A, C]) is None
+    assert first_death(process.timed(), KERNEL, [B, C]) is None
+    assert first_death(process.timed(deadline=-10.0), KERNEL, [A, C]) is None

@@ -125,7 +125,7 @@ def test_kernels_that_were_never_reached_are_named() -> None:
     result = a_result()
     for name in ("idle", "other"):
         idle = Declaration(name=name, problem="dense_decode", target=f"kernels.py:{name}")
-        result.statistics.kernels[idle.target] = KernelStatistics(idle)
+        result.statistics.kernels[idle.target] = KernelStatistics(declaration=idle)
     assert "2 kernels were never reached: kernels.py:idle, kernels.py:other; raise --budget\n" in printed(result)
 
 

@@ -1,18 +1,18 @@
-"""Which levels of a kernel's input space, and which pairs of them, cases have had, and how often."""
+"""Which levels of a kernel's input space, and which pairs of them, cases have had, and how often.
+
+Nothing here decides what is drawn: it is for people, who look for what was never tried.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
-
-import msgspec
+from functools import cached_property, lru_cache
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.problems.input_space import InputSpace, Placement, pair_number
-from attnfuzz.problems.witnesses import LONGEST
+from attnfuzz.problems.input_space import CaseLevels, InputSpace, levels_of, pair_number
 
-__all__ = ["Coverage", "Level", "PairCounts", "coverage_of"]
+__all__ = ["Coverage", "Level", "PairCounts", "coverage_of", "pairs_met"]
 
 _LANE_BYTES = 4
 
@@ -30,7 +30,7 @@ class PairCounts:
         self._sum_of_row = lru_cache(maxsize=1 << 12)(self._sum)
         self._with: dict[int, int] = {}
 
-    def add(self, placement: Placement) -> None:
+    def add(self, placement: CaseLevels) -> None:
         """Count each pair of the case's levels once; of two levels of sequences, if one sequence has both."""
         rows: dict[int, int] = {}
         for row in placement.rows:
@@ -64,71 +64,53 @@ Level = tuple[str, str]
 """Names of an axis and of one of its levels."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Coverage:
-    """``counts``: cases by ``pair_number``. Levels that no supported case has, and axes with only one, are left out."""
+    """``counts``: cases by ``pair_number``, a level with itself included."""
 
     space: InputSpace
     counts: dict[int, int]
 
     @property
-    def possible(self) -> int:
-        """Pairs that some supported case has."""
-        return len(self.space.possible)
+    def met(self) -> int:
+        """Pairs of different levels that some case has had."""
+        return pairs_met(self.counts)
 
-    @property
-    def covered(self) -> int:
-        """Those of them that some case has had."""
-        return sum(pair in self.counts for pair in self.space.possible)
-
-    @property
-    def share(self) -> float:
-        """Part of the possible pairs that has been covered; 1 where there is none."""
-        return self.covered / self.possible if self.possible else 1.0
-
+    @cached_property
     def axes(self) -> dict[str, tuple[str, ...]]:
-        """The levels of each axis that there is a choice on."""
-        reachable = self.space.reachable
-        return {
-            axis: tuple(level for level, number in numbers.items() if number in reachable[axis])
-            for axis, numbers in self.space.numbers.items()
-            if len(reachable[axis]) > 1
-        }
+        """The levels that cases have had, by axis."""
+        return self._levels(met=True)
 
-    def cases(self, one: Level, other: Level) -> int | None:
-        """Cases with both levels, the first axis first; None if no supported case has them."""
-        pair = pair_number(self._number(one), self._number(other))
-        return self.counts.get(pair, 0) if pair in self.space.possible else None
+    @property
+    def unmet(self) -> dict[str, tuple[str, ...]]:
+        """The levels that no case has had, be it that the kernel does not take them, by axis."""
+        return self._levels(met=False)
+
+    def cases(self, one: Level, other: Level) -> int:
+        """Cases with both levels, the first axis first."""
+        return self.counts.get(pair_number(self._number(one), self._number(other)), 0)
 
     def cases_on(self, level: Level) -> int:
         """Cases with one level."""
-        number = self._number(level)
-        return self.counts.get(pair_number(number, number), 0)
+        return self.cases(level, level)
 
-    def holes(self) -> Iterator[tuple[Level, Level]]:
-        """Possible pairs that no case had, in the order of the axes."""
-        levels = [(axis, level) for axis, numbers in self.space.numbers.items() for level in numbers]
-        for i, one in enumerate(levels):
-            for j in range(i + 1, len(levels)):
-                pair = pair_number(i, j)
-                if pair in self.space.possible and pair not in self.counts:
-                    yield one, levels[j]
+    def _levels(self, *, met: bool) -> dict[str, tuple[str, ...]]:
+        found = {
+            axis: tuple(level for level in levels if bool(self.cases_on((axis, level))) == met)
+            for axis, levels in self.space.numbers.items()
+        }
+        return {axis: levels for axis, levels in found.items() if levels}
 
     def _number(self, level: Level) -> int:
         axis, name = level
         return self.space.numbers[axis][name]
 
 
-def coverage_of(declaration: Declaration, counts: dict[int, int], *, device: str) -> Coverage:
-    """The coverage of a kernel on ``device`` ("cpu" or "cuda"), which says how long sequences are.
-
-    What is possible takes up to half a second to find out, and is remembered.
-    """
-    return Coverage(_space(msgspec.json.encode(declaration), LONGEST[device]), counts)
+def coverage_of(declaration: Declaration, counts: dict[int, int]) -> Coverage:
+    """The coverage of a kernel by cases that are counted in ``counts``."""
+    return Coverage(InputSpace(declaration.problem, declaration.supports, declaration.options), counts)
 
 
-@lru_cache(maxsize=256)
-def _space(encoded: bytes, longest: int) -> InputSpace:
-    """The declaration is passed as JSON since options need not be hashable, and since 1 equals True."""
-    declaration = msgspec.json.decode(encoded, type=Declaration)
-    return InputSpace(declaration.problem, declaration.supports, declaration.options, longest=longest)
+def pairs_met(counts: Iterable[int]) -> int:
+    """How many of the numbers are of two levels; a level with itself counts cases on it."""
+    return sum(first != second for first, second in map(levels_of, counts))

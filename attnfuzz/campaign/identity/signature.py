@@ -30,10 +30,10 @@ from attnfuzz.problems.features import features, general_features
 __all__ = [
     "NEEDS_PRECEDING",
     "RULES",
+    "FindingLike",
     "KnownFindings",
     "Signature",
     "Symptom",
-    "Told",
     "are_same_bug",
     "case_features",
     "failure_features",
@@ -205,7 +205,7 @@ class KnownFindings:
         return symptom in self._busy
 
 
-class Told(Protocol):
+class FindingLike(Protocol):
     """What is known of a finding, during a campaign or from a file."""
 
     @property
@@ -221,7 +221,7 @@ class Told(Protocol):
         """What an oracle says of its smallest case, if that is known."""
 
 
-def are_same_bug(a: Told, b: Told) -> bool:
+def are_same_bug(a: FindingLike, b: FindingLike) -> bool:
     """Whether the findings are taken for one bug of their kernel: what a replayed cause says decides, else `RULES`."""
     mine, its = a.signature.symptom, b.signature.symptom
     if mine.kernel != its.kernel:
@@ -231,24 +231,24 @@ def are_same_bug(a: Told, b: Told) -> bool:
     return any(rule(a, b) or rule(b, a) for rule in RULES)
 
 
-def _explains(a: Told, b: Told) -> bool:
+def _explains(a: FindingLike, b: FindingLike) -> bool:
     """``b`` would have been passed over, had ``a`` been found first."""
     return a.signature.explains(b.signature.symptom, b.signature.features)
 
 
-def _is_flaky_alike(a: Told, b: Told) -> bool:
+def _is_flaky_alike(a: FindingLike, b: FindingLike) -> bool:
     """What a case needs that fails now and then is known too roughly to tell two apart."""
     return a.is_flaky and b.is_flaky and ends_process(a.signature.symptom) == ends_process(b.signature.symptom)
 
 
-def _is_about_part(a: Told, b: Told) -> bool:
+def _is_about_part(a: FindingLike, b: FindingLike) -> bool:
     """``b`` needs all that ``a`` is about (strides, layout, head mapping ...), and they may be alike."""
     mine, its = a.signature, b.signature
     less = aspects(mine.features)
     return bool(less) and less <= its.features and mine.symptom.may_be(its.symptom)
 
 
-def _lies_alike(a: Told, b: Told) -> bool:
+def _lies_alike(a: FindingLike, b: FindingLike) -> bool:
     """Both are about nothing but lengths and pages.
 
     ``b`` needs all that ``a`` needs, of the same tensor; or ``a`` shows once other things lie at wrong addresses.
@@ -261,7 +261,7 @@ def _lies_alike(a: Told, b: Told) -> bool:
     return _spoil_the_same(mine.symptom, its.symptom) and is_part_of(mine.features, its.features)
 
 
-def _names_its_stride(one: Told, other: Told) -> bool:
+def _names_its_stride(one: FindingLike, other: FindingLike) -> bool:
     """``one`` says that the kernel ignores a stride, which ``other`` needs, or says too."""
     if one.said is None or one.said.cause != "ignored_stride":
         return False
@@ -272,12 +272,12 @@ def _names_its_stride(one: Told, other: Told) -> bool:
     )
 
 
-def _may_be_one_rounding(one: Told, other: Told) -> bool:
+def _may_be_one_rounding(one: FindingLike, other: FindingLike) -> bool:
     """Errors of both are so small that the same rounding may be behind them."""
     return any(symptom in _maybe(other) for symptom in _maybe(one) if symptom.kind != NARROW_OFFSETS)
 
 
-def _maybe(told: Told) -> list[Symptom]:
+def _maybe(told: FindingLike) -> list[Symptom]:
     symptom = told.signature.symptom
     return [Symptom.of_cause(symptom.kernel, symptom.oracle, one) for one in (told.said.maybe if told.said else ())]
 

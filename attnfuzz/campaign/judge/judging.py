@@ -24,12 +24,12 @@ from attnfuzz.problems.limits import CaseTooLarge
 __all__ = [
     "GRACE_S",
     "AdaptiveTimeout",
-    "Batch",
     "Explain",
     "FindLeak",
     "Judge",
     "JudgeBatch",
     "JudgeTogether",
+    "JudgedBatch",
     "OutOfTime",
     "Patience",
     "Pipeline",
@@ -391,7 +391,7 @@ that draws meanwhile takes 5 ms to give it back: the executor would have nothing
 
 
 @dataclass(slots=True)
-class Batch:
+class JudgedBatch:
     """Cases judged together in ``seconds``.
 
     Without ``verdicts``, all that is known is that something is wrong with one of them. ``error`` was raised instead.
@@ -418,7 +418,7 @@ class Pipeline:
 
     def __init__(self, judge: JudgeBatch) -> None:
         self._judge = judge
-        self._batch: Batch | None = None
+        self._batch: JudgedBatch | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -430,13 +430,13 @@ class Pipeline:
         """Begin to judge ``cases``. Raises RuntimeError if the last batch has not been collected."""
         if self._batch is not None:
             raise RuntimeError("the last batch has not been collected: collect() it first")
-        self._batch = Batch(declaration, cases)
+        self._batch = JudgedBatch(declaration, cases)
         # a daemon, so that a kernel which hangs cannot keep a worker that was told to stop from ending
         self._thread = threading.Thread(target=self._run, args=(self._batch,), daemon=True)
         self._thread.start()
         self._thread.join(_HEAD_START_S)
 
-    def collect(self, timeout_s: float | None = None) -> Batch | None:
+    def collect(self, timeout_s: float | None = None) -> JudgedBatch | None:
         """The batch, once it has been judged; None if there is none, or not within ``timeout_s``. Raises its error."""
         if self._thread is None or self._batch is None:
             return None
@@ -448,7 +448,7 @@ class Pipeline:
             raise batch.error
         return batch
 
-    def _run(self, batch: Batch) -> None:
+    def _run(self, batch: JudgedBatch) -> None:
         started = time.monotonic()
         try:
             batch.verdicts = self._judge(batch.declaration, batch.cases)

@@ -21,7 +21,7 @@ import msgspec
 from attnfuzz.campaign.counts import MAX_INTERVALS, Count, KernelStatistics
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.judge.journal import remove_if_empty
-from attnfuzz.campaign.messages import Known, Pursue
+from attnfuzz.campaign.messages import Known, Unfinished
 from attnfuzz.campaign.result import Statistics
 from attnfuzz.config_rules import MAX_SEED, MAX_WORKERS
 from attnfuzz.corpus import MAX_PRECEDING
@@ -213,7 +213,7 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     throughput: dict[str, Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_INTERVALS)]]
     findings: tuple[SavedFinding, ...] = ()
     known: tuple[Known, ...] = ()
-    pending: tuple[Pursue, ...] = ()
+    pending: tuple[Unfinished, ...] = ()
 
     @property
     def remaining_s(self) -> float:
@@ -372,7 +372,7 @@ def _contradictions(state: State) -> Iterator[tuple[str, str]]:
                 yield from _wrong_paths(entry, folders, place)
 
 
-def _wrong_cases(entry: SavedFinding | Pursue, problem: Problem, place: str) -> Iterator[tuple[str, str]]:
+def _wrong_cases(entry: SavedFinding | Unfinished, problem: Problem, place: str) -> Iterator[tuple[str, str]]:
     places = ((f"{place}.preceding[{i}]", case) for i, case in enumerate(entry.preceding))
     for where, case in ((f"{place}.case", entry.case), *places):
         try:
@@ -447,7 +447,7 @@ class Checkpoints:
         return self._file is not None and time.monotonic() - self._last >= interval_s
 
     def write(
-        self, statistics: Statistics, findings: Sequence[Finding], known: Sequence[Known], pending: Sequence[Pursue]
+        self, statistics: Statistics, findings: Sequence[Finding], known: Sequence[Known], pending: Sequence[Unfinished]
     ) -> None:
         """Write how things stand. ``known`` are the signatures of ``findings`` that are done with."""
         if self._file is None:
@@ -475,6 +475,6 @@ class Checkpoints:
             self._file.remove()
 
 
-def _pursue(finding: Finding) -> Pursue:
+def _pursue(finding: Finding) -> Unfinished:
     case = msgspec.Raw(encode_case(finding.case))
-    return Pursue(kernel=finding.declaration.target, case=case, failure=finding.failure)
+    return Unfinished(kernel=finding.declaration.target, case=case, failure=finding.failure)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from attnfuzz.campaign.identity.signature import Symptom
 from attnfuzz.campaign.judge.judging import OutOfTime, Patience, TimedJudge, Unjudged
-from attnfuzz.campaign.triage.failing import Suspect, may_be_leak
+from attnfuzz.campaign.triage.failing import FailingCase, may_be_leak
 from attnfuzz.campaign.triage.known_deaths import LEARNED_ORACLES, KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.leaks import LEAK
@@ -30,9 +30,9 @@ __all__ = [
     "ever_fails_afresh",
     "fewer",
     "find_preceding",
+    "first_death",
     "leak_behind",
     "rate_of",
-    "retrace",
     "simpler",
     "still_fails_afresh",
     "trials_of",
@@ -119,7 +119,7 @@ class LeakTrials(Trials):
         return self.alone(case)
 
 
-def trials_of(suspect: Suspect, judge: TimedJudge, deaths: KnownDeaths) -> Trials:
+def trials_of(suspect: FailingCase, judge: TimedJudge, deaths: KnownDeaths) -> Trials:
     """How to run cases in order to see the suspect's failure again."""
     if suspect.failure.kind == LEAK:
         return LeakTrials(judge, suspect.declaration)
@@ -127,7 +127,7 @@ def trials_of(suspect: Suspect, judge: TimedJudge, deaths: KnownDeaths) -> Trial
     return Trials(judge, suspect.declaration, deaths=deaths, relations=(oracle,) if oracle in RELATION_ORACLES else ())
 
 
-def leak_behind(suspect: Suspect, judge: TimedJudge) -> Suspect | None:
+def leak_behind(suspect: FailingCase, judge: TimedJudge) -> FailingCase | None:
     """The leak that the suspect's death may have come of; None if the kernel does not leak. Raises OutOfTime."""
     if not may_be_leak(suspect.failure):
         return None
@@ -135,10 +135,10 @@ def leak_behind(suspect: Suspect, judge: TimedJudge) -> Suspect | None:
         failure = judge.find_leak(suspect.declaration, suspect.case)
     except Unjudged:
         return None
-    return None if failure is None else Suspect(suspect.declaration, suspect.case, failure)
+    return None if failure is None else FailingCase(suspect.declaration, suspect.case, failure)
 
 
-def retrace(judge: TimedJudge, declaration: Declaration, cases: Sequence[Case]) -> Suspect | None:
+def first_death(judge: TimedJudge, declaration: Declaration, cases: Sequence[Case]) -> FailingCase | None:
     """Run ``cases`` one after the other in a fresh process; the first that crashes or hangs, None if none does."""
     for i, case in enumerate(cases):
         try:
@@ -148,7 +148,7 @@ def retrace(judge: TimedJudge, declaration: Declaration, cases: Sequence[Case]) 
         except Unjudged:
             continue
         if failure is not None and ends_process(failure):
-            return Suspect(declaration, case, failure, tuple(cases[:i]))
+            return FailingCase(declaration, case, failure, tuple(cases[:i]))
     return None
 
 
@@ -162,7 +162,7 @@ _VERIFICATIONS = 3
 _MAX_CALLS_PER_CASE = 40
 
 
-def find_preceding(suspect: Suspect, histories: Sequence[Sequence[Case]], trials: Trials) -> Suspect | None:
+def find_preceding(suspect: FailingCase, histories: Sequence[Sequence[Case]], trials: Trials) -> FailingCase | None:
     """The suspect, or an earlier case of a history that fails like it, with the cases that have to run before.
 
     Each of ``histories`` is tried in a fresh process, in which the suspect alone does not fail. What it shows counts if
@@ -178,7 +178,7 @@ def find_preceding(suspect: Suspect, histories: Sequence[Sequence[Case]], trials
         alone = [trials.alone(cases[place], afresh=True) for _ in range(_VERIFICATIONS)]
         if any(alone) or not all(one is not None and one[0] == place for one in again):
             continue
-        return Suspect(suspect.declaration, cases[place], failure, cases[:place])
+        return FailingCase(suspect.declaration, cases[place], failure, cases[:place])
     return None
 
 
@@ -211,7 +211,7 @@ def fewer(preceding: Sequence[Case], fails: Fails, *, until: float) -> tuple[Cas
     return kept
 
 
-def simpler(suspect: Suspect, fails: Fails, *, until: float) -> tuple[Case, ...]:
+def simpler(suspect: FailingCase, fails: Fails, *, until: float) -> tuple[Case, ...]:
     """The suspect's preceding cases, each as simple as it can be."""
     declaration = suspect.declaration
     supports, options = declaration.supports, declaration.options
@@ -225,7 +225,7 @@ def simpler(suspect: Suspect, fails: Fails, *, until: float) -> tuple[Case, ...]
 
 
 def _with_simpler(
-    preceding: tuple[Case, ...], i: int, suspect: Suspect, fails: Fails, *, until: float
+    preceding: tuple[Case, ...], i: int, suspect: FailingCase, fails: Fails, *, until: float
 ) -> tuple[Case, ...]:
     before, after = preceding[:i], preceding[i + 1 :]
     smallest = minimise(
@@ -265,7 +265,7 @@ _SEQUENCE_LIMIT_S = 20.0
 class Confirmation:
     """``failures`` are those of ``runs`` runs of ``suspect``, after its preceding cases if it needs any."""
 
-    suspect: Suspect
+    suspect: FailingCase
     failures: Sequence[Failure]
     runs: int
 
@@ -277,7 +277,7 @@ class Confirmation:
         return len(alike) < self.runs
 
 
-def confirm(suspect: Suspect, trials: Trials) -> Confirmation:
+def confirm(suspect: FailingCase, trials: Trials) -> Confirmation:
     """Run the case again, in a fresh process first: the old one may have been damaged by another case.
 
     A case that does not fail there is repeated, and tried after the cases that it failed after; where bits differed, it
@@ -294,7 +294,7 @@ def confirm(suspect: Suspect, trials: Trials) -> Confirmation:
     return Confirmation(_alone(suspect), [failure for failure in failures if failure is not None], len(failures))
 
 
-def _in_a_relation(suspect: Suspect, trials: Trials) -> Failure | None:
+def _in_a_relation(suspect: FailingCase, trials: Trials) -> Failure | None:
     """The death of a case that passes, if it comes in the run of a relation: later trials ask for that one."""
     if suspect.failure.oracle not in LEARNED_ORACLES:
         return None
@@ -306,14 +306,14 @@ def _in_a_relation(suspect: Suspect, trials: Trials) -> Failure | None:
     return next(filter(None, found), None) or _death_in(None, suspect, trials)
 
 
-def _death_in(relations: Relations, suspect: Suspect, trials: Trials) -> Failure | None:
+def _death_in(relations: Relations, suspect: FailingCase, trials: Trials) -> Failure | None:
     """What the case dies of in a fresh process where ``relations`` judge it, as they do in later trials."""
     trials.relations = relations
     failure = trials.alone(suspect.case, patience="longest", afresh=True)
     return failure if ends_process(failure) else None
 
 
-def _between_calls(suspect: Suspect, trials: Trials) -> Confirmation | None:
+def _between_calls(suspect: FailingCase, trials: Trials) -> Confirmation | None:
     """Bits that differ only where other calls came between two runs, if they always do; later trials ask for that.
 
     In a batch other cases run between the two runs of one, and determinism is the oracle that sees it. A race has shown
@@ -330,10 +330,10 @@ def _between_calls(suspect: Suspect, trials: Trials) -> Confirmation | None:
             trials.relations = usual
             return None
         failures.append(found)
-    return Confirmation(Suspect(suspect.declaration, suspect.case, failures[0]), failures, len(failures))
+    return Confirmation(FailingCase(suspect.declaration, suspect.case, failures[0]), failures, len(failures))
 
 
-def rate_of(suspect: Suspect, trials: Trials) -> Confirmation:
+def rate_of(suspect: FailingCase, trials: Trials) -> Confirmation:
     """Run the case up to ``MAX_RUNS`` times. Raises OutOfTime."""
     until = time.monotonic() + _REPEATING_LIMIT_S
     failures: list[Failure | None] = []
@@ -342,7 +342,7 @@ def rate_of(suspect: Suspect, trials: Trials) -> Confirmation:
     return Confirmation(suspect, [failure for failure in failures if failure is not None], len(failures))
 
 
-def still_fails_afresh(suspect: Suspect, trials: Trials) -> bool:
+def still_fails_afresh(suspect: FailingCase, trials: Trials) -> bool:
     """Whether the case fails alike in a fresh process, and then in others or the same. Raises OutOfTime.
 
     A kernel that fails in every second run would pass for one that always does one time in 16 with two runs here,
@@ -355,18 +355,18 @@ def still_fails_afresh(suspect: Suspect, trials: Trials) -> bool:
     return True
 
 
-def ever_fails_afresh(suspect: Suspect, trials: Trials) -> bool:
+def ever_fails_afresh(suspect: FailingCase, trials: Trials) -> bool:
     """Whether the case fails in any of a few fresh processes. Raises OutOfTime."""
     return any(_run(suspect, trials, afresh=True) is not None for _ in range(_FRESH_RUNS))
 
 
-def _run(suspect: Suspect, trials: Trials, *, afresh: bool) -> Failure | None:
+def _run(suspect: FailingCase, trials: Trials, *, afresh: bool) -> Failure | None:
     if suspect.preceding:
         return trials.after(suspect.preceding, suspect.case)
     return trials.alone(suspect.case, afresh=afresh)
 
 
-def _look_further(suspect: Suspect, trials: Trials) -> Confirmation:
+def _look_further(suspect: FailingCase, trials: Trials) -> Confirmation:
     """The case passes in a fresh process: does it fail when repeated, or after others?"""
     repeats, failure = _repeat(suspect, trials)
     histories = [(suspect.case,) * (repeats - 1)] if failure is not None else []
@@ -379,16 +379,16 @@ def _look_further(suspect: Suspect, trials: Trials) -> Confirmation:
     return Confirmation(kept, [kept.failure] * 2, 2)
 
 
-def _only_needed(suspect: Suspect, trials: Trials) -> Suspect:
+def _only_needed(suspect: FailingCase, trials: Trials) -> FailingCase:
     def fails(preceding: Sequence[Case]) -> bool:
         failure = trials.after(preceding, suspect.case)
         return failure is not None and suspect.as_(suspect.case, failure).symptom == suspect.symptom
 
     kept = fewer(suspect.preceding, fails, until=time.monotonic() + _SEQUENCE_LIMIT_S)
-    return Suspect(suspect.declaration, suspect.case, suspect.failure, kept)
+    return FailingCase(suspect.declaration, suspect.case, suspect.failure, kept)
 
 
-def _repeat(suspect: Suspect, trials: Trials) -> tuple[int, Failure | None]:
+def _repeat(suspect: FailingCase, trials: Trials) -> tuple[int, Failure | None]:
     """How many runs there have been when it failed again, or in all."""
     runs, until = 1, time.monotonic() + _REPEATING_LIMIT_S
     if suspect.failure.oracle == "hang":  # a slow machine is likelier than a kernel that hangs now and then
@@ -401,5 +401,5 @@ def _repeat(suspect: Suspect, trials: Trials) -> tuple[int, Failure | None]:
     return runs, None
 
 
-def _alone(suspect: Suspect) -> Suspect:
-    return Suspect(suspect.declaration, suspect.case, suspect.failure)
+def _alone(suspect: FailingCase) -> FailingCase:
+    return FailingCase(suspect.declaration, suspect.case, suspect.failure)

@@ -12,11 +12,11 @@ from attnfuzz.judging.leaks import LEAK
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
 
-__all__ = ["Suspect", "may_be_circumstances", "may_be_leak"]
+__all__ = ["FailingCase", "may_be_leak", "may_be_the_machine"]
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class FailingCase:
     """A case that failed, and the cases that ran before it in the same process."""
 
     declaration: Declaration
@@ -34,9 +34,9 @@ class Suspect:
         """What makes the case more than the simplest one, as far as the failure may need it."""
         return failure_features(self.declaration, self.case, self.failure)
 
-    def as_(self, case: Case, failure: Failure) -> Suspect:
+    def as_(self, case: Case, failure: Failure) -> FailingCase:
         """Another case of the same kernel, with the same ones before it."""
-        return Suspect(self.declaration, case, failure, self.preceding)
+        return FailingCase(self.declaration, case, failure, self.preceding)
 
     @property
     def told(self) -> Failure:
@@ -61,7 +61,7 @@ def may_be_leak(failure: Failure) -> bool:
 _OF_THE_MACHINE = ("SIGKILL", "zygote", LEAK)
 
 
-def may_be_circumstances(failure: Failure) -> bool:
+def may_be_the_machine(failure: Failure) -> bool:
     """Whether no kernel need be at fault: it took too long, memory ran out or grew, or somebody killed the process.
 
     Anything else, a wrong number above all, comes of no load: a kernel that shows it once fails now and then.

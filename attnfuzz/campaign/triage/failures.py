@@ -9,14 +9,14 @@ from collections.abc import Callable
 import msgspec
 
 from attnfuzz.campaign.aspects import ANY_CASE
-from attnfuzz.campaign.counts import Tally
+from attnfuzz.campaign.counts import ProgressMeter
 from attnfuzz.campaign.identity.signature import KnownFindings, Signature, Symptom
 from attnfuzz.campaign.judge.judging import OutOfTime, TimedJudge, Unjudged
 from attnfuzz.campaign.messages import Busy, Known
 from attnfuzz.campaign.relatives import relatives_beyond
-from attnfuzz.campaign.triage.failing import Suspect
+from attnfuzz.campaign.triage.failing import FailingCase
+from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
-from attnfuzz.campaign.triage.pursuit import Pursuit
 from attnfuzz.oracles.verdict import ends_process
 
 __all__ = ["Failures"]
@@ -47,24 +47,24 @@ class Failures:
         *,
         deadline: float,
         judge: TimedJudge,
-        tally: Tally,
+        meter: ProgressMeter,
         send: Callable[[msgspec.Struct], None],
         is_over: Callable[[], bool],
     ) -> None:
         self._worker = worker
         self._deadline = deadline
         self._judge = judge
-        self._tally = tally
+        self._meter = meter
         self._send = send
         self._is_over = is_over
         self._known = KnownFindings()
         self._findings: dict[Signature, str] = {}
         self._uncounted: Counter[Signature] = Counter()
-        self._deferred: deque[Suspect] = deque(maxlen=_MAX_DEFERRED)
+        self._deferred: deque[FailingCase] = deque(maxlen=_MAX_DEFERRED)
         self._doubts: Counter[Symptom] = Counter()
         self._pursued = 0
-        self.deaths = KnownDeaths(tally.share_of_known_deaths)
-        self.suspect: Suspect | None = None
+        self.deaths = KnownDeaths(meter.share_of_known_deaths)
+        self.suspect: FailingCase | None = None
 
     def learn(self, known: Known) -> None:
         """Take what somebody has found for known."""
@@ -74,17 +74,17 @@ class Failures:
             self.deaths.learn(signature)
         finding = self._findings.setdefault(signature, known.finding)
         if uncounted := self._uncounted.pop(signature, 0):
-            self._tally.explained(known.kernel, finding, uncounted)
+            self._meter.explained(known.kernel, finding, uncounted)
 
     def set_busy(self, busy: Busy) -> None:
         """Somebody else begins or ends to look into a symptom."""
         self._known.set_busy(Symptom(busy.kernel, busy.oracle, busy.kind), busy.busy)
 
-    def defer(self, suspect: Suspect) -> None:
+    def defer(self, suspect: FailingCase) -> None:
         """Put off a failure."""
         self._deferred.append(suspect)
 
-    def weigh(self, suspect: Suspect, seconds: float) -> None:
+    def weigh(self, suspect: FailingCase, seconds: float) -> None:
         """Pass silently over what is known, put off what somebody is at already, and take the rest for the suspect.
 
         ``seconds`` is what the failing case took.
@@ -109,10 +109,10 @@ class Failures:
                 return True
         return False
 
-    def pursue(self, suspect: Suspect) -> None:
+    def investigate(self, suspect: FailingCase) -> None:
         """Find out about ``suspect``."""
         self._pursued += 1
-        pursuit = Pursuit(
+        pursuit = Investigation(
             f"{self._worker}-{self._pursued}",
             suspect,
             judge=self._judge,
@@ -125,7 +125,7 @@ class Failures:
         if not pursuit.run():
             self._doubts[suspect.symptom] += 1
 
-    def _is_known(self, suspect: Suspect) -> bool:
+    def _is_known(self, suspect: FailingCase) -> bool:
         symptom = suspect.symptom
         if self._doubts[symptom] >= _MAX_DOUBTS or self._known.may_cause(symptom.kernel, suspect.failure):
             return True
@@ -133,21 +133,21 @@ class Failures:
             return False
         return self._known.explains(symptom, suspect.features)
 
-    def _pass_over(self, suspect: Suspect, seconds: float) -> None:
+    def _pass_over(self, suspect: FailingCase, seconds: float) -> None:
         """Count a known failure, and now and then look whether another bug hides behind it."""
         target = suspect.declaration.target
         deadly = ends_process(suspect.failure)
         self._count_known(suspect, seconds if deadly else 0.0)
-        if deadly or self.suspect is not None or self._tally.share_behind_known(target) >= _SHARE_BEHIND_KNOWN:
+        if deadly or self.suspect is not None or self._meter.share_behind_known(target) >= _SHARE_BEHIND_KNOWN:
             return
         started = time.monotonic()
         self.suspect = self._hidden_behind(suspect)
-        self._tally.looked_behind_known(target, time.monotonic() - started)
+        self._meter.looked_behind_known(target, time.monotonic() - started)
 
-    def _count_known(self, suspect: Suspect, death_seconds: float) -> None:
+    def _count_known(self, suspect: FailingCase, death_seconds: float) -> None:
         """Count a known failure, also for the finding that explains it: at once, or when its tag is told."""
         target, symptom = suspect.declaration.target, suspect.symptom
-        self._tally.known(target, death_seconds)
+        self._meter.known(target, death_seconds)
         causes = (Symptom.of_cause(target, symptom.oracle, cause) for cause in suspect.failure.maybe)
         explaining = [
             *self._known.explaining(symptom, suspect.features),
@@ -155,16 +155,16 @@ class Failures:
         ]
         for signature in explaining[:1]:
             if signature in self._findings:
-                self._tally.explained(target, self._findings[signature], 1)
+                self._meter.explained(target, self._findings[signature], 1)
             else:
                 self._uncounted[signature] += 1
 
-    def _hidden_behind(self, suspect: Suspect) -> Suspect | None:
+    def _hidden_behind(self, suspect: FailingCase) -> FailingCase | None:
         for case in relatives_beyond(self._known, suspect)[:_RELATIVES_TRIED]:
             try:
                 failure = self._judge(suspect.declaration, case).failure
             except (OutOfTime, Unjudged):
                 return None
-            if failure is not None and not self._is_known(found := Suspect(suspect.declaration, case, failure)):
+            if failure is not None and not self._is_known(found := FailingCase(suspect.declaration, case, failure)):
                 return None if self._known.is_busy(found.symptom) else found
         return None

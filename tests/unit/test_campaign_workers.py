@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.messages import Channel, FromWorker, Setup
-from attnfuzz.campaign.workers import Crew, LastWords
+from attnfuzz.campaign.workers import LastWords, Workers
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES
 
 
@@ -35,7 +35,7 @@ class Clock:
         return self.now
 
 
-def a_crew(size: int = 1, *, refuse: bool = False) -> tuple[Crew, Clock, list[Setup]]:
+def a_crew(size: int = 1, *, refuse: bool = False) -> tuple[Workers, Clock, list[Setup]]:
     """A crew, its clock and what its workers were started with."""
     setups: list[Setup] = []
 
@@ -52,10 +52,10 @@ def a_crew(size: int = 1, *, refuse: bool = False) -> tuple[Crew, Clock, list[Se
         )  # fmt: skip
 
     clock = Clock()
-    return Crew(size, launch=launch, setup_for=setup_for, clock=clock), clock, setups
+    return Workers(size, launch=launch, setup_for=setup_for, clock=clock), clock, setups
 
 
-def deaths_until_given_up(crew: Crew, clock: Clock, *, killed: bool) -> int:
+def deaths_until_given_up(crew: Workers, clock: Clock, *, killed: bool) -> int:
     for death in range(1, 100):
         clock.now += 100.0
         assert crew.start_due() == [0]
@@ -100,7 +100,7 @@ def test_starts_in_vain_are_spread_out() -> None:
     crew.close()
 
 
-def start_for_ever(crew: Crew, clock: Clock) -> None:
+def start_for_ever(crew: Workers, clock: Clock) -> None:
     while True:
         clock.now += 100.0
         crew.start_due()

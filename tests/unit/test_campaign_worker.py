@@ -15,10 +15,10 @@ from attnfuzz.campaign.messages import (
     Known,
     Minimised,
     Progress,
-    Pursue,
     Smaller,
     Stop,
     Unconfirmed,
+    Unfinished,
 )
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, decode_case, encode_case
@@ -291,6 +291,6 @@ def test_a_kernel_is_searched_only_in_what_is_built_of_it() -> None:
 def test_what_a_lost_worker_was_at_waits_until_its_kernel_is_built() -> None:
     """A campaign that goes on after an interrupt would end with a traceback, or lose the failure."""
     case = DenseDecodeCase(num_q_heads=3, num_kv_heads=1, head_size=16, seq_lens=(1,), scale=0.25)
-    pursue = Pursue(kernel=KERNEL.target, case=msgspec.Raw(encode_case(case)), failure=WRONG)
-    bench = Bench(grouped, kernels=(), mail=[pursue, Join(kernel=KERNEL)], enough=after(Found)).run()
+    unfinished = Unfinished(kernel=KERNEL.target, case=msgspec.Raw(encode_case(case)), failure=WRONG)
+    bench = Bench(grouped, kernels=(), mail=[unfinished, Join(kernel=KERNEL)], enough=after(Found)).run()
     assert bytes(bench.of(Found)[0].case) == encode_case(case)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.campaign.coordinator import Handover
+from attnfuzz.campaign.coordinator import Orphans
 from attnfuzz.campaign.finding_book import FindingBook
 from attnfuzz.campaign.messages import Confirmed, Found
 from attnfuzz.campaign.result import SilentReporter
@@ -21,18 +21,18 @@ FAILURE = Failure(oracle="accuracy", kind="out:value", message="wrong")
 
 def test_a_failure_waits_until_somebody_takes_it_up() -> None:
     """Sent to a worker that is killed before it reads its mail, it must not be forgotten."""
-    handover = Handover()
+    handover = Orphans()
     handover.add_case("k", b"{}", FAILURE)
-    (pursue,) = handover.take()
+    (unfinished,) = handover.take()
     assert handover.take() == []
-    assert handover.left() == [pursue]
+    assert handover.left() == [unfinished]
     handover.taken_up(Found(finding="0-1", kernel="k", case=msgspec.Raw(b"{}"), failure=FAILURE))
     assert handover.left() == []
 
 
 def test_what_takes_every_worker_along_is_left_alone_in_the_end() -> None:
     """A case that kills whoever looks into it would kill all workers, one after the other."""
-    handover = Handover()
+    handover = Orphans()
     sent = 0
     for _ in range(5):
         handover.add_case("k", b"{}", FAILURE)
@@ -43,7 +43,7 @@ def test_what_takes_every_worker_along_is_left_alone_in_the_end() -> None:
 
 def test_what_ran_before_is_handed_on(tmp_path: Path) -> None:
     """A failure that needs other cases before it would pass in the next worker, and be forgotten."""
-    handover = Handover()
+    handover = Orphans()
     book = FindingBook(
         {KERNEL.target: KERNEL},
         started=time.monotonic(),
@@ -53,8 +53,8 @@ def test_what_ran_before_is_handed_on(tmp_path: Path) -> None:
     raw = [msgspec.Raw(encode_case(a_case(length))) for length in (1, 2, 3)]
     found = Found(finding="0-1", kernel=KERNEL.target, case=raw[0], failure=FAILURE, preceding=tuple(raw[1:]))
     handover.add(book.found(found))
-    (pursue,) = handover.take()
-    assert [bytes(case) for case in pursue.preceding] == [bytes(case) for case in raw[1:]]
-    assert book.pending() == [pursue]
+    (unfinished,) = handover.take()
+    assert [bytes(case) for case in unfinished.preceding] == [bytes(case) for case in raw[1:]]
+    assert book.pending() == [unfinished]
     book.confirmed(Confirmed(finding="0-1", failed=2, runs=2))
     assert book.pending()[0].preceding == ()

@@ -35,7 +35,7 @@ from attnfuzz.campaign.triage.confirmation import (
     still_fails_afresh,
     trials_of,
 )
-from attnfuzz.campaign.triage.failing import Suspect
+from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.campaign.triage.undeclared import needed_limits
 from attnfuzz.explaining.explanation import Explanation
@@ -45,7 +45,7 @@ from attnfuzz.oracles.verdict import ends_process
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.features import KV_STRIDES_DIFFER
 
-__all__ = ["Pursuit", "Trail", "explanation_of"]
+__all__ = ["Investigation", "Trail", "explanation_of"]
 
 
 class Trail:
@@ -54,7 +54,7 @@ class Trail:
     ``now``: the latest step. ``needed``: features that all failing cases have had. ``is_flaky``: it comes and goes.
     """
 
-    def __init__(self, finding: str, suspect: Suspect, send: Callable[[msgspec.Struct], None]) -> None:
+    def __init__(self, finding: str, suspect: FailingCase, send: Callable[[msgspec.Struct], None]) -> None:
         self.now = suspect
         self.needed = suspect.features
         self.is_flaky = False
@@ -83,11 +83,11 @@ class Trail:
         """How often it failed again."""
         self._send(Confirmed(finding=self._finding, failed=len(confirmation.failures), runs=confirmation.runs))
 
-    def confirmed_as(self, suspect: Suspect) -> None:
+    def confirmed_as(self, suspect: FailingCase) -> None:
         """Go on with what failed again; nothing that failed before says what it needs."""
         self.now, self.needed = suspect, suspect.features
 
-    def step_to(self, suspect: Suspect) -> None:
+    def step_to(self, suspect: FailingCase) -> None:
         """Go on with ``suspect``, and tell of it."""
         self.now = suspect
         self.needed &= suspect.features
@@ -102,12 +102,12 @@ class Trail:
             )
         )
 
-    def step_back(self, before: Suspect) -> None:
+    def step_back(self, before: FailingCase) -> None:
         """Return to an earlier step: later ones say nothing."""
         self.step_to(before)
         self.needed = before.features
 
-    def start_again(self, suspect: Suspect) -> None:
+    def start_again(self, suspect: FailingCase) -> None:
         """Take up ``suspect``, another bug, instead."""
         self.needed = suspect.features
         self._symptoms = []
@@ -123,7 +123,7 @@ class Trail:
         known: KnownFindings,
         deaths: KnownDeaths,
         *,
-        explain: Callable[[Suspect], Explanation],
+        explain: Callable[[FailingCase], Explanation],
         is_complete: bool,
         is_declarable: bool = True,
     ) -> None:
@@ -162,7 +162,7 @@ def _raw(case: Case) -> msgspec.Raw:
     return msgspec.Raw(encode_case(case))
 
 
-def explanation_of(suspect: Suspect, judge: TimedJudge) -> Explanation:
+def explanation_of(suspect: FailingCase, judge: TimedJudge) -> Explanation:
     """What is wrong with a case that always fails; nothing on one that needs others before it."""
     if suspect.preceding or suspect.failure.kind == LEAK:
         return Explanation()
@@ -200,7 +200,7 @@ class _CutOff(Exception):  # noqa: N818 - as above
     """The campaign has ended while the suspect was being shrunk."""
 
 
-class Pursuit:
+class Investigation:
     """Follows one suspect under the name ``finding``; ``send`` tells the coordinator.
 
     ``known`` learns what it is, ``deaths`` which cases crash or hang of it.
@@ -211,7 +211,7 @@ class Pursuit:
     def __init__(
         self,
         finding: str,
-        suspect: Suspect,
+        suspect: FailingCase,
         *,
         judge: TimedJudge,
         known: KnownFindings,
@@ -230,12 +230,12 @@ class Pursuit:
         self._shrink_until = deadline
         self._tries = 1
         self._afresh = False
-        self._steps: list[Suspect] = []
+        self._steps: list[FailingCase] = []
         self._hangs = 0
-        self._failing: Suspect | None = None
+        self._failing: FailingCase | None = None
 
     @property
-    def _now(self) -> Suspect:
+    def _now(self) -> FailingCase:
         return self._trail.now
 
     def run(self) -> bool:
@@ -292,7 +292,7 @@ class Pursuit:
         self._trail.tell_rate(confirmation)
         return True
 
-    def _take_for(self, leak: Suspect) -> None:
+    def _take_for(self, leak: FailingCase) -> None:
         """Go on with what the death came of."""
         if self._known.explains(leak.symptom, leak.features):
             raise _SameBug
@@ -358,7 +358,7 @@ class Pursuit:
             return False
         return other.symptom == mine if mine.is_rounding else other.symptom.may_be(mine)
 
-    def _failing_one(self, case: Case) -> Suspect | None:
+    def _failing_one(self, case: Case) -> FailingCase | None:
         failure = self._trials.alone(case, patience="short", afresh=self._afresh)
         return None if failure is None else self._now.as_(case, failure)
 
@@ -431,9 +431,9 @@ class Pursuit:
             return
         until, now = self._shrink_until, self._now
         kept = fewer(now.preceding, self._fails_after, until=until)
-        now = Suspect(now.declaration, now.case, now.failure, kept)
+        now = FailingCase(now.declaration, now.case, now.failure, kept)
         kept = simpler(now, self._fails_after, until=until)
-        self._trail.step_to(Suspect(now.declaration, now.case, now.failure, kept))
+        self._trail.step_to(FailingCase(now.declaration, now.case, now.failure, kept))
 
     def _fails_after(self, preceding: Sequence[Case]) -> bool:
         if self._is_over():
@@ -441,11 +441,11 @@ class Pursuit:
         failure = self._trials.after(preceding, self._now.case, patience="short")
         return failure is not None and self._now.as_(self._now.case, failure).symptom == self._now.symptom
 
-    def _check_hang(self, before: Suspect) -> None:
+    def _check_hang(self, before: FailingCase) -> None:
         if self._now is not before and not self._still_hangs():
             self._trail.step_back(before)
 
-    def _look_again(self, before: Suspect) -> None:
+    def _look_again(self, before: FailingCase) -> None:
         """What is saved must fail in a process of its own, or with a rate that is known; or else what it came from."""
         if not self._trail.is_flaky and not ever_fails_afresh(self._now, self._trials):
             self._shrink_afresh(before)
@@ -459,7 +459,7 @@ class Pursuit:
             self._trail.is_flaky = rate.is_flaky
             self._trail.tell_rate(rate)
 
-    def _shrink_afresh(self, before: Suspect) -> None:
+    def _shrink_afresh(self, before: FailingCase) -> None:
         """Go on from the last step that fails in a fresh process: later ones needed what the cases tried had left."""
         steps = [before, *self._steps]
         good = bisect.bisect_left(steps, 1, lo=1, key=lambda step: not ever_fails_afresh(step, self._trials)) - 1
@@ -484,7 +484,7 @@ class Pursuit:
                 return True
         return False
 
-    def _is_alike(self, other: Suspect) -> bool:
+    def _is_alike(self, other: FailingCase) -> bool:
         if other.symptom != self._now.symptom:
             return False
         if self._known.explains(other.symptom, other.features):
@@ -529,7 +529,7 @@ class Pursuit:
         if self._trail.is_flaky or now.preceding or not (limits := needed_limits(finding)):
             return True
         supports = msgspec.structs.replace(now.declaration.supports, **limits)
-        declared = Suspect(msgspec.structs.replace(now.declaration, supports=supports), now.case, now.failure)
+        declared = FailingCase(msgspec.structs.replace(now.declaration, supports=supports), now.case, now.failure)
         case = nearest_permitted(declared)
         if case is None:
             return False

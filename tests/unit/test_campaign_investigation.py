@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.triage.pursuit with real processes: failures after other cases, by chance, and of many cases."""
+"""campaign.triage.investigation with real processes: failures after other cases, by chance, and of many cases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnfuzz.campaign.identity.signature import KnownFindings, Signature
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.judge.judging import TimedJudge
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
-from attnfuzz.campaign.triage.failing import Suspect
+from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.corpus import Regression, load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure, Relations, Verdict
@@ -34,7 +34,7 @@ KERNELS = Path(__file__).parent / "stateful_kernels.py"
 EMPTY = {"-inf", "+inf"}
 
 
-def pursue(process: PretendedProcess, suspect: Suspect) -> list[msgspec.Struct]:
+def investigated(process: PretendedProcess, suspect: FailingCase) -> list[msgspec.Struct]:
     """What the coordinator is told."""
     is_bug, sent = pursued(suspect, process.timed())
     assert is_bug
@@ -83,7 +83,7 @@ def test_what_fails_with_other_log_sum_exps_alike_is_told_once(
     pairs = tuple((prefix, suffix) for prefix in get_args(LseKind) for suffix in get_args(LseKind))
     case = MergeStatesCase(num_q_heads=2, head_size=16, num_tokens=len(pairs), lse_pairs=pairs)
     timed = TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(None))
-    is_bug, sent = pursued(Suspect(MERGE, case, NAN), timed)
+    is_bug, sent = pursued(FailingCase(MERGE, case, NAN), timed)
     assert is_bug
     assert last(sent, Minimised).features == features
 
@@ -113,7 +113,7 @@ def test_shrinking_does_not_lean_on_what_earlier_tries_left_behind() -> None:
 
     process = PretendedProcess(bug)
     case = DenseDecodeCase(num_q_heads=3, head_size=32, num_kv_heads=1, seq_lens=(5, 0, 33), scale=0.5, extra_rows=3)
-    sent = pursue(process, process.suspect(case, failure=WRONG))
+    sent = investigated(process, process.suspect(case, failure=WRONG))
     smallest = decode_case("dense_decode", bytes(last(sent, Smaller).case))
     assert smallest == DenseDecodeCase(
         num_q_heads=3, head_size=32, num_kv_heads=1, seq_lens=(1,), scale=default_scale(32)

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from attnfuzz.campaign.counts import EXACT, NOT_FINITE, KernelStatistics, Tally, ratio_bin
+from attnfuzz.campaign.counts import EXACT, NOT_FINITE, KernelStatistics, ProgressMeter, ratio_bin
 from attnfuzz.campaign.messages import Progress
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, OracleName, Timing, Verdict
@@ -25,15 +25,15 @@ def test_reports_add_up() -> None:
     """The final table is the sum of these reports; a case lost between two of them is a wrong number."""
     sent: list[Progress] = []
     now = [0.0]
-    tally = Tally(sent.append, clock=lambda: now[0])
+    meter = ProgressMeter(sent.append, clock=lambda: now[0])
     timing = Timing(build_s=0.01, compile_s=0.02, kernel_s=0.03, reference_s=0.04)
     for _ in range(10):
         now[0] += 0.1
-        tally.judged(KERNEL, CASE, 0.1, Verdict(error_ratio=0.25, timing=timing))
-    tally.flush()
-    tally.flush()
+        meter.judged(KERNEL, CASE, 0.1, Verdict(error_ratio=0.25, timing=timing))
+    meter.flush()
+    meter.flush()
     assert 1 < len(sent) < 10
-    assert sum(progress.cases for progress in sent) == tally.cases("k") == 10
+    assert sum(progress.cases for progress in sent) == meter.cases("k") == 10
     for name, total in {"seconds": 1.0, "build_s": 0.1, "compile_s": 0.2, "kernel_s": 0.3, "reference_s": 0.4}.items():
         assert math.isclose(sum(getattr(progress, name) for progress in sent), total)
     assert max(progress.max_error_ratio for progress in sent) == 0.25
@@ -43,13 +43,13 @@ def test_reports_add_up() -> None:
 def test_what_cannot_run_here_is_counted_by_itself() -> None:
     """A kernel that nothing is known of would be said to have been judged on thousands of cases."""
     sent: list[Progress] = []
-    tally = Tally(sent.append)
+    meter = ProgressMeter(sent.append)
     for verdict in (Verdict(not_runnable="no asm"), Verdict(), Verdict(not_runnable="no asm")):
-        tally.judged(KERNEL, CASE, 0.1, verdict)
-    tally.flush()
+        meter.judged(KERNEL, CASE, 0.1, verdict)
+    meter.flush()
     (progress,) = sent
     assert (progress.cases, progress.not_runnable) == (1, {"no asm": 2})
-    statistics = KernelStatistics(KERNEL)
+    statistics = KernelStatistics(declaration=KERNEL)
     for _ in range(2):
         statistics.add(progress)
     assert (statistics.cases, statistics.not_runnable) == (2, {"no asm": 4})
@@ -59,9 +59,9 @@ def test_what_cannot_run_here_is_counted_by_itself() -> None:
 def test_an_infinite_ratio_is_no_measure_of_accuracy() -> None:
     """JSON has no infinity, and a wrong NaN is a finding; the histogram has a place of its own for it."""
     sent: list[Progress] = []
-    tally = Tally(sent.append)
-    tally.judged(KERNEL, CASE, 0.1, failed("accuracy", math.inf))
-    tally.flush()
+    meter = ProgressMeter(sent.append)
+    meter.judged(KERNEL, CASE, 0.1, failed("accuracy", math.inf))
+    meter.flush()
     assert sent[0].max_error_ratio == 0.0
     assert sent[0].ratios == {"float16": {NOT_FINITE: 1}}
 
@@ -69,11 +69,11 @@ def test_an_infinite_ratio_is_no_measure_of_accuracy() -> None:
 def test_a_case_without_a_result_is_not_counted_as_exact() -> None:
     """A kernel that only ever crashes would look like the most accurate of all."""
     sent: list[Progress] = []
-    tally = Tally(sent.append)
+    meter = ProgressMeter(sent.append)
     for oracle in ("crash", "hang", "exception"):
-        tally.judged(KERNEL, CASE, 0.1, failed(oracle))
-    tally.judged(KERNEL, CASE, 0.1, failed("red_zone"))
-    tally.flush()
+        meter.judged(KERNEL, CASE, 0.1, failed(oracle))
+    meter.judged(KERNEL, CASE, 0.1, failed("red_zone"))
+    meter.flush()
     assert sent[0].cases == 4
     assert sent[0].ratios == {"float16": {EXACT: 1}}
 
@@ -81,20 +81,20 @@ def test_a_case_without_a_result_is_not_counted_as_exact() -> None:
 def test_executors_lost_to_a_case_are_counted() -> None:
     """What crashes cost would not be seen."""
     sent: list[Progress] = []
-    tally = Tally(sent.append, device="GPU-1")
+    meter = ProgressMeter(sent.append, device="GPU-1")
     for verdict in (Verdict(), failed("crash"), failed("hang"), Verdict(fatal=True), failed("accuracy")):
-        tally.judged(KERNEL, CASE, 0.1, verdict)
-    tally.flush()
+        meter.judged(KERNEL, CASE, 0.1, verdict)
+    meter.flush()
     assert (sent[0].restarts, sent[0].device) == (3, "GPU-1")
 
 
 def test_where_cases_lie_travels_with_the_report() -> None:
     """Coverage is added up from these counts, which must survive the way through JSON."""
     sent: list[Progress] = []
-    tally = Tally(sent.append)
+    meter = ProgressMeter(sent.append)
     for _ in range(3):
-        tally.judged(KERNEL, CASE, 0.1, Verdict())
-    tally.flush()
+        meter.judged(KERNEL, CASE, 0.1, Verdict())
+    meter.flush()
     (progress,) = [msgspec.json.decode(msgspec.json.encode(one), type=Progress) for one in sent]
     numbers = InputSpace("dense_decode", KERNEL.supports, {}).numbers
     dtype, length = numbers["dtype"]["float16"], numbers["length"]["1"]
@@ -105,10 +105,10 @@ def test_where_cases_lie_travels_with_the_report() -> None:
 
 def test_the_share_of_known_deaths_is_measured_in_time() -> None:
     """It decides when cases that would crash again are skipped."""
-    tally = Tally(lambda progress: None)
-    assert tally.share_of_known_deaths("k") == 0.0
+    meter = ProgressMeter(lambda progress: None)
+    assert meter.share_of_known_deaths("k") == 0.0
     for _ in range(4):
-        tally.judged(KERNEL, CASE, 1.0, Verdict())
-    tally.known("k", 1.0)
-    tally.skipped("k")
-    assert tally.share_of_known_deaths("k") == 0.25
+        meter.judged(KERNEL, CASE, 1.0, Verdict())
+    meter.known("k", 1.0)
+    meter.skipped("k")
+    assert meter.share_of_known_deaths("k") == 0.25
