@@ -22,7 +22,7 @@ from attnfuzz.campaign.journal import remove_if_empty
 from attnfuzz.campaign.messages import Known, Pursue
 from attnfuzz.campaign.result import Count, KernelStatistics, Statistics
 from attnfuzz.campaign.throughput import MAX_INTERVALS
-from attnfuzz.config_rules import MAX_SEED, MAX_WORKERS
+from attnfuzz.config import MAX_SEED, MAX_WORKERS
 from attnfuzz.corpus import MAX_PRECEDING
 from attnfuzz.corpus.reading import what_is_wrong
 from attnfuzz.corpus.writing import write_atomically

@@ -16,9 +16,8 @@ import click
 import msgspec
 
 from attnfuzz.cli.explore import exit_status, usable_save_folder
-from attnfuzz.cli.output import while_anyone_reads
-from attnfuzz.cli.parameters import DEVICE, FILE, duration, number_of_workers
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.options import DEVICE, FILE, duration, number_of_workers
+from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.finding import Finding

@@ -40,7 +40,6 @@ RANKS = {
     "attnfuzz.conformance": 5,
     "attnfuzz.config": 0,
     "attnfuzz.data_files": 0,  # opening what a user names
-    "attnfuzz.config_rules": 0,
     "attnfuzz.redis_url": 0,
     "attnfuzz.bench": 5,
     "attnfuzz.environment": 0,  # versions, found without importing anything

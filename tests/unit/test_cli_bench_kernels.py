@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attnfuzz.bench.kernels.results import decode_report
-from attnfuzz.cli.bench_kernels import command, option_values
+from attnfuzz.cli.bench import command, option_values
 
 KERNELS = Path(__file__).parent / "timed_kernels.py"
 

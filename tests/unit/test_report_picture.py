@@ -132,7 +132,9 @@ def test_field_table_lists_defaults_if_asked() -> None:
     rows = dict(line.split(maxsplit=1) for line in drawn(picture(case)) if " " in line.strip())
     assert rows["layout"] == '"HND"'
     assert "pages.order" not in rows
-    rows = dict(line.split(maxsplit=1) for line in drawn(picture(paged(seq_lens=(4,)), defaults=True)) if " " in line.strip())
+    rows = dict(
+        line.split(maxsplit=1) for line in drawn(picture(paged(seq_lens=(4,)), defaults=True)) if " " in line.strip()
+    )
     assert rows["layout"] == '"NHD"'
     assert rows["pages.order"] == '"identity"'
     assert rows["seq_lens"] == "[4]"
