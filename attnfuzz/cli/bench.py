@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.bench.kernels.messages import L2State, Mode
-from attnfuzz.bench.tuning.batches import FEATURES
+from attnfuzz.bench.kernels.measurements import L2State, Mode
+from attnfuzz.bench.tuning import FEATURES
 from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, number_of_workers, writable_file
 from attnfuzz.cli.output import Refusal, refusing, writing
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
@@ -18,8 +18,8 @@ from attnfuzz.problems.supports import OptionValue
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attnfuzz.bench.kernels.laboratory import Laboratory
-    from attnfuzz.bench.kernels.results import Report
+    from attnfuzz.bench.kernels.measurements import Report
+    from attnfuzz.bench.kernels.run import Laboratory
     from attnfuzz.declaration import Declaration
 
 __all__ = ["command"]
@@ -59,8 +59,7 @@ def throughput(
 
     The exit status is 1 if a bug was found on the way: nothing that a declaration would end.
     """
-    from attnfuzz.bench.setting import find_setting
-    from attnfuzz.bench.throughput import ThroughputPlan, measure_throughput
+    from attnfuzz.bench.throughput import ThroughputPlan, find_setting, measure_throughput
     from attnfuzz.report import bench
     from attnfuzz.report.terminal import make_console
 
@@ -94,7 +93,7 @@ def endurance(kernels: tuple[str, ...], device: str, budget: float, workers: int
     The exit status is 1 if one of these three was not found, or a healthy one failed.
     """
     from attnfuzz.bench.endurance import measure_endurance
-    from attnfuzz.bench.setting import find_setting
+    from attnfuzz.bench.throughput import find_setting
     from attnfuzz.report import bench
     from attnfuzz.report.terminal import make_console
 
@@ -119,7 +118,7 @@ def _show_and_write(
     console: Console, report: Report, *, json_file: Path | None, html_file: Path | None, png_file: Path | None
 ) -> None:
     """Print the tables, and write the files that were asked for."""
-    from attnfuzz.bench.kernels.results import encode_report
+    from attnfuzz.bench.kernels.measurements import encode_report
     from attnfuzz.report.bench import print_report
     from attnfuzz.report.bench_page import bench_page
     from attnfuzz.report.bench_plots import NO_MATPLOTLIB, can_plot, plots_png
@@ -152,7 +151,7 @@ def plot(files: tuple[Path, ...], json_file: Path | None, html_file: Path | None
 
     Several files are shown as one, if they were measured on the same kind of device.
     """
-    from attnfuzz.bench.kernels.results import decode_report, joined
+    from attnfuzz.bench.kernels.measurements import decode_report, joined
     from attnfuzz.report.terminal import make_console
 
     _require_matplotlib(png_file)
@@ -266,11 +265,8 @@ def kernels_(
 
     The exit status is 1 if a kernel was wrong, failed or crashed, and 2 if only attnfuzz could not measure one.
     """
-    from attnfuzz.bench.kernels.laboratory import Laboratory
-    from attnfuzz.bench.kernels.plan import KernelBench
-    from attnfuzz.bench.kernels.run import measure_kernels
-    from attnfuzz.bench.kernels.selection import choose_kernels, choose_shapes
-    from attnfuzz.bench.kernels.suites import smoke_suite
+    from attnfuzz.bench.kernels.run import KernelBench, Laboratory, choose_kernels, choose_shapes, measure_kernels
+    from attnfuzz.bench.kernels.shapes import smoke_suite
     from attnfuzz.report import bench
     from attnfuzz.report.terminal import make_console
 
@@ -304,7 +300,7 @@ def kernels_(
 def _others(named: tuple[str, ...], laboratory: Laboratory) -> tuple[list[Declaration], list[str]]:
     """What to compare with, and a sentence on each engine that is not there; only of engines that nobody named."""
     from attnfuzz.adapters import engines
-    from attnfuzz.bench.kernels.selection import choose_kernels
+    from attnfuzz.bench.kernels.run import choose_kernels
     from attnfuzz.declaration import KernelLoadError
 
     if named:
@@ -374,9 +370,9 @@ def tune_(
 
     Configurations that are wrong are left out and named; the exit status is then 1.
     """
-    from attnfuzz.bench.kernels.laboratory import Laboratory
-    from attnfuzz.bench.tuning.run import Tuning, tune
-    from attnfuzz.bench.tuning.source import python_source
+    from attnfuzz.bench.kernels.run import Laboratory
+    from attnfuzz.bench.tuning import Tuning, tune
+    from attnfuzz.bench.tuning_tree import python_source
     from attnfuzz.report.files import write_file, write_json
     from attnfuzz.report.terminal import make_console
 

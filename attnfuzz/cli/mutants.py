@@ -20,7 +20,7 @@ _MAX_SHARDS = 1000
 
 
 def _operators(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    from attnfuzz.mutation.operators.catalogue import OPERATOR_NAMES
+    from attnfuzz.mutation.operators import OPERATOR_NAMES
 
     for name in value:
         if name not in OPERATOR_NAMES:

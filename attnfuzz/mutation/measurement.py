@@ -16,13 +16,11 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.claims import PrivateFolder
 from attnfuzz.execution.outcomes import ExecutorUnavailable, ServiceError
 from attnfuzz.execution.runner import DEFAULT_TIMEOUT_S, Runner
-from attnfuzz.mutation.commands import Command
 from attnfuzz.mutation.equivalents import Entry, load_equivalents
-from attnfuzz.mutation.hunting import Hunt, Hunter
-from attnfuzz.mutation.killers import CommandKiller, EquivalentsAside, Killer, KnownAside, SearchKiller
+from attnfuzz.mutation.hunting import CaseStream, Hunt, Hunter
+from attnfuzz.mutation.killers import Command, CommandKiller, EquivalentsAside, Killer, KnownAside, SearchKiller
 from attnfuzz.mutation.mutants import Mutant, mutants_of
 from attnfuzz.mutation.outcomes import Outcome
-from attnfuzz.mutation.stream import CaseStream
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName
 from attnfuzz.overlay import write_overlay
 

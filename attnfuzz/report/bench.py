@@ -10,13 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attnfuzz.bench.campaigns import Measured
 from attnfuzz.bench.endurance import Endurance
-from attnfuzz.bench.kernels.messages import MachineReply
-from attnfuzz.bench.kernels.results import STATES, Report, Result, State
+from attnfuzz.bench.kernels.measurements import STATES, MachineReply, Report, Result, State
 from attnfuzz.bench.kernels.run import versions_text
-from attnfuzz.bench.setting import Setting
-from attnfuzz.bench.throughput import Row
+from attnfuzz.bench.throughput import Measured, Row, Setting
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.supports import OptionValue
 

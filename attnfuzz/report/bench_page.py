@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from attnfuzz.bench.kernels.results import Report, Result, State
+from attnfuzz.bench.kernels.measurements import Report, Result, State
 from attnfuzz.report.bench import REFERENCES, options_text, ratio_to, states_of, summary_of, varied_options
 from attnfuzz.report.bench_plots import NO_MATPLOTLIB, can_plot, plots_svg
 from attnfuzz.report.files import rendered

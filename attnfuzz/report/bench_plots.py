@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from attnfuzz.bench.kernels.results import Report, Result, State
+from attnfuzz.bench.kernels.measurements import Report, Result, State
 from attnfuzz.report.bench import states_of
 from attnfuzz.said import only_printable
 

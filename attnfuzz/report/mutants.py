@@ -19,8 +19,7 @@ from attnfuzz.campaign.duration import format_duration
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.mutation.measurement import Measured
 from attnfuzz.mutation.mutants import Mutant
-from attnfuzz.mutation.outcomes import Kill, Outcome, Status
-from attnfuzz.mutation.score import Score
+from attnfuzz.mutation.outcomes import Kill, Outcome, Score, Status
 from attnfuzz.report.files import write_file, write_json
 from attnfuzz.report.findings import count
 

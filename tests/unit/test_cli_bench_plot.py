@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from attnfuzz.bench.kernels.plan import KernelBench
-from attnfuzz.bench.kernels.results import Report, decode_report, encode_report, joined
-from attnfuzz.bench.kernels.run import measure_kernels
-from attnfuzz.bench.kernels.suites import SUITES
+from attnfuzz.bench.kernels.measurements import Report, decode_report, encode_report, joined
+from attnfuzz.bench.kernels.run import KernelBench, measure_kernels
+from attnfuzz.bench.kernels.shapes import SUITES
 from tests.unit.bench_laboratory import SDPA, Pretended, declared, times
 
 

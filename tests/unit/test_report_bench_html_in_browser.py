@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.bench.kernels.plan import KernelBench
-from attnfuzz.bench.kernels.run import measure_kernels
-from attnfuzz.bench.kernels.suites import SUITES
+from attnfuzz.bench.kernels.run import KernelBench, measure_kernels
+from attnfuzz.bench.kernels.shapes import SUITES
 from attnfuzz.report.bench_page import bench_page
 from tests.unit.bench_laboratory import SDPA, Pretended, declared, times
 from tests.unit.test_report_html_in_browser import CHROMIUM, DARK, LIGHT, chromium, first_pixel

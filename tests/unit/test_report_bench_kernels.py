@@ -9,11 +9,9 @@ import xml.etree.ElementTree as ET
 import pytest
 from rich.console import Console
 
-from attnfuzz.bench.kernels.messages import MeasureReply, MeasureRequest
-from attnfuzz.bench.kernels.plan import KernelBench
-from attnfuzz.bench.kernels.results import Report
-from attnfuzz.bench.kernels.run import measure_kernels
-from attnfuzz.bench.kernels.suites import SUITES
+from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest, Report
+from attnfuzz.bench.kernels.run import KernelBench, measure_kernels
+from attnfuzz.bench.kernels.shapes import SUITES
 from attnfuzz.report.bench import print_report, summary_of
 from attnfuzz.report.bench_page import bench_page
 from attnfuzz.report.bench_plots import charts_of, plots_png, plots_svg
