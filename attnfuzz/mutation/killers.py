@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,6 @@ import msgspec
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.outcomes import ServiceError
 from attnfuzz.execution.runner import Runner
-from attnfuzz.mutation.equivalents import Equivalents
 from attnfuzz.mutation.hunting import Hunt, Hunted, Hunter, seen_by
 from attnfuzz.mutation.mutants import Mutant
 from attnfuzz.mutation.outcomes import Kill, Outcome
@@ -29,9 +28,7 @@ __all__ = [
     "Command",
     "CommandKiller",
     "CommandRun",
-    "EquivalentsAside",
     "Killer",
-    "KnownAside",
     "SearchKiller",
     "never_runs",
 ]
@@ -108,54 +105,6 @@ class CommandKiller:
             case _:
                 by = "time limit" if run.ended == "late" else "command"
                 return Outcome(status="killed", seconds=run.seconds, kill=Kill(by=by, seconds=run.seconds))
-
-
-class KnownAside:
-    """Repeats what an earlier measurement came to, by ids of mutants; with ``alone`` only if it tried that too.
-
-    Of ``others``, which are not to be put to the killer, it is enough that anything is known.
-    """
-
-    def __init__(
-        self, killer: Killer, known: Mapping[str, Outcome], *, alone: bool = False, others: Collection[str] = ()
-    ) -> None:
-        self._killer = killer
-        self._known = known
-        self._alone = alone
-        self._others = others
-
-    def __call__(self, mutant: Mutant, overlay: Path) -> Outcome:
-        """Put the mutant to the killer, unless it is known what comes of that."""
-        known = self._known.get(mutant.id)
-        is_untried = self._alone and known is not None and _is_untried_alone(known.kill)
-        if known is None or (is_untried and mutant.id not in self._others):
-            return self._killer(mutant, overlay)
-        return known
-
-
-def _is_untried_alone(kill: Kill | None) -> bool:
-    return kill is not None and len(kill.seen_by) == 1 and kill.alone is None
-
-
-class EquivalentsAside:
-    """Leaves out the mutants that are listed as equivalent; with ``check`` it only says so if ``killer`` finds them."""
-
-    def __init__(self, killer: Killer, equivalents: Equivalents, *, check: bool = False) -> None:
-        self._killer = killer
-        self._equivalents = equivalents
-        self._check = check
-
-    def __call__(self, mutant: Mutant, overlay: Path) -> Outcome:
-        """Put the mutant to the killer, unless it is equivalent."""
-        reason = self._equivalents.reason(mutant)
-        if reason is not None and not self._check:
-            return Outcome(status="equivalent", detail=reason)
-        outcome = self._killer(mutant, overlay)
-        if reason is None:
-            return outcome
-        if outcome.status == "killed":
-            return msgspec.structs.replace(outcome, wrongly=True, detail=reason)
-        return Outcome(status="equivalent", seconds=outcome.seconds, cases=outcome.cases, detail=reason)
 
 
 def fails_to_load(runner: Runner, kernels: Sequence[Declaration]) -> str | None:

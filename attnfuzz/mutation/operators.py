@@ -250,7 +250,7 @@ def _origins(function: Function) -> dict[str, list[str]]:
 
 
 _OTHER_BASE = {"exp": "exp2", "exp2": "exp", "log": "log2", "log2": "log"}
-_SOFTMAX_OPPOSITE = {"maximum": "minimum", "minimum": "maximum", "max": "min", "min": "max"}
+_OTHER_EXTREME = {"maximum": "minimum", "minimum": "maximum", "max": "min", "min": "max"}
 _REDUCTIONS = ("sum", "max", "min", "argmax", "argmin", "reduce", "xor_sum")
 
 
@@ -314,8 +314,8 @@ def min_max(function: Function) -> Iterator[Change]:
     """The smaller for the larger, and the other way round."""
     for call in function.all(ast.Call):
         name = function.triton_name(call)
-        if name in _SOFTMAX_OPPOSITE and isinstance(call.func, ast.Attribute):
-            yield function.replaced(call.func, f"{function.text(call.func.value)}.{_SOFTMAX_OPPOSITE[name]}")
+        if name in _OTHER_EXTREME and isinstance(call.func, ast.Attribute):
+            yield function.replaced(call.func, f"{function.text(call.func.value)}.{_OTHER_EXTREME[name]}")
 
 
 def sign(function: Function) -> Iterator[Change]:

@@ -40,6 +40,11 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
     seen_by: tuple[OracleName, ...] = ()
     alone: bool | None = None
 
+    @property
+    def is_untried_alone(self) -> bool:
+        """Whether one oracle alone sees the case, and no hunt without it was made."""
+        return len(self.seen_by) == 1 and self.alone is None
+
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one mutant.

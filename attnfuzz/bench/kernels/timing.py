@@ -109,8 +109,6 @@ def _steps(moments: Sequence[float]) -> list[float]:
     return [after - before for before, after in itertools.pairwise(moments)]
 
 
-Call = Callable[[], object]
-
 _ABANDONED: list[torch.cuda.CUDAGraph] = []
 """Never freed: that might end the process (see ``attnfuzz.oracles.cuda_graph``)."""
 
@@ -126,7 +124,7 @@ class GraphOfCalls:
     before the capture, and CaptureFailed.
     """
 
-    def __init__(self, calls: Sequence[Call], count: int) -> None:
+    def __init__(self, calls: Sequence[Run], count: int) -> None:
         self._graph = torch.cuda.CUDAGraph()
         self.results: list[object] = []
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch does not annotate it
@@ -145,7 +143,7 @@ class GraphOfCalls:
                 raise CaptureFailed(f"cannot be captured: {error}") from error
         torch.cuda.current_stream().wait_stream(side)
 
-    def _call(self, calls: Sequence[Call], count: int) -> None:
+    def _call(self, calls: Sequence[Run], count: int) -> None:
         for i in range(count):
             result = calls[i % len(calls)]()
             if i < len(calls):
@@ -198,7 +196,7 @@ def time_copy(nbytes: int, device: str, stopwatch: Stopwatch, *, l2_bytes: int, 
     return min((_in_graph(calls, count, stopwatch, seconds) for calls in ways), key=lambda one: one.median_us)
 
 
-def _ways(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> list[list[Call]]:
+def _ways(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> list[list[Run]]:
     pairs = list(zip(sources, targets, strict=True))
     return [
         [partial(target.copy_, source) for source, target in pairs],
@@ -206,7 +204,7 @@ def _ways(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> list[list[Cal
     ]
 
 
-def _in_graph(calls: Sequence[Call], count: int, stopwatch: Stopwatch, seconds: float) -> Timed:
+def _in_graph(calls: Sequence[Run], count: int, stopwatch: Stopwatch, seconds: float) -> Timed:
     graph = GraphOfCalls(calls, count)
     try:
         return time_samples(graph.replay, stopwatch, calls=count, seconds=seconds, l2="cold", mode="graph")
