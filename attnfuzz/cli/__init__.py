@@ -20,16 +20,16 @@ _COMMANDS = {
     "verify": "attnfuzz.cli.verify",
     "declare": "attnfuzz.cli.declare",
     "replay": "attnfuzz.cli.replay",
-    "bisect": "attnfuzz.cli.bisect",
-    "list": "attnfuzz.cli.listing",
-    "show": "attnfuzz.cli.show",
+    "bisect": "attnfuzz.cli.replay:bisect_command",
+    "list": "attnfuzz.cli.show:list_command",
+    "show": "attnfuzz.cli.show:show_command",
     "explain": "attnfuzz.cli.explain",
-    "repro": "attnfuzz.cli.repro",
+    "repro": "attnfuzz.cli.show:repro_command",
     "conformance": "attnfuzz.cli.conformance",
     "merge": "attnfuzz.cli.merge",
     "mutants": "attnfuzz.cli.mutants",
     "bench": "attnfuzz.cli.bench",
-    "doctor": "attnfuzz.cli.doctor",
+    "doctor": "attnfuzz.cli.show:doctor_command",
 }
 
 
@@ -40,7 +40,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(_COMMANDS[cmd_name]).command
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name or "command")
         return command
 
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.cli.output import while_anyone_reads
-from attnfuzz.cli.parameters import DEVICE, duration
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.options import DEVICE, duration
+from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.result import CampaignResult

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.cli.configured import TOLERANCE, profile_option
-from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, TRUST, writable_file
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, TOLERANCE, TRUST, profile_option, writable_file
+from attnfuzz.cli.output import Refusal, refusing
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.saved.replay import SavedCase

@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from attnfuzz.cli.configured import AGAINST, TOLERANCE, profile_option
-from attnfuzz.cli.output import while_anyone_reads
-from attnfuzz.cli.parameters import (
+from attnfuzz.cli.options import (
+    AGAINST,
     DEVICE,
     FILE,
     KERNEL_HELP,
     ORACLE,
     PYTHON,
+    TOLERANCE,
     TRUST,
     duration,
     number_of_workers,
+    profile_option,
     writable_file,
 )
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads
 from attnfuzz.cli.sanitizing import SANITIZER, explore_sanitized
-from attnfuzz.config_rules import RULES
+from attnfuzz.config import RULES
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.result import CampaignResult, Earlier, Reporter

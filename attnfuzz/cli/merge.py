@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.cli.configured import TOLERANCE, profile_option
-from attnfuzz.cli.parameters import DEVICE, FILE, TRUST
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.options import DEVICE, FILE, TOLERANCE, TRUST, profile_option
+from attnfuzz.cli.output import Refusal, refusing
 from attnfuzz.cli.replay import read_saved
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.cli.output import while_anyone_reads
-from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, duration, number_of_workers, writable_file
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, number_of_workers, writable_file
+from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, writing
 
 if TYPE_CHECKING:
     from attnfuzz.mutation.measurement import Measured, MutantsRequest
@@ -21,7 +20,7 @@ _MAX_SHARDS = 1000
 
 
 def _operators(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    from attnfuzz.mutation.operators.catalogue import OPERATOR_NAMES
+    from attnfuzz.mutation.operators import OPERATOR_NAMES
 
     for name in value:
         if name not in OPERATOR_NAMES:
@@ -189,8 +188,6 @@ def _write(measured: Measured, *, json_file: Path | None, markdown_file: Path | 
         ("--json", json_file, write_mutants_json),
         ("--output", markdown_file, write_mutants_markdown),
     ):
-        try:
-            if path is not None:
+        if path is not None:
+            with writing(option, path):
                 write(measured, path)
-        except OSError as error:
-            raise Refusal(f"{option} {str(path)!r} cannot be written: {error.strerror}") from error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from attnfuzz.cli.refusal import Refusal
+from attnfuzz.cli.output import Refusal
 from attnfuzz.sanitizer.tool import TOOLS, SanitizerUnavailable, Tool
 
 if TYPE_CHECKING:

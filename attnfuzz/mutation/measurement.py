@@ -9,6 +9,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from attnfuzz.campaign.judge.executor import memory_limit
 from attnfuzz.campaign.startup import load_searchable
 from attnfuzz.campaign.workers import cores
@@ -16,13 +18,11 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.claims import PrivateFolder
 from attnfuzz.isolation.outcomes import ExecutorUnavailable, ServiceError
 from attnfuzz.judging.runner import DEFAULT_TIMEOUT_S, Runner
-from attnfuzz.mutation.commands import Command
-from attnfuzz.mutation.equivalents import Entry, load_equivalents
-from attnfuzz.mutation.hunting import Hunt, Hunter
-from attnfuzz.mutation.killers import CommandKiller, EquivalentsAside, Killer, KnownAside, SearchKiller
+from attnfuzz.mutation.equivalents import Entry, Equivalents, load_equivalents
+from attnfuzz.mutation.hunting import CaseStream, Hunt, Hunter
+from attnfuzz.mutation.killers import Command, CommandKiller, Killer, SearchKiller
 from attnfuzz.mutation.mutants import Mutant, mutants_of
 from attnfuzz.mutation.outcomes import Outcome
-from attnfuzz.mutation.stream import CaseStream
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName
 from attnfuzz.overlay import write_overlay
 
@@ -139,9 +139,6 @@ def measure(
         stale = tuple(equivalents.stale(mutants)) if are_all else ()
         mutated = {declaration.target for mutant in mutants for declaration in mutant.kernels}
         found: dict[str, Outcome] = {}
-        others = {one.id for one in mutants} - {one.id for one in in_shard(mutants, request.shard)}
-        is_listed = (lambda one: False) if request.check_equivalents else equivalents.reason
-        chosen = [one for one in mutants if one.id not in others or one.id in request.known or is_listed(one)]
 
         def measured() -> Measured:
             told = {**request.known, **found}  # what is known stays in the file, also if this is interrupted
@@ -164,10 +161,21 @@ def measure(
             heard(mutant, outcome)
             so_far(measured())
 
+        waiting = []
+        in_part = {one.id for one in in_shard(mutants, request.shard)}
+        for mutant in mutants:
+            if (outcome := _settled(mutant, request, equivalents, in_part=mutant.id in in_part)) is not None:
+                hear(mutant, outcome)
+            elif mutant.id in in_part:
+                waiting.append(mutant)
         with _killer(request, hunter, mutants, folder, note) as killer:
-            killer = KnownAside(killer, request.known, alone=request.alone, others=others)
-            killer = EquivalentsAside(killer, equivalents, check=request.check_equivalents)
-            put_to(killer, chosen, folder=folder, jobs=jobs, heard=hear)
+            put_to(
+                killer,
+                waiting,
+                folder=folder,
+                jobs=jobs,
+                heard=lambda one, came: hear(one, _as_listed(came, equivalents.reason(one))),
+            )
         return measured()
 
 
@@ -185,6 +193,24 @@ def put_to(killer: Killer, mutants: Sequence[Mutant], *, folder: Path, jobs: int
         numbers = {future: number for number, future in enumerate(futures)}
         for future in as_completed(futures):
             heard(mutants[numbers[future]], future.result())
+
+
+def _settled(mutant: Mutant, request: MutantsRequest, equivalents: Equivalents, *, in_part: bool) -> Outcome | None:
+    """What becomes of a mutant that need not be put to the killer: it is listed as equivalent, or known from before."""
+    reason, known = equivalents.reason(mutant), request.known.get(mutant.id)
+    if reason is not None and not request.check_equivalents:
+        return Outcome(status="equivalent", detail=reason)
+    is_untried = request.alone and known is not None and known.kill is not None and known.kill.is_untried_alone
+    return None if known is None or (is_untried and in_part) else _as_listed(known, reason)
+
+
+def _as_listed(outcome: Outcome, reason: str | None) -> Outcome:
+    """Of a mutant that is listed as equivalent for a ``reason``, what the killer's ``outcome`` says of the list."""
+    if reason is None:
+        return outcome
+    if outcome.status == "killed":
+        return msgspec.structs.replace(outcome, wrongly=True, detail=reason)
+    return Outcome(status="equivalent", seconds=outcome.seconds, cases=outcome.cases, detail=reason)
 
 
 @contextmanager

@@ -1,9 +1,10 @@
-"""A mutant: one change to one function, and how it is told from others and shown."""
+"""Mutants: one change to one function each, of all code that a kernel reaches in its own file and beside it."""
 
 from __future__ import annotations
 
 import ast
 import difflib
+import importlib.util
 import os
 import zlib
 from collections.abc import Iterable, Iterator
@@ -11,12 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from attnfuzz.declaration import Declaration
-from attnfuzz.mutation.operators.catalogue import changes
-from attnfuzz.mutation.reachable import Reach
+import attnfuzz
+from attnfuzz.adapters import module_of
+from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.mutation.operators import changes
 from attnfuzz.mutation.source import Function, Source
+from attnfuzz.project import search_path
 
-__all__ = ["Mutant", "mutants_of"]
+__all__ = ["Mutant", "Reach", "entry_of", "mutants_of"]
 
 
 @dataclass(frozen=True)
@@ -104,3 +107,127 @@ def _difference(source: Source, data: bytes) -> tuple[int, tuple[str, ...], tupl
     changed = [block for block in matcher.get_opcodes() if block[0] != "equal"]
     (_, start, _, start_after, _), (_, _, end, _, end_after) = changed[0], changed[-1]
     return start + 1, tuple(before[start:end]), tuple(after[start_after:end_after])
+
+
+_BUNDLED = Path(attnfuzz.__file__).parent / "kernels" / "bundled.py"
+
+
+def entry_of(declaration: Declaration) -> tuple[Path, str]:
+    """The file that declares a kernel, and the name that the kernel has there. Raises KernelLoadError."""
+    place, _, name = declaration.target.rpartition(":")
+    if not place:
+        return _BUNDLED.resolve(), name
+    if place.endswith(".py"):
+        return Path(place).resolve(), name
+    for root in map(Path, search_path()):
+        base = root.joinpath(*module_of(place).split("."))
+        for file in (base.with_suffix(".py"), base / "__init__.py"):
+            if file.is_file():
+                return file.resolve(), name
+    raise KernelLoadError(f"the source file of module {place!r} was not found; give the kernel as path/to/file.py:name")
+
+
+class Reach:
+    """Follows names from file to file; every file is read once. Raises KernelLoadError for one that is not Python."""
+
+    def __init__(self) -> None:
+        self._sources: dict[Path, Source] = {}
+        self._imports: dict[Path, _Imports] = {}
+
+    def functions(self, declaration: Declaration) -> list[Function]:
+        """The functions that the kernel may run, itself included, in the order in which they are met."""
+        path, name = entry_of(declaration)
+        found: dict[tuple[Path, str], Function] = {}
+        seen: set[tuple[Path, str]] = set()
+        waiting = [(path, name)]
+        while waiting:
+            place = waiting.pop(0)
+            if place in seen:
+                continue
+            seen.add(place)
+            source = self._source(place[0])
+            waiting += self._imports[place[0]].names.get(place[1], ())
+            for node in _definitions(source, place[1]):
+                if isinstance(node, ast.FunctionDef):
+                    found[place] = Function(source, node)
+                waiting += self._used(source, node)
+        return list(found.values())
+
+    def _source(self, path: Path) -> Source:
+        if path not in self._sources:
+            self._sources[path] = Source(path)
+            self._imports[path] = _imports_of(self._sources[path])
+        return self._sources[path]
+
+    def _used(self, source: Source, node: ast.AST) -> Iterator[tuple[Path, str]]:
+        """Files and names that ``node`` may mean."""
+        modules = self._imports[source.path]
+        for used in ast.walk(node):
+            if isinstance(used, ast.Name):
+                yield source.path, used.id
+            elif isinstance(used, ast.Attribute) and isinstance(used.value, ast.Name):
+                yield from ((file, used.attr) for file in modules.files.get(used.value.id, ()))
+
+
+class _Imports:
+    """What a file's imports mean: for a name of its own the names in other files, or other files themselves."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, list[tuple[Path, str]]] = {}
+        self.files: dict[str, list[Path]] = {}
+
+
+def _imports_of(source: Source) -> _Imports:
+    imports = _Imports()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.asname or "." not in alias.name:
+                    imports.files[alias.asname or alias.name] = _files(source.path, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            module = importlib.util.resolve_name("." * node.level + (node.module or ""), _package_of(source.path, node))
+            for alias in node.names:
+                name = alias.asname or alias.name
+                imports.names[name] = [(file, alias.name) for file in _files(source.path, module)]
+                imports.files[name] = _files(source.path, f"{module}.{alias.name}")
+    return imports
+
+
+def _package_of(path: Path, node: ast.ImportFrom) -> str:
+    """A name with as many levels as a relative import needs; only its last parts are ever looked at."""
+    return ".".join(path.parent.parts[-max(1, node.level) :])
+
+
+def _files(importer: Path, module: str) -> list[Path]:
+    """The file that an import of ``module`` would run, if it lies beside ``importer`` or elsewhere in its package."""
+    parts = module.split(".")
+    for folder in importer.parents[: len(parts) + 1]:
+        for skipped in range(len(parts)):
+            is_meant = folder.name == parts[skipped - 1] if skipped else folder == importer.parent
+            base = folder.joinpath(*parts[skipped:])
+            for file in (base.with_suffix(".py"), base / "__init__.py"):
+                if is_meant and file.is_file() and file.resolve() != importer:
+                    return [file.resolve()]
+    return []
+
+
+def _definitions(source: Source, name: str) -> Iterator[ast.AST]:
+    """The statements at the top level that define ``name``, or a function declared as a kernel of that name."""
+    for node in source.tree.body:
+        match node:
+            case ast.FunctionDef() | ast.ClassDef():
+                if node.name == name or name in _declared_names(node):
+                    yield node
+            case ast.Assign(targets=targets):
+                if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+                    yield node
+            case ast.AnnAssign(target=ast.Name(id=target)) if target == name:
+                yield node
+
+
+def _declared_names(node: ast.FunctionDef | ast.ClassDef) -> Iterator[str]:
+    for decorator in node.decorator_list:
+        if isinstance(decorator, ast.Call):
+            for keyword in decorator.keywords:
+                if keyword.arg == "name" and isinstance(keyword.value, ast.Constant):
+                    yield str(keyword.value.value)

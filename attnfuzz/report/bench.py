@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attnfuzz.bench.campaigns import Measured
 from attnfuzz.bench.endurance import Endurance
-from attnfuzz.bench.kernels.messages import MachineReply
-from attnfuzz.bench.kernels.results import STATES, Report, Result, State
+from attnfuzz.bench.kernels.measurements import STATES, MachineReply, Report, Result, State
 from attnfuzz.bench.kernels.run import versions_text
-from attnfuzz.bench.setting import Setting
-from attnfuzz.bench.throughput import Row
+from attnfuzz.bench.throughput import Measured, Row, Setting
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.supports import OptionValue
 
@@ -178,8 +175,8 @@ class Progress:
         self._console.file.flush()
 
 
-def print_report(console: Console, report: Report, summaries: Mapping[str, Sequence[str]]) -> None:
-    """A table for each suite, with the lines of ``summaries`` below it.
+def print_report(console: Console, report: Report) -> None:
+    """A table for each suite, with the sentences of `summary_of` below it.
 
     Ratios and the share of a copy are those of the first state of launch and cache.
     """
@@ -189,7 +186,7 @@ def print_report(console: Console, report: Report, summaries: Mapping[str, Seque
         if results:
             console.print()
             console.print(_bench_kernels_table(report, suite, results))
-            for line in summaries.get(suite, ()):
+            for line in summary_of(report, suite):
                 console.print(Text(line))
     if report.unreached:
         console.print(Text(f"{report.unreached} not begun: the budget was spent; raise --budget", "yellow"))

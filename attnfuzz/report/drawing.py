@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -28,7 +29,7 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
 )
 from attnfuzz.problems.freed import freed_tokens
-from attnfuzz.report.findings import count, finding_lines, headline
+from attnfuzz.report.findings import count, finding_lines, headline, listed, wrapped
 from attnfuzz.report.svg import element, text
 
 __all__ = [
@@ -56,7 +57,7 @@ MARKS: dict[Mark, str] = {
 
 _MAX_PAGES = 12
 _MAX_SEQS = 16
-_MAX_ENTRIES = 8
+_MAX_SPLITS = 8
 _MAX_STATES = 32
 
 
@@ -172,7 +173,7 @@ def _notes(case: AttentionCase, seq: int, freed: int) -> Iterator[str]:
     if isinstance(case, PagedDecodeCase):
         unused = block_table_rows(case)[seq][case.blocks_of(seq) :]
         if unused:
-            yield f"unused block-table entries: {_listed(unused)}"
+            yield f"unused block-table entries: {listed(unused)}"
     if (num_splits := num_splits_of(case)) > 1:
         yield f"in {count(num_splits, 'split')}, if even: {_splits(case.seq_lens[seq], num_splits)}"
 
@@ -190,9 +191,9 @@ def _queries(case: PagedAttentionCase, seq: int) -> str:
 def _splits(length: int, num_splits: int) -> str:
     """Token ranges of equal splits, which is how the bundled kernels cut: "0-5 | 6-11 | empty"."""
     size = -(-length // num_splits)
-    starts = [split * size for split in range(min(num_splits, _MAX_ENTRIES))]
+    starts = [split * size for split in range(min(num_splits, _MAX_SPLITS))]
     ranges = [f"{start}-{min(start + size, length) - 1}" if start < length else "empty" for start in starts]
-    return " | ".join(ranges) + (" | ..." if num_splits > _MAX_ENTRIES else "")
+    return " | ".join(ranges) + (" | ..." if num_splits > _MAX_SPLITS else "")
 
 
 def _spare_pages(case: PagedDecodeCase) -> list[str]:
@@ -202,11 +203,7 @@ def _spare_pages(case: PagedDecodeCase) -> list[str]:
     spare = tuple(page for page in range(num_blocks(case)) if page not in used)
     if not spare:
         return []
-    return [f"of {count(num_blocks(case), 'page')} in the cache, no sequence owns: {_listed(spare)}"]
-
-
-def _listed(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers[:_MAX_ENTRIES])) + (", ..." if len(numbers) > _MAX_ENTRIES else "")
+    return [f"of {count(num_blocks(case), 'page')} in the cache, no sequence owns: {listed(spare)}"]
 
 
 def _merge(case: MergeStatesCase, blame: Blame) -> Drawing:
@@ -280,7 +277,7 @@ class _BoxRow:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         labels = self.labels
-        for boxes in _wrapped(self.boxes, options.max_width - _GUTTER):
+        for boxes in wrapped(self.boxes, options.max_width - _GUTTER, attrgetter("width")):
             yield from _beside(labels, boxes)
             labels = ()
         if not self.boxes:
@@ -293,17 +290,6 @@ def _beside(labels: tuple[str, ...], boxes: Sequence[_TextBox]) -> Iterator[Text
     for i, parts in enumerate(zip(*(box.lines() for box in boxes), strict=True)):
         label = labels[i] if i < len(labels) else ""
         yield Text.assemble(label.ljust(_GUTTER), *parts)
-
-
-def _wrapped(boxes: Iterable[_TextBox], width: int) -> Iterator[list[_TextBox]]:
-    line: list[_TextBox] = []
-    for box in boxes:
-        if line and sum(other.width for other in line) + box.width > width:
-            yield line
-            line = []
-        line.append(box)
-    if line:
-        yield line
 
 
 def _field_table(case: Case, *, defaults: bool = False) -> Table:

@@ -17,7 +17,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation, WeightBox, WeightedRow
 from attnfuzz.oracles.verdict import Failure, where_to_look
 from attnfuzz.report.files import write_json
-from attnfuzz.report.findings import count, one_line
+from attnfuzz.report.findings import count, one_line, wrapped
 from attnfuzz.report.svg import element, text
 
 __all__ = [
@@ -107,7 +107,7 @@ class _Picture:
         weights = [*(value for box in self.row.boxes for value in box.expected)]
         weights += [value for box in self.row.boxes for value in box.got if value is not None]
         top = max(map(abs, weights), default=0.0)
-        for boxes in _wrapped(self.row.boxes, options.max_width - _GUTTER):
+        for boxes in wrapped(self.row.boxes, options.max_width - _GUTTER, _width):
             yield _line("", [Text(_title(box), "dim") for box in boxes], boxes)
             yield _line("expected", [_expected(box, top) for box in boxes], boxes)
             yield _line("got", [_got(box, top) for box in boxes], boxes)
@@ -140,17 +140,6 @@ def _title(box: WeightBox) -> str:
 
 def _width(box: WeightBox) -> int:
     return max(len(_title(box)), len(box.got)) + _BETWEEN
-
-
-def _wrapped(boxes: tuple[WeightBox, ...], width: int) -> Iterator[list[WeightBox]]:
-    line: list[WeightBox] = []
-    for box in boxes:
-        if line and sum(map(_width, line)) + _width(box) > width:
-            yield line
-            line = []
-        line.append(box)
-    if line:
-        yield line
 
 
 def _line(label: str, parts: list[Text], boxes: list[WeightBox]) -> Text:
@@ -319,17 +308,13 @@ def _row(row: WeightedRow, top: float) -> tuple[list[Markup], float]:
 
 
 def _box_width(box: WeightBox) -> float:
-    return max(min(len(box.got), _SLOTS_PER_BOX) * _BAR, _CHARACTER * len(_explained_svg_title(box))) + 2 * _PADDING
-
-
-def _explained_svg_title(box: WeightBox) -> str:
-    return f"{count(box.skipped, 'page')}, right" if box.skipped else box.title
+    return max(min(len(box.got), _SLOTS_PER_BOX) * _BAR, _CHARACTER * len(_title(box))) + 2 * _PADDING
 
 
 def _box(box: WeightBox, x: float, y: float, width: float, height: float, largest: float) -> Iterator[Markup]:
     wrong = " wrong" if any(box.wrong) else ""
     yield element("rect", x=x, y=y, width=width, height=height, rx=4.0, class_=f"page{wrong}")
-    yield text(_explained_svg_title(box), x + _PADDING, y + _TITLE - 4, class_="dim bad" if wrong else "dim")
+    yield text(_title(box), x + _PADDING, y + _TITLE - 4, class_="dim bad" if wrong else "dim")
     floor = y + _TITLE + _BARS_HEIGHT
     if box.got:
         yield element("path", d=f"M{x + _PADDING} {floor}h{width - 2 * _PADDING}", class_="base")

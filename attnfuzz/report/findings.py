@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from attnfuzz.problems.cases import (
 )
 
 __all__ = [
+    "CLOSE_TO_THE_BOUND",
     "OUT_OF_CONTRACT",
     "Severity",
     "count",
@@ -32,15 +33,22 @@ __all__ = [
     "in_order",
     "kernels_in_order",
     "known_since",
+    "largest_ratio",
+    "listed",
     "one_line",
     "remedy_lines",
     "restarts_of",
     "severity_of",
     "what_was_found",
+    "wrapped",
 ]
 
 
-_MAX_LENGTHS = 8
+_One = TypeVar("_One")
+
+_MOST_LISTED = 8
+CLOSE_TO_THE_BOUND = 0.9
+"""Times the bound: above it an error stands out, though it is allowed."""
 
 
 def headline(case: Case) -> str:
@@ -63,21 +71,39 @@ def one_line(case: Case) -> str:
     """What the case is in plain characters, with the lengths of its sequences, variants and options."""
     parts = [headline(case).replace(" · ", ", ")]
     if isinstance(case, PagedAttentionCase):
-        parts.append(f"query_lens {_listed(case.query_lens)}")
+        parts.append(f"query_lens {listed(case.query_lens)}")
     if isinstance(case, AttentionCase):
-        parts += [f"seq_lens {_listed(case.seq_lens)}", *case.variant.names]
+        parts += [f"seq_lens {listed(case.seq_lens)}", *case.variant.names]
     if isinstance(case, SplitDecodeCase):
         parts.append(f"num_splits={case.num_splits}")
     return ", ".join([*parts, *(f"{name}={value}" for name, value in case.options.items())])
 
 
-def _listed(lengths: tuple[int, ...]) -> str:
-    return ", ".join(map(str, lengths[:_MAX_LENGTHS])) + (", ..." if len(lengths) > _MAX_LENGTHS else "")
+def listed(numbers: tuple[int, ...]) -> str:
+    """The first few of them."""
+    return ", ".join(map(str, numbers[:_MOST_LISTED])) + (", ..." if len(numbers) > _MOST_LISTED else "")
 
 
 def count(number: int, noun: str) -> str:
     """ "1 token", "2 tokens"."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def largest_ratio(statistics: Statistics) -> float:
+    """The largest error over bound of all kernels."""
+    return max((kernel.max_error_ratio for kernel in statistics.kernels.values()), default=0.0)
+
+
+def wrapped(parts: Iterable[_One], width: int, width_of: Callable[[_One], int]) -> Iterator[list[_One]]:
+    """Lines of at least one part each, as many as fit into ``width``."""
+    line: list[_One] = []
+    for part in parts:
+        if line and sum(map(width_of, line)) + width_of(part) > width:
+            yield line
+            line = []
+        line.append(part)
+    if line:
+        yield line
 
 
 def restarts_of(statistics: Statistics) -> str:
@@ -178,8 +204,6 @@ _OF_EMPTIES = frozenset(
 """What a case has that is about rows without keys or tokens."""
 _JUST_ABOVE = 10.0
 """Times the error bound: a rounding that was not declared, rather than a wrong address."""
-
-_One = TypeVar("_One")
 
 
 class Severity(IntEnum):

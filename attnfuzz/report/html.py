@@ -36,6 +36,7 @@ from attnfuzz.report.drawing import Drawing, case_svg, draw
 from attnfuzz.report.explained import weights_svg
 from attnfuzz.report.files import rendered, write_file
 from attnfuzz.report.findings import (
+    CLOSE_TO_THE_BOUND,
     OUT_OF_CONTRACT,
     Severity,
     count,
@@ -43,6 +44,7 @@ from attnfuzz.report.findings import (
     headline,
     in_order,
     known_since,
+    largest_ratio,
     severity_of,
     what_was_found,
 )
@@ -70,7 +72,6 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
     return rendered("campaign.html.jinja", page=page_of(result, scripts))
 
 
-_CLOSE_TO_THE_BOUND = 0.9
 _ENDS = {
     "interrupted": "It was interrupted before its time was over.",
     "fail_fast": "It ended with its first finding, as it was told to.",
@@ -250,10 +251,10 @@ def _effort(result: CampaignResult) -> str:
 
 def _tiles(result: CampaignResult, kernels: list[KernelPart]) -> list[Tile]:
     statistics = result.statistics
-    ratio = max((kernel.max_error_ratio for kernel in statistics.kernels.values()), default=0.0)
+    ratio = largest_ratio(statistics)
     pairs = sum(part.coverage.met for part in kernels if part.coverage is not None)
     rate = statistics.cases / max(result.elapsed_s, 1e-9)
-    mood = "bad" if ratio > 1 and result.fails else "near" if ratio > _CLOSE_TO_THE_BOUND else ""
+    mood = "bad" if ratio > 1 and result.fails else "near" if ratio > CLOSE_TO_THE_BOUND else ""
     return [
         Tile(f"{statistics.cases:,}", "cases"),
         Tile(f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}", "cases a second"),

@@ -19,8 +19,7 @@ from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.mutation.measurement import Measured
 from attnfuzz.mutation.mutants import Mutant
-from attnfuzz.mutation.outcomes import Kill, Outcome, Status
-from attnfuzz.mutation.score import Score
+from attnfuzz.mutation.outcomes import Kill, Outcome, Score, Status
 from attnfuzz.report.files import write_file, write_json
 from attnfuzz.report.findings import count
 
@@ -33,7 +32,6 @@ __all__ = [
     "headline",
     "known_outcomes",
     "notes",
-    "oracle_rows",
     "print_measured",
     "print_mutants",
     "read_mutants_json",
@@ -85,11 +83,9 @@ class Progress:
 def print_measured(console: Console, measured: Measured) -> None:
     """The score, what is behind it, and every survivor."""
     score = Score(measured.outcomes)
-    console.print()
-    console.print(_by_operator(score))
-    if any(kill.seen_by for kill in score.kills):
+    for columns, rows in _tables(score):
         console.print()
-        console.print(_by_oracle(score))
+        console.print(_table(columns, rows))
     for title, pairs in (
         ("survived", score.of("survived")),
         ("not equivalent, though listed", [pair for pair in score.outcomes if pair[1].wrongly]),
@@ -129,27 +125,23 @@ def notes(measured: Measured) -> Iterator[str]:
         yield f"stale: no mutant matches the equivalent {entry.file} {entry.function} {entry.operator}: {entry.becomes}"
 
 
-def oracle_rows(score: Score) -> Iterator[tuple[str, ...]]:
-    """Of the table of oracles: name, kills, cases seen, seen by no other, killed by it alone."""
-    for share in score.by_oracle():
-        alone = "" if share.alone is None else str(share.alone)
-        yield share.name, str(share.first), str(share.sees), str(share.only_one), alone
-
-
-def _by_operator(score: Score) -> Table:
-    table = _table("operator", "killed", "survived", "equivalent", "stillborn", "score", "median s", "longest s")
-    for name, part in score.by_operator().items():
-        counts = part.counts
-        numbers = (str(counts[status]) for status in ("killed", "survived", "equivalent", "stillborn"))
-        table.add_row(name, *numbers, f"{part.share:.0%}", f"{part.median_s:.2f}", f"{part.longest_s:.1f}")
-    return table
-
-
-def _by_oracle(score: Score) -> Table:
-    table = _table("oracle", "killed first", "sees the case", "no other sees it", "killed by it alone")
-    for row in oracle_rows(score):
-        table.add_row(*row)
-    return table
+def _tables(score: Score) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
+    """Columns and rows: of operators and, where it was found out who sees the cases, of oracles."""
+    statuses: tuple[Status, ...] = ("killed", "survived", "equivalent", "stillborn")
+    operators = [
+        (
+            *(name, *(str(part.counts[status]) for status in statuses)),
+            *(f"{part.share:.0%}", f"{part.median_s:.2f}", f"{part.longest_s:.1f}"),
+        )
+        for name, part in score.by_operator().items()
+    ]
+    yield ("operator", *statuses, "score", "median s", "longest s"), operators
+    if any(kill.seen_by for kill in score.kills):
+        oracles = [
+            (one.name, str(one.first), str(one.sees), str(one.only_one), "" if one.alone is None else str(one.alone))
+            for one in score.by_oracle()
+        ]
+        yield ("oracle", "killed first", "sees the case", "no other sees it", "killed by it alone"), oracles
 
 
 def _effort(outcome: Outcome) -> str:
@@ -161,10 +153,12 @@ def _print_diff(console: Console, mutant: Mutant) -> None:
         console.print(Text(f"  {line}", style=_STYLES.get(line[0], "")))
 
 
-def _table(*columns: str) -> Table:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(box=None, pad_edge=False)
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -299,12 +293,7 @@ def _result(mutant: Mutant, outcome: Outcome) -> MutantResult:
         before=mutant.before,
         after=mutant.after,
         kernels=tuple(kernel.target for kernel in mutant.kernels),
-        status=outcome.status,
-        seconds=outcome.seconds,
-        cases=outcome.cases,
-        kill=outcome.kill,
-        detail=outcome.detail,
-        wrongly=outcome.wrongly,
+        **msgspec.structs.asdict(outcome),
     )
 
 
@@ -323,17 +312,11 @@ def _page(measured: Measured) -> Iterator[str]:
     yield ""
     if beside := [f"* {note}" for note in notes(measured)]:
         yield from (*beside, "")
-    yield "| operator | killed | survived | equivalent | stillborn | score | median, s | longest, s |"
-    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
-    for name, part in score.by_operator().items():
-        counts = part.counts
-        numbers = " | ".join(str(counts[status]) for status in ("killed", "survived", "equivalent", "stillborn"))
-        yield f"| {name} | {numbers} | {part.share:.0%} | {part.median_s:.2f} | {part.longest_s:.1f} |"
-    if any(kill.seen_by for kill in score.kills):
-        yield ""
-        yield "| oracle | killed first | sees the case | no other sees it | killed by it alone |"
-        yield "|---|---:|---:|---:|---:|"
-        yield from (f"| {' | '.join(row)} |" for row in oracle_rows(score))
+    for number, (columns, rows) in enumerate(_tables(score)):
+        yield from [""] * bool(number)
+        yield f"| {' | '.join(columns)} |"
+        yield f"|---|{'---:|' * (len(columns) - 1)}"
+        yield from (f"| {' | '.join(row)} |" for row in rows)
     for title, status in (("Survivors", "survived"), ("Could not be told", "error")):
         yield from _diffs(title, [pair for pair in measured.outcomes if pair[1].status == status])
 

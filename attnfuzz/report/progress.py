@@ -16,7 +16,7 @@ from attnfuzz.campaign.draw.coverage import pairs_met
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import Statistics
 from attnfuzz.campaign.stopping import format_duration
-from attnfuzz.report.findings import count, found_so_far, one_line, restarts_of
+from attnfuzz.report.findings import count, found_so_far, largest_ratio, one_line, restarts_of
 from attnfuzz.report.terminal import kernel_table
 
 __all__ = ["LineReporter", "LiveReporter", "describe", "panel", "status_line"]
@@ -32,9 +32,8 @@ def status_line(statistics: Statistics) -> str:
 
 
 def _facts(statistics: Statistics) -> Iterator[str]:
-    ratio = max((kernel.max_error_ratio for kernel in statistics.kernels.values()), default=0.0)
     yield f"{count(statistics.cases, 'case')} ({statistics.cases / max(statistics.elapsed_s(), 1e-9):.1f}/s)"
-    yield f"largest error/bound {ratio:.3g}"
+    yield f"largest error/bound {largest_ratio(statistics):.3g}"
     yield found_so_far(statistics)
     if (compiling := statistics.share_compiling()) >= 0.005:
         yield f"{100 * compiling:.0f}% of the time compiling"
@@ -165,8 +164,7 @@ def _effort(statistics: Statistics) -> Iterator[str]:
 
 def _insight(statistics: Statistics) -> Iterator[str]:
     yield found_so_far(statistics)
-    ratio = max((kernel.max_error_ratio for kernel in statistics.kernels.values()), default=0.0)
-    yield f"largest error/bound {ratio:.3g}"
+    yield f"largest error/bound {largest_ratio(statistics):.3g}"
     if pairs := sum(pairs_met(kernel.coverage) for kernel in statistics.kernels.values()):
         yield f"{pairs:,} feature pairs"
     if (compiling := statistics.share_compiling()) >= 0.005:

@@ -49,7 +49,7 @@ def kernel_sources(target: str) -> KernelSources:
     else:
         root, entry = _find_module(module_of(place))
     sources = KernelSources(entry.as_posix(), name)
-    _collect(root, entry, sources, shake=not place or entry.parts[:2] == ("attnfuzz", "adapters"))
+    _collect(root, entry, sources, only_needed=not place or entry.parts[:2] == ("attnfuzz", "adapters"))
     return sources
 
 
@@ -63,14 +63,14 @@ def _find_module(module: str) -> tuple[Path, Path]:
     raise SourceError(f"the source file of module {module!r} was not found; give the kernel as path/to/file.py:name")
 
 
-def _collect(root: Path, file: Path, sources: KernelSources, *, shake: bool = False) -> None:
-    """Put ``file`` and what it imports, in turn, into ``sources``; ``shake`` reduces it to what the kernel needs."""
+def _collect(root: Path, file: Path, sources: KernelSources, *, only_needed: bool = False) -> None:
+    """Put ``file`` and what it imports, in turn, into ``sources``; if ``only_needed`` without what the kernel does without."""
     try:
         text = (root / file).read_text(encoding="utf-8")
         tree = ast.parse(text)
     except (OSError, ValueError, SyntaxError) as error:  # ValueError: not UTF-8, or null bytes
         raise SourceError(f"kernel source {file} cannot be read ({error}); repair the file") from error
-    if shake:
+    if only_needed:
         text = only_what_it_needs(text, sources.attribute)
         tree = ast.parse(text)
     sources.files[file.as_posix()] = text

@@ -24,6 +24,7 @@ from attnfuzz.campaign.triage.undeclared import restriction_of
 from attnfuzz.corpus import encode_regression
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.report.findings import (
+    CLOSE_TO_THE_BOUND,
     count,
     finding_lines,
     heading_of,
@@ -258,9 +259,6 @@ def _side_lines(result: CampaignResult) -> Iterator[Text]:
         yield Text(f"{told}: {trouble.strip()}", style="yellow")
 
 
-_CLOSE_TO_THE_BOUND = 0.9
-
-
 @dataclass(frozen=True, slots=True)
 class _Column:
     """Shown where the terminal is ``from_width`` wide, and not ``to_width``."""
@@ -328,7 +326,7 @@ def _rate(row: _Row) -> Text:
 
 def _ratio(row: _Row) -> Text:
     ratio = row.kernel.max_error_ratio
-    style = "bold red" if ratio > 1 else "yellow" if ratio > _CLOSE_TO_THE_BOUND else ""
+    style = "bold red" if ratio > 1 else "yellow" if ratio > CLOSE_TO_THE_BOUND else ""
     return Text(f"{ratio:.3g}" if row.kernel.cases else "-", style=style)
 
 

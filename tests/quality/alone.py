@@ -17,8 +17,7 @@ from pathlib import Path
 from attnfuzz.declaration import Declaration
 from attnfuzz.mutation import mutants as generated
 from attnfuzz.mutation.killers import SearchKiller
-from attnfuzz.mutation.outcomes import Outcome
-from attnfuzz.mutation.score import Score
+from attnfuzz.mutation.outcomes import Outcome, Score
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES
 from attnfuzz.report.mutants import oracle_rows
 from tests.quality.mutants import MUTANTS, Mutant, mutant_named

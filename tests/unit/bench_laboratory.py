@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attnfuzz.bench.kernels.messages import MachineReply, MeasureReply, MeasureRequest, Timed
+from attnfuzz.bench.kernels.measurements import MachineReply, MeasureReply, MeasureRequest, Timed
 from attnfuzz.bench.kernels.shapes import bytes_to_move
 from attnfuzz.declaration import Declaration, Supports
 from attnfuzz.problems.cases import Problem

@@ -43,7 +43,6 @@ RANKS = {
     "attnfuzz.conformance": 5,
     "attnfuzz.config": 0,
     "attnfuzz.data_files": 0,  # opening what a user names
-    "attnfuzz.config_rules": 0,
     "attnfuzz.bench": 5,
     "attnfuzz.environment": 0,  # versions, found without importing anything
     "attnfuzz.checking": 5,

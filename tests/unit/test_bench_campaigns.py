@@ -1,4 +1,4 @@
-"""attnfuzz.bench.campaigns and plain_loop: what is counted, and for how long."""
+"""attnfuzz.bench.throughput and plain_loop: what is counted, and for how long."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from attnfuzz.bench.campaigns import measure_campaign
 from attnfuzz.bench.plain_loop import run_plain_loop
+from attnfuzz.bench.throughput import measure_campaign
 
 KERNEL = "attnfuzz.kernels.bundled:merge_states_eager"
 

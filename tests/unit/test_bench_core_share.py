@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.bench.core_share import confined_to, share_of_cores
+from attnfuzz.bench.throughput import confined_to, share_of_cores
 
 
 def fake_system(folder: Path, siblings: dict[int, str]) -> Path:

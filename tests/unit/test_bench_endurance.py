@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.bench.campaigns import Measured
 from attnfuzz.bench.endurance import HOSTILE, Endurance, MemorySample, Summary, resident_bytes_of_tree
+from attnfuzz.bench.throughput import Measured
 from attnfuzz.declaration import load_kernels
 from attnfuzz.report.bench import print_endurance
 

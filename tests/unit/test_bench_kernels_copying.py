@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.bench.kernels import copying
-from attnfuzz.bench.kernels.copying import time_copy
+from attnfuzz.bench.kernels import timing as copying
+from attnfuzz.bench.kernels.timing import time_copy
 
 L2_BYTES = 1 << 20
 

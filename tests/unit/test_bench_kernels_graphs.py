@@ -1,4 +1,4 @@
-"""attnfuzz.bench.kernels.graphs without a GPU: what a call raises during the capture."""
+"""attnfuzz.bench.kernels.timing without a GPU: what a call raises during the capture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.bench.kernels import graphs
+from attnfuzz.bench.kernels import timing as graphs
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.bench.kernels.laboratory import Crashed, Laboratory
-from attnfuzz.bench.kernels.messages import MeasureRequest
+from attnfuzz.bench.kernels.measurements import MeasureRequest
+from attnfuzz.bench.kernels.run import Crashed, Laboratory
 from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.problems.supports import OptionValue

@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from attnfuzz.bench.kernels import measuring
-from attnfuzz.bench.kernels.calls import prepare_kernel
-from attnfuzz.bench.kernels.measuring import Contender, measure
-from attnfuzz.bench.kernels.messages import MeasureReply, MeasureRequest
+from attnfuzz.bench.kernels import contender as measuring
+from attnfuzz.bench.kernels.contender import Contender, draw_tensors, measure, prepare_kernel
+from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest
 from attnfuzz.bench.kernels.shapes import Shape
-from attnfuzz.bench.kernels.tensors import draw_tensors
 from attnfuzz.bench.kernels.timing import HostStopwatch
 from attnfuzz.problems.declared_numerics import Numerics
 from tests.unit.timed_kernels import right

@@ -6,12 +6,8 @@ import itertools
 
 import pytest
 
-from attnfuzz.bench.kernels.laboratory import Crashed
-from attnfuzz.bench.kernels.messages import MeasureReply, MeasureRequest
-from attnfuzz.bench.kernels.plan import KernelBench
-from attnfuzz.bench.kernels.results import Report, decode_report, encode_report
-from attnfuzz.bench.kernels.run import measure_kernels
-from attnfuzz.bench.kernels.selection import choose_kernels, choose_shapes
+from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest, Report, decode_report, encode_report
+from attnfuzz.bench.kernels.run import Crashed, KernelBench, choose_kernels, choose_shapes, measure_kernels
 from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.declaration import KernelLoadError
 from tests.unit.bench_laboratory import SDPA, Pretended, declared, times

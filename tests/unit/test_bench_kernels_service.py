@@ -9,9 +9,10 @@ import msgspec
 import pytest
 import torch
 
-from attnfuzz.bench.kernels import calls, measuring
+from attnfuzz.bench.kernels import contender as calls
+from attnfuzz.bench.kernels import contender as measuring
 from attnfuzz.bench.kernels import service as service_module
-from attnfuzz.bench.kernels.messages import MachineReply, MeasureReply, MeasureRequest
+from attnfuzz.bench.kernels.measurements import MachineReply, MeasureReply, MeasureRequest
 from attnfuzz.bench.kernels.service import TimingService
 from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.isolation.serve import ExitAfterReply

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnfuzz.bench.kernels.shapes import Shape, bytes_to_move
-from attnfuzz.bench.kernels.suites import SUITES, smoke_suite
+from attnfuzz.bench.kernels.shapes import SUITES, Shape, bytes_to_move, smoke_suite
 from attnfuzz.problems.cases import MAX_SEQ_LEN
 
 DECODE = Shape(label="", num_q_heads=32, num_kv_heads=8, head_size=128, seq_lens=(4096,))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attnfuzz.bench.kernels.contender import AttentionTensors, draw_tensors, in_layout, sets_for_cold_l2
 from attnfuzz.bench.kernels.shapes import Shape
-from attnfuzz.bench.kernels.tensors import AttentionTensors, draw_tensors, in_layout, sets_for_cold_l2
 from attnfuzz.problems.layouts import split_interleaved, token_views
 
 RAGGED = Shape(

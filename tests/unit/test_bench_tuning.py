@@ -8,13 +8,11 @@ import itertools
 import msgspec
 import pytest
 
-from attnfuzz.bench.kernels.laboratory import Crashed
-from attnfuzz.bench.kernels.messages import MeasureReply, MeasureRequest
+from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest
+from attnfuzz.bench.kernels.run import Crashed
 from attnfuzz.bench.kernels.shapes import bytes_to_move
-from attnfuzz.bench.tuning.batches import FEATURES, features_of, tuning_batches
-from attnfuzz.bench.tuning.run import Tuning, tune
-from attnfuzz.bench.tuning.search import configurations, measure_batches
-from attnfuzz.bench.tuning.source import Tuned, TunedLeaf, TunedSplit, python_source
+from attnfuzz.bench.tuning import FEATURES, Tuning, configurations, features_of, measure_batches, tune, tuning_batches
+from attnfuzz.bench.tuning_tree import Tuned, TunedLeaf, TunedSplit, python_source
 from tests.unit.bench_laboratory import Pretended, declared, times
 
 SPLIT = declared("file.py:split", num_splits=(1, 8, 32), tile=(16, 64))

@@ -11,8 +11,8 @@ import click
 import pytest
 import torch
 
-from attnfuzz.bench.kernels.results import decode_report
-from attnfuzz.cli.bench_kernels import command, option_values
+from attnfuzz.bench.kernels.measurements import decode_report
+from attnfuzz.cli.bench import command, option_values
 
 KERNELS = Path(__file__).parent / "timed_kernels.py"
 

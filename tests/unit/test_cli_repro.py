@@ -1,4 +1,4 @@
-"""attnfuzz.cli.repro: what cannot be put into a script is refused."""
+"""attnfuzz.cli.show: what cannot be put into a script is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from attnfuzz.cli.repro import command
+from attnfuzz.cli.show import command
 from tests.unit.saved_findings import a_finding, save
 
 

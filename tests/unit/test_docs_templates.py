@@ -14,8 +14,7 @@ import click
 import pytest
 import yaml
 
-from attnfuzz.config import read_settings
-from attnfuzz.config_rules import RULES
+from attnfuzz.config import RULES, read_settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEMPLATES = sorted((DOCS / "templates").iterdir())

@@ -1,4 +1,4 @@
-"""attnfuzz.mutation.attribution: which oracles see a case."""
+"""attnfuzz.mutation.hunting: which oracles see a case."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.runner import Runner
-from attnfuzz.mutation.attribution import seen_by
+from attnfuzz.mutation.hunting import seen_by
 from attnfuzz.mutation.outcomes import Kill
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Verdict
 from attnfuzz.problems.cases import MergeStatesCase, encode_case

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.declaration import KernelLoadError
-from attnfuzz.mutation.commands import Command
+from attnfuzz.mutation.killers import Command
 
 
 def python(code: str, name: str = "") -> Command:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from attnfuzz.mutation.mutants import Mutant
-from attnfuzz.mutation.outcomes import Kill, Outcome
-from attnfuzz.mutation.score import OracleShare, Score
+from attnfuzz.mutation.outcomes import Kill, OracleShare, Outcome, Score
 
 KILLS = (
     Kill(by="accuracy", seconds=1.0, seen_by=("accuracy", "dead_memory")),

@@ -1,4 +1,4 @@
-"""attnfuzz.mutation.spare: a fresh process that is ready before it is asked for."""
+"""attnfuzz.mutation.hunting: a fresh process that is ready before it is asked for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import pytest
 
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.judging.runner import Runner
-from attnfuzz.mutation.hunting import Hunt, Hunter
-from attnfuzz.mutation.spare import Spare
-from attnfuzz.mutation.stream import CaseStream
+from attnfuzz.mutation.hunting import CaseStream, Hunt, Hunter, Spare
 from attnfuzz.problems.simplest import simplest_case
 
 TELLS_ITS_PROCESS = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.mutation.stream import CaseStream
+from attnfuzz.mutation.hunting import CaseStream
 from attnfuzz.problems.cases import encode_case
 from attnfuzz.problems.supports import Supports
 

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, assume, find, given, settings
 from hypothesis import strategies as st
 
 import attnfuzz
-from attnfuzz.bench.kernels.calls import objection as bench_objection
+from attnfuzz.bench.kernels.contender import objection as bench_objection
 from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.campaign.inference import infer, supports_as_text
 from attnfuzz.corpus import (

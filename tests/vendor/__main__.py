@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from attnfuzz.mutation.commands import Command
+from attnfuzz.mutation.killers import Command
 from attnfuzz.overlay import write_overlay
 from tests.quality.hunting import NotFound, hunt
 from tests.quality.mutants import MUTANTS, Mutant, mutant_named

@@ -111,7 +111,7 @@ _LOOKS_KEPT = 7
 
 
 _GPU_SHARE = 0.1
-"""Of a GPU's memory, to which executors are limited (see `attnfuzz.execution.judging`)."""
+"""Of a GPU's memory, to which executors are limited (see `attnfuzz.judging.service`)."""
 
 
 _USABLE_GPU_SHARE = 0.8

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from attnfuzz.bench.kernels.results import Report, Result, State
+from attnfuzz.bench.kernels.measurements import Report, Result, State
 from attnfuzz.report.bench import REFERENCES, options_text, ratio_to, states_of, summary_of, varied_options
-from attnfuzz.report.bench_charts import charts_of
-from attnfuzz.report.chart import chart_svg
+from attnfuzz.report.bench_plots import NO_MATPLOTLIB, can_plot, plots_svg
 from attnfuzz.report.files import rendered
 
 __all__ = ["bench_page"]
@@ -21,11 +20,10 @@ Cell = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One suite as the template shows it. ``keys``: contenders with the number of their colour."""
+    """One suite as the template shows it."""
 
     suite: str
-    charts: list[Markup]
-    keys: list[tuple[str, int]]
+    plots: Markup | None
     lines: list[str]
     columns: list[str]
     rows: list[tuple[str, list[Cell], str, str]]
@@ -33,21 +31,19 @@ class Part:
 
 
 def bench_page(report: Report) -> str:
-    """The page."""
+    """The page; without matplotlib it says so in the place of the plots."""
     parts = [part for suite in report.suites if (part := _part(report, suite)).rows]
-    return rendered("bench.html.jinja", report=report, parts=parts)
+    return rendered("bench.html.jinja", report=report, parts=parts, why_no_plots="" if can_plot() else NO_MATPLOTLIB)
 
 
 def _part(report: Report, suite: str) -> Part:
     results = [one for one in report.chosen(suite) if one.status != "unsupported"]
     states = states_of(results)
     references = [name for name in REFERENCES if any(one.contender == name and one.times for one in results)]
-    charts, varied = charts_of(report, suite), varied_options(report)
-    keys = {line.name: line.colour for chart in charts for line in chart.lines if not line.dashed}
+    varied = varied_options(report)
     return Part(
         suite=suite,
-        charts=[chart_svg(chart) for chart in charts],
-        keys=sorted(keys.items(), key=lambda one: one[1]),
+        plots=plots_svg(report, suite) if can_plot() else None,
         lines=summary_of(report, suite),
         columns=[
             *(f"{mode}, {l2} (µs)" for mode, l2 in states),
