@@ -12,6 +12,7 @@ from attnfuzz.problems.cases import Case, Problem
 from attnfuzz.problems.choices import kv_dtypes_of, variants_of
 from attnfuzz.problems.row_axes import Row, row_axes, rows_of
 from attnfuzz.problems.supports import OptionValue, Supports
+from attnfuzz.problems.where import narrowed
 from attnfuzz.problems.witnesses import LONGEST, Witness, witnesses
 
 __all__ = ["InputSpace", "Placement", "pair_number"]
@@ -52,6 +53,7 @@ class InputSpace:
         *,
         longest: int = LONGEST["cuda"],
     ) -> None:
+        supports = narrowed(problem, supports)
         case, rows = self._case_axes(problem, supports, options), row_axes(problem, options)
         self.axes: tuple[Axis, ...] = (*case, *rows)
         number = iter(range(_MAX_LEVELS))

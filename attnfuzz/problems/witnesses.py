@@ -74,7 +74,7 @@ _LONG = 1024
 _ANY_LENGTHS = (8, 24, 200)
 _MOST_LAUNCHES = 64
 _STRIDES = {
-    "cache strides": {"k", "v", "k_cache", "v_cache"},
+    "cache strides": {"k", "v", "k_cache", "v_cache", "kv_cache"},
     "input strides": {"prefix_output", "suffix_output", "prefix_lse", "suffix_lse"},
     "result strides": {"output", "output_lse"},
 }

@@ -23,7 +23,7 @@ from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import NARROW_OFFSETS
 from attnfuzz.problems.block_table import num_blocks
 from attnfuzz.problems.cases import Case, PagedDecodeCase
-from attnfuzz.problems.layouts import split_interleaved
+from attnfuzz.problems.paged_decode import with_both_caches
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.said import text_of
 
@@ -91,7 +91,8 @@ def _built(trial: Trial, far: Far, memory: FarAllocator) -> Any:
     else:
         inputs = build_through_host(case, memory, supports, edit={"block_table": move_ids})
     if memory.caches and isinstance(case, PagedDecodeCase):
-        for name, cache in _caches(memory.caches).items():
+        caches = with_both_caches(case, memory.caches) if "kv_cache" in memory.caches else memory.caches
+        for name, cache in caches.items():
             setattr(inputs, name, cache)
     return inputs
 
@@ -117,12 +118,6 @@ def _run(trial: Trial, far: Far, inputs: Any) -> Observation | None:
     seen.kernel_s = time.perf_counter() - started
     trial.observations.append(seen)
     return seen
-
-
-def _caches(caches: dict[str, Tensor]) -> dict[str, Tensor]:
-    if "kv_cache" not in caches:
-        return caches
-    return dict(zip(("k_cache", "v_cache"), split_interleaved(caches["kv_cache"]), strict=True))
 
 
 def _move_ids(table: Tensor, case: PagedDecodeCase, first_page: int) -> None:

@@ -23,7 +23,7 @@ __all__ = ["GQA_EXPANSION"]
 
 
 def _applies(declaration: Declaration, case: Case) -> bool:
-    if not isinstance(case, AttentionCase) or case.gqa_ratio == 1:
+    if not isinstance(case, AttentionCase) or case.gqa_ratio == 1 or case.values_in_keys:
         return False
     changed = _expanded(case)
     return supports_case(declaration.supports, declaration.options, changed) and fits(changed)

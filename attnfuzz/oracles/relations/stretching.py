@@ -15,7 +15,7 @@ from attnfuzz.memory.far import CACHES, MOST_ROWS, stretched_nbytes
 from attnfuzz.memory.reservation import MOST_BYTES
 from attnfuzz.problems.cases import Case, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.choices import permits_gap, strided_tensors_of
-from attnfuzz.problems.shapes import ITEMSIZE, TensorSpec, strides_of, tensor_specs
+from attnfuzz.problems.shapes import ITEMSIZE, TensorSpec, named_in_strides, strides_of, tensor_specs
 from attnfuzz.problems.supports import Layout
 
 __all__ = ["stretched_axes", "stretched_cache_axes"]
@@ -110,7 +110,7 @@ def _free_to_stretch(declaration: Declaration, case: Case) -> dict[str, TensorSp
         return {}
     specs = tensor_specs(case)
     names = strided_tensors_of(case.problem, declaration.supports)
-    found = {name: spec for name, spec in specs.items() if ("k_cache" if name == "kv_cache" else name) in names}
+    found = {name: spec for name, spec in specs.items() if named_in_strides(case, name) in names}
     return {
         name: spec for name, spec in found.items() if strides_of(case, name) == "contiguous" and 0 not in spec.shape
     }
