@@ -89,9 +89,7 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for name, kind in (("supports", Supports), ("numerics", Numerics)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name}={getattr(self, name)!r:.80} must be an attnfuzz.{kind.__name__}(...)")
-        if self.supports.where is not None:
-            settled_supports = settled(self.problem, self.supports, self.options)
-            msgspec.structs.force_setattr(self, "supports", settled_supports)
+        msgspec.structs.force_setattr(self, "supports", settled(self.problem, self.supports, self.options))
 
 
 class Kernel:

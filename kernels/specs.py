@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnfuzz.kernels.checks import Specs
 
-__all__ = ["ATTENTION", "DENSE", "MERGE", "MERGE_MANY", "PAGED", "REDUCE"]
+__all__ = ["ATTENTION", "DENSE", "LATENT", "MERGE", "MERGE_MANY", "PAGED", "REDUCE"]
 
 DENSE: Specs = {
     "q": ("value", "num_seqs num_q_heads head_size"),
@@ -52,6 +52,16 @@ _QUERIES: Specs = {
 
 ATTENTION: dict[str, Specs] = {layout: {**specs, **_QUERIES} for layout, specs in PAGED.items()}
 """Several query tokens per sequence, by layout."""
+
+LATENT: Specs = {
+    "q": ("value", "num_seqs num_q_heads head_size"),
+    "kv_cache": ("value", "num_blocks block_size head_size"),
+    "block_table": ("index", "num_seqs max_blocks_per_seq"),
+    "seq_lens": ("index", "num_seqs"),
+    "out": ("value", "num_seqs num_q_heads v_head_size"),
+    "lse": ("lse", "num_seqs num_q_heads"),
+}
+"""A cache whose rows are keys, and in their first numbers values."""
 
 REDUCE: Specs = {
     "partial_out": ("partial", "num_seqs num_q_heads num_splits head_size"),

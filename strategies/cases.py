@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 
 from attnfuzz.problems.boundaries import QUERY_TILE, query_steps, split_count, tile_sizes
 from attnfuzz.problems.cases import (
+    CASE_TYPES,
     PROBLEMS,
     Case,
     DenseDecodeCase,
     MergeStatesCase,
-    PagedAttentionCase,
-    PagedDecodeCase,
     Problem,
-    SplitDecodeCase,
 )
 from attnfuzz.problems.choices import lse_kinds_of, min_seq_len, paddings_of
 from attnfuzz.problems.formats import Format
@@ -109,7 +107,7 @@ def _builder(
     supports, options = supports or Supports(), dict(options or {})
     check_options(options)
     plan = _Plan(FormatPlan.of(problem, supports, options, sizes), tuple(formats))
-    build = _BUILDERS[problem]
+    build = _BUILDERS.get(problem, _paged)
     size = format_bytes(plan.free) + 1 + _PARTS_BYTES + sizes.max_seqs
     if problem == "paged_attention":
         size += _queries_bytes(sizes.max_seqs)
@@ -132,16 +130,8 @@ def _dense_decode(decisions: Decisions, plan: _Plan) -> DenseDecodeCase:
     return DenseDecodeCase(extra_rows=decisions.pick(rows), **fields)
 
 
-def _paged_decode(decisions: Decisions, plan: _Plan) -> PagedDecodeCase:
-    return PagedDecodeCase(**_attention(decisions, plan))
-
-
-def _split_decode(decisions: Decisions, plan: _Plan) -> SplitDecodeCase:
-    return SplitDecodeCase(**_attention(decisions, plan))
-
-
-def _paged_attention(decisions: Decisions, plan: _Plan) -> PagedAttentionCase:
-    return PagedAttentionCase(**_attention(decisions, plan))
+def _paged(decisions: Decisions, plan: _Plan) -> Case:
+    return CASE_TYPES[plan.free.problem](**_attention(decisions, plan))
 
 
 def _merge_states(decisions: Decisions, plan: _Plan) -> MergeStatesCase:
@@ -170,10 +160,7 @@ def _merge_states(decisions: Decisions, plan: _Plan) -> MergeStatesCase:
 
 _BUILDERS: dict[Problem, Callable[[Decisions, _Plan], Case]] = {
     "dense_decode": _dense_decode,
-    "paged_decode": _paged_decode,
-    "split_decode": _split_decode,
     "merge_states": _merge_states,
-    "paged_attention": _paged_attention,
 }
 
 

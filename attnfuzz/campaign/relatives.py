@@ -309,7 +309,8 @@ _CHANGES: dict[str, Callable[[AttentionCase], Changes]] = {
 
 
 def _kv_names(case: Case) -> tuple[str, str]:
-    return next((names for names in CACHE_TENSORS if set(names) <= set(case.tensor_names)), ("", ""))
+    of_case = (names for names in CACHE_TENSORS if set(names) <= set(case.tensor_names))
+    return next(((names[0], names[-1]) for names in of_case), ("", ""))
 
 
 def _kind(case: Case, name: str) -> StrideKind:

@@ -129,6 +129,13 @@ class _Explaining:
             )
             self._trace()
             return
+        if self.rig.case.scores_read_values:
+            self.lines.append(
+                "V is a part of the keys that the queries are multiplied with, so the weights of tokens cannot be read "
+                "off with unit vectors in its place"
+            )
+            self._trace()
+            return
         for step in (self._trace, self._weigh) if self.oracle == "dead_memory" else (self._weigh, self._trace):
             step()
 

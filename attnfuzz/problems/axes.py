@@ -229,7 +229,7 @@ _PAGED = (
     Axis("page size", classes(PAGE_CLASSES), lambda case: (size_class(case.block_size, PAGE_CLASSES),)),
     Axis("page order", ("identity", "reversed", "shuffled", "shared"), _pages),
     Axis("table padding", ("none", "zero", "wrong_page", "garbage"), _padding),
-    _strides("cache strides", "k_cache", "v_cache"),
+    _strides("cache strides", "k_cache", "v_cache", "kv_cache"),
     _strides(
         "other strides", "q", "block_table", "seq_lens", "cu_seqlens_q", "out", "lse", "partial_out", "partial_lse"
     ),

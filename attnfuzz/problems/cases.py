@@ -1,4 +1,4 @@
-"""The five Case types: one input of one problem, fully described by small JSON. Torch-free.
+"""The six Case types: one input of one problem, fully described by small JSON. Torch-free.
 
 A case is everything needed to rebuild its tensors bit for bit. ``encode_case`` and ``decode_case`` are the only way in
 and out of JSON; decoding is strict and executes nothing.
@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from attnfuzz.problems.quantised_kv import KvDtype, QuantisedKv
-from attnfuzz.problems.recipes import LseKind, Needle, Pages, StateRecipe, StrideKind, Values, check_range
+from attnfuzz.problems.recipes import DRAWN_KEYS, LseKind, Needle, Pages, StateRecipe, StrideKind, Values, check_range
 from attnfuzz.problems.supports import MAX_HEAD_SIZE, MAX_HEADS, Dtype, Layout, LseLayout, OptionValue, check_option
 from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
 
@@ -25,6 +25,7 @@ __all__ = [
     "AttentionCase",
     "Case",
     "DenseDecodeCase",
+    "LatentDecodeCase",
     "LsePair",
     "MergeStatesCase",
     "PagedAttentionCase",
@@ -37,7 +38,7 @@ __all__ = [
     "packed_width",
 ]
 
-Problem = Literal["dense_decode", "paged_decode", "split_decode", "merge_states", "paged_attention"]
+Problem = Literal["dense_decode", "paged_decode", "split_decode", "merge_states", "paged_attention", "latent_decode"]
 LsePair = tuple[LseKind, LseKind]
 
 MAX_SEQS = 1 << 16
@@ -65,6 +66,8 @@ class _CaseBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     problem: ClassVar[Problem]
     tensor_names: ClassVar[tuple[str, ...]]
     """Tensors whose strides a case can choose."""
+    values_in_keys: ClassVar[bool] = False
+    """Whether V is no tensor of its own but the first ``value_size`` numbers of each key."""
 
     num_q_heads: int
     head_size: int
@@ -85,6 +88,11 @@ class _CaseBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def value_size(self) -> int:
         """Size of a head of the output, and of what it is an average of."""
         return self.head_size
+
+    @property
+    def scores_read_values(self) -> bool:
+        """Whether scores depend on the numbers of V: with others in their place, tokens have other weights."""
+        return False
 
 
 class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -336,6 +344,40 @@ def _row_lens(query_lens: tuple[int, ...], seq_lens: tuple[int, ...]) -> tuple[i
     )
 
 
+class LatentDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Multi-head latent attention: one paged ``kv_cache [num_blocks, block_size, head_size]`` of one KV head.
+
+    A token's row is its key; the first ``value_size`` numbers of it, the latent vector, are its value, too.
+    """
+
+    problem: ClassVar[Problem] = "latent_decode"
+    tensor_names: ClassVar[tuple[str, ...]] = (
+        "q", "kv_cache", "block_table", "seq_lens", "alibi_slopes", "sinks", "out", "lse",
+    )  # fmt: skip
+    values_in_keys: ClassVar[bool] = True
+
+    num_kv_heads: int = 1
+
+    def __post_init__(self) -> None:
+        PagedDecodeCase.__post_init__(self)
+        check_range("num_kv_heads", self.num_kv_heads, 1, 1)
+        if self.value_size > self.head_size:
+            raise ValueError(
+                f"v_head_size={self.v_head_size} must be at most head_size={self.head_size} in latent_decode: "
+                "V is the first numbers of each key"
+            )
+        if self.layout != "NHD" or self.kv is not None:
+            raise ValueError(
+                f"layout={self.layout!r} and kv={self.kv!r} must be left out in latent_decode, whose cache is "
+                "[num_blocks, block_size, head_size] in the dtype of q; use paged_decode"
+            )
+
+    @property
+    def scores_read_values(self) -> bool:
+        """Of other recipes the queries are 0 where the latent vector is (`attnfuzz.values.attention`)."""
+        return self.values.keys in DRAWN_KEYS and not self.values.needles
+
+
 class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Two states of the same queries over disjoint keys, to be merged into one.
 
@@ -362,7 +404,7 @@ class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_onl
         _share_default(self, "lse_pairs", _PLAIN_PAIRS)
 
 
-Case = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | MergeStatesCase | PagedAttentionCase
+Case = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | MergeStatesCase | PagedAttentionCase | LatentDecodeCase
 
 CASE_TYPES: dict[Problem, type[Case]] = {
     "dense_decode": DenseDecodeCase,
@@ -370,6 +412,7 @@ CASE_TYPES: dict[Problem, type[Case]] = {
     "split_decode": SplitDecodeCase,
     "merge_states": MergeStatesCase,
     "paged_attention": PagedAttentionCase,
+    "latent_decode": LatentDecodeCase,
 }
 PROBLEMS: tuple[Problem, ...] = tuple(CASE_TYPES)
 

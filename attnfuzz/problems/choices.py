@@ -68,8 +68,8 @@ GQA_RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 24)
 KV_HEADS = (1, 2, 3, 4, 5, 7, 8, 16)
 NUM_SPLITS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 32)
 
-CACHE_TENSORS = (("k", "v"), ("k_cache", "v_cache"))
-"""Names of K and V by problem."""
+CACHE_TENSORS: tuple[tuple[str, ...], ...] = (("k", "v"), ("k_cache", "v_cache"), ("kv_cache",))
+"""Names of K and V by problem; of what holds both, where V is a part of K."""
 
 _VECTORS = frozenset({"seq_lens", "cu_seqlens_q", "alibi_slopes", "sinks", *KV_SCALE_TENSORS})
 _MATRICES = frozenset({"block_table", "lse", "prefix_lse", "suffix_lse", "output_lse"})
@@ -233,8 +233,8 @@ def variants_of(problem: Problem, supports: Supports) -> tuple[VariantName, ...]
 
 
 def kv_dtypes_of(problem: Problem, supports: Supports) -> tuple[KvDtype, ...]:
-    """8-bit formats that the cache of a case of ``problem`` may have: none without a cache."""
-    has_cache = "block_table" in CASE_TYPES[problem].tensor_names
+    """8-bit formats that the cache of a case of ``problem`` may have: none where no scales go with it."""
+    has_cache = set(KV_SCALE_TENSORS) <= set(CASE_TYPES[problem].tensor_names)
     found = _values(supports, "kv_dtype", supports.kv_dtypes)
     return tuple(dtype for dtype in KV_DTYPES if dtype in found) if has_cache else ()
 

@@ -93,9 +93,9 @@ def _sides(case: MergeStatesCase) -> Iterator[str]:
 
 def _kv_strides_differ(case: Case) -> bool:
     specs = tensor_specs(case)
-    for k, v in CACHE_TENSORS:
-        if k in specs and v in specs:
-            return _effective_strides(case, k) != _effective_strides(case, v)
+    for names in CACHE_TENSORS:
+        if set(names) <= specs.keys():
+            return len({_effective_strides(case, name) for name in names}) > 1
     return False
 
 
@@ -119,7 +119,7 @@ def _features(case: Case) -> Iterator[str]:
         yield from _quantised(case.kv)
     if case.scale != default_scale(case.head_size):
         yield "scale"
-    if case.v_head_size is not None:
+    if case.v_head_size is not None and not case.values_in_keys:  # where it is always another one
         yield "v_head_size"
         if case.v_head_size > case.head_size:
             yield "v_head_size>head_size"

@@ -121,7 +121,10 @@ def _kept_tokens(case: PagedDecodeCase, values: LogicalAttention) -> Int64[Tenso
 
 
 def with_both_caches(case: PagedDecodeCase, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``tensors`` with K and V in place of the one cache of the interleaved layout."""
+    """``tensors`` with K and V in place of the one cache of the interleaved layout, or beside that of latent_decode."""
+    if case.values_in_keys:
+        k_cache = tensors["kv_cache"].unsqueeze(-2)
+        return tensors | {"k_cache": k_cache, "v_cache": k_cache[..., : case.value_size]}
     if case.layout != "interleaved":
         return tensors
     k_cache, v_cache = split_interleaved(tensors["kv_cache"])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnfuzz.problems import dense_decode, merge_states, paged_attention, paged_decode, split_decode
+from attnfuzz.problems import dense_decode, latent_decode, merge_states, paged_attention, paged_decode, split_decode
 from attnfuzz.problems.cases import Case, MergeStatesCase, Problem
 from attnfuzz.problems.placement import Placement, placements
 from attnfuzz.problems.reference import Expected
@@ -147,5 +147,15 @@ _PROBLEMS: dict[Problem, ProblemModule] = {
         contents=_attention_contents,
         write=paged_decode.write,
         inputs=paged_attention.inputs_of,
+    ),
+    "latent_decode": ProblemModule(
+        results=("out", "lse"),
+        values=_attention_values,
+        build=latent_decode.build,
+        reference=latent_decode.reference,
+        logical_result=_as_is,
+        contents=_attention_contents,
+        write=paged_decode.write,
+        inputs=latent_decode.inputs_of,
     ),
 }

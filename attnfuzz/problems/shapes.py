@@ -19,7 +19,7 @@ from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS, KvDtype
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.supports import Dtype
 
-__all__ = ["ITEMSIZE", "Role", "TensorSpec", "strides_of", "tensor_specs"]
+__all__ = ["ITEMSIZE", "Role", "TensorSpec", "named_in_strides", "strides_of", "tensor_specs"]
 
 Role = Literal["input", "output"]
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "float8_e4m3fn": 1, "float8_e5m2": 1}
@@ -39,7 +39,7 @@ Specs = dict[str, TensorSpec]
 def tensor_specs(case: Case) -> Specs:
     """The tensors of ``case`` by name, in the order in which they are allocated.
 
-    The interleaved layout has one tensor ``kv_cache`` in place of ``k_cache`` and ``v_cache``.
+    The interleaved layout has one tensor ``kv_cache`` in place of ``k_cache`` and ``v_cache``, as latent_decode does.
     """
     if isinstance(case, MergeStatesCase):
         return _merge_states(case)
@@ -52,7 +52,12 @@ def tensor_specs(case: Case) -> Specs:
 
 def strides_of(case: Case, name: str) -> StrideKind:
     """The stride recipe of tensor ``name`` of ``tensor_specs``."""
-    return case.strides.get("k_cache" if name == "kv_cache" else name, "contiguous")
+    return case.strides.get(named_in_strides(case, name), "contiguous")
+
+
+def named_in_strides(case: Case, name: str) -> str:
+    """What ``case.strides`` calls tensor ``name``: in the interleaved layout K stands for both."""
+    return "k_cache" if name == "kv_cache" and name not in case.tensor_names else name
 
 
 def _query(case: AttentionCase) -> Specs:
@@ -105,6 +110,8 @@ def _kv_scales(case: PagedDecodeCase) -> Specs:
 def _cache(case: PagedDecodeCase) -> Specs:
     blocks, size, heads = num_blocks(case), case.block_size, case.num_kv_heads
     dim, v_dim = case.head_size, case.value_size
+    if case.values_in_keys:
+        return {"kv_cache": TensorSpec((blocks, size, dim), case.kv_dtype, "input")}
     if case.layout == "interleaved":
         return {"kv_cache": TensorSpec((blocks, 2, size, heads, dim), case.kv_dtype, "input")}
     if case.layout == "packed":

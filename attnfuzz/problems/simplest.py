@@ -36,7 +36,7 @@ from attnfuzz.problems.choices import (
 )
 from attnfuzz.problems.quantised_kv import KV_GRANULARITIES, QuantisedKv
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Dtype, Layout, OptionValue, Supports, as_written
-from attnfuzz.problems.where import alternatives
+from attnfuzz.problems.where import alternatives, narrowed
 
 __all__ = ["check_combinations", "simplest_case", "simplest_cases"]
 
@@ -57,6 +57,7 @@ def simplest_cases(problem: Problem, supports: Supports, options: Options) -> li
 
     Each with ``supports`` as if that combination were the only one. Raises ValueError where there are none.
     """
+    supports = narrowed(problem, supports)
     each = [(one, _simplest(problem, one, options)) for one in alternatives(supports)]
     found = [(one, case) for one, case in each if case is not None]
     if found:
@@ -119,11 +120,11 @@ def _simplest(problem: Problem, supports: Supports, options: Options) -> Case | 
     if not sizes or not splits:
         return None
     cache: dict[str, Any] = {"block_size": sizes[0], "layout": layout}
-    if problem == "paged_decode":
-        return PagedDecodeCase(**rows, **cache)
     if problem == "paged_attention":
         return PagedAttentionCase(**rows, **cache, query_lens=(1,))
-    return SplitDecodeCase(**rows, **cache, num_splits=splits[0])
+    if problem == "split_decode":
+        return SplitDecodeCase(**rows, **cache, num_splits=splits[0])
+    return CASE_TYPES[problem](**rows, **cache)
 
 
 def _formats(problem: Problem, supports: Supports) -> Iterator[tuple[Dtype, QuantisedKv | None, Layout | None, int]]:

@@ -31,9 +31,9 @@ from attnfuzz.problems.choices import (
 )
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import StrideKind
-from attnfuzz.problems.shapes import strides_of, tensor_specs
+from attnfuzz.problems.shapes import named_in_strides, strides_of, tensor_specs
 from attnfuzz.problems.supports import OptionValue, Supports, as_written
-from attnfuzz.problems.where import fits, value_in
+from attnfuzz.problems.where import fits, narrowed, value_in
 
 __all__ = ["Translated", "adapt_options", "supports_case", "translate", "why_unsupported"]
 
@@ -54,7 +54,7 @@ def why_unsupported(supports: Supports, options: Options, case: Case) -> str | N
 
     ``options``: the kernel's choices. The case must name every option and no other one (see ``adapt_options``).
     """
-    return next(_objections(supports, options, case), None)
+    return next(_objections(narrowed(case.problem, supports), options, case), None)
 
 
 def adapt_options(case: Case, options: Options) -> Case:
@@ -96,6 +96,8 @@ def translate(case: Case, problem: Problem, supports: Supports, options: Options
 def _convert(case: Case, problem: Problem, supports: Supports, fields: dict[str, Any]) -> bool:
     """Make ``fields`` those of ``problem``; False where that has no such case."""
     if isinstance(case, MergeStatesCase) or problem == "merge_states":
+        return False
+    if case.values_in_keys or CASE_TYPES[problem].values_in_keys:
         return False
     if problem == "dense_decode" and (case.variant.names or case.kv is not None):
         return False
@@ -160,7 +162,7 @@ def _permitted_strides(supports: Supports, case: Case) -> tuple[Case, tuple[str,
     """``case`` with those tensors contiguous that must be, and their names."""
     left_out: list[str] = []
     while (culprit := next(_wrong_strides(supports, case), None)) is not None:
-        name = "k_cache" if culprit[0] == "kv_cache" else culprit[0]
+        name = named_in_strides(case, culprit[0])
         left_out.append(name)
         alike = (name, *lying_alike(supports.strides, name))
         kept = {other: kind for other, kind in case.strides.items() if other not in alike}

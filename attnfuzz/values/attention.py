@@ -14,24 +14,26 @@ from attnfuzz.problems.block_table import shared_tokens
 from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
 from attnfuzz.problems.hashing import fold, stream_key
 from attnfuzz.problems.limits import HASH_CHUNK_ELEMENTS
+from attnfuzz.problems.recipes import DRAWN_KEYS, ValueRecipe
 from attnfuzz.values.draws import Stream, draw, drawn_as, element_words, exact
 from attnfuzz.values.quantised import drawn_for_cache, quantised_keys, quantised_needle, quantised_values, scales_of
 
 __all__ = [
-    "DRAWN_KEYS",
     "LogicalAttention",
     "TokenIndex",
     "attention_values",
     "decode_position",
+    "keys_with_values",
     "needle_tokens",
     "token_index",
 ]
 
-DRAWN_KEYS = ("integers", "normal", "fine")
-"""Recipes of keys that draw every element on its own."""
-
 NEEDLE_LEVEL = 16
 """A needle's key is this many times the sign pattern; other recipes stay below 8 where they point the queries' way."""
+
+
+_LARGER: dict[ValueRecipe, int] = {"positions": 6, "integers": 0, "normal": 0, "large": 9, "small": 0, "fine": 0}
+"""Numbers of a recipe for V are so many powers of two above those of keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def attention_values(case: AttentionCase, device: torch.device | str = "cpu") ->
     Values: ``positions`` repeats the four numbers of ``decode_position``; ``integers``, ``normal``, ``fine``;
     ``large`` is ±512 … ±1020; ``small`` is what GPUs may take for 0 and what they may not: float16's subnormal numbers,
     and in the other dtypes, drawn over sixteen powers of two, 0 … 127 · 2^-118, of which an eighth are below 2^-126.
-    For an 8-bit cache see `attnfuzz.values.quantised`.
+    For an 8-bit cache see `attnfuzz.values.quantised`, for V that is a part of K `keys_with_values`.
     """
     dtype = getattr(torch, case.dtype)
     tokens = token_index(case, device)
@@ -111,7 +113,23 @@ def attention_values(case: AttentionCase, device: torch.device | str = "cpu") ->
     needle_key = exact(sign * NEEDLE_LEVEL, dtype, case.values.logit_exponent)
     _set_needles(case, k, quantised_needle(case, needle_key))
     v = quantised_values(case, _values(case, tokens, dtype))
-    return LogicalAttention(_queries(case, sign, dtype), k, v, _starts(case), scales_of(case, device))
+    drawn = LogicalAttention(_queries(case, sign, dtype), k, v, _starts(case), scales_of(case, device))
+    return keys_with_values(case, drawn)
+
+
+def keys_with_values(case: AttentionCase, drawn: LogicalAttention) -> LogicalAttention:
+    """``drawn`` with V in place of the first numbers of each key, where the case has it there; changes it in place.
+
+    What a recipe of keys makes of scores is left to the rest of the key: a query is 0 where V is. Only where all
+    elements are drawn does it see V, which is then multiplied by 2^logit_exponent as the rest of the key is, and by as
+    much less as it is larger.
+    """
+    if case.values_in_keys:
+        size, values = case.value_size, case.values
+        factor = 2.0 ** (values.logit_exponent - _LARGER[values.values]) if case.scores_read_values else 0.0
+        drawn.k[..., :size] = drawn.v
+        drawn.q[..., :size] *= factor
+    return drawn
 
 
 def decode_position(row: Sequence[float] | Float[Tensor, " head_size"]) -> tuple[int, int, int] | None:

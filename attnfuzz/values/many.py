@@ -12,8 +12,8 @@ from torch import Tensor
 
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
 from attnfuzz.problems.hashing import fold, stream_key
-from attnfuzz.problems.recipes import LSE_KINDS, KeyRecipe, ValueRecipe
-from attnfuzz.values.attention import DRAWN_KEYS, NEEDLE_LEVEL, LogicalAttention, needle_tokens
+from attnfuzz.problems.recipes import DRAWN_KEYS, LSE_KINDS, KeyRecipe, ValueRecipe
+from attnfuzz.values.attention import NEEDLE_LEVEL, LogicalAttention, keys_with_values, needle_tokens
 from attnfuzz.values.blocks import Block, Recipe, fill_blocks
 from attnfuzz.values.draws import Stream, drawn_as, exact
 from attnfuzz.values.quantised import drawn_for_cache, quantised_keys, quantised_needle, quantised_values, scales_of
@@ -53,7 +53,7 @@ def attention_values_of_many(cases: Sequence[AttentionCase], tokens: TokenTable)
         for case, q, k, v in zip(cases, drawn[::3], drawn[1::3], drawn[2::3], strict=True)
     ]
     _set_needles(cases, values, signs)
-    return values
+    return [keys_with_values(case, one) for case, one in zip(cases, values, strict=True)]
 
 
 def merge_values_of_many(

@@ -158,7 +158,7 @@ def _with_other_pages(declaration: Declaration, case: Case) -> Iterator[tuple[st
 
 
 def _with_heads_repeated(declaration: Declaration, case: Case) -> Iterator[tuple[str, Case]]:
-    if isinstance(case, AttentionCase) and case.gqa_ratio > 1:
+    if isinstance(case, AttentionCase) and case.gqa_ratio > 1 and not case.values_in_keys:
         changed: Any = msgspec.structs.replace(case, num_kv_heads=case.num_q_heads)
         if _may_run(declaration, changed):
             yield f"with K and V repeated for {case.num_q_heads} KV heads instead of {case.num_kv_heads}", changed

@@ -197,6 +197,8 @@ def _on_the_same_tensors(trial: Trial) -> Failure | None:
     inputs = problem.build(case, arena, trial.kernel.declaration.supports, values)
     one = _call(trial, inputs, "called on other tensors")
     _negate(inputs)
+    if case.values_in_keys:  # the products stay
+        inputs.q[..., : case.value_size].neg_()
     found = _call(trial, inputs, _NEGATED)
     out, *_ = one
     failure = unequal_bits(

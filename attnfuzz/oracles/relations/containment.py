@@ -244,6 +244,8 @@ def _of_infinite_scores(
         return []
     q = place.values.q[place.rows][:, place.heads].double().cpu()  # [rows, heads, head_size]
     against = (torch.sign(q) * math.copysign(1.0, case.scale)).sum((0, 1))
+    if case.values_in_keys:
+        against[: case.value_size] = 0.0  # 0 times an infinite value is NaN
     dim = int(against.abs().argmax())
     sign = float(torch.sign(against[dim]))
     if not sign:

@@ -50,10 +50,10 @@ from attnfuzz.oracles.verdict import NARROW_OFFSETS, Failure, OracleName
 from attnfuzz.problems.block_table import num_blocks, used_blocks
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.choices import lying_alike, permits_gap, strided_tensors_of
-from attnfuzz.problems.layouts import split_interleaved
 from attnfuzz.problems.limits import tensor_nbytes
+from attnfuzz.problems.paged_decode import with_both_caches
 from attnfuzz.problems.registry import problem_of
-from attnfuzz.problems.shapes import ITEMSIZE, TensorSpec, strides_of, tensor_specs
+from attnfuzz.problems.shapes import ITEMSIZE, TensorSpec, named_in_strides, strides_of, tensor_specs
 from attnfuzz.problems.strides import strided_layout
 from attnfuzz.problems.supports import Layout
 from attnfuzz.said import text_of
@@ -227,7 +227,7 @@ def _free_to_stretch(declaration: Declaration, case: Case) -> dict[str, TensorSp
         return {}
     specs = tensor_specs(case)
     names = strided_tensors_of(case.problem, declaration.supports)
-    found = {name: spec for name, spec in specs.items() if ("k_cache" if name == "kv_cache" else name) in names}
+    found = {name: spec for name, spec in specs.items() if named_in_strides(case, name) in names}
     return {
         name: spec for name, spec in found.items() if strides_of(case, name) == "contiguous" and 0 not in spec.shape
     }
@@ -308,7 +308,8 @@ def _built(trial: Trial, far: Far, memory: FarAllocator) -> Any:
     else:
         inputs = build_through_host(case, memory, supports, edit={"block_table": move_ids})
     if memory.caches and isinstance(case, PagedDecodeCase):
-        for name, cache in _caches(memory.caches).items():
+        caches = with_both_caches(case, memory.caches) if "kv_cache" in memory.caches else memory.caches
+        for name, cache in caches.items():
             setattr(inputs, name, cache)
     return inputs
 
@@ -334,12 +335,6 @@ def _run(trial: Trial, far: Far, inputs: Any) -> Observation | None:
     seen.kernel_s = time.perf_counter() - started
     trial.observations.append(seen)
     return seen
-
-
-def _caches(caches: dict[str, Tensor]) -> dict[str, Tensor]:
-    if "kv_cache" not in caches:
-        return caches
-    return dict(zip(("k_cache", "v_cache"), split_interleaved(caches["kv_cache"]), strict=True))
 
 
 def _move_ids(table: Tensor, case: PagedDecodeCase, first_page: int) -> None:
