@@ -64,7 +64,7 @@ def _find_module(module: str) -> tuple[Path, Path]:
 
 
 def _collect(root: Path, file: Path, sources: KernelSources, *, only_needed: bool = False) -> None:
-    """Put ``file`` and what it imports, in turn, into ``sources``; if ``only_needed`` without what the kernel does without."""
+    """Put ``file`` and what it imports, in turn, into ``sources``; ``only_needed`` keeps what the kernel needs."""
     try:
         text = (root / file).read_text(encoding="utf-8")
         tree = ast.parse(text)

@@ -10,7 +10,7 @@ from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest, Re
 from attnfuzz.bench.kernels.run import Crashed, KernelBench, choose_kernels, choose_shapes, measure_kernels
 from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.declaration import KernelLoadError
-from tests.unit.bench_laboratory import SDPA, Pretended, declared, times
+from tests.unit.timing_stand_ins import SDPA, Pretended, declared, times
 
 SHAPES = [
     Shape(label=f"page {page}", num_q_heads=4, num_kv_heads=2, head_size=16, seq_lens=(4000,), block_size=page)
@@ -27,11 +27,11 @@ def answer(request: MeasureRequest) -> MeasureReply:
     return times(request, 8 / int(request.options.get("num_splits", 4)))
 
 
-def run(laboratory: Pretended, *kernels: str, budget_s: float = float("inf"), **options: tuple[int, ...]) -> Report:
+def run(process: Pretended, *kernels: str, budget_s: float = float("inf"), **options: tuple[int, ...]) -> Report:
     declarations = [SPLIT if name == "split" else declared(name) for name in kernels]
     plan = KernelBench(suites={"decode": SHAPES}, options=dict(options), budget_s=budget_s)
     clock = itertools.count().__next__
-    return measure_kernels(plan, laboratory, declarations, [SDPA], clock=lambda: float(clock()))
+    return measure_kernels(plan, process, declarations, [SDPA], clock=lambda: float(clock()))
 
 
 def test_the_fastest_choice_is_chosen_and_all_are_kept() -> None:
@@ -50,9 +50,9 @@ def test_without_a_choice_the_first_declared_is_taken() -> None:
 
 def test_what_sees_no_pages_is_timed_once_and_shown_for_each_size() -> None:
     """A comparison with dense tensors would be missing for other page sizes, or take as many times as long."""
-    laboratory = Pretended(answer)
-    report = run(laboratory, "split")
-    assert len([one for one in laboratory.asked if one.contender == "torch:sdpa"]) == 2  # its two backends
+    process = Pretended(answer)
+    report = run(process, "split")
+    assert len([one for one in process.asked if one.contender == "torch:sdpa"]) == 2  # its two backends
     assert [one.shape for one in report.chosen("decode") if one.contender == "torch:sdpa"] == SHAPES
 
 
@@ -67,8 +67,8 @@ def test_wrong_and_deadly_kernels_have_a_mark_and_no_time() -> None:
 
 def test_no_measurement_begins_after_the_budget() -> None:
     """A run would take as long as it likes, or leave out without a word."""
-    laboratory = Pretended(answer)
-    report = run(laboratory, "split", "other", budget_s=2.5)
+    process = Pretended(answer)
+    report = run(process, "split", "other", budget_s=2.5)
     assert [one.contender for one in report.results] == ["split", "other"]
     assert report.unreached == 4
 
