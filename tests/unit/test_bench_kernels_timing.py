@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from attnfuzz.bench.kernels.timing import HostStopwatch, calls_per_sample, quantiles, time_samples
+from attnfuzz.bench.kernels.timing import HostStopwatch, calls_per_sample, time_samples
 
 
 class Machine:
@@ -49,8 +49,3 @@ def test_slow_calls_get_few_samples() -> None:
 def test_a_sample_lasts_long_enough_and_uses_all_sets_alike(one_call_s: float, sets: int, calls: int) -> None:
     """What surrounds a sample would count, or the cache would keep the sets that come twice."""
     assert calls_per_sample(one_call_s, sets) == calls
-
-
-def test_quantiles_lie_between_numbers() -> None:
-    """Percentiles of few samples would jump."""
-    assert quantiles([4.0, 1.0, 2.0, 3.0], (0.0, 0.5, 0.9, 1.0)) == pytest.approx([1.0, 2.5, 3.7, 4.0])
