@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,10 +41,8 @@ _WARM_UPS = 2
 Run = Callable[[], object]
 
 
-class Stopwatch(Protocol):
-    """Runs something several times; returns the seconds that each took."""
-
-    def __call__(self, run: Run, count: int) -> list[float]: ...
+Stopwatch = Callable[[Run, int], list[float]]
+"""Runs something several times; returns the seconds that each took."""
 
 
 class HostStopwatch:
