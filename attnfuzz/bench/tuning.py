@@ -48,7 +48,7 @@ class Tuning:
 
 
 def tune(
-    laboratory: Measures, kernel: Declaration, plan: Tuning, note: Callable[[str], None] = lambda _: None
+    process: Measures, kernel: Declaration, plan: Tuning, note: Callable[[str], None] = lambda _: None
 ) -> tuple[Tuned, Measurements]:
     """Measure and grow. Raises ValueError for a kernel that cannot be tuned, or of which nothing ran."""
     for name in plan.options:
@@ -59,10 +59,10 @@ def tune(
     if len(candidates) < 2:
         raise ValueError(f"{kernel.target} has only one configuration, so there is nothing to choose; declare options")
     measured = measure_batches(
-        laboratory,
+        process,
         kernel,
         candidates,
-        _batches(laboratory.machine.device, kernel, plan.max_batches),
+        _batches(process.machine.device, kernel, plan.max_batches),
         l2=plan.l2,
         seconds=plan.seconds,
         budget_s=plan.budget_s,
@@ -74,8 +74,8 @@ def tune(
     node = grow_tree(samples, plan.features, max_leaves=plan.max_leaves, least_gain=_LEAST_GAIN)
     tuned = Tuned(
         kernel=kernel.target,
-        device=laboratory.machine.name,
-        versions=laboratory.machine.versions,
+        device=process.machine.name,
+        versions=process.machine.versions,
         batches=len(samples),
         configurations=len(candidates),
         regret=regret(samples, node),
@@ -138,7 +138,7 @@ def configurations(
 
 
 def measure_batches(
-    laboratory: Measures,
+    process: Measures,
     kernel: Declaration,
     candidates: Sequence[Configuration],
     shapes: Sequence[Shape],
@@ -151,7 +151,7 @@ def measure_batches(
 ) -> Measurements:
     """No batch is begun once the budget is spent."""
     until = clock() + budget_s
-    bench = _Bench(laboratory, kernel, l2, seconds)
+    bench = _Bench(process, kernel, l2, seconds)
     alive = list(range(len(candidates)))
     rows: dict[int, dict[int, float]] = {}
     for place, shape in enumerate(shapes):
@@ -177,8 +177,8 @@ def measure_batches(
 
 
 class _Bench:
-    def __init__(self, laboratory: Measures, kernel: Declaration, l2: L2State, seconds: float) -> None:
-        self._laboratory = laboratory
+    def __init__(self, process: Measures, kernel: Declaration, l2: L2State, seconds: float) -> None:
+        self._process = process
         self._kernel = kernel
         self._l2: L2State = l2
         self._seconds = seconds
@@ -190,7 +190,7 @@ class _Bench:
 
     def time(self, configuration: Configuration, shape: Shape) -> float:
         """Microseconds under a CUDA graph if that can be, eager otherwise; infinite if it does not run."""
-        in_graph = self._kernel.supports.graph_replay and self._laboratory.machine.device == "cuda"
+        in_graph = self._kernel.supports.graph_replay and self._process.machine.device == "cuda"
         request = MeasureRequest(
             contender=self._kernel.target,
             shape=shape,
@@ -200,7 +200,7 @@ class _Bench:
             seconds=self._seconds,
         )
         try:
-            reply = self._laboratory.measure(request)
+            reply = self._process.measure(request)
         except Crashed as how:
             self._wrong.append((configuration, str(how)))
             return inf

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from attnfuzz.bench.kernels.measurements import Report
-    from attnfuzz.bench.kernels.run import Laboratory
+    from attnfuzz.bench.kernels.run import TimingProcess
     from attnfuzz.declaration import Declaration
 
-__all__ = ["command"]
+__all__ = ["command", "option_values"]
 
 
 _KERNELS = click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
@@ -187,7 +187,7 @@ def _refuse_interpreter(asked: str, found: str | None = None) -> None:
         )
 
 
-def _option_values(
+def option_values(
     ctx: click.Context, param: click.Parameter, given: tuple[str, ...]
 ) -> dict[str, tuple[OptionValue, ...]]:
     """``NAME=VALUE[,VALUE...]``, of which a value is a number, true, false, or else a word."""
@@ -225,7 +225,7 @@ def _value(text: str) -> OptionValue:
     "options",
     multiple=True,
     metavar="NAME=VALUE,...",
-    callback=_option_values,
+    callback=option_values,
     help="Values to try for an option; the fastest is shown. By default the first that a kernel declares.",
 )
 @click.option(
@@ -265,7 +265,7 @@ def kernels_(
 
     The exit status is 1 if a kernel was wrong, failed or crashed, and 2 if only attnfuzz could not measure one.
     """
-    from attnfuzz.bench.kernels.run import KernelBench, Laboratory, choose_kernels, choose_shapes, measure_kernels
+    from attnfuzz.bench.kernels.run import KernelBench, TimingProcess, choose_kernels, choose_shapes, measure_kernels
     from attnfuzz.bench.kernels.shapes import smoke_suite
     from attnfuzz.report import bench
     from attnfuzz.report.terminal import make_console
@@ -273,11 +273,11 @@ def kernels_(
     _refuse_interpreter(device)
     _require_matplotlib(png_file)
     console = make_console()
-    with refusing(), Laboratory(device) as laboratory:
-        is_smoke = laboratory.machine.device == "cpu"
-        _refuse_interpreter(device, laboratory.machine.device)
-        chosen = choose_kernels(laboratory.declarations(kernels or ("*",)), named=bool(kernels))
-        others, absent = _others(beside, laboratory)
+    with refusing(), TimingProcess(device) as process:
+        is_smoke = process.machine.device == "cpu"
+        _refuse_interpreter(device, process.machine.device)
+        chosen = choose_kernels(process.declarations(kernels or ("*",)), named=bool(kernels))
+        others, absent = _others(beside, process)
         _check_options(options, {name for known in (chosen, others) for one in known for name in one.options})
         plan = KernelBench(
             suites={"smoke": smoke_suite()} if is_smoke else choose_shapes(suites or ("decode",), shapes),
@@ -287,9 +287,9 @@ def kernels_(
             seconds=seconds,
             budget_s=budget,
         )
-        bench.print_machine(console, laboratory.machine, others, absent)
+        bench.print_machine(console, process.machine, others, absent)
         progress = bench.Progress(console)
-        report = measure_kernels(plan, laboratory, chosen, others, progress)
+        report = measure_kernels(plan, process, chosen, others, progress)
     _show_and_write(console, report, json_file=json_file, html_file=html_file, png_file=png_file)
     statuses = {one.status for one in report.results if not one.is_reference}
     if statuses & {"wrong", "failed", "crashed"}:
@@ -297,7 +297,7 @@ def kernels_(
     return 2 if "unmeasured" in statuses else 0
 
 
-def _others(named: tuple[str, ...], laboratory: Laboratory) -> tuple[list[Declaration], list[str]]:
+def _others(named: tuple[str, ...], process: TimingProcess) -> tuple[list[Declaration], list[str]]:
     """What to compare with, and a sentence on each engine that is not there; only of engines that nobody named."""
     from attnfuzz.adapters import engines
     from attnfuzz.bench.kernels.run import choose_kernels
@@ -305,12 +305,12 @@ def _others(named: tuple[str, ...], laboratory: Laboratory) -> tuple[list[Declar
 
     if named:
         wanted = [one for one in named if one != _NONE]
-        return (choose_kernels(laboratory.declarations(wanted), named=True) if wanted else []), []
+        return (choose_kernels(process.declarations(wanted), named=True) if wanted else []), []
     found: list[Declaration] = []
     absent: list[str] = []
     for engine in engines():
         try:
-            found += laboratory.declarations([f"{engine}:*"])
+            found += process.declarations([f"{engine}:*"])
         except KernelLoadError as error:
             absent.append(str(error))
     return found, absent
@@ -334,7 +334,7 @@ _HOST_KNOWS = FEATURES[:-1]
     "options",
     multiple=True,
     metavar="NAME=VALUE,...",
-    callback=_option_values,
+    callback=option_values,
     help="Values to try for an option, in place of all that the kernel declares; a single one keeps it fixed.",
 )
 @click.option(
@@ -370,7 +370,7 @@ def tune_(
 
     Configurations that are wrong are left out and named; the exit status is then 1.
     """
-    from attnfuzz.bench.kernels.run import Laboratory
+    from attnfuzz.bench.kernels.run import TimingProcess
     from attnfuzz.bench.tuning import Tuning, tune
     from attnfuzz.bench.tuning_tree import python_source
     from attnfuzz.report.files import write_file, write_json
@@ -378,13 +378,13 @@ def tune_(
 
     _refuse_interpreter(device)
     console = make_console()
-    with refusing(), Laboratory(device) as laboratory:
-        _refuse_interpreter(device, laboratory.machine.device)
-        if laboratory.machine.device == "cpu":
+    with refusing(), TimingProcess(device) as process:
+        _refuse_interpreter(device, process.machine.device)
+        if process.machine.device == "cpu":
             console.print(
                 "Triton's interpreter: this shows that everything runs; the times say nothing", style="yellow"
             )
-        found = laboratory.declarations([kernel])
+        found = process.declarations([kernel])
         if len(found) != 1:
             raise Refusal(f"{kernel} names {len(found)} kernels; name one: {', '.join(one.target for one in found)}")
         plan = Tuning(
@@ -393,12 +393,12 @@ def tune_(
             max_batches=batches,
             max_configurations=configurations,
             max_leaves=leaves,
-            l2="cold" if is_cold and laboratory.machine.device == "cuda" else "warm",
+            l2="cold" if is_cold and process.machine.device == "cuda" else "warm",
             seconds=seconds,
             budget_s=budget,
         )
         try:
-            tuned, measured = tune(laboratory, found[0], plan, note=lambda line: console.print(line))
+            tuned, measured = tune(process, found[0], plan, note=lambda line: console.print(line))
         except ValueError as error:
             raise Refusal(str(error)) from error
     for configuration, why in measured.wrong:

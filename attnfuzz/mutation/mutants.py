@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import attnfuzz
-from attnfuzz.adapters import module_of
-from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.declaration import Declaration
 from attnfuzz.mutation.operators import changes
 from attnfuzz.mutation.source import Function, Source
-from attnfuzz.project import search_path
+from attnfuzz.report.sources import declared_names, entry_of
 
-__all__ = ["Mutant", "Reach", "entry_of", "mutants_of"]
+__all__ = ["Mutant", "Reach", "mutants_of"]
 
 
 @dataclass(frozen=True)
@@ -109,24 +107,6 @@ def _difference(source: Source, data: bytes) -> tuple[int, tuple[str, ...], tupl
     return start + 1, tuple(before[start:end]), tuple(after[start_after:end_after])
 
 
-_BUNDLED = Path(attnfuzz.__file__).parent / "kernels" / "bundled.py"
-
-
-def entry_of(declaration: Declaration) -> tuple[Path, str]:
-    """The file that declares a kernel, and the name that the kernel has there. Raises KernelLoadError."""
-    place, _, name = declaration.target.rpartition(":")
-    if not place:
-        return _BUNDLED.resolve(), name
-    if place.endswith(".py"):
-        return Path(place).resolve(), name
-    for root in map(Path, search_path()):
-        base = root.joinpath(*module_of(place).split("."))
-        for file in (base.with_suffix(".py"), base / "__init__.py"):
-            if file.is_file():
-                return file.resolve(), name
-    raise KernelLoadError(f"the source file of module {place!r} was not found; give the kernel as path/to/file.py:name")
-
-
 class Reach:
     """Follows names from file to file; every file is read once. Raises KernelLoadError for one that is not Python."""
 
@@ -136,10 +116,10 @@ class Reach:
 
     def functions(self, declaration: Declaration) -> list[Function]:
         """The functions that the kernel may run, itself included, in the order in which they are met."""
-        path, name = entry_of(declaration)
+        root, file, name = entry_of(declaration.target)
         found: dict[tuple[Path, str], Function] = {}
         seen: set[tuple[Path, str]] = set()
-        waiting = [(path, name)]
+        waiting = [((root / file).resolve(), name)]
         while waiting:
             place = waiting.pop(0)
             if place in seen:
@@ -216,18 +196,10 @@ def _definitions(source: Source, name: str) -> Iterator[ast.AST]:
     for node in source.tree.body:
         match node:
             case ast.FunctionDef() | ast.ClassDef():
-                if node.name == name or name in _declared_names(node):
+                if node.name == name or name in declared_names(node):
                     yield node
             case ast.Assign(targets=targets):
                 if any(isinstance(target, ast.Name) and target.id == name for target in targets):
                     yield node
             case ast.AnnAssign(target=ast.Name(id=target)) if target == name:
                 yield node
-
-
-def _declared_names(node: ast.FunctionDef | ast.ClassDef) -> Iterator[str]:
-    for decorator in node.decorator_list:
-        if isinstance(decorator, ast.Call):
-            for keyword in decorator.keywords:
-                if keyword.arg == "name" and isinstance(keyword.value, ast.Constant):
-                    yield str(keyword.value.value)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.campaign.saved.replay import replay_command
 from attnfuzz.campaign.stopping import format_duration
-from attnfuzz.corpus import current_environment, encode_regression
-from attnfuzz.oracles.verdict import ends_process
+from attnfuzz.corpus import current_environment, decode_regression, encode_regression
+from attnfuzz.declaration import KernelLoadError
+from attnfuzz.oracles.verdict import RELATION_ORACLES, ends_process
+from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.report.charts import (
     CoverageMap,
     PairTable,
@@ -48,18 +51,28 @@ from attnfuzz.report.findings import (
     severity_of,
     what_was_found,
 )
-from attnfuzz.report.inline_scripts import Script, scripts_of
+from attnfuzz.said import text_of
 
 __all__ = [
     "FindingPart",
     "FindingsPart",
     "KernelPart",
     "Page",
+    "Script",
     "Tile",
     "html_page",
     "page_of",
+    "scripts_of",
     "write_html",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A repro script, or why there is none."""
+
+    text: str = ""
+    why_not: str = ""
 
 
 def write_html(result: CampaignResult, path: Path) -> None:
@@ -72,6 +85,10 @@ def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
     return rendered("campaign.html.jinja", page=page_of(result, scripts))
 
 
+_SCRIPTS_S = 60.0
+"""For all of them together."""
+_MOST_CHARACTERS, _MOST_CHARACTERS_IN_ALL = 200_000, 4_000_000
+"""Of scripts: a page of a hundred megabytes opens nowhere."""
 _ENDS = {
     "interrupted": "It was interrupted before its time was over.",
     "fail_fast": "It ended with its first finding, as it was told to.",
@@ -164,6 +181,53 @@ class Page:
     has_status: bool
     kernels: list[KernelPart]
     dtypes: list[str]
+
+
+def scripts_of(result: CampaignResult) -> list[Script]:
+    """Of each finding, in the order of all reports, its script or the sentence that stands in its place.
+
+    They are made when the search is over: that imports torch, which workers would have inherited.
+    """
+    until, room = time.monotonic() + _SCRIPTS_S, _MOST_CHARACTERS_IN_ALL
+    scripts = []
+    for finding in in_order(result):
+        why_none = _why_no_script(finding, result)
+        if not why_none and time.monotonic() >= until:
+            why_none = f"there was no time for a script within {_SCRIPTS_S:.0f} s; attnfuzz repro writes it"
+        script = Script(why_not=why_none) if why_none else _script(finding, result.statistics.device_name)
+        if len(script.text) > min(room, _MOST_CHARACTERS):
+            script = Script(
+                why_not=f"a script of {len(script.text):,} characters is left out; attnfuzz repro writes it"
+            )
+        room -= len(script.text)
+        scripts.append(script)
+    return scripts
+
+
+def _why_no_script(finding: Finding, result: CampaignResult) -> str:
+    """Why none is made."""
+    oracle = finding.failure.oracle
+    if oracle in RELATION_ORACLES:
+        return (
+            f"{oracle} compares runs on several inputs, and a script holds only those of the case: use attnfuzz replay"
+        )
+    if oracle == "sanitizer":
+        return "a script compares results, which need not show what compute-sanitizer found: replay it with --sanitizer"
+    if result.stop_reason == "interrupted":
+        return "the search was interrupted, so no script was made; attnfuzz repro writes it"
+    return ""
+
+
+def _script(finding: Finding, device: str) -> Script:
+    from attnfuzz.report.repro import repro_script  # loads torch
+
+    saved = encode_regression(finding.regression(device))
+    try:
+        return Script(text=repro_script(decode_regression(saved, "report"), finding.declaration))
+    except (CaseTooLarge, KernelLoadError) as error:
+        return Script(why_not=str(error))
+    except Exception as error:  # noqa: BLE001 - told in its place; those of other findings are wanted
+        return Script(why_not=f"no script could be made ({text_of(error)}); use attnfuzz replay")
 
 
 def page_of(result: CampaignResult, scripts: Sequence[Script] = ()) -> Page:

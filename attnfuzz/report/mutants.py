@@ -31,10 +31,12 @@ __all__ = [
     "Progress",
     "headline",
     "known_outcomes",
+    "markdown_table",
     "notes",
     "print_measured",
     "print_mutants",
     "read_mutants_json",
+    "tables_of",
     "write_mutants_json",
     "write_mutants_markdown",
 ]
@@ -83,7 +85,7 @@ class Progress:
 def print_measured(console: Console, measured: Measured) -> None:
     """The score, what is behind it, and every survivor."""
     score = Score(measured.outcomes)
-    for columns, rows in _tables(score):
+    for columns, rows in tables_of(score):
         console.print()
         console.print(_table(columns, rows))
     for title, pairs in (
@@ -125,7 +127,7 @@ def notes(measured: Measured) -> Iterator[str]:
         yield f"stale: no mutant matches the equivalent {entry.file} {entry.function} {entry.operator}: {entry.becomes}"
 
 
-def _tables(score: Score) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
+def tables_of(score: Score) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
     """Columns and rows: of operators and, where it was found out who sees the cases, of oracles."""
     statuses: tuple[Status, ...] = ("killed", "survived", "equivalent", "stillborn")
     operators = [
@@ -312,13 +314,18 @@ def _page(measured: Measured) -> Iterator[str]:
     yield ""
     if beside := [f"* {note}" for note in notes(measured)]:
         yield from (*beside, "")
-    for number, (columns, rows) in enumerate(_tables(score)):
+    for number, (columns, rows) in enumerate(tables_of(score)):
         yield from [""] * bool(number)
-        yield f"| {' | '.join(columns)} |"
-        yield f"|---|{'---:|' * (len(columns) - 1)}"
-        yield from (f"| {' | '.join(row)} |" for row in rows)
+        yield from markdown_table(columns, rows)
     for title, status in (("Survivors", "survived"), ("Could not be told", "error")):
         yield from _diffs(title, [pair for pair in measured.outcomes if pair[1].status == status])
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """All but the first column to the right."""
+    yield f"| {' | '.join(columns)} |"
+    yield f"|---|{'---:|' * (len(columns) - 1)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
 def _command(measured: Measured) -> str:

@@ -12,7 +12,15 @@ from attnfuzz.adapters import module_of
 from attnfuzz.declaration import KernelLoadError, parts_of
 from attnfuzz.project import search_path
 
-__all__ = ["KernelSources", "SourceError", "definition_of", "kernel_sources", "only_what_it_needs"]
+__all__ = [
+    "KernelSources",
+    "SourceError",
+    "declared_names",
+    "definition_of",
+    "entry_of",
+    "kernel_sources",
+    "only_what_it_needs",
+]
 
 
 _PACKAGE = Path(attnfuzz.__file__).parent
@@ -39,18 +47,24 @@ def kernel_sources(target: str) -> KernelSources:
     """
     if parts_of(target) is not None:
         raise SourceError(f"{target} is two kernels, and a script is made of one; replay the case with attnfuzz")
+    root, entry, name = entry_of(target)
+    is_bundled = entry == _BUNDLED
+    if is_bundled:
+        name = definition_of((root / entry).read_text(encoding="utf-8"), name)
+    sources = KernelSources(entry.as_posix(), name)
+    _collect(root, entry, sources, only_needed=is_bundled or entry.parts[:2] == ("attnfuzz", "adapters"))
+    return sources
+
+
+def entry_of(target: str) -> tuple[Path, Path, str]:
+    """A folder, the file in it that declares the kernel, and the name that the kernel has there. Raises SourceError."""
     place, _, name = target.rpartition(":")
     if not place:
-        root, entry = _PACKAGE.parent, _BUNDLED
-        name = definition_of((root / entry).read_text(encoding="utf-8"), name)
-    elif place.endswith(".py"):
+        return _PACKAGE.parent, _BUNDLED, name
+    if place.endswith(".py"):
         path = Path(place).resolve()
-        root, entry = path.parent, Path(path.name)
-    else:
-        root, entry = _find_module(module_of(place))
-    sources = KernelSources(entry.as_posix(), name)
-    _collect(root, entry, sources, only_needed=not place or entry.parts[:2] == ("attnfuzz", "adapters"))
-    return sources
+        return path.parent, Path(path.name), name
+    return *_find_module(module_of(place)), name
 
 
 def _find_module(module: str) -> tuple[Path, Path]:
@@ -64,7 +78,7 @@ def _find_module(module: str) -> tuple[Path, Path]:
 
 
 def _collect(root: Path, file: Path, sources: KernelSources, *, only_needed: bool = False) -> None:
-    """Put ``file`` and what it imports, in turn, into ``sources``; if ``only_needed`` without what the kernel does without."""
+    """Put ``file`` and what it imports, in turn, into ``sources``; ``only_needed`` keeps what the kernel needs."""
     try:
         text = (root / file).read_text(encoding="utf-8")
         tree = ast.parse(text)
@@ -122,12 +136,13 @@ def definition_of(source: str, name: str) -> str:
     """The function of ``source`` that is called ``name`` or declared with ``name=name``. Raises LookupError."""
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     for function in functions:
-        if name in (function.name, *_declared_names(function)):
+        if name in (function.name, *declared_names(function)):
             return function.name
     raise LookupError(f"no function {name!r} among {', '.join(function.name for function in functions)}")
 
 
-def _declared_names(function: ast.FunctionDef) -> Iterator[object]:
+def declared_names(function: ast.FunctionDef | ast.ClassDef) -> Iterator[object]:
+    """What decorators call it with ``name=``."""
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call):
             named = (keyword.value for keyword in decorator.keywords if keyword.arg == "name")

@@ -19,7 +19,7 @@ from attnfuzz.mutation import mutants as generated
 from attnfuzz.mutation.killers import SearchKiller
 from attnfuzz.mutation.outcomes import Outcome, Score
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES
-from attnfuzz.report.mutants import oracle_rows
+from attnfuzz.report.mutants import markdown_table, tables_of
 from tests.quality.mutants import MUTANTS, Mutant, mutant_named
 from tests.quality.planting import KERNELS, lay_over
 from tests.quality.searching import hunting
@@ -74,9 +74,8 @@ def main() -> None:
 def page(results: Sequence[Told]) -> Iterator[str]:
     """The table of oracles, those without a line in it, and the bugs that one oracle alone finds."""
     score = Score((_as_generated(mutant, None), outcome) for mutant, outcome in results)
-    yield "| oracle | killed first | sees the case | no other sees it | killed by it alone |"
-    yield "|---|---:|---:|---:|---:|"
-    yield from (f"| {' | '.join(row)} |" for row in oracle_rows(score))
+    *_, oracles = tables_of(score)
+    yield from markdown_table(*oracles)
     yield ""
     idle = sorted(set(DEFAULT_ORACLES) - {share.name for share in score.by_oracle()})
     if idle:

@@ -16,8 +16,7 @@ from typing import Any
 import msgspec
 
 from attnfuzz.campaign.draw.drawing import run_round
-from attnfuzz.conformance.cases import FORMAT, Entry, set_file
-from attnfuzz.conformance.running import TWO_RUNS
+from attnfuzz.conformance import FORMAT, TWO_RUNS, Entry, set_file
 from attnfuzz.corpus import load_regression, regression_files
 from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.cases import Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase, Problem, encode_case

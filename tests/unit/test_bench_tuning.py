@@ -13,7 +13,7 @@ from attnfuzz.bench.kernels.run import Crashed
 from attnfuzz.bench.kernels.shapes import bytes_to_move
 from attnfuzz.bench.tuning import FEATURES, Tuning, configurations, features_of, measure_batches, tune, tuning_batches
 from attnfuzz.bench.tuning_tree import Tuned, TunedLeaf, TunedSplit, python_source
-from tests.unit.bench_laboratory import Pretended, declared, times
+from tests.unit.timing_stand_ins import Pretended, declared, times
 
 SPLIT = declared("file.py:split", num_splits=(1, 8, 32), tile=(16, 64))
 
@@ -63,23 +63,23 @@ def test_too_many_configurations_are_sampled_and_keep_the_default() -> None:
 
 def test_bad_configurations_are_measured_on_few_batches_only() -> None:
     """Most of the time would go into configurations that lose everywhere."""
-    laboratory = Pretended(answer)
+    process = Pretended(answer)
     batches = tuning_batches("paged_decode", 30)
-    found = measure_batches(laboratory, SPLIT, configurations(SPLIT.options, {}, 48), batches)
+    found = measure_batches(process, SPLIT, configurations(SPLIT.options, {}, 48), batches)
     assert len(found.samples) == 30
     assert {one["tile"] for one in found.configurations} == {64}
-    slow = [one for one in laboratory.asked if one.options == {"num_splits": 1, "tile": 16}]
+    slow = [one for one in process.asked if one.options == {"num_splits": 1, "tile": 16}]
     assert len(slow) == 6
     assert [one for one, _ in found.wrong] == [{"num_splits": 32, "tile": 64}]
-    assert len([one for one in laboratory.asked if one.options == {"num_splits": 32, "tile": 64}]) == 1
+    assert len([one for one in process.asked if one.options == {"num_splits": 32, "tile": 64}]) == 1
 
 
 def test_the_budget_ends_it_after_a_batch() -> None:
     """A batch measured with half of the configurations would compare what cannot be compared."""
-    laboratory = Pretended(answer)
+    process = Pretended(answer)
     clock = itertools.count().__next__
     found = measure_batches(
-        laboratory, SPLIT, configurations(SPLIT.options, {}, 48), tuning_batches("paged_decode", 30),
+        process, SPLIT, configurations(SPLIT.options, {}, 48), tuning_batches("paged_decode", 30),
         budget_s=2.5, clock=lambda: float(clock()),
     )  # fmt: skip
     assert (len(found.samples), found.unreached) == (3, 27)

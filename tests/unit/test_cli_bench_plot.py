@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from attnfuzz.bench.kernels.measurements import Report, decode_report, encode_report, joined
 from attnfuzz.bench.kernels.run import KernelBench, measure_kernels
 from attnfuzz.bench.kernels.shapes import SUITES
-from tests.unit.bench_laboratory import SDPA, Pretended, declared, times
+from tests.unit.timing_stand_ins import SDPA, Pretended, declared, times
 
 
 def plot(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -23,8 +23,8 @@ def plot(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def report(suite: str) -> Report:
     kernels = [declared("paged"), declared("merge", "merge_states")]
-    laboratory = Pretended(lambda request: times(request, 1.25))
-    return measure_kernels(KernelBench(suites={suite: SUITES[suite]()}, options={}), laboratory, kernels, [SDPA])
+    process = Pretended(lambda request: times(request, 1.25))
+    return measure_kernels(KernelBench(suites={suite: SUITES[suite]()}, options={}), process, kernels, [SDPA])
 
 
 def test_two_files_become_one_page(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from attnfuzz.bench.kernels.run import KernelBench, measure_kernels
 from attnfuzz.bench.kernels.shapes import SUITES
 from attnfuzz.report.bench_page import bench_page
-from tests.unit.bench_laboratory import SDPA, Pretended, declared, times
 from tests.unit.test_report_html_in_browser import CHROMIUM, DARK, LIGHT, chromium, first_pixel
+from tests.unit.timing_stand_ins import SDPA, Pretended, declared, times
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)")
 

@@ -35,12 +35,12 @@ __all__ = [
     "NotMeasured",
     "Prepared",
     "Unsupported",
+    "as_not_measured",
     "draw_tensors",
     "in_layout",
     "largest_error_ratio",
     "measure",
     "objection",
-    "ours",
     "prepare_kernel",
     "sets_for_cold_l2",
 ]
@@ -185,7 +185,7 @@ class NotMeasured(Exception):  # noqa: N818 - says what happened to the measurem
 
 
 @contextmanager
-def ours() -> Iterator[None]:
+def as_not_measured() -> Iterator[None]:
     """What is raised within is not the contender's doing, and becomes a NotMeasured with its cause."""
     try:
         yield
@@ -239,7 +239,7 @@ def prepare_kernel(kernel: Kernel, tensors: Tensors, options: dict[str, OptionVa
     declaration, shape = kernel.declaration, tensors.shape
     if (why := objection(declaration, shape, options)) is not None:
         raise Unsupported(why)
-    with ours():
+    with as_not_measured():
         inputs, names = _inputs(declaration, tensors, options)
 
     def read(returned: object) -> Result:
@@ -501,7 +501,7 @@ def _error_ratio(
 ) -> float:
     out, lse = prepared.read(returned)
     _check_shape(tensors, out)
-    with ours():
+    with as_not_measured():
         return largest_error_ratio(
             tensors,
             out,

@@ -43,8 +43,8 @@ __all__ = [
     "Crashed",
     "Entry",
     "KernelBench",
-    "Laboratory",
     "Measures",
+    "TimingProcess",
     "choose_kernels",
     "choose_shapes",
     "entries",
@@ -61,7 +61,7 @@ _SMALL_COPY_BYTES = (16 << 20,)
 
 
 class Measures(Protocol):
-    """What is needed of a ``Laboratory``."""
+    """What is needed of a ``TimingProcess``."""
 
     machine: MachineReply
 
@@ -72,7 +72,7 @@ class Measures(Protocol):
 
 def measure_kernels(
     bench: KernelBench,
-    laboratory: Measures,
+    process: Measures,
     kernels: Sequence[Declaration],
     references: Sequence[Declaration],
     report_row: Callable[[Result], None] = lambda _: None,
@@ -85,13 +85,13 @@ def measure_kernels(
     started = clock()
     report = Report(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=laboratory.machine,
-        peak_gb_s=_peak_gb_s(laboratory, bench.seconds),
+        machine=process.machine,
+        peak_gb_s=_peak_gb_s(process, bench.seconds),
         suites=tuple(bench.suites),
         references={one.target: versions_text(one) for one in references},
         results=[],
     )
-    run = _Run(bench, laboratory)
+    run = _Run(bench, process)
     for entry in entries(bench, kernels, references):
         if clock() - started > bench.budget_s and not run.knows(entry):
             report.unreached += 1
@@ -108,17 +108,17 @@ def versions_text(declaration: Declaration) -> str:
     return ", ".join(f"{package} {version}" for package, version in declaration.versions.items())
 
 
-def _peak_gb_s(laboratory: Measures, seconds: float) -> float:
-    sizes = PEAK_COPY_BYTES if laboratory.machine.device == "cuda" else _SMALL_COPY_BYTES
-    return max(nbytes / laboratory.copy(nbytes, seconds).median_us * 1e-3 for nbytes in sizes)
+def _peak_gb_s(process: Measures, seconds: float) -> float:
+    sizes = PEAK_COPY_BYTES if process.machine.device == "cuda" else _SMALL_COPY_BYTES
+    return max(nbytes / process.copy(nbytes, seconds).median_us * 1e-3 for nbytes in sizes)
 
 
 class _Run:
     """Remembers what was measured, by contender and shape, and the time of copies by their size."""
 
-    def __init__(self, bench: KernelBench, laboratory: Measures) -> None:
+    def __init__(self, bench: KernelBench, process: Measures) -> None:
         self._bench = bench
-        self._laboratory = laboratory
+        self._process = process
         self._known: dict[tuple[str, Shape], list[tuple[Options, MeasureReply | Crashed]]] = {}
         self._copies: dict[int, float] = {}
 
@@ -129,7 +129,7 @@ class _Run:
         if not self.knows(entry):
             nbytes = bytes_to_move(entry.shape)
             if nbytes not in self._copies:  # before the tensors of the shape take the memory
-                self._copies[nbytes] = self._laboratory.copy(nbytes, self._bench.seconds).median_us
+                self._copies[nbytes] = self._process.copy(nbytes, self._bench.seconds).median_us
             self._known[_key(entry)] = [(choice, self._reply(entry, choice)) for choice in entry.choices]
         found = [self._result(entry, *one) for one in self._known[_key(entry)]]
         best = min(range(len(found)), key=lambda i: _rank(found[i]))
@@ -145,7 +145,7 @@ class _Run:
             seconds=self._bench.seconds,
         )
         try:
-            return self._laboratory.measure(request)
+            return self._process.measure(request)
         except Crashed as how:
             return how
 
@@ -284,7 +284,7 @@ class Crashed(Exception):  # noqa: N818 - says what happened to the process
     """The process died of a measurement, or did not answer in time; the message says how."""
 
 
-class Laboratory:
+class TimingProcess:
     """Measures on one device. A context manager; raises ExecutorUnavailable."""
 
     def __init__(self, device: str = "auto") -> None:

@@ -15,9 +15,9 @@ from attnfuzz.bench.kernels.contender import (
     Contender,
     MergeTensors,
     NotMeasured,
+    as_not_measured,
     draw_tensors,
     measure,
-    ours,
     prepare_kernel,
     sets_for_cold_l2,
 )
@@ -132,7 +132,7 @@ class TimingService:
                 return MeasureReply(status="unsupported", note="too small to be read from memory at each call")
         try:
             contender = self._contender(request)
-            with ours():
+            with as_not_measured():
                 drawn = self._sets(request.shape, sets or 1)
             reply = measure(contender, drawn, request, self._stopwatch, on_gpu=self._on_gpu)
             return self._unless_replaced(reply)

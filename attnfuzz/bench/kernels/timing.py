@@ -9,10 +9,11 @@ within the device's memory.
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,6 @@ __all__ = [
     "HostStopwatch",
     "Stopwatch",
     "calls_per_sample",
-    "quantiles",
     "time_copy",
     "time_samples",
 ]
@@ -41,10 +41,8 @@ _WARM_UPS = 2
 Run = Callable[[], object]
 
 
-class Stopwatch(Protocol):
-    """Runs something several times; returns the seconds that each took."""
-
-    def __call__(self, run: Run, count: int) -> list[float]: ...
+Stopwatch = Callable[[Run, int], list[float]]
+"""Runs something several times; returns the seconds that each took."""
 
 
 class HostStopwatch:
@@ -89,20 +87,10 @@ def time_samples(run: Run, stopwatch: Stopwatch, *, calls: int, seconds: float, 
     first = min(stopwatch(run, _WARM_UPS))
     least = _LEAST_SAMPLES if first < _SLOW_S else _LEAST_OF_SLOW
     count = min(_MOST_SAMPLES, max(least, round(seconds / max(first, 1e-6))))
-    p10, median, p90 = quantiles([taken / calls * 1e6 for taken in stopwatch(run, count)], (0.1, 0.5, 0.9))
+    microseconds = [taken / calls * 1e6 for taken in stopwatch(run, count)]
+    p10, *_, p90 = statistics.quantiles(microseconds, n=10, method="inclusive")
+    median = statistics.median(microseconds)
     return Timed(l2=l2, mode=mode, median_us=median, p10_us=p10, p90_us=p90, samples=count, calls=calls)
-
-
-def quantiles(numbers: Sequence[float], shares: Sequence[float]) -> list[float]:
-    """Of at least one number, interpolated linearly."""
-    ordered = sorted(numbers)
-    found = []
-    for share in shares:
-        place = share * (len(ordered) - 1)
-        below = int(place)
-        above = min(below + 1, len(ordered) - 1)
-        found.append(ordered[below] + (ordered[above] - ordered[below]) * (place - below))
-    return found
 
 
 def _steps(moments: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""attnfuzz.report.inline_scripts: each finding has its script, or a sentence in its place."""
+"""The scripts of an HTML page: each finding has its script, or a sentence in its place."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
-from attnfuzz.report import inline_scripts
-from attnfuzz.report.html import html_page
-from attnfuzz.report.inline_scripts import Script, scripts_of
+from attnfuzz.report import html
+from attnfuzz.report.html import Script, html_page, scripts_of
 from tests.unit.report_results import PAGED, a_finding, a_result
 
 EAGER = Declaration(name="dense_eager", problem="dense_decode", target="dense_eager")
@@ -43,14 +42,14 @@ def test_scripts_are_made_where_that_is_possible(tmp_path: Path) -> None:
 
 
 def test_the_driver_imports_no_torch() -> None:
-    """It forks, and its memory is that of each worker."""
+    """It forks, and its memory is that of each worker; scripts need torch, and are made when these are gone."""
     code = "import sys; import attnfuzz.report.html; assert not {'torch', 'hypothesis'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_no_script_shows_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that passes would be taken for the end of the bug; and Ctrl-C is not followed by a minute's work."""
-    monkeypatch.setattr(inline_scripts, "_made", lambda findings, device: [Script(text="x")] * len(findings))
+    monkeypatch.setattr(html, "_script", lambda finding, device: Script(text="x"))
     relation = msgspec.structs.replace(WRONG, oracle="page_permutation")
     (script,) = scripts_of(a_result(found(failure=relation)))
     assert "compares runs on several inputs" in script.why_not
@@ -61,21 +60,23 @@ def test_what_no_script_shows_is_not_made(monkeypatch: pytest.MonkeyPatch) -> No
 def test_their_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page of a hundred megabytes opens nowhere."""
     texts = [Script(text="x" * 150_000)] * 40 + [Script(text="x" * 300_000)]
-    monkeypatch.setattr(inline_scripts, "_made", lambda findings, device: texts[-len(findings) :])
+    made = iter(texts)
+    monkeypatch.setattr(html, "_script", lambda finding, device: next(made))
     scripts = scripts_of(a_result(*(found() for _ in texts)))
     assert sum(len(script.text) for script in scripts) <= 4_000_000
     assert scripts[0].text
     assert scripts[-1].why_not == "a script of 300,000 characters is left out; attnfuzz repro writes it"
 
 
-def test_a_process_that_dies_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_with_a_script_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report of an hour's search would be lost to what adorns it."""
-    dies = [sys.executable, "-c", "import sys; sys.exit('no room')"]
-    monkeypatch.setattr("attnfuzz.safe_start.command", lambda module: dies)
+
+    def fails(*arguments: object) -> str:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr("attnfuzz.report.repro.repro_script", fails)
     (script,) = scripts_of(a_result(found()))
-    assert script.why_not == "the process that makes scripts ended (no room); attnfuzz repro writes it"
-    hangs = [sys.executable, "-c", "import time; time.sleep(600)"]
-    monkeypatch.setattr("attnfuzz.safe_start.command", lambda module: hangs)
-    monkeypatch.setattr(inline_scripts, "_PATIENCE_S", 0.5)
+    assert script.why_not == "no script could be made (no room); use attnfuzz replay"
+    monkeypatch.setattr(html, "_SCRIPTS_S", 0.0)
     (script,) = scripts_of(a_result(found()))
     assert script.why_not.startswith("there was no time for a script")

@@ -1,4 +1,4 @@
-"""A laboratory whose measurements the test makes up."""
+"""A process whose measurements the test makes up."""
 
 from __future__ import annotations
 
