@@ -50,8 +50,6 @@ from attnfuzz.problems.tolerance import Tolerance
 __all__ = ["CampaignPlan", "Coordinator", "Orphans"]
 
 _Key: TypeAlias = tuple[str, bytes]
-
-
 _MAX_TIMES = 2
 """How often a failure is handed on: one that takes every worker with it would otherwise never be left alone."""
 
@@ -94,18 +92,10 @@ class Orphans:
 
 
 _TICK_S = 0.25
-
-
 _WAIT_FOR_WORKERS_S = 3.0
-
-
 _HOUSEKEEPING_EVERY_S = 5.0
-
-
 _FORMATS_KEPT = 32
 """Of each kernel, for workers that start later."""
-
-
 _KILLS = ("SIGKILL", "SIGTERM")
 
 

@@ -42,8 +42,6 @@ __all__ = [
 ]
 
 _READ_BYTES = 1 << 16
-
-
 In = TypeVar("In")
 
 
@@ -299,8 +297,6 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
 
 
 ToWorker: TypeAlias = Setup | Begin | Join | Known | Busy | Unfinished | FormatCompiled | Stop
-
-
 FromWorker: TypeAlias = (
     Ready | Progress | FormatCompiled | Found | Confirmed | Unconfirmed | Smaller | Minimised | Duplicate | Trouble
 )

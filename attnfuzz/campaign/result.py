@@ -39,8 +39,6 @@ __all__ = [
 
 FORMAT = "attnfuzz.summary/1"
 """Of the summaries that are written and read; ``report.summary`` writes more fields than are read here."""
-
-
 _Bug = tuple[str, str, str, str]
 """How a kernel is named and its name, how a bug is named and its name."""
 
@@ -99,8 +97,6 @@ def load_earlier(path: Path) -> Earlier:
 
 
 _REMEDY = "name what attnfuzz explore --json has written"
-
-
 _SHOWN_CHARACTERS = 60
 
 
@@ -120,8 +116,6 @@ def _names_of(found: Finding) -> Iterator[_Bug]:
 
 
 StopReason = Literal["budget", "interrupted", "fail_fast", "workers_lost", "environment"]
-
-
 Standing = Literal["counts", "known", "outside"]
 """Of a finding: one that makes the command fail, one that an earlier campaign told, one that a declaration ends."""
 

@@ -139,15 +139,9 @@ def _name(saved: SavedCase) -> str:
 
 
 Outcome = Literal["fails", "passes", "unverified"]
-
-
 _TRIES = 3
-
-
 _MAX_CASES = 8
 """Of one bug: a hundred machines may have found it, and been right until it was repaired."""
-
-
 _ORDER: tuple[Outcome, ...] = ("fails", "unverified", "passes")
 
 

@@ -52,38 +52,18 @@ __all__ = [
 
 FOLDER = Path(".attnfuzz")
 """In the working directory; ignored by git."""
-
-
 FALLBACK = FOLDER / "findings"
 """Where findings go, relative to the working directory, if the folder for them cannot be written."""
-
-
 LAST_RESORT = "attnfuzz-findings-"
 """How the name of a folder for temporary files begins, where they go if that cannot be written either."""
-
-
 _FORMAT_NAME = "attnfuzz.state"
-
-
 _FORMAT = f"{_FORMAT_NAME}/1"
-
-
 _MAX_BYTES = 32 << 20
-
-
 _SHOWN_BYTES = 1 << 20
 """Of a larger file the value that is wrong is not shown: that takes the whole of it as objects."""
-
-
 _REMEDY = "remove it and start without --resume"
-
-
 _YEARS_S = 1e9
-
-
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
 _LONGEST_PATH = 4096
 
 
@@ -421,8 +401,6 @@ def _path(text: str | None) -> Path | None:
 
 
 _EVERY_S = 5.0
-
-
 _AT_MOST_EVERY_S = 0.5
 
 
