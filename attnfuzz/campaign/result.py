@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 import msgspec
 
@@ -28,12 +28,12 @@ __all__ = [
     "CampaignResult",
     "Earlier",
     "EarlierError",
-    "ForgivingReporter",
     "Reporter",
     "SilentReporter",
     "Standing",
     "Statistics",
     "StopReason",
+    "forgiving",
     "load_earlier",
 ]
 
@@ -295,49 +295,19 @@ class SilentReporter:
     def note(self, text: str) -> None: ...
 
 
-class ForgivingReporter:
-    """Passes everything on, and lives with an output that is gone: a closed terminal, a pipe without a reader, a full
-    disk. What was found is saved whether anybody reads of it or not."""
-
+class _Forgiving:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
 
-    def started(self, statistics: Statistics) -> None:
-        with suppress(OSError):
-            self._reporter.started(statistics)
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def tell(*what: object) -> None:
+            with suppress(OSError):
+                getattr(self._reporter, name)(*what)
 
-    def progress(self, statistics: Statistics) -> None:
-        with suppress(OSError):
-            self._reporter.progress(statistics)
+        return tell
 
-    def found(self, finding: Finding) -> None:
-        with suppress(OSError):
-            self._reporter.found(finding)
 
-    def confirmed(self, finding: Finding) -> None:
-        with suppress(OSError):
-            self._reporter.confirmed(finding)
-
-    def unconfirmed(self, finding: Finding) -> None:
-        with suppress(OSError):
-            self._reporter.unconfirmed(finding)
-
-    def known(self, finding: Finding) -> None:
-        with suppress(OSError):
-            self._reporter.known(finding)
-
-    def smaller(self, finding: Finding) -> None:
-        with suppress(OSError):
-            self._reporter.smaller(finding)
-
-    def shrunk(self, finding: Finding) -> None:
-        with suppress(OSError):
-            self._reporter.shrunk(finding)
-
-    def finished(self) -> None:
-        with suppress(OSError):
-            self._reporter.finished()
-
-    def note(self, text: str) -> None:
-        with suppress(OSError):
-            self._reporter.note(text)
+def forgiving(reporter: Reporter) -> Reporter:
+    """Passes everything on, and lives with an output that is gone: a closed terminal, a pipe without a reader, a full
+    disk. What was found is saved whether anybody reads of it or not."""
+    return cast(Reporter, _Forgiving(reporter))

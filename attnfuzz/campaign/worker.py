@@ -55,7 +55,7 @@ from attnfuzz.execution.process import die_with_parent, why_starved
 from attnfuzz.execution.runner import Runner
 from attnfuzz.execution.zygote_client import Zygote
 from attnfuzz.oracles.verdict import Verdict, ends_process
-from attnfuzz.problems.cases import Case, decode_case
+from attnfuzz.problems.cases import Case
 from attnfuzz.problems.formats import Format
 from attnfuzz.strategies.cases import case_lists
 from attnfuzz.strategies.formats import draw_formats, first_formats
@@ -171,8 +171,7 @@ class WorkerLoop:
         if declaration is None:  # it is still being built
             self._early.append(unfinished)
             return
-        case = decode_case(declaration.problem, bytes(unfinished.case))
-        preceding = tuple(decode_case(declaration.problem, bytes(earlier)) for earlier in unfinished.preceding)
+        case, preceding = unfinished.cases(declaration.problem)
         self._failures.defer(FailingCase(declaration, case, unfinished.failure, preceding))
 
     def _one_turn(self, declaration: Declaration) -> None:

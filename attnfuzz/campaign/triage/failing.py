@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -11,7 +10,7 @@ from attnfuzz.campaign.identity.signature import Symptom, failure_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.execution.leaks import LEAK
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.cases import Case
 
 __all__ = ["FailingCase", "may_be_leak", "may_be_the_machine"]
 
@@ -38,11 +37,6 @@ class FailingCase:
     def as_(self, case: Case, failure: Failure) -> FailingCase:
         """Another case of the same kernel, with the same ones before it."""
         return FailingCase(self.declaration, case, failure, self.preceding)
-
-    def written(self) -> dict[str, Any]:
-        """Case, failure and preceding cases, as messages have them."""
-        preceding = tuple(msgspec.Raw(encode_case(case)) for case in self.preceding)
-        return {"case": msgspec.Raw(encode_case(self.case)), "failure": self.failure, "preceding": preceding}
 
     @property
     def told(self) -> Failure:

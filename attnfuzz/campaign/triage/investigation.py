@@ -13,7 +13,7 @@ from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.identity.signature import NEEDS_PRECEDING, KnownFindings, Signature, case_features
 from attnfuzz.campaign.judge.judging import OutOfTime, TimedJudge, Unjudged
-from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
+from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed, written
 from attnfuzz.campaign.relatives import (
     alternatives,
     lacking,
@@ -108,7 +108,9 @@ class Investigation:
         """Whether the case shows a bug, known or new; False if it never failed again or time ran out before that."""
         if self._is_known_to_need_others():
             return True
-        self._send(Found(finding=self._finding, kernel=self._now.declaration.target, **self._now.written()))
+        now = self._now
+        fields = written(now.case, now.failure, now.preceding)
+        self._send(Found(finding=self._finding, kernel=now.declaration.target, **fields))
         try:
             if not self._confirm():
                 return False
@@ -386,7 +388,7 @@ class Investigation:
         self._needed &= failing.features
         if failing.symptom not in self._symptoms:
             self._symptoms.append(failing.symptom)
-        self._send(Smaller(finding=self._finding, **failing.written() | {"failure": failing.told}))
+        self._send(Smaller(finding=self._finding, **written(failing.case, failing.told, failing.preceding)))
 
     def _step_back(self, before: FailingCase) -> None:
         """Return to an earlier step: later ones say nothing."""
