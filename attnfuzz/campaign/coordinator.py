@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -36,47 +35,40 @@ from attnfuzz.campaign.messages import (
     Unfinished,
 )
 from attnfuzz.campaign.readiness import Readiness
-from attnfuzz.campaign.result import CampaignResult, ForgivingReporter, Reporter, Statistics, StopReason
+from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics, StopReason, forgiving
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import Checkpoints, State
 from attnfuzz.campaign.stopping import Interrupts
 from attnfuzz.campaign.workers import LastWords, Launch, Workers
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.verdict import Failure, OracleName
+from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.own_errors import in_one_sentence
-from attnfuzz.problems.cases import encode_case
 from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["CampaignPlan", "Coordinator", "Orphans"]
 
 _Key: TypeAlias = tuple[str, bytes]
-
-
 _MAX_TIMES = 2
 """How often a failure is handed on: one that takes every worker with it would otherwise never be left alone."""
 
 
 class Orphans:
-    """What waits to be taken up. Nothing is in it twice."""
+    """Failures whose worker was lost before it was done with them: another one looks into them again.
+
+    Nothing is in it twice.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[_Key, Unfinished] = {}
         self._sent: set[_Key] = set()
         self._times: Counter[_Key] = Counter()
 
-    def add(self, finding: Finding) -> None:
-        """Take over a finding at its smallest case."""
-        preceding = [msgspec.Raw(encode_case(case)) for case in finding.ran_before]
-        self.add_case(finding.declaration.target, encode_case(finding.case), finding.failure, preceding)
-
-    def add_case(self, kernel: str, case: bytes, failure: Failure, preceding: Sequence[msgspec.Raw] = ()) -> None:
-        """Take over a case that failed after those of ``preceding``."""
-        key = kernel, case
+    def add(self, unfinished: Unfinished) -> None:
+        """Take over a failure."""
+        key = unfinished.key
         self._times[key] += 1
         self._sent.discard(key)
-        self._waiting[key] = Unfinished(
-            kernel=kernel, case=msgspec.Raw(case), failure=failure, preceding=tuple(preceding)
-        )
+        self._waiting[key] = unfinished
 
     def take(self) -> list[Unfinished]:
         """What is to be sent to a worker now."""
@@ -94,18 +86,10 @@ class Orphans:
 
 
 _TICK_S = 0.25
-
-
 _WAIT_FOR_WORKERS_S = 3.0
-
-
 _HOUSEKEEPING_EVERY_S = 5.0
-
-
 _FORMATS_KEPT = 32
 """Of each kernel, for workers that start later."""
-
-
 _KILLS = ("SIGKILL", "SIGTERM")
 
 
@@ -138,7 +122,7 @@ class Coordinator:
     def __init__(self, plan: CampaignPlan, *, launch: Launch, reporter: Reporter) -> None:
         self._plan = plan
         self._statistics = plan.statistics
-        self._reporter = ForgivingReporter(reporter)
+        self._reporter = forgiving(reporter)
         folder = SaveFolder(plan.save_folder, device=self._statistics.device_name, warn=self._reporter.note)
         kernels = {target: kernel.declaration for target, kernel in self._statistics.kernels.items()}
         self._kernels = kernels
@@ -179,7 +163,7 @@ class Coordinator:
         for number, finding in enumerate(state.findings):
             self._book.restore(finding, f"resumed-{number}")
         for unfinished in state.pending:
-            self._orphans.add_case(unfinished.kernel, bytes(unfinished.case), unfinished.failure, unfinished.preceding)
+            self._orphans.add(unfinished)
 
     @property
     def has_lost_device(self) -> bool:
@@ -440,7 +424,7 @@ class Coordinator:
         for finding in self._book.abandon(number, ends=self._stopping):
             self._clear_busy(finding.name)
             if not self._stopping:
-                self._orphans.add(finding)
+                self._orphans.add(finding.unfinished())
         return last_words
 
 

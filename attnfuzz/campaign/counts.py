@@ -40,12 +40,8 @@ __all__ = [
 
 LEAST, MOST = -28, 8
 """The first and last bin: up to 2**-14, and everything above 2**3.5."""
-
-
 EXACT = LEAST - 1
 """The bin of cases without any error."""
-
-
 NOT_FINITE = MOST + 1
 """The bin of wrong NaNs and infinities."""
 
@@ -63,8 +59,6 @@ def above(number: int) -> float:
 
 
 MAX_INTERVALS = 240
-
-
 _RECENT_S = 10.0
 
 
@@ -112,12 +106,8 @@ class Throughput:
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-
-
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 """These rules hold where statistics are read from a file: a time of all workers together is three centuries at most."""
-
-
 _Bin = Annotated[int, msgspec.Meta(ge=EXACT, le=NOT_FINITE)]
 
 
@@ -197,7 +187,6 @@ class ProgressMeter:
         self._cases: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._death_seconds: defaultdict[str, float] = defaultdict(float)
-        self._behind_seconds: defaultdict[str, float] = defaultdict(float)
         self._spaces: dict[str, InputSpace] = {}
         self._pairs: dict[str, PairCounts] = {}
         self._last_report = clock()
@@ -216,16 +205,6 @@ class ProgressMeter:
         """Part of the judging time on ``kernel`` that went into crashes and hangs that were known."""
         total = self._seconds[kernel]
         return self._death_seconds[kernel] / total if total else 0.0
-
-    def share_behind_known(self, kernel: str) -> float:
-        """Part of the time on ``kernel`` that went into looking behind known bugs."""
-        behind = self._behind_seconds[kernel]
-        total = behind + self._seconds[kernel]
-        return behind / total if total else 0.0
-
-    def looked_behind_known(self, kernel: str, seconds: float) -> None:
-        """Count time spent on relatives of a known failure."""
-        self._behind_seconds[kernel] += seconds
 
     def judged(self, declaration: Declaration, case: Case, seconds: float, verdict: Verdict) -> None:
         """Count a case that took ``seconds`` in all, its own share of a batch included."""

@@ -12,12 +12,8 @@ from attnfuzz.isolation.pythons import Python
 __all__ = ["Bisection", "Ending", "Outcome", "bisect", "difference", "name_of", "names_of", "told_versions"]
 
 Ending = Literal["passes", "fails", "is not judged"]
-
-
 _ALWAYS_OF_INTEREST = {"python": "Python", "torch": "torch", "triton": "Triton", "numpy": "NumPy"}
 """Distributions that any kernel rests on, and what people call them."""
-
-
 _MOST_OTHERS = 3
 
 

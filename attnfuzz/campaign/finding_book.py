@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 import msgspec
 
 from attnfuzz.campaign.aspects import aspects, needs, telling
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.identity.signature import KnownFindings, Symptom, are_same_bug
-from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed, Unfinished
+from attnfuzz.campaign.messages import (
+    Confirmed,
+    Duplicate,
+    Found,
+    Minimised,
+    Smaller,
+    Unconfirmed,
+    Unfinished,
+    WrittenFailure,
+)
 from attnfuzz.campaign.result import Reporter
 from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.campaign.saved.state import SavedFinding
@@ -19,7 +27,6 @@ from attnfuzz.campaign.triage.undeclared import are_one_gap, with_remedy
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.minimise import size_key
-from attnfuzz.problems.cases import Case, decode_case, encode_case
 
 __all__ = ["FindingBook"]
 
@@ -48,16 +55,7 @@ class FindingBook:
 
     def found(self, message: Found) -> Finding:
         """Open a finding."""
-        declaration = self._kernels[message.kernel]
-        finding = Finding(
-            name=message.finding,
-            declaration=declaration,
-            case=decode_case(declaration.problem, bytes(message.case)),
-            failure=message.failure,
-            first_seen_s=time.monotonic() - self._started,
-            seen_after=_decoded(declaration, message.preceding),
-            python=self._python,
-        )
+        finding = self._opened(message.finding, message.kernel, message)
         self._open[finding.name] = finding
         self._by_tag[finding.tag] = finding
         self._reporter.found(finding)
@@ -101,10 +99,9 @@ class FindingBook:
     def smaller(self, message: Smaller) -> None:
         """Replace the case, on disk too."""
         finding = self._open[message.finding]
-        case = decode_case(finding.declaration.problem, bytes(message.case))
+        case, finding.preceding = message.cases(finding.declaration.problem)
         finding.steps += case != finding.case  # the same case may come again with another oracle's word on it
         finding.case, finding.failure = case, message.failure
-        finding.preceding = _decoded(finding.declaration, message.preceding)
         self._folder.save(finding)
         self._reporter.smaller(finding)
 
@@ -151,16 +148,9 @@ class FindingBook:
 
     def accept_unfinished(self, unfinished: Unfinished, *, unless: KnownFindings) -> None:
         """Keep a failure that nobody could look into any more, unless it is a known bug."""
-        declaration = self._kernels[unfinished.kernel]
-        finding = Finding(
-            name="",
-            declaration=declaration,
-            case=decode_case(declaration.problem, bytes(unfinished.case)),
-            failure=unfinished.failure,
-            first_seen_s=time.monotonic() - self._started,
-            python=self._python,
-        )
-        known = any(other.case == finding.case and other.declaration == declaration for other in self.findings)
+        finding = self._opened("", unfinished.kernel, unfinished)
+        same = (finding.case, finding.declaration)
+        known = any((other.case, other.declaration) == same for other in self.findings)
         if not known and not unless.explains(finding.symptom, finding.signature.features):
             self._keep_unconfirmed(finding)
 
@@ -174,20 +164,25 @@ class FindingBook:
 
     def pending(self) -> list[Unfinished]:
         """What workers are looking into, as far as they have got."""
-        return [
-            Unfinished(
-                kernel=finding.declaration.target,
-                case=msgspec.Raw(encode_case(finding.case)),
-                failure=finding.failure,
-                preceding=tuple(msgspec.Raw(encode_case(case)) for case in finding.ran_before),
-            )
-            for finding in self._open.values()
-        ]
+        return [finding.unfinished() for finding in self._open.values()]
 
     def save_all(self) -> None:
         """Make sure that every finding is on disk, also if its file or its folder has vanished."""
         for finding in self.findings:
             self._folder.save_if_missing(finding)
+
+    def _opened(self, name: str, kernel: str, seen: WrittenFailure) -> Finding:
+        declaration = self._kernels[kernel]
+        case, seen_after = seen.cases(declaration.problem)
+        return Finding(
+            name=name,
+            declaration=declaration,
+            case=case,
+            failure=seen.failure,
+            first_seen_s=time.monotonic() - self._started,
+            seen_after=seen_after,
+            python=self._python,
+        )
 
     def _keep_unconfirmed(self, finding: Finding) -> None:
         if finding.failure.oracle == "hang" and not finding.runs:  # a slow machine looks the same
@@ -251,10 +246,6 @@ class FindingBook:
     def _drop(self, finding: Finding) -> None:
         self.findings.remove(finding)
         self._folder.forget(finding)
-
-
-def _decoded(declaration: Declaration, cases: Iterable[msgspec.Raw]) -> tuple[Case, ...]:
-    return tuple(decode_case(declaration.problem, bytes(case)) for case in cases)
 
 
 def _preference(finding: Finding) -> tuple[object, ...]:

@@ -874,8 +874,6 @@ _NOUNS = {
     "block_sizes": "page size",
     "gqa_ratios": "GQA ratio",
 }
-
-
 _QUERIES = {
     "scaled": "it rounds q times the scale to q's dtype",
     "scaled_both": "it rounds q and k times the scale's root to their dtype",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import select
 import socket
 import time
-from typing import Annotated, Generic, TypeAlias, TypeVar
+from collections.abc import Iterable
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -13,6 +14,7 @@ from attnfuzz.campaign.counts import Progress
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
 from attnfuzz.oracles.verdict import Blame, Failure, OracleName, SourceLine
+from attnfuzz.problems.cases import Case, Problem, decode_case, encode_case
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.supports import Combination
 from attnfuzz.problems.tolerance import Tolerance
@@ -39,11 +41,11 @@ __all__ = [
     "Trouble",
     "Unconfirmed",
     "Unfinished",
+    "WrittenFailure",
+    "written",
 ]
 
 _READ_BYTES = 1 << 16
-
-
 In = TypeVar("In")
 
 
@@ -165,6 +167,36 @@ class Begin(msgspec.Struct, tag="begin", frozen=True, kw_only=True):
     deadline: float
 
 
+class WrittenFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A case that fails once those of ``preceding`` have run before it in its process, as it is sent and kept."""
+
+    case: msgspec.Raw
+    failure: Failure
+    preceding: tuple[msgspec.Raw, ...] = ()
+
+    def cases(self, problem: Problem) -> tuple[Case, tuple[Case, ...]]:
+        """The case, and those before it."""
+        case, *preceding = (decode_case(problem, bytes(one)) for one in (self.case, *self.preceding))
+        return case, tuple(preceding)
+
+
+def written(case: Case, failure: Failure, preceding: Iterable[Case]) -> dict[str, Any]:
+    """The fields of a `WrittenFailure`."""
+    raw = [msgspec.Raw(encode_case(one)) for one in (case, *preceding)]
+    return {"case": raw[0], "failure": failure, "preceding": tuple(raw[1:])}
+
+
+class Unfinished(WrittenFailure, tag="pursue", frozen=True, kw_only=True):
+    """A failure to look into, which a worker that was lost (or a campaign that was cut off) had not done with."""
+
+    kernel: str
+
+    @property
+    def key(self) -> tuple[str, bytes]:
+        """Tells it from others."""
+        return self.kernel, bytes(self.case)
+
+
 class Known(msgspec.Struct, tag="known", frozen=True, kw_only=True):
     """A bug has been found: failures that it explains pass silently from now on, and are counted as ``finding``'s.
 
@@ -186,18 +218,6 @@ class Busy(msgspec.Struct, tag="busy", frozen=True, kw_only=True):
     oracle: str
     kind: str
     busy: bool
-
-
-class Unfinished(msgspec.Struct, tag="pursue", frozen=True, kw_only=True):
-    """A failure to look into, which a worker that was lost (or a campaign that was cut off) had not done with.
-
-    The cases of ``preceding`` had run before it in its process.
-    """
-
-    kernel: str
-    case: msgspec.Raw
-    failure: Failure
-    preceding: tuple[msgspec.Raw, ...] = ()
 
 
 class FormatCompiled(msgspec.Struct, tag="format_compiled", frozen=True, kw_only=True):
@@ -222,14 +242,11 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """The worker could judge a case now: all of its start-up is done."""
 
 
-class Found(msgspec.Struct, tag="found", frozen=True, kw_only=True):
+class Found(WrittenFailure, tag="found", frozen=True, kw_only=True):
     """A case failed; sent before anything else is done with it. Those of ``preceding`` ran before it in its process."""
 
     finding: str
     kernel: str
-    case: msgspec.Raw
-    failure: Failure
-    preceding: tuple[msgspec.Raw, ...] = ()
 
 
 class Confirmed(msgspec.Struct, tag="confirmed", frozen=True, kw_only=True):
@@ -247,13 +264,10 @@ class Unconfirmed(msgspec.Struct, tag="unconfirmed", frozen=True, kw_only=True):
     runs: int
 
 
-class Smaller(msgspec.Struct, tag="smaller", frozen=True, kw_only=True):
-    """A smaller case fails in the same way, once the cases of ``preceding`` have run before it in its process."""
+class Smaller(WrittenFailure, tag="smaller", frozen=True, kw_only=True):
+    """A smaller case fails in the same way."""
 
     finding: str
-    case: msgspec.Raw
-    failure: Failure
-    preceding: tuple[msgspec.Raw, ...] = ()
 
 
 class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
@@ -299,8 +313,6 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
 
 
 ToWorker: TypeAlias = Setup | Begin | Join | Known | Busy | Unfinished | FormatCompiled | Stop
-
-
 FromWorker: TypeAlias = (
     Ready | Progress | FormatCompiled | Found | Confirmed | Unconfirmed | Smaller | Minimised | Duplicate | Trouble
 )

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.aspects import ANY_CASE, aspects
-from attnfuzz.campaign.identity.signature import KnownFindings, Signature, case_features
+from attnfuzz.campaign.aspects import aspects
+from attnfuzz.campaign.identity.signature import Signature, case_features
 from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import (
@@ -39,7 +39,6 @@ __all__ = [
     "alternatives",
     "lacking",
     "nearest_permitted",
-    "relatives_beyond",
     "simpler_in_one_respect",
     "strides_swapped",
     "with_simplest_values",
@@ -73,18 +72,6 @@ _GROUPS = (
     ("padding_tokens",),
 )
 _RECIPES = ("values", "outputs")  # of attention, and of states to merge
-
-
-def relatives_beyond(known: KnownFindings, suspect: FailingCase) -> list[Case]:
-    """Relatives that would be news if they failed in the same way: no known bug with that symptom explains them."""
-    if ANY_CASE in suspect.features:
-        return []
-    explaining = known.explaining(suspect.symptom, suspect.features)
-    return [
-        case
-        for case in _relatives(suspect, frozenset().union(*(one.features for one in explaining)))
-        if not known.explains(suspect.symptom, case_features(suspect.declaration, case))
-    ]
 
 
 def lacking(known: Signature, suspect: FailingCase) -> list[Case]:

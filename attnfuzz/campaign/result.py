@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 import msgspec
 
@@ -28,19 +28,17 @@ __all__ = [
     "CampaignResult",
     "Earlier",
     "EarlierError",
-    "ForgivingReporter",
     "Reporter",
     "SilentReporter",
     "Standing",
     "Statistics",
     "StopReason",
+    "forgiving",
     "load_earlier",
 ]
 
 FORMAT = "attnfuzz.summary/1"
 """Of the summaries that are written and read; ``report.summary`` writes more fields than are read here."""
-
-
 _Bug = tuple[str, str, str, str]
 """How a kernel is named and its name, how a bug is named and its name."""
 
@@ -99,8 +97,6 @@ def load_earlier(path: Path) -> Earlier:
 
 
 _REMEDY = "name what attnfuzz explore --json has written"
-
-
 _SHOWN_CHARACTERS = 60
 
 
@@ -120,8 +116,6 @@ def _names_of(found: Finding) -> Iterator[_Bug]:
 
 
 StopReason = Literal["budget", "interrupted", "fail_fast", "workers_lost", "environment"]
-
-
 Standing = Literal["counts", "known", "outside"]
 """Of a finding: one that makes the command fail, one that an earlier campaign told, one that a declaration ends."""
 
@@ -301,49 +295,19 @@ class SilentReporter:
     def note(self, text: str) -> None: ...
 
 
-class ForgivingReporter:
-    """Passes everything on, and lives with an output that is gone: a closed terminal, a pipe without a reader, a full
-    disk. What was found is saved whether anybody reads of it or not."""
-
+class _Forgiving:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
 
-    def started(self, statistics: Statistics) -> None:
-        with suppress(OSError):
-            self._reporter.started(statistics)
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def tell(*what: object) -> None:
+            with suppress(OSError):
+                getattr(self._reporter, name)(*what)
 
-    def progress(self, statistics: Statistics) -> None:
-        with suppress(OSError):
-            self._reporter.progress(statistics)
+        return tell
 
-    def found(self, finding: Finding) -> None:
-        with suppress(OSError):
-            self._reporter.found(finding)
 
-    def confirmed(self, finding: Finding) -> None:
-        with suppress(OSError):
-            self._reporter.confirmed(finding)
-
-    def unconfirmed(self, finding: Finding) -> None:
-        with suppress(OSError):
-            self._reporter.unconfirmed(finding)
-
-    def known(self, finding: Finding) -> None:
-        with suppress(OSError):
-            self._reporter.known(finding)
-
-    def smaller(self, finding: Finding) -> None:
-        with suppress(OSError):
-            self._reporter.smaller(finding)
-
-    def shrunk(self, finding: Finding) -> None:
-        with suppress(OSError):
-            self._reporter.shrunk(finding)
-
-    def finished(self) -> None:
-        with suppress(OSError):
-            self._reporter.finished()
-
-    def note(self, text: str) -> None:
-        with suppress(OSError):
-            self._reporter.note(text)
+def forgiving(reporter: Reporter) -> Reporter:
+    """Passes everything on, and lives with an output that is gone: a closed terminal, a pipe without a reader, a full
+    disk. What was found is saved whether anybody reads of it or not."""
+    return cast(Reporter, _Forgiving(reporter))

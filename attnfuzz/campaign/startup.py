@@ -17,7 +17,7 @@ from attnfuzz.campaign.judge.journal import JournalFolder
 from attnfuzz.campaign.messages import Setup
 from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.campaign.request import Request, asked_of
-from attnfuzz.campaign.result import CampaignResult, ForgivingReporter, Reporter, Statistics
+from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics, forgiving
 from attnfuzz.campaign.saved.state import FOLDER, Checkpoints, StateFile
 from attnfuzz.campaign.stopping import Interrupts, format_duration
 from attnfuzz.campaign.workers import PROBE_KERNEL, Choice, ProbeLoad, WorkerProcess, by_formula, calibrate, cores
@@ -52,7 +52,7 @@ def run_campaign(request: Request, reporter: Reporter, *, state_folder: Path = F
     Raises, before it begins, KernelLoadError, ExecutorUnavailable, StateError for a campaign that cannot be resumed
     like this, and Interrupted.
     """
-    reporter = ForgivingReporter(reporter)
+    reporter = forgiving(reporter)
     with (
         Interrupts(raising=True) as interrupts,
         StateFile(state_folder) as state_file,

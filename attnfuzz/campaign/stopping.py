@@ -11,8 +11,6 @@ from typing import Any, Self
 __all__ = ["Interrupted", "Interrupts", "format_duration", "parse_duration"]
 
 _PATTERN = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
-
-
 _MAX_S = 366 * 24 * 3600.0
 
 
@@ -39,8 +37,6 @@ def format_duration(seconds: float) -> str:
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 _ENOUGH = 3
 """After so many signals in a row whoever sends them no longer wants an orderly end."""
 

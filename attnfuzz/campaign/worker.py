@@ -55,7 +55,7 @@ from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Verdict, ends_process
-from attnfuzz.problems.cases import Case, decode_case
+from attnfuzz.problems.cases import Case
 from attnfuzz.problems.formats import Format
 from attnfuzz.strategies.cases import case_lists
 from attnfuzz.strategies.formats import draw_formats, first_formats
@@ -64,11 +64,7 @@ from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
 __all__ = ["WorkerLoop", "main", "work"]
 
 _MOST_TOGETHER = 64
-
-
 _WAIT_FOR_BATCH_S = 1.0
-
-
 _MAX_DEATH_SEARCHES = 3
 
 
@@ -175,8 +171,7 @@ class WorkerLoop:
         if declaration is None:  # it is still being built
             self._early.append(unfinished)
             return
-        case = decode_case(declaration.problem, bytes(unfinished.case))
-        preceding = tuple(decode_case(declaration.problem, bytes(earlier)) for earlier in unfinished.preceding)
+        case, preceding = unfinished.cases(declaration.problem)
         self._failures.defer(FailingCase(declaration, case, unfinished.failure, preceding))
 
     def _one_turn(self, declaration: Declaration) -> None:
@@ -220,7 +215,7 @@ class WorkerLoop:
         return self._goes_on()
 
     def _goes_on(self) -> bool:
-        return self._failures.suspect is None and not self._stopped and time.monotonic() < self._setup.deadline
+        return self._failures.next is None and not self._stopped and time.monotonic() < self._setup.deadline
 
     def _advance(self, declaration: Declaration) -> None:
         """Have judged what was drawn, as far as batches may be large."""
@@ -286,12 +281,12 @@ class WorkerLoop:
         """Find out what took a batch down that no case of it takes down alone."""
         self._death_searches[declaration.target] += 1
         if self._death_searches[declaration.target] <= _MAX_DEATH_SEARCHES and self._goes_on():
-            suspect = first_death(self._judge, declaration, cases)
-            if suspect is not None:
-                self._weigh(suspect, 0.0)
+            failing = first_death(self._judge, declaration, cases)
+            if failing is not None:
+                self._weigh(failing, 0.0)
 
     def _judge_alone(self, declaration: Declaration, cases: Sequence[Case]) -> bool:
-        """One after the other, up to a suspect; the rest waits for the kernel's next round. Whether any failed."""
+        """One after the other, up to one that fails; the rest waits for the kernel's next round. Whether any failed."""
         failed = False
         for i, case in enumerate(cases):
             if not self._goes_on():
@@ -330,10 +325,10 @@ class WorkerLoop:
         if format_ is not None:
             self._channel.send(FormatCompiled(kernel=declaration.target, format=format_))
 
-    def _weigh(self, suspect: FailingCase, seconds: float) -> None:
+    def _weigh(self, failing: FailingCase, seconds: float) -> None:
         self._read_mail()
         if not self._stopped:
-            self._failures.weigh(suspect, seconds)
+            self._failures.weigh(failing, seconds)
 
     def _skips(self, declaration: Declaration, case: Case) -> bool:
         """Whether to leave out the case because it would die, which costs an executor."""
@@ -348,21 +343,18 @@ class WorkerLoop:
             self._investigate()
 
     def _investigate(self) -> None:
-        """Find out about the suspect, if there is one; what is being judged in the background is taken in before."""
-        if self._failures.suspect is None:
+        """Find out about a failing case, if there is one; what is judged in the background is taken in before."""
+        if self._failures.next is None:
             return
         started = time.monotonic()
         self._collect()
-        suspect, self._failures.suspect = self._failures.suspect, None
-        target = suspect.declaration.target
-        self._sizes[target].went_wrong()
-        self._failures.investigate(suspect)
-        self._schedule.charge(target, time.monotonic() - started)
+        if (failing := self._failures.investigate()) is not None:
+            target = failing.declaration.target
+            self._sizes[target].went_wrong()
+            self._schedule.charge(target, time.monotonic() - started)
 
 
 _SETUP_WAIT_S = 60.0
-
-
 _FIRST_FORMATS = 16
 
 

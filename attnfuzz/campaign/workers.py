@@ -57,28 +57,14 @@ __all__ = [
 
 _EXECUTOR_BYTES = 3 << 29
 """Of GPU memory for one executor: about 0.6 GB of context and, most of the time, less than 1 GB of tensors."""
-
-
 _MOST_PER_GPU = 32
-
-
 _USUAL_PER_GPU = 16
 """Tried first where there are cores for many more: what processes that share a GPU get done in all is limited."""
-
-
 _WORTH_IT = 1.10
 """How much faster more workers must be, to be taken."""
-
-
 _LEAST_BUDGET_S = 100.0
-
-
 _LIMIT_S = 5.0
-
-
 _MEASURE_S = 0.5
-
-
 PROBE_KERNEL = "attnfuzz.kernels.bundled:dense_eager"
 
 
@@ -219,18 +205,10 @@ def _held_by_memory(gpu: Gpu) -> int:
 
 _MAX_FUTILE_STARTS = 4
 """Starts in a row of one worker, none of which led to a single case, before it is given up."""
-
-
 _MAX_FUTILE_STARTS_WHEN_KILLED = 25
 """The same, where it is killed each time: whoever does that may stop."""
-
-
 _GRACE_S = 1.0
-
-
 _PAUSE_S = 0.25
-
-
 _LONGEST_PAUSE_S = 8.0
 
 
@@ -367,8 +345,6 @@ class Workers:
 
 
 _LOG_TAIL_BYTES = 2000
-
-
 _LENDER_WAIT_S = 0.2
 """It ends by itself once its zygote has started; nothing waits for that."""
 
@@ -457,8 +433,6 @@ class WorkerProcess:
 
 
 _MAX_REASON_BYTES = 1 << 14
-
-
 _TIMEOUT_S = 300.0
 
 

@@ -201,7 +201,7 @@ class Hunt:
             first_seen_s=first_seen_s,
             kernel=declaration.target,
             cases=cases,
-            case=msgspec.Raw(encode_case(confirmation.suspect.case)),
+            case=msgspec.Raw(encode_case(confirmation.failing.case)),
             failure=confirmed,
             flaky=confirmation.is_flaky,
         )

@@ -23,7 +23,7 @@ from unittest import mock
 from attnfuzz.campaign import finding_book
 from attnfuzz.campaign.identity import signature
 from attnfuzz.campaign.identity.signature import KnownFindings
-from attnfuzz.campaign.triage import failures, known_deaths
+from attnfuzz.campaign.triage import known_deaths
 from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, OracleName
@@ -237,7 +237,6 @@ def _without(rule: Callable[..., bool]) -> tuple[Callable[..., bool], ...]:
 def rules() -> list[Rule]:
     """All that decide which failures are one bug."""
     found = [
-        Rule("look behind known bugs (`relatives_beyond`)", failures, "relatives_beyond", lambda known, suspect: []),
         Rule(
             "ask relatives whether it is a known bug (`_recognise`)",
             Investigation,

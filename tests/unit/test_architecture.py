@@ -67,6 +67,8 @@ RANKS = {
     "attnfuzz.pytest_plugin": 6,
     "attnfuzz.__main__": 6,
 }
+# A campaign's stations, and what lies between them: each may import those before it.
+STATIONS = ("draw", "counts", "messages", "identity", "judge", "triage", "inference", "result", "saved")
 LIGHT = [
     "attnfuzz.declaration",
     "attnfuzz.testing",
@@ -165,6 +167,15 @@ def test_imports_point_downwards() -> None:
         ours = [name for name in imported_modules(path) if name.partition(".")[0] == "attnfuzz"]
         higher = [name for name in ours if rank(name) > rank(importer)]
         assert importer == "attnfuzz" or not higher, f"{importer} imports {higher}"
+
+
+def test_a_case_goes_through_a_campaign_in_one_direction() -> None:
+    """Whoever follows one case from draw to file would have to walk back."""
+    for path in within("attnfuzz/campaign"):
+        here = [STATIONS.index(part) for part in module_name(path).split(".") if part in STATIONS]
+        names = (name.split(".")[2] for name in imported_modules(path) if name.startswith("attnfuzz.campaign."))
+        later = [name for name in names if here and name in STATIONS and STATIONS.index(name) > here[0]]
+        assert not later, f"{path} imports {later}"
 
 
 def test_kernels_import_only_torch_and_triton() -> None:

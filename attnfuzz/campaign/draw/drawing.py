@@ -33,8 +33,6 @@ from attnfuzz.problems.formats import Format, format_key, format_of
 __all__ = ["DRAWS_PER_ROUND", "Drawing", "FormatSource", "StrategyFor", "WorkingSets", "derive_seed", "run_round"]
 
 DRAWS_PER_ROUND = 100
-
-
 T = TypeVar("T")
 
 
@@ -90,32 +88,16 @@ def derive_seed(*parts: object) -> int:
 
 
 _KEPT = 32
-
-
 _SCOUTED_AT_ONCE = 4
 """But the first of a kernel alone: until it is compiled there are no cases, and other kernels wait for their turn."""
-
-
 _MOST_JOINING = 8
 """Of what others have published, at one turn of a kernel."""
-
-
 _FEW = 16
-
-
 _SHARE_WHILE_FEW = 0.5
-
-
 _SHARE_OF_SCOUTING = 0.1
-
-
 _SHARE_OF_JOINING = 0.05
 """Parts of a worker's time: compiling formats, and loading what others have compiled."""
-
-
 _TRIES = 64
-
-
 FormatSource = Callable[[Declaration], Iterator[Format]]
 """Formats of a kernel in the order in which they are to be compiled; endless, and repetitions do no harm."""
 
@@ -210,19 +192,11 @@ class WorkingSets:
 
 StrategyFor = Callable[[Declaration, Sequence[Format], int], SearchStrategy[list[Case]]]
 """Draws lists of so many cases of a kernel, each in one of the given formats if there are any."""
-
-
 _CASES_PER_LIST = 8
 """Drawn at once: what Hypothesis does for a draw takes several times as long as making a case of it."""
-
-
 _LISTS_PER_ROUND = 25
-
-
 _CASES_PER_SCOUTED_FORMAT = 2
 """The first that a round draws is always the simplest."""
-
-
 _MAX_REMEMBERED = 100_000
 
 

@@ -13,11 +13,7 @@ from dataclasses import dataclass
 __all__ = ["BatchSize", "Schedule"]
 
 _FIRST_SLICE_S = 1.0
-
-
 _LATER_SLICE_S = 3.0
-
-
 _PRICE_OF_FATAL = 2.0
 
 
@@ -77,8 +73,6 @@ class Schedule:
 
 _LONGEST_BATCH_S = 0.3
 """A worker looks at results and mail between batches, and a batch that dies costs as much again."""
-
-
 _WEIGHT_OF_NEWEST = 0.3
 
 

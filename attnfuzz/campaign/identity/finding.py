@@ -12,6 +12,7 @@ import msgspec
 from attnfuzz.campaign.aspects import aspects, telling
 from attnfuzz.campaign.environments import Outcome, difference
 from attnfuzz.campaign.identity.signature import Signature, Symptom, failure_features
+from attnfuzz.campaign.messages import Unfinished, written
 from attnfuzz.corpus import FindingRecord, Regression, current_environment
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
@@ -77,6 +78,10 @@ class Finding:
     def ran_before(self) -> tuple[Case, ...]:
         """What it may take to see it again, besides the case."""
         return self.preceding or self.seen_after
+
+    def unfinished(self) -> Unfinished:
+        """What somebody else has to know to go on with it."""
+        return Unfinished(kernel=self.declaration.target, **written(self.case, self.failure, self.ran_before))
 
     def also_shows_as(self, other: Finding) -> None:
         """Note what ``other`` showed as, and what that stood for."""

@@ -41,15 +41,9 @@ __all__ = [
 
 NEEDS_PRECEDING = "preceding cases"
 """In place of a feature: the case fails only after others, and no case by itself can be told to be this bug."""
-
-
 _SEE_ROUNDINGS = frozenset({"residuals", "value_affinity"})
 """Besides accuracy: to which of them a rounding shows first is a matter of luck."""
-
-
 _FAULTS = ("SIGSEGV", "SIGBUS", "cuda:")
-
-
 _IGNORED = "ignored stride"
 
 

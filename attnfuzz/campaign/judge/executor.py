@@ -67,11 +67,7 @@ class History:
 _HEADROOM = {"cpu": 1 << 30, "cuda": 4 << 30}
 """For what cases need, by device: a hundred times the largest that is drawn on the CPU; on a GPU, references of large
 cases are computed there. Of what a kernel leaks, it is as much as fills up within a few hundred cases."""
-
-
 _LEAST_HEADROOM = 256 << 20
-
-
 _SHARE = 0.8
 """Of the machine's free memory; the rest is for the workers and for others."""
 
@@ -89,31 +85,17 @@ def memory_limit(resident_bytes: int, *, device: str, workers: int, available: i
 
 
 _TOO_FULL = 0.5
-
-
 _MOST_TO_FILL = 0.8
 """Of the room that is left: how much a batch of a kernel that leaks may be expected to take."""
-
-
 _CASES_WORTH_A_PROCESS = 256
 """After so many, replacing a process costs little, whatever has made it grow."""
-
-
 _MAX_CHECKS = 4
 """Of one kernel, if it turns out not to leak, each on another case: it may leak on some only."""
-
-
 _PLACES = (0.0, 0.5, 1.0, 0.25)
 """Of the cases that are checked one after the other among those that ran while memory grew, richest first."""
-
-
 _LOOKS_KEPT = 7
-
-
 _GPU_SHARE = 0.1
 """Of a GPU's memory, to which executors are limited (see `attnfuzz.judging.service`)."""
-
-
 _USABLE_GPU_SHARE = 0.8
 """What CUDA itself needs for a process is not counted anywhere: half a gigabyte."""
 
@@ -243,8 +225,6 @@ class MemoryWatch:
 
 
 _MOST_LINES = 4
-
-
 _MOST_CHARACTERS = 300
 
 

@@ -20,12 +20,8 @@ from attnfuzz.problems.cases import Case
 __all__ = ["Journal", "JournalFolder", "forget", "is_in_journal", "remove_if_empty", "was_running"]
 
 _PREFIX = "journal-"
-
-
 _ANNOUNCED = "announced"
 """In a folder that was left over and has been spoken of."""
-
-
 _RECORD = FindingRecord(oracle="crash", kind="journal", message="this case was running when the campaign was cut off")
 
 

@@ -38,23 +38,11 @@ __all__ = [
 ]
 
 _ENOUGH_CASES = 10
-
-
 _SLOWER_THAN_EVER = 20.0
-
-
 _LEAST_S = 2.0
-
-
 _CERTAIN_S = 10.0
-
-
 _SLOWER_WHEN_SHORT = 5.0
-
-
 _SHORT_PART = 0.05
-
-
 _BATCH_PART = 0.25
 
 
@@ -116,23 +104,13 @@ class AdaptiveTimeout:
 
 
 Patience = Literal["learned", "short", "longest"]
-
-
 _MAX_COMPLAINTS = 5
 """Errors of the framework that are lived with, each on its own case, before one ends the worker."""
-
-
 _FORMATS_KEPT = 1 << 14
 """Of those that a process has run: on a CPU nearly every case has one of its own."""
-
-
 _WEIGHING_S = 2.0
-
-
 _EXPLAINING_S = 3.0
 """Of each finding, once; the explain command takes its time."""
-
-
 GRACE_S = 1.0
 """How far past the deadline a case may run on before it is given up."""
 

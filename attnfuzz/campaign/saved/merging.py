@@ -5,7 +5,7 @@ Bugs are told apart by the rules of a campaign (`identity.signature`), applied t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,19 +34,29 @@ class SavedBug:
     files: tuple[SavedCase, ...]
 
     @property
+    def regression(self) -> Regression:
+        """That of the first file."""
+        return self.files[0].regression
+
+    @property
     def signature(self) -> Signature:
         """What the first file says of the bug."""
-        return _signature(self.files[0].regression)
+        return _signature(self.regression)
 
+    @property
+    def is_flaky(self) -> bool:
+        """Whether some runs of it pass."""
+        return self.regression.finding.is_flaky
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """What `are_same_bug` looks at, with the files that hold this very case."""
+    @property
+    def said(self) -> FindingRecord:
+        """What an oracle said of it."""
+        return self.regression.finding
 
-    files: tuple[SavedCase, ...]
-    signature: Signature
-    is_flaky: bool
-    said: FindingRecord
+    @property
+    def stands_alone(self) -> bool:
+        """Whether no other case can be told to be the same bug: it is marked fixed, or does not say how it fails."""
+        return self.regression.status == "fixed" or not self.regression.finding.kind
 
 
 def tell_apart(saved: Iterable[SavedCase]) -> list[SavedBug]:
@@ -55,15 +65,15 @@ def tell_apart(saved: Iterable[SavedCase]) -> list[SavedBug]:
     A file that is marked fixed, or does not say how its case fails, stands for itself: only files with the very same
     case join it.
     """
-    cases = sorted((_case(files) for files in _by_name(saved)), key=_preference)
-    groups: list[list[_Case]] = []
-    for case in cases:
-        group = _group_of(case, groups)
-        if group is None:
-            groups.append([case])
-        else:
-            group.append(case)
-    bugs = [SavedBug(tuple(file for case in group for file in case.files)) for group in groups]
+    bugs: list[SavedBug] = []
+    for case in sorted(_by_name(saved), key=_preference):
+        same = [] if case.stands_alone else [bug for bug in bugs if not bug.stands_alone and are_same_bug(bug, case)]
+        if not same:
+            bugs.append(case)
+            continue
+        mine = aspects(case.signature.features)
+        most = max(same, key=lambda bug: len(mine & aspects(bug.signature.features)))
+        bugs[bugs.index(most)] = SavedBug((*most.files, *case.files))
     return sorted(bugs, key=lambda bug: (bug.signature.symptom.kernel, str(bug.signature), _name(bug.files[0])))
 
 
@@ -94,39 +104,20 @@ def represent(bug: SavedBug, kept: SavedCase, *, remark: str = "") -> Regression
     )
 
 
-def _by_name(saved: Iterable[SavedCase]) -> Iterable[tuple[SavedCase, ...]]:
+def _by_name(saved: Iterable[SavedCase]) -> Iterator[SavedBug]:
     """Files with the same case, kernel and oracle; first the one that people have said most about."""
     files: dict[str, list[SavedCase]] = {}
     for one in saved:
         files.setdefault(_name(one), []).append(one)
     for same in files.values():
-        yield tuple(sorted(same, key=lambda one: (one.regression.status != "fixed", not one.regression.note)))
+        yield SavedBug(tuple(sorted(same, key=lambda one: (one.regression.status != "fixed", not one.regression.note))))
 
 
-def _case(files: tuple[SavedCase, ...]) -> _Case:
-    regression = files[0].regression
-    return _Case(files, _signature(regression), regression.finding.is_flaky, regression.finding)
-
-
-def _group_of(case: _Case, groups: Sequence[list[_Case]]) -> list[_Case] | None:
-    if _stands_alone(case):
-        return None
-    same = [group for group in groups if not _stands_alone(group[0]) and are_same_bug(group[0], case)]
-    mine = aspects(case.signature.features)
-    return max(same, key=lambda group: len(mine & aspects(group[0].signature.features)), default=None)
-
-
-def _stands_alone(case: _Case) -> bool:
-    regression = case.files[0].regression
-    return regression.status == "fixed" or not regression.finding.kind
-
-
-def _preference(case: _Case) -> tuple[Any, ...]:
+def _preference(case: SavedBug) -> tuple[Any, ...]:
     """As in a campaign: first the case that needs least, then the smallest."""
-    regression = case.files[0].regression
     features = case.signature.features
     needed = len(aspects(features)), len(needs(features)), len(features)
-    return *needed, len(regression.preceding), size_key(regression.case)
+    return *needed, len(case.regression.preceding), size_key(case.regression.case)
 
 
 def _signature(regression: Regression) -> Signature:
@@ -139,15 +130,9 @@ def _name(saved: SavedCase) -> str:
 
 
 Outcome = Literal["fails", "passes", "unverified"]
-
-
 _TRIES = 3
-
-
 _MAX_CASES = 8
 """Of one bug: a hundred machines may have found it, and been right until it was repaired."""
-
-
 _ORDER: tuple[Outcome, ...] = ("fails", "unverified", "passes")
 
 

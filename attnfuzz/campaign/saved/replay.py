@@ -51,8 +51,6 @@ __all__ = [
 ]
 
 _MISSED = 0.05
-
-
 _MOST_RUNS = 60
 
 

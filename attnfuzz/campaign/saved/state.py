@@ -21,7 +21,7 @@ import msgspec
 from attnfuzz.campaign.counts import MAX_INTERVALS, Count, KernelStatistics
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.judge.journal import remove_if_empty
-from attnfuzz.campaign.messages import Known, Unfinished
+from attnfuzz.campaign.messages import Known, Unfinished, WrittenFailure, written
 from attnfuzz.campaign.result import Statistics
 from attnfuzz.config import MAX_SEED, MAX_WORKERS
 from attnfuzz.corpus import MAX_PRECEDING
@@ -30,8 +30,8 @@ from attnfuzz.corpus.writing import write_atomically
 from attnfuzz.data_files import read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.environment import installed
-from attnfuzz.oracles.verdict import MOST_PLACES, ORACLES, Failure, Sight
-from attnfuzz.problems.cases import Problem, decode_case, encode_case
+from attnfuzz.oracles.verdict import MOST_PLACES, ORACLES, Sight
+from attnfuzz.problems.cases import Problem, decode_case
 from attnfuzz.problems.limits import CaseTooLarge, check_size
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import Tolerance
@@ -52,38 +52,18 @@ __all__ = [
 
 FOLDER = Path(".attnfuzz")
 """In the working directory; ignored by git."""
-
-
 FALLBACK = FOLDER / "findings"
 """Where findings go, relative to the working directory, if the folder for them cannot be written."""
-
-
 LAST_RESORT = "attnfuzz-findings-"
 """How the name of a folder for temporary files begins, where they go if that cannot be written either."""
-
-
 _FORMAT_NAME = "attnfuzz.state"
-
-
 _FORMAT = f"{_FORMAT_NAME}/1"
-
-
 _MAX_BYTES = 32 << 20
-
-
 _SHOWN_BYTES = 1 << 20
 """Of a larger file the value that is wrong is not shown: that takes the whole of it as objects."""
-
-
 _REMEDY = "remove it and start without --resume"
-
-
 _YEARS_S = 1e9
-
-
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
 _LONGEST_PATH = 4096
 
 
@@ -124,12 +104,16 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
                 raise ValueError(f"no oracle of this version is called {oracle!r}")
 
 
-class SavedFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+_AS_THEY_ARE = (
+    "first_seen_s", "failed", "runs", "shrunk_s", "steps", "tag", "also", "remedy", "cases_seen",
+)  # fmt: skip
+_PATHS = ("path", "known_as", "replaces")
+
+
+class SavedFinding(WrittenFailure, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A finding as it was; see `Finding` for the fields."""
 
     kernel: str
-    case: msgspec.Raw
-    failure: Failure
     first_seen_s: _Span
     failed: Count
     runs: Count
@@ -152,47 +136,31 @@ class SavedFinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     @classmethod
     def of(cls, finding: Finding) -> SavedFinding:
         """What is kept of ``finding``."""
+        paths: dict[str, Any] = {
+            name: None if (path := getattr(finding, name)) is None else str(path) for name in _PATHS
+        }
         return cls(
             kernel=finding.declaration.target,
-            case=msgspec.Raw(encode_case(finding.case)),
-            failure=finding.failure,
-            first_seen_s=finding.first_seen_s,
-            failed=finding.failed,
-            runs=finding.runs,
-            shrunk_s=finding.shrunk_s,
-            steps=finding.steps,
             features=tuple(sorted(finding.features)),
-            tag=finding.tag,
-            also=finding.also,
-            remedy=finding.remedy,
-            cases_seen=finding.cases_seen,
-            preceding=tuple(msgspec.Raw(encode_case(case)) for case in finding.preceding),
-            **{name: _text(getattr(finding, name)) for name in ("path", "known_as", "replaces")},
+            **written(finding.case, finding.failure, finding.preceding),
+            **{name: getattr(finding, name) for name in _AS_THEY_ARE},
+            **paths,
         )
 
     def restore(self, declaration: Declaration, name: str) -> Finding:
         """The finding, under the name ``name``."""
-        problem = declaration.problem
+        case, preceding = self.cases(declaration.problem)
+        paths: dict[str, Any] = {name: None if (text := getattr(self, name)) is None else Path(text) for name in _PATHS}
         return Finding(
             name=name,
             declaration=declaration,
-            case=decode_case(problem, bytes(self.case)),
+            case=case,
             failure=self.failure,
-            first_seen_s=self.first_seen_s,
-            failed=self.failed,
-            runs=self.runs,
-            shrunk_s=self.shrunk_s,
+            preceding=preceding,
             minimised=True,
-            steps=self.steps,
             features=frozenset(self.features),
-            preceding=tuple(decode_case(problem, bytes(case)) for case in self.preceding),
-            path=_path(self.path),
-            known_as=_path(self.known_as),
-            replaces=_path(self.replaces),
-            tag=self.tag,
-            also=self.also,
-            remedy=self.remedy,
-            cases_seen=self.cases_seen,
+            **{name: getattr(self, name) for name in _AS_THEY_ARE},
+            **paths,
         )
 
 
@@ -412,17 +380,7 @@ def _check_header(path: Path, header: _Header) -> None:
         )
 
 
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
-
-
 _EVERY_S = 5.0
-
-
 _AT_MOST_EVERY_S = 0.5
 
 
@@ -454,7 +412,7 @@ class Checkpoints:
             return
         self._last, self._news = time.monotonic(), False
         elapsed_s = statistics.elapsed_s()
-        cut_off = [_pursue(finding) for finding in findings if finding.shrunk_s is None]
+        cut_off = [finding.unfinished() for finding in findings if finding.shrunk_s is None]
         state = State(
             asked=msgspec.structs.replace(self._asked, budget_s=elapsed_s + statistics.remaining_s()),
             seed=statistics.seed,
@@ -465,7 +423,7 @@ class Checkpoints:
             throughput={device: tuple(counts) for device, counts in statistics.throughput.counts.items()},
             findings=tuple(map(SavedFinding.of, findings)),
             known=tuple(known),
-            pending=tuple({(one.kernel, bytes(one.case)): one for one in (*pending, *cut_off)}.values()),
+            pending=tuple({one.key: one for one in (*pending, *cut_off)}.values()),
         )
         self._file.write(state)
 
@@ -473,8 +431,3 @@ class Checkpoints:
         """The campaign has run to its end."""
         if self._file is not None:
             self._file.remove()
-
-
-def _pursue(finding: Finding) -> Unfinished:
-    case = msgspec.Raw(encode_case(finding.case))
-    return Unfinished(kernel=finding.declaration.target, case=case, failure=finding.failure)

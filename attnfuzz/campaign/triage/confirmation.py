@@ -119,23 +119,23 @@ class LeakTrials(Trials):
         return self.alone(case)
 
 
-def trials_of(suspect: FailingCase, judge: TimedJudge, deaths: KnownDeaths) -> Trials:
-    """How to run cases in order to see the suspect's failure again."""
-    if suspect.failure.kind == LEAK:
-        return LeakTrials(judge, suspect.declaration)
-    oracle = suspect.failure.oracle
-    return Trials(judge, suspect.declaration, deaths=deaths, relations=(oracle,) if oracle in RELATION_ORACLES else ())
+def trials_of(failing: FailingCase, judge: TimedJudge, deaths: KnownDeaths) -> Trials:
+    """How to run cases in order to see the failing case's failure again."""
+    if failing.failure.kind == LEAK:
+        return LeakTrials(judge, failing.declaration)
+    oracle = failing.failure.oracle
+    return Trials(judge, failing.declaration, deaths=deaths, relations=(oracle,) if oracle in RELATION_ORACLES else ())
 
 
-def leak_behind(suspect: FailingCase, judge: TimedJudge) -> FailingCase | None:
-    """The leak that the suspect's death may have come of; None if the kernel does not leak. Raises OutOfTime."""
-    if not may_be_leak(suspect.failure):
+def leak_behind(failing: FailingCase, judge: TimedJudge) -> FailingCase | None:
+    """The leak that the failing case's death may have come of; None if the kernel does not leak. Raises OutOfTime."""
+    if not may_be_leak(failing.failure):
         return None
     try:
-        failure = judge.find_leak(suspect.declaration, suspect.case)
+        failure = judge.find_leak(failing.declaration, failing.case)
     except Unjudged:
         return None
-    return None if failure is None else FailingCase(suspect.declaration, suspect.case, failure)
+    return None if failure is None else FailingCase(failing.declaration, failing.case, failure)
 
 
 def first_death(judge: TimedJudge, declaration: Declaration, cases: Sequence[Case]) -> FailingCase | None:
@@ -154,31 +154,27 @@ def first_death(judge: TimedJudge, declaration: Declaration, cases: Sequence[Cas
 
 Fails = Callable[[Sequence[Case]], bool]
 """Whether the failure is still there after these cases."""
-
-
 _VERIFICATIONS = 3
-
-
 _MAX_CALLS_PER_CASE = 40
 
 
-def find_preceding(suspect: FailingCase, histories: Sequence[Sequence[Case]], trials: Trials) -> FailingCase | None:
-    """The suspect, or an earlier case of a history that fails like it, with the cases that have to run before.
+def find_preceding(failing: FailingCase, histories: Sequence[Sequence[Case]], trials: Trials) -> FailingCase | None:
+    """The failing case, or an earlier case of a history that fails like it, with the cases that have to run before.
 
-    Each of ``histories`` is tried in a fresh process, in which the suspect alone does not fail. What it shows counts if
-    it shows again, in the same place; otherwise the kernel is flaky. Raises OutOfTime.
+    Each of ``histories`` is tried in a fresh process, in which the case alone does not fail. What it shows counts if it
+    shows again, in the same place; otherwise the kernel is flaky. Raises OutOfTime.
     """
     for history in histories:
-        cases = (*history, suspect.case)
-        seen = trials.first_alike(cases, suspect.symptom)
+        cases = (*history, failing.case)
+        seen = trials.first_alike(cases, failing.symptom)
         if seen is None or seen[0] == 0:
             continue
         place, failure = seen
-        again = [trials.first_alike(cases[: place + 1], suspect.symptom) for _ in range(_VERIFICATIONS)]
+        again = [trials.first_alike(cases[: place + 1], failing.symptom) for _ in range(_VERIFICATIONS)]
         alone = [trials.alone(cases[place], afresh=True) for _ in range(_VERIFICATIONS)]
         if any(alone) or not all(one is not None and one[0] == place for one in again):
             continue
-        return FailingCase(suspect.declaration, cases[place], failure, cases[:place])
+        return FailingCase(failing.declaration, cases[place], failure, cases[:place])
     return None
 
 
@@ -211,28 +207,28 @@ def fewer(preceding: Sequence[Case], fails: Fails, *, until: float) -> tuple[Cas
     return kept
 
 
-def simpler(suspect: FailingCase, fails: Fails, *, until: float) -> tuple[Case, ...]:
-    """The suspect's preceding cases, each as simple as it can be."""
-    declaration = suspect.declaration
+def simpler(failing: FailingCase, fails: Fails, *, until: float) -> tuple[Case, ...]:
+    """The failing case's preceding cases, each as simple as it can be."""
+    declaration = failing.declaration
     supports, options = declaration.supports, declaration.options
-    kept = suspect.preceding
-    for uniform in (simplest_case(suspect.case.problem, supports, options), suspect.case):
+    kept = failing.preceding
+    for uniform in (simplest_case(failing.case.problem, supports, options), failing.case):
         if time.monotonic() < until and fails((uniform,) * len(kept)):
             return (uniform,) * len(kept)
     for i in range(len(kept)):
-        kept = _with_simpler(kept, i, suspect, fails, until=until)
+        kept = _with_simpler(kept, i, failing, fails, until=until)
     return kept
 
 
 def _with_simpler(
-    preceding: tuple[Case, ...], i: int, suspect: FailingCase, fails: Fails, *, until: float
+    preceding: tuple[Case, ...], i: int, failing: FailingCase, fails: Fails, *, until: float
 ) -> tuple[Case, ...]:
     before, after = preceding[:i], preceding[i + 1 :]
     smallest = minimise(
         preceding[i],
         lambda case: fails((*before, case, *after)),
-        supports=suspect.declaration.supports,
-        options=suspect.declaration.options,
+        supports=failing.declaration.supports,
+        options=failing.declaration.options,
         deadline=until,
         max_calls=_MAX_CALLS_PER_CASE,
     )
@@ -241,165 +237,153 @@ def _with_simpler(
 
 MAX_RUNS = 20
 """Runs that a rate is taken from, if there is time for them."""
-
-
 _RUNS = {"hang": 1, "crash": 2, "guard_page": 2}
-
-
 _RUNS_FOR_VALUES = 3
-
-
 _FRESH_RUNS = 4
-
-
 _LAST_RUNS = 4
-
-
 _REPEATING_LIMIT_S = 10.0
-
-
 _SEQUENCE_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """``failures`` are those of ``runs`` runs of ``suspect``, after its preceding cases if it needs any."""
+    """``failures`` are those of ``runs`` runs of ``failing``, after its preceding cases if it needs any."""
 
-    suspect: FailingCase
+    failing: FailingCase
     failures: Sequence[Failure]
     runs: int
 
     @property
     def is_flaky(self) -> bool:
         """Whether some runs showed something else, or nothing."""
-        symptom = self.suspect.symptom
-        alike = [one for one in self.failures if self.suspect.as_(self.suspect.case, one).symptom == symptom]
+        symptom = self.failing.symptom
+        alike = [one for one in self.failures if self.failing.as_(self.failing.case, one).symptom == symptom]
         return len(alike) < self.runs
 
 
-def confirm(suspect: FailingCase, trials: Trials) -> Confirmation:
+def confirm(failing: FailingCase, trials: Trials) -> Confirmation:
     """Run the case again, in a fresh process first: the old one may have been damaged by another case.
 
     A case that does not fail there is repeated, and tried after the cases that it failed after; where bits differed, it
-    is asked at last whether other calls do that, and the result's suspect says so. The preceding cases of the result's
-    suspect are those that it needs; as a rule none. Raises OutOfTime.
+    is asked at last whether other calls do that, and the result's failing case says so. The preceding cases of that are
+    those that it needs; as a rule none. Raises OutOfTime.
     """
-    first = trials.alone(suspect.case, patience="longest", afresh=True) or _in_a_relation(suspect, trials)
+    first = trials.alone(failing.case, patience="longest", afresh=True) or _in_a_relation(failing, trials)
     if first is None:
-        further = _look_further(suspect, trials)
-        return further if further.failures else _between_calls(suspect, trials) or further
-    oracle = suspect.failure.oracle
+        further = _look_further(failing, trials)
+        return further if further.failures else _between_calls(failing, trials) or further
+    oracle = failing.failure.oracle
     more = _RUNS.get(oracle, _RUNS_FOR_VALUES) - 1
-    failures = [first, *(trials.alone(suspect.case, patience="longest") for _ in range(more))]
-    return Confirmation(_alone(suspect), [failure for failure in failures if failure is not None], len(failures))
+    failures = [first, *(trials.alone(failing.case, patience="longest") for _ in range(more))]
+    return Confirmation(_alone(failing), [failure for failure in failures if failure is not None], len(failures))
 
 
-def _in_a_relation(suspect: FailingCase, trials: Trials) -> Failure | None:
+def _in_a_relation(failing: FailingCase, trials: Trials) -> Failure | None:
     """The death of a case that passes, if it comes in the run of a relation: later trials ask for that one."""
-    if suspect.failure.oracle not in LEARNED_ORACLES:
+    if failing.failure.oracle not in LEARNED_ORACLES:
         return None
     usual = trials.relations
-    if _death_in(None, suspect, trials) is None:  # not in the one that it draws
+    if _death_in(None, failing, trials) is None:  # not in the one that it draws
         trials.relations = usual
         return None
-    found = (_death_in((name,), suspect, trials) for name in RELATION_ORACLES)
-    return next(filter(None, found), None) or _death_in(None, suspect, trials)
+    found = (_death_in((name,), failing, trials) for name in RELATION_ORACLES)
+    return next(filter(None, found), None) or _death_in(None, failing, trials)
 
 
-def _death_in(relations: Relations, suspect: FailingCase, trials: Trials) -> Failure | None:
+def _death_in(relations: Relations, failing: FailingCase, trials: Trials) -> Failure | None:
     """What the case dies of in a fresh process where ``relations`` judge it, as they do in later trials."""
     trials.relations = relations
-    failure = trials.alone(suspect.case, patience="longest", afresh=True)
+    failure = trials.alone(failing.case, patience="longest", afresh=True)
     return failure if ends_process(failure) else None
 
 
-def _between_calls(suspect: FailingCase, trials: Trials) -> Confirmation | None:
+def _between_calls(failing: FailingCase, trials: Trials) -> Confirmation | None:
     """Bits that differ only where other calls came between two runs, if they always do; later trials ask for that.
 
     In a batch other cases run between the two runs of one, and determinism is the oracle that sees it. A race has shown
     when the case was repeated, so this is asked after that.
     """
-    failure = suspect.failure
+    failure = failing.failure
     if failure.oracle == "call_sequence" or not (failure.oracle == "determinism" or failure.kind == "bits"):
         return None
     usual, trials.relations = trials.relations, ("call_sequence",)
     failures = []
     for _ in range(_RUNS_FOR_VALUES):
-        found = trials.alone(suspect.case, patience="longest", afresh=True)
+        found = trials.alone(failing.case, patience="longest", afresh=True)
         if found is None or found.oracle != "call_sequence":
             trials.relations = usual
             return None
         failures.append(found)
-    return Confirmation(FailingCase(suspect.declaration, suspect.case, failures[0]), failures, len(failures))
+    return Confirmation(FailingCase(failing.declaration, failing.case, failures[0]), failures, len(failures))
 
 
-def rate_of(suspect: FailingCase, trials: Trials) -> Confirmation:
+def rate_of(failing: FailingCase, trials: Trials) -> Confirmation:
     """Run the case up to ``MAX_RUNS`` times. Raises OutOfTime."""
     until = time.monotonic() + _REPEATING_LIMIT_S
     failures: list[Failure | None] = []
     while len(failures) < MAX_RUNS and (not failures or time.monotonic() < until):
-        failures.append(_run(suspect, trials, afresh=not failures))
-    return Confirmation(suspect, [failure for failure in failures if failure is not None], len(failures))
+        failures.append(_run(failing, trials, afresh=not failures))
+    return Confirmation(failing, [failure for failure in failures if failure is not None], len(failures))
 
 
-def still_fails_afresh(suspect: FailingCase, trials: Trials) -> bool:
+def still_fails_afresh(failing: FailingCase, trials: Trials) -> bool:
     """Whether the case fails alike in a fresh process, and then in others or the same. Raises OutOfTime.
 
     A kernel that fails in every second run would pass for one that always does one time in 16 with two runs here,
     and a flaky case that is saved as a certain one passes for whoever replays it.
     """
     for afresh in (True, *(False,) * (_LAST_RUNS - 1)):
-        failure = _run(suspect, trials, afresh=afresh)
-        if failure is None or suspect.as_(suspect.case, failure).symptom != suspect.symptom:
+        failure = _run(failing, trials, afresh=afresh)
+        if failure is None or failing.as_(failing.case, failure).symptom != failing.symptom:
             return False
     return True
 
 
-def ever_fails_afresh(suspect: FailingCase, trials: Trials) -> bool:
+def ever_fails_afresh(failing: FailingCase, trials: Trials) -> bool:
     """Whether the case fails in any of a few fresh processes. Raises OutOfTime."""
-    return any(_run(suspect, trials, afresh=True) is not None for _ in range(_FRESH_RUNS))
+    return any(_run(failing, trials, afresh=True) is not None for _ in range(_FRESH_RUNS))
 
 
-def _run(suspect: FailingCase, trials: Trials, *, afresh: bool) -> Failure | None:
-    if suspect.preceding:
-        return trials.after(suspect.preceding, suspect.case)
-    return trials.alone(suspect.case, afresh=afresh)
+def _run(failing: FailingCase, trials: Trials, *, afresh: bool) -> Failure | None:
+    if failing.preceding:
+        return trials.after(failing.preceding, failing.case)
+    return trials.alone(failing.case, afresh=afresh)
 
 
-def _look_further(suspect: FailingCase, trials: Trials) -> Confirmation:
+def _look_further(failing: FailingCase, trials: Trials) -> Confirmation:
     """The case passes in a fresh process: does it fail when repeated, or after others?"""
-    repeats, failure = _repeat(suspect, trials)
-    histories = [(suspect.case,) * (repeats - 1)] if failure is not None else []
-    histories += [suspect.preceding] if suspect.preceding else []
-    found = find_preceding(suspect, histories, trials)
+    repeats, failure = _repeat(failing, trials)
+    histories = [(failing.case,) * (repeats - 1)] if failure is not None else []
+    histories += [failing.preceding] if failing.preceding else []
+    found = find_preceding(failing, histories, trials)
     if found is None:
-        return Confirmation(_alone(suspect), [failure] if failure is not None else [], repeats)
+        return Confirmation(_alone(failing), [failure] if failure is not None else [], repeats)
 
     kept = _only_needed(found, trials)
     return Confirmation(kept, [kept.failure] * 2, 2)
 
 
-def _only_needed(suspect: FailingCase, trials: Trials) -> FailingCase:
+def _only_needed(failing: FailingCase, trials: Trials) -> FailingCase:
     def fails(preceding: Sequence[Case]) -> bool:
-        failure = trials.after(preceding, suspect.case)
-        return failure is not None and suspect.as_(suspect.case, failure).symptom == suspect.symptom
+        failure = trials.after(preceding, failing.case)
+        return failure is not None and failing.as_(failing.case, failure).symptom == failing.symptom
 
-    kept = fewer(suspect.preceding, fails, until=time.monotonic() + _SEQUENCE_LIMIT_S)
-    return FailingCase(suspect.declaration, suspect.case, suspect.failure, kept)
+    kept = fewer(failing.preceding, fails, until=time.monotonic() + _SEQUENCE_LIMIT_S)
+    return FailingCase(failing.declaration, failing.case, failing.failure, kept)
 
 
-def _repeat(suspect: FailingCase, trials: Trials) -> tuple[int, Failure | None]:
+def _repeat(failing: FailingCase, trials: Trials) -> tuple[int, Failure | None]:
     """How many runs there have been when it failed again, or in all."""
     runs, until = 1, time.monotonic() + _REPEATING_LIMIT_S
-    if suspect.failure.oracle == "hang":  # a slow machine is likelier than a kernel that hangs now and then
+    if failing.failure.oracle == "hang":  # a slow machine is likelier than a kernel that hangs now and then
         return runs, None
     while runs < MAX_RUNS and time.monotonic() < until:
         runs += 1
-        failure = trials.alone(suspect.case)
+        failure = trials.alone(failing.case)
         if failure is not None:
             return runs, failure
     return runs, None
 
 
-def _alone(suspect: FailingCase) -> FailingCase:
-    return FailingCase(suspect.declaration, suspect.case, suspect.failure)
+def _alone(failing: FailingCase) -> FailingCase:
+    return FailingCase(failing.declaration, failing.case, failing.failure)

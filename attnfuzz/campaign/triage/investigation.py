@@ -13,7 +13,7 @@ from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.identity.signature import NEEDS_PRECEDING, KnownFindings, Signature, case_features
 from attnfuzz.campaign.judge.judging import OutOfTime, TimedJudge, Unjudged
-from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
+from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed, written
 from attnfuzz.campaign.relatives import (
     alternatives,
     lacking,
@@ -45,163 +45,29 @@ from attnfuzz.oracles.verdict import ends_process
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.features import KV_STRIDES_DIFFER
 
-__all__ = ["Investigation", "Trail", "explanation_of"]
-
-
-class Trail:
-    """Begins at ``suspect`` and is told by ``send``, under the name ``finding``.
-
-    ``now``: the latest step. ``needed``: features that all failing cases have had. ``is_flaky``: it comes and goes.
-    """
-
-    def __init__(self, finding: str, suspect: FailingCase, send: Callable[[msgspec.Struct], None]) -> None:
-        self.now = suspect
-        self.needed = suspect.features
-        self.is_flaky = False
-        self._finding = finding
-        self._send = send
-        self._symptoms = [suspect.symptom]
-
-    def tell_found(self) -> None:
-        """That there is something to be confirmed."""
-        now = self.now
-        self._send(
-            Found(
-                finding=self._finding,
-                kernel=now.declaration.target,
-                case=_raw(now.case),
-                failure=now.failure,
-                preceding=tuple(map(_raw, now.preceding)),
-            )
-        )
-
-    def tell_unconfirmed(self, confirmation: Confirmation) -> None:
-        """That it did not fail again."""
-        self._send(Unconfirmed(finding=self._finding, runs=confirmation.runs))
-
-    def tell_rate(self, confirmation: Confirmation) -> None:
-        """How often it failed again."""
-        self._send(Confirmed(finding=self._finding, failed=len(confirmation.failures), runs=confirmation.runs))
-
-    def confirmed_as(self, suspect: FailingCase) -> None:
-        """Go on with what failed again; nothing that failed before says what it needs."""
-        self.now, self.needed = suspect, suspect.features
-
-    def step_to(self, suspect: FailingCase) -> None:
-        """Go on with ``suspect``, and tell of it."""
-        self.now = suspect
-        self.needed &= suspect.features
-        if suspect.symptom not in self._symptoms:
-            self._symptoms.append(suspect.symptom)
-        self._send(
-            Smaller(
-                finding=self._finding,
-                case=_raw(suspect.case),
-                failure=suspect.told,
-                preceding=tuple(map(_raw, suspect.preceding)),
-            )
-        )
-
-    def step_back(self, before: FailingCase) -> None:
-        """Return to an earlier step: later ones say nothing."""
-        self.step_to(before)
-        self.needed = before.features
-
-    def start_again(self, suspect: FailingCase) -> None:
-        """Take up ``suspect``, another bug, instead."""
-        self.needed = suspect.features
-        self._symptoms = []
-        self.step_to(suspect)
-
-    def close_as_known(self, known: KnownFindings, deaths: KnownDeaths) -> None:
-        """It is a bug that is known."""
-        shown_as = self._learn(known, deaths)
-        self._send(Duplicate(finding=self._finding, features=self.needed, shown_as=shown_as, flaky=self.is_flaky))
-
-    def close_as_new(
-        self,
-        known: KnownFindings,
-        deaths: KnownDeaths,
-        *,
-        explain: Callable[[FailingCase], Explanation],
-        is_complete: bool,
-        is_declarable: bool = True,
-    ) -> None:
-        """It is a bug of its own, as small as it gets if ``is_complete``; see `Minimised` for ``is_declarable``."""
-        if not aspects(self.needed) and aspects(self.now.features):
-            self.needed = self.now.features  # it slipped from one bug to another, which must not explain both
-        if self.now.preceding:
-            self.needed |= {NEEDS_PRECEDING}
-        explanation = Explanation() if self.is_flaky else explain(self.now)
-        self._send(
-            Minimised(
-                finding=self._finding,
-                features=self.needed,
-                shown_as=self._learn(known, deaths),
-                complete=is_complete,
-                flaky=self.is_flaky,
-                explanation=explanation.lines,
-                blame=explanation.blame,
-                sources=explanation.sources,
-                weights=explanation.rows,
-                declarable=is_declarable,
-            )
-        )
-
-    def _learn(self, known: KnownFindings, deaths: KnownDeaths) -> tuple[tuple[str, str], ...]:
-        """Take later failures with any symptom of this bug for it; the symptoms."""
-        for symptom in self._symptoms:
-            signature = Signature(symptom, self.needed)
-            known.add(signature, flaky=self.is_flaky)
-            if not self.is_flaky:
-                deaths.learn(signature)
-        return tuple((symptom.oracle, symptom.kind) for symptom in self._symptoms)
-
-
-def _raw(case: Case) -> msgspec.Raw:
-    return msgspec.Raw(encode_case(case))
-
-
-def explanation_of(suspect: FailingCase, judge: TimedJudge) -> Explanation:
-    """What is wrong with a case that always fails; nothing on one that needs others before it."""
-    if suspect.preceding or suspect.failure.kind == LEAK:
-        return Explanation()
-    try:
-        return judge.explain(suspect.declaration, suspect.case, suspect.failure)
-    except Unjudged:
-        return Explanation()
+__all__ = ["Investigation", "explanation_of"]
 
 
 _MAX_TRIES = 10
-
-
 _MISSED = 0.1
 """How often a smaller case that is as flaky may be taken for one that passes."""
-
-
 _MAX_HANGS_WHILE_SHRINKING = 25
-
-
 _SHRINKING_LIMIT_S = 60.0
-
-
 _SHRINKING_DEATHS_LIMIT_S = 25.0
-
-
 _GENERALISING_LIMIT_S = 5.0
 """For a dozen runs: on a GPU each may have to be compiled, and the next bug waits."""
 
 
 class _SameBug(Exception):  # noqa: N818 - control flow, like StopIteration
-    """The suspect has come down to a bug that is known."""
+    """The case has come down to a bug that is known."""
 
 
 class _CutOff(Exception):  # noqa: N818 - as above
-    """The campaign has ended while the suspect was being shrunk."""
+    """The campaign has ended while the case was being shrunk."""
 
 
 class Investigation:
-    """Follows one suspect under the name ``finding``; ``send`` tells the coordinator.
+    """Finds out about one failing case, told under the name ``finding``; ``send`` tells the coordinator.
 
     ``known`` learns what it is, ``deaths`` which cases crash or hang of it.
 
@@ -211,7 +77,7 @@ class Investigation:
     def __init__(
         self,
         finding: str,
-        suspect: FailingCase,
+        failing: FailingCase,
         *,
         judge: TimedJudge,
         known: KnownFindings,
@@ -220,12 +86,16 @@ class Investigation:
         is_over: Callable[[], bool],
         deadline: float,
     ) -> None:
-        self._first = suspect
-        self._trail = Trail(finding, suspect, send)
+        self._first = self._now = failing
+        self._needed = failing.features
+        self._is_flaky = False
+        self._symptoms = [failing.symptom]
+        self._finding = finding
+        self._send = send
         self._known = known
         self._deaths = KnownDeaths() if deaths is None else deaths
         self._judge = judge
-        self._trials = trials_of(suspect, judge, self._deaths)
+        self._trials = trials_of(failing, judge, self._deaths)
         self._is_over = is_over
         self._shrink_until = deadline
         self._tries = 1
@@ -234,29 +104,27 @@ class Investigation:
         self._hangs = 0
         self._failing: FailingCase | None = None
 
-    @property
-    def _now(self) -> FailingCase:
-        return self._trail.now
-
     def run(self) -> bool:
-        """Whether the suspect is a bug, known or new; False if it never failed again or time ran out before that."""
+        """Whether the case shows a bug, known or new; False if it never failed again or time ran out before that."""
         if self._is_known_to_need_others():
             return True
-        self._trail.tell_found()
+        now = self._now
+        fields = written(now.case, now.failure, now.preceding)
+        self._send(Found(finding=self._finding, kernel=now.declaration.target, **fields))
         try:
             if not self._confirm():
                 return False
         except OutOfTime:  # it was seen, if only once: the coordinator reports it as not confirmed
             return False
         except _SameBug:
-            self._trail.close_as_known(self._known, self._deaths)
+            self._close_as_known()
             return True
         try:
             self._look_beneath_rounding()
             self._recognise()
             self._shrink()
         except _SameBug:
-            self._trail.close_as_known(self._known, self._deaths)
+            self._close_as_known()
         else:
             self._look_beside()
             self._generalise()
@@ -279,17 +147,17 @@ class Investigation:
             self._take_for(leak)
         confirmation = confirm(self._first, self._trials)
         if not confirmation.failures:
-            self._trail.tell_unconfirmed(confirmation)
+            self._send(Unconfirmed(finding=self._finding, runs=confirmation.runs))
             return False
-        is_another = confirmation.suspect.symptom != self._first.symptom
-        self._first = confirmation.suspect
-        self._trail.confirmed_as(self._first)
-        self._trail.is_flaky = confirmation.is_flaky
+        is_another = confirmation.failing.symptom != self._first.symptom
+        self._first = confirmation.failing
+        self._now, self._needed = self._first, self._first.features
+        self._is_flaky = confirmation.is_flaky
         if self._first.preceding or is_another:
-            self._trail.step_to(self._first)
+            self._step_to(self._first)
         elif confirmation.is_flaky:
             self._look_at_flakiness(confirmation)
-        self._trail.tell_rate(confirmation)
+        self._tell_rate(confirmation)
         return True
 
     def _take_for(self, leak: FailingCase) -> None:
@@ -298,7 +166,7 @@ class Investigation:
             raise _SameBug
         self._first = leak
         self._trials = LeakTrials(self._judge, leak.declaration)
-        self._trail.step_to(leak)
+        self._step_to(leak)
 
     def _look_at_flakiness(self, confirmation: Confirmation) -> None:
         """Runs that differ are one bug, whatever other oracles make of them; the determinism oracle names it best."""
@@ -306,13 +174,13 @@ class Investigation:
         self._tries = min(_MAX_TRIES, math.ceil(math.log(_MISSED) / math.log(passed))) if passed else 1
         if ends_process(self._first.failure):
             return
-        known = self._known.flaky_one(self._first.declaration.target, self._trail.needed)
+        known = self._known.flaky_one(self._first.declaration.target, self._needed)
         if known is not None:
-            self._trail.needed = known.features
+            self._needed = known.features
             raise _SameBug
         named = next((failure for failure in confirmation.failures if failure.oracle == "determinism"), None)
         if named is not None:
-            self._trail.step_to(self._first.as_(self._first.case, named))
+            self._step_to(self._first.as_(self._first.case, named))
 
     def _look_beneath_rounding(self) -> None:
         """Where only bits differ, the case with the simplest values may be plainly wrong: that is the bug then.
@@ -330,7 +198,8 @@ class Investigation:
         if found is None or found.symptom.oracle not in SILENT_ORACLES:
             return
         if not self._known.explains(found.symptom, found.features):
-            self._trail.start_again(found)
+            self._needed, self._symptoms = found.features, []
+            self._step_to(found)
 
     def _recognise(self) -> None:
         """Ask whether a known bug is behind it that shows in another way here: not if a relative fails without it."""
@@ -341,16 +210,16 @@ class Investigation:
             relatives = lacking(known, self._now)
             try:
                 if relatives and not any(self._shows_alike(case, until) for case in relatives):
-                    self._trail.needed &= known.features
+                    self._needed &= known.features
                     raise _SameBug
             except OutOfTime:
                 return
 
     def _cannot_be_compared(self) -> bool:
-        return self._trail.is_flaky or bool(self._now.preceding)
+        return self._is_flaky or bool(self._now.preceding)
 
     def _shows_alike(self, case: Case, until: float) -> bool:
-        """Whether ``case`` fails as the suspect does, and of no known bug. Raises OutOfTime past ``until``."""
+        """Whether ``case`` fails as the failing does, and of no known bug. Raises OutOfTime past ``until``."""
         if time.monotonic() >= until or self._is_over():
             raise OutOfTime(0.0)
         other, mine = self._failing_one(case), self._now.symptom
@@ -364,30 +233,30 @@ class Investigation:
 
     def _look_beside(self) -> None:
         """Find out whether the strides of K or V matter, or that they differ: the smallest case cannot tell."""
-        if KV_STRIDES_DIFFER not in self._trail.needed or self._now.preceding:
+        if KV_STRIDES_DIFFER not in self._needed or self._now.preceding:
             return
         declaration, case = self._now.declaration, self._now.case
         try:
             for sibling in without(KV_STRIDES_DIFFER, declaration, case):
                 other = self._failing_one(sibling)
                 if other is not None and other.symptom == self._now.symptom:
-                    self._trail.needed &= other.features
-            swapped = strides_swapped(declaration, case) if KV_STRIDES_DIFFER in self._trail.needed else None
+                    self._needed &= other.features
+            swapped = strides_swapped(declaration, case) if KV_STRIDES_DIFFER in self._needed else None
             if swapped is not None and self._fails_alike(swapped):
-                self._trail.needed &= case_features(declaration, swapped)
+                self._needed &= case_features(declaration, swapped)
         except (OutOfTime, _CutOff, _SameBug):
             return
 
     def _generalise(self) -> None:
         """Drop what the smallest case happens to have: a value in whose place another one fails in the same way."""
         failure = self._now.failure
-        if self._trail.is_flaky or self._now.preceding or failure.oracle == "hang":
+        if self._is_flaky or self._now.preceding or failure.oracle == "hang":
             return
         until = min(self._shrink_until, time.monotonic() + _GENERALISING_LIMIT_S)
         for other_case in (*alternatives(self._now.declaration, self._now.case), *simpler_in_one_respect(self._now)):
             if time.monotonic() >= until or self._is_over():
                 return
-            if self._trail.needed <= case_features(self._now.declaration, other_case):
+            if self._needed <= case_features(self._now.declaration, other_case):
                 continue  # nothing to be learned
             try:
                 other = self._failing_one(other_case)
@@ -396,7 +265,7 @@ class Investigation:
             if other is None or not other.symptom.may_be(self._now.symptom):
                 continue
             if not self._known.explains(other.symptom, other.features):
-                self._trail.needed &= other.features
+                self._needed &= other.features
 
     def _shrink(self) -> None:
         before = self._now
@@ -408,7 +277,7 @@ class Investigation:
             self._shrink_preceding()
             if before.failure.oracle == "hang":
                 self._check_hang(before)
-            elif self._trail.is_flaky or not still_fails_afresh(self._now, self._trials):
+            elif self._is_flaky or not still_fails_afresh(self._now, self._trials):
                 self._look_again(before)
         except _CutOff:
             self._shrink_until = -math.inf
@@ -433,7 +302,7 @@ class Investigation:
         kept = fewer(now.preceding, self._fails_after, until=until)
         now = FailingCase(now.declaration, now.case, now.failure, kept)
         kept = simpler(now, self._fails_after, until=until)
-        self._trail.step_to(FailingCase(now.declaration, now.case, now.failure, kept))
+        self._step_to(FailingCase(now.declaration, now.case, now.failure, kept))
 
     def _fails_after(self, preceding: Sequence[Case]) -> bool:
         if self._is_over():
@@ -443,29 +312,29 @@ class Investigation:
 
     def _check_hang(self, before: FailingCase) -> None:
         if self._now is not before and not self._still_hangs():
-            self._trail.step_back(before)
+            self._step_back(before)
 
     def _look_again(self, before: FailingCase) -> None:
         """What is saved must fail in a process of its own, or with a rate that is known; or else what it came from."""
-        if not self._trail.is_flaky and not ever_fails_afresh(self._now, self._trials):
+        if not self._is_flaky and not ever_fails_afresh(self._now, self._trials):
             self._shrink_afresh(before)
             if still_fails_afresh(self._now, self._trials):
                 return
         rate = rate_of(self._now, self._trials)
         if not rate.failures and self._now is not before:
-            self._trail.step_back(before)
+            self._step_back(before)
             rate = rate_of(before, self._trials)
         if rate.failures:
-            self._trail.is_flaky = rate.is_flaky
-            self._trail.tell_rate(rate)
+            self._is_flaky = rate.is_flaky
+            self._tell_rate(rate)
 
     def _shrink_afresh(self, before: FailingCase) -> None:
         """Go on from the last step that fails in a fresh process: later ones needed what the cases tried had left."""
         steps = [before, *self._steps]
         good = bisect.bisect_left(steps, 1, lo=1, key=lambda step: not ever_fails_afresh(step, self._trials)) - 1
         self._afresh = True
-        self._trail.needed = frozenset.intersection(*(step.features for step in steps[: good + 1]))
-        self._trail.step_to(steps[good])
+        self._needed = frozenset.intersection(*(step.features for step in steps[: good + 1]))
+        self._step_to(steps[good])
         self._minimise()
 
     def _fails_alike(self, case: Case) -> bool:
@@ -489,7 +358,7 @@ class Investigation:
             return False
         if self._known.explains(other.symptom, other.features):
             if self._known.explains(self._now.symptom, self._now.features):  # others have found it since
-                self._trail.needed &= other.features
+                self._needed &= other.features
                 raise _SameBug
             return False
         if self._known.may_cause(other.symptom.kernel, other.failure):
@@ -503,30 +372,72 @@ class Investigation:
         if self._failing is None or self._failing.case != case:
             raise RuntimeError(f"minimise() kept a case that was not judged last: {encode_case(case).decode()}")
         self._steps.append(self._failing)
-        self._trail.step_to(self._failing)
+        self._step_to(self._failing)
 
     def _still_hangs(self) -> bool:
         """Whether the minimal case hangs for longer than it had while shrinking, too."""
         failure = self._trials.after(self._now.preceding, self._now.case, patience="longest")
         if failure is None or failure.oracle != "hang":
             return False
-        self._trail.step_to(self._now.as_(self._now.case, failure))
+        self._step_to(self._now.as_(self._now.case, failure))
         return True
 
+    def _step_to(self, failing: FailingCase) -> None:
+        """Go on with ``failing``, and tell of it."""
+        self._now = failing
+        self._needed &= failing.features
+        if failing.symptom not in self._symptoms:
+            self._symptoms.append(failing.symptom)
+        self._send(Smaller(finding=self._finding, **written(failing.case, failing.told, failing.preceding)))
+
+    def _step_back(self, before: FailingCase) -> None:
+        """Return to an earlier step: later ones say nothing."""
+        self._step_to(before)
+        self._needed = before.features
+
+    def _tell_rate(self, confirmation: Confirmation) -> None:
+        self._send(Confirmed(finding=self._finding, failed=len(confirmation.failures), runs=confirmation.runs))
+
+    def _close_as_known(self) -> None:
+        shown_as = self._learn()
+        self._send(Duplicate(finding=self._finding, features=self._needed, shown_as=shown_as, flaky=self._is_flaky))
+
     def _close_as_new(self) -> None:
-        self._trail.close_as_new(
-            self._known,
-            self._deaths,
-            explain=lambda suspect: explanation_of(suspect, self._judge),
-            is_complete=time.monotonic() < self._shrink_until,
-            is_declarable=self._passes_as_declared(),
+        is_complete, is_declarable = time.monotonic() < self._shrink_until, self._passes_as_declared()
+        if not aspects(self._needed) and aspects(self._now.features):
+            self._needed = self._now.features  # it slipped from one bug to another, which must not explain both
+        if self._now.preceding:
+            self._needed |= {NEEDS_PRECEDING}
+        explanation = Explanation() if self._is_flaky else explanation_of(self._now, self._judge)
+        self._send(
+            Minimised(
+                finding=self._finding,
+                features=self._needed,
+                shown_as=self._learn(),
+                complete=is_complete,
+                flaky=self._is_flaky,
+                explanation=explanation.lines,
+                blame=explanation.blame,
+                sources=explanation.sources,
+                weights=explanation.rows,
+                declarable=is_declarable,
+            )
         )
+
+    def _learn(self) -> tuple[tuple[str, str], ...]:
+        """Take later failures with any symptom of this bug for it; the symptoms."""
+        for symptom in self._symptoms:
+            signature = Signature(symptom, self._needed)
+            self._known.add(signature, flaky=self._is_flaky)
+            if not self._is_flaky:
+                self._deaths.learn(signature)
+        return tuple((symptom.oracle, symptom.kind) for symptom in self._symptoms)
 
     def _passes_as_declared(self) -> bool:
         """Whether the declaration that would end the finding, if there is one, leaves out what fails and no less."""
         now = self._now
-        finding = Finding("", now.declaration, now.case, now.failure, 0.0, shrunk_s=0.0, features=self._trail.needed)
-        if self._trail.is_flaky or now.preceding or not (limits := needed_limits(finding)):
+        finding = Finding("", now.declaration, now.case, now.failure, 0.0, shrunk_s=0.0, features=self._needed)
+        if self._is_flaky or now.preceding or not (limits := needed_limits(finding)):
             return True
         supports = msgspec.structs.replace(now.declaration.supports, **limits)
         declared = FailingCase(msgspec.structs.replace(now.declaration, supports=supports), now.case, now.failure)
@@ -538,3 +449,13 @@ class Investigation:
         except OutOfTime:
             return False
         return failure is None or declared.as_(case, failure).symptom != now.symptom
+
+
+def explanation_of(failing: FailingCase, judge: TimedJudge) -> Explanation:
+    """What is wrong with a case that always fails; nothing on one that needs others before it."""
+    if failing.preceding or failing.failure.kind == LEAK:
+        return Explanation()
+    try:
+        return judge.explain(failing.declaration, failing.case, failing.failure)
+    except Unjudged:
+        return Explanation()

@@ -72,45 +72,21 @@ class KnownFaults:
 
 LEARNED_ORACLES = frozenset({"crash", "hang"})
 """Those among the fatal ones that take a process with them in any run."""
-
-
 Traits = frozenset[str]
-
-
 _MAX_DEATHS = 48
-
-
 _MAX_PASSED = 300
-
-
 _MAX_SURVIVORS = 100
-
-
 _ENOUGH_PASSED = 100
 """Cases that must have passed before a condition is cut down: it would keep too little out."""
-
-
 _ENOUGH_DEATHS = 3
-
-
 _ENOUGH_FORETOLD = 2
 """Deaths that a condition must have foretold before cases are left out for it: by chance it is soon refuted."""
-
-
 _MAX_CONDITIONS = 4
 """Where deaths need more, nothing that traits can say is behind them."""
-
-
 _PROBE_EVERY_S = 30.0
-
-
 _SHORTEST_PAUSE_S = 3.0
-
-
 _SHARE_FOR_PROBES = 0.02
 """Part of a kernel's time that cases may take that are expected to die, beyond one every `_PROBE_EVERY_S`."""
-
-
 _SHARE_FOR_UNFORESEEN = 0.2
 """Part of a kernel's time that deaths may take where no condition tells them from cases that pass."""
 

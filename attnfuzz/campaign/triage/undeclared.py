@@ -46,8 +46,6 @@ __all__ = [
 
 Limits = dict[str, Any]
 """Fields of `Supports` with what they would be declared to be."""
-
-
 _REFUSALS = frozenset(
     {
         "AssertionError",
@@ -60,14 +58,8 @@ _REFUSALS = frozenset(
         "ValueError",
     }
 )
-
-
 _UNDECLARED = Supports()
-
-
 _POW2_HEAD_SIZES = (16, 32, 64, 128, 256)
-
-
 _CACHES = frozenset(name for names in CACHE_TENSORS for name in names)
 
 
