@@ -20,7 +20,7 @@ import torch
 import triton.language as tl
 import triton.runtime.interpreter as runtime
 from attnfuzz.execution.interpreter import install_fast_patching
-from attnfuzz.kernels.launch import dense_decode
+from attnfuzz.kernels.dense.launch import dense_decode
 
 searched = []
 original = runtime._patch_builtin
@@ -47,7 +47,7 @@ import triton.language as tl
 import triton.runtime.interpreter as runtime
 from triton.language.semantic import TritonSemantic
 from attnfuzz.execution.interpreter import install_shortcuts
-from attnfuzz.kernels.launch import dense_decode
+from attnfuzz.kernels.dense.launch import dense_decode
 
 checked = []
 original = TritonSemantic.binary_op_sanitize_overflow_impl
