@@ -18,18 +18,13 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.kernels import (
-    eager,
-    eager_attention,
-    launch,
-    launch_attention,
-    launch_grouped,
-    launch_latent,
-    launch_merge,
-    launch_paged,
-    launch_partitioned,
-    launch_q_block,
-)
+from attnfuzz.kernels import eager, eager_attention
+from attnfuzz.kernels.dense import launch
+from attnfuzz.kernels.grouped import launch_grouped
+from attnfuzz.kernels.latent import launch_latent
+from attnfuzz.kernels.merge import launch_merge
+from attnfuzz.kernels.paged import launch_attention, launch_paged, launch_partitioned
+from attnfuzz.kernels.q_block import launch_q_block
 
 __all__ = [
     "dense_eager",

@@ -1,6 +1,7 @@
 """Mutants that no permitted input can tell from the kernel: listed one by one, each with the argument why.
 
-The list is a file of TOML, by default ``equivalent_mutants.toml`` beside the kernel's source:
+The list is a file of TOML, by default ``equivalent_mutants.toml`` beside the kernel's source, or in a package that this
+lies in:
 
     [[equivalent]]
     file = "paged_walk.py"          # relative to the list
@@ -16,6 +17,7 @@ any more is stale.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,10 +72,19 @@ class Equivalents:
 
 
 def load_equivalents(mutants: Iterable[Mutant], path: Path | None = None) -> Equivalents:
-    """The list ``path``, or those beside the sources of ``mutants``. Raises KernelLoadError for one that is invalid."""
-    folders = sorted({mutant.path.parent for mutant in mutants})
+    """The list ``path``, or those beside the sources of ``mutants`` and in the packages that these lie in.
+
+    Raises KernelLoadError for one that is invalid.
+    """
+    folders = sorted({folder for mutant in mutants for folder in _folders(mutant.path.parent)})
     paths = [path] if path is not None else list(filter(is_regular_file, (folder / FILE_NAME for folder in folders)))
     return Equivalents([(one.resolve().parent / entry.file, entry) for one in paths for entry in _read(one)])
+
+
+def _folders(folder: Path) -> list[Path]:
+    """``folder`` and the packages that it lies in."""
+    packages = itertools.takewhile(lambda one: (one / "__init__.py").is_file(), (folder, *folder.parents))
+    return list(dict.fromkeys((folder, *packages)))
 
 
 def _read(path: Path) -> tuple[Entry, ...]:

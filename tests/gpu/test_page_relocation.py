@@ -63,7 +63,7 @@ def test_limit_is_named(far: Runner, tmp_path: Path) -> None:
 def test_offset_below_the_cache_is_no_crash_of_the_case(far: Runner, tmp_path: Path) -> None:
     """The case would be reported as one that crashes, which by itself it does not."""
     offset = "o_kt = i_block * stride_kb + i_off * stride_kt"
-    edit = Edit("paged_walk.py", offset, f"{offset}\n        o_kt = tl.where(o_kt >> 31, -(1 << 28), o_kt)")
+    edit = Edit("paged/paged_walk.py", offset, f"{offset}\n        o_kt = tl.where(o_kt >> 31, -(1 << 28), o_kt)")
     target = plant(Mutant("negative", "paged_naive", "", "D", "page_relocation", {}, (edit,)), tmp_path)
     failure = judged(far, target, PAGED, "page_relocation")
     assert failure is not None

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging.judge import judge
-from attnfuzz.kernels import launch_grouped, launch_paged
+from attnfuzz.kernels.grouped import launch_grouped
+from attnfuzz.kernels.paged import launch_paged
 from attnfuzz.problems.cases import (
     Case,
     Problem,

@@ -148,7 +148,7 @@ def draw_tensors(shape: Shape, device: str, seed: int) -> AttentionTensors | Mer
 
 
 def in_layout(k_cache: Tensor, v_cache: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """NHD caches as the tensors of another layout (see ``attnfuzz.kernels.layouts``), by name."""
+    """NHD caches as the tensors of another layout (see ``attnfuzz.kernels.common.layouts``), by name."""
     if layout == "interleaved":
         return {"kv_cache": torch.stack((k_cache, v_cache), dim=1)}
     if layout == "HND":
