@@ -107,7 +107,6 @@ class CampaignPlan:
     save_folder: Path
     journal_folder: Path | None = None
     fail_fast: bool = False
-    timeout_s: float | None = None
     tolerance: Tolerance = "bound"
     memory_limit_bytes: int | None = None
     device_ids: tuple[str, ...] = ()
@@ -266,7 +265,6 @@ class Coordinator:
             device=statistics.device,
             oracles=plan.oracles,
             journal=str(plan.journal_folder / f"worker-{number}.json") if plan.journal_folder else "",
-            timeout_s=plan.timeout_s,
             tolerance=plan.tolerance,
             memory_limit_bytes=plan.memory_limit_bytes,
             device_id=self._device_ids[number],

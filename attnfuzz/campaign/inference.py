@@ -46,7 +46,7 @@ from attnfuzz.campaign.triage.undeclared import supports_text
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import REPLACED, Failure
+from attnfuzz.oracles.verdict import REPLACED, Failure, Verdict
 from attnfuzz.problems.cases import (
     CASE_TYPES,
     AttentionCase,
@@ -268,53 +268,41 @@ class _Probes:
     def __call__(self, case: Case, supports: Supports) -> _Seen:
         key = encode_case(case), supports.lse, self.numerics
         if key not in self._seen:
-            if self.count >= _MOST_PROBES or self._hangs >= _MOST_HANGS or time.monotonic() >= self._until:
-                return _PASSED
-            if self._is_told or self._is_over():
+            if self.count >= _MOST_PROBES or self._is_enough():
                 return _PASSED
             self.count += 1
             self._seen[key] = self._judge(case, supports)
-            self._hangs += self._is_hang(self._seen[key])
-            self._is_told |= self._tells_no_more(self._seen[key])
         return self._seen[key]
 
     def ratio(self, case: Case, supports: Supports, fields: dict[str, str]) -> float | None:
         """The largest error over the bound with ``fields`` of `Numerics` as well; None unless that is all there is."""
-        if self._hangs >= _MOST_HANGS or time.monotonic() >= self._until or self._is_told or self._is_over():
+        if self._is_enough():
             return None
-        numerics = msgspec.structs.replace(self.numerics, **fields)
+        verdict = self._verdict(case, supports, msgspec.structs.replace(self.numerics, **fields))
+        if verdict is None or (verdict.failure is not None and verdict.failure.oracle != "accuracy"):
+            return None
+        return verdict.error_ratio if math.isfinite(verdict.error_ratio) else None
+
+    def _is_enough(self) -> bool:
+        return self._hangs >= _MOST_HANGS or time.monotonic() >= self._until or self._is_told or self._is_over()
+
+    def _judge(self, case: Case, supports: Supports) -> _Seen:
+        verdict = self._verdict(case, supports, self.numerics)
+        if verdict is None or (failure := verdict.failure) is None:
+            return _PASSED
+        self._hangs += failure.oracle == "hang"
+        self._is_told |= failure.kind.endswith(REPLACED)  # all that the kernel does will be told of it
+        dies = failure.oracle in ("crash", "hang")
+        return _Seen("raises" if failure.oracle == "exception" else "dies" if dies else "wrong", failure)
+
+    def _verdict(self, case: Case, supports: Supports, numerics: Numerics) -> Verdict | None:
+        """None where that is told when the search meets it."""
         declaration = msgspec.structs.replace(self._declaration, supports=supports, numerics=numerics)
         timeout_s = _TIMEOUT_S[self._runner.device]
         try:
-            verdict = self._runner.judge(declaration, case, timeout_s=timeout_s, thorough=False, relations=())
+            return self._runner.judge(declaration, case, timeout_s=timeout_s, thorough=False, relations=())
         except (DeadlinePassed, ServiceError, CaseTooLarge):
             return None
-        is_other = verdict.failure is not None and verdict.failure.oracle != "accuracy"
-        return None if is_other or not math.isfinite(verdict.error_ratio) else verdict.error_ratio
-
-    def _judge(self, case: Case, supports: Supports) -> _Seen:
-        declaration = msgspec.structs.replace(self._declaration, supports=supports, numerics=self.numerics)
-        try:
-            verdict = self._runner.judge(
-                declaration, case, timeout_s=_TIMEOUT_S[self._runner.device], thorough=False, relations=()
-            )
-        except (DeadlinePassed, ServiceError, CaseTooLarge):  # the search tells, if it meets it
-            return _PASSED
-        if verdict.failure is None:
-            return _PASSED
-        dies = verdict.failure.oracle in ("crash", "hang")
-        return _Seen(
-            "raises" if verdict.failure.oracle == "exception" else "dies" if dies else "wrong", verdict.failure
-        )
-
-    @staticmethod
-    def _tells_no_more(seen: _Seen) -> bool:
-        """Whether all that the kernel does will be told of it, whatever it is asked."""
-        return seen.failure is not None and seen.failure.kind.endswith(REPLACED)
-
-    @staticmethod
-    def _is_hang(seen: _Seen) -> bool:
-        return seen.failure is not None and seen.failure.oracle == "hang"
 
 
 @dataclass(slots=True)

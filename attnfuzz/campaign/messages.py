@@ -138,7 +138,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     """The first message to a worker. ``kernels`` are those that can be searched everywhere; see `Join` for others.
 
     ``deadline`` is on the monotonic clock, which the processes of one machine share; `Begin` brings it nearer.
-    ``zygote`` is the address under which executors are had; ``journal`` the file that names the case being judged.
+    ``journal`` is the file that names the case being judged.
     ``memory_limit_bytes`` bounds the resident memory of an executor. ``device_id`` is the GPU that the worker's
     executors have to themselves, as CUDA_VISIBLE_DEVICES names it; empty for all there are. ``sharing`` is how many
     workers share it.
@@ -151,9 +151,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     deadline: float
     device: str
     oracles: tuple[OracleName, ...]
-    zygote: str = ""
     journal: str = ""
-    timeout_s: float | None = None
     memory_limit_bytes: int | None = None
     device_id: str = ""
     device_label: str = ""

@@ -390,7 +390,6 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
         device=setup.device,
         oracles=setup.oracles,
         tolerance=setup.tolerance,
-        timeout_s=setup.timeout_s,
         memory_limit_bytes=setup.memory_limit_bytes,
         environment=DeviceLease(setup.device_id).environment if setup.device_id else None,
         zygote=zygote,

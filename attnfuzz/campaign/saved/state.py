@@ -385,9 +385,9 @@ _AT_MOST_EVERY_S = 0.5
 
 
 class Checkpoints:
-    """Writes to ``file`` every few seconds, and soon after ``news``; nothing if ``file`` is None."""
+    """Writes to ``file`` every few seconds, and soon after ``news``."""
 
-    def __init__(self, file: StateFile | None, asked: Asked, *, parts: int = 0) -> None:
+    def __init__(self, file: StateFile, asked: Asked, *, parts: int = 0) -> None:
         self._file = file
         self._asked = asked
         self._parts = parts
@@ -402,14 +402,12 @@ class Checkpoints:
     def is_due(self) -> bool:
         """Whether it is time to write."""
         interval_s = _AT_MOST_EVERY_S if self._news else _EVERY_S
-        return self._file is not None and time.monotonic() - self._last >= interval_s
+        return time.monotonic() - self._last >= interval_s
 
     def write(
         self, statistics: Statistics, findings: Sequence[Finding], known: Sequence[Known], pending: Sequence[Unfinished]
     ) -> None:
         """Write how things stand. ``known`` are the signatures of ``findings`` that are done with."""
-        if self._file is None:
-            return
         self._last, self._news = time.monotonic(), False
         elapsed_s = statistics.elapsed_s()
         cut_off = [finding.unfinished() for finding in findings if finding.shrunk_s is None]
@@ -429,5 +427,4 @@ class Checkpoints:
 
     def remove(self) -> None:
         """The campaign has run to its end."""
-        if self._file is not None:
-            self._file.remove()
+        self._file.remove()
