@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -18,7 +18,7 @@ import msgspec
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.outcomes import ServiceError
 from attnfuzz.execution.runner import Runner
-from attnfuzz.mutation.hunting import Hunt, Hunted, Hunter, seen_by
+from attnfuzz.mutation.hunting import Hunt, Hunted, Hunter, seen_by, spare_runner
 from attnfuzz.mutation.mutants import Mutant
 from attnfuzz.mutation.outcomes import Kill, Outcome
 from attnfuzz.overlay import VARIABLE, namesake
@@ -61,7 +61,9 @@ class SearchKiller:
         with self._hunter.runner(environment) as runner:
             if (reason := fails_to_load(runner, mutant.kernels)) is not None:
                 return Outcome(status="stillborn", detail=reason)
-            with self._hunter.spare(runner, mutant.kernels) as spare:
+            # on a CPU a fresh process takes milliseconds
+            is_slow = self._hunter.device != "cpu"
+            with spare_runner(runner.sibling, mutant.kernels) if is_slow else nullcontext() as spare:
                 runner.start_device()  # seconds count from the first case
                 hunted = Hunt(self._hunter, runner, mutant.kernels, spare=spare).run()
             kill = hunted.kill
