@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from attnfuzz import safe_start
-from attnfuzz.bench.throughput import Measured, measure_campaign
+from attnfuzz.bench.throughput import MeasuredCampaign, measure_campaign
 from attnfuzz.campaign.calibration import cores
 from attnfuzz.campaign.reporter import SilentReporter
 from attnfuzz.campaign.result import Statistics
@@ -67,7 +67,7 @@ class Endurance:
 
     targets: tuple[str, ...]
     alone: Summary
-    together: Measured
+    together: MeasuredCampaign
     memory: tuple[MemorySample, ...]
 
     @property
