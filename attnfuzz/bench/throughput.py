@@ -18,7 +18,7 @@ from attnfuzz.isolation.devices import find_gpus
 from attnfuzz.judging.runner import Runner
 
 __all__ = [
-    "Measured",
+    "MeasuredCampaign",
     "Row",
     "Setting",
     "ThroughputPlan",
@@ -54,7 +54,7 @@ class Row:
 
     name: str
     rate: float
-    measured: Measured | None = None
+    measured: MeasuredCampaign | None = None
     gpus: int = 1
 
 
@@ -104,7 +104,7 @@ def _workers(row: Row) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredCampaign:
     """A campaign and the part of it that counts: from the end of the warm-up to the last report.
 
     ``cases`` by target and ``seconds`` are those of that part; ``campaign_s`` includes the warm-up.
@@ -135,7 +135,7 @@ def measure_campaign(
     seed: int = 0,
     environment: Mapping[str, str] | None = None,
     watch: SilentReporter | None = None,
-) -> Measured:
+) -> MeasuredCampaign:
     """Run ``kernels`` for ``warmup_s`` and then ``seconds``, both from when the first case has been judged.
 
     Findings are saved nowhere. ``environment`` is set for the campaign's processes; ``watch`` hears of its progress.
@@ -153,7 +153,7 @@ def measure_campaign(
         )
         result = run_campaign(request, progress)
     seconds_counted, cases = progress.counted()
-    return Measured(result, seconds_counted, cases, campaign_s=warmup_s + seconds_counted)
+    return MeasuredCampaign(result, seconds_counted, cases, campaign_s=warmup_s + seconds_counted)
 
 
 _STARTUP_ALLOWANCE_S = 600.0

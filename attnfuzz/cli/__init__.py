@@ -13,7 +13,7 @@ import click
 from attnfuzz.cli.output import detach_output, flush_output, is_gone, open_missing_streams, while_anyone_reads
 from attnfuzz.said import only_printable
 
-__all__ = ["main"]
+__all__ = ["command_called", "main"]
 
 _COMMANDS = {
     "explore": "attnfuzz.cli.explore",
@@ -33,16 +33,19 @@ _COMMANDS = {
 }
 
 
+def command_called(name: str) -> click.Command:
+    """One of the commands. Raises KeyError for any other name."""
+    module, _, function = _COMMANDS[name].partition(":")
+    command: click.Command = getattr(importlib.import_module(module), function or "command")
+    return command
+
+
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        module, _, name = _COMMANDS[cmd_name].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), name or "command")
-        return command
+        return command_called(cmd_name) if cmd_name in _COMMANDS else None
 
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -288,7 +288,7 @@ def kernels_(
             budget_s=budget,
         )
         bench.print_machine(console, process.machine, others, absent)
-        progress = bench.Progress(console)
+        progress = bench.BenchProgress(console)
         report = measure_kernels(plan, process, chosen, others, progress)
     _show_and_write(console, report, json_file=json_file, html_file=html_file, png_file=png_file)
     statuses = {one.status for one in report.results if not one.is_reference}

@@ -12,7 +12,7 @@ from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, number_of_
 from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, writing
 
 if TYPE_CHECKING:
-    from attnfuzz.mutation.measurement import Measured, MutantsRequest
+    from attnfuzz.mutation.measurement import MeasuredMutants, MutantsRequest
 
 __all__ = ["command", "exit_status"]
 
@@ -125,7 +125,7 @@ def command(
     return exit_status(measured)
 
 
-def exit_status(measured: Measured) -> int:
+def exit_status(measured: MeasuredMutants) -> int:
     """0 if every mutant is killed, equivalent or stillborn; 2 if only the tests could not tell; else 1."""
     statuses = {outcome.status for _, outcome in measured.outcomes}
     if "survived" in statuses or any(outcome.wrongly for _, outcome in measured.outcomes):
@@ -166,13 +166,13 @@ def _resumed(request: MutantsRequest, earlier: Path) -> MutantsRequest:
     return replace(request, known=known_outcomes(found), earlier_s=found.elapsed_s, earlier_device=found.device)
 
 
-def _measure(request: MutantsRequest, *, json_file: Path | None, quiet: bool) -> Measured:
+def _measure(request: MutantsRequest, *, json_file: Path | None, quiet: bool) -> MeasuredMutants:
     from attnfuzz.mutation.measurement import measure
-    from attnfuzz.report.mutants import Checkpoints, Progress, print_measured
+    from attnfuzz.report.mutants import Checkpoints, MutantsProgress, print_measured
     from attnfuzz.report.terminal import make_console
 
     console = make_console()
-    progress = Progress(console, quiet=quiet)
+    progress = MutantsProgress(console, quiet=quiet)
     so_far = (lambda measured: None) if json_file is None else Checkpoints(json_file)
     with refusing():
         measured = measure(request, note=progress.note, heard=progress.heard, so_far=so_far)
@@ -181,7 +181,7 @@ def _measure(request: MutantsRequest, *, json_file: Path | None, quiet: bool) ->
     return measured
 
 
-def _write(measured: Measured, *, json_file: Path | None, markdown_file: Path | None) -> None:
+def _write(measured: MeasuredMutants, *, json_file: Path | None, markdown_file: Path | None) -> None:
     from attnfuzz.report.mutants import write_mutants_json, write_mutants_markdown
 
     for option, path, write in (

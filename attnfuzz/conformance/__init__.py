@@ -29,10 +29,10 @@ from attnfuzz.problems.supported import translate, why_unsupported
 __all__ = [
     "FORMAT",
     "Conformance",
+    "ConformanceEntry",
+    "ConformanceOutcome",
     "ConformanceSet",
-    "Entry",
     "Examined",
-    "Outcome",
     "Status",
     "examine",
     "load_set",
@@ -46,7 +46,7 @@ _MOST_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ConformanceEntry:
     """``strict``: the case is about what translating it for a kernel would change, so it is put to kernels as it is.
 
     ``law``: the relation, or else the result that two runs share, that is asked of it, in place of the result alone.
@@ -67,7 +67,7 @@ class ConformanceSet:
 
     version: int
     seed: int
-    entries: tuple[Entry, ...]
+    entries: tuple[ConformanceEntry, ...]
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,7 +96,9 @@ def load_set(version: int = _LATEST) -> ConformanceSet:
     """The set of a version."""
     document = msgspec.json.decode(read_data_file(set_file(version), _MOST_BYTES), type=_Document)
     entries = tuple(
-        Entry(one.group, one.feature, case_from_builtins(one.problem, one.case), one.strict, one.law, one.note)
+        ConformanceEntry(
+            one.group, one.feature, case_from_builtins(one.problem, one.case), one.strict, one.law, one.note
+        )
         for one in document.entries
     )
     return ConformanceSet(document.version, document.seed, entries)
@@ -112,14 +114,14 @@ _MOST_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ConformanceOutcome:
     """What one case of the set came to on one kernel.
 
     ``case`` is the case as the kernel was given it, ``changes`` how that differs from the set's. ``why``: why it is
     unsupported, or was not run.
     """
 
-    entry: Entry
+    entry: ConformanceEntry
     case: Case
     status: Status
     changes: tuple[str, ...] = ()
@@ -139,13 +141,13 @@ class Examined:
     """One kernel and its outcomes, in the order of the set; cases that its problem does not have are left out."""
 
     declaration: Declaration
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[ConformanceOutcome, ...]
 
     def count(self, status: Status) -> int:
         """How many cases came to that."""
         return sum(one.status == status for one in self.outcomes)
 
-    def failing(self) -> dict[str, tuple[Outcome, ...]]:
+    def failing(self) -> dict[str, tuple[ConformanceOutcome, ...]]:
         """The cases that failed, by cause, the smallest first."""
         failed = sorted((one for one in self.outcomes if one.status == "fail"), key=_size)
         causes = dict.fromkeys(one.cause for one in failed)
@@ -226,7 +228,7 @@ def examine(
 
 def _outcomes(
     declaration: Declaration, runner: Runner, cases: ConformanceSet, over: threading.Event
-) -> Iterator[Outcome]:
+) -> Iterator[ConformanceOutcome]:
     for entry in cases.entries:
         if over.is_set():
             return
@@ -237,30 +239,30 @@ def _outcomes(
         if why is None and entry.strict and (undone := [one for one in found.changes if not one.startswith("as ")]):
             why = f"runs with {', '.join(undone)} only"
         if why is not None:
-            yield Outcome(entry, found.case, "unsupported", found.changes, why=why)
+            yield ConformanceOutcome(entry, found.case, "unsupported", found.changes, why=why)
             continue
         try:
             verdict = _judge(declaration, runner, entry, found.case)
         except DeadlinePassed:  # it is to come later
             return
         except CaseTooLarge as error:
-            yield Outcome(entry, found.case, "not_run", found.changes, why=str(error))
+            yield ConformanceOutcome(entry, found.case, "not_run", found.changes, why=str(error))
             continue
         if verdict.not_runnable:
-            yield Outcome(entry, found.case, "not_run", found.changes, why=verdict.not_runnable)
+            yield ConformanceOutcome(entry, found.case, "not_run", found.changes, why=verdict.not_runnable)
         else:
             status: Status = "pass" if verdict.failure is None else "fail"
-            yield Outcome(entry, found.case, status, found.changes, failure=verdict.failure)
+            yield ConformanceOutcome(entry, found.case, status, found.changes, failure=verdict.failure)
 
 
-def _judge(declaration: Declaration, runner: Runner, entry: Entry, case: Case) -> Verdict:
+def _judge(declaration: Declaration, runner: Runner, entry: ConformanceEntry, case: Case) -> Verdict:
     """A feature's row tells of that feature: what the kernel does elsewhere in memory is asked in rows of their own."""
     relations = (entry.law,) if entry.law in RELATION_ORACLES else ()
     patience = _PATIENCE * runner.timeout_s
     return runner.judge(declaration, case, timeout_s=patience, thorough=entry.law == TWO_RUNS, relations=relations)
 
 
-def _size(outcome: Outcome) -> tuple[int, int]:
+def _size(outcome: ConformanceOutcome) -> tuple[int, int]:
     """Of a case, by what a reader has to take in."""
     case = outcome.case
     tokens = sum(getattr(case, "seq_lens", ())) or getattr(case, "num_tokens", 0)

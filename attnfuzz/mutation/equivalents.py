@@ -28,14 +28,14 @@ from attnfuzz.data_files import is_regular_file, read_data_file
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.mutation.mutants import Mutant
 
-__all__ = ["FILE_NAME", "Entry", "Equivalents", "load_equivalents"]
+__all__ = ["FILE_NAME", "EquivalentMutant", "Equivalents", "load_equivalents"]
 
 FILE_NAME = "equivalent_mutants.toml"
 _LEAST_REASON = 20
 _MOST_BYTES = 1 << 20
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EquivalentMutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One equivalent mutant and the argument."""
 
     file: str
@@ -47,20 +47,20 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    equivalent: tuple[Entry, ...] = ()
+    equivalent: tuple[EquivalentMutant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Equivalents:
     """The entries of one or more lists, each with the file that it is about."""
 
-    entries: Sequence[tuple[Path, Entry]]
+    entries: Sequence[tuple[Path, EquivalentMutant]]
 
     def reason(self, mutant: Mutant) -> str | None:
         """The argument why ``mutant`` is equivalent; None if it is not listed."""
         return next((entry.reason for path, entry in self.entries if _matches(path, entry, mutant)), None)
 
-    def stale(self, mutants: Iterable[Mutant]) -> list[Entry]:
+    def stale(self, mutants: Iterable[Mutant]) -> list[EquivalentMutant]:
         """Entries that match none of ``mutants``, though these are of their file and function."""
         mutants = list(mutants)
         functions = {(mutant.path, mutant.function) for mutant in mutants}
@@ -81,6 +81,7 @@ def load_equivalents(mutants: Iterable[Mutant], path: Path | None = None) -> Equ
     return Equivalents([(one.resolve().parent / entry.file, entry) for one in paths for entry in _read(one)])
 
 
+<<<<<<< HEAD
 def _folders(folder: Path) -> list[Path]:
     """``folder`` and the packages that it lies in."""
     packages = itertools.takewhile(lambda one: (one / "__init__.py").is_file(), (folder, *folder.parents))
@@ -88,6 +89,11 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> tuple[Entry, ...]:
+||||||| e1f50ec
+def _read(path: Path) -> tuple[Entry, ...]:
+=======
+def _read(path: Path) -> tuple[EquivalentMutant, ...]:
+>>>>>>> report-bench
     try:
         entries = msgspec.toml.decode(read_data_file(path, _MOST_BYTES), type=_List).equivalent
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
@@ -102,7 +108,7 @@ def _read(path: Path) -> tuple[Entry, ...]:
     return entries
 
 
-def _matches(path: Path, entry: Entry, mutant: Mutant) -> bool:
+def _matches(path: Path, entry: EquivalentMutant, mutant: Mutant) -> bool:
     return (
         path == mutant.path
         and (entry.function, entry.operator) == (mutant.function, mutant.operator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import math
 import threading
@@ -10,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import cycle
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
@@ -37,7 +36,7 @@ from attnfuzz.strategies.cases import case_lists
 from attnfuzz.strategies.formats import first_formats
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES
 
-__all__ = ["CaseStream", "Hunt", "Hunted", "Hunter", "Spare", "oracles_that_see", "seen_by"]
+__all__ = ["CaseStream", "Hunt", "Hunted", "Hunter", "oracles_that_see", "seen_by", "spare_runner"]
 
 
 _MOST_TOGETHER = 64
@@ -70,15 +69,6 @@ class Hunter:
             zygote=self.zygote,
         )
 
-    @contextlib.contextmanager
-    def spare(self, runner: Runner, kernels: Sequence[Declaration]) -> Iterator[Spare | None]:
-        """What confirms in the place of ``runner``; None on a CPU, where a fresh process takes milliseconds."""
-        if self.device == "cpu":
-            yield None
-            return
-        with Spare(runner.sibling, kernels) as spare:
-            yield spare
-
 
 @dataclass(frozen=True, slots=True)
 class Hunted:
@@ -107,10 +97,10 @@ class _Place:
 
 
 class Hunt:
-    """One hunt, in executors of ``runner``; ``spare`` is the first fresh one that a failure is confirmed in."""
+    """One hunt, in executors of ``runner``; a failure is first confirmed in ``spare``, a fresh one, if there is any."""
 
     def __init__(
-        self, hunter: Hunter, runner: Runner, kernels: Sequence[Declaration], *, spare: Spare | None = None
+        self, hunter: Hunter, runner: Runner, kernels: Sequence[Declaration], *, spare: Future[Runner] | None = None
     ) -> None:
         self._runner = runner
         self._spare = spare
@@ -232,11 +222,10 @@ class Hunt:
 
     def _renew(self) -> None:
         self._renewals += 1
-        fresh = self._spare.take() if self._spare is not None else None
-        if fresh is None:
+        if self._spare is None:
             self._runner.restart()
         else:
-            self._runner = fresh
+            self._runner, self._spare = self._spare.result(), None
 
     @property
     def _process(self) -> tuple[int, int]:
@@ -313,40 +302,29 @@ class CaseStream:
         )
 
 
-class Spare:
-    """A runner of ``make`` whose executor has started CUDA and imported ``kernels``, and has run nothing.
+@contextlib.contextmanager
+def spare_runner(make: Callable[[], Runner], kernels: Sequence[Declaration]) -> Iterator[Future[Runner]]:
+    """A runner of ``make`` whose executor starts CUDA and imports ``kernels`` meanwhile, and runs nothing.
 
-    On a GPU that takes as long as a case does with its compilation. A context manager; not for several threads.
+    On a GPU that takes as long as a case does with its compilation. It is closed at the end. Asked for, it raises what
+    starting and importing raise.
     """
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(make)
 
-    def __init__(self, make: Callable[[], Runner], kernels: Sequence[Declaration]) -> None:
-        self._pool = ThreadPoolExecutor(1)
-        self._runner: Future[Runner] = self._pool.submit(make)
-        self._ready = self._pool.submit(self._get_ready, kernels)
-        self._is_taken = False
+        def ready() -> Runner:
+            runner = made.result()
+            runner.start_device()
+            runner.declarations([one.target for one in kernels])
+            return runner
 
-    def take(self) -> Runner | None:
-        """The runner, once; it is closed with the spare. Raises what starting and importing raise."""
-        if self._is_taken:
-            return None
-        self._is_taken = True
-        return self._ready.result()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.shutdown()
-        if self._runner.exception() is None:
-            self._runner.result().close()
-
-    def _get_ready(self, kernels: Sequence[Declaration]) -> Runner:
-        runner = self._runner.result()
-        runner.start_device()
-        runner.declarations([one.target for one in kernels])
-        return runner
+        prepared = pool.submit(ready)
+        try:
+            yield prepared
+        finally:
+            if made.exception() is None:  # waits for it
+                concurrent.futures.wait([prepared])
+                made.result().close()
 
 
 _DEATHS = ("crash", "hang")

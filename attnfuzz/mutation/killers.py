@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -18,9 +18,9 @@ import msgspec
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.judging.runner import Runner
-from attnfuzz.mutation.hunting import Hunt, Hunted, Hunter, seen_by
+from attnfuzz.mutation.hunting import Hunt, Hunted, Hunter, seen_by, spare_runner
 from attnfuzz.mutation.mutants import Mutant
-from attnfuzz.mutation.outcomes import Kill, Outcome
+from attnfuzz.mutation.outcomes import Kill, MutantOutcome
 from attnfuzz.overlay import VARIABLE, namesake
 from attnfuzz.problems.cases import Case
 
@@ -41,7 +41,7 @@ _SAMPLE = (0, 4, 20, 60, 110, 170)
 class Killer(Protocol):
     """Finds out what becomes of a mutant that ``overlay`` lays over the sources."""
 
-    def __call__(self, mutant: Mutant, overlay: Path) -> Outcome: ...
+    def __call__(self, mutant: Mutant, overlay: Path) -> MutantOutcome: ...
 
 
 class SearchKiller:
@@ -55,26 +55,28 @@ class SearchKiller:
         self._attribute = attribute
         self._alone = alone
 
-    def __call__(self, mutant: Mutant, overlay: Path) -> Outcome:
+    def __call__(self, mutant: Mutant, overlay: Path) -> MutantOutcome:
         """Hunt the mutant on all kernels that run it."""
         environment = {VARIABLE: str(overlay)}
         with self._hunter.runner(environment) as runner:
             if (reason := fails_to_load(runner, mutant.kernels)) is not None:
-                return Outcome(status="stillborn", detail=reason)
-            with self._hunter.spare(runner, mutant.kernels) as spare:
+                return MutantOutcome(status="stillborn", detail=reason)
+            # on a CPU a fresh process takes milliseconds
+            is_slow = self._hunter.device != "cpu"
+            with spare_runner(runner.sibling, mutant.kernels) if is_slow else nullcontext() as spare:
                 runner.start_device()  # seconds count from the first case
                 hunted = Hunt(self._hunter, runner, mutant.kernels, spare=spare).run()
             kill = hunted.kill
             if kill is None:
                 return _survived(hunted)
             if kill.by == "exception" and (reason := never_runs(runner, self._hunter, mutant.kernels)) is not None:
-                return Outcome(status="stillborn", seconds=hunted.seconds, cases=hunted.cases, detail=reason)
+                return MutantOutcome(status="stillborn", seconds=hunted.seconds, cases=hunted.cases, detail=reason)
             if self._attribute:
                 seen = seen_by(runner, mutant.kernels, kill, self._hunter.oracles)
                 kill = msgspec.structs.replace(kill, seen_by=seen)
         if self._alone and len(kill.seen_by) == 1:
             kill = self._hunted_without(mutant, kill, environment)
-        return Outcome(status="killed", seconds=hunted.seconds, cases=hunted.cases, kill=kill)
+        return MutantOutcome(status="killed", seconds=hunted.seconds, cases=hunted.cases, kill=kill)
 
     def _hunted_without(self, mutant: Mutant, kill: Kill, environment: dict[str, str]) -> Kill:
         others = tuple(oracle for oracle in self._hunter.oracles if oracle not in kill.seen_by)
@@ -90,21 +92,23 @@ class CommandKiller:
         self._command = command
         self._hunter = hunter
 
-    def __call__(self, mutant: Mutant, overlay: Path) -> Outcome:
+    def __call__(self, mutant: Mutant, overlay: Path) -> MutantOutcome:
         """Run the command once."""
         with self._hunter.runner({VARIABLE: str(overlay)}) as runner:
             reason = fails_to_load(runner, mutant.kernels) or never_runs(runner, self._hunter, mutant.kernels)
         if reason is not None:
-            return Outcome(status="stillborn", detail=reason)
+            return MutantOutcome(status="stillborn", detail=reason)
         run = self._command.run(overlay)
         match run.ended:
             case "passed":
-                return Outcome(status="survived", seconds=run.seconds)
+                return MutantOutcome(status="survived", seconds=run.seconds)
             case "error":
-                return Outcome(status="error", seconds=run.seconds, detail=f"the command could not tell:\n{run.tail}")
+                return MutantOutcome(
+                    status="error", seconds=run.seconds, detail=f"the command could not tell:\n{run.tail}"
+                )
             case _:
                 by = "time limit" if run.ended == "late" else "command"
-                return Outcome(status="killed", seconds=run.seconds, kill=Kill(by=by, seconds=run.seconds))
+                return MutantOutcome(status="killed", seconds=run.seconds, kill=Kill(by=by, seconds=run.seconds))
 
 
 def fails_to_load(runner: Runner, kernels: Sequence[Declaration]) -> str | None:
@@ -139,8 +143,10 @@ def _sample(hunter: Hunter, declaration: Declaration) -> list[Case]:
     return [case for place in _SAMPLE for case in stream.take(place, 1)]
 
 
-def _survived(hunted: Hunted) -> Outcome:
-    return Outcome(status="survived", seconds=hunted.seconds, cases=hunted.cases, detail="; ".join(hunted.complaints))
+def _survived(hunted: Hunted) -> MutantOutcome:
+    return MutantOutcome(
+        status="survived", seconds=hunted.seconds, cases=hunted.cases, detail="; ".join(hunted.complaints)
+    )
 
 
 _PYTEST = ("pytest", "py.test")

@@ -18,15 +18,15 @@ from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.claims import PrivateFolder
 from attnfuzz.isolation.outcomes import ExecutorUnavailable, ServiceError
 from attnfuzz.judging.runner import DEFAULT_TIMEOUT_S, Runner
-from attnfuzz.mutation.equivalents import Entry, Equivalents, load_equivalents
+from attnfuzz.mutation.equivalents import EquivalentMutant, Equivalents, load_equivalents
 from attnfuzz.mutation.hunting import CaseStream, Hunt, Hunter
 from attnfuzz.mutation.killers import Command, CommandKiller, Killer, SearchKiller
 from attnfuzz.mutation.mutants import Mutant, mutants_of
-from attnfuzz.mutation.outcomes import Outcome
+from attnfuzz.mutation.outcomes import MutantOutcome
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName
 from attnfuzz.overlay import write_overlay
 
-__all__ = ["Measured", "MutantsRequest", "choose_mutants", "in_shard", "measure", "put_to"]
+__all__ = ["MeasuredMutants", "MutantsRequest", "choose_mutants", "in_shard", "measure", "put_to"]
 
 _PATIENCE = 3.0
 """Times a case's usual limit, for kernels as they are: a machine that is busy is no reason to refuse them."""
@@ -63,13 +63,13 @@ class MutantsRequest:
     alone: bool = False
     attribute: bool = True
     check_equivalents: bool = False
-    known: Mapping[str, Outcome] = field(default_factory=dict)
+    known: Mapping[str, MutantOutcome] = field(default_factory=dict)
     earlier_s: float = 0.0
     earlier_device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredMutants:
     """What became of each mutant; of ``left`` nothing is known yet. Of all mutants, and only then, ``stale`` are the
     equivalents that match none, and ``without_code`` the kernels none of whose code is Triton's."""
 
@@ -78,14 +78,14 @@ class Measured:
     device_name: str
     jobs: int
     kernels: tuple[Declaration, ...]
-    outcomes: tuple[tuple[Mutant, Outcome], ...]
-    stale: tuple[Entry, ...]
+    outcomes: tuple[tuple[Mutant, MutantOutcome], ...]
+    stale: tuple[EquivalentMutant, ...]
     without_code: tuple[Declaration, ...]
     seconds: float
     left: int = 0
 
 
-Heard = Callable[[Mutant, Outcome], None]
+Heard = Callable[[Mutant, MutantOutcome], None]
 
 
 def choose_mutants(runner: Runner, request: MutantsRequest) -> tuple[list[Declaration], list[Mutant]]:
@@ -116,8 +116,8 @@ def measure(
     *,
     note: Callable[[str], None] = lambda text: None,
     heard: Heard = lambda mutant, outcome: None,
-    so_far: Callable[[Measured], None] = lambda measured: None,
-) -> Measured:
+    so_far: Callable[[MeasuredMutants], None] = lambda measured: None,
+) -> MeasuredMutants:
     """Put every mutant to the search, or to the user's command. ``heard`` is told of each as soon as it is known, and
     ``so_far`` of all that are.
 
@@ -138,12 +138,12 @@ def measure(
         are_all = not request.operators and not request.ids
         stale = tuple(equivalents.stale(mutants)) if are_all else ()
         mutated = {declaration.target for mutant in mutants for declaration in mutant.kernels}
-        found: dict[str, Outcome] = {}
+        found: dict[str, MutantOutcome] = {}
 
-        def measured() -> Measured:
+        def measured() -> MeasuredMutants:
             told = {**request.known, **found}  # what is known stays in the file, also if this is interrupted
             outcomes = tuple((mutant, told[mutant.id]) for mutant in mutants if mutant.id in told)
-            return Measured(
+            return MeasuredMutants(
                 request=request,
                 device=runner.device,
                 device_name=runner.device_name,
@@ -156,7 +156,7 @@ def measure(
                 left=len(mutants) - len(outcomes),
             )
 
-        def hear(mutant: Mutant, outcome: Outcome) -> None:
+        def hear(mutant: Mutant, outcome: MutantOutcome) -> None:
             found[mutant.id] = outcome
             heard(mutant, outcome)
             so_far(measured())
@@ -182,11 +182,11 @@ def measure(
 def put_to(killer: Killer, mutants: Sequence[Mutant], *, folder: Path, jobs: int, heard: Heard) -> None:
     """Tell ``heard`` what becomes of each mutant, ``jobs`` at a time; sources are copied to ``folder``."""
 
-    def work(number: int, mutant: Mutant) -> Outcome:
+    def work(number: int, mutant: Mutant) -> MutantOutcome:
         try:
             return killer(mutant, _overlay_of(mutant, folder / str(number)))
         except ServiceError as error:  # of the framework: nothing is known of the mutant
-            return Outcome(status="error", detail=str(error))
+            return MutantOutcome(status="error", detail=str(error))
 
     with _pool(jobs) as pool:
         futures = [pool.submit(work, number, mutant) for number, mutant in enumerate(mutants)]
@@ -195,22 +195,24 @@ def put_to(killer: Killer, mutants: Sequence[Mutant], *, folder: Path, jobs: int
             heard(mutants[numbers[future]], future.result())
 
 
-def _settled(mutant: Mutant, request: MutantsRequest, equivalents: Equivalents, *, in_part: bool) -> Outcome | None:
+def _settled(
+    mutant: Mutant, request: MutantsRequest, equivalents: Equivalents, *, in_part: bool
+) -> MutantOutcome | None:
     """What becomes of a mutant that need not be put to the killer: it is listed as equivalent, or known from before."""
     reason, known = equivalents.reason(mutant), request.known.get(mutant.id)
     if reason is not None and not request.check_equivalents:
-        return Outcome(status="equivalent", detail=reason)
+        return MutantOutcome(status="equivalent", detail=reason)
     is_untried = request.alone and known is not None and known.kill is not None and known.kill.is_untried_alone
     return None if known is None or (is_untried and in_part) else _as_listed(known, reason)
 
 
-def _as_listed(outcome: Outcome, reason: str | None) -> Outcome:
+def _as_listed(outcome: MutantOutcome, reason: str | None) -> MutantOutcome:
     """Of a mutant that is listed as equivalent for a ``reason``, what the killer's ``outcome`` says of the list."""
     if reason is None:
         return outcome
     if outcome.status == "killed":
         return msgspec.structs.replace(outcome, wrongly=True, detail=reason)
-    return Outcome(status="equivalent", seconds=outcome.seconds, cases=outcome.cases, detail=reason)
+    return MutantOutcome(status="equivalent", seconds=outcome.seconds, cases=outcome.cases, detail=reason)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import msgspec
 from attnfuzz.mutation.mutants import Mutant
 from attnfuzz.oracles.verdict import Failure, OracleName
 
-__all__ = ["Kill", "OracleShare", "Outcome", "Score", "Status"]
+__all__ = ["Kill", "MutantOutcome", "OracleShare", "Score", "Status"]
 
 
 Status = Literal["killed", "survived", "equivalent", "stillborn", "error"]
@@ -46,7 +46,7 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.seen_by) == 1 and self.alone is None
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class MutantOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one mutant.
 
     ``detail`` says why it is equivalent, stillborn or an error. ``cases`` were judged in ``seconds``. ``wrongly`` is
@@ -61,7 +61,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     wrongly: bool = False
 
 
-Pair = tuple[Mutant, Outcome]
+Pair = tuple[Mutant, MutantOutcome]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from rich.text import Text
 from attnfuzz.bench.endurance import Endurance
 from attnfuzz.bench.kernels.measurements import STATES, MachineReply, Report, Result, State
 from attnfuzz.bench.kernels.run import versions_text
-from attnfuzz.bench.throughput import Measured, Row, Setting
+from attnfuzz.bench.throughput import MeasuredCampaign, Row, Setting
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.supports import OptionValue
 
 __all__ = [
     "REFERENCES",
-    "Progress",
+    "BenchProgress",
     "options_text",
     "print_endurance",
     "print_machine",
@@ -63,7 +63,7 @@ def print_throughput(console: Console, rows: Sequence[Row]) -> None:
             console.print(_shares(row.measured))
 
 
-def _counting(measured: Measured) -> int:
+def _counting(measured: MeasuredCampaign) -> int:
     """Findings that are not possibly out of contract."""
     result = measured.result
     return sum(result.statistics.standing(finding) == "counts" for finding in result.findings)
@@ -98,7 +98,7 @@ def _tenths(endured: Endurance) -> str:
     return " ".join(f"{sorted(group)[len(group) // 2] / 2**20:.0f}" if group else "-" for group in groups)
 
 
-def _shares(measured: Measured) -> Table:
+def _shares(measured: MeasuredCampaign) -> Table:
     """Where the time of the workers went, as shares and per case."""
     statistics = measured.result.statistics
     kernels = statistics.kernels.values()
@@ -156,7 +156,7 @@ def print_machine(
     console.file.flush()
 
 
-class Progress:
+class BenchProgress:
     """A line for each contender and shape."""
 
     def __init__(self, console: Console) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["NO_MATPLOTLIB", "Chart", "Line", "can_plot", "charts_of", "plots_png", "plots_svg"]
+__all__ = ["NO_MATPLOTLIB", "Chart", "Curve", "can_plot", "charts_of", "plots_png", "plots_svg"]
 
 NO_MATPLOTLIB = "plots need matplotlib: pip install 'attnfuzz[plot]'"
 
@@ -33,7 +33,7 @@ _INCHES = (6.2, 3.6)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Curve:
     """``points``: x and y, ascending in x, both above 0. ``colour``: from 0 to 7."""
 
     name: str
@@ -49,7 +49,7 @@ class Chart:
     title: str
     x_label: str
     y_label: str
-    lines: Sequence[Line]
+    lines: Sequence[Curve]
     ceiling: float | None = None
 
 
@@ -120,14 +120,14 @@ def _lines(
     names: Sequence[str],
     x: Callable[[Result], float],
     y: Callable[[Result], float | None],
-) -> list[Line]:
+) -> list[Curve]:
     """One for each contender, and a dashed one for its graph with room for more; medians where an x comes again."""
     found: dict[tuple[int, bool], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in results:
         if one.contender in names and (value := y(one)) is not None:
             found[names.index(one.contender), bool(one.shape.room)][x(one)].append(value)
     return [
-        Line(
+        Curve(
             names[colour] + (" with room" if has_room else ""),
             [(place, sorted(values)[len(values) // 2]) for place, values in sorted(points.items())],
             colour,

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from attnfuzz.conformance import Conformance, Examined, Outcome
+from attnfuzz.conformance import Conformance, ConformanceOutcome, Examined
 from attnfuzz.corpus import FindingRecord, Regression, encode_regression
 from attnfuzz.problems.cases import Problem, encode_case
 from attnfuzz.report.files import rendered, write_file, write_json
@@ -216,5 +216,5 @@ def _cell(kernel: Examined, group: str, feature: str, numbers: dict[tuple[str, s
     return _Cell("none")
 
 
-def _changes(outcomes: Sequence[Outcome]) -> str:
+def _changes(outcomes: Sequence[ConformanceOutcome]) -> str:
     return ", ".join(dict.fromkeys(change for one in outcomes for change in one.changes))

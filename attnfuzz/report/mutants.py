@@ -17,9 +17,9 @@ from rich.text import Text
 
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
-from attnfuzz.mutation.measurement import Measured
+from attnfuzz.mutation.measurement import MeasuredMutants
 from attnfuzz.mutation.mutants import Mutant
-from attnfuzz.mutation.outcomes import Kill, Outcome, Score, Status
+from attnfuzz.mutation.outcomes import Kill, MutantOutcome, Score, Status
 from attnfuzz.report.files import write_file, write_json
 from attnfuzz.report.findings import count
 
@@ -28,7 +28,7 @@ __all__ = [
     "Checkpoints",
     "MutantResult",
     "MutantsFile",
-    "Progress",
+    "MutantsProgress",
     "headline",
     "known_outcomes",
     "markdown_table",
@@ -54,7 +54,7 @@ def print_mutants(console: Console, mutants: Sequence[Mutant]) -> None:
     console.print(Text(count(len(mutants), "mutant")))
 
 
-class Progress:
+class MutantsProgress:
     """Prints a line as soon as it is known what became of a mutant; nothing if ``quiet``."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
@@ -66,7 +66,7 @@ class Progress:
         """What is being done before the first mutant."""
         self._print(Text(text))
 
-    def heard(self, mutant: Mutant, outcome: Outcome) -> None:
+    def heard(self, mutant: Mutant, outcome: MutantOutcome) -> None:
         """What became of one."""
         self._done += 1
         what: str = outcome.status
@@ -82,7 +82,7 @@ class Progress:
             self._console.file.flush()
 
 
-def print_measured(console: Console, measured: Measured) -> None:
+def print_measured(console: Console, measured: MeasuredMutants) -> None:
     """The score, what is behind it, and every survivor."""
     score = Score(measured.outcomes)
     for columns, rows in tables_of(score):
@@ -105,7 +105,7 @@ def print_measured(console: Console, measured: Measured) -> None:
     console.print(Text(headline(measured), style="bold"))
 
 
-def headline(measured: Measured) -> str:
+def headline(measured: MeasuredMutants) -> str:
     """The score in one sentence."""
     score = Score(measured.outcomes)
     counts = score.counts
@@ -118,7 +118,7 @@ def headline(measured: Measured) -> str:
     return f"{text}; {times}; {format_duration(measured.seconds)} in all"
 
 
-def notes(measured: Measured) -> Iterator[str]:
+def notes(measured: MeasuredMutants) -> Iterator[str]:
     """What is worth knowing beside the score."""
     if measured.without_code:
         names = ", ".join(kernel.name for kernel in measured.without_code)
@@ -146,7 +146,7 @@ def tables_of(score: Score) -> Iterator[tuple[Sequence[str], Sequence[Sequence[s
         yield ("oracle", "killed first", "sees the case", "no other sees it", "killed by it alone"), oracles
 
 
-def _effort(outcome: Outcome) -> str:
+def _effort(outcome: MutantOutcome) -> str:
     return f"  ({outcome.cases:,} cases in {outcome.seconds:.0f} s)" if outcome.cases else ""
 
 
@@ -217,7 +217,7 @@ class Checkpoints:
         self._path = path
         self._next = time.monotonic()
 
-    def __call__(self, measured: Measured) -> None:
+    def __call__(self, measured: MeasuredMutants) -> None:
         if time.monotonic() < self._next or (self._path.exists() and not self._path.is_file()):
             return
         with contextlib.suppress(OSError):  # what cannot be written is told at the end
@@ -236,14 +236,14 @@ def read_mutants_json(path: Path) -> MutantsFile:
     return found
 
 
-def known_outcomes(earlier: MutantsFile) -> Mapping[str, Outcome]:
+def known_outcomes(earlier: MutantsFile) -> Mapping[str, MutantOutcome]:
     """What the killer came to, by id of the mutant: one that is listed as equivalent survived if it was hunted."""
-    found: dict[str, Outcome] = {}
+    found: dict[str, MutantOutcome] = {}
     for one in earlier.mutants:
         if one.status == "error" or (one.status == "equivalent" and not one.cases):
             continue
         is_listed = one.status == "equivalent" or one.wrongly
-        found[one.id] = Outcome(
+        found[one.id] = MutantOutcome(
             status="survived" if one.status == "equivalent" else one.status,
             seconds=one.seconds,
             cases=one.cases,
@@ -253,12 +253,12 @@ def known_outcomes(earlier: MutantsFile) -> Mapping[str, Outcome]:
     return found
 
 
-def write_mutants_json(measured: Measured, path: Path) -> None:
+def write_mutants_json(measured: MeasuredMutants, path: Path) -> None:
     """Everything that was measured. Raises OSError."""
     write_json(path, as_data(measured))
 
 
-def as_data(measured: Measured) -> MutantsFile:
+def as_data(measured: MeasuredMutants) -> MutantsFile:
     """What the JSON file says."""
     score, request = Score(measured.outcomes), measured.request
     return MutantsFile(
@@ -280,12 +280,12 @@ def as_data(measured: Measured) -> MutantsFile:
     )
 
 
-def write_mutants_markdown(measured: Measured, path: Path) -> None:
+def write_mutants_markdown(measured: MeasuredMutants, path: Path) -> None:
     """Tables and survivors, for documentation. Raises OSError."""
     write_file(path, ("\n".join(_page(measured)) + "\n").encode())
 
 
-def _result(mutant: Mutant, outcome: Outcome) -> MutantResult:
+def _result(mutant: Mutant, outcome: MutantOutcome) -> MutantResult:
     return MutantResult(
         id=mutant.id,
         operator=mutant.operator,
@@ -299,7 +299,7 @@ def _result(mutant: Mutant, outcome: Outcome) -> MutantResult:
     )
 
 
-def _page(measured: Measured) -> Iterator[str]:
+def _page(measured: MeasuredMutants) -> Iterator[str]:
     score, request = Score(measured.outcomes), measured.request
     yield "# Mutants"
     yield ""
@@ -328,7 +328,7 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Ite
     yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
-def _command(measured: Measured) -> str:
+def _command(measured: MeasuredMutants) -> str:
     """The command line, but for a command that kills and the files that are written."""
     request = measured.request
     words = ["attnfuzz mutants", *map(shlex.quote, request.kernels), f"--device {measured.device}"]
@@ -339,7 +339,7 @@ def _command(measured: Measured) -> str:
     return " ".join(words)
 
 
-def _diffs(title: str, pairs: list[tuple[Mutant, Outcome]]) -> Iterator[str]:
+def _diffs(title: str, pairs: list[tuple[Mutant, MutantOutcome]]) -> Iterator[str]:
     if not pairs:
         return
     yield ""

@@ -17,7 +17,7 @@ from pathlib import Path
 from attnfuzz.declaration import Declaration
 from attnfuzz.mutation import mutants as generated
 from attnfuzz.mutation.killers import SearchKiller
-from attnfuzz.mutation.outcomes import Outcome, Score
+from attnfuzz.mutation.outcomes import MutantOutcome, Score
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES
 from attnfuzz.report.mutants import markdown_table, tables_of
 from tests.quality.mutants import MUTANTS, Mutant, mutant_named
@@ -26,7 +26,7 @@ from tests.quality.searching import hunting
 
 __all__ = ["Told", "page"]
 
-Told = tuple[Mutant, Outcome]
+Told = tuple[Mutant, MutantOutcome]
 
 
 def main() -> None:
@@ -106,7 +106,7 @@ def _as_generated(mutant: Mutant, kernel: Declaration | None) -> generated.Mutan
     )
 
 
-def _told(outcome: Outcome) -> str:
+def _told(outcome: MutantOutcome) -> str:
     kill = outcome.kill
     if kill is None:
         return outcome.status

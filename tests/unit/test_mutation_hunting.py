@@ -12,7 +12,7 @@ import pytest
 
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.judging.runner import Runner
-from attnfuzz.mutation.hunting import CaseStream, Hunt, Hunter, Spare, seen_by
+from attnfuzz.mutation.hunting import CaseStream, Hunt, Hunter, seen_by, spare_runner
 from attnfuzz.mutation.outcomes import Kill
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Verdict
 from attnfuzz.problems.cases import MergeStatesCase, encode_case
@@ -115,14 +115,12 @@ def told(runner: Runner, kernel: Declaration) -> str:
     return failure.message
 
 
-def test_a_spare_is_another_process_and_taken_once(runner: Runner, kernel: Declaration) -> None:
+def test_a_spare_is_another_process(runner: Runner, kernel: Declaration) -> None:
     """A failure would be confirmed in the process that it may come from, or in one that is not fresh any more."""
-    with Spare(runner.sibling, [kernel]) as spare:
-        taken = spare.take()
-        assert taken is not None
+    with spare_runner(runner.sibling, [kernel]) as spare:
+        taken = spare.result()
         assert "in process" in told(taken, kernel) != told(runner, kernel)
         assert taken.restarts == 0
-        assert spare.take() is None
     assert taken.resident_bytes == 0
     assert runner.resident_bytes > 0
 
@@ -135,7 +133,7 @@ def test_a_spare_that_nobody_takes_is_closed(runner: Runner, kernel: Declaration
         made.append(runner.sibling())
         return made[0]
 
-    with Spare(make, [kernel]):
+    with spare_runner(make, [kernel]):
         pass
     assert made[0].resident_bytes == 0
 
@@ -143,8 +141,8 @@ def test_a_spare_that_nobody_takes_is_closed(runner: Runner, kernel: Declaration
 def test_what_a_spare_cannot_import_is_told_to_whoever_takes_it(runner: Runner, kernel: Declaration) -> None:
     """A failure would be confirmed by a process that never had the kernel."""
     gone = Declaration(name="gone", problem="merge_states", target=kernel.target.replace("telling.py", "gone.py"))
-    with Spare(runner.sibling, [gone]) as spare, pytest.raises(KernelLoadError, match=r"gone\.py"):
-        spare.take()
+    with spare_runner(runner.sibling, [gone]) as spare, pytest.raises(KernelLoadError, match=r"gone\.py"):
+        spare.result()
 
 
 def test_a_hunt_confirms_in_its_spare(runner: Runner, kernel: Declaration) -> None:
@@ -153,9 +151,8 @@ def test_a_hunt_confirms_in_its_spare(runner: Runner, kernel: Declaration) -> No
     hunter = Hunter(
         zygote=runner.zygote, device="cpu", streams=streams, oracles=runner.oracles, budget_s=30.0, hang_s=10.0
     )
-    with Spare(runner.sibling, [kernel]) as spare:
+    with spare_runner(runner.sibling, [kernel]) as spare:
         hunted = Hunt(hunter, runner, [kernel], spare=spare).run()
-        assert spare.take() is None
     assert hunted.kill is not None
     assert hunted.kill.failure is not None
     assert "in process" in hunted.kill.failure.message != told(runner, kernel)

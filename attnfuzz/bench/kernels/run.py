@@ -41,9 +41,9 @@ __all__ = [
     "DEFAULT_PAGES",
     "PEAK_COPY_BYTES",
     "Crashed",
-    "Entry",
     "KernelBench",
     "Measures",
+    "TimedEntry",
     "TimingProcess",
     "choose_kernels",
     "choose_shapes",
@@ -122,10 +122,10 @@ class _Run:
         self._known: dict[tuple[str, Shape], list[tuple[Options, MeasureReply | Crashed]]] = {}
         self._copies: dict[int, float] = {}
 
-    def knows(self, entry: Entry) -> bool:
+    def knows(self, entry: TimedEntry) -> bool:
         return _key(entry) in self._known
 
-    def results(self, entry: Entry) -> list[Result]:
+    def results(self, entry: TimedEntry) -> list[Result]:
         if not self.knows(entry):
             nbytes = bytes_to_move(entry.shape)
             if nbytes not in self._copies:  # before the tensors of the shape take the memory
@@ -135,7 +135,7 @@ class _Run:
         best = min(range(len(found)), key=lambda i: _rank(found[i]))
         return [replace(result, chosen=i == best) for i, result in enumerate(found)]
 
-    def _reply(self, entry: Entry, choice: Options) -> MeasureReply | Crashed:
+    def _reply(self, entry: TimedEntry, choice: Options) -> MeasureReply | Crashed:
         request = MeasureRequest(
             contender=entry.contender,
             shape=entry.timed_on,
@@ -149,7 +149,7 @@ class _Run:
         except Crashed as how:
             return how
 
-    def _result(self, entry: Entry, choice: Options, reply: MeasureReply | Crashed) -> Result:
+    def _result(self, entry: TimedEntry, choice: Options, reply: MeasureReply | Crashed) -> Result:
         nbytes = bytes_to_move(entry.shape)
         result = Result(
             suite=entry.suite,
@@ -166,7 +166,7 @@ class _Run:
         return replace(result, status=reply.status, times=reply.times, error_ratio=reply.error_ratio, note=reply.note)
 
 
-def _key(entry: Entry) -> tuple[str, Shape]:
+def _key(entry: TimedEntry) -> tuple[str, Shape]:
     return entry.contender, replace(entry.timed_on, label="")
 
 
@@ -199,7 +199,7 @@ class KernelBench:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TimedEntry:
     """One contender on one shape: all ``choices`` of its options are timed. ``timed_on``: the shape that stands for it.
 
     Those that do not see pages are timed once for all page sizes.
@@ -213,7 +213,9 @@ class Entry:
     choices: tuple[Options, ...]
 
 
-def entries(bench: KernelBench, kernels: Sequence[Declaration], references: Sequence[Declaration]) -> Iterator[Entry]:
+def entries(
+    bench: KernelBench, kernels: Sequence[Declaration], references: Sequence[Declaration]
+) -> Iterator[TimedEntry]:
     """Shape after shape, so that tensors are drawn once. All choices of the options of ``references`` are tried."""
     named = {kernel.target for kernel in kernels}
     contenders = [*kernels, *(one for one in references if one.target not in named)]
@@ -224,7 +226,7 @@ def entries(bench: KernelBench, kernels: Sequence[Declaration], references: Sequ
                     is_reference = number >= len(kernels)
                     sees_pages = kernel.problem.startswith("paged")
                     choices = _choices(kernel.options, bench.options, try_all=is_reference or bool(kernel.versions))
-                    yield Entry(suite, shape, _timed_on(shape, sees_pages), kernel.target, is_reference, choices)
+                    yield TimedEntry(suite, shape, _timed_on(shape, sees_pages), kernel.target, is_reference, choices)
 
 
 def _timed_on(shape: Shape, sees_pages: bool) -> Shape:
