@@ -81,19 +81,13 @@ def load_equivalents(mutants: Iterable[Mutant], path: Path | None = None) -> Equ
     return Equivalents([(one.resolve().parent / entry.file, entry) for one in paths for entry in _read(one)])
 
 
-<<<<<<< HEAD
 def _folders(folder: Path) -> list[Path]:
     """``folder`` and the packages that it lies in."""
     packages = itertools.takewhile(lambda one: (one / "__init__.py").is_file(), (folder, *folder.parents))
     return list(dict.fromkeys((folder, *packages)))
 
 
-def _read(path: Path) -> tuple[Entry, ...]:
-||||||| e1f50ec
-def _read(path: Path) -> tuple[Entry, ...]:
-=======
 def _read(path: Path) -> tuple[EquivalentMutant, ...]:
->>>>>>> report-bench
     try:
         entries = msgspec.toml.decode(read_data_file(path, _MOST_BYTES), type=_List).equivalent
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
