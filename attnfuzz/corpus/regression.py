@@ -13,6 +13,7 @@ import msgspec
 from attnfuzz.oracles.verdict import Blame, Failure, OracleName, Sight, SourceLine, make_printable
 from attnfuzz.problems.cases import Case, Problem
 from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.supports import Supports
 
 __all__ = [
@@ -120,6 +121,8 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class Regression(msgspec.Struct, frozen=True, kw_only=True):
     """One regression file.
 
+    ``problem`` is a bundled one, or says where a user's lives and what the fields of its cases are: in the file, these
+    are ``fields``, so that a case is checked without loading anything.
     ``kernel`` is the target that loads the kernel: a bundled name, ``module:name`` or ``path/to/file.py:name``.
     ``case`` fails once the cases of ``preceding``, if there are any, have run before it in the same process.
     ``assumed`` is what the kernel was found not to take where its declaration leaves that open, ``assumed_numerics``
@@ -157,7 +160,9 @@ def current_environment(device: str, executors: Mapping[str, str] | None = None)
 
 def encode_regression(regression: Regression) -> bytes:
     """Indented JSON for review; equal regressions give equal bytes."""
-    fields: dict[str, Any] = {"format": FORMAT, **msgspec.structs.asdict(regression)}
+    own = regression.problem
+    described = {"problem": own.place, "fields": own.fields} if isinstance(own, OpenProblem) else {"problem": own}
+    fields: dict[str, Any] = {"format": FORMAT, **described, **msgspec.structs.asdict(regression), **described}
     if not regression.preceding:
         del fields["preceding"]
     if regression.assumed is None:
@@ -175,6 +180,8 @@ def encode_regression(regression: Regression) -> bytes:
         finding["remedy"] = _declared(regression.finding.remedy)
     fields["finding"] = {name: value for name, value in finding.items() if name not in left_out}
     document = msgspec.to_builtins(fields, order="deterministic", str_keys=True)
+    if isinstance(own, OpenProblem):  # whose order says which counts most
+        document["fields"] = {name: document["fields"][name] for name in own.fields}
     ordered = {name: document[name] for name in fields}  # the order of the fields, not of the alphabet
     return msgspec.json.format(msgspec.json.encode(ordered), indent=2) + b"\n"
 

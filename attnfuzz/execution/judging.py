@@ -40,6 +40,7 @@ from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.quick import BatchLost, judge_many
 from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
 from attnfuzz.problems.cases import decode_case
+from attnfuzz.problems.open_cases import ProblemError
 from attnfuzz.said import printable, text_of, type_name
 
 __all__ = ["JudgingService"]
@@ -141,7 +142,7 @@ class JudgingService:
                 catch_interrupt=True,
                 compile_clock=self._compile_times.total_s,
             )
-        except EnvironmentProblem as problem:
+        except (EnvironmentProblem, ProblemError) as problem:
             return JudgeReply(environment=str(problem))
         except torch.OutOfMemoryError as error:  # not the kernel's: that one is a verdict
             return JudgeReply(exhausted=text_of(error).strip().partition("\n")[0])
@@ -167,7 +168,7 @@ class JudgingService:
                 catch_interrupt=True,
                 compile_clock=self._compile_times.total_s,
             )
-        except EnvironmentProblem as problem:
+        except (EnvironmentProblem, ProblemError) as problem:
             return JudgeManyReply(environment=str(problem))
         except BatchLost as lost:
             return JudgeManyReply(lost=str(lost))

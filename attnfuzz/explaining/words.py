@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attnfuzz.oracles.words import number, ranges, row_words
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedAttentionCase
+from attnfuzz.problems.open_cases import OpenCase
 
 __all__ = ["joined", "row_name", "scope", "weight"]
 
@@ -25,7 +26,7 @@ def joined(parts: Sequence[str]) -> str:
 def row_name(case: Case | AttentionCase, row: int) -> str:
     """`sequence 0, query head 3`."""
     first, head = divmod(row, case.num_q_heads)
-    name = f"token {first}" if isinstance(case, MergeStatesCase) else row_words(case, first)
+    name = f"token {first}" if isinstance(case, MergeStatesCase | OpenCase) else row_words(case, first)
     return f"{name}, query head {head}"
 
 

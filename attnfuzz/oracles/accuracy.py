@@ -9,7 +9,7 @@ from attnfuzz.memory.patterns import Fill
 from attnfuzz.minimise.edits import with_lengths
 from attnfuzz.oracles.comparison import Comparison, Reference, compare
 from attnfuzz.oracles.diagnosis import Compared, explain
-from attnfuzz.oracles.elements import blame_of, extent, first_index
+from attnfuzz.oracles.elements import blame_of, extent, first_index, place_of
 from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.relations.transformed import Changed, run_on
 from attnfuzz.oracles.trial import Trial
@@ -22,6 +22,7 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
     SplitDecodeCase,
 )
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.recipes import MIN_LOGIT_EXPONENT
 
 __all__ = ["check", "objection"]
@@ -54,7 +55,10 @@ def objection(
         oracle="accuracy",
         kind=f"{comparison.name}:{kind}",
         message=_sentence(comparison, index) + (f"; {found.words}" if found is not None and found.words else ""),
-        details=(f"beyond the bound: {extent(comparison.name, comparison.axes, comparison.ratio > 1)}",),
+        details=(
+            f"beyond the bound: {extent(comparison.name, comparison.axes, comparison.ratio > 1)}",
+            *place_of(reference.case, comparison.name, index),
+        ),
         error_ratio=float(comparison.ratio[index]),
         tensor=comparison.name,
         cause="" if found is None else found.cause,
@@ -69,7 +73,9 @@ def objection(
 def _nearby(trial: Trial) -> Iterator[Compared]:
     """Runs on cases with fewer tokens, and with smaller scores, beside what each should give."""
     case = trial.case
-    for changed in () if isinstance(case, MergeStatesCase) else (*_shorter(case), *_quieter(case), *_plainer(case)):
+    for changed in (
+        () if isinstance(case, MergeStatesCase | OpenCase) else (*_shorter(case), *_quieter(case), *_plainer(case))
+    ):
         try:
             seen = run_on(trial, Changed("with fewer tokens or smaller scores", changed))
         except KernelRaised as raised:

@@ -107,7 +107,14 @@ class Reference:
 
 def compare(reference: Reference, seen: Observation) -> list[Comparison]:
     """Everything about a run that has a right value: the logical result, and the partial states that must be empty."""
-    case, expected, bound = reference.case, reference.expected, reference.bound
+    case = reference.case
+    if (targets := problem_of(case).targets) is not None:
+        return [
+            Comparison(one.name, axes_of(one.name, case), seen.results[one.name].double(), value, bound)
+            for one in targets(reference.values, reference.tolerance)
+            for value, bound in [(one.value.to(reference.device), one.bound.to(reference.device))]
+        ]
+    expected, bound = reference.expected, reference.bound
     out, lse = _out_and_lse(reference.declaration, seen)
     got_out, got_lse = problem_of(case).logical_result(case, out, expected.lse if lse is None else lse)
     rows = axes_of("out", case)[0]

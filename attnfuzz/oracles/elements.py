@@ -8,20 +8,21 @@ from torch import Tensor
 from attnfuzz.oracles.verdict import Blame
 from attnfuzz.oracles.words import element, number, ranges
 from attnfuzz.problems.cases import AttentionCase, Case
+from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.registry import problem_of
 
-__all__ = ["axes_of", "blame_of", "differing", "extent", "first_index"]
+__all__ = ["axes_of", "blame_of", "differing", "extent", "first_index", "place_of"]
 
 
 def axes_of(name: str, case: Case) -> tuple[str, ...]:
     """Names of the dimensions of the result `name`, in the order in which a kernel returns it."""
-    if name == "output_lse":
-        return ("head", "token") if getattr(case, "lse_layout", "HT") == "HT" else ("token", "head")
-    if name.startswith("partial"):
-        axes: tuple[str, ...] = ("seq", "head", "split")
-    else:
-        rows = "token" if case.problem in ("merge_states", "paged_attention") else "seq"
-        axes = (rows, "head")
-    return axes if name.endswith("lse") else (*axes, "dim")
+    return problem_of(case).axes(case, name)
+
+
+def place_of(case: Case, name: str, index: tuple[int, ...]) -> tuple[str, ...]:
+    """A line on what an element is, if the problem has a word for it."""
+    words = problem_of(case).where_is(case, name, index)
+    return (words,) if words else ()
 
 
 def first_index(mask: Bool[Tensor, "*shape"]) -> tuple[int, ...]:
@@ -38,8 +39,10 @@ def extent(name: str, axes: Sequence[str], mask: Bool[Tensor, "*shape"]) -> str:
 
 
 def blame_of(case: Case, axes: Sequence[str], index: Sequence[int]) -> Blame:
-    """The row that one element of a result belongs to, and its sequence."""
+    """The row that one element of a result belongs to, and its sequence; nothing where results have no such rows."""
     at = dict(zip(axes, index, strict=True))
+    if isinstance(case, OpenCase):
+        return Blame()
     row = at.get("seq", at.get("token", 0))
     seqs = (case.row_seqs[row],) if isinstance(case, AttentionCase) else ()
     return Blame(rows=((row, at["head"]),), seqs=seqs)

@@ -15,14 +15,14 @@ from attnfuzz.memory.patterns import Fill
 from attnfuzz.oracles.results import named_results
 from attnfuzz.oracles.unfinished import check_finished, check_joined, living_threads
 from attnfuzz.problems.allocation import allocate
-from attnfuzz.problems.cases import Case, PagedAttentionCase
+from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.placement import Placement
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import OptionValue
 
-__all__ = ["KernelRaised", "Observation", "call", "call_options", "observe", "results_of_call", "rows_with_an_owner"]
+__all__ = ["KernelRaised", "Observation", "call", "call_options", "observe", "results_of_call"]
 
 _ZONES_PER_TENSOR = 4 * 256
 """Room for alignment and both red zones; a tensor with wider ones goes to a chunk of its own."""
@@ -148,16 +148,11 @@ def _after_waiting(kernel: Kernel, case: Case, inputs: Any, returned: object) ->
 
 
 def results_of_call(kernel: Kernel, case: Case, inputs: Any, returned: object) -> dict[str, Tensor]:
-    """What a call `returned`, by name: the rows that a sequence has. Raises `ResultError`."""
-    names, supports = problem_of(case).results, kernel.declaration.supports
-    return rows_with_an_owner(case, named_results(returned, inputs, names, supports))
-
-
-def rows_with_an_owner(case: Case, results: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`results` without the rows of padding tokens, in which a kernel may leave anything."""
-    if not isinstance(case, PagedAttentionCase) or not case.padding_tokens:
-        return results
-    return {name: result[: case.num_rows] for name, result in results.items()}
+    """What a call `returned` or changed, by name, without what nobody looks at. Raises `ResultError`."""
+    problem, supports = problem_of(case), kernel.declaration.supports
+    wanted = problem.returned_names(case, supports)
+    found = named_results(returned, inputs, problem.results or wanted, wanted)
+    return problem.owned(case, found | {name: getattr(inputs, name) for name in problem.changed_names(case)})
 
 
 def call_options(kernel: Kernel, case: Case) -> dict[str, OptionValue]:

@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnfuzz.problems.supports import Supports
-
 __all__ = ["ResultError", "named_results"]
 
 
@@ -18,23 +16,27 @@ class ResultError(Exception):
     """What the kernel returned cannot be a result; the message names what is wrong and what was expected."""
 
 
-def named_results(returned: object, inputs: Any, names: tuple[str, str], supports: Supports) -> dict[str, Tensor]:
-    """The output, and the log-sum-exp unless the kernel declares none; what was not returned is taken from `inputs`.
+def named_results(returned: object, inputs: Any, names: tuple[str, ...], wanted: tuple[str, ...]) -> dict[str, Tensor]:
+    """Those of the results `names` that are `wanted`, the first of them; what was not returned is taken from `inputs`.
 
-    `names`: the problem's two results, output first. Raises `ResultError`.
+    Raises `ResultError`.
     """
-    wanted = names if supports.lse != "none" else names[:1]
     given = {name: getattr(inputs, name) for name in wanted}
     parts = _parts(returned, names)
     results = given | {name: part for name, part in zip(wanted, parts, strict=False) if part is not None}
     return {name: _checked(name, result, given[name]) for name, result in results.items()}
 
 
-def _parts(returned: object, names: tuple[str, str]) -> Sequence[object]:
-    if returned is None or isinstance(returned, Tensor):
+def _parts(returned: object, names: tuple[str, ...]) -> Sequence[object]:
+    if returned is None or (isinstance(returned, Tensor) and names):
         return (returned,)
-    if isinstance(returned, tuple | list) and len(returned) in (1, 2):
+    if isinstance(returned, tuple | list) and 1 <= len(returned) <= len(names):
         return returned
+    if len(names) != 2:
+        raise ResultError(
+            f"the kernel returned {returned!r:.80}; it must return {', '.join(names) or 'nothing'}, or None after "
+            f"writing into {', '.join(f'inputs.{name}' for name in names) or 'its inputs'}"
+        )
     shown = f"{type(returned).__name__} of {len(returned)}" if isinstance(returned, tuple | list) else repr(returned)
     raise ResultError(
         f"the kernel returned {shown[:80]}; it must return ({names[0]}, {names[1]}), only {names[0]}, "

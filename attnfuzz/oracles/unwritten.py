@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnfuzz.memory.allocations import WORKSPACE
 from attnfuzz.memory.patterns import holds_prefill
-from attnfuzz.oracles.elements import axes_of, blame_of, differing, extent, first_index
+from attnfuzz.oracles.elements import axes_of, blame_of, differing, extent, first_index, place_of
 from attnfuzz.oracles.interference import cause_of_difference
 from attnfuzz.oracles.observation import Observation
 from attnfuzz.oracles.trial import Trial
@@ -56,7 +56,7 @@ def _holding_prefill(runs: Sequence[Observation]) -> dict[str, Tensor]:
 def _never_written(trial: Trial, name: str, mask: Tensor) -> Failure:
     axes = axes_of(name, trial.case)
     index = first_index(mask)
-    details = [f"never written: {extent(name, axes, mask)}"]
+    details = [f"never written: {extent(name, axes, mask)}", *place_of(trial.case, name, index)]
     if isinstance(trial.case, AttentionCase):
         details.append(_length_of(trial.case, index[0]))
     remedy = {}

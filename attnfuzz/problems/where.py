@@ -34,6 +34,7 @@ from attnfuzz.problems.choices import (
     split_counts_of,
     v_head_sizes_of,
 )
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.quantised_kv import KV_DTYPES
 from attnfuzz.problems.supports import (
     DTYPES,
@@ -71,6 +72,8 @@ _LARGEST = {
 
 def fields_of(problem: Problem) -> tuple[str, ...]:
     """What a combination may name beside options."""
+    if isinstance(problem, OpenProblem):
+        return tuple(problem.fields)
     kind = CASE_TYPES[problem]
     names = ["dtype", "head_size", "num_q_heads"]
     if issubclass(kind, AttentionCase):

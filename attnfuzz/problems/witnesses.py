@@ -36,7 +36,7 @@ from attnfuzz.problems.boundaries import (
     split_count,
     tile_sizes,
 )
-from attnfuzz.problems.cases import CASE_TYPES, PagedDecodeCase, Problem
+from attnfuzz.problems.cases import CASE_TYPES, BundledProblem, PagedDecodeCase, Problem
 from attnfuzz.problems.choices import (
     KV_HEADS,
     block_sizes_of,
@@ -57,6 +57,7 @@ from attnfuzz.problems.choices import (
     strided_tensors_of,
     v_head_sizes_of,
 )
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.row_axes import LENGTHS, Row, row_axes
 from attnfuzz.problems.simplest import simplest_cases
@@ -83,6 +84,8 @@ _STRIDES = {
 
 def witnesses(problem: Problem, supports: Supports, options: Options, *, longest: int) -> list[set[Witness]]:
     """Groups of axes that depend on each other or on ``supports``; an axis that is in none of them is free."""
+    if isinstance(problem, OpenProblem):
+        return []
     groups: list[Iterable[Witness]] = [_formats(problem, supports), *_strides(problem, supports)]
     if problem == "merge_states":
         groups.append(_lse_pairs(supports))
@@ -98,10 +101,10 @@ def witnesses(problem: Problem, supports: Supports, options: Options, *, longest
 
 
 def _is_paged(problem: Problem) -> bool:
-    return issubclass(CASE_TYPES[problem], PagedDecodeCase)
+    return not isinstance(problem, OpenProblem) and issubclass(CASE_TYPES[problem], PagedDecodeCase)
 
 
-def _formats(problem: Problem, supports: Supports) -> Iterator[Witness]:
+def _formats(problem: BundledProblem, supports: Supports) -> Iterator[Witness]:
     for dtype in dtypes_of(supports):
         for layout in layouts_of(supports) if _is_paged(problem) else (None,):
             for size in head_sizes_of(supports, dtype, layout):
@@ -114,7 +117,7 @@ def _formats(problem: Problem, supports: Supports) -> Iterator[Witness]:
                     yield (*levels, ("V head size", (v_head_size_class(size, v_size),)))
 
 
-def _combinations(problem: Problem, supports: Supports, options: Options) -> Iterator[Witness]:
+def _combinations(problem: BundledProblem, supports: Supports, options: Options) -> Iterator[Witness]:
     """All that goes together in each combination of ``where``; only axes that one of them names."""
     named = {name for one in supports.combinations for name in one}
     sized = bool(v_head_size_axes(problem, supports))
@@ -150,7 +153,7 @@ def _combinations(problem: Problem, supports: Supports, options: Options) -> Ite
         yield tuple((axis, tuple(dict.fromkeys(levels))) for axis, levels in found.items())
 
 
-def _head_levels(problem: Problem, supports: Supports) -> dict[str, Iterable[str]]:
+def _head_levels(problem: BundledProblem, supports: Supports) -> dict[str, Iterable[str]]:
     if problem == "merge_states":
         named = merge_heads_of(supports)
         return {"heads": HEADS_CLASSES if named is None else map(heads_class, named)}
@@ -175,7 +178,7 @@ def _caches(problem: Problem, supports: Supports) -> Iterator[Witness]:
                     yield *levels, ("layout", (layout,)), ("dtype", (dtype,))
 
 
-def _strides(problem: Problem, supports: Supports) -> Iterator[Iterator[Witness]]:
+def _strides(problem: BundledProblem, supports: Supports) -> Iterator[Iterator[Witness]]:
     kinds: dict[str, set[str]] = {}
     for tensor in strided_tensors_of(problem, supports):
         axis = next((name for name, tensors in _STRIDES.items() if tensor in tensors), "other strides")

@@ -18,6 +18,7 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
 )
 from attnfuzz.problems.freed import freed_tokens
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.report.headline import count
 
 __all__ = ["MARKS", "Box", "Drawing", "Mark", "Sequence", "State", "draw", "squeeze"]
@@ -79,6 +80,8 @@ class Drawing:
 
 def draw(case: Case, blame: Blame) -> Drawing:
     """The picture of ``case``. Long cases are cut, but what is to blame is kept."""
+    if isinstance(case, OpenCase):
+        return Drawing()
     if isinstance(case, MergeStatesCase):
         return _merge(case, blame)
     blamed = [i for i in sorted(blame.seqs) if _MAX_SEQS <= i < case.num_seqs]

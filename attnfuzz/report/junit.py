@@ -81,7 +81,7 @@ def _suite(root: Element, name: str, seconds: float, began: datetime.datetime) -
 
 def _properties(suite: Element, result: CampaignResult, kernel: KernelStatistics, share: float | None) -> None:
     facts = {
-        "problem": kernel.declaration.problem,
+        "problem": str(kernel.declaration.problem),
         "device": result.statistics.device_name,
         "seed": result.statistics.seed,
         "stop_reason": result.stop_reason,

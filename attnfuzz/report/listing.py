@@ -21,7 +21,7 @@ def print_kernels(console: Console, declarations: Sequence[Declaration], *, verb
             _print_fully(console, declaration)
         return
     header = ("kernel", "problem", "options")
-    rows = [header, *((one.target, one.problem, _options(one)) for one in declarations)]
+    rows = [header, *((one.target, str(one.problem), _options(one)) for one in declarations)]
     wide, less_wide, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
     for row in rows:  # no table of rich: that cuts what is longer than a terminal, or 80 columns of a pipe
         line = f"{row[0]:<{wide}}  {row[1]:<{less_wide}}  {row[2]}".rstrip()

@@ -43,6 +43,8 @@ def picture(case: Case, finding: FindingRecord | None = None, *, defaults: bool 
 
 
 def _sequences(drawing: Drawing) -> Iterator[RenderableType]:
+    if not drawing.sequences:
+        return
     yield legend()
     for sequence in drawing.sequences:
         labels = (

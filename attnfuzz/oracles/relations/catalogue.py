@@ -25,6 +25,7 @@ from attnfuzz.oracles.relations.split_count import SPLIT_COUNT
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
 from attnfuzz.oracles.verdict import DrawnWithout, OracleName, Relations
 from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.registry import problem_of
 
 __all__ = ["RELATIONS", "applicable", "chosen", "drawn"]
 
@@ -62,7 +63,7 @@ def applicable(
     declaration: Declaration, case: Case, oracles: Sequence[OracleName], *, device: str = "cpu"
 ) -> list[Relation]:
     """Those among `oracles` that can judge `case` on `device`; by bounds only where accuracy is not among them."""
-    return [relation for relation in _candidates(oracles, device) if relation.applies(declaration, case)]
+    return [relation for relation in _candidates(oracles, device) if _applies(relation, declaration, case)]
 
 
 def drawn(
@@ -72,7 +73,7 @@ def drawn(
     number = zlib.crc32(encode_case(case))
     if number % _ONE_IN[device]:
         return None
-    candidates = [one for one in _candidates(oracles, device) if device in one.drawn_on]
+    candidates = [one for one in _candidates(oracles, device) if device in one.drawn_on and _knows(one, case)]
     lot = partial(_lot, number, declaration, case)
     costly, others = (
         sorted((one for one in candidates if (device in one.costly_on) is is_costly), key=lot)
@@ -96,7 +97,16 @@ def chosen(
     if relations == "all":
         return applicable(declaration, case, oracles, device=device)
     named = [relation for relation in _able(oracles, device) if relation.name in relations]
-    return [relation for relation in named if relation.applies(declaration, case)]
+    return [relation for relation in named if _applies(relation, declaration, case)]
+
+
+def _applies(relation: Relation, declaration: Declaration, case: Case) -> bool:
+    return _knows(relation, case) and relation.applies(declaration, case)
+
+
+def _knows(relation: Relation, case: Case) -> bool:
+    """Whether it says something of the problem of `case`: most are laws of attention."""
+    return relation.of_any_problem or problem_of(case).targets is None
 
 
 def _able(oracles: Sequence[OracleName], device: str) -> list[Relation]:

@@ -13,6 +13,7 @@ from attnfuzz.problems.block_table import num_blocks, physical_pages, used_block
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import lse_kinds_of
 from attnfuzz.problems.limits import tensor_nbytes
+from attnfuzz.problems.open_cases import OpenCase
 
 __all__ = ["MOST_BYTES", "Content", "contents_of", "with_room"]
 
@@ -41,7 +42,7 @@ def with_room(declaration: Declaration, case: Case) -> Case:
 
     As it is if that takes too much memory.
     """
-    if isinstance(case, MergeStatesCase):
+    if isinstance(case, MergeStatesCase | OpenCase):
         return case
     roomy = _with_room(case, _longer(declaration, case))
     return roomy if tensor_nbytes(roomy) <= MOST_BYTES else case
@@ -51,6 +52,8 @@ def contents_of(declaration: Declaration, captured: Case) -> list[Content]:
     """What a call captured on `captured` is replayed on: that first, then other lengths, pages and numbers."""
     if isinstance(captured, MergeStatesCase):
         others = list(_states(declaration, captured))
+    elif isinstance(captured, OpenCase):
+        others = []
     else:
         others = list(_lengths(declaration, captured))
         if isinstance(captured, PagedAttentionCase):

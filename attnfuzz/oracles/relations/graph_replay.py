@@ -24,7 +24,7 @@ from attnfuzz.memory.arena import Arena
 from attnfuzz.oracles.comparison import Comparison, Reference, compare
 from attnfuzz.oracles.cuda_graph import CapturedCall, captured_call
 from attnfuzz.oracles.elements import extent, first_index
-from attnfuzz.oracles.observation import KernelRaised, Observation, call, rows_with_an_owner
+from attnfuzz.oracles.observation import KernelRaised, Observation, call
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
 from attnfuzz.oracles.relations.graph_contents import MOST_BYTES, Content, contents_of, with_room
 from attnfuzz.oracles.relations.relation import Relation
@@ -102,7 +102,9 @@ class _Rig:
         for result in graph.results.values():
             result.fill_(float("nan"))
         graph.replay(f"replayed {content.words}")
-        return rows_with_an_owner(content.case, {name: result.clone() for name, result in graph.results.items()})
+        return problem_of(content.case).owned(
+            content.case, {name: result.clone() for name, result in graph.results.items()}
+        )
 
     def eager(self, kernel: Kernel, content: Content, image: Memory) -> Tensors:
         self.load(image)
@@ -111,7 +113,7 @@ class _Rig:
             results = call(kernel, self.captured, self.inputs, allocations, wait=True)
         except KernelRaised as raised:
             raise KernelRaised(raised.error, raised.poison, f"called {content.words}") from raised.error
-        return rows_with_an_owner(content.case, {name: result.clone() for name, result in results.items()})
+        return problem_of(content.case).owned(content.case, {name: result.clone() for name, result in results.items()})
 
 
 def _image(trial: Trial, content: Content) -> Memory:

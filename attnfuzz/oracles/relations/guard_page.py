@@ -100,4 +100,5 @@ GUARD_PAGE = Relation(
     weight=2,  # others do not see reads outside
     drawn_on=("cuda",),
     costly_on=("cuda",),
+    of_any_problem=True,
 )

@@ -12,6 +12,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.transformed import fits
 from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase
 from attnfuzz.problems.lengths import of_sequences, with_seq_lens
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.supported import supports_case
 
 __all__ = ["Relative", "relatives_of"]
@@ -33,6 +34,8 @@ def relatives_of(declaration: Declaration, case: Case) -> list[Relative]:
 
     Those that the kernel supports.
     """
+    if isinstance(case, OpenCase):
+        return []
     made = _merges(case) if isinstance(case, MergeStatesCase) else _attention(declaration, case)
     return [
         one

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnfuzz.problems.allocation import Allocator, PlainAllocator, allocate
+from attnfuzz.problems.allocation import Allocator, PlainAllocator, allocate, role_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import strides_of, tensor_specs
@@ -38,7 +38,7 @@ def build_through_host(
     tensors = {}
     for name, spec in tensor_specs(case).items():
         dtype = getattr(torch, spec.dtype)
-        given = allocator.tensor(name, spec.shape, dtype, strides=strides_of(case, name), role=spec.role)
+        given = allocator.tensor(name, spec.shape, dtype, strides=strides_of(case, name), role=role_of(spec))
         if spec.role == "input":
             _send(written[name], given)
         tensors[name] = given
