@@ -12,6 +12,7 @@ import msgspec
 
 from attnfuzz.campaign.saved_run import judge_sequence, preceding_for, relations_for, run_saved
 from attnfuzz.corpus import Regression, load_regression
+from attnfuzz.corpus.regression import as_of
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.execution.guard_naming import with_name
 from attnfuzz.execution.leaks import LEAK, find_leak
@@ -85,6 +86,8 @@ def check_relations(
     declaration = declaration_of(kernel, device=device, isolated=isolated)
     file = Path(case) if isinstance(case, str | Path) else None
     loaded = load_regression(Path(case)) if isinstance(case, str | Path) else case
+    if isinstance(loaded, Regression):
+        loaded = as_of(loaded, declaration.problem)
     saved = loaded if isinstance(loaded, Regression) else None
     found = _case_of(loaded, declaration)
     if isolated:

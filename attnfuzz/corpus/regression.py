@@ -13,7 +13,7 @@ import msgspec
 from attnfuzz.oracles.verdict import Blame, Failure, OracleName, Sight, SourceLine, make_printable
 from attnfuzz.problems.cases import Case, Problem
 from attnfuzz.problems.declared_numerics import Numerics
-from attnfuzz.problems.open_cases import OpenProblem
+from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.supports import Supports
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "FindingRecord",
     "Regression",
     "Status",
+    "as_of",
     "current_environment",
     "encode_regression",
 ]
@@ -140,6 +141,22 @@ class Regression(msgspec.Struct, frozen=True, kw_only=True):
     status: Status = "open"
     note: str = ""
     environment: Environment = Environment()
+
+
+def as_of(regression: Regression, problem: Problem) -> Regression:
+    """``regression`` with cases of ``problem``, if that is its own and the fields have changed since it was saved.
+
+    Of another problem as it is. Raises ValueError for a case that the problem no longer has.
+    """
+    own = regression.problem
+    if not isinstance(own, OpenProblem) or not isinstance(problem, OpenProblem) or own == problem:
+        return regression
+    if not problem.is_same(own):
+        return regression
+    case, *preceding = (
+        problem.refitted(one) if isinstance(one, OpenCase) else one for one in (regression.case, *regression.preceding)
+    )
+    return msgspec.structs.replace(regression, problem=problem, case=case, preceding=tuple(preceding))
 
 
 def current_environment(device: str, executors: Mapping[str, str] | None = None) -> Environment:

@@ -7,9 +7,9 @@ and tell cases by it. A field's order is its weight: what is declared first is m
 from __future__ import annotations
 
 import functools
-import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import msgspec
@@ -139,6 +139,9 @@ class Integer(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     def levels(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(map(self.level, self.drawn)))
 
+    def __str__(self) -> str:
+        return f"{self.low} to {self.high}"
+
     def within(self, values: Sequence[Any]) -> Field:
         """The same, with no other than ``values``."""
         return Choice(tuple(value for value in values if self.low <= value <= self.high))
@@ -175,6 +178,9 @@ class Seed(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=True, 
     def features(self, name: str, value: int) -> Iterator[str]:
         del name, value
         yield from ()
+
+    def __str__(self) -> str:
+        return "a seed"
 
     def level(self, value: int) -> str:
         del value
@@ -226,6 +232,9 @@ class Choice(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     def features(self, name: str, value: OptionValue) -> Iterator[str]:
         if self._place(value):
             yield f"{name}={value}"
+
+    def __str__(self) -> str:
+        return " or ".join(map(str, self.values))
 
     def level(self, value: OptionValue) -> str:
         return str(value)
@@ -321,6 +330,10 @@ class Integers(_Field, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
         if self.low == 0 and 0 in value and self.simplest == ():
             yield f"0 among {name}"
 
+    def __str__(self) -> str:
+        together = "" if self.total is None else f", {self.total} together"
+        return f"{self.least} to {self.most} numbers of {self.low} to {self.high}{together}"
+
     def level(self, value: tuple[int, ...]) -> str:
         if len(value) < 2:
             return str(len(value))
@@ -384,9 +397,16 @@ class OpenProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.place.rpartition(":")[2]
 
     def is_same(self, other: OpenProblem) -> bool:
-        """Whether it is the same class of the same file, whose fields may have been others when ``other`` was saved."""
+        """Whether it is the same class of a file of the same name, wherever that lay and whatever fields it had."""
         mine, its = (one.place.rpartition(":") for one in (self, other))
-        return mine[2] == its[2] and os.path.abspath(mine[0]) == os.path.abspath(its[0])  # noqa: PTH100 - it resolves no links
+        return mine[2] == its[2] and PurePath(mine[0]).name == PurePath(its[0]).name
+
+    def refitted(self, case: OpenCase) -> OpenCase:
+        """``case``, of the same problem as it was once, as one of this. Raises ValueError where it is none any more."""
+        try:
+            return self.case_type(**msgspec.structs.asdict(case))
+        except TypeError as error:
+            raise ValueError(f"{self.name} has other fields now ({error})") from error
 
     @property
     def case_type(self) -> type[OpenCase]:

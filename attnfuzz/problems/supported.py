@@ -104,8 +104,8 @@ def _as_now(case: Case, problem: Problem, options: Options) -> Translated | None
     if not isinstance(case, OpenCase) or not isinstance(problem, OpenProblem) or not problem.is_same(case.problem):
         return None
     try:
-        made = problem.case_type(**msgspec.structs.asdict(case))
-    except (TypeError, ValueError):  # fields that it no longer has, or values that a field no longer takes
+        made = problem.refitted(case)
+    except ValueError:
         return None
     return Translated(adapt_options(made, options), ())
 

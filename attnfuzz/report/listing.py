@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.supports import as_written
 
 __all__ = ["print_kernels"]
@@ -31,7 +32,14 @@ def print_kernels(console: Console, declarations: Sequence[Declaration], *, verb
 def _print_fully(console: Console, declaration: Declaration) -> None:
     console.print(Text(f"{declaration.target}  ({declaration.problem})", style="bold"), soft_wrap=True)
     console.print(Text(f"  options: {_options(declaration) or 'none'}"), soft_wrap=True)
-    for title, part in (("supports", declaration.supports), ("numerics", declaration.numerics)):
+    parts: tuple[tuple[str, msgspec.Struct], ...] = (
+        ("supports", declaration.supports), ("numerics", declaration.numerics)
+    )  # fmt: skip
+    if isinstance(declaration.problem, OpenProblem):
+        for name, field in declaration.problem.fields.items():
+            console.print(Text(f"  {name}: {field}"), soft_wrap=True)
+        parts = ()
+    for title, part in parts:
         for name, value in msgspec.structs.asdict(part).items():
             shown = as_written(value) if name == "where" and value is not None else _value(value)
             console.print(Text(f"  {title}.{name}: {shown}"), soft_wrap=True)

@@ -20,10 +20,11 @@ import msgspec
 import attnfuzz
 from attnfuzz.campaign.saved_run import preceding_for, runs_to_see
 from attnfuzz.corpus import Regression
-from attnfuzz.declaration import Declaration
+from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.execution.leaks import LEAK
 from attnfuzz.problems.cases import Case, MergeStatesCase
 from attnfuzz.problems.limits import CaseTooLarge, tensor_nbytes
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.report.headline import finding_lines
 from attnfuzz.report.repro_data import MAX_TENSOR_BYTES, lse_unit, repro_data, repro_inputs
@@ -45,6 +46,11 @@ def repro_script(regression: Regression, declaration: Declaration) -> str:
     The cases that it needs before it run first. Raises CaseTooLarge for more tensors than a script can hold and
     KernelLoadError for a kernel without source.
     """
+    if isinstance(regression.case, OpenCase):
+        raise KernelLoadError(
+            f"{regression.problem} is defined in a file of its own, whose inputs and reference a script does not hold: "
+            "use attnfuzz replay"
+        )
     case, preceding = regression.case, preceding_for(declaration, regression)
     _check_size((*preceding, case))
     data = repro_data(declaration, case)
