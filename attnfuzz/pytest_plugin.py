@@ -239,13 +239,18 @@ def _supporting(config: pytest.Config, regression: Regression) -> Iterator[str]:
     settings = _settings(config)
     if settings is None or settings.on is None:
         return
+    from attnfuzz.corpus.regression import as_of
     from attnfuzz.problems.supported import adapt_options, supports_case
 
     if _OTHERS not in config.stash:
         config.stash[_OTHERS] = _runner(config).declarations(settings.on)
     for kernel in config.stash[_OTHERS]:
-        case = adapt_options(regression.case, kernel.options)
-        if kernel.problem == regression.problem and supports_case(kernel.supports, kernel.options, case):
+        try:
+            now = as_of(regression, kernel.problem)
+        except ValueError:  # no case of what the problem is by now
+            continue
+        case = adapt_options(now.case, kernel.options)
+        if kernel.problem == now.problem and supports_case(kernel.supports, kernel.options, case):
             yield kernel.target
 
 

@@ -91,7 +91,7 @@ def tune(
 
 def _batches(device: str, kernel: Declaration, count: int) -> list[Shape]:
     """Tiny ones where Triton's interpreter has to get through them."""
-    batches = tuning_batches(kernel.problem, count)
+    batches = tuning_batches(str(kernel.problem), count)
     if device == "cuda":
         return batches
     return [shape for shape in smoke_suite() if kernel.problem in PROBLEMS_OF[shape.kind]][:count]

@@ -26,6 +26,7 @@ from attnfuzz.judging.words import number, ranges
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.verdict import Blame, OracleName
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.said import text_of, type_name
 from attnfuzz.values import LogicalAttention, LogicalStates
 
@@ -85,6 +86,8 @@ def explain_case(
 
     A crash or hang ends or blocks this process, as in judging.
     """
+    if isinstance(case, OpenCase):  # weights are those of attention
+        return Explanation()
     until = time.monotonic() + seconds
     explaining = _Explaining(Rig(kernel, case, device=device, is_over=lambda: time.monotonic() > until), oracle)
     try:
@@ -198,6 +201,8 @@ class _Explaining:
         return ": the error shows only with the numbers that the case has in place of the unit vectors"
 
     def _read(self, weights: Weights, row: int) -> Reading | None:
+        if isinstance(self.rig.case, OpenCase):
+            return None
         if isinstance(self.rig.case, MergeStatesCase):
             return read_merged_row(MergedRow(self.rig.case, self.places, weights, self._states(), row))
         measured = MeasuredRow(self.rig.case, self.places, weights, *self._read_from, row)

@@ -20,6 +20,7 @@ from attnfuzz.explaining.weights import Weights
 from attnfuzz.judging.words import number, ranges, row_words
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.reference import row_weights
 from attnfuzz.problems.variants import PLAIN_VARIANT
 from attnfuzz.values import LogicalAttention
@@ -40,7 +41,7 @@ def joined(parts: Sequence[str]) -> str:
 def row_name(case: Case | AttentionCase, row: int) -> str:
     """`sequence 0, query head 3`."""
     first, head = divmod(row, case.num_q_heads)
-    name = f"token {first}" if isinstance(case, MergeStatesCase) else row_words(case, first)
+    name = f"token {first}" if isinstance(case, MergeStatesCase | OpenCase) else row_words(case, first)
     return f"{name}, query head {head}"
 
 

@@ -92,7 +92,7 @@ class _Row:
 
 def _boxes(row: _Row) -> Iterator[WeightBox]:
     case, places = row.case, row.places
-    if isinstance(case, MergeStatesCase):
+    if not isinstance(case, AttentionCase):
         own = [places.number(side, *divmod(row.number, case.num_q_heads)) for side in range(2)]
         for side, place in zip(SIDES, own, strict=True):
             yield row.box(side, [place])

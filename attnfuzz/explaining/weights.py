@@ -289,7 +289,7 @@ def weigh_in_groups(rig: Rig, places: Places, constant: Float64[Tensor, "rows v_
 def expected_weights(rig: Rig, places: Places) -> Float64[Tensor, "rows places"]:
     """The right weight of every place, in float64."""
     case, values = rig.case, rig.values
-    if isinstance(case, MergeStatesCase):
+    if not isinstance(case, AttentionCase):
         parts = torch.stack((values.prefix_lse, values.suffix_lse)).cpu().double().flatten(1)
         parts = torch.where(parts.isinf(), -torch.inf, parts * (math.log(2) if values.lse_base2 else 1.0))
         sides = parts.softmax(0).nan_to_num(0.0)

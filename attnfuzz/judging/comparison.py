@@ -18,6 +18,7 @@ from attnfuzz.judging.words import element, number, ranges
 from attnfuzz.numerics import Bound, error_ratio
 from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, SplitDecodeCase
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.reference import Expected
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.tolerance import Tolerance
@@ -32,20 +33,20 @@ __all__ = [
     "extent",
     "first_index",
     "natural_lse",
+    "place_of",
     "worst_ratio",
 ]
 
 
 def axes_of(name: str, case: Case) -> tuple[str, ...]:
     """Names of the dimensions of the result `name`, in the order in which a kernel returns it."""
-    if name == "output_lse":
-        return ("head", "token") if getattr(case, "lse_layout", "HT") == "HT" else ("token", "head")
-    if name.startswith("partial"):
-        axes: tuple[str, ...] = ("seq", "head", "split")
-    else:
-        rows = "token" if case.problem in ("merge_states", "paged_attention") else "seq"
-        axes = (rows, "head")
-    return axes if name.endswith("lse") else (*axes, "dim")
+    return problem_of(case).axes(case, name)
+
+
+def place_of(case: Case, name: str, index: tuple[int, ...]) -> tuple[str, ...]:
+    """A line on what an element is, if the problem has a word for it."""
+    words = problem_of(case).where_is(case, name, index)
+    return (words,) if words else ()
 
 
 def first_index(mask: Bool[Tensor, "*shape"]) -> tuple[int, ...]:
@@ -62,8 +63,10 @@ def extent(name: str, axes: Sequence[str], mask: Bool[Tensor, "*shape"]) -> str:
 
 
 def blame_of(case: Case, axes: Sequence[str], index: Sequence[int]) -> Blame:
-    """The row that one element of a result belongs to, and its sequence."""
+    """The row that one element of a result belongs to, and its sequence; nothing where results have no such rows."""
     at = dict(zip(axes, index, strict=True))
+    if isinstance(case, OpenCase):
+        return Blame()
     row = at.get("seq", at.get("token", 0))
     seqs = (case.row_seqs[row],) if isinstance(case, AttentionCase) else ()
     return Blame(rows=((row, at["head"]),), seqs=seqs)
@@ -166,7 +169,14 @@ class Reference:
 
 def compare(reference: Reference, seen: Observation) -> list[Comparison]:
     """Everything about a run that has a right value: the logical result, and the partial states that must be empty."""
-    case, expected, bound = reference.case, reference.expected, reference.bound
+    case = reference.case
+    if (targets := problem_of(case).targets) is not None:
+        return [
+            Comparison(one.name, axes_of(one.name, case), seen.results[one.name].double(), value, bound)
+            for one in targets(reference.values, reference.tolerance)
+            for value, bound in [(one.value.to(reference.device), one.bound.to(reference.device))]
+        ]
+    expected, bound = reference.expected, reference.bound
     out, lse = _out_and_lse(reference.declaration, seen)
     got_out, got_lse = problem_of(case).logical_result(case, out, expected.lse if lse is None else lse)
     rows = axes_of("out", case)[0]

@@ -27,8 +27,8 @@ from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.guarded import Guard, GuardedArena, guarded_memory
 from attnfuzz.memory.patterns import Fill, bits
-from attnfuzz.problems.allocation import Allocator, PlainAllocator, allocate
-from attnfuzz.problems.cases import Case, PagedAttentionCase
+from attnfuzz.problems.allocation import Allocator, PlainAllocator, allocate, role_of
+from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.placement import Placement
 from attnfuzz.problems.registry import problem_of
@@ -49,7 +49,6 @@ __all__ = [
     "observe",
     "observe_guarded",
     "results_of_call",
-    "rows_with_an_owner",
 ]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -59,23 +58,27 @@ class ResultError(Exception):
     """What the kernel returned cannot be a result; the message names what is wrong and what was expected."""
 
 
-def named_results(returned: object, inputs: Any, names: tuple[str, str], supports: Supports) -> dict[str, Tensor]:
-    """The output, and the log-sum-exp unless the kernel declares none; what was not returned is taken from `inputs`.
+def named_results(returned: object, inputs: Any, names: tuple[str, ...], wanted: tuple[str, ...]) -> dict[str, Tensor]:
+    """Those of the results `names` that are `wanted`, the first of them; what was not returned is taken from `inputs`.
 
-    `names`: the problem's two results, output first. Raises `ResultError`.
+    Raises `ResultError`.
     """
-    wanted = names if supports.lse != "none" else names[:1]
     given = {name: getattr(inputs, name) for name in wanted}
     parts = _parts(returned, names)
     results = given | {name: part for name, part in zip(wanted, parts, strict=False) if part is not None}
     return {name: _checked(name, result, given[name]) for name, result in results.items()}
 
 
-def _parts(returned: object, names: tuple[str, str]) -> Sequence[object]:
-    if returned is None or isinstance(returned, Tensor):
+def _parts(returned: object, names: tuple[str, ...]) -> Sequence[object]:
+    if returned is None or (isinstance(returned, Tensor) and names):
         return (returned,)
-    if isinstance(returned, tuple | list) and len(returned) in (1, 2):
+    if isinstance(returned, tuple | list) and 1 <= len(returned) <= len(names):
         return returned
+    if len(names) != 2:
+        raise ResultError(
+            f"the kernel returned {returned!r:.80}; it must return {', '.join(names) or 'nothing'}, or None after "
+            f"writing into {', '.join(f'inputs.{name}' for name in names) or 'its inputs'}"
+        )
     shown = f"{type(returned).__name__} of {len(returned)}" if isinstance(returned, tuple | list) else repr(returned)
     raise ResultError(
         f"the kernel returned {shown[:80]}; it must return ({names[0]}, {names[1]}), only {names[0]}, "
@@ -262,16 +265,11 @@ def _after_waiting(kernel: Kernel, case: Case, inputs: Any, returned: object) ->
 
 
 def results_of_call(kernel: Kernel, case: Case, inputs: Any, returned: object) -> dict[str, Tensor]:
-    """What a call `returned`, by name: the rows that a sequence has. Raises `ResultError`."""
-    names, supports = problem_of(case).results, kernel.declaration.supports
-    return rows_with_an_owner(case, named_results(returned, inputs, names, supports))
-
-
-def rows_with_an_owner(case: Case, results: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`results` without the rows of padding tokens, in which a kernel may leave anything."""
-    if not isinstance(case, PagedAttentionCase) or not case.padding_tokens:
-        return results
-    return {name: result[: case.num_rows] for name, result in results.items()}
+    """What a call `returned` or changed, by name, without what nobody looks at. Raises `ResultError`."""
+    problem, supports = problem_of(case), kernel.declaration.supports
+    wanted = problem.returned_names(case, supports)
+    found = named_results(returned, inputs, problem.results or wanted, wanted)
+    return problem.owned(case, found | {name: getattr(inputs, name) for name in problem.changed_names(case)})
 
 
 def call_options(kernel: Kernel, case: Case) -> dict[str, OptionValue]:
@@ -336,7 +334,7 @@ def build_through_host(
     tensors = {}
     for name, spec in tensor_specs(case).items():
         dtype = getattr(torch, spec.dtype)
-        given = allocator.tensor(name, spec.shape, dtype, strides=strides_of(case, name), role=spec.role)
+        given = allocator.tensor(name, spec.shape, dtype, strides=strides_of(case, name), role=role_of(spec))
         if spec.role == "input":
             _send(written[name], given)
         tensors[name] = given

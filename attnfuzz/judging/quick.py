@@ -29,6 +29,7 @@ from attnfuzz.oracles.relations.relation import Relation
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Relations, Timing, Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
+from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.said import text_of
 
@@ -72,6 +73,24 @@ def judge_many(
     """
     for case in cases:
         check_size(case, size_limit)
+    if cases and not problem_of(cases[0]).in_parts:
+        return [
+            _alive(
+                judge(
+                    kernel,
+                    case,
+                    device=device,
+                    oracles=oracles,
+                    tolerance=tolerance,
+                    size_limit=size_limit,
+                    thorough=thorough,
+                    relations=relations,
+                    catch_interrupt=catch_interrupt,
+                    compile_clock=compile_clock,
+                )
+            )
+            for case in cases
+        ]
     together = _Together(
         kernel=kernel,
         device=device,
@@ -174,8 +193,7 @@ class _Together:
             return Verdict(error_ratio=found.error_ratio, timing=msgspec.structs.replace(launched, total_s=launched_s))
         started = time.perf_counter()
         verdict = self._closer_look(batch, case, found)
-        if verdict.fatal:
-            raise BatchLost(verdict.failure.message if verdict.failure else "the GPU's context or memory is lost")
+        _alive(verdict)
         timing, alone = batch.timing(case), verdict.timing
         batch.drop_trial(case)
         timing = Timing(
@@ -219,6 +237,13 @@ class _Together:
             catch_interrupt=self.catch_interrupt,
             compile_clock=self.compile_clock,
         )
+
+
+def _alive(verdict: Verdict) -> Verdict:
+    """`verdict`, after which this process can go on. Raises `BatchLost`."""
+    if verdict.fatal:
+        raise BatchLost(verdict.failure.message if verdict.failure else "the GPU's context or memory is lost")
+    return verdict
 
 
 def _with_share(verdict: Verdict, shared_s: float) -> Verdict:

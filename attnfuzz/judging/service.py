@@ -39,6 +39,7 @@ from attnfuzz.judging.tampering import watch_if_asked
 from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
 from attnfuzz.problems.cases import decode_case
+from attnfuzz.problems.open_cases import ProblemError
 from attnfuzz.said import printable, text_of, type_name
 from attnfuzz.triton_compat.compiling import CompileTimes
 from attnfuzz.triton_compat.interpreter import set_up_interpreter
@@ -142,7 +143,7 @@ class JudgingService:
                 catch_interrupt=True,
                 compile_clock=self._compile_times.total_s,
             )
-        except EnvironmentProblem as problem:
+        except (EnvironmentProblem, ProblemError) as problem:
             return JudgeReply(environment=str(problem))
         except torch.OutOfMemoryError as error:  # not the kernel's: that one is a verdict
             return JudgeReply(exhausted=text_of(error).strip().partition("\n")[0])
@@ -168,7 +169,7 @@ class JudgingService:
                 catch_interrupt=True,
                 compile_clock=self._compile_times.total_s,
             )
-        except EnvironmentProblem as problem:
+        except (EnvironmentProblem, ProblemError) as problem:
             return JudgeManyReply(environment=str(problem))
         except BatchLost as lost:
             return JudgeManyReply(lost=str(lost))

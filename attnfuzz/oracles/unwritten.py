@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attnfuzz.judging.comparison import axes_of, blame_of, differing, extent, first_index
+from attnfuzz.judging.comparison import axes_of, blame_of, differing, extent, first_index, place_of
 from attnfuzz.judging.observation import Observation
 from attnfuzz.judging.trial import Trial, cause_of_difference
 from attnfuzz.judging.words import element, plural, row_words, shape_of
@@ -55,7 +55,7 @@ def _holding_prefill(runs: Sequence[Observation]) -> dict[str, Tensor]:
 def _never_written(trial: Trial, name: str, mask: Tensor) -> Failure:
     axes = axes_of(name, trial.case)
     index = first_index(mask)
-    details = [f"never written: {extent(name, axes, mask)}"]
+    details = [f"never written: {extent(name, axes, mask)}", *place_of(trial.case, name, index)]
     if isinstance(trial.case, AttentionCase):
         details.append(_length_of(trial.case, index[0]))
     remedy = {}

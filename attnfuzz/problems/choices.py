@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from attnfuzz.problems.cases import CASE_TYPES, Problem, packed_width
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_SCALE_TENSORS, KvDtype
 from attnfuzz.problems.recipes import STRIDE_KINDS, LseKind, Padding, StrideKind
 from attnfuzz.problems.strides import last_dim_contiguous
@@ -40,6 +41,7 @@ __all__ = [
     "default_scale",
     "dtypes_of",
     "gqa_ratios_of",
+    "has_block_table",
     "head_counts_of",
     "head_size_rank",
     "head_sizes_of",
@@ -229,11 +231,18 @@ def variants_of(problem: Problem, supports: Supports) -> tuple[VariantName, ...]
     """Variants that a case of ``problem`` may ask for: none without a cache; a partial state has no sinks."""
     if problem == "split_decode":
         return tuple(name for name in supports.variants if name != "sinks")
-    return supports.variants if "block_table" in CASE_TYPES[problem].tensor_names else ()
+    return supports.variants if has_block_table(problem) else ()
+
+
+def has_block_table(problem: Problem) -> bool:
+    """Whether it is a bundled one over a paged cache."""
+    return not isinstance(problem, OpenProblem) and "block_table" in CASE_TYPES[problem].tensor_names
 
 
 def kv_dtypes_of(problem: Problem, supports: Supports) -> tuple[KvDtype, ...]:
     """8-bit formats that the cache of a case of ``problem`` may have: none where no scales go with it."""
+    if isinstance(problem, OpenProblem):
+        return ()
     has_cache = set(KV_SCALE_TENSORS) <= set(CASE_TYPES[problem].tensor_names)
     found = _values(supports, "kv_dtype", supports.kv_dtypes)
     return tuple(dtype for dtype in KV_DTYPES if dtype in found) if has_cache else ()
@@ -260,7 +269,7 @@ def strided_tensors_of(problem: Problem, supports: Supports, layout: Layout | No
     unused = set(_RETURNED_LSE if supports.lse == "none" else ())
     unused |= {name for name, variant in VARIANT_TENSORS.items() if variant not in variants_of(problem, supports)}
     unused |= set(() if kv_dtypes_of(problem, supports) else KV_SCALE_TENSORS)
-    names = CASE_TYPES[problem].tensor_names
+    names = () if isinstance(problem, OpenProblem) else CASE_TYPES[problem].tensor_names
     return tuple(name for name in names if name not in unused and not (layout == "interleaved" and name == "v_cache"))
 
 

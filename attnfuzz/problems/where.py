@@ -34,6 +34,7 @@ from attnfuzz.problems.choices import (
     split_counts_of,
     v_head_sizes_of,
 )
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.quantised_kv import KV_DTYPES
 from attnfuzz.problems.supports import (
     DTYPES,
@@ -74,6 +75,8 @@ _LARGEST = {
 
 def fields_of(problem: Problem) -> tuple[str, ...]:
     """What a combination may name beside options."""
+    if isinstance(problem, OpenProblem):
+        return tuple(problem.fields)
     kind = CASE_TYPES[problem]
     names = ["dtype", "head_size", "num_q_heads"]
     if issubclass(kind, AttentionCase):
@@ -142,7 +145,7 @@ def narrowed(problem: Problem, supports: Supports) -> Supports:
     Of latent_decode that is several KV heads, values larger than keys, and layouts. Unless sizes of V are declared,
     they are smaller than those of K. Raises ValueError where nothing is left.
     """
-    if not CASE_TYPES[problem].values_in_keys or _is_narrow(supports):
+    if isinstance(problem, OpenProblem) or not CASE_TYPES[problem].values_in_keys or _is_narrow(supports):
         return supports
     table: list[Combination] = []
     for combination in supports.combinations or ({},):

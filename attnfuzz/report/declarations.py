@@ -13,6 +13,7 @@ from attnfuzz.campaign.inference import numerics_as_text, supports_as_text
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.campaign.triage.undeclared import declared_limits
 from attnfuzz.declaration import Declaration
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.supports import as_written
 from attnfuzz.report.findings import count, in_order, one_line, remedy_lines
 
@@ -26,7 +27,7 @@ def print_kernels(console: Console, declarations: Sequence[Declaration], *, verb
             _print_fully(console, declaration)
         return
     header = ("kernel", "problem", "options")
-    rows = [header, *((one.target, one.problem, _options(one)) for one in declarations)]
+    rows = [header, *((one.target, str(one.problem), _options(one)) for one in declarations)]
     wide, less_wide, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
     for row in rows:  # no table of rich: that cuts what is longer than a terminal, or 80 columns of a pipe
         line = f"{row[0]:<{wide}}  {row[1]:<{less_wide}}  {row[2]}".rstrip()
@@ -36,7 +37,14 @@ def print_kernels(console: Console, declarations: Sequence[Declaration], *, verb
 def _print_fully(console: Console, declaration: Declaration) -> None:
     console.print(Text(f"{declaration.target}  ({declaration.problem})", style="bold"), soft_wrap=True)
     console.print(Text(f"  options: {_options(declaration) or 'none'}"), soft_wrap=True)
-    for title, part in (("supports", declaration.supports), ("numerics", declaration.numerics)):
+    parts: tuple[tuple[str, msgspec.Struct], ...] = (
+        ("supports", declaration.supports), ("numerics", declaration.numerics)
+    )  # fmt: skip
+    if isinstance(declaration.problem, OpenProblem):
+        for name, field in declaration.problem.fields.items():
+            console.print(Text(f"  {name}: {field}"), soft_wrap=True)
+        parts = ()
+    for title, part in parts:
         for name, value in msgspec.structs.asdict(part).items():
             shown = as_written(value) if name == "where" and value is not None else _value(value)
             console.print(Text(f"  {title}.{name}: {shown}"), soft_wrap=True)

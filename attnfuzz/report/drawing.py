@@ -29,6 +29,7 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
 )
 from attnfuzz.problems.freed import freed_tokens
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.report.findings import count, finding_lines, headline, listed, wrapped
 from attnfuzz.report.svg import element, text
 
@@ -103,6 +104,8 @@ class Drawing:
 
 def draw(case: Case, blame: Blame) -> Drawing:
     """The picture of ``case``. Long cases are cut, but what is to blame is kept."""
+    if isinstance(case, OpenCase):
+        return Drawing()
     if isinstance(case, MergeStatesCase):
         return _merge(case, blame)
     blamed = [i for i in sorted(blame.seqs) if _MAX_SEQS <= i < case.num_seqs]
@@ -340,6 +343,8 @@ def picture(case: Case, finding: FindingRecord | None = None, *, defaults: bool 
 
 
 def _sequences(drawing: Drawing) -> Iterator[RenderableType]:
+    if not drawing.sequences:
+        return
     yield _legend()
     for sequence in drawing.sequences:
         labels = (

@@ -69,7 +69,7 @@ def write_explained(path: Path, explained: Explained) -> None:
         format=FORMAT,
         path=str(explained.path),
         kernel=explained.kernel.target,
-        problem=explained.kernel.problem,
+        problem=str(explained.kernel.problem),
         failure=explained.failure,
         explanation=explained.explanation,
     )

@@ -20,6 +20,7 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
     SplitDecodeCase,
 )
+from attnfuzz.problems.open_cases import OpenCase
 
 __all__ = [
     "CLOSE_TO_THE_BOUND",
@@ -53,7 +54,10 @@ CLOSE_TO_THE_BOUND = 0.9
 
 def headline(case: Case) -> str:
     """Problem, dtype, heads and pages: "paged_decode · float16 · head_size 64 · 4 query heads on 1 KV head · ..."."""
-    parts = [case.problem, case.dtype, f"head_size {case.head_size}"]
+    if isinstance(case, OpenCase):
+        told = (f"{name} {_value(getattr(case, name))}" for name in case.problem.fields)
+        return " · ".join([case.problem.name, *told])
+    parts: list[str] = [case.problem, case.dtype, f"head_size {case.head_size}"]
     if isinstance(case, AttentionCase) and case.kv is not None:
         parts[1] += f", cache {case.kv.dtype} with a scale per {case.kv.per}"
     if isinstance(case, AttentionCase) and case.v_head_size is not None:
@@ -77,6 +81,10 @@ def one_line(case: Case) -> str:
     if isinstance(case, SplitDecodeCase):
         parts.append(f"num_splits={case.num_splits}")
     return ", ".join([*parts, *(f"{name}={value}" for name, value in case.options.items())])
+
+
+def _value(value: object) -> str:
+    return f"({listed(value)})" if isinstance(value, tuple) else str(value)
 
 
 def listed(numbers: tuple[int, ...]) -> str:

@@ -76,7 +76,7 @@ def _suite(root: Element, name: str, seconds: float, began: datetime.datetime) -
 
 def _properties(suite: Element, result: CampaignResult, kernel: KernelStatistics) -> None:
     facts = {
-        "problem": kernel.declaration.problem,
+        "problem": str(kernel.declaration.problem),
         "device": result.statistics.device_name,
         "seed": result.statistics.seed,
         "stop_reason": result.stop_reason,

@@ -27,12 +27,13 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.campaign.saved.replay import preceding_for, runs_to_see
 from attnfuzz.corpus import Regression
-from attnfuzz.declaration import Declaration
+from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.judging.expectations import bound_of
 from attnfuzz.judging.leaks import LEAK
 from attnfuzz.memory.arena import Arena
 from attnfuzz.problems.cases import Case, MergeStatesCase
 from attnfuzz.problems.limits import CaseTooLarge, tensor_nbytes
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.report.files import TEMPLATES
@@ -64,6 +65,11 @@ def repro_script(regression: Regression, declaration: Declaration) -> str:
     The cases that it needs before it run first. Raises CaseTooLarge for more tensors than a script can hold and
     KernelLoadError for a kernel without source.
     """
+    if isinstance(regression.case, OpenCase):
+        raise KernelLoadError(
+            f"{regression.problem} is defined in a file of its own, whose inputs and reference a script does not hold: "
+            "use attnfuzz replay"
+        )
     case, preceding = regression.case, preceding_for(declaration, regression)
     _check_size((*preceding, case))
     data = repro_data(declaration, case)

@@ -172,7 +172,7 @@ def _result(result: Replayed) -> _Result:
     return _Result(
         path=str(result.saved.path),
         status=result.saved.regression.status,
-        problem=result.kernel.problem,
+        problem=str(result.kernel.problem),
         kernel=result.kernel.target,
         outcome=_outcome(result).lower(),
         oracle=failure.oracle if failure else None,

@@ -111,7 +111,7 @@ def summarise(result: CampaignResult) -> Summary:
             KernelSummary(
                 name=kernel.declaration.name,
                 target=target,
-                problem=kernel.declaration.problem,
+                problem=str(kernel.declaration.problem),
                 cases=kernel.cases,
                 max_error_ratio=kernel.max_error_ratio,
                 findings=tuple(

@@ -313,7 +313,7 @@ def _name(row: _Row) -> Text:
 
 
 def _problem(row: _Row) -> Text:
-    return Text(row.kernel.declaration.problem)
+    return Text(str(row.kernel.declaration.problem))
 
 
 def _cases(row: _Row) -> Text:

@@ -101,7 +101,7 @@ def verification_of(
     return Verification(
         verdict="pass" if found is None else "fail",
         kernel=kernel,
-        problem=searched.declaration.problem,
+        problem=str(searched.declaration.problem),
         cases=searched.cases,
         elapsed_s=round(result.elapsed_s, 3),
         seed=statistics.seed,

@@ -125,7 +125,7 @@ def test_paged_inputs(problem: Problem, layout: Layout, dtype: Dtype) -> None:
         "paged_attention": {"query_lens": (2, 0, 17), "padding_tokens": 3},
     }
     fields: dict[str, Any] = {"block_size": 4, "pages": PAGES, "layout": layout, "dtype": dtype}
-    for case in attention_cases(CASE_TYPES[problem], **fields, **more.get(problem, {})):
+    for case in attention_cases(CASE_TYPES[problem], **fields, **more.get(str(problem), {})):
         check_inputs(case, Supports())
 
 

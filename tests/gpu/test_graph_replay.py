@@ -76,7 +76,7 @@ def fresh() -> Iterator[Runner]:
 
 def judged(runner: Runner, target: str) -> Verdict:
     (declaration,) = runner.declarations([target])
-    case = fitted(declaration, CASES[declaration.problem])
+    case = fitted(declaration, CASES[str(declaration.problem)])
     return runner.judge(declaration, case, relations=("graph_replay",))
 
 

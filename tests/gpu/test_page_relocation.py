@@ -22,7 +22,7 @@ from tests.quality.planting import plant
 
 RUNS = 20
 
-FAR: dict[str, Case] = {case.problem: case for case, _ in RIGHT}
+FAR: dict[str, Case] = {str(case.problem): case for case, _ in RIGHT}
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_all_layouts_and_strides(changes: dict[str, Any], far: Runner, tmp_path:
 def test_right_kernels_are_left_alone(kernel: str, far: Runner, record_property: Callable[[str, object], None]) -> None:
     """A false alarm on a kernel that can do it, or a run so slow that it cannot be afforded."""
     (declaration,) = far.declarations([kernel])
-    case = fitted(declaration, FAR[declaration.problem])
+    case = fitted(declaration, FAR[str(declaration.problem)])
     seconds = {}
     for relations in ((), ("page_relocation",)):
         spent = 0.0

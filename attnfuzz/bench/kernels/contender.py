@@ -243,7 +243,9 @@ def prepare_kernel(kernel: Kernel, tensors: Tensors, options: dict[str, OptionVa
         inputs, names = _inputs(declaration, tensors, options)
 
     def read(returned: object) -> Result:
-        out, *rest = named_results(returned, inputs, names, declaration.supports).values()
+        out, *rest = named_results(
+            returned, inputs, names, names if declaration.supports.lse != "none" else names[:1]
+        ).values()
         return out, _natural(declaration, rest[0]) if rest else None
 
     has_lengths = hasattr(inputs, "seq_lens") and shape.kind != "mixed"
@@ -310,7 +312,8 @@ def _inputs(declaration: Declaration, tensors: Tensors, options: dict[str, Optio
 
 def _of_case(case: Case, given: dict[str, Tensor]) -> tuple[Any, tuple[str, str]]:
     problem = problem_of(case)
-    return problem.inputs(case, given), problem.results
+    output, lse = problem.results
+    return problem.inputs(case, given), (output, lse)
 
 
 def _merge_inputs(declaration: Declaration, tensors: MergeTensors) -> tuple[Any, tuple[str, str]]:

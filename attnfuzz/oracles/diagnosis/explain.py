@@ -23,6 +23,7 @@ from attnfuzz.oracles.diagnosis.row import (
     first_match_of_lse,
 )
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.variants import PLAIN_VARIANT
 from attnfuzz.values import LogicalStates
 
@@ -180,6 +181,8 @@ def _explain(
     nearby: Callable[[], Iterable[Compared]],
 ) -> Diagnosis | None:
     case = reference.case
+    if isinstance(case, OpenCase):  # mistakes are replayed that attention is known for
+        return None
     if isinstance(case, MergeStatesCase):
         return explain_merge(reference, failed, index)
     number, head = index[:2]
@@ -241,7 +244,7 @@ def _finite_there(nearby: Iterable[Compared], places: list[Place], poison: float
     found = []
     for reference, comparisons in nearby:
         case = reference.case
-        if isinstance(case, MergeStatesCase):
+        if isinstance(case, MergeStatesCase | OpenCase):
             continue
         there = [(row, head) for row, head in places if row < case.num_rows and case.row_lens[row]]
         found += [row_of(reference, case, comparisons, *place, poison) for place in there]
@@ -303,7 +306,7 @@ def past_the_end_within_bounds(
 ) -> Diagnosis | None:
     """Tokens past the end that take weight in row ``index``, which is within its bounds, but nearer to that."""
     case, (number, head, *_) = reference.case, index
-    if isinstance(case, MergeStatesCase) or case.row_lens[number] == 0:
+    if isinstance(case, MergeStatesCase | OpenCase) or case.row_lens[number] == 0:
         return None
     held = poison_value(getattr(torch, case.kv_dtype), poison)
     row = row_of(reference, case, comparisons, number, head, held)

@@ -39,6 +39,7 @@ from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase
 from attnfuzz.problems.lengths import of_sequences, with_seq_lens
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.said import text_of, type_name
@@ -62,6 +63,8 @@ def relatives_of(declaration: Declaration, case: Case) -> list[Relative]:
 
     Those that the kernel supports.
     """
+    if isinstance(case, OpenCase):
+        return []
     made = _merges(case) if isinstance(case, MergeStatesCase) else _attention(declaration, case)
     return [
         one

@@ -21,6 +21,7 @@ from attnfuzz.oracles.relations.residuals import RESIDUALS
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
 from attnfuzz.oracles.verdict import BY_BOUNDS, DrawnWithout, OracleName, Relations
 from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.registry import problem_of
 
 __all__ = ["RELATIONS", "applicable", "chosen", "drawn"]
 
@@ -58,7 +59,7 @@ def applicable(
     declaration: Declaration, case: Case, oracles: Sequence[OracleName], *, device: str = "cpu"
 ) -> list[Relation]:
     """Those among `oracles` that can judge `case` on `device`."""
-    return [relation for relation in _able(oracles, device) if relation.applies(declaration, case)]
+    return [relation for relation in _able(oracles, device) if _applies(relation, declaration, case)]
 
 
 def drawn(
@@ -68,7 +69,7 @@ def drawn(
     number = zlib.crc32(encode_case(case))
     if number % _ONE_IN[device]:
         return None
-    candidates = [one for one in _able(oracles, device) if device in one.drawn_on]
+    candidates = [one for one in _able(oracles, device) if device in one.drawn_on and _knows(one, case)]
     lot = partial(_lot, number, declaration, case)
     costly, others = (
         sorted((one for one in candidates if (device in one.costly_on) is is_costly), key=lot)
@@ -93,6 +94,15 @@ def chosen(
         return applicable(declaration, case, oracles, device=device)
     named = [name for name in relations if name in oracles or name in BY_BOUNDS]  # none of which has to be asked for
     return applicable(declaration, case, named, device=device)
+
+
+def _applies(relation: Relation, declaration: Declaration, case: Case) -> bool:
+    return _knows(relation, case) and relation.applies(declaration, case)
+
+
+def _knows(relation: Relation, case: Case) -> bool:
+    """Whether it says something of the problem of `case`: most are laws of attention."""
+    return relation.of_any_problem or problem_of(case).targets is None
 
 
 def _able(oracles: Sequence[OracleName], device: str) -> list[Relation]:

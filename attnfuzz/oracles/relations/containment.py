@@ -52,6 +52,7 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
     SplitDecodeCase,
 )
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.registry import Contents
 from attnfuzz.values import LogicalAttention
 
@@ -163,7 +164,7 @@ def _applies(declaration: Declaration, case: Case) -> bool:
 
 
 def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns | None:
-    if isinstance(case, MergeStatesCase) or not isinstance(contents.values, LogicalAttention):
+    if isinstance(case, MergeStatesCase | OpenCase) or not isinstance(contents.values, LogicalAttention):
         return None
     place = _Place.of(case, contents.values)
     runs, laws = list[Changed](), list[_Law]()

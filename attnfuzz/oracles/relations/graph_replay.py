@@ -31,7 +31,6 @@ from attnfuzz.judging.observation import (
     call,
     call_options,
     results_of_call,
-    rows_with_an_owner,
 )
 from attnfuzz.judging.trial import Trial
 from attnfuzz.judging.words import element, number, ratio
@@ -45,6 +44,7 @@ from attnfuzz.problems.block_table import num_blocks, physical_pages, used_block
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import lse_kinds_of
 from attnfuzz.problems.limits import tensor_nbytes
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 
@@ -176,7 +176,7 @@ def with_room(declaration: Declaration, case: Case) -> Case:
 
     As it is if that takes too much memory.
     """
-    if isinstance(case, MergeStatesCase):
+    if isinstance(case, MergeStatesCase | OpenCase):
         return case
     roomy = _with_room(case, _longer(declaration, case))
     return roomy if tensor_nbytes(roomy) <= MOST_BYTES else case
@@ -186,6 +186,8 @@ def contents_of(declaration: Declaration, captured: Case) -> list[Content]:
     """What a call captured on `captured` is replayed on: that first, then other lengths, pages and numbers."""
     if isinstance(captured, MergeStatesCase):
         others = list(_states(declaration, captured))
+    elif isinstance(captured, OpenCase):
+        others = []
     else:
         others = list(_lengths(declaration, captured))
         if isinstance(captured, PagedAttentionCase):
@@ -371,7 +373,9 @@ class _Rig:
         for result in graph.results.values():
             result.fill_(float("nan"))
         graph.replay(f"replayed {content.words}")
-        return rows_with_an_owner(content.case, {name: result.clone() for name, result in graph.results.items()})
+        return problem_of(content.case).owned(
+            content.case, {name: result.clone() for name, result in graph.results.items()}
+        )
 
     def eager(self, kernel: Kernel, content: Content, image: Memory) -> Tensors:
         self.load(image)
@@ -380,7 +384,7 @@ class _Rig:
             results = call(kernel, self.captured, self.inputs, allocations, wait=True)
         except KernelRaised as raised:
             raise KernelRaised(raised.error, raised.poison, f"called {content.words}") from raised.error
-        return rows_with_an_owner(content.case, {name: result.clone() for name, result in results.items()})
+        return problem_of(content.case).owned(content.case, {name: result.clone() for name, result in results.items()})
 
 
 def _image(trial: Trial, content: Content) -> Memory:

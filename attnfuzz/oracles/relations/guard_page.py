@@ -75,6 +75,10 @@ class _Chosen:
         """As the arena's."""
         return self._arenas[self._guarding.covers(name)].tensor(name, shape, dtype, strides=strides, role=role)
 
+    def only_changes(self, name: str, where: Tensor) -> None:
+        """As the arena's."""
+        self._arenas[self._guarding.covers(name)].only_changes(name, where)
+
 
 def run_guarded(trial: Trial, guarding: Guarding, fault_map: FaultMap) -> list[GuardedArena]:
     """Run the kernel; the arenas of guarded tensors and of guarded workspaces, as the run left them.
@@ -109,7 +113,7 @@ def run_guarded(trial: Trial, guarding: Guarding, fault_map: FaultMap) -> list[G
 
 def _built(trial: Trial, allocator: Allocator) -> Any:
     case, supports = trial.case, trial.kernel.declaration.supports
-    if trial.device != "cpu" and tensor_nbytes(case) <= _SMALL_NBYTES:
+    if trial.device != "cpu" and tensor_nbytes(case) <= _SMALL_NBYTES and problem_of(case).in_parts:
         return build_through_host(case, allocator, supports)
     return problem_of(case).build(case, allocator, supports, trial.reference.values_on(trial.device))
 
@@ -190,4 +194,5 @@ GUARD_PAGE = Relation(
     weight=2,  # others do not see reads outside
     drawn_on=("cuda",),
     costly_on=("cuda",),
+    of_any_problem=True,
 )

@@ -180,6 +180,7 @@ class Relation:
     from most, perhaps more often. `devices`: those on which it can judge, and `drawn_on` those on which it is drawn.
     `further`: what `check` runs and compares, if that can be done along with other cases. `alone_on`: devices on which
     it is not, since `check` does more than that. `costly_on`: devices on which it takes as long as hundreds of cases.
+    `of_any_problem`: it is no law of attention, and holds for problems that users define too.
     """
 
     name: OracleName
@@ -191,6 +192,7 @@ class Relation:
     further: Further | None = None
     alone_on: tuple[str, ...] = ()
     costly_on: tuple[str, ...] = ()
+    of_any_problem: bool = False
 
 
 def one_by_one(further: Further) -> Callable[[Trial], Failure | None]:
