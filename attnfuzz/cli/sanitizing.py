@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from attnfuzz.cli.output import Refusal
-from attnfuzz.sanitizer.tool import TOOLS, SanitizerUnavailable, Tool
+from attnfuzz.sanitizer.running import TOOLS, SanitizerUnavailable, Tool
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from attnfuzz.campaign.startup import Request
     from attnfuzz.declaration import Declaration
     from attnfuzz.judging.runner import Runner
-    from attnfuzz.sanitizer.judging import Culprit
+    from attnfuzz.sanitizer.findings import Culprit
 
 __all__ = ["SANITIZER", "explore_sanitized", "found_by_others", "replay_sanitized"]
 
@@ -58,7 +58,7 @@ def replay_sanitized(
     from attnfuzz.corpus import Regression
     from attnfuzz.oracles.verdict import Verdict
     from attnfuzz.problems.supported import adapt_options
-    from attnfuzz.sanitizer.judging import judge_sanitized
+    from attnfuzz.sanitizer.findings import judge_sanitized
     from attnfuzz.sanitizer.running import Sanitizer
 
     with refusing_sanitizer():
@@ -92,7 +92,7 @@ def explore_sanitized(request: Request, tool: Tool, *, quiet: bool) -> int:
     from attnfuzz.campaign.startup import load_searchable
     from attnfuzz.judging.runner import Runner
     from attnfuzz.report.terminal import make_console
-    from attnfuzz.sanitizer.exploring import Search
+    from attnfuzz.sanitizer.findings import Search
     from attnfuzz.sanitizer.running import Sanitizer
 
     console = make_console()

@@ -21,16 +21,13 @@ from attnfuzz.isolation.outcomes import (
 )
 from attnfuzz.judging.failures import failure_of
 from attnfuzz.judging.messages import (
+    Contract,
     DeclarationsReply,
     DeclarationsRequest,
-    DeclaredReply,
-    DeclaredRequest,
     DeviceReply,
     PrepareReply,
     PrepareRequest,
 )
-from attnfuzz.problems.declared_numerics import Numerics
-from attnfuzz.problems.supports import Supports
 
 __all__ = ["LOAD_TIMEOUT_S", "LoadedKernels", "why_no_answer"]
 
@@ -74,10 +71,6 @@ _PREPARE_TIMEOUT_S = 1800.0
 _START_TIMEOUT_S = 120.0  # where a hundred do so at once
 
 
-_Contract = tuple[Supports, Numerics]
-"""By which a process judges a kernel."""
-
-
 class LoadedKernels:
     """Has ``executor`` import a kernel before it is asked anything about it, in each process that it goes on in.
 
@@ -88,7 +81,7 @@ class LoadedKernels:
     def __init__(self, executor: Executor, device: Device, prepared: set[str] | None = None) -> None:
         self._executor = executor
         self._device = device
-        self._loaded: tuple[int | None, dict[str, _Contract]] = (None, {})
+        self._loaded: tuple[int | None, dict[str, Contract]] = (None, {})
         self._on_device: int | None = None
         self._stuck: str | None = None
         self.prepared = set() if prepared is None else prepared
@@ -100,21 +93,14 @@ class LoadedKernels:
     @property
     def is_fresh(self) -> bool:
         """Whether the present process has not imported any kernel yet."""
-        return self._executor.pid is not None and self._executor.pid != self._loaded[0]
+        return self._executor.pid is not None and not self._contracts
 
     def declarations(self, targets: Sequence[str], *, within: Path | None = None) -> list[Declaration]:
         """What all kernels that `targets` name declare. Raises `KernelLoadError` in one sentence.
 
         `within`: see `load_kernels`. A target that has been let through once is loaded again without it.
         """
-        request = DeclarationsRequest(list(targets), None if within is None else str(within))
-        reply = self._call("declarations", request, DeclarationsReply, LOAD_TIMEOUT_S)
-        if not isinstance(reply, DeclarationsReply):
-            raise KernelLoadError(f"importing {', '.join(targets)} failed: {failure_of(reply).message}")
-        if reply.error is not None:
-            raise KernelLoadError(reply.error)
-        self._remember({declaration.target: _contract(declaration) for declaration in reply.kernels})
-        return reply.kernels
+        return self._load(DeclarationsRequest(list(targets), None if within is None else str(within)))
 
     def prepare(self, declaration: Declaration) -> None:
         """Have the kernel do what it declares to do before its first case.
@@ -189,33 +175,33 @@ class LoadedKernels:
             )
         if self._stuck:
             raise self._stuck_error()
-        pid, targets = self._loaded
         self.start_device()
-        if pid is None or pid != self._executor.pid or declaration.target not in targets:
-            self.declarations([declaration.target])
-        if self._loaded[1].get(declaration.target, _contract(declaration)) != _contract(declaration):
-            self._say_declared(declaration)
+        if self._contracts.get(declaration.target) != (contract := _contract(declaration)):
+            self._load(DeclarationsRequest([declaration.target], contract=contract))
+            self._contracts[declaration.target] = contract
         if declaration.needs_preparing and declaration.target not in self.prepared:
             self.prepare(declaration)
 
-    def _say_declared(self, declaration: Declaration) -> None:
-        """Have the present process judge the kernel by ``declaration``.
-
-        It may die of what a kernel did to it before, and then a fresh one is told.
-        """
-        request = DeclaredRequest(declaration.target, declaration.supports, declaration.numerics)
-        reply = self._call("declared", request, DeclaredReply, LOAD_TIMEOUT_S)
-        if not isinstance(reply, DeclaredReply):
+    def _load(self, request: DeclarationsRequest) -> list[Declaration]:
+        """See `declarations`. A process may die of what a kernel did to it before; then a fresh one is asked."""
+        had_kernels = bool(self._contracts)
+        reply = self._call("declarations", request, DeclarationsReply, LOAD_TIMEOUT_S)
+        if isinstance(reply, Died) and had_kernels:
             self.start_device()
-            self.declarations([declaration.target])
-            reply = self._call("declared", request, DeclaredReply, LOAD_TIMEOUT_S)
-        if not isinstance(reply, DeclaredReply):
-            raise KernelLoadError(f"importing {declaration.target} failed: {failure_of(reply).message}")
-        self._remember({declaration.target: _contract(declaration)})
+            reply = self._call("declarations", request, DeclarationsReply, LOAD_TIMEOUT_S)
+        if not isinstance(reply, DeclarationsReply):
+            raise KernelLoadError(f"importing {', '.join(request.targets)} failed: {failure_of(reply).message}")
+        if reply.error is not None:
+            raise KernelLoadError(reply.error)
+        self._contracts.update((declaration.target, _contract(declaration)) for declaration in reply.kernels)
+        return reply.kernels
 
-    def _remember(self, kernels: dict[str, _Contract]) -> None:
-        pid, known = self._loaded
-        self._loaded = (self._executor.pid, (known if pid == self._executor.pid else {}) | kernels)
+    @property
+    def _contracts(self) -> dict[str, Contract]:
+        """Of the kernels that the present process has imported: what it judges them by."""
+        if self._loaded[0] is None or self._loaded[0] != self._executor.pid:
+            self._loaded = self._executor.pid, {}
+        return self._loaded[1]
 
     def _look_at_device(self, declaration: Declaration, hang: TimedOut) -> None:
         """After a hang, find out whether there is still a device to go on with."""
@@ -240,5 +226,5 @@ class LoadedKernels:
         return DeviceLost(text) if self._device == "cuda" else ExecutorUnavailable(text)
 
 
-def _contract(declaration: Declaration) -> _Contract:
-    return declaration.supports, declaration.numerics
+def _contract(declaration: Declaration) -> Contract:
+    return Contract(declaration.supports, declaration.numerics)

@@ -18,11 +18,11 @@ from attnfuzz.said import NAME_BYTES, printable
 
 __all__ = [
     "CauseLinesRequest",
+    "Contract",
     "DeclarationsReply",
     "DeclarationsRequest",
-    "DeclaredReply",
-    "DeclaredRequest",
     "DeviceReply",
+    "DeviceRequest",
     "Edge",
     "ExplainReply",
     "ExplainRequest",
@@ -30,11 +30,10 @@ __all__ = [
     "GrowthRequest",
     "GuardReply",
     "GuardRequest",
-    "JudgeManyReply",
-    "JudgeManyRequest",
     "JudgeReply",
     "JudgeRequest",
     "Neighbourhood",
+    "OnCase",
     "PrepareReply",
     "PrepareRequest",
     "from_wire",
@@ -43,23 +42,155 @@ __all__ = [
 
 Edge = Literal["end", "start"]
 
+_INFINITE = -1.0
+"""Stands for an infinite ratio, which JSON cannot say."""
 
-class GuardRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Run the kernel `target` on `case` with `edge` of the tensors `names` at unmapped memory, others in ordinary one.
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One request or reply."""
+
+
+class DeviceRequest(_Message, frozen=True):
+    """Start the device, and say what it is."""
+
+
+class DeviceReply(_Message, frozen=True):
+    """`device`: "cpu" or "cuda". `name`: of the processor or GPU. `versions`: of Python, torch, Triton, NumPy."""
+
+    device: str
+    name: str
+    versions: dict[str, str]
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "name", printable(self.name, NAME_BYTES))
+        versions = {printable(name, NAME_BYTES): printable(text, NAME_BYTES) for name, text in self.versions.items()}
+        msgspec.structs.force_setattr(self, "versions", versions)
+
+
+class Contract(_Message, frozen=True):
+    """By which a process judges a kernel."""
+
+    supports: Supports
+    numerics: Numerics
+
+
+class DeclarationsRequest(_Message, frozen=True):
+    """Load all kernels that `targets` name, `within` a project's root if it is a file that names them.
+
+    `contract`: from now on the kernel, of which `targets` is the only one, is judged by it, whatever its file declares.
+    """
+
+    targets: list[str]
+    within: str | None = None
+    contract: Contract | None = None
+
+
+class DeclarationsReply(_Message, frozen=True):
+    """`error`: why a target could not be loaded, in one sentence; `kernels` is empty then."""
+
+    kernels: list[Declaration]
+    error: str | None = None
+
+
+class PrepareRequest(_Message, frozen=True):
+    """Have the kernel `target` do what it declares to do before its first case."""
+
+    target: str
+
+
+class PrepareReply(_Message, frozen=True):
+    """`raised` says why it could not."""
+
+    raised: str | None = None
+
+
+class JudgeRequest(_Message, frozen=True):
+    """Judge each of `cases`, the JSON of cases of its problem, on the kernel `target`.
+
+    `together`: as a batch, which takes a fraction of the time on a GPU. Otherwise there is one case.
+    """
+
+    target: str
+    cases: list[msgspec.Raw]
+    oracles: tuple[OracleName, ...]
+    tolerance: Tolerance
+    thorough: bool = True
+    relations: Relations = None
+    together: bool = False
+
+
+class JudgeReply(_Message, frozen=True):
+    """A verdict for each case, or none and one sentence on the reason.
+
+    `environment`: no kernel of this kind can be judged here. `lost`: the GPU memory that this process may use does not
+    hold the case beside what earlier ones left there, or a case of a batch took the GPU's context from this process,
+    and it cannot be told which; the process ends. `gpu_share`: how much of that memory is still held once the cases
+    have been judged, from 0 to 1.
+    """
+
+    verdicts: list[Verdict] = []
+    environment: str | None = None
+    lost: str | None = None
+    gpu_share: float = 0.0
+
+
+class OnCase(_Message, frozen=True):
+    """About the kernel `target` on `case`, the JSON of a case of its problem."""
+
+    target: str
+    case: msgspec.Raw
+
+
+class GrowthRequest(OnCase, frozen=True):
+    """Call the kernel `calls` times on the case. The calls of the same case add up."""
+
+    calls: int
+
+
+class GrowthReply(_Message, frozen=True):
+    """The memory that the process then has; `raised` says why there is none to tell of."""
+
+    use: MemoryUse | None = None
+    raised: str | None = None
+
+
+class ExplainRequest(OnCase, frozen=True):
+    """Explain what the kernel does wrong, as `oracle` says. No run of it begins after so many `seconds`."""
+
+    oracle: OracleName
+    seconds: float
+
+
+class CauseLinesRequest(OnCase, frozen=True):
+    """Find the lines of the kernel at which one of the roundings `replays` is made, by a run of the case.
+
+    On a GPU this must be the first run of the process. What comes is an `ExplainReply`.
+    """
+
+    replays: tuple[str, ...]
+
+
+class ExplainReply(_Message, frozen=True):
+    """`last`: the process may not be usable after what the kernel did in it, and ends."""
+
+    explanation: Explanation
+    last: bool = False
+
+
+class GuardRequest(OnCase, frozen=True):
+    """Run the kernel with `edge` of the tensors `names` at unmapped memory, others in ordinary one.
 
     `room`: bytes between edge and unmapped memory. Unless `aligned` is False there are as many more as it takes for
     tensors to be aligned as usual.
     """
 
-    target: str
-    case: msgspec.Raw
     edge: Edge
     names: tuple[str, ...]
     room: int = 0
     aligned: bool = True
 
 
-class Neighbourhood(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Neighbourhood(_Message, frozen=True):
     """A guarded tensor after a run.
 
     `nbytes`: from its first to its last element. `written`: the nearest element beyond the edge that the kernel wrote
@@ -74,159 +205,11 @@ class Neighbourhood(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     written: int
 
 
-class GuardReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GuardReply(_Message, frozen=True):
     """`fault`: what CUDA says if the run cost the process its context, which ends then; `tensors` is empty if so."""
 
     fault: str | None = None
     tensors: tuple[Neighbourhood, ...] = ()
-
-
-class ExplainRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Explain what the kernel `target` does wrong on `case`, the JSON of a case of its problem, as `oracle` says.
-
-    No run of the kernel begins after so many `seconds`.
-    """
-
-    target: str
-    case: msgspec.Raw
-    oracle: OracleName
-    seconds: float
-
-
-class ExplainReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`last`: the process may not be usable after what the kernel did in it, and ends."""
-
-    explanation: Explanation
-    last: bool = False
-
-
-class CauseLinesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Find the lines of the kernel `target` at which one of the roundings `replays` is made, by a run of `case`.
-
-    On a GPU this must be the first run of the process. What comes is an `ExplainReply`.
-    """
-
-    target: str
-    case: msgspec.Raw
-    replays: tuple[str, ...]
-
-
-_INFINITE = -1.0
-"""Stands for an infinite ratio, which JSON cannot say."""
-
-
-class DeclarationsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Load all kernels that `targets` name, `within` a project's root if it is a file that names them."""
-
-    targets: list[str]
-    within: str | None = None
-
-
-class DeclarationsReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`error`: why a target could not be loaded, in one sentence; `kernels` is empty then."""
-
-    kernels: list[Declaration]
-    error: str | None = None
-
-
-class DeclaredRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """From now on judge the kernel `target` by these, whatever its file declares."""
-
-    target: str
-    supports: Supports
-    numerics: Numerics
-
-
-class DeclaredReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """It is done."""
-
-
-class PrepareRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Have the kernel `target` do what it declares to do before its first case."""
-
-    target: str
-
-
-class PrepareReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`raised` says why it could not."""
-
-    raised: str | None = None
-
-
-class JudgeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Judge `case`, the JSON of a case of the kernel's problem, on the kernel `target`."""
-
-    target: str
-    case: msgspec.Raw
-    oracles: tuple[OracleName, ...]
-    tolerance: Tolerance
-    thorough: bool = True
-    relations: Relations = None
-
-
-class JudgeReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Without a verdict, one sentence on the reason.
-
-    `environment`: no kernel of this kind can be judged here. `exhausted`: the GPU memory that this process may use does
-    not hold the case beside what earlier ones left there; the process ends. `gpu_share`: how much of that memory is
-    still held once the case has been judged, from 0 to 1.
-    """
-
-    verdict: Verdict | None = None
-    environment: str | None = None
-    exhausted: str | None = None
-    gpu_share: float = 0.0
-
-
-class JudgeManyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Judge each of `cases`, the JSON of cases of the kernel's problem, on the kernel `target`."""
-
-    target: str
-    cases: list[msgspec.Raw]
-    oracles: tuple[OracleName, ...]
-    tolerance: Tolerance
-    relations: Relations = None
-
-
-class JudgeManyReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A verdict for each case, or none and one sentence on the reason.
-
-    `environment` and `gpu_share`: as in `JudgeReply`. `lost`: one of the cases took the GPU's context or memory from
-    this process, and it cannot be told which; the process ends.
-    """
-
-    verdicts: list[Verdict] = []
-    environment: str | None = None
-    lost: str | None = None
-    gpu_share: float = 0.0
-
-
-class GrowthRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Call the kernel `target` `calls` times on `case`. The calls of the same case add up."""
-
-    target: str
-    case: msgspec.Raw
-    calls: int
-
-
-class GrowthReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The memory that the process then has; `raised` says why there is none to tell of."""
-
-    use: MemoryUse | None = None
-    raised: str | None = None
-
-
-class DeviceReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`device`: "cpu" or "cuda". `name`: of the processor or GPU. `versions`: of Python, torch, Triton, NumPy."""
-
-    device: str
-    name: str
-    versions: dict[str, str]
-
-    def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "name", printable(self.name, NAME_BYTES))
-        versions = {printable(name, NAME_BYTES): printable(text, NAME_BYTES) for name, text in self.versions.items()}
-        msgspec.structs.force_setattr(self, "versions", versions)
 
 
 def to_wire(verdict: Verdict) -> Verdict:

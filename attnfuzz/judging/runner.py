@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import msgspec
 
@@ -28,8 +28,6 @@ from attnfuzz.judging.messages import (
     GrowthRequest,
     GuardReply,
     GuardRequest,
-    JudgeManyReply,
-    JudgeManyRequest,
     JudgeReply,
     JudgeRequest,
     from_wire,
@@ -179,22 +177,20 @@ class Runner:
         for a bug of the framework, after which cases have a fresh process: what kernels have written into this one may
         be behind it.
         """
-        check_size(case)
-        encoded = msgspec.Raw(encode_case(case))
-        request = JudgeRequest(declaration.target, encoded, self.oracles, self.tolerance, thorough, relations)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         timeout_s *= _TIMES_FOR_ALL if relations == "all" else 1.0
+        request = self._request(declaration, [case], thorough=thorough, relations=relations)
         reply, built_s = self._ask(declaration, request, timeout_s)
-        if isinstance(reply, JudgeReply) and reply.exhausted is not None:  # a fresh process has the memory to itself
+        if isinstance(reply, JudgeReply) and reply.lost is not None:  # a fresh process has the memory to itself
             reply, built_s = self._ask(declaration, request, timeout_s)
         if not isinstance(reply, JudgeReply):
             failure = failure_of(reply)
             return Verdict(failure=failure if failure.oracle in self.oracles else None)
-        if reply.exhausted is not None:
-            raise CaseTooLarge(f"the case does not fit into the GPU's memory; free some there: {reply.exhausted}")
-        if reply.verdict is None:
+        if reply.lost is not None:
+            raise CaseTooLarge(f"the case does not fit into the GPU's memory; free some there: {reply.lost}")
+        if not reply.verdicts:
             raise ExecutorUnavailable(reply.environment or "the executor cannot judge")
-        return _with_builds(from_wire(reply.verdict), built_s)
+        return _with_builds(from_wire(reply.verdicts[0]), built_s)
 
     def judge_many(
         self,
@@ -219,13 +215,13 @@ class Runner:
         self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
     ) -> list[Verdict] | None:
         """As `judge_many`, but None where the batch is lost: the caller decides about judging each case alone."""
-        for case in cases:
-            check_size(case)
-        reply, built_s = self._ask_many(declaration, cases, timeout_s)
-        if reply is None:
+        reply, built_s = self._ask(declaration, self._request(declaration, cases, together=True), timeout_s)
+        if not isinstance(reply, JudgeReply) or reply.lost is not None:
             return None
         if reply.environment is not None:
             raise ExecutorUnavailable(reply.environment)
+        if len(reply.verdicts) != len(cases):
+            return None
         verdicts = list(map(from_wire, reply.verdicts))
         return [_with_builds(verdict, 0.0 if i else built_s) for i, verdict in enumerate(verdicts)]
 
@@ -352,6 +348,13 @@ class Runner:
         self.zygote = self._start_zygote("cpu")
         self._executor = self._new_executor()
 
+    def _request(self, declaration: Declaration, cases: Sequence[Case], **how: Any) -> JudgeRequest:
+        """Raises `CaseTooLarge`."""
+        for case in cases:
+            check_size(case)
+        encoded = [msgspec.Raw(encode_case(case)) for case in cases]
+        return JudgeRequest(declaration.target, encoded, self.oracles, self.tolerance, **how)
+
     def _ask(
         self, declaration: Declaration, request: JudgeRequest, timeout_s: float
     ) -> tuple[JudgeReply | Died | TimedOut, float]:
@@ -362,20 +365,6 @@ class Runner:
             return reply, 0.0
         self.gpu_share = reply.gpu_share
         return reply, self._kernels.built_s
-
-    def _ask_many(
-        self, declaration: Declaration, cases: Sequence[Case], timeout_s: float
-    ) -> tuple[JudgeManyReply | None, float]:
-        """As `_ask`; None if there is no answer that covers the batch."""
-        self.gpu_share = 0.0
-        encoded = [msgspec.Raw(encode_case(case)) for case in cases]
-        request = JudgeManyRequest(declaration.target, encoded, self.oracles, self.tolerance)
-        reply = self._kernels.call(declaration, "judge_many", request, JudgeManyReply, timeout_s=timeout_s)
-        if not isinstance(reply, JudgeManyReply):
-            return None, 0.0
-        self.gpu_share = reply.gpu_share
-        covers = reply.environment is not None or len(reply.verdicts) == len(cases)
-        return (reply if covers and reply.lost is None else None), self._kernels.built_s
 
     def _use_after(
         self, declaration: Declaration, case: msgspec.Raw, calls: int, timeout_s: float | None

@@ -4,6 +4,7 @@ import importlib.metadata
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -16,19 +17,17 @@ from attnfuzz.judging.messages import (
     CauseLinesRequest,
     DeclarationsReply,
     DeclarationsRequest,
-    DeclaredReply,
-    DeclaredRequest,
     DeviceReply,
+    DeviceRequest,
     ExplainReply,
     ExplainRequest,
     GrowthReply,
     GrowthRequest,
     GuardReply,
     GuardRequest,
-    JudgeManyReply,
-    JudgeManyRequest,
     JudgeReply,
     JudgeRequest,
+    OnCase,
     PrepareReply,
     PrepareRequest,
     to_wire,
@@ -38,7 +37,7 @@ from attnfuzz.judging.special_runs import GrowthTrial, cause_lines, guarded_repl
 from attnfuzz.judging.tampering import watch_if_asked
 from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
-from attnfuzz.problems.cases import decode_case
+from attnfuzz.problems.cases import Case, decode_case
 from attnfuzz.problems.open_cases import ProblemError
 from attnfuzz.said import printable, text_of, type_name
 from attnfuzz.triton_compat.compiling import CompileTimes
@@ -63,27 +62,26 @@ class JudgingService:
         self._compile_times = CompileTimes()
         self._compile_times.start_listening()
         self._device: str | None = None
-        self._growth: tuple[GrowthRequest, GrowthTrial] | None = None
+        self._growth: tuple[tuple[str, bytes], GrowthTrial] | None = None
         self._watch = watch_if_asked()  # before any kernel is imported
         self._has_judged = False
-        self._methods: dict[str, Callable[[bytes], msgspec.Struct]] = {
-            "cause_lines": self._cause_lines,
-            "declarations": self._declarations,
-            "device": self._describe_device,
-            "explain": self._explain,
-            "growth": self._growth_after,
-            "guarded": self._guarded,
-            "judge": self._judge,
-            "judge_many": self._judge_many,
-            "prepare": self._prepare,
-            "declared": self._declared,
+        self._methods: dict[str, tuple[type[msgspec.Struct], Callable[[Any], msgspec.Struct]]] = {
+            "cause_lines": (CauseLinesRequest, self._cause_lines),
+            "declarations": (DeclarationsRequest, self._declarations),
+            "device": (DeviceRequest, self._describe_device),
+            "explain": (ExplainRequest, self._explain),
+            "growth": (GrowthRequest, self._growth_after),
+            "guarded": (GuardRequest, self._guarded),
+            "judge": (JudgeRequest, self._judge),
+            "prepare": (PrepareRequest, self._prepare),
         }
 
     def handle(self, method: str, payload: bytes) -> bytes:
         """Answer one call; raises `ExitAfterReply` if that leaves the process unusable."""
         if method not in self._methods:
             raise ValueError(f"method={method!r} must be one of {sorted(self._methods)}")
-        reply = self._methods[method](payload)
+        request, answer = self._methods[method]
+        reply = answer(msgspec.json.decode(payload, type=request))
         body = msgspec.json.encode(reply)
         if _is_last(reply):
             raise ExitAfterReply(body)
@@ -98,12 +96,15 @@ class JudgingService:
                 _cap_gpu_memory()
         return self._device
 
-    def _declarations(self, payload: bytes) -> DeclarationsReply:
-        request = msgspec.json.decode(payload, type=DeclarationsRequest)
+    def _declarations(self, request: DeclarationsRequest) -> DeclarationsReply:
         try:
             kernels = [kernel for target in request.targets for kernel in self._load(target, request.within)]
         except KernelLoadError as error:
             return DeclarationsReply([], error=printable(str(error), lines=True))
+        if (contract := request.contract) is not None:
+            (target,) = request.targets
+            changes = {"supports": contract.supports, "numerics": contract.numerics}
+            self._kernels[target] = self._kernels[target].declared(**changes)
         return DeclarationsReply([kernel.declaration for kernel in kernels])
 
     def _load(self, target: str, within: str | None = None) -> list[Kernel]:
@@ -111,8 +112,8 @@ class JudgingService:
         self._kernels.update((kernel.declaration.target, kernel) for kernel in kernels)
         return kernels
 
-    def _prepare(self, payload: bytes) -> PrepareReply:
-        kernel = self._kernel(msgspec.json.decode(payload, type=PrepareRequest).target)
+    def _prepare(self, request: PrepareRequest) -> PrepareReply:
+        kernel = self._kernel(request.target)
         try:
             if kernel.prepare is not None:
                 kernel.prepare()
@@ -120,66 +121,40 @@ class JudgingService:
             return PrepareReply(raised=f"{type_name(error)}: {text_of(error)}")
         return PrepareReply()
 
-    def _declared(self, payload: bytes) -> DeclaredReply:
-        request = msgspec.json.decode(payload, type=DeclaredRequest)
-        self._kernels[request.target] = self._kernel(request.target).declared(
-            supports=request.supports, numerics=request.numerics
-        )
-        return DeclaredReply()
-
-    def _judge(self, payload: bytes) -> JudgeReply:
-        request = msgspec.json.decode(payload, type=JudgeRequest)
-        kernel = self._kernel(request.target)
-        case = decode_case(kernel.declaration.problem, bytes(request.case))
+    def _judge(self, request: JudgeRequest) -> JudgeReply:
         try:
-            verdict = judge(
-                kernel,
-                case,
-                device=self.device,
-                oracles=request.oracles,
-                tolerance=request.tolerance,
-                thorough=request.thorough,
-                relations=request.relations,
-                catch_interrupt=True,
-                compile_clock=self._compile_times.total_s,
-            )
+            verdicts = self._verdicts(request)
+            replaced = self._replaced(request.oracles)
         except (EnvironmentProblem, ProblemError) as problem:
             return JudgeReply(environment=str(problem))
-        except torch.OutOfMemoryError as error:  # not the kernel's: that one is a verdict
-            return JudgeReply(exhausted=text_of(error).strip().partition("\n")[0])
-        except Exception:
-            if (replaced := self._replaced(request.oracles, at_once=True)) is None:
-                raise
-            verdict = Verdict(failure=replaced, fatal=True)
-        if (replaced := self._replaced(request.oracles)) is not None:
-            verdict = Verdict(failure=replaced, fatal=True)
-        return JudgeReply(verdict=to_wire(verdict), gpu_share=self._gpu_share_held())
-
-    def _judge_many(self, payload: bytes) -> JudgeManyReply:
-        request = msgspec.json.decode(payload, type=JudgeManyRequest)
-        kernel = self._kernel(request.target)
-        try:
-            verdicts = judge_many(
-                kernel,
-                [decode_case(kernel.declaration.problem, bytes(case)) for case in request.cases],
-                device=self.device,
-                oracles=request.oracles,
-                tolerance=request.tolerance,
-                relations=request.relations,
-                catch_interrupt=True,
-                compile_clock=self._compile_times.total_s,
-            )
-        except (EnvironmentProblem, ProblemError) as problem:
-            return JudgeManyReply(environment=str(problem))
         except BatchLost as lost:
-            return JudgeManyReply(lost=str(lost))
+            return JudgeReply(lost=str(lost))
+        except torch.OutOfMemoryError as error:  # not the kernel's: that one is a verdict
+            return JudgeReply(lost=text_of(error).strip().partition("\n")[0])
         except Exception:
             if (replaced := self._replaced(request.oracles, at_once=True)) is None:
                 raise
-            return JudgeManyReply(lost=replaced.message)
-        if (replaced := self._replaced(request.oracles)) is not None:  # each case by itself tells that again
-            return JudgeManyReply(lost=replaced.message)
-        return JudgeManyReply(list(map(to_wire, verdicts)), gpu_share=self._gpu_share_held())
+        if replaced is not None and request.together:  # each case by itself tells that again
+            return JudgeReply(lost=replaced.message)
+        if replaced is not None:
+            verdicts = [Verdict(failure=replaced, fatal=True)]
+        return JudgeReply(list(map(to_wire, verdicts)), gpu_share=self._gpu_share_held())
+
+    def _verdicts(self, request: JudgeRequest) -> list[Verdict]:
+        kernel = self._kernel(request.target)
+        cases = [decode_case(kernel.declaration.problem, bytes(case)) for case in request.cases]
+        settings: dict[str, Any] = {
+            "device": self.device,
+            "oracles": request.oracles,
+            "tolerance": request.tolerance,
+            "thorough": request.thorough,
+            "relations": request.relations,
+            "catch_interrupt": True,
+            "compile_clock": self._compile_times.total_s,
+        }
+        if request.together:
+            return judge_many(kernel, cases, **settings)
+        return [judge(kernel, case, **settings) for case in cases]
 
     def _replaced(self, oracles: Sequence[OracleName], *, at_once: bool = False) -> Failure | None:
         """An objection to what the kernel has replaced in this process; always looked for after its first cases."""
@@ -188,22 +163,17 @@ class JudgingService:
         at_once, self._has_judged = at_once or not self._has_judged, True
         return self._watch.objection(at_once=at_once)
 
-    def _explain(self, payload: bytes) -> ExplainReply:
-        request = msgspec.json.decode(payload, type=ExplainRequest)
-        kernel = self._kernel(request.target)
-        case = decode_case(kernel.declaration.problem, bytes(request.case))
+    def _explain(self, request: ExplainRequest) -> ExplainReply:
+        kernel, case = self._kernel_and_case(request)
         found = explain_case(kernel, case, device=self.device, oracle=request.oracle, seconds=request.seconds)
         return ExplainReply(found, last=self.device == "cuda")
 
-    def _cause_lines(self, payload: bytes) -> ExplainReply:
-        request = msgspec.json.decode(payload, type=CauseLinesRequest)
-        kernel = self._kernel(request.target)
-        case = decode_case(kernel.declaration.problem, bytes(request.case))
+    def _cause_lines(self, request: CauseLinesRequest) -> ExplainReply:
+        kernel, case = self._kernel_and_case(request)
         compiled = self._compile_times.ttir_files
         return ExplainReply(cause_lines(kernel, case, request.replays, device=self.device, compiled=compiled))
 
-    def _growth_after(self, payload: bytes) -> GrowthReply:
-        request = msgspec.json.decode(payload, type=GrowthRequest)
+    def _growth_after(self, request: GrowthRequest) -> GrowthReply:
         try:
             return GrowthReply(use=self._growth_trial(request).use_after(request.calls))
         except BaseException as error:  # noqa: BLE001 - whatever a kernel raises, other oracles have a word on it
@@ -211,18 +181,13 @@ class JudgingService:
 
     def _growth_trial(self, request: GrowthRequest) -> GrowthTrial:
         """That of the last request if it was for the same case."""
-        last = self._growth
-        if last is None or (last[0].target, bytes(last[0].case)) != (request.target, bytes(request.case)):
-            kernel = self._kernel(request.target)
-            case = decode_case(kernel.declaration.problem, bytes(request.case))
-            last = self._growth = request, GrowthTrial(kernel, case, device=self.device)
-        return last[1]
+        key = request.target, bytes(request.case)
+        if self._growth is None or self._growth[0] != key:
+            self._growth = key, GrowthTrial(*self._kernel_and_case(request), device=self.device)
+        return self._growth[1]
 
-    def _guarded(self, payload: bytes) -> GuardReply:
-        request = msgspec.json.decode(payload, type=GuardRequest)
-        kernel = self._kernel(request.target)
-        case = decode_case(kernel.declaration.problem, bytes(request.case))
-        return guarded_reply(kernel, case, request, device=self.device)
+    def _guarded(self, request: GuardRequest) -> GuardReply:
+        return guarded_reply(*self._kernel_and_case(request), request, device=self.device)
 
     def _gpu_share_held(self) -> float:
         """How much of the GPU memory that this process may use is taken by tensors."""
@@ -236,8 +201,11 @@ class JudgingService:
             self._load(target)
         return self._kernels[target]
 
-    def _describe_device(self, payload: bytes) -> DeviceReply:
-        del payload
+    def _kernel_and_case(self, request: OnCase) -> tuple[Kernel, Case]:
+        kernel = self._kernel(request.target)
+        return kernel, decode_case(kernel.declaration.problem, bytes(request.case))
+
+    def _describe_device(self, _: DeviceRequest) -> DeviceReply:
         name = torch.cuda.get_device_name() if self.device == "cuda" else _processor_name()
         torch.zeros(1, dtype=torch.float32, device=self.device).item()  # a GPU may be known by name and not answer
         versions = {"python": platform.python_version()} | {name: _version(name) for name in _LIBRARIES}
@@ -246,13 +214,14 @@ class JudgingService:
 
 def _is_last(reply: msgspec.Struct) -> bool:
     """Whether the process cannot be used after `reply`."""
-    if isinstance(reply, JudgeReply):
-        return bool(reply.exhausted) or (reply.verdict is not None and reply.verdict.fatal)
-    if isinstance(reply, ExplainReply):
-        return reply.last
-    if isinstance(reply, GuardReply):
-        return reply.fault is not None
-    return isinstance(reply, JudgeManyReply) and reply.lost is not None
+    match reply:
+        case JudgeReply():
+            return reply.lost is not None or any(verdict.fatal for verdict in reply.verdicts)
+        case ExplainReply():
+            return reply.last
+        case GuardReply():
+            return reply.fault is not None
+    return False
 
 
 def _cap_gpu_memory() -> None:

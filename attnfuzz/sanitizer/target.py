@@ -24,7 +24,7 @@ from attnfuzz.problems.cases import Case, decode_case
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.said import text_of, type_name
-from attnfuzz.sanitizer.messages import Note, Place, Work
+from attnfuzz.sanitizer.running import Note, Place, Work
 
 __all__ = ["exact_tensors", "main"]
 

@@ -20,8 +20,6 @@ from attnfuzz.judging.messages import (
     DeviceReply,
     GrowthReply,
     GrowthRequest,
-    JudgeManyReply,
-    JudgeManyRequest,
     JudgeReply,
     JudgeRequest,
     from_wire,
@@ -40,12 +38,12 @@ LEAKING_CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=16, seq_
 
 def request(name: str) -> bytes:
     case = msgspec.Raw(encode_case(CASE))
-    return msgspec.json.encode(JudgeRequest(f"{KERNELS}:{name}", case, DEFAULT_ORACLES, "bound"))
+    return msgspec.json.encode(JudgeRequest(f"{KERNELS}:{name}", [case], DEFAULT_ORACLES, "bound"))
 
 
 def request_many(name: str) -> bytes:
     cases = [msgspec.Raw(encode_case(msgspec.structs.replace(CASE, seq_lens=(n,)))) for n in (3, 7)]
-    return msgspec.json.encode(JudgeManyRequest(f"{KERNELS}:{name}", cases, DEFAULT_ORACLES, "bound"))
+    return msgspec.json.encode(JudgeRequest(f"{KERNELS}:{name}", cases, DEFAULT_ORACLES, "bound", together=True))
 
 
 def test_declarations_of_a_file() -> None:
@@ -70,8 +68,8 @@ def test_load_error_is_an_answer() -> None:
 def test_judge_loads_the_kernel_itself() -> None:
     """A fresh executor, which has loaded nothing, could not judge."""
     reply = msgspec.json.decode(JudgingService().handle("judge", request("correct")), type=JudgeReply)
-    assert reply.verdict is not None
-    assert reply.verdict.failure is None
+    (verdict,) = reply.verdicts
+    assert verdict.failure is None
 
 
 def test_fatal_verdict_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +99,7 @@ def test_exhausted_memory_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("attnfuzz.judging.service.judge", fail)
     with pytest.raises(ExitAfterReply) as stop:
         JudgingService().handle("judge", request("correct"))
-    assert msgspec.json.decode(stop.value.body, type=JudgeReply) == JudgeReply(exhausted="CUDA out of memory.")
+    assert msgspec.json.decode(stop.value.body, type=JudgeReply) == JudgeReply(lost="CUDA out of memory.")
 
 
 def test_how_full_the_gpu_is_goes_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,9 +146,7 @@ def test_a_kernel_that_raises_has_no_growth() -> None:
 
 def test_batch_has_one_verdict_per_case() -> None:
     """Verdicts of a batch would be mixed up."""
-    reply = msgspec.json.decode(
-        JudgingService().handle("judge_many", request_many("wrong_from_seven")), type=JudgeManyReply
-    )
+    reply = msgspec.json.decode(JudgingService().handle("judge", request_many("wrong_from_seven")), type=JudgeReply)
     assert [verdict.failure is None for verdict in reply.verdicts] == [True, False]
 
 
@@ -162,8 +158,8 @@ def test_lost_batch_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("attnfuzz.judging.service.judge_many", fail)
     with pytest.raises(ExitAfterReply) as stop:
-        JudgingService().handle("judge_many", request_many("correct"))
-    assert msgspec.json.decode(stop.value.body, type=JudgeManyReply) == JudgeManyReply(lost="illegal memory access")
+        JudgingService().handle("judge", request_many("correct"))
+    assert msgspec.json.decode(stop.value.body, type=JudgeReply) == JudgeReply(lost="illegal memory access")
 
 
 def test_environment_problem_of_a_batch_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,8 +169,8 @@ def test_environment_problem_of_a_batch_is_an_answer(monkeypatch: pytest.MonkeyP
         raise EnvironmentProblem("install another NumPy")
 
     monkeypatch.setattr("attnfuzz.judging.service.judge_many", fail)
-    reply = msgspec.json.decode(JudgingService().handle("judge_many", request_many("correct")), type=JudgeManyReply)
-    assert reply == JudgeManyReply(environment="install another NumPy")
+    reply = msgspec.json.decode(JudgingService().handle("judge", request_many("correct")), type=JudgeReply)
+    assert reply == JudgeReply(environment="install another NumPy")
 
 
 def test_device_is_described() -> None:

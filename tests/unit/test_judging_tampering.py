@@ -12,7 +12,7 @@ import torch
 
 from attnfuzz.isolation.serve import ExitAfterReply
 from attnfuzz.judging import comparison, trial
-from attnfuzz.judging.messages import JudgeManyReply, JudgeManyRequest, JudgeReply, JudgeRequest
+from attnfuzz.judging.messages import JudgeReply, JudgeRequest
 from attnfuzz.judging.service import JudgingService
 from attnfuzz.judging.tampering import Watch
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES
@@ -96,11 +96,10 @@ def test_a_kernel_that_replaces_something_fails_whatever_else_comes_of_it(
     monkeypatch.setenv("ATTNFUZZ_WATCH", "1")
     service = JudgingService()
     case, target = msgspec.Raw(encode_case(CASE)), f"{file}:mine"
-    many = handle(service, "judge_many", JudgeManyRequest(target, [case], DEFAULT_ORACLES, "bound"))
-    assert "has replaced" in str(msgspec.json.decode(many, type=JudgeManyReply).lost)
-    alone = handle(service, "judge", JudgeRequest(target, case, DEFAULT_ORACLES, "bound"))
-    verdict = msgspec.json.decode(alone, type=JudgeReply).verdict
-    assert verdict is not None
+    many = handle(service, "judge", JudgeRequest(target, [case], DEFAULT_ORACLES, "bound", together=True))
+    assert "has replaced" in str(msgspec.json.decode(many, type=JudgeReply).lost)
+    alone = handle(service, "judge", JudgeRequest(target, [case], DEFAULT_ORACLES, "bound"))
+    (verdict,) = msgspec.json.decode(alone, type=JudgeReply).verdicts
     assert verdict.fatal
     assert verdict.failure is not None
     name = "torch.allclose" if "allclose" in patch else "attnfuzz.judging.comparison.error_ratio"
@@ -115,7 +114,6 @@ def test_elsewhere_nobody_is_accused_of_replacing_something(tmp_path: Path, monk
     file.write_text(KERNEL.format(at_import="torch.allclose = print", in_call="pass"))
     service = JudgingService()
     case, target = msgspec.Raw(encode_case(CASE)), f"{file}:mine"
-    alone = handle(service, "judge", JudgeRequest(target, case, ("red_zone",), "bound"))
-    verdict = msgspec.json.decode(alone, type=JudgeReply).verdict
-    assert verdict is not None
+    alone = handle(service, "judge", JudgeRequest(target, [case], ("red_zone",), "bound"))
+    (verdict,) = msgspec.json.decode(alone, type=JudgeReply).verdicts
     assert verdict.failure is None
