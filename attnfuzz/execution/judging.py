@@ -35,8 +35,7 @@ from attnfuzz.execution.judge_messages import (
 from attnfuzz.execution.service import ExitAfterReply
 from attnfuzz.execution.watch import watch_if_asked
 from attnfuzz.explaining.explain import explain_case
-from attnfuzz.judging.judge import judge
-from attnfuzz.judging.quick import BatchLost, judge_many
+from attnfuzz.judging.judge import BatchLost, judge, judge_many
 from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
 from attnfuzz.problems.cases import decode_case

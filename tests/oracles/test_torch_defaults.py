@@ -18,8 +18,7 @@ import attnfuzz
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.execution.runner import Runner
 from attnfuzz.explaining.explain import explain_case
-from attnfuzz.judging.judge import judge
-from attnfuzz.judging.quick import judge_many
+from attnfuzz.judging.judge import judge, judge_many
 from attnfuzz.memory.patterns import bits
 from attnfuzz.minimise import minimise
 from attnfuzz.oracles.verdict import Timing, Verdict

@@ -28,7 +28,7 @@ from attnfuzz.execution.judge_messages import (
 )
 from attnfuzz.execution.judging import JudgingService
 from attnfuzz.execution.service import ExitAfterReply
-from attnfuzz.judging.quick import BatchLost
+from attnfuzz.judging.judge import BatchLost
 from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Verdict
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
