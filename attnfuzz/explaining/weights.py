@@ -24,7 +24,7 @@ from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.placement import placements
 from attnfuzz.problems.reference import row_weights
 from attnfuzz.values import LogicalAttention
-from attnfuzz.values.token_table import token_table
+from attnfuzz.values.tokens import token_table
 
 __all__ = [
     "MAX_PLACES",

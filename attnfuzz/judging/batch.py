@@ -31,7 +31,7 @@ from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.placement import placements
 from attnfuzz.problems.registry import Contents, problem_of
 from attnfuzz.problems.tolerance import Tolerance
-from attnfuzz.values.token_table import token_table
+from attnfuzz.values.tokens import token_table
 
 __all__ = ["Asked", "Batch", "Entry", "asked_of", "entries_of"]
 

@@ -26,7 +26,7 @@ from attnfuzz.numerics import Bound
 from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.reference import Expected
 from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
-from attnfuzz.values.transfer import all_on_device
+from attnfuzz.values.tokens import all_on_device
 
 __all__ = ["DistantExpectations", "Expectation", "bound_of", "expectations", "keep_freed_memory", "on_device"]
 

@@ -12,7 +12,7 @@ import torch
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.explaining.explain import explain_case
 from attnfuzz.isolation.serve import ExitAfterReply
-from attnfuzz.judging.judge import judge
+from attnfuzz.judging.judge import BatchLost, judge, judge_many
 from attnfuzz.judging.messages import (
     CauseLinesRequest,
     DeclarationsReply,
@@ -32,7 +32,6 @@ from attnfuzz.judging.messages import (
     PrepareRequest,
     to_wire,
 )
-from attnfuzz.judging.quick import BatchLost, judge_many
 from attnfuzz.judging.special_runs import GrowthTrial, cause_lines, guarded_reply
 from attnfuzz.judging.tampering import watch_if_asked
 from attnfuzz.oracles.exception import EnvironmentProblem

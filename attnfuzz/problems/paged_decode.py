@@ -17,8 +17,7 @@ from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.problems.reference import Expected, attention_reference
 from attnfuzz.problems.supports import Layout, Supports
 from attnfuzz.values.attention import LogicalAttention, attention_values
-from attnfuzz.values.token_table import token_table
-from attnfuzz.values.transfer import on_device
+from attnfuzz.values.tokens import on_device, token_table
 
 __all__ = ["PagedDecodeInputs", "build", "inputs_of", "reference", "with_both_caches", "write", "written"]
 

@@ -25,10 +25,9 @@ from attnfuzz.problems.placement import Placement, placements
 from attnfuzz.problems.reference import Expected
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import Tolerance
-from attnfuzz.values.attention import attention_values
-from attnfuzz.values.many import attention_values_of_many, merge_values_of_many
-from attnfuzz.values.states import LogicalStates, merge_values
-from attnfuzz.values.token_table import token_table
+from attnfuzz.values.attention import attention_values, attention_values_of_many
+from attnfuzz.values.states import LogicalStates, merge_values, merge_values_of_many
+from attnfuzz.values.tokens import token_table
 
 __all__ = ["Contents", "ProblemModule", "problem_of"]
 

@@ -8,8 +8,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from attnfuzz.judging.judge import judge
-from attnfuzz.judging.quick import judge_many
+from attnfuzz.judging.judge import judge, judge_many
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.oracles.diagnosis.tokens import past_the_end
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase

@@ -17,7 +17,7 @@ from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.supports import Supports
-from attnfuzz.values.transfer import all_on_device
+from attnfuzz.values.tokens import all_on_device
 
 ELSEWHERE = "cuda" if torch.cuda.is_available() else "cpu:0"  # not the string for "stay here"
 

@@ -17,8 +17,7 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.explaining.explain import explain_case
-from attnfuzz.judging.judge import judge
-from attnfuzz.judging.quick import judge_many
+from attnfuzz.judging.judge import judge, judge_many
 from attnfuzz.judging.runner import Runner
 from attnfuzz.memory.patterns import bits
 from attnfuzz.minimise import minimise

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from attnfuzz.isolation.serve import ExitAfterReply
+from attnfuzz.judging.judge import BatchLost
 from attnfuzz.judging.messages import (
     DeclarationsReply,
     DeviceReply,
@@ -25,7 +26,6 @@ from attnfuzz.judging.messages import (
     from_wire,
     to_wire,
 )
-from attnfuzz.judging.quick import BatchLost
 from attnfuzz.judging.service import JudgingService
 from attnfuzz.oracles.exception import EnvironmentProblem
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Verdict

@@ -27,7 +27,7 @@ from attnfuzz.problems.placement import Placement, placements
 from attnfuzz.problems.registry import Contents
 from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
 from attnfuzz.problems.strides import strided_layout
-from attnfuzz.values.token_table import token_table
+from attnfuzz.values.tokens import token_table
 
 __all__ = ["PAGE_PERMUTATION"]
 

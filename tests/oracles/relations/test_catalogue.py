@@ -10,8 +10,7 @@ import pytest
 
 import attnfuzz
 from attnfuzz.declaration import Declaration
-from attnfuzz.judging.judge import judge
-from attnfuzz.judging.quick import judge_many
+from attnfuzz.judging.judge import judge, judge_many
 from attnfuzz.oracles.relations import catalogue
 from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
 from attnfuzz.oracles.relations.catalogue import applicable, chosen, drawn
