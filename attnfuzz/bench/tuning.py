@@ -13,7 +13,7 @@ from math import inf, prod
 from attnfuzz.bench.kernels.measurements import L2State, MeasureRequest
 from attnfuzz.bench.kernels.run import Crashed, Measures
 from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, Shape, smoke_suite
-from attnfuzz.bench.tuning_tree import Sample, Tuned, cross_validated_regret, grow_tree, regret, tuned_tree
+from attnfuzz.bench.tuning_tree import Configuration, Sample, Tuned, cross_validated_regret, grow_tree, regret
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.supports import OptionValue
 
@@ -70,21 +70,21 @@ def tune(
     )
     if not measured.samples:
         raise ValueError(f"no configuration of {kernel.target} ran on any batch; try it with attnfuzz bench kernels")
-    samples = measured.samples
-    node = grow_tree(samples, plan.features, max_leaves=plan.max_leaves, least_gain=_LEAST_GAIN)
+    samples, kept = measured.samples, measured.configurations
+    node = grow_tree(samples, plan.features, kept, max_leaves=plan.max_leaves, least_gain=_LEAST_GAIN)
     tuned = Tuned(
         kernel=kernel.target,
         device=process.machine.name,
         versions=process.machine.versions,
         batches=len(samples),
         configurations=len(candidates),
-        regret=regret(samples, node),
-        regret_of_one=regret(samples, grow_tree(samples, plan.features, max_leaves=1)),
+        regret=regret(samples, kept, node),
+        regret_of_one=regret(samples, kept, grow_tree(samples, plan.features, kept, max_leaves=1)),
         regret_unseen=cross_validated_regret(
-            samples, plan.features, max_leaves=plan.max_leaves, least_gain=_LEAST_GAIN
+            samples, plan.features, kept, max_leaves=plan.max_leaves, least_gain=_LEAST_GAIN
         ),
         features=plan.features,
-        tree=tuned_tree(node, measured.configurations),
+        tree=node,
     )
     return tuned, measured
 
@@ -96,8 +96,6 @@ def _batches(device: str, kernel: Declaration, count: int) -> list[Shape]:
         return batches
     return [shape for shape in smoke_suite() if kernel.problem in PROBLEMS_OF[shape.kind]][:count]
 
-
-Configuration = dict[str, OptionValue]
 
 _SCREENED = 6
 """Batches on which all configurations are measured first."""

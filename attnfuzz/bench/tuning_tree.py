@@ -12,22 +12,23 @@ import msgspec
 from attnfuzz.problems.supports import OptionValue
 
 __all__ = [
+    "Configuration",
     "Leaf",
     "Node",
     "Sample",
     "Split",
     "Tuned",
-    "TunedLeaf",
-    "TunedSplit",
     "choose",
     "cross_validated_regret",
     "grow_tree",
     "leaves",
     "python_source",
     "regret",
-    "tuned_tree",
 ]
 
+
+Configuration = dict[str, OptionValue]
+"""Values of options, by their names."""
 
 _LEAST_SAMPLES = 2
 _FOLDS = 5
@@ -43,29 +44,32 @@ class Sample:
     times: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """``config``: the number of the configuration to take. ``samples``: how many of them led here."""
+class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="options", tag_field="kind"):
+    """Take these options. ``batches``: how many of those that were measured led here."""
 
-    config: int
-    samples: int
+    options: Configuration
+    batches: int
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """``left`` if the feature is at most ``threshold``."""
+class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="if", tag_field="kind"):
+    """``then`` if the feature is at most ``at_most``."""
 
     feature: str
-    threshold: float
-    left: Node
-    right: Node
+    at_most: float
+    then: Split | Leaf
+    otherwise: Split | Leaf
 
 
-Node = Leaf | Split
+Node = Split | Leaf
 
 
 def grow_tree(
-    samples: Sequence[Sample], features: Sequence[str], *, max_leaves: int = 8, least_gain: float = 0.01
+    samples: Sequence[Sample],
+    features: Sequence[str],
+    configurations: Sequence[Configuration],
+    *,
+    max_leaves: int = 8,
+    least_gain: float = 0.01,
 ) -> Node:
     """``least_gain``: by what share the mean time must fall for a split to be worth a line of code.
 
@@ -81,29 +85,34 @@ def grow_tree(
             break
         growing.remove(best)
         growing += best.split(features)
-    return root.finished()
+    return root.finished(configurations)
 
 
-def choose(node: Node, features: Mapping[str, float]) -> int:
+def choose(node: Node, features: Mapping[str, float]) -> Configuration:
     """The configuration for these features."""
     while isinstance(node, Split):
-        node = node.left if features[node.feature] <= node.threshold else node.right
-    return node.config
+        node = node.then if features[node.feature] <= node.at_most else node.otherwise
+    return node.options
 
 
 def leaves(node: Node) -> list[Leaf]:
     """All of them, from left to right."""
-    return [node] if isinstance(node, Leaf) else leaves(node.left) + leaves(node.right)
+    return [node] if isinstance(node, Leaf) else leaves(node.then) + leaves(node.otherwise)
 
 
-def regret(samples: Sequence[Sample], node: Node) -> float:
+def regret(samples: Sequence[Sample], configurations: Sequence[Configuration], node: Node) -> float:
     """By what share the chosen configurations are slower than the best ones, in the geometric mean."""
-    chosen = [_cost(one, choose(node, one.features)) for one in samples]
+    chosen = [_cost(one, configurations.index(choose(node, one.features))) for one in samples]
     return math.expm1(sum(chosen) / len(chosen))
 
 
 def cross_validated_regret(
-    samples: Sequence[Sample], features: Sequence[str], *, max_leaves: int, least_gain: float
+    samples: Sequence[Sample],
+    features: Sequence[str],
+    configurations: Sequence[Configuration],
+    *,
+    max_leaves: int,
+    least_gain: float,
 ) -> float | None:
     """The regret on samples that the tree has not seen, a fifth at a time; None for too few."""
     if len(samples) < 2 * _FOLDS:
@@ -111,9 +120,9 @@ def cross_validated_regret(
     total = 0.0
     for fold in range(_FOLDS):
         seen = [one for i, one in enumerate(samples) if i % _FOLDS != fold]
-        node = grow_tree(seen, features, max_leaves=max_leaves, least_gain=least_gain)
+        node = grow_tree(seen, features, configurations, max_leaves=max_leaves, least_gain=least_gain)
         unseen = samples[fold::_FOLDS]
-        total += len(unseen) * math.log1p(regret(unseen, node))
+        total += len(unseen) * math.log1p(regret(unseen, configurations, node))
     return math.expm1(total / len(samples))
 
 
@@ -122,7 +131,7 @@ class _Growing:
 
     def __init__(self, samples: Sequence[Sample], cost: float, config: int) -> None:
         self.gain = 0.0
-        self._leaf = Leaf(config, len(samples))
+        self._config, self._batches = config, len(samples)
         self._cost = cost
         self._cut: tuple[str, float, Sequence[Sample], Sequence[Sample]] | None = None
         self._children: tuple[_Growing, _Growing] | None = None
@@ -142,15 +151,15 @@ class _Growing:
         self._children = (_Growing.of(left, features), _Growing.of(right, features))
         return self._children
 
-    def finished(self) -> Node:
+    def finished(self, configurations: Sequence[Configuration]) -> Node:
         """The tree from here on; a split whose two sides do the same is none."""
         if self._children is None or self._cut is None:
-            return self._leaf
+            return Leaf(configurations[self._config], self._batches)
         feature, threshold, *_ = self._cut
-        left, right = (child.finished() for child in self._children)
-        if isinstance(left, Leaf) and isinstance(right, Leaf) and left.config == right.config:
-            return Leaf(left.config, self._leaf.samples)
-        return Split(feature, threshold, left, right)
+        then, otherwise = (child.finished(configurations) for child in self._children)
+        if isinstance(then, Leaf) and isinstance(otherwise, Leaf) and then.options == otherwise.options:
+            return Leaf(then.options, self._batches)
+        return Split(feature, threshold, then, otherwise)
 
     def _look_for_cuts(self, samples: Sequence[Sample], feature: str) -> None:
         ordered = sorted(samples, key=lambda one: one.features[feature])
@@ -184,22 +193,6 @@ def _round_threshold(low: float, high: float) -> float:
 _WIDTH = 100
 
 
-class TunedLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="options", tag_field="kind"):
-    """Take these options. ``batches``: how many of those that were measured led here."""
-
-    options: dict[str, OptionValue]
-    batches: int
-
-
-class TunedSplit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="if", tag_field="kind"):
-    """``then`` if the feature is at most ``at_most``."""
-
-    feature: str
-    at_most: float
-    then: TunedSplit | TunedLeaf
-    otherwise: TunedSplit | TunedLeaf
-
-
 class Tuned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What ``attnfuzz bench tune`` found for one kernel.
 
@@ -217,22 +210,14 @@ class Tuned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     regret_of_one: float
     regret_unseen: float | None
     features: tuple[str, ...]
-    tree: TunedSplit | TunedLeaf
-
-
-def tuned_tree(node: Node, configurations: Sequence[dict[str, OptionValue]]) -> TunedSplit | TunedLeaf:
-    """``node`` with options in place of numbers."""
-    if isinstance(node, Leaf):
-        return TunedLeaf(configurations[node.config], node.samples)
-    left, right = (tuned_tree(side, configurations) for side in (node.left, node.right))
-    return TunedSplit(node.feature, node.threshold, left, right)
+    tree: Split | Leaf
 
 
 def python_source(tuned: Tuned) -> str:
     """A module with a function ``choose_options`` of the features."""
     versions = ", ".join(f"{name} {version}" for name, version in tuned.versions.items())
     unseen = "" if tuned.regret_unseen is None else f", {tuned.regret_unseen:.1%} on batches left out"
-    types = (type(one).__name__ for leaf in _leaves(tuned.tree) for one in leaf.options.values())
+    types = (type(one).__name__ for leaf in leaves(tuned.tree) for one in leaf.options.values())
     value = " | ".join(dict.fromkeys(types))
     return "\n".join(
         [
@@ -261,9 +246,9 @@ def _signature(features: Sequence[str], value: str) -> list[str]:
     return [line] if len(line) <= _WIDTH else ["def choose_options(", f"    {arguments}", f") -> dict[str, {value}]:"]
 
 
-def _lines(node: TunedSplit | TunedLeaf, indent: str) -> Iterator[str]:
+def _lines(node: Node, indent: str) -> Iterator[str]:
     """What comes after a return needs no else."""
-    if isinstance(node, TunedLeaf):
+    if isinstance(node, Leaf):
         pairs = ", ".join(f'"{name}": {_literal(value)}' for name, value in node.options.items())
         yield f"{indent}return {{{pairs}}}"
         return
@@ -278,11 +263,3 @@ def _number(value: float) -> str:
 
 def _literal(value: OptionValue) -> str:
     return f'"{value}"' if isinstance(value, str) and value.isprintable() and '"' not in value else repr(value)
-
-
-def _leaves(node: TunedSplit | TunedLeaf) -> Iterator[TunedLeaf]:
-    if isinstance(node, TunedLeaf):
-        yield node
-    else:
-        yield from _leaves(node.then)
-        yield from _leaves(node.otherwise)

@@ -146,7 +146,7 @@ def _show_and_write(
 @click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write all in one.")
 @click.option("--html", "html_file", type=FILE, callback=writable_file, metavar="FILE", help="Write a page with plots.")
 @click.option("--png", "png_file", type=FILE, callback=writable_file, metavar="FILE", help="Write the plots.")
-def plot(files: tuple[Path, ...], json_file: Path | None, html_file: Path | None, png_file: Path | None) -> int:
+def plot_command(files: tuple[Path, ...], json_file: Path | None, html_file: Path | None, png_file: Path | None) -> int:
     """Show what `attnfuzz bench kernels --json` wrote to FILES, on a machine without a GPU too.
 
     Several files are shown as one, if they were measured on the same kind of device.
@@ -242,7 +242,7 @@ def _value(text: str) -> OptionValue:
 @click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write everything.")
 @click.option("--html", "html_file", type=FILE, callback=writable_file, metavar="FILE", help="Write a page with plots.")
 @click.option("--png", "png_file", type=FILE, callback=writable_file, metavar="FILE", help="Write the plots.")
-def kernels_(
+def kernels_command(
     kernels: tuple[str, ...],
     suites: tuple[str, ...],
     shapes: tuple[str, ...],
@@ -352,7 +352,7 @@ _HOST_KNOWS = FEATURES[:-1]
 @click.option("--budget", callback=duration, default="10m", show_default=True, help="After which no batch is begun.")
 @click.option("--python", "python_file", type=FILE, callback=writable_file, metavar="FILE", help="Write a module.")
 @click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write the tree as JSON.")
-def tune_(
+def tune_command(
     kernel: str,
     device: str,
     options: dict[str, tuple[OptionValue, ...]],

@@ -175,7 +175,7 @@ def _measure(request: MutantsRequest, *, json_file: Path | None, quiet: bool) ->
     progress = MutantsProgress(console, quiet=quiet)
     so_far = (lambda measured: None) if json_file is None else Checkpoints(json_file)
     with refusing():
-        measured = measure(request, note=progress.note, heard=progress.heard, so_far=so_far)
+        measured = measure(request, note=progress.note, on_outcome=progress.on_outcome, so_far=so_far)
     with while_anyone_reads():
         print_measured(console, measured)
     return measured

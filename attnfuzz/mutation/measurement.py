@@ -85,7 +85,7 @@ class MeasuredMutants:
     left: int = 0
 
 
-Heard = Callable[[Mutant, MutantOutcome], None]
+OnOutcome = Callable[[Mutant, MutantOutcome], None]
 
 
 def choose_mutants(runner: Runner, request: MutantsRequest) -> tuple[list[Declaration], list[Mutant]]:
@@ -115,11 +115,11 @@ def measure(
     request: MutantsRequest,
     *,
     note: Callable[[str], None] = lambda text: None,
-    heard: Heard = lambda mutant, outcome: None,
+    on_outcome: OnOutcome = lambda mutant, outcome: None,
     so_far: Callable[[MeasuredMutants], None] = lambda measured: None,
 ) -> MeasuredMutants:
-    """Put every mutant to the search, or to the user's command. ``heard`` is told of each as soon as it is known, and
-    ``so_far`` of all that are.
+    """Put every mutant to the search, or to the user's command. ``on_outcome`` gets each as soon as it is known, and
+    ``so_far`` all that are.
 
     Raises KernelLoadError, also where the kernels fail without a mutant, and ExecutorUnavailable.
     """
@@ -158,7 +158,7 @@ def measure(
 
         def hear(mutant: Mutant, outcome: MutantOutcome) -> None:
             found[mutant.id] = outcome
-            heard(mutant, outcome)
+            on_outcome(mutant, outcome)
             so_far(measured())
 
         waiting = []
@@ -174,13 +174,13 @@ def measure(
                 waiting,
                 folder=folder,
                 jobs=jobs,
-                heard=lambda one, came: hear(one, _as_listed(came, equivalents.reason(one))),
+                on_outcome=lambda one, came: hear(one, _as_listed(came, equivalents.reason(one))),
             )
         return measured()
 
 
-def put_to(killer: Killer, mutants: Sequence[Mutant], *, folder: Path, jobs: int, heard: Heard) -> None:
-    """Tell ``heard`` what becomes of each mutant, ``jobs`` at a time; sources are copied to ``folder``."""
+def put_to(killer: Killer, mutants: Sequence[Mutant], *, folder: Path, jobs: int, on_outcome: OnOutcome) -> None:
+    """Give ``on_outcome`` what becomes of each mutant, ``jobs`` at a time; sources are copied to ``folder``."""
 
     def work(number: int, mutant: Mutant) -> MutantOutcome:
         try:
@@ -192,7 +192,7 @@ def put_to(killer: Killer, mutants: Sequence[Mutant], *, folder: Path, jobs: int
         futures = [pool.submit(work, number, mutant) for number, mutant in enumerate(mutants)]
         numbers = {future: number for number, future in enumerate(futures)}
         for future in as_completed(futures):
-            heard(mutants[numbers[future]], future.result())
+            on_outcome(mutants[numbers[future]], future.result())
 
 
 def _settled(

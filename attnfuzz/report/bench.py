@@ -185,7 +185,7 @@ def print_report(console: Console, report: Report) -> None:
         results = [one for one in report.chosen(suite) if one.status != "unsupported"]
         if results:
             console.print()
-            console.print(_bench_kernels_table(report, suite, results))
+            console.print(_suite_table(report, suite, results))
             for line in summary_of(report, suite):
                 console.print(Text(line))
     if report.unreached:
@@ -225,7 +225,7 @@ def options_text(result: Result, varied: dict[str, frozenset[str]]) -> str:
     return " ".join(f"{name}={value}" for name, value in result.options.items() if name in shown)
 
 
-def _bench_kernels_table(report: Report, suite: str, results: Sequence[Result]) -> Table:
+def _suite_table(report: Report, suite: str, results: Sequence[Result]) -> Table:
     states = states_of(results)
     references = [name for name in REFERENCES if any(one.contender == name and one.times for one in results)]
     table = Table(title=f"{suite}: microseconds of one call", box=None, pad_edge=False, header_style="bold")

@@ -86,8 +86,8 @@ def _bin_of(ratio: float) -> float:
     return number + (ratio - lower) / (above(number) - lower)
 
 
-_WIDE, _HIGH = 1040.0, 200.0
-_BESIDE, _RIGHT, _ABOVE, _BOTTOM = 52.0, 12.0, 40.0, 22.0
+_TIMELINE_WIDTH, _TIMELINE_HEIGHT = 1040.0, 200.0
+_PLOT_LEFT, _PLOT_RIGHT, _PLOT_TOP, _PLOT_BOTTOM = 52.0, 1028.0, 40.0, 178.0
 _MAX_DEVICES = 8
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800)
 _MOST_TICKS = 8
@@ -105,10 +105,10 @@ class _Scale:
     most: float
 
     def x(self, seconds: float) -> float:
-        return _BESIDE + (_WIDE - _BESIDE - _RIGHT) * min(seconds / self.span_s, 1.0)
+        return _PLOT_LEFT + (_PLOT_RIGHT - _PLOT_LEFT) * min(seconds / self.span_s, 1.0)
 
     def y(self, rate: float) -> float:
-        return _HIGH - _BOTTOM - (_HIGH - _ABOVE - _BOTTOM) * rate / self.most
+        return _PLOT_BOTTOM - (_PLOT_BOTTOM - _PLOT_TOP) * rate / self.most
 
 
 def devices_of(throughput: Throughput) -> list[str]:
@@ -127,7 +127,7 @@ def timeline_svg(throughput: Throughput, *, elapsed_s: float, found: Sequence[tu
         *(_area(layer, i, scale) for i, layer in reversed(list(enumerate(layers)))),
         *_marks(found, scale),
         class_="timeline",
-        viewBox=f"0 0 {_WIDE:.0f} {_HIGH:.0f}",
+        viewBox=f"0 0 {_TIMELINE_WIDTH:.0f} {_TIMELINE_HEIGHT:.0f}",
         role="img",
         aria_label="cases a second over time",
     )
@@ -149,17 +149,17 @@ def _layers(throughput: Throughput, span_s: float) -> list[Layer]:
 def _area(layer: Layer, i: int, scale: _Scale) -> Markup:
     tops = (f"L{number(scale.x(start))} {number(scale.y(rate))}H{number(scale.x(end))}" for start, end, rate in layer)
     bottom = number(scale.y(0))
-    return element("path", d=f"M{number(_BESIDE)} {bottom}{''.join(tops)}V{bottom}z", class_=f"area d{i}")
+    return element("path", d=f"M{number(_PLOT_LEFT)} {bottom}{''.join(tops)}V{bottom}z", class_=f"area d{i}")
 
 
 def _axes(scale: _Scale) -> Iterator[Markup]:
     for rate in (0.0, scale.most / 2, scale.most):
         y = scale.y(rate)
-        yield element("path", d=f"M{number(_BESIDE)} {number(y)}H{number(_WIDE - _RIGHT)}", class_="grid")
-        yield text(f"{rate:,.4g}", _BESIDE - 6, y + 4, text_anchor="end", class_="tick")
+        yield element("path", d=f"M{number(_PLOT_LEFT)} {number(y)}H{number(_PLOT_RIGHT)}", class_="grid")
+        yield text(f"{rate:,.4g}", _PLOT_LEFT - 6, y + 4, text_anchor="end", class_="tick")
     step = next((step for step in _STEPS_S if scale.span_s / step <= _MOST_TICKS), _STEPS_S[-1])
     for i in range(int(scale.span_s / step) + 1):
-        yield text(_moment(i * step), scale.x(i * step), _HIGH - 5, text_anchor="middle", class_="tick")
+        yield text(_moment(i * step), scale.x(i * step), _TIMELINE_HEIGHT - 5, text_anchor="middle", class_="tick")
 
 
 def _moment(seconds: int) -> str:
@@ -171,7 +171,7 @@ def _marks(found: Sequence[tuple[float, str]], scale: _Scale) -> Iterator[Markup
     order = sorted(range(len(found)), key=lambda i: found[i][0])
     xs = [scale.x(found[i][0]) for i in order]
     for i, x, place in zip(order, xs, _spread(xs), strict=True):
-        line = f"M{number(place)} {number(2 * _MARK + 2)}L{number(x)} {number(_ABOVE)}V{number(_HIGH - _BOTTOM)}"
+        line = f"M{number(place)} {number(2 * _MARK + 2)}L{number(x)} {number(_PLOT_TOP)}V{number(_PLOT_BOTTOM)}"
         disc = element("circle", cx=place, cy=_MARK + 2, r=_MARK)
         label = text(str(i + 1), place, _MARK + 6, text_anchor="middle")
         link = element("a", disc, label, href=f"#{found[i][1]}")
@@ -180,11 +180,11 @@ def _marks(found: Sequence[tuple[float, str]], scale: _Scale) -> Iterator[Markup
 
 def _spread(xs: list[float]) -> list[float]:
     """Places near the ascending ``xs``, apart from each other as far as there is room, and none beyond the right."""
-    apart = min(2 * _MARK + 2, (_WIDE - 4 * _MARK) / max(1, len(xs)))
+    apart = min(2 * _MARK + 2, (_TIMELINE_WIDTH - 4 * _MARK) / max(1, len(xs)))
     places: list[float] = []
     for x in xs:
         places.append(max(x, places[-1] + apart) if places else x)
-    limit = _WIDE - _MARK - 1
+    limit = _TIMELINE_WIDTH - _MARK - 1
     for i in reversed(range(len(places))):
         places[i] = min(places[i], limit)
         limit = places[i] - apart

@@ -92,16 +92,16 @@ def _lines(result: CampaignResult, target: str) -> Iterator[Text]:
         nothing = "no bug" if found else "nothing"
         yield Text(f"  within it, {nothing} was found in {count(kernel.cases, 'case')}")
     for finding in bugs:
-        yield from _told(finding)
+        yield from _finding_lines(finding)
     if outside := [finding for finding in found if finding not in bugs]:
         yield Text(f"  and {len(outside)} possibly out of contract, which a further declaration ends:", style="yellow")
     for finding in outside:
-        yield from _told(finding, further=True)
+        yield from _finding_lines(finding, further=True)
     if found:
         yield Text(f"  to look into {'it' if len(found) == 1 else 'them'}: attnfuzz explore {target}", style="cyan")
 
 
-def _told(finding: Finding, *, further: bool = False) -> Iterator[Text]:
+def _finding_lines(finding: Finding, *, further: bool = False) -> Iterator[Text]:
     yield Text(f"  - {finding.failure.message}")
     yield Text(f"    {one_line(finding.case)}", style="dim")
     if further and finding.remedy is not None:

@@ -67,6 +67,20 @@ __all__ = [
 ]
 
 
+_MAX_HOLES = 80
+_SCRIPTS_S = 60.0
+"""For all of them together."""
+_MOST_CHARACTERS, _MOST_CHARACTERS_IN_ALL = 200_000, 4_000_000
+"""Of scripts: a page of a hundred megabytes opens nowhere."""
+_ENDS = {
+    "interrupted": "It was interrupted before its time was over.",
+    "fail_fast": "It ended with its first finding, as it was told to.",
+    "workers_lost": "It ended early: every worker was lost.",
+    "environment": "It ended early: no kernel could be run any more.",
+}
+_DTYPES = ("float16", "bfloat16", "float32")
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """A repro script, or why there is none."""
@@ -83,19 +97,6 @@ def write_html(result: CampaignResult, path: Path) -> None:
 def html_page(result: CampaignResult, scripts: Sequence[Script] = ()) -> str:
     """The page; without ``scripts``, or with one for each finding in the order of all reports."""
     return rendered("campaign.html.jinja", page=page_of(result, scripts))
-
-
-_SCRIPTS_S = 60.0
-"""For all of them together."""
-_MOST_CHARACTERS, _MOST_CHARACTERS_IN_ALL = 200_000, 4_000_000
-"""Of scripts: a page of a hundred megabytes opens nowhere."""
-_ENDS = {
-    "interrupted": "It was interrupted before its time was over.",
-    "fail_fast": "It ended with its first finding, as it was told to.",
-    "workers_lost": "It ended early: every worker was lost.",
-    "environment": "It ended early: no kernel could be run any more.",
-}
-_DTYPES = ("float16", "bfloat16", "float32")
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class MutantsProgress:
         """What is being done before the first mutant."""
         self._print(Text(text))
 
-    def heard(self, mutant: Mutant, outcome: MutantOutcome) -> None:
+    def on_outcome(self, mutant: Mutant, outcome: MutantOutcome) -> None:
         """What became of one."""
         self._done += 1
         what: str = outcome.status

@@ -192,12 +192,12 @@ def environments_of(
     pythons: Sequence[Python], devices: Mapping[Path, str], targets: Collection[str]
 ) -> tuple[EnvironmentSummary, ...]:
     """Each environment; ``devices`` by the interpreter's path, ``targets``: the kernels that ran there."""
-    told = {*_ALWAYS_TOLD, *(name for target in targets for name in told_versions(pythons, target))}
+    named = {*_ALWAYS_TOLD, *(name for target in targets for name in told_versions(pythons, target))}
     return tuple(
         EnvironmentSummary(
             python=str(python.path),
             device=devices.get(python.path, ""),
-            versions={name: text for name, text in sorted(python.versions.items()) if name in told},
+            versions={name: text for name, text in sorted(python.versions.items()) if name in named},
         )
         for python in pythons
     )

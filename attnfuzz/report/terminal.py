@@ -99,13 +99,13 @@ def print_result(console: Console, result: CampaignResult) -> None:
     console.print()
     console.print(kernel_table(result.statistics, width=console.width))
     console.print(Text(_costs(result.statistics), style="dim"), soft_wrap=True)
-    told = ("", "")
+    before = ("", "")
     for number, finding in enumerate(in_order(result), start=1):
         console.print()
-        if heading := _heading(told, place := (finding.declaration.target, heading_of(finding, result.statistics))):
+        if heading := _heading(before, place := (finding.declaration.target, heading_of(finding, result.statistics))):
             console.print(Text(heading, style="bold yellow"), soft_wrap=True)
             console.print()
-        told = place
+        before = place
         for line in _finding_lines(number, finding, result.statistics):
             console.print(line, soft_wrap=True)
     remarks = (_side_lines, _restrictions, _outside, _precision, _unbuilt, _not_runnable)
@@ -163,11 +163,11 @@ def verdict_sentence(result: CampaignResult) -> str:
     return f"{why}{found}{',' if ',' in found else ''} in {effort}"
 
 
-def _heading(told: tuple[str, str], place: tuple[str, str]) -> str:
-    """What stands before a finding of this kernel and kind, after one of those that were ``told``."""
-    if place == told:
+def _heading(before: tuple[str, str], place: tuple[str, str]) -> str:
+    """What stands before a finding of this kernel and kind, after one of kernel and kind ``before``."""
+    if place == before:
         return ""
-    return place[1] or (f"Findings of {place[0]}" if told[1] else "")
+    return place[1] or (f"Findings of {place[0]}" if before[1] else "")
 
 
 def _finding_lines(number: int, finding: Finding, statistics: Statistics) -> Iterator[RenderableType]:
@@ -296,8 +296,8 @@ def kernel_table(statistics: Statistics, *, width: int, most_rows: int | None = 
 
 
 def _row(statistics: Statistics, target: str) -> _Row:
-    told = (finding for finding in statistics.findings if statistics.in_contract(finding))
-    findings = sum(finding.declaration.target == target for finding in told)
+    counted = (finding for finding in statistics.findings if statistics.in_contract(finding))
+    findings = sum(finding.declaration.target == target for finding in counted)
     return _Row(statistics.kernels[target], findings)
 
 

@@ -12,7 +12,7 @@ from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest
 from attnfuzz.bench.kernels.run import Crashed
 from attnfuzz.bench.kernels.shapes import bytes_to_move
 from attnfuzz.bench.tuning import FEATURES, Tuning, configurations, features_of, measure_batches, tune, tuning_batches
-from attnfuzz.bench.tuning_tree import Tuned, TunedLeaf, TunedSplit, python_source
+from attnfuzz.bench.tuning_tree import Leaf, Split, Tuned, python_source
 from tests.unit.timing_stand_ins import Pretended, declared, times
 
 SPLIT = declared("file.py:split", num_splits=(1, 8, 32), tile=(16, 64))
@@ -92,8 +92,8 @@ def test_the_printed_function_chooses_what_was_fastest() -> None:
     assert tuned.regret == 0
     assert tuned.regret_of_one > 0.1
     few = sum(len(shape.seq_lens) <= 8 for shape in tuning_batches("paged_decode", 40))
-    assert tuned.tree == TunedSplit(
-        "batch", 8, TunedLeaf({"num_splits": 8, "tile": 64}, few), TunedLeaf({"num_splits": 1, "tile": 64}, 40 - few)
+    assert tuned.tree == Split(
+        "batch", 8, Leaf({"num_splits": 8, "tile": 64}, few), Leaf({"num_splits": 1, "tile": 64}, 40 - few)
     )
     source = python_source(tuned)
     (function,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
