@@ -337,14 +337,11 @@ class Coordinator:
             case Smaller():
                 self._book.smaller(message)
             case Minimised():
-                finding = self._book.named(message.finding)
-                self._book.minimised(message)
+                finding = self._book.minimised(message)
                 self._announce(message, finding)
                 self._fail_fast_hit |= self._plan.fail_fast and self._statistics.standing(finding) == "counts"
             case Duplicate():
-                finding = self._book.named(message.finding)
-                self._book.duplicate(message)
-                self._announce(message, finding)
+                self._announce(message, self._book.duplicate(message))
             case Trouble():
                 self._in_trouble.add(number)
                 self._note_trouble(message.message)

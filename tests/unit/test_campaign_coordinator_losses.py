@@ -174,7 +174,7 @@ def test_workers_on_a_gpu_that_does_not_answer_are_ended(tmp_path: Path) -> None
 
 def test_the_other_gpus_go_on_without_one_that_does_not_answer(tmp_path: Path) -> None:
     """One GPU of eight would end the search on all; what its workers had met has to be looked into elsewhere."""
-    pursued: list[Unfinished] = []
+    taken_up: list[Unfinished] = []
 
     def script(worker: Worker) -> None:
         if worker.setup.device_id == "GPU-dead":
@@ -184,14 +184,14 @@ def test_the_other_gpus_go_on_without_one_that_does_not_answer(tmp_path: Path) -
             return
         unfinished = worker.hear(Unfinished)
         assert isinstance(unfinished, Unfinished)
-        pursued.append(unfinished)
+        taken_up.append(unfinished)
         waits(worker)
 
     workers: list[Worker] = []
     devices = ("GPU-dead", "GPU-alive")
     result = campaign(tmp_path, script, script, budget_s=1.0, started=workers, device_ids=devices)
     assert [worker.setup.device_id for worker in workers] == list(devices)
-    assert (result.stop_reason, result.troubles, len(pursued)) == ("budget", ("GPU-dead does not answer",), 1)
+    assert (result.stop_reason, result.troubles, len(taken_up)) == ("budget", ("GPU-dead does not answer",), 1)
 
 
 def test_when_every_worker_is_lost_again_and_again_the_campaign_ends(tmp_path: Path) -> None:

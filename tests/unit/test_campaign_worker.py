@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.worker and pursuit: bugs of a pretended kernel are found, confirmed, shrunk and told apart."""
+"""attnfuzz.campaign.worker: bugs of a pretended kernel are found, confirmed, shrunk and told apart."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class Clock:
         return self.now
 
 
-def a_crew(size: int = 1, *, refuse: bool = False) -> tuple[Workers, Clock, list[Setup]]:
-    """A crew, its clock and what its workers were started with."""
+def some_workers(size: int = 1, *, refuse: bool = False) -> tuple[Workers, Clock, list[Setup]]:
+    """A workers, its clock and what its workers were started with."""
     setups: list[Setup] = []
 
     def launch(setup: Setup) -> Worker:
@@ -55,12 +55,12 @@ def a_crew(size: int = 1, *, refuse: bool = False) -> tuple[Workers, Clock, list
     return Workers(size, launch=launch, setup_for=setup_for, clock=clock), clock, setups
 
 
-def deaths_until_given_up(crew: Workers, clock: Clock, *, killed: bool) -> int:
+def deaths_until_given_up(workers: Workers, clock: Clock, *, killed: bool) -> int:
     for death in range(1, 100):
         clock.now += 100.0
-        assert crew.start_due() == [0]
-        crew.lose(0)
-        if not crew.start_again(0, killed=killed):
+        assert workers.start_due() == [0]
+        workers.lose(0)
+        if not workers.start_again(0, killed=killed):
             return death
     raise AssertionError("never given up")
 
@@ -68,59 +68,59 @@ def deaths_until_given_up(crew: Workers, clock: Clock, *, killed: bool) -> int:
 @pytest.mark.parametrize(("killed", "deaths"), [(False, 4), (True, 25)])
 def test_a_worker_that_gets_nowhere_is_given_up(killed: bool, deaths: int) -> None:
     """It would be started for ever; but whoever kills it may stop, which a bug does not."""
-    crew, clock, setups = a_crew()
-    assert deaths_until_given_up(crew, clock, killed=killed) == deaths
-    assert crew.is_lost
+    workers, clock, setups = some_workers()
+    assert deaths_until_given_up(workers, clock, killed=killed) == deaths
+    assert workers.is_lost
     assert [setup.seed for setup in setups] == list(range(deaths))
-    crew.close()
+    workers.close()
 
 
 def test_a_worker_that_judges_cases_is_started_again_at_once_and_for_ever() -> None:
     """A campaign of days would slow down and end, if something kills a worker now and then."""
-    crew, clock, _ = a_crew()
+    workers, clock, _ = some_workers()
     for _ in range(50):
-        assert crew.start_due() == [0]
-        crew.has_judged(0)
-        crew.lose(0)
-        assert crew.start_again(0)
+        assert workers.start_due() == [0]
+        workers.has_judged(0)
+        workers.lose(0)
+        assert workers.start_again(0)
     assert clock.now == 0.0
-    crew.close()
+    workers.close()
 
 
 def test_starts_in_vain_are_spread_out() -> None:
     """Starting processes that die at once would take the machine's time from the others."""
-    crew, clock, _ = a_crew()
+    workers, clock, _ = some_workers()
     for _ in range(2):
-        crew.start_due()
-        crew.lose(0)
-        crew.start_again(0)
-    assert crew.start_due() == []
+        workers.start_due()
+        workers.lose(0)
+        workers.start_again(0)
+    assert workers.start_due() == []
     clock.now += 60.0
-    assert crew.start_due() == [0]
-    crew.close()
+    assert workers.start_due() == [0]
+    workers.close()
 
 
-def start_for_ever(crew: Workers, clock: Clock) -> None:
+def start_for_ever(workers: Workers, clock: Clock) -> None:
     while True:
         clock.now += 100.0
-        crew.start_due()
+        workers.start_due()
 
 
 def test_the_system_s_refusal_is_raised_once_nothing_is_left() -> None:
     """A machine out of processes would be waited for without a word."""
-    crew, clock, setups = a_crew(size=2, refuse=True)
+    workers, clock, setups = some_workers(size=2, refuse=True)
     with pytest.raises(OSError, match="no more processes"):
-        start_for_ever(crew, clock)
+        start_for_ever(workers, clock)
     assert len(setups) > 2
 
 
 def test_one_that_is_given_up_stays_away() -> None:
     """Workers of a GPU that does not answer would come back to it."""
-    crew, _, _ = a_crew(size=2)
-    assert crew.start_due() == [0, 1]
-    assert crew.give_up(0)
-    crew.lose(0)
-    assert not crew.start_again(0, killed=True)
-    assert (crew.working, crew.is_lost) == ([1], False)
-    crew.close()
-    assert crew.working == []
+    workers, _, _ = some_workers(size=2)
+    assert workers.start_due() == [0, 1]
+    assert workers.give_up(0)
+    workers.lose(0)
+    assert not workers.start_again(0, killed=True)
+    assert (workers.working, workers.is_lost) == ([1], False)
+    workers.close()
+    assert workers.working == []
