@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnfuzz.campaign.result import CampaignResult, SilentReporter, Statistics
-from attnfuzz.campaign.startup import Request, run_campaign
+from attnfuzz.campaign.startup import CampaignRequest, run_campaign
 
 __all__ = ["Measured", "measure_campaign"]
 
@@ -55,7 +55,7 @@ def measure_campaign(
     """
     progress = _Progress(warmup_s, seconds, watch or SilentReporter())
     with tempfile.TemporaryDirectory(prefix="attnfuzz-bench-") as folder, _environment(environment or {}):
-        request = Request(
+        request = CampaignRequest(
             kernels=tuple(kernels),
             started=time.monotonic(),
             budget_s=warmup_s + seconds + _STARTUP_ALLOWANCE_S,

@@ -114,9 +114,9 @@ def _kernel_of(file: str) -> Iterator[str]:
 
 def _searched(asked: _Asked, scratch: Path) -> CampaignResult:
     from attnfuzz.campaign.result import SilentReporter
-    from attnfuzz.campaign.startup import Request, run_campaign
+    from attnfuzz.campaign.startup import CampaignRequest, run_campaign
 
-    request = Request(
+    request = CampaignRequest(
         kernels=(asked.target,),
         started=asked.started,
         budget_s=asked.budget_s,

@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from attnfuzz.campaign.environments import Bisection, Ending, Outcome, name_of, told_versions
+from attnfuzz.campaign.environments import Bisection, Ending, EnvironmentOutcome, name_of, told_versions
 from attnfuzz.execution.pythons import Python
 from attnfuzz.report.files import write_file
 
@@ -72,7 +72,7 @@ def environments_of(
     )
 
 
-def outcomes_of(outcomes: Sequence[Outcome]) -> tuple[OutcomeSummary, ...]:
+def outcomes_of(outcomes: Sequence[EnvironmentOutcome]) -> tuple[OutcomeSummary, ...]:
     """One of each environment."""
     return tuple(
         OutcomeSummary(
@@ -105,7 +105,7 @@ def print_environment(console: Console, python: Python | None) -> None:
         console.print(Text(f"in {name_of(python)}", style="bold"), soft_wrap=True)
 
 
-def print_outcome(console: Console, path: Path, outcome: Outcome) -> None:
+def print_outcome(console: Console, path: Path, outcome: EnvironmentOutcome) -> None:
     """One line, and for a failure what the oracle says."""
     word, style = _STYLES[outcome.ending]
     line = Text(f"{word}  ", style=style).append(str(path), style="default")

@@ -14,7 +14,7 @@ import pytest
 
 from attnfuzz.campaign.coordinator import CampaignPlan, Coordinator
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.messages import Found, Progress, Setup, Trouble, Unconfirmed, Unfinished
+from attnfuzz.campaign.messages import Found, Setup, Trouble, Unconfirmed, Unfinished, WorkerProgress
 from attnfuzz.campaign.result import SilentReporter, Statistics
 from attnfuzz.campaign.workers import WorkerProcess
 from attnfuzz.execution.zygote_client import Zygote
@@ -44,7 +44,7 @@ def test_a_worker_that_is_killed_again_and_again_is_started_again(tmp_path: Path
     workers: list[Worker] = []
 
     def script(worker: Worker) -> None:
-        worker.say(Progress(kernel=KERNEL.target, cases=1, seconds=0.1))
+        worker.say(WorkerProgress(kernel=KERNEL.target, cases=1, seconds=0.1))
         if worker.setup.seed >> 32 < 9:  # the number of starts before this one
             worker.killed_by = "SIGKILL"
         else:

@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from attnfuzz.campaign.counts import EXACT, NOT_FINITE, KernelStatistics, ProgressMeter, ratio_bin
-from attnfuzz.campaign.messages import Progress
+from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, OracleName, Timing, Verdict
 from attnfuzz.problems.cases import DenseDecodeCase
@@ -23,7 +23,7 @@ def failed(oracle: OracleName, ratio: float = 0.0) -> Verdict:
 
 def test_reports_add_up() -> None:
     """The final table is the sum of these reports; a case lost between two of them is a wrong number."""
-    sent: list[Progress] = []
+    sent: list[WorkerProgress] = []
     now = [0.0]
     meter = ProgressMeter(sent.append, clock=lambda: now[0])
     timing = Timing(build_s=0.01, compile_s=0.02, kernel_s=0.03, reference_s=0.04)
@@ -42,7 +42,7 @@ def test_reports_add_up() -> None:
 
 def test_what_cannot_run_here_is_counted_by_itself() -> None:
     """A kernel that nothing is known of would be said to have been judged on thousands of cases."""
-    sent: list[Progress] = []
+    sent: list[WorkerProgress] = []
     meter = ProgressMeter(sent.append)
     for verdict in (Verdict(not_runnable="no asm"), Verdict(), Verdict(not_runnable="no asm")):
         meter.judged(KERNEL, CASE, 0.1, verdict)
@@ -58,7 +58,7 @@ def test_what_cannot_run_here_is_counted_by_itself() -> None:
 
 def test_an_infinite_ratio_is_no_measure_of_accuracy() -> None:
     """JSON has no infinity, and a wrong NaN is a finding; the histogram has a place of its own for it."""
-    sent: list[Progress] = []
+    sent: list[WorkerProgress] = []
     meter = ProgressMeter(sent.append)
     meter.judged(KERNEL, CASE, 0.1, failed("accuracy", math.inf))
     meter.flush()
@@ -68,7 +68,7 @@ def test_an_infinite_ratio_is_no_measure_of_accuracy() -> None:
 
 def test_a_case_without_a_result_is_not_counted_as_exact() -> None:
     """A kernel that only ever crashes would look like the most accurate of all."""
-    sent: list[Progress] = []
+    sent: list[WorkerProgress] = []
     meter = ProgressMeter(sent.append)
     for oracle in ("crash", "hang", "exception"):
         meter.judged(KERNEL, CASE, 0.1, failed(oracle))
@@ -80,7 +80,7 @@ def test_a_case_without_a_result_is_not_counted_as_exact() -> None:
 
 def test_executors_lost_to_a_case_are_counted() -> None:
     """What crashes cost would not be seen."""
-    sent: list[Progress] = []
+    sent: list[WorkerProgress] = []
     meter = ProgressMeter(sent.append, device="GPU-1")
     for verdict in (Verdict(), failed("crash"), failed("hang"), Verdict(fatal=True), failed("accuracy")):
         meter.judged(KERNEL, CASE, 0.1, verdict)
@@ -90,12 +90,12 @@ def test_executors_lost_to_a_case_are_counted() -> None:
 
 def test_where_cases_lie_travels_with_the_report() -> None:
     """Coverage is added up from these counts, which must survive the way through JSON."""
-    sent: list[Progress] = []
+    sent: list[WorkerProgress] = []
     meter = ProgressMeter(sent.append)
     for _ in range(3):
         meter.judged(KERNEL, CASE, 0.1, Verdict())
     meter.flush()
-    (progress,) = [msgspec.json.decode(msgspec.json.encode(one), type=Progress) for one in sent]
+    (progress,) = [msgspec.json.decode(msgspec.json.encode(one), type=WorkerProgress) for one in sent]
     numbers = InputSpace("dense_decode", KERNEL.supports, {}).numbers
     dtype, length = numbers["dtype"]["float16"], numbers["length"]["1"]
     assert progress.coverage[pair_number(dtype, length)] == 3

@@ -30,7 +30,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import Format, format_key, format_of
 
-__all__ = ["DRAWS_PER_ROUND", "Drawing", "FormatSource", "StrategyFor", "WorkingSets", "derive_seed", "run_round"]
+__all__ = ["DRAWS_PER_ROUND", "CaseSource", "FormatSource", "StrategyFor", "WorkingSets", "derive_seed", "run_round"]
 
 DRAWS_PER_ROUND = 100
 T = TypeVar("T")
@@ -200,7 +200,7 @@ _CASES_PER_SCOUTED_FORMAT = 2
 _MAX_REMEMBERED = 100_000
 
 
-class Drawing:
+class CaseSource:
     """Draws each case once. ``seeds`` decide what is drawn; without ``formats``, the format of each case is too."""
 
     def __init__(
