@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attnfuzz.bench.plain_loop import run_plain_loop
 from attnfuzz.campaign.result import CampaignResult, SilentReporter, Statistics
-from attnfuzz.campaign.startup import Request, load_searchable, run_campaign
+from attnfuzz.campaign.startup import CampaignRequest, load_searchable, run_campaign
 from attnfuzz.campaign.workers import cores
 from attnfuzz.isolation.devices import find_gpus
 from attnfuzz.judging.runner import Runner
@@ -142,7 +142,7 @@ def measure_campaign(
     """
     progress = _Progress(warmup_s, seconds, watch or SilentReporter())
     with tempfile.TemporaryDirectory(prefix="attnfuzz-bench-") as folder, _environment(environment or {}):
-        request = Request(
+        request = CampaignRequest(
             kernels=tuple(kernels),
             started=time.monotonic(),
             budget_s=warmup_s + seconds + _STARTUP_ALLOWANCE_S,

@@ -26,20 +26,20 @@ from attnfuzz.campaign.messages import (
     Join,
     Known,
     Minimised,
-    Progress,
     Ready,
     Setup,
     Smaller,
     Trouble,
     Unconfirmed,
     Unfinished,
+    WorkerProgress,
 )
 from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics, StopReason, forgiving
 from attnfuzz.campaign.saved.saving import SaveFolder
-from attnfuzz.campaign.saved.state import Checkpoints, State
+from attnfuzz.campaign.saved.state import CampaignState, StateWriter
 from attnfuzz.campaign.stopping import Interrupts
-from attnfuzz.campaign.workers import LastWords, Launch, Workers
+from attnfuzz.campaign.workers import LastWords, StartWorker, Workers
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.own_errors import in_one_sentence
@@ -110,15 +110,15 @@ class CampaignPlan:
     tolerance: Tolerance = "bound"
     memory_limit_bytes: int | None = None
     device_ids: tuple[str, ...] = ()
-    checkpoints: Checkpoints | None = None
-    resumed: State | None = None
+    checkpoints: StateWriter | None = None
+    resumed: CampaignState | None = None
     readiness: Readiness | None = None
 
 
 class Coordinator:
     """One campaign. ``launch`` starts a worker."""
 
-    def __init__(self, plan: CampaignPlan, *, launch: Launch, reporter: Reporter) -> None:
+    def __init__(self, plan: CampaignPlan, *, launch: StartWorker, reporter: Reporter) -> None:
         self._plan = plan
         self._statistics = plan.statistics
         self._reporter = forgiving(reporter)
@@ -156,7 +156,7 @@ class Coordinator:
         readiness = self._plan.readiness
         return list(self._kernels.values()) if readiness is None else readiness.ready
 
-    def _resume(self, state: State) -> None:
+    def _resume(self, state: CampaignState) -> None:
         """Go on with what an earlier part of the campaign had found, and look into what it was not done with."""
         self._known.extend(state.known)
         for number, finding in enumerate(state.findings):
@@ -319,7 +319,7 @@ class Coordinator:
             case Ready():
                 self._statistics.begin()
                 self._workers.send(number, Begin(deadline=self._statistics.deadline))
-            case Progress():
+            case WorkerProgress():
                 self._statistics.add(message)
                 self._book.seen_again(message.known_by_finding)
                 self._workers.has_judged(number)
@@ -337,14 +337,11 @@ class Coordinator:
             case Smaller():
                 self._book.smaller(message)
             case Minimised():
-                finding = self._book.named(message.finding)
-                self._book.minimised(message)
+                finding = self._book.minimised(message)
                 self._announce(message, finding)
                 self._fail_fast_hit |= self._plan.fail_fast and self._statistics.standing(finding) == "counts"
             case Duplicate():
-                finding = self._book.named(message.finding)
-                self._book.duplicate(message)
-                self._announce(message, finding)
+                self._announce(message, self._book.duplicate(message))
             case Trouble():
                 self._in_trouble.add(number)
                 self._note_trouble(message.message)

@@ -30,10 +30,10 @@ __all__ = [
     "CaseCounts",
     "Count",
     "KernelStatistics",
-    "Progress",
     "ProgressMeter",
     "Seconds",
     "Throughput",
+    "WorkerProgress",
     "above",
     "ratio_bin",
 ]
@@ -154,7 +154,7 @@ class KernelStatistics(CaseCounts):
     declaration: Declaration
 
 
-class Progress(CaseCounts, tag="progress", kw_only=True):
+class WorkerProgress(CaseCounts, tag="progress", kw_only=True):
     """What a worker did on one kernel since it last said so.
 
     ``device`` names the GPU that the worker has to itself, if there are several. ``known_by_finding``: failures, by the
@@ -175,15 +175,15 @@ _REPORT_EVERY_S = 0.3
 
 
 class ProgressMeter:
-    """Counts per kernel; ``send`` gets what was added since the last report. ``device``: see ``Progress``."""
+    """Counts per kernel; ``send`` gets what was added since the last report. ``device``: see ``WorkerProgress``."""
 
     def __init__(
-        self, send: Callable[[Progress], None], clock: Callable[[], float] = time.monotonic, *, device: str = ""
+        self, send: Callable[[WorkerProgress], None], clock: Callable[[], float] = time.monotonic, *, device: str = ""
     ) -> None:
         self._send = send
         self._clock = clock
         self._device = device
-        self._unsent: dict[str, Progress] = {}
+        self._unsent: dict[str, WorkerProgress] = {}
         self._cases: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._death_seconds: defaultdict[str, float] = defaultdict(float)
@@ -249,8 +249,8 @@ class ProgressMeter:
                 progress.coverage = self._pairs[kernel].take()
             self._send(progress)
 
-    def _of(self, kernel: str) -> Progress:
-        return self._unsent.setdefault(kernel, Progress(kernel=kernel, device=self._device))
+    def _of(self, kernel: str) -> WorkerProgress:
+        return self._unsent.setdefault(kernel, WorkerProgress(kernel=kernel, device=self._device))
 
     def _report_now_and_then(self) -> None:
         if self._clock() - self._last_report >= _REPORT_EVERY_S:

@@ -9,7 +9,7 @@ from typing import Literal
 from attnfuzz.environment import normalised
 from attnfuzz.isolation.pythons import Python
 
-__all__ = ["Bisection", "Ending", "Outcome", "bisect", "difference", "name_of", "names_of", "told_versions"]
+__all__ = ["Bisection", "Ending", "EnvironmentOutcome", "bisect", "difference", "name_of", "names_of", "told_versions"]
 
 Ending = Literal["passes", "fails", "is not judged"]
 _ALWAYS_OF_INTEREST = {"python": "Python", "torch": "torch", "triton": "Triton", "numpy": "NumPy"}
@@ -18,7 +18,7 @@ _MOST_OTHERS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EnvironmentOutcome:
     """What a case came to in the environment ``python``, on ``device``.
 
     ``symptom``: oracle and kind of a failure; ``message``: what the oracle says, or why nobody judged. A flaky case
@@ -34,7 +34,7 @@ class Outcome:
     runs: int = 1
 
 
-def difference(outcomes: Sequence[Outcome], target: str) -> str:
+def difference(outcomes: Sequence[EnvironmentOutcome], target: str) -> str:
     """ "passes with Triton 3.6.0, fails with Triton 3.7.1", in the order of ``outcomes``; empty where all are alike."""
     groups = _alike(outcomes, target)
     if len(groups) < 2:
@@ -72,7 +72,7 @@ def told_versions(pythons: Sequence[Python], target: str = "") -> list[str]:
     return first or sorted(differing)[:_MOST_OTHERS]
 
 
-def _alike(outcomes: Sequence[Outcome], target: str) -> dict[str, list[str]]:
+def _alike(outcomes: Sequence[EnvironmentOutcome], target: str) -> dict[str, list[str]]:
     """The names of the environments, by what the case came to in them."""
     names = names_of([outcome.python for outcome in outcomes], target)
     symptoms = {outcome.symptom for outcome in outcomes if outcome.ending == "fails"}
@@ -115,7 +115,7 @@ class Bisection:
     """
 
     pythons: tuple[Python, ...]
-    ran: dict[int, Outcome]
+    ran: dict[int, EnvironmentOutcome]
     change: tuple[int, int] | None
     target: str
 
@@ -154,13 +154,13 @@ class Bisection:
         return " and with ".join(map(self._called, numbers))
 
 
-def bisect(pythons: Sequence[Python], run: Callable[[Python], Outcome], *, target: str) -> Bisection:
+def bisect(pythons: Sequence[Python], run: Callable[[Python], EnvironmentOutcome], *, target: str) -> Bisection:
     """Run a case of the kernel ``target`` in the first and the last of ``pythons``, then halve those between.
 
     An environment in which it cannot be judged is passed over. Where it comes to the same at both ends there is nothing
     to halve: if it passes there, all others run.
     """
-    ran: dict[int, Outcome] = {}
+    ran: dict[int, EnvironmentOutcome] = {}
 
     def ending(number: int) -> str:
         if number not in ran:

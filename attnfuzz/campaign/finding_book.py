@@ -8,7 +8,7 @@ import msgspec
 
 from attnfuzz.campaign.aspects import aspects, needs, telling
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.identity.signature import KnownFindings, Symptom, are_same_bug
+from attnfuzz.campaign.identity.signature import KnownFindings, are_same_bug
 from attnfuzz.campaign.messages import (
     Confirmed,
     Duplicate,
@@ -71,30 +71,25 @@ class FindingBook:
         """The tag of the finding that the one with ``tag`` is reported as."""
         return self._by_tag[tag].tag if tag in self._by_tag else ""
 
-    def named(self, name: str) -> Finding:
-        """The open finding that a worker calls ``name``."""
-        return self._open[name]
-
     def confirmed(self, message: Confirmed) -> None:
         """Save the case as it is, before anything is tried on it."""
         finding = self._open[message.finding]
         finding.failed, finding.runs, finding.seen_after = message.failed, message.runs, ()
         self._accept(finding)
 
-    def unconfirmed_by(self, message: Unconfirmed) -> Finding:
+    def unconfirmed_by(self, message: Unconfirmed) -> None:
         """Close a failure that did not show again in ``message.runs`` runs: a flaky finding, whose rate is one of all.
 
-        What may have come of circumstances is none, and is kept apart; a hang that may was a slow case and is dropped.
+        What the machine may have caused is none, and is kept apart; a hang of that kind was a slow case and is dropped.
         """
         finding = self._open.pop(message.finding)
         if not may_be_the_machine(finding.failure):
             finding.failed, finding.runs, finding.seen_after = 1, message.runs + 1, ()
             self._keep_flaky(finding)
-            return finding
+            return
         finding.runs = message.runs
         if finding.failure.oracle != "hang":
             self._doubt(finding)
-        return finding
 
     def smaller(self, message: Smaller) -> None:
         """Replace the case, on disk too."""
@@ -105,7 +100,7 @@ class FindingBook:
         self._folder.save(finding)
         self._reporter.smaller(finding)
 
-    def duplicate(self, message: Duplicate) -> Symptom:
+    def duplicate(self, message: Duplicate) -> Finding:
         """Close a finding that is a known bug, and forget it."""
         finding = self._open.pop(message.finding)
         finding.features = message.features
@@ -114,9 +109,9 @@ class FindingBook:
         if finding in self.findings:
             self._drop(finding)
         self._reporter.known(finding)
-        return finding.symptom
+        return finding
 
-    def minimised(self, message: Minimised) -> Symptom:
+    def minimised(self, message: Minimised) -> Finding:
         """Close a finding and give it its signature; one that is the same bug as another is merged with it."""
         finding = self._open.pop(message.finding)
         finding.features, finding.weights = message.features, message.weights
@@ -130,7 +125,7 @@ class FindingBook:
         finding.declarable = message.declarable
         with_remedy(finding)
         self._settle(finding)
-        return finding.symptom
+        return finding
 
     def abandon(self, worker: int, *, ends: bool = True) -> list[Finding]:
         """Close what a worker was looking into when it was lost, or the campaign ``ends``, keeping what it had.

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from attnfuzz.campaign.counts import Progress
+from attnfuzz.campaign.counts import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
 from attnfuzz.oracles.verdict import Blame, Failure, OracleName, SourceLine
@@ -32,7 +32,6 @@ __all__ = [
     "Join",
     "Known",
     "Minimised",
-    "Progress",
     "Ready",
     "Setup",
     "Smaller",
@@ -41,6 +40,7 @@ __all__ = [
     "Trouble",
     "Unconfirmed",
     "Unfinished",
+    "WorkerProgress",
     "WrittenFailure",
     "written",
 ]
@@ -312,5 +312,14 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
 
 ToWorker: TypeAlias = Setup | Begin | Join | Known | Busy | Unfinished | FormatCompiled | Stop
 FromWorker: TypeAlias = (
-    Ready | Progress | FormatCompiled | Found | Confirmed | Unconfirmed | Smaller | Minimised | Duplicate | Trouble
+    Ready
+    | WorkerProgress
+    | FormatCompiled
+    | Found
+    | Confirmed
+    | Unconfirmed
+    | Smaller
+    | Minimised
+    | Duplicate
+    | Trouble
 )

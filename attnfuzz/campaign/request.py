@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from attnfuzz.campaign.result import Earlier
-from attnfuzz.campaign.saved.state import Asked, State, StateError
+from attnfuzz.campaign.saved.state import AskedOf, CampaignState, StateError
 from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.problems.tolerance import Tolerance
 
-__all__ = ["Request", "asked_of", "resumed"]
+__all__ = ["CampaignRequest", "asked_of", "resumed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class CampaignRequest:
     """What a campaign is asked to do.
 
     ``started`` is when the command began, on the monotonic clock; ``budget_s`` counts from when the first worker
@@ -39,7 +39,7 @@ class Request:
     oracles: tuple[str, ...] = ()
     fail_fast: bool = False
     tolerance: Tolerance = "bound"
-    resume: State | None = None
+    resume: CampaignState | None = None
     trust: bool = True
     pedantic: bool = False
     against: Earlier | None = None
@@ -50,7 +50,9 @@ class Request:
 _SAME = ("kernels", "workers", "device", "oracles", "fail_fast", "tolerance", "pedantic")
 
 
-def resumed(request: Request, state: State, *, given: Collection[str], trust: bool = False) -> Request:
+def resumed(
+    request: CampaignRequest, state: CampaignState, *, given: Collection[str], trust: bool = False
+) -> CampaignRequest:
     """``request`` for the next part of the campaign, with the fields that were not ``given`` as they were.
 
     Kernels that only the state names must be bundled or lie in the project, unless ``trust`` says otherwise.
@@ -74,9 +76,9 @@ def resumed(request: Request, state: State, *, given: Collection[str], trust: bo
     return replace(request, **changes, seed=state.seed, resume=state, trust=is_users_word)
 
 
-def asked_of(request: Request) -> Asked:
+def asked_of(request: CampaignRequest) -> AskedOf:
     """What of ``request`` is kept for the next part."""
-    return Asked(
+    return AskedOf(
         budget_s=request.budget_s,
         save_folder=str(request.save_folder),
         python=_path_of(request),
@@ -84,5 +86,5 @@ def asked_of(request: Request) -> Asked:
     )
 
 
-def _path_of(request: Request) -> str:
+def _path_of(request: CampaignRequest) -> str:
     return "" if request.python is None else str(request.python.path)

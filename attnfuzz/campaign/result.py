@@ -18,7 +18,7 @@ import msgspec
 from attnfuzz.campaign.counts import KernelStatistics, Throughput
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.inference import Inferred
-from attnfuzz.campaign.messages import Progress
+from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.pythons import Python
@@ -150,7 +150,7 @@ class Statistics:
         """Empty statistics by target."""
         return {declaration.target: KernelStatistics(declaration=declaration) for declaration in declarations}
 
-    def add(self, progress: Progress) -> None:
+    def add(self, progress: WorkerProgress) -> None:
         """Add what a worker reported just now."""
         self.kernels[progress.kernel].add(progress)
         self.throughput.add(progress.device, self.elapsed_s(), progress.cases)

@@ -16,9 +16,9 @@ from attnfuzz.campaign.judge.executor import memory_limit
 from attnfuzz.campaign.judge.journal import JournalFolder
 from attnfuzz.campaign.messages import Setup
 from attnfuzz.campaign.readiness import Readiness
-from attnfuzz.campaign.request import Request, asked_of
+from attnfuzz.campaign.request import CampaignRequest, asked_of
 from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics, forgiving
-from attnfuzz.campaign.saved.state import FOLDER, Checkpoints, StateFile
+from attnfuzz.campaign.saved.state import FOLDER, StateFile, StateWriter
 from attnfuzz.campaign.stopping import Interrupts, format_duration
 from attnfuzz.campaign.workers import PROBE_KERNEL, Choice, ProbeLoad, WorkerProcess, by_formula, calibrate, cores
 from attnfuzz.declaration import Declaration, KernelLoadError
@@ -31,7 +31,7 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.project import project_root
 
 __all__ = [
-    "Request",
+    "CampaignRequest",
     "asked_oracles",
     "choose_workers",
     "load",
@@ -46,7 +46,7 @@ _ONLY_GPU = Gpu("")
 """Where torch finds one and nvidia-smi is not there: it needs no pinning."""
 
 
-def run_campaign(request: Request, reporter: Reporter, *, state_folder: Path = FOLDER) -> CampaignResult:
+def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: Path = FOLDER) -> CampaignResult:
     """Run a campaign to its end, which a signal may bring about. ``state_folder``: for its state and journals.
 
     Raises, before it begins, KernelLoadError, ExecutorUnavailable, StateError for a campaign that cannot be resumed
@@ -101,7 +101,9 @@ def _check_one(declarations: Sequence[Declaration], named: Sequence[str]) -> Non
         )
 
 
-def _readiness(request: Request, runner: Runner, declarations: Sequence[Declaration], reporter: Reporter) -> Readiness:
+def _readiness(
+    request: CampaignRequest, runner: Runner, declarations: Sequence[Declaration], reporter: Reporter
+) -> Readiness:
     python = None if request.python is None else request.python.path
     return Readiness(
         runner,
@@ -113,7 +115,7 @@ def _readiness(request: Request, runner: Runner, declarations: Sequence[Declarat
     )
 
 
-def _load_asked(runner: Runner, request: Request) -> list[Declaration]:
+def _load_asked(runner: Runner, request: CampaignRequest) -> list[Declaration]:
     if request.trust:
         return load(runner, request.kernels)
     try:
@@ -145,7 +147,7 @@ def load_searchable(runner: Runner, targets: Sequence[str]) -> list[Declaration]
     return runner.prepare(load(runner, targets))
 
 
-def choose_workers(request: Request, runner: Runner, gpus: Sequence[Gpu]) -> Choice:
+def choose_workers(request: CampaignRequest, runner: Runner, gpus: Sequence[Gpu]) -> Choice:
     """As many as were asked for, or as many as make the campaign faster."""
     if request.workers is not None:
         return Choice(request.workers, "")
@@ -157,7 +159,9 @@ def choose_workers(request: Request, runner: Runner, gpus: Sequence[Gpu]) -> Cho
         return calibrate(cores(), gpus, budget_s=request.budget_s, measure=load.measure)
 
 
-def _say_what_was_left(request: Request, journal: JournalFolder, state_file: StateFile, reporter: Reporter) -> None:
+def _say_what_was_left(
+    request: CampaignRequest, journal: JournalFolder, state_file: StateFile, reporter: Reporter
+) -> None:
     for folder in journal.left_over:
         reporter.note(
             f"an earlier campaign was killed while it judged the cases in {folder}; attnfuzz replay {folder} tells "
@@ -171,7 +175,7 @@ def _say_what_was_left(request: Request, journal: JournalFolder, state_file: Sta
 
 
 def _plan(
-    request: Request,
+    request: CampaignRequest,
     runner: Runner,
     readiness: Readiness,
     journal: JournalFolder,
@@ -191,14 +195,14 @@ def _plan(
         tolerance=request.tolerance,
         memory_limit_bytes=memory_limit(runner.resident_bytes, device=runner.device, workers=statistics.workers),
         device_ids=tuple(gpu.id for gpu in gpus) if len(gpus) > 1 else (),
-        checkpoints=Checkpoints(state_file, asked_of(request), parts=parts),
+        checkpoints=StateWriter(state_file, asked_of(request), parts=parts),
         resumed=request.resume,
         readiness=readiness,
     )
 
 
 def _statistics(
-    request: Request, runner: Runner, declarations: list[Declaration], *, num_gpus: int, workers: Choice
+    request: CampaignRequest, runner: Runner, declarations: list[Declaration], *, num_gpus: int, workers: Choice
 ) -> Statistics:
     before_s = request.resume.elapsed_s if request.resume is not None else 0.0
     statistics = Statistics(

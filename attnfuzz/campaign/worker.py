@@ -22,7 +22,7 @@ import msgspec
 from hypothesis.strategies import SearchStrategy
 
 from attnfuzz.campaign.counts import ProgressMeter
-from attnfuzz.campaign.draw.drawing import Drawing, StrategyFor, WorkingSets, derive_seed
+from attnfuzz.campaign.draw.drawing import CaseSource, StrategyFor, WorkingSets, derive_seed
 from attnfuzz.campaign.draw.schedule import BatchSize, Schedule
 from attnfuzz.campaign.judge.executor import Executors, History, MemoryWatch
 from attnfuzz.campaign.judge.journal import Journal
@@ -92,7 +92,7 @@ class WorkerLoop:
         self._history = History() if history is None else history
         self._memory = MemoryWatch(None) if memory is None else memory
         self._formats = formats
-        self._drawing = Drawing(strategy_for, seeds=(setup.seed, setup.worker), formats=formats)
+        self._drawing = CaseSource(strategy_for, seeds=(setup.seed, setup.worker), formats=formats)
         self._kernels: dict[str, Declaration] = {}
         targets = [declaration.target for declaration in setup.kernels]
         self._schedule = Schedule(targets, worker=setup.worker, num_workers=setup.num_workers)

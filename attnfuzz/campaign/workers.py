@@ -42,8 +42,8 @@ __all__ = [
     "BorrowedZygote",
     "Choice",
     "LastWords",
-    "Launch",
     "ProbeLoad",
+    "StartWorker",
     "WorkerHandle",
     "WorkerProcess",
     "Workers",
@@ -229,7 +229,7 @@ class Workers:
         self,
         size: int,
         *,
-        launch: Launch,
+        launch: StartWorker,
         setup_for: Callable[[int, int], Setup],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -369,7 +369,7 @@ class WorkerHandle(Protocol):
         """Make sure it has ended, which it may still do by itself within ``grace_s``."""
 
 
-class Launch(Protocol):
+class StartWorker(Protocol):
     """Starts a worker. Raises OSError where the system has no process, memory or file descriptor left for it."""
 
     def __call__(self, setup: Setup) -> WorkerHandle: ...

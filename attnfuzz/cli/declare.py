@@ -35,12 +35,12 @@ def command(kernel: str, budget: float, device: str, seed: int) -> int:
     """
     started = time.monotonic()
     from attnfuzz.campaign.result import SilentReporter
-    from attnfuzz.campaign.startup import Request, run_campaign
+    from attnfuzz.campaign.startup import CampaignRequest, run_campaign
     from attnfuzz.report.declarations import print_declared
     from attnfuzz.report.terminal import make_console
 
     with refusing(), tempfile.TemporaryDirectory() as scratch:
-        request = Request(
+        request = CampaignRequest(
             kernels=(kernel,),
             started=started,
             budget_s=budget,

@@ -33,7 +33,7 @@ from attnfuzz.config import RULES
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.result import CampaignResult, Earlier, Reporter
-    from attnfuzz.campaign.startup import Request
+    from attnfuzz.campaign.startup import CampaignRequest
     from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
     from attnfuzz.sanitizer.running import Tool
@@ -122,11 +122,11 @@ def command(
     in one of these environments is run in the others.
     """
     started = time.monotonic()
-    from attnfuzz.campaign.startup import Request
+    from attnfuzz.campaign.startup import CampaignRequest
     from attnfuzz.isolation.pythons import examine_all
 
     with refusing():
-        request = Request(
+        request = CampaignRequest(
             kernels=(*kernels, *compositions) or ("*",),
             started=started,
             budget_s=budget,
@@ -166,7 +166,7 @@ def exit_status(result: CampaignResult) -> int:
     return 2 if result.troubles or result.unreached or result.stop_reason in ("workers_lost", "environment") else 0
 
 
-def _explore(request: Request, environments: Sequence[Python], *, quiet: bool) -> CampaignResult:
+def _explore(request: CampaignRequest, environments: Sequence[Python], *, quiet: bool) -> CampaignResult:
     from attnfuzz.campaign.across import naming, search_across
     from attnfuzz.campaign.startup import run_campaign
     from attnfuzz.report.terminal import make_console, make_reporter, print_environment, print_result
@@ -190,7 +190,7 @@ def _explore(request: Request, environments: Sequence[Python], *, quiet: bool) -
     return result
 
 
-def _resumed(request: Request, *, trust: bool) -> Request:
+def _resumed(request: CampaignRequest, *, trust: bool) -> CampaignRequest:
     """The next part of an interrupted campaign; what is given on the command line counts more than what it had."""
     from attnfuzz.campaign.request import resumed
     from attnfuzz.campaign.saved.state import load_state

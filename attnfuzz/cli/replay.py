@@ -25,7 +25,7 @@ from attnfuzz.cli.output import Refusal, refusing, writing
 from attnfuzz.cli.sanitizing import SANITIZER, found_by_others, replay_sanitized
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.environments import Outcome
+    from attnfuzz.campaign.environments import EnvironmentOutcome
     from attnfuzz.campaign.saved.replay import SavedCase
     from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
@@ -189,7 +189,7 @@ def bisect_command(
         environments = examine_all(pythons)
         console = make_console()
 
-        def run(python: Python) -> Outcome:
+        def run(python: Python) -> EnvironmentOutcome:
             print_environment(console, python)
             outcome = _outcome(saved, python, kernel=kernel, trust=trust, device=device, tolerance=tolerance)
             print_outcome(console, saved.path, outcome)
@@ -207,12 +207,12 @@ def bisect_command(
 
 def _outcome(
     saved: SavedCase, python: Python, *, kernel: str | None, trust: bool, device: str, tolerance: Tolerance
-) -> Outcome:
+) -> EnvironmentOutcome:
     """What comes of the case in one environment. Not to have the kernel is an outcome: older ones often have not."""
     from dataclasses import replace
 
     from attnfuzz.campaign.across import naming, outcome_of
-    from attnfuzz.campaign.environments import Outcome
+    from attnfuzz.campaign.environments import EnvironmentOutcome
     from attnfuzz.campaign.saved.replay import replay
     from attnfuzz.declaration import KernelLoadError
     from attnfuzz.judging.runner import Runner
@@ -221,7 +221,7 @@ def _outcome(
         try:
             results = list(replay([saved], runner, kernels=[kernel] if kernel else [], trust=trust))
         except KernelLoadError as error:
-            return Outcome(python, runner.device_name, "is not judged", message=str(error))
+            return EnvironmentOutcome(python, runner.device_name, "is not judged", message=str(error))
         if len(results) != 1:
             number = f"{len(results)} kernels" if results else "no kernel"
             raise Refusal(f"--kernel {kernel!r} names {number} of {saved.regression.problem}; bisect is about one")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from attnfuzz.campaign.saved.replay import Replayed, SavedCase
-    from attnfuzz.campaign.startup import Request
+    from attnfuzz.campaign.startup import CampaignRequest
     from attnfuzz.declaration import Declaration
     from attnfuzz.judging.runner import Runner
     from attnfuzz.sanitizer.findings import Culprit
@@ -83,7 +83,7 @@ def found_by_others(saved: Sequence[SavedCase]) -> str:
     return f"{len(kinds)} of these were found under compute-sanitizer, and may pass without: replay them with {how}"
 
 
-def explore_sanitized(request: Request, tool: Tool, *, quiet: bool) -> int:
+def explore_sanitized(request: CampaignRequest, tool: Tool, *, quiet: bool) -> int:
     """Search as `request` says, one process after the other. The exit status: 1 if it finds a bug. Raises Refusal.
 
     And 2 if there was no time for some kernel, and nothing was found.

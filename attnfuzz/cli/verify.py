@@ -63,14 +63,14 @@ def command(
     """
     started = time.monotonic()
     from attnfuzz.campaign.result import SilentReporter
-    from attnfuzz.campaign.startup import Request, run_campaign
+    from attnfuzz.campaign.startup import CampaignRequest, run_campaign
 
     status = _COULD_NOT_BE_JUDGED
     try:
         if save_dir is not None:
             usable_save_folder(save_dir)
         with refusing(), _kernel_of(file) as target, tempfile.TemporaryDirectory(prefix="attnfuzz-verify-") as scratch:
-            request = Request(
+            request = CampaignRequest(
                 kernels=(target,),
                 started=started,
                 budget_s=budget,

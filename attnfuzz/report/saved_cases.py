@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnfuzz.campaign.across import Difference, differences
-from attnfuzz.campaign.environments import Bisection, Ending, Outcome
+from attnfuzz.campaign.environments import Bisection, Ending, EnvironmentOutcome
 from attnfuzz.campaign.judge.journal import was_running
 from attnfuzz.campaign.saved.merging import PASSING, Checked, Kept, SavedBug
 from attnfuzz.campaign.saved.replay import Replayed, SavedCase
@@ -293,7 +293,7 @@ class _Bisection(msgspec.Struct, frozen=True, kw_only=True):
     environments: tuple[EnvironmentSummary, ...]
 
 
-def print_outcome(console: Console, path: Path, outcome: Outcome) -> None:
+def print_outcome(console: Console, path: Path, outcome: EnvironmentOutcome) -> None:
     """One line, and for a failure what the oracle says."""
     word, style = _ENDINGS[outcome.ending]
     line = Text(f"{word}  ", style=style).append(str(path), style="default")

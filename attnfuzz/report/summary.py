@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from attnfuzz.campaign.counts import Count
-from attnfuzz.campaign.environments import Ending, Outcome, told_versions
+from attnfuzz.campaign.environments import Ending, EnvironmentOutcome, told_versions
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import FORMAT, CampaignResult, Statistics, StopReason
 from attnfuzz.isolation.pythons import Python
@@ -203,7 +203,7 @@ def environments_of(
     )
 
 
-def outcomes_of(outcomes: Sequence[Outcome]) -> tuple[OutcomeSummary, ...]:
+def outcomes_of(outcomes: Sequence[EnvironmentOutcome]) -> tuple[OutcomeSummary, ...]:
     """One of each environment."""
     return tuple(
         OutcomeSummary(

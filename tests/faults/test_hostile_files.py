@@ -15,7 +15,7 @@ import pytest
 
 from attnfuzz import declaration
 from attnfuzz.campaign.saved.replay import SavedCase, load_named
-from attnfuzz.campaign.saved.state import Asked, State
+from attnfuzz.campaign.saved.state import AskedOf, CampaignState
 from attnfuzz.corpus import write_regression
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.judging.runner import Runner
@@ -318,8 +318,8 @@ def test_the_user_names_the_code_himself(place: Place) -> None:
 def test_no_state_names_foreign_code(place: Place) -> None:
     """A folder that somebody packed would run its code as soon as a campaign is resumed there."""
     target = place.prepare(dots)
-    asked = Asked(kernels=(target,), budget_s=60.0, save_folder="regressions", workers=1, device="cpu")
-    state = State(asked=asked, seed=1, elapsed_s=1.0, parts=1, kernels=(), interval_s=1.0, throughput={})
+    asked = AskedOf(kernels=(target,), budget_s=60.0, save_folder="regressions", workers=1, device="cpu")
+    state = CampaignState(asked=asked, seed=1, elapsed_s=1.0, parts=1, kernels=(), interval_s=1.0, throughput={})
     (place.project / ".attnfuzz").mkdir()
     (place.project / ".attnfuzz" / "state.json").write_bytes(msgspec.json.encode(state))
     run = place.attnfuzz("explore", "--resume")

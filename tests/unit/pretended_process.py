@@ -20,7 +20,7 @@ from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 
-__all__ = ["CRASH", "KERNEL", "WRONG", "PretendedProcess", "a_case", "pursued"]
+__all__ = ["CRASH", "KERNEL", "WRONG", "PretendedProcess", "a_case", "looked_into"]
 
 KERNEL = Declaration(
     name="pretended",
@@ -38,7 +38,7 @@ def a_case(length: int = 1, *, head_size: int = 16, num_q_heads: int = 1) -> Den
     )
 
 
-def pursued(
+def looked_into(
     suspect: FailingCase,
     judge: TimedJudge,
     known: KnownFindings | None = None,
@@ -47,7 +47,7 @@ def pursued(
 ) -> tuple[bool, list[msgspec.Struct]]:
     """Whether ``suspect`` is a bug, and what the coordinator is told of it, under the name 0-1."""
     sent: list[msgspec.Struct] = []
-    pursuit = Investigation(
+    investigation = Investigation(
         "0-1",
         suspect,
         judge=judge,
@@ -56,7 +56,7 @@ def pursued(
         is_over=is_over,
         deadline=time.monotonic() + 60.0,
     )
-    return pursuit.run(), sent
+    return investigation.run(), sent
 
 
 @dataclass

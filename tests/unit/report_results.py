@@ -8,7 +8,7 @@ from typing import Any
 
 from attnfuzz.campaign.counts import ProgressMeter
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.messages import Progress
+from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Statistics
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Blame, Failure, Timing, Verdict
@@ -85,7 +85,7 @@ def a_result(*findings: Finding, devices: tuple[str, ...] = ("",), **fields: Any
     )
     timing = Timing(compile_s=0.01, kernel_s=0.05, reference_s=0.02, build_s=0.01)
     for device in devices:
-        reports: list[Progress] = []
+        reports: list[WorkerProgress] = []
         tally = ProgressMeter(reports.append, clock=lambda: 0.0, device=device)
         for declaration in (PAGED, DENSE):
             for i in range(10):

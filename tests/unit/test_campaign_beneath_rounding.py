@@ -13,7 +13,7 @@ from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.recipes import Values
-from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, pursued
+from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, looked_into
 
 BITS = Failure(oracle="value_affinity", kind="bits", message="the bits must be equal")
 LARGE = msgspec.structs.replace(a_case(5), values=Values(values="large"))
@@ -43,7 +43,7 @@ def investigated(bug: Bug, *signatures: Signature) -> tuple[KnownFindings, list[
     process, known = PretendedProcess(bug), KnownFindings()
     for signature in signatures:
         known.add(signature)
-    is_bug, sent = pursued(process.suspect(LARGE, failure=BITS), process.timed(), known)
+    is_bug, sent = looked_into(process.suspect(LARGE, failure=BITS), process.timed(), known)
     assert is_bug
     return known, sent
 

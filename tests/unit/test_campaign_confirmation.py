@@ -14,7 +14,7 @@ from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from tests.unit.pretended_process import CRASH, WRONG, PretendedProcess, a_case, pursued
+from tests.unit.pretended_process import CRASH, WRONG, PretendedProcess, a_case, looked_into
 
 OTHERS = tuple(a_case(length) for length in range(10, 30))
 WIDE = a_case(5, head_size=32)
@@ -118,7 +118,7 @@ def test_bits_that_other_calls_change_are_looked_for_in_a_sequence_of_calls(seen
     assert (found.failing.failure, len(found.failures), found.is_flaky) == (REMEMBERED, 3, False)
     assert found.failing.preceding == ()
     assert trials.relations == ("call_sequence",)
-    finished, sent = pursued(process.suspect(a_case(), failure=seen), process.timed())
+    finished, sent = looked_into(process.suspect(a_case(), failure=seen), process.timed())
     assert finished
     assert REMEMBERED in [message.failure for message in sent if isinstance(message, Smaller)]
 

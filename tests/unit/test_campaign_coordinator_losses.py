@@ -14,7 +14,7 @@ import pytest
 
 from attnfuzz.campaign.coordinator import CampaignPlan, Coordinator
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.messages import Found, Progress, Setup, Trouble, Unconfirmed, Unfinished
+from attnfuzz.campaign.messages import Found, Setup, Trouble, Unconfirmed, Unfinished, WorkerProgress
 from attnfuzz.campaign.result import SilentReporter, Statistics
 from attnfuzz.campaign.workers import WorkerProcess
 from attnfuzz.isolation.zygote_client import Zygote
@@ -44,7 +44,7 @@ def test_a_worker_that_is_killed_again_and_again_is_started_again(tmp_path: Path
     workers: list[Worker] = []
 
     def script(worker: Worker) -> None:
-        worker.say(Progress(kernel=KERNEL.target, cases=1, seconds=0.1))
+        worker.say(WorkerProgress(kernel=KERNEL.target, cases=1, seconds=0.1))
         if worker.setup.seed >> 32 < 9:  # the number of starts before this one
             worker.killed_by = "SIGKILL"
         else:
@@ -174,7 +174,7 @@ def test_workers_on_a_gpu_that_does_not_answer_are_ended(tmp_path: Path) -> None
 
 def test_the_other_gpus_go_on_without_one_that_does_not_answer(tmp_path: Path) -> None:
     """One GPU of eight would end the search on all; what its workers had met has to be looked into elsewhere."""
-    pursued: list[Unfinished] = []
+    taken_up: list[Unfinished] = []
 
     def script(worker: Worker) -> None:
         if worker.setup.device_id == "GPU-dead":
@@ -184,14 +184,14 @@ def test_the_other_gpus_go_on_without_one_that_does_not_answer(tmp_path: Path) -
             return
         unfinished = worker.hear(Unfinished)
         assert isinstance(unfinished, Unfinished)
-        pursued.append(unfinished)
+        taken_up.append(unfinished)
         waits(worker)
 
     workers: list[Worker] = []
     devices = ("GPU-dead", "GPU-alive")
     result = campaign(tmp_path, script, script, budget_s=1.0, started=workers, device_ids=devices)
     assert [worker.setup.device_id for worker in workers] == list(devices)
-    assert (result.stop_reason, result.troubles, len(pursued)) == ("budget", ("GPU-dead does not answer",), 1)
+    assert (result.stop_reason, result.troubles, len(taken_up)) == ("budget", ("GPU-dead does not answer",), 1)
 
 
 def test_when_every_worker_is_lost_again_and_again_the_campaign_ends(tmp_path: Path) -> None:

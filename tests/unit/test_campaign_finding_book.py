@@ -256,8 +256,7 @@ def test_the_cases_of_what_is_merged_count_for_what_it_is_merged_with(story: Sto
     assert story.book.standing_for("000000") == ""
     story.found("1-2", 9)
     story.confirmed("1-2")
-    again = story.book.named("1-2").tag
-    story.book.duplicate(Duplicate(finding="1-2", features=frozenset({"seq_len>1"}), shown_as=()))
+    again = story.book.duplicate(Duplicate(finding="1-2", features=frozenset({"seq_len>1"}), shown_as=())).tag
     story.book.seen_again({again: 1000})
     assert finding.cases_seen == 1113
 

@@ -26,7 +26,7 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, deco
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.recipes import LseKind
 from tests.faults.campaigns import Campaign, saved
-from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, pursued
+from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, looked_into
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 
@@ -36,7 +36,7 @@ EMPTY = {"-inf", "+inf"}
 
 def investigated(process: PretendedProcess, suspect: FailingCase) -> list[msgspec.Struct]:
     """What the coordinator is told."""
-    is_bug, sent = pursued(suspect, process.timed())
+    is_bug, sent = looked_into(suspect, process.timed())
     assert is_bug
     return sent
 
@@ -83,7 +83,7 @@ def test_what_fails_with_other_log_sum_exps_alike_is_told_once(
     pairs = tuple((prefix, suffix) for prefix in get_args(LseKind) for suffix in get_args(LseKind))
     case = MergeStatesCase(num_q_heads=2, head_size=16, num_tokens=len(pairs), lse_pairs=pairs)
     timed = TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(None))
-    is_bug, sent = pursued(FailingCase(MERGE, case, NAN), timed)
+    is_bug, sent = looked_into(FailingCase(MERGE, case, NAN), timed)
     assert is_bug
     assert last(sent, Minimised).features == features
 
@@ -99,7 +99,9 @@ def test_a_declaration_is_suggested_only_where_it_ends_the_failure(ends: bool) -
         return Verdict(failure=None if ends and declaration.supports.lse == "none" else missing)
 
     timed = TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(None))
-    is_bug, sent = pursued(PretendedProcess(lambda case, earlier: missing).suspect(a_case(), failure=missing), timed)
+    is_bug, sent = looked_into(
+        PretendedProcess(lambda case, earlier: missing).suspect(a_case(), failure=missing), timed
+    )
     assert is_bug
     assert last(sent, Minimised).declarable is ends
 
@@ -137,7 +139,7 @@ def test_a_bug_that_others_find_while_it_is_shrunk_is_known() -> None:
         known.add(Signature(suspect.symptom, frozenset({"seq_len>1"})))
         return False
 
-    is_bug, sent = pursued(suspect, process.timed(), known, is_over=others_find_it)
+    is_bug, sent = looked_into(suspect, process.timed(), known, is_over=others_find_it)
     assert is_bug
     assert last(sent, Duplicate).finding == "0-1"
     assert not any(isinstance(message, Minimised) for message in sent)

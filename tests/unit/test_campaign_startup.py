@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from attnfuzz.campaign.startup import Request, choose_workers, load_searchable
+from attnfuzz.campaign.startup import CampaignRequest, choose_workers, load_searchable
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.devices import Gpu
 from attnfuzz.judging.runner import Runner
@@ -51,7 +51,7 @@ def test_a_declaration_that_no_case_fits_is_refused_by_name() -> None:
 
 def test_as_many_workers_as_were_asked_for() -> None:
     """The user's word would not count, or cost a calibration first."""
-    request = Request(kernels=("*",), started=0.0, budget_s=1e6, save_folder=Path(), workers=3)
+    request = CampaignRequest(kernels=("*",), started=0.0, budget_s=1e6, save_folder=Path(), workers=3)
     assert choose_workers(request, cast(Runner, PretendedRunner()), [Gpu("0")]).workers == 3
 
 

@@ -15,10 +15,10 @@ from attnfuzz.campaign.coordinator import CampaignPlan, Coordinator
 from attnfuzz.campaign.counts import KernelStatistics
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Known, Setup, Unfinished
-from attnfuzz.campaign.request import Request, resumed
+from attnfuzz.campaign.request import CampaignRequest, resumed
 from attnfuzz.campaign.result import SilentReporter, Statistics
 from attnfuzz.campaign.saved.saving import SaveFolder
-from attnfuzz.campaign.saved.state import Asked, SavedFinding, State, StateError, StateFile, load_state
+from attnfuzz.campaign.saved.state import AskedOf, CampaignState, SavedFinding, StateError, StateFile, load_state
 from attnfuzz.corpus import write_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure
@@ -44,20 +44,21 @@ def a_finding() -> Finding:
     )  # fmt: skip
 
 
-def a_state(**changes: Any) -> State:
+def a_state(**changes: Any) -> CampaignState:
     kernel = KernelStatistics(
         declaration=KERNEL, cases=12, max_error_ratio=0.5, ratios={"float16": {3: 4}}, coverage={5: 6}
     )
     known = Known(kernel=KERNEL.target, oracle="crash", kind="SIGSEGV", features=frozenset({"seq_len>1"}))
-    state = State(
-        asked=Asked(kernels=("kernels.py",), budget_s=60.0, save_folder="regressions"), seed=7, elapsed_s=20.0, parts=1,
+    state = CampaignState(
+        asked=AskedOf(kernels=("kernels.py",), budget_s=60.0, save_folder="regressions"),
+        seed=7, elapsed_s=20.0, parts=1,
         kernels=(kernel,), interval_s=2.0, throughput={"": (5, 7)}, findings=(SavedFinding.of(a_finding()),),
         known=(known,),
     )  # fmt: skip
     return msgspec.structs.replace(state, **changes)
 
 
-def written(folder: Path, state: State) -> Path:
+def written(folder: Path, state: CampaignState) -> Path:
     with StateFile(folder) as file:
         file.write(state)
     return folder / "state.json"
@@ -171,7 +172,7 @@ def a_full_document() -> dict[str, Any]:
     return document
 
 
-def outcome_of(folder: Path, data: bytes) -> State | str:
+def outcome_of(folder: Path, data: bytes) -> CampaignState | str:
     """What comes of a ``.attnfuzz/state.json`` with such content: a state, or the sentence that refuses it."""
     (folder / "state.json").write_bytes(data)
     try:
@@ -180,11 +181,11 @@ def outcome_of(folder: Path, data: bytes) -> State | str:
         return str(refusal)
 
 
-def go_on_with(state: State) -> None:
+def go_on_with(state: CampaignState) -> None:
     """Have a campaign without time take it up and report it."""
     asked = msgspec.structs.replace(state.asked, python="")  # of another environment it would be refused
     state = msgspec.structs.replace(state, asked=asked)
-    defaults = Request(kernels=("*",), started=time.monotonic(), budget_s=60.0, save_folder=Path("regressions"))
+    defaults = CampaignRequest(kernels=("*",), started=time.monotonic(), budget_s=60.0, save_folder=Path("regressions"))
     try:
         request = resumed(defaults, state, given=())
     except StateError:  # its budget is spent
@@ -226,7 +227,7 @@ def test_no_state_ends_in_anything_but_one_sentence_or_a_campaign(
     sentences = taken_up = 0
     for name, data in (("as it was", good), *broken_bytes(good), *changed):
         outcome = outcome_of(Path(".attnfuzz"), data)
-        if isinstance(outcome, State):
+        if isinstance(outcome, CampaignState):
             taken_up += 1
             go_on_with(outcome)
         else:
@@ -237,7 +238,7 @@ def test_no_state_ends_in_anything_but_one_sentence_or_a_campaign(
             assert only_printable(outcome) == outcome, name
             assert len(outcome) <= 1_024, name
         assert [(tmp_path / one).read_bytes() for one in STRANGERS] == [b"mine"] * len(STRANGERS), name
-    assert isinstance(outcome_of(Path(".attnfuzz"), good), State)
+    assert isinstance(outcome_of(Path(".attnfuzz"), good), CampaignState)
     assert sentences > 1_000
     assert taken_up > 50
 

@@ -72,7 +72,7 @@ def test_runs_alone_teach_what_dies() -> None:
     assert deaths.told == [("died", A), ("passed", B), ("passed", C)]
 
 
-def test_a_lost_batch_is_retraced_to_the_case_that_dies() -> None:
+def test_a_lost_batch_is_traced_to_the_case_that_dies() -> None:
     """None of its cases dies alone: the crash would be lost with the batch."""
     process = PretendedProcess(lambda case, earlier: CRASH if case == C and A in earlier else None)
     suspect = first_death(process.timed(), KERNEL, [A, B, C, B])

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.worker and pursuit: bugs of a pretended kernel are found, confirmed, shrunk and told apart."""
+"""attnfuzz.campaign.worker: bugs of a pretended kernel are found, confirmed, shrunk and told apart."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from attnfuzz.campaign.messages import (
     Join,
     Known,
     Minimised,
-    Progress,
     Smaller,
     Stop,
     Unconfirmed,
     Unfinished,
+    WorkerProgress,
 )
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, decode_case, encode_case
@@ -44,7 +44,7 @@ def test_a_bug_is_found_confirmed_and_shrunk_to_what_triggers_it() -> None:
 def test_the_unshrunk_case_is_reported_before_it_is_run_again() -> None:
     """If the machine goes down while shrinking, the failing case must be with the coordinator."""
     bench = Bench(grouped, enough=after(Found)).run()
-    kinds = [type(message) for message in bench.sent if not isinstance(message, Progress)]
+    kinds = [type(message) for message in bench.sent if not isinstance(message, WorkerProgress)]
     assert kinds[0] is Found
 
 
@@ -71,7 +71,7 @@ def test_one_bug_is_reported_once() -> None:
     """De-duplication is judged by how often the same bug comes up again in the time that is left."""
     bench = Bench(grouped, budget_s=2.0).run()
     assert len(bench.of(Found)) == 1
-    assert sum(progress.known for progress in bench.of(Progress)) > 0
+    assert sum(progress.known for progress in bench.of(WorkerProgress)) > 0
 
 
 def test_what_another_worker_found_is_known_here() -> None:
@@ -79,7 +79,7 @@ def test_what_another_worker_found_is_known_here() -> None:
     known = Known(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}))
     bench = Bench(grouped, budget_s=1.0, mail=[known]).run()
     assert bench.of(Found) == []
-    assert sum(progress.known for progress in bench.of(Progress)) > 0
+    assert sum(progress.known for progress in bench.of(WorkerProgress)) > 0
 
 
 def test_known_failures_are_counted_by_what_explains_them() -> None:
@@ -87,7 +87,7 @@ def test_known_failures_are_counted_by_what_explains_them() -> None:
     known = Known(
         kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}), finding="0a1b2c"
     )
-    progress = Bench(grouped, budget_s=1.0, mail=[known]).run().of(Progress)
+    progress = Bench(grouped, budget_s=1.0, mail=[known]).run().of(WorkerProgress)
     counted = sum(one.known_by_finding.get("0a1b2c", 0) for one in progress)
     assert counted == sum(one.known for one in progress) > 0
 
@@ -99,7 +99,9 @@ def test_failures_count_that_were_known_before_their_finding_had_a_name() -> Non
     def answer(sent: list[msgspec.Struct]) -> bool:
         if not told and (closed := [message for message in sent if isinstance(message, Minimised)]):
             told.extend(closed)
-        elif told and bench.mail == [] and sum(isinstance(message, Progress) and message.known for message in sent):
+        elif (
+            told and bench.mail == [] and sum(isinstance(message, WorkerProgress) and message.known for message in sent)
+        ):
             known = Known(
                 kernel=KERNEL.target,
                 oracle="accuracy",
@@ -111,7 +113,7 @@ def test_failures_count_that_were_known_before_their_finding_had_a_name() -> Non
         return False
 
     bench = Bench(grouped, budget_s=2.0, enough=answer)
-    progress = bench.run().of(Progress)
+    progress = bench.run().of(WorkerProgress)
     counted = sum(one.known_by_finding.get("0a1b2c", 0) for one in progress)
     assert counted == sum(one.known for one in progress) > 0
 
@@ -201,21 +203,21 @@ def test_known_crashes_are_skipped_once_they_cost_too_much() -> None:
 
     bench = Bench(slow_crash, budget_s=4.0).run()
     assert len(bench.of(Minimised)) == 1
-    assert sum(progress.skipped for progress in bench.of(Progress)) > 0
+    assert sum(progress.skipped for progress in bench.of(WorkerProgress)) > 0
 
 
 def test_a_case_that_passed_is_not_judged_again() -> None:
     """Every round begins with the simplest cases, which say nothing new the second time."""
     bench = Bench(lambda case: None, budget_s=1.5).run()
     encoded = [msgspec.json.encode(case, order="deterministic") for case in bench.judged]
-    assert len(encoded) == len(set(encoded)) == sum(progress.cases for progress in bench.of(Progress))
+    assert len(encoded) == len(set(encoded)) == sum(progress.cases for progress in bench.of(WorkerProgress))
 
 
 def test_all_kernels_get_their_turn() -> None:
     """A kernel that comes last must not come never."""
     others = tuple(msgspec.structs.replace(KERNEL, target=f"kernels.py:k{i}") for i in range(5))
     bench = Bench(lambda case: None, budget_s=2.0, kernels=others).run()
-    assert {progress.kernel for progress in bench.of(Progress)} == {kernel.target for kernel in others}
+    assert {progress.kernel for progress in bench.of(WorkerProgress)} == {kernel.target for kernel in others}
 
 
 def test_the_search_ends_at_the_deadline_and_on_stop() -> None:

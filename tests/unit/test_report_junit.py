@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.messages import Progress
+from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Earlier, Statistics
 from attnfuzz.corpus import decode_regression
 from attnfuzz.declaration import Declaration
@@ -88,7 +88,7 @@ def a_result(*findings: Finding, **fields: Any) -> CampaignResult:
         seed=7,
         findings=list(findings),
     )
-    statistics.add(Progress(kernel=KERNEL.target, cases=10, seconds=2.0, max_error_ratio=0.5))
+    statistics.add(WorkerProgress(kernel=KERNEL.target, cases=10, seconds=2.0, max_error_ratio=0.5))
     base: dict[str, Any] = {"stop_reason": "budget", "elapsed_s": 60.0, "statistics": statistics, "findings": findings}
     return CampaignResult(**(base | fields))
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.messages import Progress
+from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import Statistics
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
@@ -37,7 +37,7 @@ def statistics(*, devices: tuple[str, ...] = ("",), kernels: int = 11) -> Statis
     for i, declaration in enumerate(KERNELS[:kernels]):
         for device in devices:
             made.add(
-                Progress(
+                WorkerProgress(
                     kernel=declaration.target,
                     cases=100,
                     seconds=2.0,

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from attnfuzz.campaign.counts import KernelStatistics
 from attnfuzz.campaign.identity.finding import Finding
-from attnfuzz.campaign.messages import Progress
+from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Earlier, SilentReporter, Statistics, StopReason
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
@@ -52,7 +52,7 @@ def statistics(*findings: Finding, cases: int = 10) -> Statistics:
         seed=7,
         findings=list(findings),
     )
-    made.kernels[KERNEL.target].add(Progress(kernel=KERNEL.target, cases=cases, seconds=2.0, max_error_ratio=0.5))
+    made.kernels[KERNEL.target].add(WorkerProgress(kernel=KERNEL.target, cases=cases, seconds=2.0, max_error_ratio=0.5))
     return made
 
 

@@ -31,7 +31,7 @@ from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import Format, format_key, format_of
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 
-__all__ = ["DRAWS_PER_ROUND", "Drawing", "FormatSource", "StrategyFor", "WorkingSets", "derive_seed", "run_round"]
+__all__ = ["DRAWS_PER_ROUND", "CaseSource", "FormatSource", "StrategyFor", "WorkingSets", "derive_seed", "run_round"]
 
 DRAWS_PER_ROUND = 100
 T = TypeVar("T")
@@ -209,7 +209,7 @@ _CASES_PER_SCOUTED_FORMAT = 2
 _MAX_REMEMBERED = 100_000
 
 
-class Drawing:
+class CaseSource:
     """Draws each case once. ``seeds`` decide what is drawn; without ``formats``, the format of each case is too."""
 
     def __init__(

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from attnfuzz.campaign.aspects import aspects, telling
-from attnfuzz.campaign.environments import Outcome, difference
+from attnfuzz.campaign.environments import EnvironmentOutcome, difference
 from attnfuzz.campaign.identity.signature import Signature, Symptom, failure_features
 from attnfuzz.campaign.messages import Unfinished, written
 from attnfuzz.corpus import FindingRecord, Regression, current_environment
@@ -67,7 +67,7 @@ class Finding:
     weights: tuple[WeightedRow, ...] = ()
     declarable: bool = True
     python: Python | None = None
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[EnvironmentOutcome, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.tag:

@@ -41,12 +41,12 @@ __all__ = [
     "FALLBACK",
     "FOLDER",
     "LAST_RESORT",
-    "Asked",
-    "Checkpoints",
+    "AskedOf",
+    "CampaignState",
     "SavedFinding",
-    "State",
     "StateError",
     "StateFile",
+    "StateWriter",
     "load_state",
 ]
 
@@ -77,8 +77,8 @@ class StateError(ValueError):
 _Span = Annotated[float, msgspec.Meta(ge=0, le=_YEARS_S)]
 
 
-class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the campaign was asked to do, as ``startup.Request`` has it.
+class AskedOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the campaign was asked to do, as `CampaignRequest` has it.
 
     ``python`` is only told: no file has a say in which program runs.
     """
@@ -164,7 +164,7 @@ class SavedFinding(WrittenFailure, frozen=True, forbid_unknown_fields=True, kw_o
         )
 
 
-class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CampaignState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A campaign between two of its parts. ``parts`` is how many there have been.
 
     ``known`` are signatures of the bugs that are done with, ``pending`` failures that are not.
@@ -172,7 +172,7 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     format: str = _FORMAT
     version: str = installed("attnfuzz") or ""
-    asked: Asked
+    asked: AskedOf
     seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED)]
     elapsed_s: _Span
     parts: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
@@ -247,7 +247,7 @@ class StateFile:
         """Whether there is a campaign to go on with."""
         return self._path.exists()
 
-    def write(self, state: State) -> None:
+    def write(self, state: CampaignState) -> None:
         """Replace the file. A full disk costs only the chance to resume, and is not spoken of."""
         if self._lock is not None:
             with suppress(OSError):  # as the docstring says
@@ -277,7 +277,7 @@ class StateFile:
         self.close()
 
 
-def load_state(folder: Path = FOLDER) -> State:
+def load_state(folder: Path = FOLDER) -> CampaignState:
     """The state that an interrupted campaign left. Raises StateError."""
     path = folder / "state.json"
     try:
@@ -297,11 +297,11 @@ class _Header(msgspec.Struct):
     version: str
 
 
-def _decode(path: Path, data: bytes) -> State:
+def _decode(path: Path, data: bytes) -> CampaignState:
     try:
         header = msgspec.json.decode(data, type=_Header)
         _check_header(path, header)
-        state = msgspec.json.decode(data, type=State)
+        state = msgspec.json.decode(data, type=CampaignState)
     except msgspec.ValidationError as error:
         document = _document(data) if len(data) <= _SHOWN_BYTES else {}
         raise StateError(what_is_wrong(error, document, "$", f"{path} is no state of a campaign", _REMEDY)) from error
@@ -320,7 +320,7 @@ def _document(data: bytes) -> Any:
         return {}
 
 
-def _contradictions(state: State) -> Iterator[tuple[str, str]]:
+def _contradictions(state: CampaignState) -> Iterator[tuple[str, str]]:
     """Where, and how, parts of a state do not go together; what is said of cases too."""
     problems = state.problems
     if len(problems) != len(state.kernels):
@@ -384,10 +384,10 @@ _EVERY_S = 5.0
 _AT_MOST_EVERY_S = 0.5
 
 
-class Checkpoints:
+class StateWriter:
     """Writes to ``file`` every few seconds, and soon after ``news``."""
 
-    def __init__(self, file: StateFile, asked: Asked, *, parts: int = 0) -> None:
+    def __init__(self, file: StateFile, asked: AskedOf, *, parts: int = 0) -> None:
         self._file = file
         self._asked = asked
         self._parts = parts
@@ -411,7 +411,7 @@ class Checkpoints:
         self._last, self._news = time.monotonic(), False
         elapsed_s = statistics.elapsed_s()
         cut_off = [finding.unfinished() for finding in findings if finding.shrunk_s is None]
-        state = State(
+        state = CampaignState(
             asked=msgspec.structs.replace(self._asked, budget_s=elapsed_s + statistics.remaining_s()),
             seed=statistics.seed,
             elapsed_s=elapsed_s,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.campaign.environments import Ending, Outcome, bisect, difference, names_of
+from attnfuzz.campaign.environments import Ending, EnvironmentOutcome, bisect, difference, names_of
 from attnfuzz.isolation.pythons import Python
 
 
@@ -14,8 +14,8 @@ def python(name: str, **versions: str) -> Python:
     return Python(Path("/", name), {"python": "3.11.7", "torch": "2.13.0", "triton": "3.7.1"} | versions)
 
 
-def outcome(where: Python, ending: Ending, symptom: str = "", device: str = "cpu") -> Outcome:
-    return Outcome(where, device, ending, symptom)
+def outcome(where: Python, ending: Ending, symptom: str = "", device: str = "cpu") -> EnvironmentOutcome:
+    return EnvironmentOutcome(where, device, ending, symptom)
 
 
 OLD, NEW = python("old", triton="3.6.0"), python("new", triton="3.9.0")

@@ -15,10 +15,10 @@ from attnfuzz.campaign.messages import (
     ChannelClosed,
     FromWorker,
     Known,
-    Progress,
     Stop,
     ToWorker,
     Trouble,
+    WorkerProgress,
 )
 
 Pair = tuple[Channel[ToWorker], Channel[FromWorker]]
@@ -90,7 +90,7 @@ def test_a_message_larger_than_the_socket_buffer_arrives_whole(ends: Pair) -> No
 def test_what_was_sent_before_hanging_up_is_still_heard(ends: Pair) -> None:
     """The last words of a worker are its most important ones."""
     worker, coordinator = ends
-    progress = Progress(kernel="k", cases=1, seconds=0.5)
+    progress = WorkerProgress(kernel="k", cases=1, seconds=0.5)
     worker.send(progress)
     worker.close()
     assert coordinator.receive(1.0) == [progress]
