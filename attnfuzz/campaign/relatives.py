@@ -19,6 +19,7 @@ import msgspec
 from attnfuzz.campaign.aspects import aspects
 from attnfuzz.campaign.identity.signature import Signature, case_features
 from attnfuzz.campaign.triage.failing import FailingCase
+from attnfuzz.cases.facets import Changes, facets_of
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import (
     AttentionCase,
@@ -46,8 +47,6 @@ __all__ = [
     "without",
 ]
 
-Changes = Mapping[str, Any]
-
 # fields that mean something together; each group in turn is taken from the simplest case
 _GROUPS = (
     ("seq_lens",),
@@ -62,7 +61,6 @@ _GROUPS = (
     ("values",),
     ("outputs",),
     ("variant",),
-    ("v_head_size",),
     ("kv",),
     ("head_size", "scale"),
     ("dtype",),
@@ -121,8 +119,10 @@ def _supported(suspect: FailingCase, cases: Iterable[Case]) -> list[Case]:
 
 def _simpler(suspect: FailingCase) -> Iterator[Case]:
     case, simplest = suspect.case, _simplest(suspect)
-    own = () if not isinstance(case, OpenCase) else tuple((name,) for name in (*case.problem.fields, "options"))
-    for group in own or _GROUPS:
+    own: tuple[tuple[str, ...], ...] = (
+        () if not isinstance(case, OpenCase) else tuple((name,) for name in (*case.problem.fields, "options"))
+    )
+    for group in own or (*_GROUPS, *(facet.fields for facet in facets_of(type(case)))):
         changes = {name: getattr(simplest, name) for name in group if hasattr(case, name)}
         if "seq_lens" in changes and isinstance(case, AttentionCase):
             changes = with_seq_lens(case, changes["seq_lens"] * case.num_seqs)
@@ -254,6 +254,9 @@ def _ways_without(aspect: str, declaration: Declaration, case: Case) -> Iterator
         yield {"strides": {**case.strides, **dict.fromkeys(names, "contiguous")}}
     elif aspect in _CHANGES and isinstance(case, AttentionCase):
         yield _CHANGES[aspect](case)
+    else:
+        for facet in facets_of(type(case)):
+            yield from facet.without(aspect, case)
 
 
 def _alike(declaration: Declaration, case: Case) -> Iterator[Changes]:
@@ -261,7 +264,7 @@ def _alike(declaration: Declaration, case: Case) -> Iterator[Changes]:
     k, v = _kv_names(case)
     packed = isinstance(case, PagedDecodeCase) and case.layout == "packed"
     layout = _simplest_layout(declaration, case) if packed else {}
-    sizes = _equal_head_sizes(case) if isinstance(case, AttentionCase) and case.v_head_size is not None else {}
+    sizes = {"v_head_size": None} if isinstance(case, AttentionCase) and case.v_head_size is not None else {}
     for kind in dict.fromkeys((_kind(case, k), _kind(case, v))):
         if layout or sizes or kind != "contiguous":
             yield {**layout, **sizes, "strides": {**case.strides, k: kind, v: kind}}
@@ -291,16 +294,11 @@ def _pow2_gqa_ratio(case: AttentionCase) -> Changes:
     return {"num_q_heads": case.num_kv_heads << (case.gqa_ratio.bit_length() - 1)}
 
 
-def _equal_head_sizes(case: AttentionCase) -> Changes:
-    return {"v_head_size": None}
-
-
 _CHANGES: dict[str, Callable[[AttentionCase], Changes]] = {
     "context": _no_context,
     "empty sequence": _no_empty_sequence,
     "gqa_ratio not pow2": _pow2_gqa_ratio,
     "no query": _a_query_each,
-    "v_head_size": _equal_head_sizes,
 }
 
 

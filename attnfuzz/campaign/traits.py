@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
+from attnfuzz.cases.facets import facets_of
 from attnfuzz.problems.boundaries import DEFAULT_TILES, num_splits_of, steps_of
 from attnfuzz.problems.cases import (
     AttentionCase,
@@ -67,7 +68,8 @@ def _numbers(case: BundledCase) -> Iterator[tuple[str, int]]:
     if isinstance(case, MergeStatesCase):
         yield "num_tokens", case.num_tokens
         return
-    yield "v_head_size", case.value_size
+    for facet in facets_of(type(case)):
+        yield from facet.numbers(case)
     yield "num_kv_heads", case.num_kv_heads
     yield "gqa_ratio", case.gqa_ratio
     yield "num_seqs", case.num_seqs

@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.minimise.edits import changed, keep_sequences, with_head_size, with_heads, with_lengths
+from attnfuzz.cases.domain import Domain
+from attnfuzz.cases.edits import changed, keep_sequences, with_head_size, with_heads, with_lengths
+from attnfuzz.cases.facets import facets_of
 from attnfuzz.problems.cases import (
     AttentionCase,
     Case,
@@ -49,7 +51,7 @@ def changes_of(case: Case, *, supports: Supports, options: Options) -> Iterator[
     if isinstance(case, OpenCase):
         proposals: Iterable[Change] = open_changes(case, options)
     else:
-        own = _of_states(case) if isinstance(case, MergeStatesCase) else _of_attention(case, supports)
+        own = _of_states(case) if isinstance(case, MergeStatesCase) else _of_attention(case, supports, options)
         proposals = (*own, *_of_any(case, supports, options))
     for words, candidate in proposals:
         if candidate is None or not supports_case(supports, options, candidate) or encode_case(candidate) in seen:
@@ -58,7 +60,7 @@ def changes_of(case: Case, *, supports: Supports, options: Options) -> Iterator[
         yield words, candidate
 
 
-def _of_attention(case: AttentionCase, supports: Supports) -> Iterator[Change]:
+def _of_attention(case: AttentionCase, supports: Supports, options: Options) -> Iterator[Change]:
     if isinstance(case, PagedDecodeCase):
         for size in _nearest(block_sizes_of(supports), case.block_size):
             yield f"block_size {size} instead of {case.block_size}", changed(case, block_size=size)
@@ -81,8 +83,8 @@ def _of_attention(case: AttentionCase, supports: Supports) -> Iterator[Change]:
             yield f"layout {layout} instead of {case.layout}", changed(case, layout=layout)
     if isinstance(case, DenseDecodeCase) and case.extra_rows:
         yield f"no extra rows instead of {case.extra_rows}", changed(case, extra_rows=0)
-    if case.v_head_size is not None:
-        yield f"v_head_size {case.head_size} instead of {case.v_head_size}", changed(case, v_head_size=None)
+    for facet in facets_of(type(case)):
+        yield from facet.changes(case, Domain(supports, options))
     yield from _values(case)
     yield from _variant(case)
     yield from _quantised(case)

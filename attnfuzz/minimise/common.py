@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from attnfuzz.minimise.domain import Domain
-from attnfuzz.minimise.edits import changed, with_head_size
-from attnfuzz.minimise.search import Proposal, first_of
+from attnfuzz.cases.domain import Domain
+from attnfuzz.cases.edits import changed, with_head_size
+from attnfuzz.cases.search import Proposal, first_of
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.choices import dtypes_of, head_size_rank, head_sizes_of, lying_alike, stride_kinds_of
 from attnfuzz.problems.quantised_kv import KvDtype

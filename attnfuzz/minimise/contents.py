@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 import msgspec
 
-from attnfuzz.minimise.domain import Domain
-from attnfuzz.minimise.edits import changed, with_lengths
-from attnfuzz.minimise.search import Proposal, first_of, lower_integer
+from attnfuzz.cases.domain import Domain
+from attnfuzz.cases.edits import changed, with_lengths
+from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES, KV_SCALE_RECIPES, KV_SCALE_TENSORS

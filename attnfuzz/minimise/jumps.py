@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from attnfuzz.minimise.domain import Domain
-from attnfuzz.minimise.edits import changed, first_head_needles
-from attnfuzz.minimise.search import Proposal, first_of
+from attnfuzz.cases.domain import Domain
+from attnfuzz.cases.edits import changed, first_head_needles
+from attnfuzz.cases.search import Proposal, first_of
 from attnfuzz.problems.cases import AttentionCase, Case
 from attnfuzz.problems.choices import default_scale
 from attnfuzz.problems.simplest import simplest_cases

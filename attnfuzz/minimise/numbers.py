@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from attnfuzz.minimise.domain import Domain
-from attnfuzz.minimise.edits import changed, keep_sequences, with_heads
-from attnfuzz.minimise.search import Proposal, first_of
+from attnfuzz.cases.domain import Domain
+from attnfuzz.cases.edits import changed, keep_sequences, with_heads
+from attnfuzz.cases.search import Proposal, first_of
 from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.choices import gqa_ratios_of
 from attnfuzz.problems.recipes import MAX_LOGIT_EXPONENT, Values

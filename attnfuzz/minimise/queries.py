@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from attnfuzz.minimise.domain import Domain
-from attnfuzz.minimise.edits import changed, with_lengths
-from attnfuzz.minimise.search import Proposal, first_of, lower_integer
+from attnfuzz.cases.domain import Domain
+from attnfuzz.cases.edits import changed, with_lengths
+from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.boundaries import query_steps, tile_sizes
 from attnfuzz.problems.cases import AttentionCase, PagedAttentionCase
 from attnfuzz.problems.choices import min_seq_len

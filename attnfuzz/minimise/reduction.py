@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from attnfuzz.cases.domain import Domain
+from attnfuzz.cases.facets import facets_of
+from attnfuzz.cases.search import Proposal, first_of
 from attnfuzz.minimise.common import lower_dtype, lower_head_size, lower_options, lower_strides
 from attnfuzz.minimise.contents import lower_needles, lower_pages, lower_quantised_kv, lower_values, lower_variant
-from attnfuzz.minimise.domain import Domain
 from attnfuzz.minimise.jumps import jump
 from attnfuzz.minimise.numbers import renumber
 from attnfuzz.minimise.queries import lower_queries
-from attnfuzz.minimise.search import Proposal, first_of
 from attnfuzz.minimise.shape import (
     drop_sequences,
     follow_step,
@@ -22,7 +23,6 @@ from attnfuzz.minimise.shape import (
     lower_layout,
     lower_lengths,
     lower_num_splits,
-    lower_v_head_size,
 )
 from attnfuzz.minimise.size import size_key
 from attnfuzz.minimise.states import lower_pairs, lower_states, single_pair
@@ -41,6 +41,12 @@ def _lower_step_options(case: Any, domain: Domain) -> Proposal[Any]:
     return (yield from lower_options(case, domain, follow_step))
 
 
+def _lower_facets(case: Any, domain: Domain) -> Proposal[Any]:
+    for facet in facets_of(type(case)):
+        case = yield from facet.lower(case, domain)
+    return case
+
+
 _ATTENTION: tuple[Propose, ...] = (
     jump,
     drop_sequences,
@@ -50,7 +56,7 @@ _ATTENTION: tuple[Propose, ...] = (
     lower_num_splits,
     _lower_step_options,
     lower_block_size,
-    lower_v_head_size,
+    _lower_facets,
     lower_head_size,
     lower_dtype,
     lower_layout,

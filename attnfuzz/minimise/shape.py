@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from attnfuzz.minimise.domain import Domain
-from attnfuzz.minimise.edits import changed, keep_sequences, rescaled_length, with_head_size, with_heads, with_lengths
-from attnfuzz.minimise.search import Proposal, first_of, lower_integer
+from attnfuzz.cases.domain import Domain
+from attnfuzz.cases.edits import changed, keep_sequences, rescaled_length, with_heads, with_lengths
+from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.minimise.size import length_rank
 from attnfuzz.problems.boundaries import DEFAULT_TILES, num_splits_of, steps_of
 from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, SplitDecodeCase
@@ -16,13 +16,11 @@ from attnfuzz.problems.choices import (
     block_sizes_of,
     gqa_ratios_of,
     head_counts_of,
-    head_sizes_of,
     is_power_of_two,
     layouts_of,
     lying_alike,
     min_seq_len,
     split_counts_of,
-    v_head_sizes_of,
 )
 
 __all__ = [
@@ -33,7 +31,6 @@ __all__ = [
     "lower_layout",
     "lower_lengths",
     "lower_num_splits",
-    "lower_v_head_size",
 ]
 
 _MOST_RESCALED = 4
@@ -104,31 +101,6 @@ def lower_layout(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]
     return (yield from first_of(case, [changed(case, layout=layout, strides=strides) for layout in layouts]))
 
 
-def lower_v_head_size(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
-    """One size for K and V; else the other way round, both as small as can be, and then that of V."""
-    if case.v_head_size is None:
-        return case
-    layout = case.layout if isinstance(case, PagedDecodeCase) else None
-    sizes = v_head_sizes_of(domain.supports, case.head_size, layout)
-    small = [
-        _with_head_sizes(case, head_size, v_head_size)
-        for head_size in head_sizes_of(domain.supports, case.kv_dtype, layout)[:2]
-        for v_head_size in v_head_sizes_of(domain.supports, head_size, layout)[:4]
-    ]
-    return (
-        yield from first_of(
-            case,
-            [
-                changed(case, v_head_size=None),
-                _with_head_sizes(case, case.v_head_size, case.v_head_size),
-                _with_head_sizes(case, case.v_head_size, case.head_size),
-                *small,
-                *(changed(case, v_head_size=size) for size in sizes),
-            ],
-        )
-    )
-
-
 def lower_num_splits(case: AttentionCase, domain: Domain) -> Proposal[AttentionCase]:
     if not isinstance(case, SplitDecodeCase):
         return case
@@ -172,11 +144,6 @@ def _fill_pages(case: PagedDecodeCase, size: int) -> PagedDecodeCase | None:
 def _rescale_splits(case: SplitDecodeCase, count: int) -> SplitDecodeCase | None:
     followed = follow_step(case, case.num_splits, count)
     return changed(followed, num_splits=count) if isinstance(followed, SplitDecodeCase) else None
-
-
-def _with_head_sizes(case: AttentionCase, head_size: int, v_head_size: int) -> AttentionCase | None:
-    resized = with_head_size(case, head_size)
-    return resized and changed(resized, v_head_size=v_head_size)
 
 
 def _cap_lengths(case: AttentionCase, most: int) -> AttentionCase | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
+from attnfuzz.cases.facets import facets_of
 from attnfuzz.problems.cases import (
     PROBLEMS,
     AttentionCase,
@@ -55,8 +56,9 @@ def size_key(case: Case, *, options: Options | None = None) -> tuple[Any, ...]:
 
 def _attention(case: AttentionCase) -> Iterable[Any]:
     yield from (case.num_seqs, case.num_q_heads, case.num_kv_heads)
-    yield from (sum(map(length_rank, case.seq_lens)), case.v_head_size is not None)
-    yield from (head_size_rank(case.head_size), head_size_rank(case.value_size))
+    yield sum(map(length_rank, case.seq_lens))
+    for facet in facets_of(type(case)):
+        yield from facet.size(case)
     if isinstance(case, PagedAttentionCase):
         yield from (sum(map(length_rank, case.query_lens)), case.padding_tokens, case.seq_slack, case.query_slack)
     if isinstance(case, DenseDecodeCase):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attnfuzz.minimise.domain import Domain
-from attnfuzz.minimise.edits import changed
-from attnfuzz.minimise.search import Proposal, first_of, lower_integer
+from attnfuzz.cases.domain import Domain
+from attnfuzz.cases.edits import changed
+from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.cases import LsePair, MergeStatesCase
 from attnfuzz.problems.choices import lse_kinds_of
 

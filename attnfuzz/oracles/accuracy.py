@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
+from attnfuzz.cases.edits import with_lengths
 from attnfuzz.judging.comparison import Comparison, Reference, blame_of, compare, extent, first_index, place_of
 from attnfuzz.judging.observation import KernelRaised
 from attnfuzz.judging.trial import Trial
 from attnfuzz.judging.words import element, number, ratio
 from attnfuzz.memory.patterns import Fill
-from attnfuzz.minimise.edits import with_lengths
 from attnfuzz.oracles.diagnosis import Compared, explain
 from attnfuzz.oracles.relations.relation import Changed, run_on
 from attnfuzz.oracles.verdict import Blame, Failure

@@ -24,7 +24,7 @@ from attnfuzz.problems.choices import default_scale, is_power_of_two
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.quantised_kv import KvDtype, KvGranularity, QuantisedKv
 from attnfuzz.problems.recipes import KEY_RECIPES, STRIDE_KINDS, VALUE_RECIPES
-from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue, Supports
+from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue
 from attnfuzz.problems.variants import VariantName
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "HEAD_SIZE_CLASSES",
     "PAGE_CLASSES",
     "SPLIT_CLASSES",
+    "V_HEAD_SIZES",
     "Axis",
     "Levels",
     "cache_axes",
@@ -45,7 +46,6 @@ __all__ = [
     "query_phase",
     "size_class",
     "split_class",
-    "v_head_size_axes",
     "v_head_size_class",
     "variant_axes",
 ]
@@ -99,13 +99,6 @@ def option_axes(options: Mapping[str, tuple[OptionValue, ...]]) -> tuple[Axis, .
 def variant_axes(names: tuple[VariantName, ...]) -> tuple[Axis, ...]:
     """What a case asks for beyond plain attention, for a kernel that can do ``names``; no axis without any."""
     return (Axis("variant", ("none", *names), lambda case: case.variant.names or ("none",)),) if names else ()
-
-
-def v_head_size_axes(problem: Problem, supports: Supports) -> tuple[Axis, ...]:
-    """How large heads of V are beside those of K, for a kernel that takes others."""
-    if isinstance(problem, OpenProblem) or problem == "merge_states" or supports.v_head_sizes == "equal":
-        return ()
-    return (Axis("V head size", V_HEAD_SIZES, lambda case: (v_head_size_class(case.head_size, case.value_size),)),)
 
 
 def v_head_size_class(head_size: int, v_head_size: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from attnfuzz.cases.facets import facets_of
 from attnfuzz.problems.boundaries import has_empty_split, num_splits_of
 from attnfuzz.problems.cases import (
     AttentionCase,
@@ -126,10 +127,8 @@ def _features(case: Case) -> Iterator[str]:
         yield from _quantised(case.kv)
     if case.scale != default_scale(case.head_size):
         yield "scale"
-    if case.v_head_size is not None and not case.values_in_keys:  # where it is always another one
-        yield "v_head_size"
-        if case.v_head_size > case.head_size:
-            yield "v_head_size>head_size"
+    for facet in facets_of(type(case)):
+        yield from facet.features(case)
     if isinstance(case, PagedAttentionCase):
         yield from _queries(case)
     if isinstance(case, DenseDecodeCase):

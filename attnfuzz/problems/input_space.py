@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from attnfuzz.problems.axes import Axis, cache_axes, case_axes, option_axes, v_head_size_axes, variant_axes
-from attnfuzz.problems.cases import Case, Problem
+from attnfuzz.cases.domain import Domain
+from attnfuzz.cases.facets import facets_of
+from attnfuzz.problems.axes import Axis, cache_axes, case_axes, option_axes, variant_axes
+from attnfuzz.problems.cases import Case, Problem, case_type_of
 from attnfuzz.problems.choices import kv_dtypes_of, variants_of
 from attnfuzz.problems.row_axes import Row, row_axes, rows_of
 from attnfuzz.problems.supports import OptionValue, Supports
@@ -42,7 +44,7 @@ class InputSpace:
         supports = narrowed(problem, supports)
         variants = variant_axes(variants_of(problem, supports))
         caches = cache_axes(kv_dtypes_of(problem, supports), supports.kv_scales)
-        sizes = v_head_size_axes(problem, supports)
+        sizes = [axis for facet in facets_of(case_type_of(problem)) for axis in facet.axes(Domain(supports, options))]
         case = (*case_axes(problem), *sizes, *option_axes(options), *variants, *caches)
         rows = row_axes(problem, options)
         self.axes: tuple[Axis, ...] = (*case, *rows)

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from attnfuzz.cases.domain import Domain
+from attnfuzz.cases.facets import facets_of
 from attnfuzz.problems.cases import (
     CASE_TYPES,
     AttentionCase,
@@ -196,7 +198,7 @@ def _objections(supports: Supports, options: Options, case: Case) -> Iterator[st
     if isinstance(case, MergeStatesCase):
         yield from _merge(supports, case)
     else:
-        yield from _attention(supports, case)
+        yield from _attention(supports, options, case)
     yield from (sentence for _, sentence in _wrong_strides(supports, case))
     yield from _options(options, case)
     if supports.combinations and not any(fits(case, one) for one in supports.combinations):
@@ -207,9 +209,10 @@ def _objections(supports: Supports, options: Options, case: Case) -> Iterator[st
         yield f"{values} do not go together: the kernel declares where=({shown}{more})"
 
 
-def _attention(supports: Supports, case: AttentionCase) -> Iterator[str]:
+def _attention(supports: Supports, options: Options, case: AttentionCase) -> Iterator[str]:
     yield from _not_among("gqa_ratio", case.gqa_ratio, supports.gqa_ratios)
-    yield from _v_head_size(supports, case)
+    for facet in facets_of(type(case)):
+        yield from facet.objections(case, Domain(supports, options))
     longest = case.max_seq_len if isinstance(case, DenseDecodeCase | PagedAttentionCase) else max(case.seq_lens)
     if supports.max_seq_len is not None and longest > supports.max_seq_len:
         yield f"the case has max_seq_len={longest}, but the kernel declares at most {supports.max_seq_len}"
@@ -230,13 +233,6 @@ def _attention(supports: Supports, case: AttentionCase) -> Iterator[str]:
                 yield f"variant.{name}={getattr(case.variant, name)!r}, but the kernel declares {supports.variants}"
         if case.variant.freed_pages and not supports.freed_pages:
             yield "variant.freed_pages=True, but the kernel declares freed_pages=False"
-
-
-def _v_head_size(supports: Supports, case: AttentionCase) -> Iterator[str]:
-    if isinstance(supports.v_head_sizes, tuple):
-        yield from _not_among("v_head_size", case.value_size, supports.v_head_sizes)
-    elif supports.v_head_sizes == "equal" and case.v_head_size is not None:
-        yield f"v_head_size={case.v_head_size} beside head_size={case.head_size}, but the kernel declares equal ones"
 
 
 def _quantised(supports: Supports, kv: QuantisedKv) -> Iterator[str]:

@@ -25,6 +25,7 @@ RANKS = {
     "attnfuzz.memory": 1,
     "attnfuzz.declaration": 1,
     "attnfuzz.minimise": 1,
+    "attnfuzz.cases": 0,
     "attnfuzz.adapters": 0,  # where engines' kernels are; heavy packages are imported when a kernel is loaded
     "attnfuzz.adapters.engine": 1,
     "attnfuzz.adapters.solution": 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from attnfuzz.minimise.edits import (
+from attnfuzz.cases.edits import (
     changed,
     first_head_needles,
     keep_sequences,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.minimise.search import Proposal, first_of, lower_integer
+from attnfuzz.cases.search import Proposal, first_of, lower_integer
 from attnfuzz.problems.cases import MergeStatesCase
 
 CASE = MergeStatesCase(num_q_heads=1, num_tokens=100, head_size=16)

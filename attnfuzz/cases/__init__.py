@@ -1,0 +1,1 @@
+"""What a case is made of, and how it is changed. Torch-free."""
