@@ -19,11 +19,11 @@ from typing import Any, Literal
 
 from attnfuzz import safe_start
 from attnfuzz.environment import OLDEST, TRITON_REMEDY, installed, interpreter_problem, version_numbers
-from attnfuzz.execution import fault_record
-from attnfuzz.execution.executor import Executor
-from attnfuzz.execution.runner import SERVICE
-from attnfuzz.execution.zygote_client import Zygote
-from attnfuzz.memory.reservation import why_unavailable
+from attnfuzz.isolation import memory_faults as fault_record
+from attnfuzz.isolation.executor import Executor
+from attnfuzz.isolation.zygote_client import Zygote
+from attnfuzz.judging.runner import SERVICE
+from attnfuzz.memory.address_space import why_unavailable
 from attnfuzz.own_errors import in_one_sentence
 
 __all__ = ["Line", "examine"]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from attnfuzz.config import Settings
     from attnfuzz.corpus import Regression
     from attnfuzz.declaration import Declaration
-    from attnfuzz.execution.devices import Gpu
-    from attnfuzz.execution.runner import Runner
+    from attnfuzz.isolation.devices import Gpu
+    from attnfuzz.judging.runner import Runner
     from attnfuzz.problems.tolerance import Tolerance
 
 if "ATTNFUZZ_OVERLAY" in os.environ:  # before any kernel is imported: `attnfuzz mutants` has this run judge a mutant
@@ -129,7 +129,7 @@ def _share_gpus(config: pytest.Config) -> None:
 def _gpus(config: pytest.Config) -> list[Gpu]:
     """Where kernels can run, as nvidia-smi says, which is asked once; none if they are to run on the CPU."""
     if _GPUS not in config.stash:
-        from attnfuzz.execution.devices import find_gpus
+        from attnfuzz.isolation.devices import find_gpus
 
         config.stash[_GPUS] = find_gpus() if _device(config) != "cpu" else []
     return config.stash[_GPUS]
@@ -171,7 +171,7 @@ class RegressionFile(pytest.File):
         from attnfuzz.campaign.saved.replay import resolve_target
         from attnfuzz.corpus import RegressionError, load_regression
         from attnfuzz.declaration import KernelLoadError
-        from attnfuzz.execution.outcomes import ExecutorUnavailable
+        from attnfuzz.isolation.outcomes import ExecutorUnavailable
         from attnfuzz.own_errors import in_one_sentence
         from attnfuzz.project import project_root
 
@@ -216,7 +216,7 @@ class RegressionItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The oracle's words and the command that replays the case, or what keeps it from running, not a traceback."""
-        from attnfuzz.execution.outcomes import ExecutorUnavailable, ServiceError
+        from attnfuzz.isolation.outcomes import ExecutorUnavailable, ServiceError
         from attnfuzz.kernel_failure import KernelFailure, failure_report
         from attnfuzz.own_errors import in_one_sentence, own_error
 
@@ -239,13 +239,18 @@ def _supporting(config: pytest.Config, regression: Regression) -> Iterator[str]:
     settings = _settings(config)
     if settings is None or settings.on is None:
         return
+    from attnfuzz.corpus.regression import as_of
     from attnfuzz.problems.supported import adapt_options, supports_case
 
     if _OTHERS not in config.stash:
         config.stash[_OTHERS] = _runner(config).declarations(settings.on)
     for kernel in config.stash[_OTHERS]:
-        case = adapt_options(regression.case, kernel.options)
-        if kernel.problem == regression.problem and supports_case(kernel.supports, kernel.options, case):
+        try:
+            now = as_of(regression, kernel.problem)
+        except ValueError:  # no case of what the problem is by now
+            continue
+        case = adapt_options(now.case, kernel.options)
+        if kernel.problem == now.problem and supports_case(kernel.supports, kernel.options, case):
             yield kernel.target
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 
-from attnfuzz.execution.devices import DeviceLease
-from attnfuzz.execution.runner import Runner
+from attnfuzz.isolation.devices import DeviceLease
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName
 from attnfuzz.problems.tolerance import Tolerance
 

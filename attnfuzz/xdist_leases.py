@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from attnfuzz.campaign.workers import Choice, by_formula, cores
-from attnfuzz.execution.devices import DeviceLease, Gpu, LeasePool
+from attnfuzz.isolation.devices import DeviceLease, Gpu, LeasePool
 from attnfuzz.shared_runner import pin_to
 
 __all__ = ["Leases", "choose_workers", "pin_worker"]

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from attnfuzz import safe_start
-from attnfuzz.bench.campaigns import Measured, measure_campaign
+from attnfuzz.bench.throughput import MeasuredCampaign, measure_campaign
 from attnfuzz.campaign.result import SilentReporter, Statistics
 from attnfuzz.campaign.workers import cores
 
@@ -66,7 +66,7 @@ class Endurance:
 
     targets: tuple[str, ...]
     alone: Summary
-    together: Measured
+    together: MeasuredCampaign
     memory: tuple[MemorySample, ...]
 
     @property

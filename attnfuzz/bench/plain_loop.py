@@ -44,7 +44,7 @@ def run_plain_loop(kernels: Sequence[str], *, device: str, seconds: float, warmu
 def main(arguments: list[str]) -> None:
     """Give each kernel its part of the time, twice: first to warm up, then to count."""
     from attnfuzz.declaration import load_kernels
-    from attnfuzz.execution.judging import JudgingService
+    from attnfuzz.judging.service import JudgingService
 
     device, seconds, warmup_s, *targets = arguments
     JudgingService()  # an executor's settings: one thread, and the interpreter's speed-ups
@@ -60,7 +60,7 @@ def _loop(kernel: object, device: str, seconds: float) -> tuple[int, float]:
     from hypothesis import HealthCheck, Phase, given, settings
 
     from attnfuzz.declaration import Kernel
-    from attnfuzz.oracles.judge import judge
+    from attnfuzz.judging.judge import judge
     from attnfuzz.problems.cases import Case
     from attnfuzz.strategies.cases import cases
     from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES

@@ -18,9 +18,9 @@ from attnfuzz.campaign.saved.replay import Replayed, SavedCase, replay
 from attnfuzz.campaign.startup import asked_oracles, run_campaign
 from attnfuzz.campaign.stopping import Interrupted, Interrupts
 from attnfuzz.declaration import KernelLoadError
-from attnfuzz.execution.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
-from attnfuzz.execution.pythons import Python
-from attnfuzz.execution.runner import Runner
+from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
+from attnfuzz.isolation.pythons import Python
+from attnfuzz.judging.runner import Runner
 from attnfuzz.own_errors import in_one_sentence
 from attnfuzz.problems.limits import CaseTooLarge
 

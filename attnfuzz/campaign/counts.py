@@ -223,7 +223,7 @@ class ProgressMeter:
         counts.reference_s += timing.reference_s
         counts.build_s += timing.build_s
         counts.restarts += verdict.fatal or ends_process(verdict.failure)
-        _count_ratio(counts, case.dtype, verdict)
+        _count_ratio(counts, str(getattr(case, "dtype", "")), verdict)
         self._place(declaration, case)
         self._report_now_and_then()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attnfuzz.environment import normalised
-from attnfuzz.execution.pythons import Python
+from attnfuzz.isolation.pythons import Python
 
 __all__ = ["Bisection", "Ending", "EnvironmentOutcome", "bisect", "difference", "name_of", "names_of", "told_versions"]
 

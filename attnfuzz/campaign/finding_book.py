@@ -25,7 +25,7 @@ from attnfuzz.campaign.saved.state import SavedFinding
 from attnfuzz.campaign.triage.failing import may_be_the_machine
 from attnfuzz.campaign.triage.undeclared import are_one_gap, with_remedy
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.pythons import Python
+from attnfuzz.isolation.pythons import Python
 from attnfuzz.minimise import size_key
 
 __all__ = ["FindingBook"]

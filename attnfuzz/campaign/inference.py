@@ -44,8 +44,8 @@ import msgspec
 
 from attnfuzz.campaign.triage.undeclared import supports_text
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.outcomes import DeadlinePassed, ServiceError
-from attnfuzz.execution.runner import Runner
+from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import REPLACED, Failure, Verdict
 from attnfuzz.problems.cases import (
     CASE_TYPES,
@@ -75,6 +75,7 @@ from attnfuzz.problems.choices import (
 )
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.limits import CaseTooLarge
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 from attnfuzz.problems.simplest import simplest_case, simplest_cases
 from attnfuzz.problems.supported import supports_case
@@ -228,6 +229,8 @@ def infer(
 
     Raises what ``runner.judge`` raises.
     """
+    if isinstance(declaration.problem, OpenProblem):  # its fields say what a case may have
+        return Inferred(target=declaration.target, supports=declaration.supports, left_out=(), probes=0, works=True)
     probes = _Probes(runner, declaration, is_over)
     inference = _Inference(probes, declaration, verifying)
     inference.run()
@@ -414,7 +417,7 @@ class _Inference:
             simplest = simplest_case(self.declaration.problem, point, self.declaration.options)
         except ValueError:  # a head size that does not fit a layout
             return []
-        if isinstance(simplest, MergeStatesCase):
+        if not isinstance(simplest, AttentionCase):
             pairs: tuple[tuple[LsePair, ...], ...] = (
                 (("finite", "finite"),), (("equal", "equal"),), (("high", "low"), ("low", "high"))
             )  # fmt: skip
@@ -506,7 +509,7 @@ class _Inference:
         """Of numbers and scales that no rounding leaves as they are, in each dtype."""
         for dtype in dtypes_of(self.supports):
             for seed, case in enumerate(self._cases(msgspec.structs.replace(point, dtypes=(dtype,)))):
-                if isinstance(case, MergeStatesCase):
+                if not isinstance(case, AttentionCase):
                     return
                 lengths = [4 * length for length in case.seq_lens]
                 for exponent in (1, 3):  # q times a power of 2 is exact, and exponents of small scores nearly so
@@ -754,7 +757,7 @@ class _Inference:
 
     def _empty_cases(self) -> Iterator[Case]:
         first = self._cases(self.point)[0]
-        if isinstance(first, MergeStatesCase):
+        if not isinstance(first, AttentionCase):
             pairs: tuple[LsePair, ...] = (("finite", "-inf"), ("-inf", "finite"), ("-inf", "-inf"))
             for pair in pairs:
                 yield msgspec.structs.replace(first, lse_pairs=(pair,))

@@ -31,6 +31,7 @@ from attnfuzz.problems.cases import (
 from attnfuzz.problems.choices import CACHE_TENSORS, block_sizes_of, lying_alike, stride_kinds_of
 from attnfuzz.problems.features import CACHE_STRIDES, KV_STRIDES_DIFFER
 from attnfuzz.problems.lengths import with_seq_lens
+from attnfuzz.problems.open_cases import OpenCase, open_changes
 from attnfuzz.problems.recipes import LseKind, StrideKind
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
@@ -120,7 +121,8 @@ def _supported(suspect: FailingCase, cases: Iterable[Case]) -> list[Case]:
 
 def _simpler(suspect: FailingCase) -> Iterator[Case]:
     case, simplest = suspect.case, _simplest(suspect)
-    for group in _GROUPS:
+    own = () if not isinstance(case, OpenCase) else tuple((name,) for name in (*case.problem.fields, "options"))
+    for group in own or _GROUPS:
         changes = {name: getattr(simplest, name) for name in group if hasattr(case, name)}
         if "seq_lens" in changes and isinstance(case, AttentionCase):
             changes = with_seq_lens(case, changes["seq_lens"] * case.num_seqs)
@@ -154,12 +156,16 @@ def _fitted(case: Case, changes: dict[str, Any]) -> Iterator[Case]:
 
 def strides_swapped(declaration: Declaration, case: Case) -> Case | None:
     """``case`` with the strides of K and V exchanged; None if that changes nothing."""
+    if isinstance(case, OpenCase):
+        return None
     k, v = _kv_names(case)
     return _changed(declaration, case, {"strides": {**case.strides, k: _kind(case, v), v: _kind(case, k)}})
 
 
 def without(aspect: str, declaration: Declaration, case: Case) -> list[Case]:
     """``case`` without ``aspect`` and otherwise the same; several if there are several ways, none if there is none."""
+    if isinstance(case, OpenCase):
+        return []
     changed = (_changed(declaration, case, changes) for changes in _ways_without(aspect, declaration, case))
     return [case for case in changed if case is not None]
 
@@ -170,6 +176,9 @@ def alternatives(declaration: Declaration, case: Case) -> Iterator[Case]:
     The simplest has been tried by shrinking. Of two states to merge an empty one stays empty and another does not.
     Tokens are put onto pages of other sizes, and rows that hold no token come about in the other way.
     """
+    if isinstance(case, OpenCase):
+        yield from (changed for _, changed in open_changes(case, declaration.options))
+        return
     simplest = simplest_case(case.problem, declaration.supports, declaration.options)
     for changes in _other_values(declaration, case, simplest):
         if (changed := _changed(declaration, case, changes)) is not None:
@@ -296,7 +305,8 @@ _CHANGES: dict[str, Callable[[AttentionCase], Changes]] = {
 
 
 def _kv_names(case: Case) -> tuple[str, str]:
-    return next((names for names in CACHE_TENSORS if set(names) <= set(case.tensor_names)), ("", ""))
+    of_case = (names for names in CACHE_TENSORS if set(names) <= set(case.tensor_names))
+    return next(((names[0], names[-1]) for names in of_case), ("", ""))
 
 
 def _kind(case: Case, name: str) -> StrideKind:

@@ -10,7 +10,7 @@ from typing import Any
 from attnfuzz.campaign.result import Earlier
 from attnfuzz.campaign.saved.state import AskedOf, CampaignState, StateError
 from attnfuzz.campaign.stopping import format_duration
-from attnfuzz.execution.pythons import Python
+from attnfuzz.isolation.pythons import Python
 from attnfuzz.problems.tolerance import Tolerance
 
 __all__ = ["CampaignRequest", "asked_of", "resumed"]

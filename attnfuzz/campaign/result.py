@@ -21,7 +21,7 @@ from attnfuzz.campaign.inference import Inferred
 from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.pythons import Python
+from attnfuzz.isolation.pythons import Python
 
 __all__ = [
     "FORMAT",
@@ -205,7 +205,7 @@ class CampaignResult:
 
     ``inferred`` is what probes found out of kernels whose declarations leave something open; of these, ``limited`` were
     searched in a contract that leaves something out. ``signal`` is the number of the one that interrupted it.
-    ``elsewhere`` are bugs that only other machines found. ``pythons`` are the environments among which the budget was
+    ``pythons`` are the environments among which the budget was
     shared out, if there were several, ``devices`` the names of theirs, ``missed`` the targets of kernels that were not
     reached in one of them.
     ``unbuilt``: by target, how far kernels had come that compile themselves and were not built to the end.

@@ -22,10 +22,10 @@ from attnfuzz.campaign.saved.state import FOLDER, StateFile, StateWriter
 from attnfuzz.campaign.stopping import Interrupts, format_duration
 from attnfuzz.campaign.workers import PROBE_KERNEL, Choice, ProbeLoad, WorkerProcess, by_formula, calibrate, cores
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.execution.claims import PrivateFolder
-from attnfuzz.execution.devices import DeviceLease, Gpu, find_gpus
-from attnfuzz.execution.outcomes import ExecutorUnavailable
-from attnfuzz.execution.runner import Runner
+from attnfuzz.isolation.claims import PrivateFolder
+from attnfuzz.isolation.devices import DeviceLease, Gpu, find_gpus
+from attnfuzz.isolation.outcomes import ExecutorUnavailable
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, ORACLES, OracleName
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.project import project_root

@@ -48,12 +48,12 @@ from attnfuzz.campaign.triage.failures import Failures
 from attnfuzz.campaign.triage.known_deaths import LEARNED_ORACLES
 from attnfuzz.campaign.workers import BorrowedZygote
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.execution.devices import DeviceLease
-from attnfuzz.execution.leaks import LEAK
-from attnfuzz.execution.outcomes import DeviceLost, ExecutorUnavailable
-from attnfuzz.execution.process import die_with_parent, why_starved
-from attnfuzz.execution.runner import Runner
-from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.isolation.devices import DeviceLease
+from attnfuzz.isolation.outcomes import DeviceLost, ExecutorUnavailable
+from attnfuzz.isolation.process import die_with_parent, why_starved
+from attnfuzz.isolation.zygote_client import Zygote
+from attnfuzz.judging.leaks import LEAK
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Verdict, ends_process
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.formats import Format

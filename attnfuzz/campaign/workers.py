@@ -29,10 +29,10 @@ import msgspec
 from attnfuzz import safe_start
 from attnfuzz.campaign.messages import Channel, ChannelClosed, FromWorker, Setup, Stop
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.devices import Gpu
-from attnfuzz.execution.outcomes import ExecutorUnavailable, ServiceError, signal_name
-from attnfuzz.execution.runner import Runner
-from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.isolation.devices import Gpu
+from attnfuzz.isolation.outcomes import ExecutorUnavailable, ServiceError, signal_name
+from attnfuzz.isolation.zygote_client import Zygote
+from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.said import only_printable

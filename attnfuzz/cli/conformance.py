@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.cli.output import while_anyone_reads
-from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, writable_file
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, writable_file
+from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, writing
 
 if TYPE_CHECKING:
     from attnfuzz.declaration import Declaration
-    from attnfuzz.execution.runner import Runner
+    from attnfuzz.judging.runner import Runner
 
 __all__ = ["command"]
 
@@ -31,7 +30,7 @@ def command(kernels: tuple[str, ...], device: str, json_file: Path | None, html_
     """
     with refusing():
         from attnfuzz.conformance import examine, load_set
-        from attnfuzz.execution.runner import Runner
+        from attnfuzz.judging.runner import Runner
         from attnfuzz.report.conformance import (
             print_absent,
             print_causes,
@@ -62,10 +61,8 @@ def command(kernels: tuple[str, ...], device: str, json_file: Path | None, html_
             print_causes(console, result)
     for option, path, write in (("--json", json_file, write_conformance), ("--html", html_file, write_page)):
         if path is not None:
-            try:
+            with writing(option, path):
                 write(result, path)
-            except OSError as error:
-                raise Refusal(f"{option} {str(path)!r} cannot be written: {error.strerror}") from error
     return 1 if result.failed else 0
 
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.cli.output import while_anyone_reads
-from attnfuzz.cli.parameters import DEVICE, duration
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.options import DEVICE, duration
+from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.result import CampaignResult
@@ -37,7 +36,7 @@ def command(kernel: str, budget: float, device: str, seed: int) -> int:
     started = time.monotonic()
     from attnfuzz.campaign.result import SilentReporter
     from attnfuzz.campaign.startup import CampaignRequest, run_campaign
-    from attnfuzz.report.declared import print_declared
+    from attnfuzz.report.declarations import print_declared
     from attnfuzz.report.terminal import make_console
 
     with refusing(), tempfile.TemporaryDirectory() as scratch:

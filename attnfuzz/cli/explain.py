@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.cli.configured import TOLERANCE, profile_option
-from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, TRUST, writable_file
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, TOLERANCE, TRUST, profile_option, writable_file
+from attnfuzz.cli.output import Refusal, refusing
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.saved.replay import SavedCase
-    from attnfuzz.execution.runner import Runner
+    from attnfuzz.judging.runner import Runner
     from attnfuzz.problems.tolerance import Tolerance
     from attnfuzz.report.explained import Explained
 
@@ -59,8 +58,8 @@ def command(
         from attnfuzz.campaign.across import naming
         from attnfuzz.campaign.saved.replay import SavedCase
         from attnfuzz.corpus import load_regression
-        from attnfuzz.execution.pythons import examine
-        from attnfuzz.execution.runner import Runner
+        from attnfuzz.isolation.pythons import examine
+        from attnfuzz.judging.runner import Runner
 
         regression = load_regression(case)
         where = None if python is None else examine(python)
@@ -99,9 +98,7 @@ def _explain(saved: SavedCase, kernel: str | None, runner: Runner, *, trust: boo
 
 
 def _write(explained: Explained, output: Path | None, json_file: Path | None) -> None:
-    from attnfuzz.report.explained import write_explained
-    from attnfuzz.report.explained_png import RasteriserMissing, explained_png
-    from attnfuzz.report.explained_svg import explained_svg
+    from attnfuzz.report.explained import RasteriserMissing, explained_png, explained_svg, write_explained
     from attnfuzz.report.files import write_file
 
     try:

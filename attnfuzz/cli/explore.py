@@ -13,29 +13,30 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from attnfuzz.cli.configured import AGAINST, TOLERANCE, profile_option
-from attnfuzz.cli.output import while_anyone_reads
-from attnfuzz.cli.parameters import (
+from attnfuzz.cli.options import (
+    AGAINST,
     DEVICE,
     FILE,
     KERNEL_HELP,
     ORACLE,
     PYTHON,
+    TOLERANCE,
     TRUST,
     duration,
     number_of_workers,
+    profile_option,
     writable_file,
 )
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads
 from attnfuzz.cli.sanitizing import SANITIZER, explore_sanitized
-from attnfuzz.config_rules import RULES
+from attnfuzz.config import RULES
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.result import CampaignResult, Earlier, Reporter
     from attnfuzz.campaign.startup import CampaignRequest
-    from attnfuzz.execution.pythons import Python
+    from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
-    from attnfuzz.sanitizer.tool import Tool
+    from attnfuzz.sanitizer.running import Tool
 
 __all__ = ["command", "exit_status", "usable_save_folder"]
 
@@ -122,7 +123,7 @@ def command(
     """
     started = time.monotonic()
     from attnfuzz.campaign.startup import CampaignRequest
-    from attnfuzz.execution.pythons import examine_all
+    from attnfuzz.isolation.pythons import examine_all
 
     with refusing():
         request = CampaignRequest(
@@ -168,8 +169,7 @@ def exit_status(result: CampaignResult) -> int:
 def _explore(request: CampaignRequest, environments: Sequence[Python], *, quiet: bool) -> CampaignResult:
     from attnfuzz.campaign.across import naming, search_across
     from attnfuzz.campaign.startup import run_campaign
-    from attnfuzz.report.environments import print_environment
-    from attnfuzz.report.terminal import make_console, make_reporter, print_result
+    from attnfuzz.report.terminal import make_console, make_reporter, print_environment, print_result
 
     console = make_console()
 

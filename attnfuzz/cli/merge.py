@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.cli.configured import TOLERANCE, profile_option
-from attnfuzz.cli.parameters import DEVICE, FILE, TRUST
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.options import DEVICE, FILE, TOLERANCE, TRUST, profile_option
+from attnfuzz.cli.output import Refusal, refusing
 from attnfuzz.cli.replay import read_saved
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.saved.merging import MergedFolder, SavedBug
     from attnfuzz.campaign.saved.replay import SavedCase
-    from attnfuzz.execution.runner import Runner
+    from attnfuzz.judging.runner import Runner
     from attnfuzz.problems.tolerance import Tolerance
-    from attnfuzz.report.merged import Merged
+    from attnfuzz.report.saved_cases import Merged
 
 __all__ = ["command"]
 
@@ -48,7 +47,7 @@ def command(
     """
     with refusing():
         from attnfuzz.corpus import DEFAULT_FOLDER, regression_files
-        from attnfuzz.report.merged import print_merged
+        from attnfuzz.report.saved_cases import print_merged
         from attnfuzz.report.terminal import make_console
 
         output = save_dir or Path(DEFAULT_FOLDER)
@@ -79,7 +78,7 @@ def _runner(device: str, tolerance: Tolerance, *, needed: bool) -> Iterator[Runn
     if not needed:
         yield None
         return
-    from attnfuzz.execution.runner import Runner
+    from attnfuzz.judging.runner import Runner
 
     with Runner(device=device, tolerance=tolerance) as runner:
         yield runner
@@ -100,7 +99,7 @@ def _merge(saved: Sequence[SavedCase], output: Path, runner: Runner | None, *, t
 
 def _merge_one(bug: SavedBug, folder: MergedFolder, runner: Runner | None, *, trust: bool) -> Merged:
     from attnfuzz.campaign.saved.merging import Checked, check_again
-    from attnfuzz.report.merged import Merged
+    from attnfuzz.report.saved_cases import Merged
 
     checked = check_again(bug, runner, trust=trust) if runner is not None else Checked(bug.files[0], "unverified")
     return Merged(bug, checked, folder.keep(bug, checked))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from attnfuzz.cli.refusal import Refusal
-from attnfuzz.sanitizer.tool import TOOLS, SanitizerUnavailable, Tool
+from attnfuzz.cli.output import Refusal
+from attnfuzz.sanitizer.running import TOOLS, SanitizerUnavailable, Tool
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from attnfuzz.campaign.saved.replay import Replayed, SavedCase
     from attnfuzz.campaign.startup import CampaignRequest
     from attnfuzz.declaration import Declaration
-    from attnfuzz.execution.runner import Runner
-    from attnfuzz.sanitizer.judging import Culprit
+    from attnfuzz.judging.runner import Runner
+    from attnfuzz.sanitizer.findings import Culprit
 
 __all__ = ["SANITIZER", "explore_sanitized", "found_by_others", "replay_sanitized"]
 
@@ -58,7 +58,7 @@ def replay_sanitized(
     from attnfuzz.corpus import Regression
     from attnfuzz.oracles.verdict import Verdict
     from attnfuzz.problems.supported import adapt_options
-    from attnfuzz.sanitizer.judging import judge_sanitized
+    from attnfuzz.sanitizer.findings import judge_sanitized
     from attnfuzz.sanitizer.running import Sanitizer
 
     with refusing_sanitizer():
@@ -90,9 +90,9 @@ def explore_sanitized(request: CampaignRequest, tool: Tool, *, quiet: bool) -> i
     """
     _refuse_what_goes_without()
     from attnfuzz.campaign.startup import load_searchable
-    from attnfuzz.execution.runner import Runner
+    from attnfuzz.judging.runner import Runner
     from attnfuzz.report.terminal import make_console
-    from attnfuzz.sanitizer.exploring import Search
+    from attnfuzz.sanitizer.findings import Search
     from attnfuzz.sanitizer.running import Sanitizer
 
     console = make_console()

@@ -1,19 +1,78 @@
-"""The memory of one kernel run: every tensor between red zones, everything unused poisoned."""
+"""The memory of one kernel run: every tensor between red zones, everything unused poisoned, stray writes found."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Shaped, UInt8
 from torch import Tensor
 
-from attnfuzz.memory.geometry import Cursor, Place, aligned
-from attnfuzz.memory.patterns import POISON_BYTES, Fill, prefill_
+from attnfuzz.memory.patterns import POISON_BYTES, Fill, bits, prefill_
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import Role
 from attnfuzz.problems.strides import strided_layout
 
-__all__ = ["Arena", "ChunkSource", "Region"]
+__all__ = [
+    "ALIGNMENT",
+    "Arena",
+    "ChunkSource",
+    "Cursor",
+    "Place",
+    "Region",
+    "Violation",
+    "Where",
+    "aligned",
+    "span",
+    "violations",
+]
+
+ALIGNMENT = 256  # bytes: beyond what any vector load asks for
+_SMALLEST_ZONE = 256
+_LARGEST_ZONE = 1 << 16
+
+
+class Place(NamedTuple):
+    """Bytes ``start`` to ``end`` hold a tensor, gaps between its elements included; ``zone`` bytes either side none."""
+
+    start: int
+    end: int
+    zone: int
+
+
+class Cursor:
+    """Places one tensor after another; ``used`` bytes are taken so far."""
+
+    def __init__(self) -> None:
+        self.used = 0
+
+    def place(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, shift: int = 0) -> Place:
+        """The next place, for a tensor that starts ``shift`` elements after an aligned address."""
+        nbytes = span(shape, strides) * itemsize
+        zone = _zone_bytes(nbytes, shape)
+        start = aligned(self.used + zone) + shift * itemsize
+        self.used = start + nbytes + zone
+        return Place(start, start + nbytes, zone)
+
+
+def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements from the first to the last one, gaps between included."""
+    return 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def aligned(offset: int) -> int:
+    """``offset``, rounded up."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def _zone_bytes(nbytes: int, shape: tuple[int, ...]) -> int:
+    """One step of the first dimension, so that a row written too far is still next to its tensor."""
+    row = nbytes // max(1, shape[0]) if shape else nbytes
+    return min(max(_SMALLEST_ZONE, aligned(row)), _LARGEST_ZONE)
+
 
 ChunkSource = Callable[[int], UInt8[Tensor, " nbytes"]]
 """Gives a poisoned stretch of at least so many bytes, aligned and a multiple of 8 long."""
@@ -21,7 +80,10 @@ ChunkSource = Callable[[int], UInt8[Tensor, " nbytes"]]
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One tensor's place in a chunk: bytes `start` to `end`, with `zone` bytes of red zone on either side."""
+    """One tensor's place in a chunk: bytes `start` to `end`, with `zone` bytes of red zone on either side.
+
+    `where`: the elements of an output that may change; None for all of them.
+    """
 
     name: str
     role: Role
@@ -30,6 +92,7 @@ class Region:
     end: int
     zone: int
     tensor: Tensor
+    where: Bool[Tensor, "..."] | None = None
 
     def within(self, other: UInt8[Tensor, " nbytes"]) -> Tensor:
         """The tensor's elements in `other`, a copy of its chunk."""
@@ -122,6 +185,11 @@ class Arena:
         self.regions.append(Region(name, role, len(self._chunks) - 1, *place, view))
         return view
 
+    def only_changes(self, name: str, where: Bool[Tensor, "..."]) -> None:
+        """Of the output `name` no other elements than `where` may change once the arena is sealed."""
+        i = next(i for i, region in enumerate(self.regions) if region.name == name)
+        self.regions[i] = replace(self.regions[i], where=where.to(self.device))
+
     def rename(self, tensor: Shaped[Tensor, "..."], name: str) -> None:
         """Call the region that `tensor` starts in `name`, if it is one of this arena's."""
         address = tensor.data_ptr()
@@ -145,7 +213,11 @@ class Arena:
             snapshots = [torch.full_like(chunk, POISON_BYTES[self.poison]) for chunk in self._chunks]
         for region in self.regions:
             if region.role == "output":
-                region.within(snapshots[region.chunk]).copy_(region.tensor)
+                expected = region.within(snapshots[region.chunk])
+                if region.where is None:
+                    expected.copy_(region.tensor)
+                else:
+                    bits(expected).copy_(torch.where(region.where, bits(region.tensor), bits(expected)))
         return list(zip(self._chunks, snapshots, strict=True))
 
     def on_host(self, copy: Callable[[Shaped[Tensor, "..."]], Shaped[Tensor, "..."]] = Tensor.cpu) -> "Arena":
@@ -156,7 +228,14 @@ class Arena:
         found._chunks = [copy(chunk) for chunk in self._chunks]
         if self._snapshots is not None:
             found._snapshots = [snapshot.cpu() for snapshot in self._snapshots]
-        found.regions = [replace(region, tensor=region.within(found._chunks[region.chunk])) for region in self.regions]
+        found.regions = [
+            replace(
+                region,
+                tensor=region.within(found._chunks[region.chunk]),
+                where=None if region.where is None else region.where.cpu(),
+            )
+            for region in self.regions
+        ]
         return found
 
     def _reserve(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, shift: int) -> Place:
@@ -174,3 +253,88 @@ class Arena:
 
 def _words(chunk: UInt8[Tensor, " nbytes"]) -> Shaped[Tensor, " nwords"]:
     return chunk.view(torch.int64)
+
+
+Where = Literal["before", "after", "inside", "between"]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Memory that changed and should not have.
+
+    `where`: in the red zone `before` or `after` the tensor, `inside` it (an input), or `between` its strided elements.
+    `elements`: how many elements' worth of bytes changed. `distance`: elements from the tensor's first or last element
+    to the nearest changed one, 1 for its neighbour (0 unless before or after). `index`: the first changed element
+    (inside only). `shape` and `dtype` are the tensor's.
+    """
+
+    name: str
+    role: Role
+    where: Where
+    elements: int
+    distance: int
+    index: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def violations(arena: Arena) -> list[Violation]:
+    """Every stray write that `arena.damage()` noticed: outputs' surroundings first, then modified inputs."""
+    found: list[Violation] = []
+    for i, (chunk, expected) in enumerate(arena.compared()):
+        changed = (chunk != expected).cpu()
+        if changed.any():
+            regions = [region for region in arena.regions if region.chunk == i]
+            found += [*_within(regions, changed), *_around(regions, changed)]
+    return sorted(found, key=lambda violation: (violation.where == "inside", violation.role == "input"))
+
+
+def _within(regions: list[Region], changed: Bool[Tensor, " nbytes"]) -> list[Violation]:
+    found = []
+    for region in regions:
+        view = region.tensor
+        size = view.dtype.itemsize
+        elements = bits(region.within(changed.view(torch.uint8)))
+        hits = elements.nonzero()
+        if len(hits):
+            found.append(_violation(region, "inside", len(hits), index=tuple(hits[0].tolist())))
+            elements.zero_()
+        between = int(changed[region.start : region.end].sum())
+        if between:
+            found.append(_violation(region, "between", -(-between // size)))
+    return found
+
+
+def _around(regions: list[Region], changed: Bool[Tensor, " nbytes"]) -> list[Violation]:
+    found = []
+    first, last = regions[0], regions[-1]
+    found += _zone(first, "before", changed, 0, first.start)
+    for left, right in pairwise(regions):
+        border = _border(left, right)
+        found += _zone(left, "after", changed, left.end, border)
+        found += _zone(right, "before", changed, border, right.start)
+    found += _zone(last, "after", changed, last.end, changed.numel())
+    return found
+
+
+def _border(left: Region, right: Region) -> int:
+    """Where `left`'s surroundings end: only outputs are written to, so a neighbour that is one has the blame."""
+    if left.role == right.role:
+        return left.end + left.zone
+    return right.start if left.role == "output" else left.end
+
+
+def _zone(region: Region, where: Where, changed: Bool[Tensor, " nbytes"], start: int, end: int) -> list[Violation]:
+    hits = changed[start:end].nonzero()
+    if not len(hits):
+        return []
+    size = region.tensor.dtype.itemsize
+    nearest = int(hits[0]) + start - region.end if where == "after" else region.start - (int(hits[-1]) + start) - 1
+    return [_violation(region, where, -(-len(hits) // size), distance=nearest // size + 1)]
+
+
+def _violation(
+    region: Region, where: Where, elements: int, *, distance: int = 0, index: tuple[int, ...] = ()
+) -> Violation:
+    shape, dtype = tuple(region.tensor.shape), str(region.tensor.dtype).removeprefix("torch.")
+    return Violation(region.name, region.role, where, elements, distance, index, shape, dtype)

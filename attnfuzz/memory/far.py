@@ -8,6 +8,8 @@ On a GPU memory comes in granules of megabytes. Decoys share one piece of it, as
 and rows are so many granules apart that they share theirs, side by side as in a contiguous tensor.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,14 +17,11 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from attnfuzz.memory.arena import Arena
-from attnfuzz.memory.cuda_sparse import CudaSparseMemory
-from attnfuzz.memory.fault_map import FaultMap, GuardedRegion
-from attnfuzz.memory.geometry import span
+from attnfuzz.isolation.memory_faults import FaultMap, GuardedRegion
+from attnfuzz.memory.address_space import MOST_BYTES, SparseUnavailable
+from attnfuzz.memory.arena import Arena, span
 from attnfuzz.memory.patterns import bits, prefill_
-from attnfuzz.memory.reservation import MOST_BYTES, SparseUnavailable
-from attnfuzz.memory.sparse import SparseBuffer
-from attnfuzz.memory.wrapping import landings, wrapped
+from attnfuzz.memory.sparse import CudaSparseMemory, SparseBuffer
 from attnfuzz.problems.recipes import StrideKind
 from attnfuzz.problems.shapes import Role
 from attnfuzz.problems.strides import outer_gap, strided_layout
@@ -34,9 +33,41 @@ __all__ = [
     "MOST_ROWS_ON_GPU",
     "FarAllocator",
     "gapped_strides",
+    "landings",
     "stretched_nbytes",
     "stretched_strides",
+    "wrapped",
 ]
+
+_OFFSET_BITS = 32
+_SIGNS = (False, True)
+
+
+def wrapped(start: int, length: int, bits: int, *, signed: bool) -> Iterator[tuple[int, int]]:
+    """``range(start, start + length)`` in a type of so many bits: pieces of consecutive numbers, (start, length)."""
+    lowest, period = (-(1 << bits - 1) if signed else 0), 1 << bits
+    while length > 0:
+        lands = (start - lowest) % period + lowest
+        piece = min(length, lowest + period - lands)
+        yield lands, piece
+        start, length = start + piece, length - piece
+
+
+def landings(start: int, length: int, itemsize: int) -> set[tuple[int, int]]:
+    """Where elements ``start`` and on are looked for if offsets are 32 bits wide, in elements or bytes, of either sign.
+
+    Pieces (start, length) in elements that begin elsewhere than what they stand for, perhaps below 0.
+    """
+    found = set()
+    for signed in _SIGNS:
+        for unit in (1, itemsize):
+            at = start
+            for lands, piece in wrapped(start * unit, length * unit, _OFFSET_BITS, signed=signed):
+                if lands != at * unit:
+                    found.add((lands // unit, piece // unit))
+                at += piece // unit
+    return found
+
 
 CACHES = ("k_cache", "v_cache", "kv_cache")
 FAR = 1 << 32
@@ -105,6 +136,10 @@ class FarAllocator:
         if name in self._stretched:
             return self._rows(name, shape, dtype, role)
         return self._arena.tensor(name, shape, dtype, strides=strides, role=role)
+
+    def only_changes(self, name: str, where: Tensor) -> None:
+        """As the arena's."""
+        self._arena.only_changes(name, where)
 
     def _pages(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, kind: StrideKind) -> Tensor:
         first, count = self._first_page, shape[0]

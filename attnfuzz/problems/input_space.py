@@ -11,6 +11,7 @@ from attnfuzz.problems.cases import Case, Problem
 from attnfuzz.problems.choices import kv_dtypes_of, variants_of
 from attnfuzz.problems.row_axes import Row, row_axes, rows_of
 from attnfuzz.problems.supports import OptionValue, Supports
+from attnfuzz.problems.where import narrowed
 
 __all__ = ["CaseLevels", "InputSpace", "levels_of", "pair_number"]
 
@@ -38,6 +39,7 @@ class InputSpace:
     """Numbers the levels of all axes of a kernel, one axis after the other: ``numbers[axis][level]``."""
 
     def __init__(self, problem: Problem, supports: Supports, options: Mapping[str, tuple[OptionValue, ...]]) -> None:
+        supports = narrowed(problem, supports)
         variants = variant_axes(variants_of(problem, supports))
         caches = cache_axes(kv_dtypes_of(problem, supports), supports.kv_scales)
         sizes = v_head_size_axes(problem, supports)

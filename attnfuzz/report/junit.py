@@ -20,8 +20,7 @@ from attnfuzz.campaign.saved.replay import replay_command
 from attnfuzz.campaign.triage.undeclared import declared_limits
 from attnfuzz.corpus import encode_regression
 from attnfuzz.report.files import write_file
-from attnfuzz.report.headline import finding_lines, known_since, one_line, remedy_lines
-from attnfuzz.report.order import in_order, kernels_in_order
+from attnfuzz.report.findings import finding_lines, in_order, kernels_in_order, known_since, one_line, remedy_lines
 from attnfuzz.said import only_printable
 
 __all__ = ["junit_xml", "write_junit"]
@@ -77,7 +76,7 @@ def _suite(root: Element, name: str, seconds: float, began: datetime.datetime) -
 
 def _properties(suite: Element, result: CampaignResult, kernel: KernelStatistics) -> None:
     facts = {
-        "problem": kernel.declaration.problem,
+        "problem": str(kernel.declaration.problem),
         "device": result.statistics.device_name,
         "seed": result.statistics.seed,
         "stop_reason": result.stop_reason,

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel, load_kernels
-from attnfuzz.oracles.observation import call_options
+from attnfuzz.judging.observation import call_options
 from attnfuzz.overlay import install_overlay
 from attnfuzz.problems.allocation import PlainAllocator, allocate
 from attnfuzz.problems.cases import Case, decode_case
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.said import text_of, type_name
-from attnfuzz.sanitizer.messages import Note, Place, Work
+from attnfuzz.sanitizer.running import Note, Place, Work
 
 __all__ = ["exact_tensors", "main"]
 

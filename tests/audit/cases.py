@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import MergeStatesCase, case_from_builtins, encode_case
 from attnfuzz.problems.limits import CaseTooLarge, case_nbytes
 from attnfuzz.problems.recipes import KEY_RECIPES, LSE_KINDS, STRIDE_KINDS, VALUE_RECIPES

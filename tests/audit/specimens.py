@@ -49,6 +49,6 @@ def regression_documents(*, seed: int) -> list[dict[str, Any]]:
     made = [
         {**TINY, "problem": problem, "case": json.loads(encode_case(case)), "note": "drawn"}
         for problem in PROBLEMS
-        for case in drawn(Declaration(name=problem, problem=problem), seed=seed)
+        for case in drawn(Declaration(name=str(problem), problem=problem), seed=seed)
     ]
     return kept + made

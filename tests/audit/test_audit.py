@@ -11,6 +11,7 @@ from tests.audit.kills import Kills
 from tests.audit.yard import Fault, Yard, faults_of
 
 
+@pytest.mark.night
 def test_whatever_must_not_happen_is_noticed() -> None:
     """A night without a violation would say nothing."""
     total = audit("planted", range(8), seed=0, place="tests.audit.planted:Planted")
@@ -70,6 +71,7 @@ def test_the_whole_audit_is_as_large_as_it_was() -> None:
     assert {name: count for name, count in least.items() if counts[name] < count} == {}
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("part", "numbers"),
     [

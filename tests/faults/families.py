@@ -16,7 +16,7 @@ __all__ = ["Family", "Member", "Role"]
 Role = Literal["driver", "worker", "zygote", "executor"]
 
 _MARK = "ATTNFUZZ_FAULT_TEST"
-_ZYGOTE = b"attnfuzz.execution.zygote"
+_ZYGOTE = b"attnfuzz.isolation.zygote"
 _WORKER = b"attnfuzz.campaign.worker"
 
 

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import attnfuzz
-from attnfuzz.execution.messages import Request
+from attnfuzz.isolation.messages import Request
 from attnfuzz.kernels import eager
 
 SUPPORTS = attnfuzz.Supports(dtypes=("float32",), head_sizes=(16,), strides="contiguous")

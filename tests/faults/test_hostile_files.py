@@ -18,7 +18,7 @@ from attnfuzz.campaign.saved.replay import SavedCase, load_named
 from attnfuzz.campaign.saved.state import AskedOf, CampaignState
 from attnfuzz.corpus import write_regression
 from attnfuzz.declaration import KernelLoadError
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from tests.unit import sanitizer_stand_in
 from tests.unit.saved_findings import a_finding
 
@@ -356,7 +356,14 @@ def shadow(folder: Path, markers: Path) -> None:
         (folder / f"{name}.py").write_text(EVIL.format(marker=str(markers / name)))
 
 
-@pytest.mark.parametrize("path", ["", os.pathsep, "."], ids=["unset", "empty entries", "relative"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("", id="unset", marks=pytest.mark.night),
+        pytest.param(os.pathsep, id="empty entries", marks=pytest.mark.night),
+        pytest.param(".", id="relative"),
+    ],
+)
 def test_nothing_in_the_working_directory_passes_for_an_installed_module(path: str, place: Place) -> None:
     """A torch.py that lies where one happens to be would run in every process of every command."""
     place.save("mine.py:mine")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 
 FOLDER = Path(__file__).parent
 BROKEN_KERNELS = FOLDER / "broken_kernels.py"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import RELATION_ORACLES
 from attnfuzz.problems.cases import encode_case
 from tests.gpu.bundled_cases import BUNDLED

@@ -7,8 +7,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from attnfuzz.execution.process import resident_bytes
-from attnfuzz.execution.runner import Runner
+from attnfuzz.isolation.process import resident_bytes
+from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
 from tests.faults.campaigns import Campaign, assert_nothing_half_written, saved
 from tests.faults.test_random_kills import kill_at_random

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.guard_naming import with_name
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.guard_naming import with_name
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.simplest import simplest_case

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.recipes import Values

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.simplest import simplest_case
 from tests.faults.campaigns import Campaign, saved

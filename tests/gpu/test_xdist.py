@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.campaign.workers import by_formula, cores
-from attnfuzz.execution.devices import find_gpus
+from attnfuzz.isolation.devices import find_gpus
 
 BROKEN_KERNELS = Path(__file__).with_name("broken_kernels.py")
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import CASE_TYPES
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supports import Supports

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import triton
 
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import MergeStatesCase
 from tests.quality.hunting import Catch, NotFound, flaws, hunt
 from tests.quality.mutants import MUTANTS, Mutant, mutant_named

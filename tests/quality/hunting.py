@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from attnfuzz.corpus import Regression, load_regression
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import Case, MergeStatesCase, encode_case
 from tests.quality.mutants import Mutant
 from tests.quality.planting import plant

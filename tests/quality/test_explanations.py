@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.campaign.judge.executor import explain_failure
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
 from attnfuzz.problems.cases import decode_case
 from tests.quality.explanations import EXPLANATIONS, Expectation

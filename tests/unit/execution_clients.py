@@ -5,12 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.execution import (
-    Died,
-    Executor,
-    Reply,
-    TimedOut,
-)
+from attnfuzz.isolation import Died, Executor, Reply, TimedOut
 
 __all__ = ["SERVICES", "assert_gone", "call", "died", "is_running", "num_descriptors", "timed_out"]
 

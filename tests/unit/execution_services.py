@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.execution import ExitAfterReply
+from attnfuzz.isolation import ExitAfterReply
 
 _MEBIBYTE = 1 << 20
 

@@ -9,7 +9,7 @@ import threading
 
 import torch
 
-from attnfuzz.memory.fault_map import installed
+from attnfuzz.isolation.memory_faults import installed
 from attnfuzz.memory.guarded import GuardedArena, HostGuardedMemory
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.execution import judging
+from attnfuzz.judging import service as judging
 
 CORRECT_ONLY_FOR = 7
 """The sequence length from which `wrong_from_seven` drops a token."""

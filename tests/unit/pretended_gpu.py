@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from attnfuzz.cli import main
-from attnfuzz.execution import runner
-from attnfuzz.execution.judge_messages import DeviceReply, GrowthReply
-from attnfuzz.execution.judging import JudgingService
-from attnfuzz.execution.leaks import MemoryUse
+from attnfuzz.judging import runner
+from attnfuzz.judging.leaks import MemoryUse
+from attnfuzz.judging.messages import DeviceReply, DeviceRequest, GrowthReply, GrowthRequest
+from attnfuzz.judging.service import JudgingService
 
 LIMIT = "PRETENDED_GPU_BYTES"
 _ALLOCATORS = ("empty", "full", "ones")
@@ -48,14 +48,14 @@ class PretendedGpu(JudgingService):
 
         return allocate_within
 
-    def _describe_device(self, payload: bytes) -> DeviceReply:
-        return DeviceReply("cuda", "Pretended GPU", super()._describe_device(payload).versions)
+    def _describe_device(self, request: DeviceRequest) -> DeviceReply:
+        return DeviceReply("cuda", "Pretended GPU", super()._describe_device(request).versions)
 
     def _gpu_share_held(self) -> float:
         return self.kept_bytes() / self._limit
 
-    def _growth_after(self, payload: bytes) -> GrowthReply:
-        reply = super()._growth_after(payload)
+    def _growth_after(self, request: GrowthRequest) -> GrowthReply:
+        reply = super()._growth_after(request)
         return reply if reply.use is None else GrowthReply(use=MemoryUse(reply.use.host_bytes, self.kept_bytes()))
 
 

@@ -31,8 +31,11 @@ RANKS = {
     "attnfuzz.kernels": 1,
     "attnfuzz.oracles.verdict": 0,  # data that every layer passes on
     "attnfuzz.oracles": 2,
+    "attnfuzz.judging": 2,
     "attnfuzz.explaining": 2,
-    "attnfuzz.execution": 3,
+    "attnfuzz.isolation": 1,  # processes that may die: generic
+    "attnfuzz.triton_compat": 1,
+    "attnfuzz.triton_compat.interpreter_operations": 2,
     "attnfuzz.corpus": 3,
     "attnfuzz.campaign": 4,
     "attnfuzz.campaign.stopping": 0,  # text only
@@ -40,7 +43,6 @@ RANKS = {
     "attnfuzz.conformance": 5,
     "attnfuzz.config": 0,
     "attnfuzz.data_files": 0,  # opening what a user names
-    "attnfuzz.config_rules": 0,
     "attnfuzz.bench": 5,
     "attnfuzz.environment": 0,  # versions, found without importing anything
     "attnfuzz.checking": 5,
@@ -75,7 +77,7 @@ LIGHT = [
     "attnfuzz.pytest_plugin",
     "attnfuzz.campaign.startup",
     "attnfuzz.campaign.saved.replay",
-    "attnfuzz.execution.runner",
+    "attnfuzz.judging.runner",
 ]
 HEAVY = {"torch", "triton", "hypothesis", "numpy"}
 

@@ -13,8 +13,8 @@ from attnfuzz.campaign.across import naming, search_across
 from attnfuzz.campaign.request import CampaignRequest
 from attnfuzz.campaign.result import CampaignResult, Reporter, SilentReporter
 from attnfuzz.declaration import KernelLoadError
-from attnfuzz.execution.outcomes import ExecutorUnavailable
-from attnfuzz.execution.pythons import Python
+from attnfuzz.isolation.outcomes import ExecutorUnavailable
+from attnfuzz.isolation.pythons import Python
 from tests.unit.report_results import DENSE, MERGE, a_finding, a_result
 
 OLD, NEW = (Python(Path(f"/{name}/bin/python"), {"triton": name}) for name in ("3.6.0", "3.9.0"))

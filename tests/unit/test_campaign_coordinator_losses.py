@@ -17,7 +17,7 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Found, Setup, Trouble, Unconfirmed, Unfinished, WorkerProgress
 from attnfuzz.campaign.result import SilentReporter, Statistics
 from attnfuzz.campaign.workers import WorkerProcess
-from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES
 from tests.unit.scripted_workers import KERNEL, Worker, campaign, closes, finds, waits
 

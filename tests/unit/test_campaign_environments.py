@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.campaign.environments import Ending, EnvironmentOutcome, bisect, difference, names_of
-from attnfuzz.execution.pythons import Python
+from attnfuzz.isolation.pythons import Python
 
 
 def python(name: str, **versions: str) -> Python:

@@ -9,8 +9,8 @@ import pytest
 
 from attnfuzz.campaign.judge.executor import explain_failure, shortened
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.runner import Runner
 from attnfuzz.explaining.explanation import NO_TIME, Explanation
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Failure, Verdict
 from attnfuzz.problems.cases import DenseDecodeCase
 

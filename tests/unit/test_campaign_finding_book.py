@@ -18,7 +18,7 @@ from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
-from attnfuzz.report.headline import finding_lines
+from attnfuzz.report.findings import finding_lines
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
 WRONG = Failure(oracle="accuracy", kind="out:value", message="wrong")

@@ -215,6 +215,7 @@ def test_what_needs_other_cases_is_saved_with_them(kernel: str, oracle: str, pre
     assert replay(found.path, tmp_path)["outcome"] == "fail"
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("kernel", ["wrong_one_time_in_four", "crashes_one_time_in_four"])
 def test_a_flaky_finding_has_its_rate(kernel: str, tmp_path: Path) -> None:
     """Whoever tries it once and sees it pass has to know how often to try."""
@@ -227,6 +228,7 @@ def test_a_flaky_finding_has_its_rate(kernel: str, tmp_path: Path) -> None:
     assert replay(found.path, tmp_path)["runs"] > 1
 
 
+@pytest.mark.night
 def test_a_crash_of_one_case_in_twenty_costs_few_processes(tmp_path: Path) -> None:
     """A process for each such case slows the search for other bugs of the same kernel."""
     options: tuple[str, ...] = ("--budget", "300s", "--device", "cpu", "--seed", "1")

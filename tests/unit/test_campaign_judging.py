@@ -15,7 +15,7 @@ from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.judge.judging import AdaptiveTimeout, OutOfTime, Pipeline, TimedJudge, Unjudged
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.outcomes import DeadlinePassed, ServiceError
+from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.oracles.verdict import Failure, Relations, Timing, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from attnfuzz.campaign.identity.signature import KnownFindings, Symptom
 from attnfuzz.campaign.judge.journal import Journal
@@ -77,6 +78,7 @@ def test_a_death_of_memory_without_a_leak_stays_what_it_is() -> None:
     assert not found
 
 
+@pytest.mark.night
 def test_a_campaign_finds_shrinks_and_replays_a_leak(tmp_path: Path) -> None:
     """What is saved has to fail again by itself, for as long as the kernel leaks."""
     found = explore(f"{KERNELS}:keeps_with_groups", tmp_path)
@@ -90,6 +92,7 @@ def test_a_campaign_finds_shrinks_and_replays_a_leak(tmp_path: Path) -> None:
     assert "every call keeps another" in replayed["message"]
 
 
+@pytest.mark.night
 def test_after_the_finding_a_leak_costs_no_process(tmp_path: Path) -> None:
     """A death every thirty cases, and the cases of a batch that are run again, slow down all that is searched."""
     kernels = f"{KERNELS}:keeps_16_mebibytes"
@@ -100,6 +103,7 @@ def test_after_the_finding_a_leak_costs_no_process(tmp_path: Path) -> None:
     assert "kernel processes restarted 0 times" in campaign.output, campaign.output
 
 
+@pytest.mark.night
 def test_a_campaign_finds_a_leak_of_gpu_memory(tmp_path: Path) -> None:
     """There no process outgrows a limit: a batch is lost, or the kernel or attnfuzz is told that no memory is left."""
     targets = [f"{KERNELS}:{kernel}" for kernel in ("keeps_with_groups", "keeps_once")]

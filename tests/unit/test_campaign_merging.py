@@ -23,9 +23,9 @@ from attnfuzz.campaign.saved.merging import (
 )
 from attnfuzz.campaign.saved.replay import Replayed, SavedCase, replay
 from attnfuzz.corpus import Regression, load_regression
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
-from attnfuzz.report.headline import finding_lines
+from attnfuzz.report.findings import finding_lines
 from tests.unit.saved_findings import a_finding, save
 
 

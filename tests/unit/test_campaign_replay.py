@@ -26,13 +26,13 @@ from attnfuzz.campaign.saved.replay import (
 )
 from attnfuzz.corpus import FindingRecord, Regression, write_regression
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.execution.builds import BuildWatch, GiveUp, never
-from attnfuzz.execution.outcomes import DeadlinePassed
-from attnfuzz.execution.runner import Runner
+from attnfuzz.isolation.builds import BuildWatch, GiveUp, never
+from attnfuzz.isolation.outcomes import DeadlinePassed
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure, OracleName, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
-from attnfuzz.report.replayed import print_total
+from attnfuzz.report.saved_cases import print_total
 from attnfuzz.testing import check
 
 CASE = DenseDecodeCase(
@@ -438,6 +438,7 @@ def test_a_leak_shows_again_until_it_is_mended(runner: Runner) -> None:
         assert [one.kind for one in (failure,) if one is not None] == kinds
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("isolated", [True, False])
 def test_check_says_that_a_kernel_leaks(tmp_path: Path, isolated: bool) -> None:
     """The pytest plugin goes this way, and xfail is strict."""
@@ -448,6 +449,7 @@ def test_check_says_that_a_kernel_leaks(tmp_path: Path, isolated: bool) -> None:
     check(f"{LEAKING}:keeps_once", path, device="cpu", isolated=isolated)
 
 
+@pytest.mark.night
 def test_a_process_that_outgrew_its_memory_has_a_limit_again(runner: Runner) -> None:
     """Without one it would take the machine's memory, and pass."""
     (declaration,) = runner.declarations([f"{LEAKING}:keeps_much"])

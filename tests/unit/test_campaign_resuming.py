@@ -10,7 +10,7 @@ import pytest
 
 from attnfuzz.campaign.request import CampaignRequest, asked_of, resumed
 from attnfuzz.campaign.saved.state import CampaignState, StateError
-from attnfuzz.execution.pythons import Python
+from attnfuzz.isolation.pythons import Python
 
 FIRST = CampaignRequest(
     kernels=("a", "b"), started=0.0, budget_s=60.0, save_folder=Path("mine"), workers=3, device="cpu", seed=7,

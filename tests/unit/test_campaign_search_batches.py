@@ -17,7 +17,7 @@ from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.campaign.judge.judging import JudgeTogether, TimedJudge
 from attnfuzz.campaign.messages import FormatCompiled, Found, Known, Minimised, Stop, ToWorker, Trouble, WorkerProgress
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.outcomes import ServiceError
+from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict, ends_process
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.formats import Format, format_key, format_of

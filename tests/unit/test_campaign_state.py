@@ -211,6 +211,7 @@ def no_worker(setup: Setup) -> Any:
 STRANGERS = ("stranger.json", "here/.attnfuzz/note.txt", "here/passwd.json", "here/regressions/a.json")
 
 
+@pytest.mark.night
 def test_no_state_ends_in_anything_but_one_sentence_or_a_campaign(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

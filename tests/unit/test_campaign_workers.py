@@ -23,10 +23,10 @@ from attnfuzz.campaign.workers import (
     lend_connection,
     levels,
 )
-from attnfuzz.execution.devices import Gpu
-from attnfuzz.execution.outcomes import ExecutorUnavailable
-from attnfuzz.execution.runner import SERVICE, Runner
-from attnfuzz.execution.zygote_client import Zygote
+from attnfuzz.isolation.devices import Gpu
+from attnfuzz.isolation.outcomes import ExecutorUnavailable
+from attnfuzz.isolation.zygote_client import Zygote
+from attnfuzz.judging.runner import SERVICE, Runner
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES
 
 

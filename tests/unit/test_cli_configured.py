@@ -1,4 +1,4 @@
-"""attnfuzz.cli.configured: a project's settings become the defaults of options, and options on the command line win."""
+"""attnfuzz.cli.options: a project's settings become the defaults of options, and options on the command line win."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from attnfuzz.cli.configured import TOLERANCE, configured, profile_option
 from attnfuzz.cli.explore import command as explore
-from attnfuzz.cli.parameters import DEVICE, duration, number_of_workers
-from attnfuzz.cli.refusal import Refusal
+from attnfuzz.cli.options import DEVICE, TOLERANCE, configured, duration, number_of_workers, profile_option
+from attnfuzz.cli.output import Refusal
 from attnfuzz.cli.replay import command as replay
-from attnfuzz.config import PROFILE_VARIABLE
-from attnfuzz.config_rules import RULES
+from attnfuzz.config import PROFILE_VARIABLE, RULES
 from attnfuzz.problems.tolerance import FixedTolerance
 
 PROJECT = """
@@ -146,6 +144,7 @@ def test_every_setting_has_an_option() -> None:
     assert of_replay <= {parameter.name for parameter in replay.params}
 
 
+@pytest.mark.night
 def test_a_tolerance_reaches_the_kernel(tmp_path: Path) -> None:
     """The option would be accepted, and kernels judged by the derived bounds all the same."""
     command = [str(Path(sys.executable).with_name("attnfuzz"))]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from attnfuzz.config import PROFILE_VARIABLE, ConfigurationError, Settings, find_pyproject, load_settings
-from attnfuzz.config_rules import RULES
+from attnfuzz.config import PROFILE_VARIABLE, RULES, ConfigurationError, Settings, find_pyproject, load_settings
 from attnfuzz.problems.tolerance import FixedTolerance
 
 FULL = """
@@ -204,3 +205,15 @@ def test_a_file_that_is_no_text_is_named() -> None:
     Path("pyproject.toml").write_bytes(b"[tool.attnfuzz]\nbudget = '\xff'\n")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         load_settings()
+
+
+@pytest.mark.parametrize("key", RULES)
+def test_the_example_in_the_remedy_is_valid(key: str) -> None:
+    """Whoever does what the error says would get the next error."""
+    value = tomllib.loads(f"{key} = {RULES[key].example}")[key]
+    assert RULES[key].convert(value) is not None
+
+
+def test_every_key_is_a_setting() -> None:
+    """A key that is valid but has no place to go could not be used."""
+    assert set(RULES) == {field.name for field in msgspec.structs.fields(Settings)} - {"profile", "file"}

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.arena import Arena, violations
 from attnfuzz.memory.patterns import Fill, holds_prefill, poison_value
-from attnfuzz.memory.violations import violations
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 
 

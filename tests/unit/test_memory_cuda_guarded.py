@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.memory.cuda_guarded import CudaGuardedMemory
-from attnfuzz.memory.fault_map import FaultMap
-from attnfuzz.memory.guarded import GUARDS, Guard, GuardedArena
+from attnfuzz.isolation.memory_faults import FaultMap
+from attnfuzz.memory.guarded import GUARDS, CudaGuardedMemory, Guard, GuardedArena
 from tests.unit.host_virtual_memory import GRANULE, HostVirtualMemory, permissions
 
 GAP = 4 * GRANULE

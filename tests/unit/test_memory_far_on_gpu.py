@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from attnfuzz.memory.arena import Arena
-from attnfuzz.memory.cuda_sparse import CudaSparseMemory
 from attnfuzz.memory.far import FAR, FarAllocator
+from attnfuzz.memory.sparse import CudaSparseMemory
 from tests.unit.host_virtual_memory import HostVirtualMemory, permissions
 
 GRANULE = 1 << 21  # of an H100

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import gc
 import mmap
+import resource
 from pathlib import Path
 
 import pytest
 import torch
 
+from attnfuzz.isolation.memory_faults import FaultMap, read_regions
 from attnfuzz.memory.allocations import TrackedAllocations
-from attnfuzz.memory.fault_map import FaultMap, read_regions
-from attnfuzz.memory.guarded import GUARDS, Guard, GuardedArena, HostGuardedMemory
+from attnfuzz.memory.arena import violations
+from attnfuzz.memory.guarded import GUARDS, Guard, GuardedArena, HostGuardedMemory, guarded_memory
 from attnfuzz.memory.patterns import holds_prefill, poison_value
-from attnfuzz.memory.violations import violations
 
 GAP = 1 << 20
 
@@ -150,3 +151,29 @@ def test_buffers_of_which_nobody_could_tell_are_left_to_torch() -> None:
     assert 10 < len(made.regions) < 150
     assert len(made.regions) == len(read_regions(bytes(noted))) <= len(guarded)
     assert all(bool((one == 0).all()) for one in buffers)
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> None:
+    """As in a process that has not asked yet."""
+    guarded_memory.cache_clear()
+
+
+def took_again() -> bool:
+    memory = guarded_memory("cpu")
+    address = memory.take(100).data_ptr()
+    gc.collect()
+    assert isinstance(memory, HostGuardedMemory)
+    return bool(memory._spare[1 << 12]) and memory.take(100).data_ptr() == address
+
+
+def test_blocks_are_kept_by_one_memory_for_all() -> None:
+    """Each run would map its tensors anew."""
+    assert guarded_memory("cpu") is guarded_memory("cpu")
+    assert took_again()
+
+
+def test_under_a_limit_on_addresses_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that nobody uses would take the addresses that a right kernel then lacks."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 36, resource.RLIM_INFINITY))
+    assert not took_again()

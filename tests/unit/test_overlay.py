@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.declaration import load_kernels
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.overlay import VARIABLE, OverlayError, install_overlay, original_of, write_overlay
 
 KERNEL = """

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, assume, find, given, settings
 from hypothesis import strategies as st
 
 import attnfuzz
-from attnfuzz.bench.kernels.calls import objection as bench_objection
+from attnfuzz.bench.kernels.contender import objection as bench_objection
 from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.campaign.inference import infer, supports_as_text
 from attnfuzz.corpus import (
@@ -32,10 +32,9 @@ from attnfuzz.corpus import (
     load_regression,
 )
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.minimise import minimise, size_key
-from attnfuzz.oracles.relations.repaging import REPAGING
-from attnfuzz.oracles.relations.split_count import SPLIT_COUNT
+from attnfuzz.oracles.relations.by_bounds import REPAGING, SPLIT_COUNT
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case, PagedDecodeCase, Problem
 from attnfuzz.problems.choices import BLOCK_SIZES, HEAD_SIZES

@@ -157,7 +157,7 @@ def test_invalid_file_is_one_sentence(project: pytest.Pytester, content: Regress
 def test_a_machine_that_cannot_run_kernels_is_one_sentence(project: pytest.Pytester) -> None:
     """A page of traceback from inside attnfuzz says nothing of what to do about the machine."""
     save(project, "saved/open.json", regression(9))
-    project.makeconftest("from attnfuzz.execution import process\nprocess.resident_bytes = lambda pid: None\n")
+    project.makeconftest("from attnfuzz.isolation import process\nprocess.resident_bytes = lambda pid: None\n")
     result = project.runpytest_subprocess()
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["/proc is not mounted here, *; mount it: mount -t proc proc /proc"])

@@ -1,4 +1,4 @@
-"""The README's example, run as it stands there."""
+"""What README and docs/ show, run as it stands there; and their links."""
 
 from __future__ import annotations
 
@@ -11,14 +11,23 @@ import pytest
 
 from attnfuzz.corpus import decode_regression
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-BLOCKS: list[tuple[str, str]] = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+ROOT = Path(__file__).parents[2]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "regressions").glob("*.md")]
 
 
-def block(language: str, first_line: str = "") -> str:
-    """The one block of ``language`` that starts with ``first_line``."""
-    (found,) = (text for name, text in BLOCKS if name == language and text.startswith(first_line))
+def block(page: str, language: str, first_line: str = "") -> str:
+    """The one block of ``language`` on ``page`` that starts with ``first_line``."""
+    blocks: list[tuple[str, str]] = re.findall(
+        r"```(\w+)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL
+    )
+    (found,) = (text for name, text in blocks if name == language and text.startswith(first_line))
     return found
+
+
+def headings(page: Path) -> set[str]:
+    """What links to ``page`` may name behind a #."""
+    lines = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
 
 
 def attnfuzz(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -30,9 +39,9 @@ def attnfuzz(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the reader has typed in the kernel and its test."""
     folder = tmp_path_factory.mktemp("readme")
-    for name in ("my_decode.py", "test_my_decode.py"):
-        (folder / name).write_text(block("python", f"# {name}\n"), encoding="utf-8")
-    (folder / "pyproject.toml").write_text(block("toml"), encoding="utf-8")
+    for page, name in (("docs/first-finding.md", "my_decode.py"), ("docs/testing.md", "test_my_decode.py")):
+        (folder / name).write_text(block(page, "python", f"# {name}\n"), encoding="utf-8")
+    (folder / "pyproject.toml").write_text(block("docs/testing.md", "toml"), encoding="utf-8")
     return folder
 
 
@@ -59,35 +68,41 @@ def test_it():
 
 def test_the_one_line_for_a_test_says_what_is_shown(tmp_path: Path) -> None:
     """Who has a suite would begin with a line that does not run, or says something else."""
-    line = block("python", "attnfuzz.assert_close").replace("\n", "\n    ")
+    line = block("docs/testing.md", "python", "attnfuzz.assert_close").replace("\n", "\n    ")
     (tmp_path / "test_it.py").write_text(f"{DROPS_A_TOKEN}    {line}", encoding="utf-8")
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],
         cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert run.returncode == 1, run.stderr
-    assert " ".join(block("text", "AssertionError").split()) in " ".join(run.stdout.split())
+    assert " ".join(block("docs/testing.md", "text", "AssertionError").split()) in " ".join(run.stdout.split())
 
 
 def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
     """The first thing that a reader tries would not work as described."""
     explored = attnfuzz(folder, "explore", "my_decode.py", "--budget", "60s", "--fail-fast")
     assert explored.returncode == 1, explored.stderr
-    (saved,) = (folder / "regressions").iterdir()
-    shown = [line for line in block("console").splitlines() if "..." not in line and not line.startswith("$")]
-    assert [line for line in shown if line.strip() not in explored.stdout] == []
+    saved = list((folder / "regressions").iterdir())  # another symptom may be on its way when the search ends
+    assert [path.name for path in saved if "dead_memory" in path.name], saved
+    for page in ("README.md", "docs/first-finding.md"):
+        shown = [line for line in block(page, "console").splitlines() if "..." not in line and line[0] != "$"]
+        assert [line for line in shown if line.strip() not in explored.stdout] == []
     assert attnfuzz(folder, "replay").returncode == 1
 
     kernel_file = folder / "my_decode.py"
-    before, after = (re.search(rf"^\{sign}(.*)$", block("diff"), re.MULTILINE) for sign in "-+")
+    before, after = (
+        re.search(rf"^\{sign}(.*)$", block("docs/first-finding.md", "diff"), re.MULTILINE) for sign in "-+"
+    )
     assert before is not None
     assert after is not None
     source = kernel_file.read_text(encoding="utf-8")
+    assert block("README.md", "python") in source
     assert source.count(before[1]) == 1
     kernel_file.write_text(source.replace(before[1], after[1]), encoding="utf-8")
     assert attnfuzz(folder, "replay").returncode == 0
 
-    saved.write_text(saved.read_text(encoding="utf-8").replace('"open"', '"fixed"'), encoding="utf-8")
+    for path in saved:
+        path.write_text(path.read_text(encoding="utf-8").replace('"open"', '"fixed"'), encoding="utf-8")
     (folder / "tests").mkdir()
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_decode.py", "regressions"],
@@ -98,4 +113,37 @@ def test_example_is_found_replayed_and_repaired(folder: Path) -> None:
 
 def test_regression_file_is_valid() -> None:
     """The format shown would be refused."""
-    assert decode_regression(block("json").encode(), "README.md").status == "open"
+    shown = block("docs/saved-cases.md", "json")
+    assert decode_regression(shown.encode(), "saved-cases.md").status == "open"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """A reader would follow a link to a page, or a part of one, that is not there."""
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        name, _, part = link.partition("#")
+        target = page.parent / name if name else page
+        if not link.startswith(("http://", "https://")) and (
+            not target.exists() or (part and part not in headings(target))
+        ):
+            broken.append(link)
+    assert broken == []
+
+
+def test_modules_that_pages_name_exist() -> None:
+    """A reader would look for a module that has moved."""
+    named = {}
+    for page in (ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "how-it-works.md"):
+        for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]*)(?:\.py|\.[A-Za-z_.]+)?`", page.read_text(encoding="utf-8")):
+            named[name] = page.name
+    homes = (ROOT, ROOT / "attnfuzz")
+    assert len(named) > 20
+    assert not [
+        (name, page)
+        for name, page in named.items()
+        if not any(
+            (home / name).exists() or (home / f"{name}.py").exists() or (home / f"{name}.toml").exists()
+            for home in homes
+        )
+    ]

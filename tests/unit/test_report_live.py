@@ -1,4 +1,4 @@
-"""attnfuzz.report.live and panel: what is drawn on a terminal fits it and tells what is going on."""
+"""attnfuzz.report.progress and panel: what is drawn on a terminal fits it and tells what is going on."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.input_space import pair_number
-from attnfuzz.report.live import LiveReporter
-from attnfuzz.report.panel import panel
+from attnfuzz.report.progress import LiveReporter, panel
 
 KERNELS = [Declaration(name=f"kernel_{i}", problem="dense_decode", target=f"kernels.py:kernel_{i}") for i in range(11)]
 CASE = DenseDecodeCase(num_q_heads=8, head_size=128, num_kv_heads=1, seq_lens=(1, 2000, 17), scale=0.25)

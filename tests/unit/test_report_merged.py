@@ -1,4 +1,4 @@
-"""attnfuzz.report.merged: what was merged is told so that nobody has to look into the folders."""
+"""attnfuzz.report.saved_cases: what was merged is told so that nobody has to look into the folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from attnfuzz.campaign.saved.merging import PASSING, Checked, Kept, Outcome, SavedBug
 from attnfuzz.campaign.saved.replay import SavedCase
 from attnfuzz.corpus.regression import Status
-from attnfuzz.report.merged import Merged, print_merged
+from attnfuzz.report.saved_cases import Merged, print_merged
 from tests.unit.saved_findings import a_finding
 
 OUT = Path("all")

@@ -20,8 +20,7 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports
-from attnfuzz.report.lines import LineReporter
-from attnfuzz.report.live import LiveReporter
+from attnfuzz.report.progress import LineReporter, LiveReporter
 from attnfuzz.report.terminal import make_console, make_reporter, print_result, verdict_sentence
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="my kernels.py:k")

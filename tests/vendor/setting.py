@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from attnfuzz.execution.interpreter_setup import set_up_interpreter
+from attnfuzz.triton_compat.interpreter import set_up_interpreter
 
 __all__ = ["DEVICE", "grid", "interleaved_cache", "ragged", "table_with_replacement"]
 

@@ -29,6 +29,7 @@ from hypothesis.strategies import SearchStrategy
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import Format, format_key, format_of
+from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 
 __all__ = ["DRAWS_PER_ROUND", "CaseSource", "FormatSource", "StrategyFor", "WorkingSets", "derive_seed", "run_round"]
 
@@ -125,6 +126,8 @@ class WorkingSets:
 
     def to_scout(self, declaration: Declaration) -> list[Format]:
         """Formats to compile now. Nothing while scouting has had its share, unless there is nothing to draw from."""
+        if isinstance(declaration.problem, OpenProblem):
+            return []
         formats = self._of(declaration)
         is_first = not self.any_for(declaration)
         share = _SHARE_WHILE_FEW if len(formats.known) < _FEW else _SHARE_OF_SCOUTING
@@ -139,12 +142,16 @@ class WorkingSets:
         return list(fresh.values())
 
     def any_for(self, declaration: Declaration) -> bool:
-        """Whether there is anything to draw from."""
+        """Whether there is anything to draw from; kernels of open problems, which have no formats, always have that."""
+        if isinstance(declaration.problem, OpenProblem):
+            return True
         formats = self._of(declaration)
         return bool(formats.active or formats.offered)
 
     def to_draw_from(self, declaration: Declaration) -> list[Format]:
         """The working set for one turn, with some of what others have published since the last."""
+        if isinstance(declaration.problem, OpenProblem):
+            return []
         formats = self._of(declaration)
         joined = 0
         while formats.offered and joined < _MOST_JOINING and self._may_join(formats):
@@ -157,6 +164,8 @@ class WorkingSets:
     def judged(self, declaration: Declaration, case: Case, seconds: float) -> Format | None:
         """Note that ``case`` took ``seconds``; its format if it is new, to be published."""
         self._seconds += seconds
+        if isinstance(case, OpenCase):
+            return None
         formats, format_ = self._of(declaration), format_of(case)
         key = format_key(format_)
         if key in formats.joining:

@@ -15,8 +15,8 @@ from attnfuzz.campaign.identity.signature import Signature, Symptom, failure_fea
 from attnfuzz.campaign.messages import Unfinished, written
 from attnfuzz.corpus import FindingRecord, Regression, current_environment
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.pythons import Python
 from attnfuzz.explaining.explanation import WeightedRow
+from attnfuzz.isolation.pythons import Python
 from attnfuzz.oracles.verdict import Failure, Sight
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.declared_numerics import Numerics

@@ -20,11 +20,11 @@ from attnfuzz.campaign.identity.signature import case_features
 from attnfuzz.campaign.messages import Setup
 from attnfuzz.corpus import MAX_PRECEDING
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.guard_naming import with_name
-from attnfuzz.execution.process import available_bytes
-from attnfuzz.execution.runner import Runner
 from attnfuzz.explaining.ablation import ablate
 from attnfuzz.explaining.explanation import NO_TIME, Explanation
+from attnfuzz.isolation.process import available_bytes
+from attnfuzz.judging.guard_naming import with_name
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, RELATION_ORACLES, Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case
 
@@ -95,7 +95,7 @@ _PLACES = (0.0, 0.5, 1.0, 0.25)
 """Of the cases that are checked one after the other among those that ran while memory grew, richest first."""
 _LOOKS_KEPT = 7
 _GPU_SHARE = 0.1
-"""Of a GPU's memory, to which executors are limited (see `attnfuzz.execution.judging`)."""
+"""Of a GPU's memory, to which executors are limited (see `attnfuzz.judging.service`)."""
 _USABLE_GPU_SHARE = 0.8
 """What CUDA itself needs for a process is not counted anywhere: half a gigabyte."""
 

@@ -14,7 +14,7 @@ from typing import Self
 
 from attnfuzz.corpus import FindingRecord, Regression, encode_regression
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.claims import Claim, is_claimed
+from attnfuzz.isolation.claims import Claim, is_claimed
 from attnfuzz.problems.cases import Case
 
 __all__ = ["Journal", "JournalFolder", "forget", "is_in_journal", "remove_if_empty", "was_running"]

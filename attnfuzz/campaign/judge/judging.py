@@ -14,8 +14,8 @@ from typing import Literal, Protocol
 
 from attnfuzz.campaign.judge.journal import Journal
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.explaining.explanation import Explanation
+from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import format_key, format_of

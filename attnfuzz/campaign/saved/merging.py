@@ -19,7 +19,7 @@ from attnfuzz.campaign.identity.signature import Signature, Symptom, are_same_bu
 from attnfuzz.campaign.saved.replay import SavedCase, load_named, replay
 from attnfuzz.corpus import FindingRecord, Regression, regression_name, write_regression
 from attnfuzz.declaration import KernelLoadError
-from attnfuzz.execution.runner import Runner
+from attnfuzz.judging.runner import Runner
 from attnfuzz.minimise import size_key
 from attnfuzz.oracles.verdict import MOST_PLACES, Sight
 from attnfuzz.problems.limits import CaseTooLarge

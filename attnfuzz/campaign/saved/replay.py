@@ -18,14 +18,15 @@ from attnfuzz.campaign.inference import with_declared
 from attnfuzz.campaign.judge.executor import memory_limit
 from attnfuzz.campaign.judge.journal import is_in_journal, was_running
 from attnfuzz.corpus import Regression
+from attnfuzz.corpus.regression import as_of
 from attnfuzz.data_files import is_regular_file
 from attnfuzz.declaration import Declaration, KernelLoadError, parts_of
-from attnfuzz.execution.builds import OwnCompilers, never
-from attnfuzz.execution.guard_naming import with_name
-from attnfuzz.execution.leaks import LEAK
-from attnfuzz.execution.outcomes import DeadlinePassed
-from attnfuzz.execution.pythons import Python
-from attnfuzz.execution.runner import Runner
+from attnfuzz.isolation.builds import OwnCompilers, never
+from attnfuzz.isolation.outcomes import DeadlinePassed
+from attnfuzz.isolation.pythons import Python
+from attnfuzz.judging.guard_naming import with_name
+from attnfuzz.judging.leaks import LEAK
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Relations, Verdict, ends_process
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Numerics
@@ -262,9 +263,10 @@ def _jobs(
         judged = [_as_assumed(one, saved) if _is_namesake(one, saved) else one for one in chosen]
         strictly = _distinct([first] if first else judged)
         for declaration in strictly:
-            if declaration.problem == saved.regression.problem:
+            now = _as_of(saved, declaration)
+            if declaration.problem == now.regression.problem:
                 is_own = declaration is first or (first is None and _is_named(declaration.target, saved))
-                yield _Job(declaration, saved, saved, is_own)
+                yield _Job(declaration, now, now, is_own)
         done = {declaration.target for declaration in strictly}
         for declaration in _distinct(others):
             if declaration.target not in done and (translated := _translated(saved, declaration)) is not None:
@@ -311,7 +313,7 @@ def kernel_and_case(saved: SavedCase, runner: Runner, *, kernel: str | None, tru
     if _is_namesake(declaration, saved):
         declaration = _as_assumed(declaration, saved)
     _check_problem(saved, declaration)
-    return declaration, adapt_options(saved.regression.case, declaration.options)
+    return declaration, adapt_options(_as_of(saved, declaration).regression.case, declaration.options)
 
 
 def resolve_target(target: str, regression_file: Path, root: Path) -> str:
@@ -374,8 +376,19 @@ def _is_named(target: str, saved: SavedCase) -> bool:
     return target == own or (same_file and name == own_name)
 
 
+def _as_of(saved: SavedCase, declaration: Declaration) -> SavedCase:
+    """The saved case by what its problem says now, if a user defines that. Raises KernelLoadError where it is none."""
+    try:
+        return replace(saved, regression=as_of(saved.regression, declaration.problem))
+    except ValueError as error:
+        raise KernelLoadError(
+            f"{saved.path} is a case of {saved.regression.problem} as it was when that was saved: {error}; "
+            "correct the case or remove the file"
+        ) from error
+
+
 def _check_problem(saved: SavedCase, declaration: Declaration) -> None:
-    if declaration.problem != saved.regression.problem:
+    if declaration.problem != _as_of(saved, declaration).regression.problem:
         raise KernelLoadError(
             f"{saved.path} is a case of {saved.regression.problem}, but kernel {declaration.target!r} computes "
             f"{declaration.problem}; name another kernel with --kernel"

@@ -23,7 +23,7 @@ from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.judge.journal import remove_if_empty
 from attnfuzz.campaign.messages import Known, Unfinished, WrittenFailure, written
 from attnfuzz.campaign.result import Statistics
-from attnfuzz.config_rules import MAX_SEED, MAX_WORKERS
+from attnfuzz.config import MAX_SEED, MAX_WORKERS
 from attnfuzz.corpus import MAX_PRECEDING
 from attnfuzz.corpus.reading import what_is_wrong
 from attnfuzz.corpus.writing import write_atomically

@@ -15,7 +15,7 @@ from attnfuzz.campaign.judge.judging import OutOfTime, Patience, TimedJudge, Unj
 from attnfuzz.campaign.triage.failing import FailingCase, may_be_leak
 from attnfuzz.campaign.triage.known_deaths import LEARNED_ORACLES, KnownDeaths
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.leaks import LEAK
+from attnfuzz.judging.leaks import LEAK
 from attnfuzz.minimise import minimise
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure, Relations, ends_process
 from attnfuzz.problems.cases import Case

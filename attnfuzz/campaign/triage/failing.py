@@ -8,7 +8,7 @@ import msgspec
 
 from attnfuzz.campaign.identity.signature import Symptom, failure_features
 from attnfuzz.declaration import Declaration
-from attnfuzz.execution.leaks import LEAK
+from attnfuzz.judging.leaks import LEAK
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
 

@@ -38,8 +38,8 @@ from attnfuzz.campaign.triage.confirmation import (
 from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.campaign.triage.undeclared import needed_limits
-from attnfuzz.execution.leaks import LEAK
 from attnfuzz.explaining.explanation import Explanation
+from attnfuzz.judging.leaks import LEAK
 from attnfuzz.minimise import minimise
 from attnfuzz.oracles.verdict import ends_process
 from attnfuzz.problems.cases import Case, encode_case

@@ -30,6 +30,7 @@ from attnfuzz.problems.choices import (
     layouts_of,
 )
 from attnfuzz.problems.features import FREED_PAGES, KV_STRIDES_DIFFER
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import DTYPES, Supports, as_written
@@ -71,7 +72,13 @@ def with_remedy(finding: Finding) -> None:
 
 def needed_limits(finding: Finding) -> Limits:
     """The least that has to be declared so that ``finding`` is none; empty if it is a bug whatever is declared."""
-    if finding.shrunk_s is None or finding.is_flaky or finding.preceding or not finding.declarable:
+    if (
+        isinstance(finding.case, OpenCase)
+        or finding.shrunk_s is None
+        or finding.is_flaky
+        or finding.preceding
+        or not finding.declarable
+    ):
         return {}
     supports = finding.declaration.supports
     own = {name: value for name, value in _limits(finding).items() if supports.leaves_open(name)}

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.memory.geometry import span
+from attnfuzz.memory.arena import span
 from attnfuzz.problems.layouts import token_views
 
 REACH = {"access": ("read", "write"), "side": ("past", "before")}

@@ -16,10 +16,10 @@ import pytest
 from attnfuzz.campaign.saved.replay import run_saved
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration, load_kernels
-from attnfuzz.execution.runner import Runner
-from attnfuzz.memory import fault_map
-from attnfuzz.memory.fault_map import FaultMap
-from attnfuzz.oracles.judge import judge
+from attnfuzz.isolation import memory_faults as fault_map
+from attnfuzz.isolation.memory_faults import FaultMap
+from attnfuzz.judging.judge import judge
+from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.relations.catalogue import chosen, drawn
 from attnfuzz.oracles.relations.guard_page import guard_of
 from attnfuzz.oracles.verdict import (

@@ -1,0 +1,118 @@
+"""The end of an executor as a failure of the kernel that ran in it. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from attnfuzz.isolation.memory_faults import GuardedRegion, MemoryFault
+from attnfuzz.isolation.outcomes import Died, TimedOut
+from attnfuzz.judging.words import plural, shape_of
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.said import Place
+
+__all__ = ["failure_of", "guard_failure"]
+
+_PAST_TENSE = {"read": "read", "write": "wrote"}
+
+
+def guard_failure(fault: MemoryFault, place: str, details: tuple[str, ...]) -> Failure | None:
+    """The failure if ``fault`` is in the unmapped memory beside a tensor; None if it is anywhere else.
+
+    ``place`` is where the kernel was, as in " at file.py:3, in load".
+    """
+    region = next((region for region in fault.regions if region.low <= fault.address < region.high), None)
+    if region is None:
+        return None
+    side, elements = _distance(region, fault.address)
+    end = "end" if side == "past" else "start"
+    message = (
+        f"the kernel {_PAST_TENSE[fault.access]} {side} {region.name} ({shape_of(region.dtype, region.shape)}): "
+        f"{plural(elements, 'element')} ({plural(elements * region.itemsize, 'byte')}) {side} its {end}{place}"
+    )
+    return Failure(
+        oracle=region.oracle,
+        kind=f"{fault.access} {side} {region.name}",
+        message=message,
+        details=details,
+        tensor=region.name,
+    )
+
+
+def _distance(region: GuardedRegion, address: int) -> tuple[str, int]:
+    """Which side of the tensor, and which element from its edge: 1 for the neighbour of its first or last one."""
+    if address >= region.end:
+        return "past", (address - region.end) // region.itemsize + 1
+    return "before", -((address - region.start) // region.itemsize)
+
+
+_FRAME = re.compile(r'^ +File "(?P<path>[^"\n]*)", line (?P<line>[0-9]{1,9}) in (?P<function>.*)$', re.MULTILINE)
+_WAIT_FOR_GPU = re.compile(r'^ +File "[^"]*[/\\]torch[/\\]cuda[/\\][^"]*", line \d+ in synchronize$', re.MULTILINE)
+_FRAMEWORK = re.compile(r"[/\\]attnfuzz[/\\](?!kernels[/\\])")
+_LIBRARIES = re.compile(r"[/\\](?:site-packages|dist-packages)[/\\]|[/\\]lib[/\\]python3|^<frozen ")
+_MAX_LINES = 24
+
+
+def failure_of(outcome: Died | TimedOut) -> Failure:
+    """What an engineer wants to know: how the process ended, and where the kernel was."""
+    if isinstance(outcome, TimedOut):
+        return _hang(outcome)
+    frames = _kernel_frames(outcome.output_tail)
+    place = f" at {frames[0]}" if frames else ""
+    if outcome.fault is not None:
+        guarded = guard_failure(outcome.fault, place, tuple(frame.with_source() for frame in frames[:_MAX_LINES]))
+        if guarded is not None:
+            return guarded
+    message = _cause_of_death(outcome) + place
+    return Failure(oracle="crash", kind=_kind(outcome), message=message, details=tuple(_details(outcome, frames)))
+
+
+def _hang(outcome: TimedOut) -> Failure:
+    message = f"the kernel did not finish within {outcome.after_s:.3g} s"
+    details = _tail(outcome.stack)
+    if frames := _kernel_frames(outcome.stack):
+        message += f"; it was at {frames[0]}"
+        details = tuple(map(str, frames))
+    elif _WAIT_FOR_GPU.search(outcome.stack):
+        message += "; what it launched still runs on the GPU"
+        details = ()
+    return Failure(oracle="hang", kind="timeout", message=message, details=details)
+
+
+def _kind(died: Died) -> str:
+    if died.reason in ("memory", "children", "channel", "zygote"):
+        return died.reason
+    return died.signal_name or f"exit {died.exit_status}"
+
+
+def _cause_of_death(died: Died) -> str:
+    if died.reason == "memory":
+        return "the kernel's process outgrew its memory limit"
+    if died.reason == "children":
+        return "the processes that the kernel started took almost all of the machine's free memory"
+    if died.reason == "channel":
+        return "the kernel closed or overwrote file descriptors that are not its own"
+    if died.reason == "zygote":
+        return "the process that kernels are forked from was killed each time the kernel ran"
+    if died.signal_name == "SIGKILL":
+        return "the kernel's process was killed with SIGKILL (the system may have run out of memory)"
+    if died.signal_name is not None:
+        return f"the kernel's process died of {died.signal_name}"
+    return f"the kernel ended its process with exit status {died.exit_status}"
+
+
+def _details(died: Died, frames: Sequence[Place]) -> Iterator[str]:
+    if frames:
+        yield from map(str, frames[:_MAX_LINES])
+    else:
+        yield from _tail(died.output_tail)
+
+
+def _kernel_frames(stack: str) -> list[Place]:
+    """Frames of the code under test, innermost first, as faulthandler writes them."""
+    frames = [Place(match["path"], int(match["line"]), match["function"]) for match in _FRAME.finditer(stack)]
+    return [frame for frame in frames if not _FRAMEWORK.search(frame.path) and not _LIBRARIES.search(frame.path)]
+
+
+def _tail(output: str) -> tuple[str, ...]:
+    return tuple(line for line in output.splitlines() if line.strip())[-_MAX_LINES:]

@@ -1,0 +1,251 @@
+"""The service that executors run: loads kernels and judges cases on them, one at a time or many at once."""
+
+import importlib.metadata
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
+from attnfuzz.explaining.explain import explain_case
+from attnfuzz.isolation.serve import ExitAfterReply
+from attnfuzz.judging.judge import BatchLost, judge, judge_many
+from attnfuzz.judging.messages import (
+    CauseLinesRequest,
+    DeclarationsReply,
+    DeclarationsRequest,
+    DeviceReply,
+    DeviceRequest,
+    ExplainReply,
+    ExplainRequest,
+    GrowthReply,
+    GrowthRequest,
+    GuardReply,
+    GuardRequest,
+    JudgeReply,
+    JudgeRequest,
+    OnCase,
+    PrepareReply,
+    PrepareRequest,
+    to_wire,
+)
+from attnfuzz.judging.special_runs import GrowthTrial, cause_lines, guarded_reply
+from attnfuzz.judging.tampering import watch_if_asked
+from attnfuzz.oracles.exception import EnvironmentProblem
+from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
+from attnfuzz.problems.cases import Case, decode_case
+from attnfuzz.problems.open_cases import ProblemError
+from attnfuzz.said import printable, text_of, type_name
+from attnfuzz.triton_compat.compiling import CompileTimes
+from attnfuzz.triton_compat.interpreter import set_up_interpreter
+
+__all__ = ["JudgingService"]
+
+_LIBRARIES = ("torch", "triton", "numpy")
+
+_GPU_SHARE = 0.1
+_LEAST_GPU_BYTES = 4 << 30
+"""Four runs of a case of the largest size, with their snapshots and its reference."""
+
+
+class JudgingService:
+    """Kernels are imported once per process. Methods: see `judge_messages`."""
+
+    def __init__(self) -> None:
+        set_up_interpreter()
+        torch.set_num_threads(1)  # workers are the parallelism, and thread pools cost small tensors more than they give
+        self._kernels: dict[str, Kernel] = {}
+        self._compile_times = CompileTimes()
+        self._compile_times.start_listening()
+        self._device: str | None = None
+        self._growth: tuple[tuple[str, bytes], GrowthTrial] | None = None
+        self._watch = watch_if_asked()  # before any kernel is imported
+        self._has_judged = False
+        self._methods: dict[str, tuple[type[msgspec.Struct], Callable[[Any], msgspec.Struct]]] = {
+            "cause_lines": (CauseLinesRequest, self._cause_lines),
+            "declarations": (DeclarationsRequest, self._declarations),
+            "device": (DeviceRequest, self._describe_device),
+            "explain": (ExplainRequest, self._explain),
+            "growth": (GrowthRequest, self._growth_after),
+            "guarded": (GuardRequest, self._guarded),
+            "judge": (JudgeRequest, self._judge),
+            "prepare": (PrepareRequest, self._prepare),
+        }
+
+    def handle(self, method: str, payload: bytes) -> bytes:
+        """Answer one call; raises `ExitAfterReply` if that leaves the process unusable."""
+        if method not in self._methods:
+            raise ValueError(f"method={method!r} must be one of {sorted(self._methods)}")
+        request, answer = self._methods[method]
+        reply = answer(msgspec.json.decode(payload, type=request))
+        body = msgspec.json.encode(reply)
+        if _is_last(reply):
+            raise ExitAfterReply(body)
+        return body
+
+    @property
+    def device(self) -> str:
+        """ "cuda" if a GPU can be used, else "cpu"; decided at first use, since CUDA does not survive a fork."""
+        if self._device is None:
+            self._device = "cuda" if torch.cuda.is_available() else "cpu"
+            if self._device == "cuda":
+                _cap_gpu_memory()
+        return self._device
+
+    def _declarations(self, request: DeclarationsRequest) -> DeclarationsReply:
+        try:
+            kernels = [kernel for target in request.targets for kernel in self._load(target, request.within)]
+        except KernelLoadError as error:
+            return DeclarationsReply([], error=printable(str(error), lines=True))
+        if (contract := request.contract) is not None:
+            (target,) = request.targets
+            changes = {"supports": contract.supports, "numerics": contract.numerics}
+            self._kernels[target] = self._kernels[target].declared(**changes)
+        return DeclarationsReply([kernel.declaration for kernel in kernels])
+
+    def _load(self, target: str, within: str | None = None) -> list[Kernel]:
+        kernels = load_kernels(target, within=None if within is None else Path(within))
+        self._kernels.update((kernel.declaration.target, kernel) for kernel in kernels)
+        return kernels
+
+    def _prepare(self, request: PrepareRequest) -> PrepareReply:
+        kernel = self._kernel(request.target)
+        try:
+            if kernel.prepare is not None:
+                kernel.prepare()
+        except BaseException as error:  # noqa: BLE001 - the user's code; whatever it raises is told
+            return PrepareReply(raised=f"{type_name(error)}: {text_of(error)}")
+        return PrepareReply()
+
+    def _judge(self, request: JudgeRequest) -> JudgeReply:
+        try:
+            verdicts = self._verdicts(request)
+            replaced = self._replaced(request.oracles)
+        except (EnvironmentProblem, ProblemError) as problem:
+            return JudgeReply(environment=str(problem))
+        except BatchLost as lost:
+            return JudgeReply(lost=str(lost))
+        except torch.OutOfMemoryError as error:  # not the kernel's: that one is a verdict
+            return JudgeReply(lost=text_of(error).strip().partition("\n")[0])
+        except Exception:
+            if (replaced := self._replaced(request.oracles, at_once=True)) is None:
+                raise
+        if replaced is not None and request.together:  # each case by itself tells that again
+            return JudgeReply(lost=replaced.message)
+        if replaced is not None:
+            verdicts = [Verdict(failure=replaced, fatal=True)]
+        return JudgeReply(list(map(to_wire, verdicts)), gpu_share=self._gpu_share_held())
+
+    def _verdicts(self, request: JudgeRequest) -> list[Verdict]:
+        kernel = self._kernel(request.target)
+        cases = [decode_case(kernel.declaration.problem, bytes(case)) for case in request.cases]
+        settings: dict[str, Any] = {
+            "device": self.device,
+            "oracles": request.oracles,
+            "tolerance": request.tolerance,
+            "thorough": request.thorough,
+            "relations": request.relations,
+            "catch_interrupt": True,
+            "compile_clock": self._compile_times.total_s,
+        }
+        if request.together:
+            return judge_many(kernel, cases, **settings)
+        return [judge(kernel, case, **settings) for case in cases]
+
+    def _replaced(self, oracles: Sequence[OracleName], *, at_once: bool = False) -> Failure | None:
+        """An objection to what the kernel has replaced in this process; always looked for after its first cases."""
+        if self._watch is None or "red_zone" not in oracles:
+            return None
+        at_once, self._has_judged = at_once or not self._has_judged, True
+        return self._watch.objection(at_once=at_once)
+
+    def _explain(self, request: ExplainRequest) -> ExplainReply:
+        kernel, case = self._kernel_and_case(request)
+        found = explain_case(kernel, case, device=self.device, oracle=request.oracle, seconds=request.seconds)
+        return ExplainReply(found, last=self.device == "cuda")
+
+    def _cause_lines(self, request: CauseLinesRequest) -> ExplainReply:
+        kernel, case = self._kernel_and_case(request)
+        compiled = self._compile_times.ttir_files
+        return ExplainReply(cause_lines(kernel, case, request.replays, device=self.device, compiled=compiled))
+
+    def _growth_after(self, request: GrowthRequest) -> GrowthReply:
+        try:
+            return GrowthReply(use=self._growth_trial(request).use_after(request.calls))
+        except BaseException as error:  # noqa: BLE001 - whatever a kernel raises, other oracles have a word on it
+            return GrowthReply(raised=f"{type_name(error)}: {text_of(error)}")
+
+    def _growth_trial(self, request: GrowthRequest) -> GrowthTrial:
+        """That of the last request if it was for the same case."""
+        key = request.target, bytes(request.case)
+        if self._growth is None or self._growth[0] != key:
+            self._growth = key, GrowthTrial(*self._kernel_and_case(request), device=self.device)
+        return self._growth[1]
+
+    def _guarded(self, request: GuardRequest) -> GuardReply:
+        return guarded_reply(*self._kernel_and_case(request), request, device=self.device)
+
+    def _gpu_share_held(self) -> float:
+        """How much of the GPU memory that this process may use is taken by tensors."""
+        if self.device != "cuda":
+            return 0.0
+        total = torch.cuda.get_device_properties().total_memory
+        return torch.cuda.memory_allocated() / (_gpu_share(total) * total)
+
+    def _kernel(self, target: str) -> Kernel:
+        if target not in self._kernels:
+            self._load(target)
+        return self._kernels[target]
+
+    def _kernel_and_case(self, request: OnCase) -> tuple[Kernel, Case]:
+        kernel = self._kernel(request.target)
+        return kernel, decode_case(kernel.declaration.problem, bytes(request.case))
+
+    def _describe_device(self, _: DeviceRequest) -> DeviceReply:
+        name = torch.cuda.get_device_name() if self.device == "cuda" else _processor_name()
+        torch.zeros(1, dtype=torch.float32, device=self.device).item()  # a GPU may be known by name and not answer
+        versions = {"python": platform.python_version()} | {name: _version(name) for name in _LIBRARIES}
+        return DeviceReply(self.device, name, versions)
+
+
+def _is_last(reply: msgspec.Struct) -> bool:
+    """Whether the process cannot be used after `reply`."""
+    match reply:
+        case JudgeReply():
+            return reply.lost is not None or any(verdict.fatal for verdict in reply.verdicts)
+        case ExplainReply():
+            return reply.last
+        case GuardReply():
+            return reply.fault is not None
+    return False
+
+
+def _cap_gpu_memory() -> None:
+    """Let a kernel that allocates without end fail soon, and leave the other executors on the GPU theirs."""
+    total = torch.cuda.get_device_properties().total_memory
+    torch.cuda.set_per_process_memory_fraction(_gpu_share(total))
+
+
+def _gpu_share(total_bytes: int) -> float:
+    """Of the GPU's memory, for one process."""
+    return min(1.0, max(_GPU_SHARE, _LEAST_GPU_BYTES / total_bytes))
+
+
+def _version(library: str) -> str:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _processor_name() -> str:
+    """As Linux calls it; elsewhere the machine type."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,156 @@
+"""Runs of a case that judge nothing: many in a row for memory that grows, beside unmapped memory, and recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from attnfuzz.declaration import Kernel
+from attnfuzz.explaining import torch_operations
+from attnfuzz.explaining.explanation import Explanation
+from attnfuzz.explaining.operations import Operation, Operations, SourcePlace, places_of
+from attnfuzz.explaining.rig import Rig
+from attnfuzz.explaining.ttir import operations_of_ttir
+from attnfuzz.isolation.memory_faults import FaultMap, installed
+from attnfuzz.isolation.process import descendant_bytes, resident_bytes
+from attnfuzz.judging.leaks import MemoryUse
+from attnfuzz.judging.messages import GuardReply, GuardRequest, Neighbourhood
+from attnfuzz.judging.observation import KernelRaised, call_options
+from attnfuzz.judging.trial import Trial
+from attnfuzz.memory.arena import Arena, Region
+from attnfuzz.memory.guarded import GuardedArena
+from attnfuzz.memory.patterns import POISON_BYTES
+from attnfuzz.oracles.exception import context_lost
+from attnfuzz.oracles.relations.guard_page import Guarding, run_guarded
+from attnfuzz.oracles.verdict import SourceLine
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.limits import tensor_nbytes
+from attnfuzz.problems.registry import problem_of
+from attnfuzz.said import code_line, text_of, type_name
+from attnfuzz.triton_compat import interpreter_operations
+
+__all__ = ["GrowthTrial", "cause_lines", "guarded_reply"]
+
+
+class GrowthTrial:
+    """`case` on `kernel`, as callers without attnfuzz would run it: each call has inputs of its own, none is watched.
+
+    Buffers that the kernel allocates come from torch as they are, so that what it keeps of them is no more than that.
+    """
+
+    def __init__(self, kernel: Kernel, case: Case, *, device: str) -> None:
+        self._kernel = kernel
+        self._case = case
+        self._device = device
+        self._problem = problem_of(case)
+        self._values = self._problem.values(case, device, kernel.declaration.supports)
+
+    def use_after(self, calls: int) -> MemoryUse:
+        """Call the kernel `calls` more times. Raises what it raises."""
+        for _ in range(calls):
+            self._call()
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+        gc.collect()
+        pid = os.getpid()
+        on_gpu = torch.cuda.memory_allocated() if self._device == "cuda" else 0
+        return MemoryUse((resident_bytes(pid) or 0) + descendant_bytes(pid), on_gpu)
+
+    def _call(self) -> None:
+        arena = Arena(self._device, poison="nan", prefill="nan", capacity=tensor_nbytes(self._case))
+        inputs = self._problem.build(self._case, arena, self._kernel.declaration.supports, self._values)
+        self._kernel(inputs, **call_options(self._kernel, self._case))
+
+
+_MAP_BYTES = 1 << 16
+"""Of a map that nobody reads."""
+
+
+def guarded_reply(kernel: Kernel, case: Case, request: GuardRequest, *, device: str) -> GuardReply:
+    """What came of the run. Raises what `run_guarded` raises for other reasons than a lost context."""
+    fault_map = installed() or FaultMap(memoryview(bytearray(_MAP_BYTES)))
+    trial = Trial(kernel, case, device=device, tolerance="bound")
+    guarding = Guarding(request.edge, request.names, room=request.room, aligned=request.aligned)
+    with fault_map.recording():
+        try:
+            arenas = run_guarded(trial, guarding, fault_map)
+        except KernelRaised as raised:
+            fault = context_lost(raised.error)
+            if fault is None:
+                raise
+            return GuardReply(fault)
+    return GuardReply(tensors=tuple(_neighbourhoods(arenas, request)))
+
+
+def _neighbourhoods(arenas: list[GuardedArena], request: GuardRequest) -> Iterator[Neighbourhood]:
+    for arena in arenas:
+        for region in arena.regions:
+            tensor = region.tensor
+            yield Neighbourhood(
+                name=region.name,
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                shape=tuple(tensor.shape),
+                itemsize=tensor.dtype.itemsize,
+                nbytes=region.end - region.start,
+                written=_written(arena, region, request),
+            )
+
+
+def _written(arena: GuardedArena, region: Region, request: GuardRequest) -> int:
+    beside = arena.room_beside(region)
+    changed = torch.nonzero(beside != POISON_BYTES[arena.poison]).flatten()
+    if not changed.numel():
+        return 0
+    nearest = int(changed[0]) if request.edge == "end" else beside.numel() - 1 - int(changed[-1])
+    return nearest // region.tensor.dtype.itemsize + 1
+
+
+def cause_lines(
+    kernel: Kernel, case: Case, replays: Sequence[str], *, device: str, compiled: Iterable[str] = ()
+) -> Explanation:
+    """The lines at which ``kernel`` makes one of the roundings ``replays``, as `sources`; none if they are not known.
+
+    ``compiled``: files with the TTIR of what Triton has compiled or found compiled, looked at after the run. A finding
+    is not lost to a fault in here: the fault is what is told then.
+    """
+    try:
+        found = _recorded(kernel, case, device)
+        for launch, file in enumerate(dict.fromkeys(compiled), 1):
+            with contextlib.suppress(OSError):  # somebody has cleared the cache
+                found += operations_of_ttir(Path(file).read_text(encoding="utf-8"), launch)
+        return Explanation(sources=tuple(map(_line, places_of(replays, Operations(found)))))
+    except KernelRaised:
+        return Explanation()
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        return Explanation(lines=(f"(attnfuzz could not look for the line: {type_name(error)}: {text_of(error)})",))
+
+
+def _recorded(kernel: Kernel, case: Case, device: str) -> list[Operation]:
+    """What torch and Triton's interpreter compute in a run."""
+    rig = Rig(kernel, case, device=device, is_over=lambda: False)
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules
+    with contextlib.ExitStack() as recording:
+        parts = [recording.enter_context(torch_operations.recorded())]
+        if is_interpreted:
+            parts.append(recording.enter_context(interpreter_operations.recorded()))
+        rig.run()
+    return [one for part in parts for one in part]
+
+
+def _line(place: SourcePlace) -> SourceLine:
+    file, line = place
+    return SourceLine(file=_shortest(file), line=line, text=code_line(file, line))
+
+
+def _shortest(file: str) -> str:
+    """Relative to the working directory, or else to the innermost folder of the module path that it lies in."""
+    path = Path(file)
+    folders = [Path.cwd(), *sorted({Path(folder) for folder in sys.path if folder}, key=lambda one: -len(one.parts))]
+    folder = next((one for one in folders if path.is_relative_to(one)), None)
+    return file if folder is None else str(path.relative_to(folder))

@@ -1,0 +1,146 @@
+"""Judging an executor by what its link knows. How real executors die is in test_isolation_executor.py."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from attnfuzz.isolation import executor as watchdog
+from attnfuzz.isolation.executor import ZygoteLostError, await_message
+from attnfuzz.isolation.link import Link
+from attnfuzz.isolation.messages import (
+    MAX_CONTROL_BYTES,
+    MAX_DESCRIPTORS,
+    ControlReply,
+    Exited,
+    Forked,
+    ForkFailed,
+    Hello,
+    encode_fork_request,
+    encode_frame,
+)
+from attnfuzz.isolation.outcomes import Died, ExecutorUnavailable, TimedOut
+
+
+class Peer:
+    """A zygote and an executor, played by the test."""
+
+    def __init__(self) -> None:
+        ours, self.control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.link = Link(ours, encode_fork_request({}))
+        _, descriptors, _, _ = socket.recv_fds(self.control, MAX_CONTROL_BYTES, MAX_DESCRIPTORS)
+        self.channel, self.output, self.fault_record = socket.socket(fileno=descriptors[0]), *descriptors[1:]
+
+    def tell(self, message: ControlReply) -> None:
+        self.control.send(msgspec.json.encode(message))
+
+    def close(self) -> None:
+        for end in (self.link, self.control, self.channel):
+            end.close()
+        os.close(self.output)
+        os.close(self.fault_record)
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    made = Peer()
+    yield made
+    made.close()
+
+
+def test_failed_fork_is_an_error_with_its_cause(peer: Peer) -> None:
+    """A machine out of processes would look like a kernel that crashes."""
+    peer.tell(ForkFailed("Resource temporarily unavailable"))
+    with pytest.raises(ExecutorUnavailable, match="Resource temporarily unavailable"):
+        await_message(peer.link, 5, None)
+
+
+def test_death_of_the_zygote_is_not_the_kernels(peer: Peer) -> None:
+    """A kernel would be blamed for the death of the process that forked it."""
+    peer.channel.close()  # as the executor dies with the zygote, it may well be seen first
+    peer.control.close()
+    with pytest.raises(ZygoteLostError):
+        await_message(peer.link, 5, None)
+
+
+def test_message_counts_more_than_the_death_after_it(peer: Peer) -> None:
+    """A verdict would be lost to a crash on the way out."""
+    peer.channel.sendall(encode_frame(msgspec.json.encode(Hello(1))))
+    peer.tell(Exited(-11))
+    assert await_message(peer.link, 5, None) == Hello(1)
+    assert await_message(peer.link, 5, None) == Died(-11, "SIGSEGV", "", "signal")
+
+
+def test_answer_that_lies_ready_when_time_is_up_counts(peer: Peer) -> None:
+    """On a busy machine a driver that was not scheduled would report hangs."""
+    peer.channel.sendall(encode_frame(msgspec.json.encode(Hello(1))))
+    assert await_message(peer.link, 1e-9, None) == Hello(1)
+
+
+def test_closed_channel_takes_its_reason_from_the_exit_that_follows(peer: Peer) -> None:
+    """Every crash would be reported as a lost channel: that is what a dying process loses first."""
+    peer.channel.close()
+    peer.link.pump(1)
+    assert peer.link.channel_lost
+    peer.tell(Exited(-6))
+    assert await_message(peer.link, 5, None) == Died(-6, "SIGABRT", "", "signal")
+
+
+def test_memory_of_a_process_that_is_gone_is_no_reason(peer: Peer) -> None:
+    """The watchdog would raise when a process dies while it is being measured."""
+    peer.tell(Forked(1 << 22))
+    peer.tell(Exited(0))
+    assert await_message(peer.link, 5, 1) == Died(0, None, "", "exit")
+
+
+@pytest.fixture
+def unkillable(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> Peer:
+    """One that says nothing, and is given up at once when its time is over."""
+    monkeypatch.setattr(watchdog, "_STACK_WAIT_S", 0.01)
+    monkeypatch.setattr(watchdog, "_HUNG_KILL_WAIT_S", 0.01)
+    monkeypatch.setattr(Link, "signal", lambda *_: None)
+    peer.link.pid = 1 << 30  # nobody's
+    return peer
+
+
+@pytest.mark.parametrize(("share_waiting", "expected_s"), [(0.0, 0.1), (0.5, 0.2), (1.0, 0.4)])
+def test_what_a_process_waits_for_a_cpu_is_not_its_own_time(
+    unkillable: Peer, monkeypatch: pytest.MonkeyPatch, share_waiting: float, expected_s: float
+) -> None:
+    """A slow case on a busy machine would be a hang; or a real one, on a machine that stays busy, would never end."""
+    began = time.monotonic()
+    monkeypatch.setattr(watchdog, "cpu_wait_s", lambda _: share_waiting * (time.monotonic() - began))
+    assert isinstance(await_message(unkillable.link, 0.1, None), TimedOut)
+    assert expected_s <= time.monotonic() - began < expected_s + 0.3
+
+
+@pytest.mark.parametrize(("blocked_s", "expected_s"), [(0.0, 0.1), (0.25, 0.25), (9.0, 0.4)])
+def test_what_a_process_waits_for_a_driver_is_not_its_own_time(
+    unkillable: Peer, monkeypatch: pytest.MonkeyPatch, blocked_s: float, expected_s: float
+) -> None:
+    """A process that waits for the lock of a GPU's driver would be killed, and the next wait for it to start CUDA."""
+    began = time.monotonic()
+    monkeypatch.setattr(watchdog, "is_blocked", lambda _: time.monotonic() - began < blocked_s)
+    monkeypatch.setattr(watchdog, "_BLOCKED_S", 0.01)
+    assert isinstance(await_message(unkillable.link, 0.1, None), TimedOut)
+    assert expected_s <= time.monotonic() - began < expected_s + 0.3
+
+
+@pytest.mark.parametrize(("dies_after_s", "still_alive"), [(0.3, False), (None, True)])
+def test_a_hung_process_may_take_its_time_to_die(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, dies_after_s: float | None, still_alive: bool
+) -> None:
+    """A busy driver would pass for a lost GPU and end the campaign, or a lost one for a busy driver for ever."""
+    monkeypatch.setattr(watchdog, "_STACK_WAIT_S", 0.01)
+    monkeypatch.setattr(watchdog, "_HUNG_KILL_WAIT_S", 1.0)
+    monkeypatch.setattr(Link, "signal", lambda *_: None)
+    if dies_after_s is not None:
+        death = threading.Timer(dies_after_s, peer.tell, [Exited(-9)])
+        death.start()
+    outcome = await_message(peer.link, 0.1, None)
+    assert isinstance(outcome, TimedOut)
+    assert outcome.still_alive is still_alive

@@ -1,0 +1,238 @@
+"""What the zygote prepares for its executors."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pytest
+
+from attnfuzz.isolation import Executor, ExecutorUnavailable, Reply, Zygote
+from attnfuzz.isolation.memory_faults import new_record
+from attnfuzz.isolation.messages import (
+    MAX_CONTROL_BYTES,
+    ControlReply,
+    Exited,
+    Fork,
+    Forked,
+    Signal,
+    encode_fork_request,
+    receive_frame,
+)
+from attnfuzz.isolation.process import child_pids
+from attnfuzz.isolation.zygote import ControlConnection
+
+SERVICES = Path(__file__).with_name("execution_services.py")
+
+
+def call(executor: Executor, method: str, argument: object = None) -> object:
+    outcome = executor.call(method, msgspec.json.encode(argument), timeout_s=20)
+    assert isinstance(outcome, Reply)
+    return msgspec.json.decode(outcome.body)
+
+
+def environment(device: Literal["cpu", "cuda"]) -> dict[str, str]:
+    with Zygote.start(device, service=f"{SERVICES}:Rogue", preload=()) as zygote, Executor(zygote) as executor:
+        variables = call(executor, "environment")
+        assert isinstance(variables, dict)
+        return variables
+
+
+def test_cpu_means_interpreter_and_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with a GPU, `--device cpu` would still use it."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    variables = environment("cpu")
+    assert variables["TRITON_INTERPRET"] == "1"
+    assert variables["CUDA_VISIBLE_DEVICES"] == ""
+    assert variables["OMP_NUM_THREADS"] == "1"
+
+
+def test_cuda_means_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leftover TRITON_INTERPRET would test the interpreter instead of the GPU."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    variables = environment("cuda")
+    assert "TRITON_INTERPRET" not in variables
+    assert variables["CUDA_VISIBLE_DEVICES"] == "5"
+    assert variables["OMP_NUM_THREADS"] == "3"
+
+
+def test_executors_start_with_torch_and_triton_imported() -> None:
+    """Each restart would take seconds, an OpenMP pool could deadlock after the fork, or CUDA fail to start."""
+    with Zygote.start(service=f"{SERVICES}:Rogue") as zygote, Executor(zygote) as executor:
+        for _ in range(2):
+            assert call(executor, "loaded", ["torch", "triton", "numpy", "attnfuzz.cli"]) == [True, True, True, False]
+            assert call(executor, "torch_state") == {"threads": 1, "cuda_initialized": False}
+            executor.restart()
+
+
+def test_modules_that_are_not_installed_are_passed_over() -> None:
+    """Without Triton, which some systems lack, nothing could be run at all."""
+    preload = ("no_such_module", "fractions")
+    with Zygote.start(service=f"{SERVICES}:Rogue", preload=preload) as zygote, Executor(zygote) as executor:
+        assert call(executor, "loaded", ["fractions"]) == [True]
+
+
+def test_service_that_initialises_cuda_at_import_is_refused(tmp_path: Path) -> None:
+    """Every executor would fail with an error about forked subprocesses."""
+    module = tmp_path / "eager_service.py"
+    module.write_text(
+        "import sys, types\n"
+        "sys.modules['torch'] = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))\n"
+        "Service = None\n"
+    )
+    with pytest.raises(ExecutorUnavailable, match="initialised CUDA in the zygote"):
+        Zygote.start(service=f"{module}:Service", preload=())
+
+
+def test_driver_side_loads_no_torch() -> None:
+    """The driver would pay seconds for what only executors need, and could touch CUDA."""
+    code = "import sys, attnfuzz.isolation; sys.exit(bool({'torch', 'triton', 'hypothesis'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_command_line_names_what_is_missing() -> None:
+    """Starting a zygote by hand would fail without a word."""
+    run = subprocess.run([sys.executable, "-m", "attnfuzz.isolation.zygote"], capture_output=True, text=True)
+    assert run.returncode == 2
+    assert "socket, --service" in run.stderr
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote.start(service=f"{SERVICES}:Rogue", preload=()) as started:
+        yield started
+
+
+def hear(control: socket.socket) -> ControlReply:
+    control.settimeout(10)
+    message: ControlReply = msgspec.json.decode(control.recv(MAX_CONTROL_BYTES), type=ControlReply)
+    return message
+
+
+@pytest.mark.parametrize("message", [b"nonsense", b"{}", encode_fork_request({}), b'{"type":"fork"}'])
+def test_driver_that_talks_nonsense_is_dropped_alone(zygote: Zygote, message: bytes) -> None:
+    """One driver's mistake, a request to fork without a channel among them, would end every other's executors."""
+    with Executor(zygote) as executor, zygote.connect() as control:
+        pid = executor.pid
+        control.settimeout(10)
+        control.send(message)
+        assert control.recv(MAX_CONTROL_BYTES) == b""
+        assert executor.call("pid", b"null", timeout_s=20) == Reply(str(pid).encode())
+
+
+def test_driver_that_hangs_up_before_asking_is_forgotten(zygote: Zygote) -> None:
+    """Connections that come to nothing would pile up in the zygote."""
+    folder = Path(f"/proc/{zygote.pid}/fd")
+    before = len(list(folder.iterdir()))
+    for _ in range(10):
+        zygote.connect().close()
+    deadline = time.monotonic() + 10
+    while len(list(folder.iterdir())) > before:
+        assert time.monotonic() < deadline, "the zygote keeps descriptors of connections that are closed"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def raw(zygote: Zygote) -> Iterator[tuple[socket.socket, socket.socket, list[int]]]:
+    """A control connection, the driver's end of a channel, and the executor's descriptors."""
+    channel, executor_end = socket.socketpair()
+    reader, writer = os.pipe()
+    record = new_record()
+    assert record is not None
+    with zygote.connect() as control, channel, executor_end:
+        yield control, channel, [executor_end.fileno(), writer, record]
+    for descriptor in (reader, writer, record):
+        os.close(descriptor)
+
+
+def test_second_fork_on_one_connection_is_refused(
+    zygote: Zygote, raw: tuple[socket.socket, socket.socket, list[int]]
+) -> None:
+    """The first executor would be forgotten, and run for ever."""
+    control, _, descriptors = raw
+    for _ in range(2):
+        socket.send_fds(control, [encode_fork_request({})], descriptors)
+    forked = hear(control)
+    assert isinstance(forked, Forked)
+    assert control.recv(MAX_CONTROL_BYTES) == b""
+    deadline = time.monotonic() + 10
+    while forked.pid in child_pids(zygote.pid):
+        assert time.monotonic() < deadline, "the first executor is still there"
+        time.sleep(0.005)
+
+
+def test_exit_status_is_sent_and_a_signal_that_crosses_it_is_harmless(
+    zygote: Zygote, raw: tuple[socket.socket, socket.socket, list[int]]
+) -> None:
+    """A kill that comes too late would hit another process, or the status would be lost with the connection."""
+    control, channel, descriptors = raw
+    socket.send_fds(control, [encode_fork_request({})], descriptors)
+    forked = hear(control)
+    assert isinstance(forked, Forked)
+    assert receive_frame(channel) is not None
+    os.kill(forked.pid, signal.SIGTERM)
+    deadline = time.monotonic() + 10
+    while forked.pid in child_pids(zygote.pid):  # until the zygote has collected it
+        assert time.monotonic() < deadline, "the executor is still there"
+        time.sleep(0.005)
+    control.send(msgspec.json.encode(Signal(signal.SIGKILL)))
+    assert hear(control) == Exited(-signal.SIGTERM)
+    with Executor(zygote) as executor:
+        assert executor.call("echo", b"1", timeout_s=20) == Reply(b"1")
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[ControlConnection, socket.socket]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = ControlConnection(ours)
+    yield connection, theirs
+    connection.close()
+    theirs.close()
+
+
+def test_messages_and_descriptors_arrive_together(ends: tuple[ControlConnection, socket.socket]) -> None:
+    """An executor would be forked without its channel, or programs it starts would inherit it."""
+    connection, driver = ends
+    socket.send_fds(driver, [msgspec.json.encode(Fork({}))], [driver.fileno()])
+    request, (descriptor,) = connection.receive()
+    assert request == Fork({})
+    assert not os.get_inheritable(descriptor)
+    os.close(descriptor)
+
+
+def test_nonsense_and_hanging_up_are_no_message(ends: tuple[ControlConnection, socket.socket]) -> None:
+    """One bad driver would end the zygote of all."""
+    connection, driver = ends
+    driver.send(b"nonsense")
+    assert connection.receive() == (None, [])
+    driver.close()
+    assert connection.receive() == (None, [])
+    connection.send(Exited(0))
+
+
+def test_signal_without_executor_hits_nobody(ends: tuple[ControlConnection, socket.socket]) -> None:
+    """A signal that crossed the executor's end could hit its successor in the process table."""
+    connection, driver = ends
+    driver.send(msgspec.json.encode(Signal(9)))
+    assert connection.receive() == (Signal(9), [])
+    connection.signal_executor(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_signal_reaches_the_executor(ends: tuple[ControlConnection, socket.socket], number: int) -> None:
+    """A hanging executor could not be asked for its stack, or killed."""
+    connection, _ = ends
+    with subprocess.Popen(["sleep", "100"], start_new_session=True) as process:
+        connection.pid = process.pid
+        connection.signal_executor(number)
+        assert process.wait() == -number

@@ -1,0 +1,116 @@
+"""Deaths and timeouts in the words of an engineer."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnfuzz.isolation.memory_faults import GuardedRegion, MemoryFault
+from attnfuzz.isolation.outcomes import DeathReason, Died, TimedOut
+from attnfuzz.judging.failures import failure_of, guard_failure
+
+STACK = """Fatal Python error: Segmentation fault
+
+Current thread 0x00007f2b (most recent call first):
+  File "/home/me/.venv/lib/python3.11/site-packages/triton/runtime/interpreter.py", line 40 in load
+  File "/home/me/kernels.py", line 33 in walk_pages
+  File "/home/me/attnfuzz/kernels/paged/paged_decode.py", line 12 in paged_decode
+  File "/home/me/attnfuzz/oracles/observation.py", line 70 in observe
+  File "/usr/lib/python3.11/threading.py", line 9 in run
+"""
+
+
+def died(status: int, name: str | None, reason: DeathReason, output: str = "") -> Died:
+    return Died(status, name, output, reason)
+
+
+def test_place_is_the_innermost_frame_of_the_kernel() -> None:
+    """The place shown would be inside Triton or attnfuzz, where nobody can mend the kernel."""
+    failure = failure_of(died(-11, "SIGSEGV", "signal", STACK))
+    assert failure.message == "the kernel's process died of SIGSEGV at /home/me/kernels.py:33, in walk_pages"
+    assert failure.details == (
+        "/home/me/kernels.py:33, in walk_pages",
+        "/home/me/attnfuzz/kernels/paged/paged_decode.py:12, in paged_decode",
+    )
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "words"),
+    [
+        (died(-6, "SIGABRT", "signal"), "SIGABRT", "died of SIGABRT"),
+        (died(-9, "SIGKILL", "signal"), "SIGKILL", "out of memory"),
+        (died(-9, "SIGKILL", "memory"), "memory", "outgrew its memory limit"),
+        (died(3, None, "exit"), "exit 3", "exit status 3"),
+        (died(113, None, "channel"), "channel", "file descriptors"),
+    ],
+)
+def test_kind_of_death(end: Died, kind: str, words: str) -> None:
+    """Different deaths would share a signature, or not be understood."""
+    failure = failure_of(end)
+    assert (failure.oracle, failure.kind) == ("crash", kind)
+    assert words in failure.message
+
+
+def test_output_is_shown_where_there_is_no_stack() -> None:
+    """What a C++ library printed before it aborted would be lost."""
+    failure = failure_of(died(-6, "SIGABRT", "signal", "terminate called after throwing\n\n  what(): bad\n"))
+    assert failure.details == ("terminate called after throwing", "  what(): bad")
+
+
+def test_hang_says_where() -> None:
+    """A hang would be reported without the line that loops."""
+    failure = failure_of(TimedOut(2.5, STACK))
+    assert (failure.oracle, failure.kind) == ("hang", "timeout")
+    assert failure.message == (
+        "the kernel did not finish within 2.5 s; it was at /home/me/kernels.py:33, in walk_pages"
+    )
+    assert failure_of(TimedOut(2.5, "Current thread\n")).details == ("Current thread",)
+    assert failure_of(TimedOut(2.5, "")).message == "the kernel did not finish within 2.5 s"
+
+
+def test_hang_on_the_gpu_is_told_from_one_on_the_host() -> None:
+    """An engineer would be shown the stack of attnfuzz, which only waits for the kernel's launches."""
+    stack = """Current thread 0x00007f2b (most recent call first):
+  File "/home/me/.venv/lib/python3.11/site-packages/torch/cuda/__init__.py", line 1104 in synchronize
+  File "/home/me/attnfuzz/oracles/observation.py", line 72 in observe
+"""
+    failure = failure_of(TimedOut(2.5, stack))
+    assert failure.message == "the kernel did not finish within 2.5 s; what it launched still runs on the GPU"
+    assert failure.details == ()
+
+
+Q = GuardedRegion("q", "float32", (4, 10), 4, 0x10F60, 0x11000, 0x0F000, 0x12000)
+K_CACHE = GuardedRegion("k_cache", "float16", (3, 2), 2, 0x20000, 0x2000C, 0x1F000, 0x22000)
+
+
+@pytest.mark.parametrize(
+    ("address", "kind", "words"),
+    [
+        (0x11000, "read past q", "read past q (float32 [4, 10]): 1 element (4 bytes) past its end at k.py:3"),
+        (0x11003, "read past q", "1 element (4 bytes) past its end"),
+        (0x11004, "read past q", "2 elements (8 bytes) past its end"),
+        (0x1FFFE, "read before k_cache", "1 element (2 bytes) before its start"),
+        (0x1FFFD, "read before k_cache", "2 elements (4 bytes) before its start"),
+        (0x1F000, "read before k_cache", "2048 elements (4096 bytes) before its start"),
+        (0x21FFE, "read past k_cache", "4090 elements (8180 bytes) past its end"),
+    ],
+)
+def test_tensor_side_and_distance(address: int, kind: str, words: str) -> None:
+    """An engineer would look for the access at the wrong tensor or the wrong end."""
+    failure = guard_failure(MemoryFault(address, "read", (Q, K_CACHE)), " at k.py:3, in load", ("k.py:3",))
+    assert failure is not None
+    assert (failure.oracle, failure.kind, failure.details) == ("guard_page", kind, ("k.py:3",))
+    assert words in failure.message
+
+
+def test_writes_are_called_so() -> None:
+    """A write would be taken for a read, which does less harm."""
+    failure = guard_failure(MemoryFault(0x11000, "write", (Q,)), "", ())
+    assert failure is not None
+    assert failure.kind == "write past q"
+    assert failure.message == "the kernel wrote past q (float32 [4, 10]): 1 element (4 bytes) past its end"
+
+
+@pytest.mark.parametrize("address", [0, 0x0EFFF, 0x12000, 0x1EFFF, 0x22000])
+def test_faults_elsewhere_are_not_put_down_to_a_tensor(address: int) -> None:
+    """A null pointer would be reported as an access beside some tensor."""
+    assert guard_failure(MemoryFault(address, "read", (Q, K_CACHE)), "", ()) is None

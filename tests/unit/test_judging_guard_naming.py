@@ -1,0 +1,166 @@
+"""From runs that fault or do not to the tensor, the access and the distance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.judging import guard_naming
+from attnfuzz.judging.guard_naming import GuardedRuns, named_access, with_name
+from attnfuzz.judging.messages import Edge, GuardReply, GuardRequest, Neighbourhood
+from attnfuzz.oracles.verdict import Failure, Verdict
+from attnfuzz.problems.cases import DenseDecodeCase
+
+NAMES = ["q", "seq_lens", "k", "v", "out", "lse", "workspace"]
+CASE = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(1,), scale=0.25)
+FAULT = GuardReply("illegal memory access")
+
+
+class Gpu:
+    """A kernel that touches ``elements`` elements beyond an edge of one tensor; counts the runs that it takes."""
+
+    def __init__(self, name: str, edge: Edge, elements: int, *, written: bool = False, **changes: Any) -> None:
+        shape = {"name": name, "dtype": "float16", "shape": (3, 13), "itemsize": 2, "nbytes": 78, "written": 0}
+        self.tensor = msgspec.convert(shape | changes, Neighbourhood)
+        self.edge = edge
+        self.elements = elements
+        self.is_write = written
+        self.takes_unaligned = True
+        self.runs = 0
+
+    def __call__(self, edge: Edge, names: Sequence[str], room: int, aligned: bool) -> GuardReply | None:
+        self.runs += 1
+        if not aligned and not self.takes_unaligned:
+            return GuardReply("misaligned address")
+        if aligned:
+            padding = -(self.tensor.nbytes + room) % 16 if edge == "end" else -room % 16
+            room += padding
+        if edge == self.edge and self.tensor.name in names:
+            if room < self.elements * self.tensor.itemsize:
+                return FAULT
+            written = 1 if self.is_write and self.elements and room else 0
+            return GuardReply(tensors=(msgspec.structs.replace(self.tensor, written=written),))
+        return GuardReply(tensors=(self.tensor,) if self.tensor.name in names else ())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("edge", "words"), [("end", "past {} (float16 [3, 13])"), ("start", "before {} (float16 [3, 13])")]
+)
+def test_tensor_and_edge_are_found_in_a_handful_of_runs(name: str, edge: Edge, words: str) -> None:
+    """Another tensor would be named; or the search take minutes, at a process a run."""
+    gpu = Gpu(name, edge, 2 if edge == "end" else 1, nbytes=80)
+    access = named_access(gpu, NAMES)
+    assert access is not None
+    sentence = access.words
+    assert access.tensor == name
+    assert words.format(name) in sentence
+    assert gpu.runs <= 12
+
+
+@pytest.mark.parametrize("elements", [1, 2, 7, 8, 9, 40, 1000, 30_000])
+def test_distance_of_a_read_is_exact(elements: int) -> None:
+    """An engineer would look for an access of another size."""
+    gpu = Gpu("k", "end", elements, nbytes=80)
+    up_to = "up to " if elements > 1 else ""
+    noun = "element" if elements == 1 else "elements"
+    sentence = f"the kernel read past k (float16 [3, 13]): {up_to}{elements} {noun} ({2 * elements} bytes) past its end"
+    access = named_access(gpu, NAMES)
+    assert access is not None
+    assert access.words == sentence
+    assert gpu.runs <= 24
+
+
+def test_kernels_that_need_alignment_are_told_to_the_vector() -> None:
+    """A misaligned address, which costs the context too, would pass for an access outside."""
+    gpu = Gpu("k", "end", 9, nbytes=80)
+    gpu.takes_unaligned = False
+    access = named_access(gpu, NAMES)
+    assert access is not None
+    sentence = access.words
+    assert sentence == "the kernel read past k (float16 [3, 13]): up to 16 elements (32 bytes) past its end"
+
+
+def test_padding_of_odd_sizes_counts() -> None:
+    """The distance would be off by the bytes that alignment takes."""
+    gpu = Gpu("k", "end", 2, nbytes=78)  # 2 bytes of padding: a fault begins at the second element
+    access = named_access(gpu, NAMES)
+    assert access is not None
+    sentence = access.words
+    assert sentence == "the kernel read past k (float16 [3, 13]): up to 2 elements (4 bytes) past its end"
+
+
+def test_a_write_shows_in_the_room_beside_the_tensor() -> None:
+    """A write would be called a read, or cost as many runs."""
+    gpu = Gpu("out", "start", 1, written=True)
+    access = named_access(gpu, NAMES)
+    assert access is not None
+    assert access.words == "the kernel wrote before out (float16 [3, 13]): 1 element (2 bytes) before its start"
+    assert gpu.runs <= 7
+
+
+def test_far_away_is_told_without_a_shape() -> None:
+    """Whoever reaches 64 KiB beyond would be said to have stopped there."""
+    access = named_access(Gpu("v", "end", 1 << 20), NAMES)
+    assert access is not None
+    assert access.words == "the kernel read or wrote past v, perhaps more than 65536 bytes past its end"
+
+
+def test_what_faults_now_and_then_is_not_put_down_to_a_tensor() -> None:
+    """The last tensor of a list would be accused of what has nothing to do with it."""
+    replies = iter([FAULT])
+    assert named_access(lambda *_: next(replies, GuardReply()), NAMES) is None
+
+
+def test_silence_names_nothing() -> None:
+    """A kernel that faults now and then would be accused of a certain tensor."""
+    assert named_access(Gpu("v", "end", 0), NAMES) is None
+    assert named_access(lambda *_: None, NAMES) is None
+
+
+class Asked:
+    """A runner whose kernel reads one element past q."""
+
+    def __init__(self) -> None:
+        self.gpu = Gpu("q", "end", 1, nbytes=80)
+
+    def guarded(self, declaration: Declaration, request: GuardRequest) -> GuardReply | None:
+        assert declaration.target == "k.py:k"
+        return self.gpu(request.edge, request.names, request.room, request.aligned)
+
+
+def verdict_of(**changes: Any) -> Verdict:
+    raised = "with each tensor ending at unmapped memory: the kernel left a CUDA error: illegal memory access"
+    fields = {"oracle": "guard_page", "kind": "raised cuda:illegal memory access", "message": raised}
+    return Verdict(failure=Failure(**{**fields, **changes}), fatal=True)
+
+
+def test_only_the_message_changes() -> None:
+    """The search would take the same bug for two, or replay not recognise it."""
+    declaration = Declaration(name="k", problem="dense_decode", target="k.py:k")
+    before = verdict_of()
+    asked: Any = Asked()
+    after = with_name(asked, declaration, CASE, before)
+    assert before.failure is not None
+    assert after.failure is not None
+    assert (after.failure.kind, after.fatal) == (before.failure.kind, True)
+    assert after.failure.message == "the kernel read past q (float16 [3, 13]): 1 element (2 bytes) past its end"
+    assert after.failure.details == (before.failure.message,)
+    runs = asked.gpu.runs
+    for other in (after, Verdict(), verdict_of(kind="read past q"), verdict_of(oracle="page_relocation")):
+        assert with_name(asked, declaration, CASE, other) is other
+    assert asked.gpu.runs == runs
+
+
+def test_no_run_begins_after_the_time() -> None:
+    """A campaign would spend its last minutes on one message."""
+    asked: Any = Asked()
+    now = iter(range(0, 1000, 10))
+    declaration = Declaration(name="k", problem="dense_decode", target="k.py:k")
+    runs = GuardedRuns(asked, declaration, CASE, 25.0, clock=lambda: float(next(now)))
+    assert [runs("end", ("q",), 0, True) is None for _ in range(4)] == [False, False, True, True]
+    assert guard_naming._SECONDS < 60

@@ -1,0 +1,195 @@
+"""The judging service in this process: its methods and replies."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from attnfuzz.isolation.serve import ExitAfterReply
+from attnfuzz.judging.judge import BatchLost
+from attnfuzz.judging.messages import (
+    DeclarationsReply,
+    DeviceReply,
+    GrowthReply,
+    GrowthRequest,
+    JudgeReply,
+    JudgeRequest,
+    from_wire,
+    to_wire,
+)
+from attnfuzz.judging.service import JudgingService
+from attnfuzz.oracles.exception import EnvironmentProblem
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Verdict
+from attnfuzz.problems.cases import DenseDecodeCase, encode_case
+
+KERNELS = Path(__file__).parent / "misbehaving_kernels.py"
+CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=8, seq_lens=(3,), scale=0.25)
+LEAKING_CASE = DenseDecodeCase(num_q_heads=2, num_kv_heads=1, head_size=16, seq_lens=(3,), scale=0.25, dtype="float32")
+
+
+def request(name: str) -> bytes:
+    case = msgspec.Raw(encode_case(CASE))
+    return msgspec.json.encode(JudgeRequest(f"{KERNELS}:{name}", [case], DEFAULT_ORACLES, "bound"))
+
+
+def request_many(name: str) -> bytes:
+    cases = [msgspec.Raw(encode_case(msgspec.structs.replace(CASE, seq_lens=(n,)))) for n in (3, 7)]
+    return msgspec.json.encode(JudgeRequest(f"{KERNELS}:{name}", cases, DEFAULT_ORACLES, "bound", together=True))
+
+
+def test_declarations_of_a_file() -> None:
+    """A file's kernels could not be listed."""
+    reply = msgspec.json.decode(
+        JudgingService().handle("declarations", msgspec.json.encode({"targets": [str(KERNELS)]})),
+        type=DeclarationsReply,
+    )
+    assert reply.error is None
+    assert f"{KERNELS}:correct" in [kernel.target for kernel in reply.kernels]
+
+
+def test_load_error_is_an_answer() -> None:
+    """A mistyped name would look like a fault of the service."""
+    reply = msgspec.json.decode(
+        JudgingService().handle("declarations", b'{"targets": ["no_such_kernel_anywhere"]}'), type=DeclarationsReply
+    )
+    assert reply.kernels == []
+    assert "no_such_kernel_anywhere" in str(reply.error)
+
+
+def test_judge_loads_the_kernel_itself() -> None:
+    """A fresh executor, which has loaded nothing, could not judge."""
+    reply = msgspec.json.decode(JudgingService().handle("judge", request("correct")), type=JudgeReply)
+    (verdict,) = reply.verdicts
+    assert verdict.failure is None
+
+
+def test_fatal_verdict_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process with a lost GPU context would go on."""
+    monkeypatch.setattr("attnfuzz.judging.service.judge", lambda *_, **__: Verdict(fatal=True))
+    with pytest.raises(ExitAfterReply):
+        JudgingService().handle("judge", request("correct"))
+
+
+def test_environment_problem_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user with an unusable environment would get a traceback."""
+
+    def fail(*_: Any, **__: Any) -> Verdict:
+        raise EnvironmentProblem("install another NumPy")
+
+    monkeypatch.setattr("attnfuzz.judging.service.judge", fail)
+    reply = msgspec.json.decode(JudgingService().handle("judge", request("correct")), type=JudgeReply)
+    assert reply == JudgeReply(environment="install another NumPy")
+
+
+def test_exhausted_memory_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case that finds no memory would count as a bug of the framework, and so would every one after it."""
+
+    def fail(*_: Any, **__: Any) -> Verdict:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nGPU 0 has a total capacity of 8 GiB")
+
+    monkeypatch.setattr("attnfuzz.judging.service.judge", fail)
+    with pytest.raises(ExitAfterReply) as stop:
+        JudgingService().handle("judge", request("correct"))
+    assert msgspec.json.decode(stop.value.body, type=JudgeReply) == JudgeReply(lost="CUDA out of memory.")
+
+
+def test_how_full_the_gpu_is_goes_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that leaks GPU memory would be noticed when nothing is left for the next case."""
+    monkeypatch.setattr(JudgingService, "device", "cuda")
+    monkeypatch.setattr("attnfuzz.judging.service.judge", lambda *_, **__: Verdict())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(total_memory=80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2 << 30)
+    service = JudgingService()
+    reply = msgspec.json.decode(service.handle("judge", request("correct")), type=JudgeReply)
+    assert reply.gpu_share == pytest.approx(0.25)
+
+
+def growths(*calls: int) -> list[int]:
+    """Mebibytes that the service says its process has after so many calls more."""
+    service = JudgingService()
+    target = f"{KERNELS.with_name('leaking_kernels.py')}:keeps_16_mebibytes"
+    case = msgspec.Raw(encode_case(LEAKING_CASE))
+    uses = []
+    for count in calls:
+        body = service.handle("growth", msgspec.json.encode(GrowthRequest(target, case, count)))
+        use = msgspec.json.decode(body, type=GrowthReply).use
+        assert use is not None
+        uses.append(use.host_bytes >> 20)
+    return uses
+
+
+def test_growth_is_that_of_calls_which_add_up() -> None:
+    """Each answer would be about another process's memory, or about no calls at all."""
+    # In a process of its own, as executors are: from this one goes what earlier tests have left.
+    script = f"import runpy; print(runpy.run_path({__file__!r})['growths'](1, 6, 3))"
+    uses = json.loads(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout)
+    assert uses[1] - uses[0] == pytest.approx(6 * 16, abs=3)
+    assert uses[2] - uses[1] == pytest.approx(3 * 16, abs=3)
+
+
+def test_a_kernel_that_raises_has_no_growth() -> None:
+    """What it raises is for another oracle to say, and no error of the service."""
+    target = f"{KERNELS.with_name('leaking_kernels.py')}:raises"
+    case = msgspec.Raw(encode_case(LEAKING_CASE))
+    body = JudgingService().handle("growth", msgspec.json.encode(GrowthRequest(target, case, 1)))
+    assert msgspec.json.decode(body, type=GrowthReply) == GrowthReply(raised="ValueError: no such block")
+
+
+def test_batch_has_one_verdict_per_case() -> None:
+    """Verdicts of a batch would be mixed up."""
+    reply = msgspec.json.decode(JudgingService().handle("judge", request_many("wrong_from_seven")), type=JudgeReply)
+    assert [verdict.failure is None for verdict in reply.verdicts] == [True, False]
+
+
+def test_lost_batch_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process with a lost GPU context would go on, or take the driver's hope for verdicts with it."""
+
+    def fail(*_: Any, **__: Any) -> list[Verdict]:
+        raise BatchLost("illegal memory access")
+
+    monkeypatch.setattr("attnfuzz.judging.service.judge_many", fail)
+    with pytest.raises(ExitAfterReply) as stop:
+        JudgingService().handle("judge", request_many("correct"))
+    assert msgspec.json.decode(stop.value.body, type=JudgeReply) == JudgeReply(lost="illegal memory access")
+
+
+def test_environment_problem_of_a_batch_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user with an unusable environment would get a traceback as soon as cases come in batches."""
+
+    def fail(*_: Any, **__: Any) -> list[Verdict]:
+        raise EnvironmentProblem("install another NumPy")
+
+    monkeypatch.setattr("attnfuzz.judging.service.judge_many", fail)
+    reply = msgspec.json.decode(JudgingService().handle("judge", request_many("correct")), type=JudgeReply)
+    assert reply == JudgeReply(environment="install another NumPy")
+
+
+def test_device_is_described() -> None:
+    """Reports would name no device."""
+    reply = msgspec.json.decode(JudgingService().handle("device", b"{}"), type=DeviceReply)
+    assert reply.device in ("cpu", "cuda")
+    assert reply.name
+
+
+def test_unknown_method_is_refused() -> None:
+    """A misspelt method would be answered with nonsense."""
+    with pytest.raises(ValueError, match="method='jugde' must be one of"):
+        JudgingService().handle("jugde", b"{}")
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 1e300, math.inf])
+def test_verdicts_survive_the_wire(ratio: float) -> None:
+    """A verdict would come back with another ratio, or not at all."""
+    failure = Failure(oracle="accuracy", kind="out:nan", message="m", details=("d",), error_ratio=ratio)
+    verdict = Verdict(failure=failure, error_ratio=ratio)
+    sent = msgspec.json.encode(to_wire(verdict))
+    assert from_wire(msgspec.json.decode(sent, type=Verdict)) == verdict
