@@ -1,22 +1,36 @@
-"""campaign.triage.confirmation: a failure always comes back, or now and then, or after certain cases, or never."""
+"""attnfuzz.campaign.triage.confirmation: a failure comes back, or now and then, or after certain cases, or never."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from random import Random
 
 import pytest
 
+from attnfuzz.campaign.identity.signature import Symptom
 from attnfuzz.campaign.messages import Smaller
-from attnfuzz.campaign.triage.confirmation import confirm, rate_of, still_fails_afresh, trials_of
+from attnfuzz.campaign.triage.confirmation import (
+    confirm,
+    fewer,
+    find_preceding,
+    first_death,
+    rate_of,
+    simpler,
+    still_fails_afresh,
+    trials_of,
+)
 from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from tests.unit.pretended_process import CRASH, WRONG, PretendedProcess, a_case, looked_into
+from attnfuzz.problems.simplest import simplest_case
+from tests.unit.pretended_process import CRASH, KERNEL, WRONG, PretendedProcess, a_case, looked_into
 
 OTHERS = tuple(a_case(length) for length in range(10, 30))
+
+
 WIDE = a_case(5, head_size=32)
 
 
@@ -83,6 +97,8 @@ def test_a_death_that_does_not_come_back_is_not_looked_for_in_relations() -> Non
 
 
 DIFFERS = Failure(oracle="determinism", kind="out", message="out differs between two runs")
+
+
 REMEMBERED = Failure(oracle="call_sequence", kind="bits", message="out differs after another call")
 
 
@@ -196,3 +212,139 @@ def test_what_is_left_of_a_case_has_to_fail_in_a_fresh_process() -> None:
     process = PretendedProcess(lambda case, earlier: WRONG if earlier else None)
     assert not still_fails_afresh(process.suspect(a_case(), failure=WRONG), process.trials())
     assert still_fails_afresh(process.suspect(a_case(), a_case(2), failure=WRONG), process.trials())
+
+
+A, B, C = a_case(1), a_case(2), a_case(3)
+
+
+def test_a_sequence_runs_in_one_fresh_process() -> None:
+    """A case left over from before would be part of what the failure needs, and not of what is saved."""
+    process = PretendedProcess(lambda case, earlier: WRONG if earlier == (A, B) else None)
+    trials = process.trials()
+    trials.alone(C)
+    assert trials.after([A, B], C) == WRONG
+    assert process.processes[-1] == [A, B, C]
+    assert trials.after([B], C) is None
+
+
+def test_a_case_before_that_ends_the_process_ends_the_sequence() -> None:
+    """What follows would run in another process, where nothing has run."""
+    process = PretendedProcess(lambda case, earlier: CRASH)
+    assert process.trials().after([A, B], C) is None
+    assert sum(map(len, process.processes)) == 1
+
+
+def test_the_first_that_shows_the_symptom_is_found() -> None:
+    """Later ones tell nothing: the process is damaged then."""
+    process = PretendedProcess(lambda case, earlier: WRONG if earlier else None)
+    assert process.trials().first_alike([A, B, C], Symptom.of(KERNEL.target, WRONG)) == (1, WRONG)
+    assert process.trials().first_alike([A, B, C], Symptom.of(KERNEL.target, CRASH)) is None
+
+
+def test_a_result_that_depends_on_other_calls_is_looked_for_in_fresh_processes() -> None:
+    """After its first run the kernel remembers: the bug would be called flaky, and no smaller case would show it."""
+    process = PretendedProcess(lambda case, earlier: None if earlier else WRONG)
+    trials = process.trials(relations=("call_sequence",))
+    assert [trials.alone(A), trials.alone(A), trials.alone(B)] == [WRONG] * 3
+    trials = process.trials(relations=("batch_invariance",))
+    assert [trials.alone(A, afresh=True), trials.alone(A)] == [WRONG, None]
+
+
+class Noted(KnownDeaths):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, Case]] = []
+
+    def died(self, declaration: Declaration, case: Case) -> None:
+        self.told.append(("died", case))
+
+    def passed(self, declaration: Declaration, case: Case) -> None:
+        self.told.append(("passed", case))
+
+
+def test_runs_alone_teach_what_dies() -> None:
+    """Shrinking runs the best examples there are; a death after other cases says nothing of the case itself."""
+    deaths = Noted()
+
+    def bug(case: Case, earlier: object) -> Failure | None:
+        return CRASH if case == A else WRONG if case == B else None
+
+    trials = PretendedProcess(bug).trials(deaths)
+    for case in (A, B, C):
+        trials.alone(case)
+    trials.after([B], A)
+    assert deaths.told == [("died", A), ("passed", B), ("passed", C)]
+
+
+def test_a_lost_batch_is_traced_to_the_case_that_dies() -> None:
+    """None of its cases dies alone: the crash would be lost with the batch."""
+    process = PretendedProcess(lambda case, earlier: CRASH if case == C and A in earlier else None)
+    suspect = first_death(process.timed(), KERNEL, [A, B, C, B])
+    assert suspect is not None
+    assert (suspect.case, suspect.failure, suspect.preceding) == (C, CRASH, (A, B))
+    assert first_death(process.timed(), KERNEL, [B, C]) is None
+    assert first_death(process.timed(deadline=-10.0), KERNEL, [A, C]) is None
+
+
+CASES = tuple(a_case(last_length) for last_length in range(1, 65))
+
+
+SIMPLEST = simplest_case("dense_decode", KERNEL.supports, KERNEL.options)
+
+
+@pytest.mark.parametrize("needed", [(63,), (0,), (20,), (5, 40), (0, 1, 62)])
+def test_only_what_is_needed_is_kept(needed: tuple[int, ...]) -> None:
+    """Sixty cases in a file hide the two that matter."""
+    wanted = [CASES[i] for i in needed]
+    assert fewer(CASES, lambda kept: all(case in kept for case in wanted), until=math.inf) == tuple(wanted)
+
+
+def test_the_last_few_are_tried_first() -> None:
+    """A sequence takes as long to run as it is, and most bugs need what ran just before."""
+    tried: list[int] = []
+
+    def fails(kept: Sequence[Case]) -> bool:
+        tried.append(len(kept))
+        return CASES[-3] in kept
+
+    fewer(CASES, fails, until=math.inf)
+    assert tried[:3] == [1, 2, 4]
+    assert max(tried) == 4
+
+
+def test_nothing_is_tried_when_time_is_up() -> None:
+    """What is known to fail is kept as it is."""
+    assert fewer(CASES, lambda kept: pytest.fail("tried"), until=time.monotonic()) == CASES
+
+
+def test_an_earlier_case_that_fails_alike_ends_the_sequence() -> None:
+    """The shorter sequence says more about the bug."""
+    process = PretendedProcess(lambda case, earlier: CRASH if CASES[2] in earlier else None)
+    found = find_preceding(process.suspect(a_case(99), *CASES), [CASES], process.trials())
+    assert found is not None
+    assert (found.case, found.preceding) == (CASES[3], CASES[:3])
+
+
+def test_a_case_that_fails_alone_needs_no_others() -> None:
+    """It would be saved with cases that have nothing to do with it, as its own predecessors."""
+    process = PretendedProcess(lambda case, earlier: CRASH)
+    assert find_preceding(process.suspect(a_case(99), *CASES), [CASES], process.trials()) is None
+
+
+def test_another_crash_on_the_way_is_not_taken_for_it() -> None:
+    """The process that the failing case ran in had survived."""
+    process = PretendedProcess(lambda case, earlier: CRASH if case == CASES[1] and earlier else None)
+    suspect = process.suspect(a_case(99), *CASES, failure=WRONG)
+    assert find_preceding(suspect, [CASES], process.trials()) is None
+
+
+def test_preceding_cases_become_as_simple_as_they_can_be() -> None:
+    """Any case will do for some bugs; for others, one thing about it matters."""
+    suspect = PretendedProcess(lambda case, earlier: None).suspect(a_case(7), CASES[9], CASES[8])
+    assert simpler(suspect, lambda cases: len(cases) == 2, until=math.inf) == (SIMPLEST, SIMPLEST)
+
+    def fails(cases: Sequence[Case]) -> bool:
+        assert isinstance(cases[0], DenseDecodeCase)
+        return cases[0].seq_lens[0] >= 8
+
+    assert simpler(suspect, fails, until=math.inf) == (a_case(8), SIMPLEST)

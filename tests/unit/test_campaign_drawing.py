@@ -1,22 +1,30 @@
-"""attnfuzz.campaign.draw.drawing: no case twice, none later than asked, and the same ones for the same seeds."""
+"""attnfuzz.campaign.draw.drawing: rounds that can be repeated, within a working set that is refreshed."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Iterator, Sequence
-from itertools import cycle
+from itertools import chain, cycle, repeat
 
+import msgspec
+import pytest
+from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from attnfuzz.campaign.draw.drawing import CaseSource, WorkingSets
+from attnfuzz.campaign.draw.drawing import CaseSource, WorkingSets, derive_seed, run_round
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import Format, format_of
+from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.strategies.cases import case_lists
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="k")
+
+
 OTHER = Declaration(name="other", problem="dense_decode", target="other")
+
+
 FORMATS = [Format(dtype="float16", head_size=16, num_q_heads=heads, num_kv_heads=1) for heads in (1, 2, 3)]
 
 
@@ -95,3 +103,196 @@ def test_scouted_formats_are_each_in_a_case() -> None:
 def test_without_formats_nothing_is_scouted() -> None:
     """On a CPU nothing is compiled: time for it would be wasted."""
     assert CaseSource(strategy_for, seeds=(1,)).scout(KERNEL) == []
+
+
+GPU_KERNEL = Declaration(name="k", problem="dense_decode", target="k")
+
+
+OTHER_GPU_KERNEL = Declaration(name="other", problem="dense_decode", target="other")
+
+
+COMPILED_S, WARM_S = 0.4, 0.001
+
+
+def case_in(number: int) -> Case:
+    case = simplest_case("dense_decode", GPU_KERNEL.supports, {})
+    return msgspec.structs.replace(case, num_q_heads=number, num_kv_heads=1)
+
+
+def format_number(number: int) -> Format:
+    return format_of(case_in(number))
+
+
+def endless(declaration: Declaration) -> Iterator[Format]:
+    return (format_number(number) for number in range(1, 1000))
+
+
+def scouted(sets: WorkingSets, declaration: Declaration = GPU_KERNEL) -> list[Format]:
+    """Have what is to be scouted judged; returns what was published."""
+    cases = [case_in(one.num_q_heads) for one in sets.to_scout(declaration)]
+    published = [sets.judged(declaration, case, COMPILED_S) for case in cases]
+    return [one for one in published if one is not None]
+
+
+def test_a_kernel_without_formats_is_scouted_first() -> None:
+    """There is nothing to draw from before; and while four are compiled, no kernel has had a case."""
+    sets = WorkingSets(endless)
+    assert not sets.any_for(GPU_KERNEL)
+    assert scouted(sets) == [format_number(1)]
+    assert sets.to_draw_from(GPU_KERNEL) == [format_number(1)]
+    assert sets.to_scout(GPU_KERNEL) == []
+    assert len(scouted(sets, OTHER_GPU_KERNEL)) == 1
+
+
+def test_half_of_the_time_goes_into_scouting_while_there_are_few_formats() -> None:
+    """In its first minute a search would run thousands of cases of four formats and miss what the fifth shows."""
+    sets = WorkingSets(endless)
+    total = scouting = 0.0
+    while len(sets.to_draw_from(GPU_KERNEL)) < 16:
+        new = len(scouted(sets))
+        scouting += new * COMPILED_S
+        for _ in range(20):
+            sets.judged(GPU_KERNEL, case_in(1), WARM_S)
+        total += new * COMPILED_S + 20 * WARM_S
+        assert scouting <= 0.5 * total + 4 * COMPILED_S
+    assert 0.4 < scouting / total < 0.65
+
+
+def test_scouting_takes_its_share_of_the_time_and_no_more() -> None:
+    """Without it, a bug that needs another head size is never met; too much of it, and hardly any case is run."""
+    sets = WorkingSets(endless)
+    total = scouting = 0.0
+    for turn in range(5000):
+        new = len(scouted(sets))
+        scouting += new * COMPILED_S
+        for _ in range(20):
+            assert sets.judged(GPU_KERNEL, case_in(1), WARM_S) is None
+        total += new * COMPILED_S + 20 * WARM_S
+        if turn == 1000:
+            assert 16 * COMPILED_S <= scouting < 20 * COMPILED_S
+    assert 0.08 < scouting / total < 0.12
+
+
+def test_the_newest_formats_are_kept() -> None:
+    """A set that only grows ends in a cache on the GPU that only grows."""
+    sets = WorkingSets(endless)
+    for number in range(1, 101):
+        sets.judged(GPU_KERNEL, case_in(number), WARM_S)
+    assert sets.to_draw_from(GPU_KERNEL) == [format_number(number) for number in range(69, 101)]
+
+
+def test_what_others_have_compiled_joins_a_few_at_a_time() -> None:
+    """It is on disk, but loading it takes time too: not all of a turn, and not all turns."""
+    sets = WorkingSets(endless)
+    sets.judged(GPU_KERNEL, case_in(900), WARM_S)
+    for number in range(1, 21):
+        sets.offer(GPU_KERNEL, format_number(number))
+    sets.judged(GPU_KERNEL, case_in(900), 1.0)
+    newest = [format_number(number) for number in (900, *range(20, 12, -1))]
+    assert sets.to_draw_from(GPU_KERNEL) == newest
+    for number in range(13, 21):
+        assert sets.judged(GPU_KERNEL, case_in(number), 0.02) is None
+    assert sets.to_draw_from(GPU_KERNEL) == newest
+    sets.judged(GPU_KERNEL, case_in(900), 10.0)
+    assert len(sets.to_draw_from(GPU_KERNEL)) == 17
+
+
+def test_what_others_have_compiled_is_not_scouted_or_published_again() -> None:
+    """Eight workers that compile the same formats have the variety of one."""
+    sets = WorkingSets(endless)
+    for number in range(1, 5):
+        sets.offer(GPU_KERNEL, format_number(number))
+    assert sets.any_for(GPU_KERNEL)
+    assert [one.num_q_heads for one in sets.to_draw_from(GPU_KERNEL)] == [4, 3, 2, 1]
+    assert sets.judged(GPU_KERNEL, case_in(1), COMPILED_S) is None
+    sets.judged(GPU_KERNEL, case_in(1), 1.0)
+    assert [one.num_q_heads for one in scouted(sets)] == [5, 6, 7, 8]
+
+
+def test_a_kernel_whose_formats_are_all_known_is_left_alone() -> None:
+    """Looking for another one must end."""
+    few = [format_number(1), format_number(2)]
+    sets = WorkingSets(lambda declaration: chain(few, repeat(few[0])))
+    assert scouted(sets) == few[:1]
+    sets.judged(GPU_KERNEL, case_in(1), 100.0)
+    assert scouted(sets) == few[1:]
+    sets.judged(GPU_KERNEL, case_in(1), 100.0)
+    assert sets.to_scout(GPU_KERNEL) == []
+
+
+FOREVER = float("inf")
+
+
+def drawn(seed_value: int, *, max_draws: int = 30) -> list[int]:
+    values: list[int] = []
+
+    def visit(value: int) -> bool:
+        values.append(value)
+        return True
+
+    run_round(st.integers(0, 10**6), visit, seed_value=seed_value, until=FOREVER, max_draws=max_draws)
+    return values
+
+
+def test_a_round_has_as_many_cases_as_asked() -> None:
+    """A round that ends early for no reason would start over with trivial cases most of the time."""
+    assert len(drawn(1)) == 30
+
+
+def test_the_seed_decides_what_is_drawn() -> None:
+    """--seed must repeat a search, and two workers must not do the same work."""
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+    assert derive_seed(0, 1, "kernel", 2) == derive_seed(0, 1, "kernel", 2)
+    assert len({derive_seed(0, worker, "kernel", turn) for worker in range(4) for turn in range(4)}) == 16
+
+
+def test_visit_can_end_the_round(capsys: pytest.CaptureFixture[str]) -> None:
+    """After a failing case nothing more may be drawn, and Hypothesis must not print a falsifying example."""
+    seen: list[int] = []
+
+    def visit(value: int) -> bool:
+        seen.append(value)
+        return len(seen) < 5
+
+    run_round(st.integers(), visit, seed_value=1, until=FOREVER)
+    assert len(seen) == 5
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_round_ends_in_time() -> None:
+    """Budgets are kept by rounds that end on the clock, not after a number of cases."""
+    seen = 0
+
+    def visit(value: int) -> bool:
+        nonlocal seen
+        seen += 1
+        time.sleep(0.02)
+        return True
+
+    started = time.monotonic()
+    run_round(st.integers(), visit, seed_value=1, until=started + 0.2)
+    assert seen > 0
+    assert time.monotonic() - started < 5.0
+    assert seen < 100
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt(), SystemExit(3)])
+def test_what_visit_raises_comes_out_unchanged(error: BaseException) -> None:
+    """An error of the framework must not be taken for a failing case, run again and called flaky."""
+    calls = 0
+
+    def visit(value: int) -> bool:
+        nonlocal calls
+        calls += 1
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        run_round(st.integers(), visit, seed_value=1, until=FOREVER)
+    assert caught.value is error
+    assert calls == 1
+
+
+def test_one_test_can_hold_many_rounds() -> None:
+    """Rounds follow each other for hours in one process; state that adds up would slow them down."""
+    assert sum(len(drawn(seed_value, max_draws=5)) for seed_value in range(20)) == 100

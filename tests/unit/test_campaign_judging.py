@@ -347,7 +347,7 @@ def test_the_first_case_of_a_format_has_a_patience_of_its_own() -> None:
     assert timeout.certain_s == 30.0  # in a fresh process, where every format is new
 
 
-DECLARATION_OF_PIPELINE = Declaration(name="k", problem="dense_decode", target="k")
+BATCHED = Declaration(name="k", problem="dense_decode", target="k")
 
 
 CASES = [DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(n,), scale=0.25) for n in (1, 2, 3)]
@@ -366,12 +366,12 @@ def test_the_submitter_goes_on_while_the_batch_is_judged() -> None:
         return content(declaration, cases)
 
     pipeline = Pipeline(judge)
-    pipeline.submit(DECLARATION_OF_PIPELINE, CASES)
+    pipeline.submit(BATCHED, CASES)
     assert pipeline.collect(0.0) is None
     drawn.set()
     batch = pipeline.collect()
     assert batch is not None
-    assert batch.verdicts == content(DECLARATION_OF_PIPELINE, CASES)
+    assert batch.verdicts == content(BATCHED, CASES)
     assert batch.cases == CASES
     assert pipeline.collect() is None
 
@@ -386,16 +386,16 @@ def test_a_batch_is_sent_off_before_the_submitter_goes_on(monkeypatch: pytest.Mo
         sent.set()
         return content(declaration, cases)
 
-    Pipeline(judge).submit(DECLARATION_OF_PIPELINE, CASES)
+    Pipeline(judge).submit(BATCHED, CASES)
     assert sent.is_set()
 
 
 def test_a_batch_that_was_not_collected_is_not_overwritten() -> None:
     """Its verdicts, findings among them, would be lost without a trace."""
     pipeline = Pipeline(content)
-    pipeline.submit(DECLARATION_OF_PIPELINE, CASES)
+    pipeline.submit(BATCHED, CASES)
     with pytest.raises(RuntimeError, match="collect"):
-        pipeline.submit(DECLARATION_OF_PIPELINE, CASES)
+        pipeline.submit(BATCHED, CASES)
 
 
 @pytest.mark.parametrize("error", [ValueError("bug"), SystemExit(3)])
@@ -406,7 +406,7 @@ def test_an_error_in_the_background_is_raised_where_it_is_collected(error: BaseE
         raise error
 
     pipeline = Pipeline(judge)
-    pipeline.submit(DECLARATION_OF_PIPELINE, CASES)
+    pipeline.submit(BATCHED, CASES)
     with pytest.raises(type(error)) as caught:
         pipeline.collect()
     assert caught.value is error
@@ -416,7 +416,7 @@ def test_an_error_in_the_background_is_raised_where_it_is_collected(error: BaseE
 def test_a_compilation_is_charged_to_the_case_that_caused_it() -> None:
     """A share of all would let formats that were compiled long ago look slow."""
     pipeline = Pipeline(lambda declaration, cases: [Verdict(timing=Timing(compile_s=1.0)), Verdict(), Verdict()])
-    pipeline.submit(DECLARATION_OF_PIPELINE, CASES)
+    pipeline.submit(BATCHED, CASES)
     batch = pipeline.collect()
     assert batch is not None
     assert batch.verdicts is not None

@@ -1,15 +1,32 @@
-"""attnfuzz.campaign.saved.merging: files of several machines are told apart as findings of one campaign are."""
+"""attnfuzz.campaign.saved.merging: one case of each bug is run again and written, and nothing else is lost."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from attnfuzz.campaign.saved.merging import SavedBug, represent, tell_apart
-from attnfuzz.campaign.saved.replay import SavedCase
-from attnfuzz.corpus import Regression
+import pytest
+
+from attnfuzz.campaign.saved import merging
+from attnfuzz.campaign.saved.merging import (
+    PASSING,
+    Checked,
+    Kept,
+    MergedFolder,
+    Outcome,
+    SavedBug,
+    check_again,
+    represent,
+    tell_apart,
+)
+from attnfuzz.campaign.saved.replay import Replayed, SavedCase, replay
+from attnfuzz.corpus import Regression, load_regression
+from attnfuzz.judging.runner import Runner
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.report.findings import finding_lines
-from tests.unit.saved_findings import a_finding
+from tests.unit.saved_findings import a_finding, save
 
 
 def saved(*regressions: Regression) -> list[SavedCase]:
@@ -96,3 +113,156 @@ def test_a_remark_is_added_to_what_people_wrote() -> None:
     """Why a case was put aside belongs to it, and so does what was known of it."""
     (bug,) = tell_apart(saved(a_finding(2, note="see #12")))
     assert represent(bug, bug.files[0], remark="passed").note == "see #12; passed"
+
+
+def keep(folder: Path, bug: SavedBug, outcome: Outcome, file: int = 0) -> Kept:
+    return MergedFolder(folder, device="a CPU").keep(bug, Checked(bug.files[file], outcome))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.json"))
+
+
+def test_a_case_that_fails_is_written_and_its_source_left(tmp_path: Path) -> None:
+    """The folders of the machines are the evidence; they are read, nothing else."""
+    source = save(tmp_path / "node", a_finding(2, "seq_len>1", note="#12"))
+    before = source.path.read_bytes()
+    kept = keep(tmp_path / "out", SavedBug((source,)), "fails")
+    assert kept == Kept(tmp_path / "out" / source.path.name, is_new=True)
+    assert kept.path.read_bytes() == source.path.read_bytes() == before
+
+
+def test_a_case_that_passes_is_put_aside_with_a_remark(tmp_path: Path) -> None:
+    """Left among the others it would fail a test run that expects it to fail; deleted, a flaky bug would be lost."""
+    source = save(tmp_path / "node", a_finding(2, "seq_len>1"))
+    kept = keep(tmp_path / "out", SavedBug((source,)), "passes")
+    assert kept.path.parent == tmp_path / "out" / PASSING
+    assert "passed on a CPU when it was merged" in load_regression(kept.path).note
+    assert names(tmp_path / "out") == []
+
+
+def test_a_fixed_case_that_passes_stays(tmp_path: Path) -> None:
+    """It is meant to pass."""
+    source = save(tmp_path / "node", a_finding(2, status="fixed"))
+    assert keep(tmp_path / "out", SavedBug((source,)), "passes").path.parent == tmp_path / "out"
+
+
+def test_a_larger_case_in_the_folder_is_replaced_and_hands_its_note_on(tmp_path: Path) -> None:
+    """Merging night after night would pile up cases of one bug."""
+    smaller = save(tmp_path / "node", a_finding(2, "seq_len>1"))
+    larger = save(tmp_path / "out", a_finding(9, "seq_len>1", note="tracked in #12"))
+    kept = keep(tmp_path / "out", SavedBug((smaller, larger)), "fails")
+    assert kept.replaced == (larger.path,)
+    assert names(tmp_path / "out") == [smaller.path.name]
+    assert load_regression(kept.path).note == "tracked in #12"
+
+
+@pytest.mark.parametrize("outcome", ["unverified", "passes"])
+def test_nothing_is_removed_for_a_case_that_was_not_seen_to_fail(tmp_path: Path, outcome: Outcome) -> None:
+    """A case that was verified once would make room for one that may show nothing."""
+    smaller = save(tmp_path / "node", a_finding(2, "seq_len>1"))
+    larger = save(tmp_path / "out", a_finding(9, "seq_len>1"))
+    kept = keep(tmp_path / "out", SavedBug((smaller, larger)), outcome)
+    assert larger.path.exists()
+    assert (kept.path == larger.path) == (outcome == "passes")
+
+
+def test_what_the_folder_holds_is_left_as_it_is(tmp_path: Path) -> None:
+    """Files under version control would change with every merge."""
+    own = save(tmp_path / "out", a_finding(2, "seq_len>1", note="#12"))
+    fixed = save(tmp_path / "out", a_finding(3, status="fixed"))
+    other = save(tmp_path / "node", a_finding(9, "seq_len>1"))
+    before = {path: path.read_bytes() for path in (own.path, fixed.path)}
+    for _ in range(2):
+        assert keep(tmp_path / "out", SavedBug((own, other)), "fails") == Kept(own.path, is_new=False)
+        assert keep(tmp_path / "out", SavedBug((fixed,)), "fails") == Kept(fixed.path, is_new=False)
+    assert {path: path.read_bytes() for path in (own.path, fixed.path)} == before
+    assert len(names(tmp_path / "out")) == 2
+
+
+def test_merging_twice_writes_nothing_new(tmp_path: Path) -> None:
+    """A job that is run again must not be afraid of what it did before."""
+    bug = SavedBug((save(tmp_path / "node", a_finding(2, "seq_len>1")),))
+    assert [keep(tmp_path / "out", bug, "fails").is_new for _ in range(2)] == [True, False]
+    assert [keep(tmp_path / "out", bug, "passes").is_new for _ in range(2)] == [True, False]
+
+
+KERNEL = """
+import attnfuzz
+from attnfuzz.kernels import eager
+
+
+@attnfuzz.kernel("dense_decode", supports=attnfuzz.Supports(dtypes=("float32",), head_sizes=(16,)))
+def mine(inputs):
+    out, lse = eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
+    out[inputs.seq_lens > 4] += 1  # the bug
+    return out, lse
+"""
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    """In a folder with the kernel: executors stay in the one that they were started in."""
+    folder = tmp_path_factory.mktemp("kernel")
+    (folder / "mine.py").write_text(KERNEL)
+    with contextlib.chdir(folder), Runner(device="cpu") as runner:
+        yield runner
+
+
+def bug(*regressions: Regression) -> SavedBug:
+    return SavedBug(tuple(save(Path(f"node{i}"), regression) for i, regression in enumerate(regressions)))
+
+
+def test_the_first_case_that_fails_is_chosen(runner: Runner) -> None:
+    """The smallest may have been one machine's hiccup; what fails is what can be looked into."""
+    checked = check_again(bug(a_finding(2), a_finding(5), a_finding(9)), runner)
+    assert (checked.outcome, checked.saved.path.parent.name) == ("fails", "node1")
+
+
+def test_a_bug_none_of_whose_cases_fails_passes(runner: Runner) -> None:
+    """It would be reported for ever after it was repaired."""
+    checked = check_again(bug(a_finding(2), a_finding(3)), runner)
+    assert (checked.outcome, checked.saved.path.parent.name) == ("passes", "node0")
+
+
+def test_a_fixed_case_is_itself_checked(runner: Runner) -> None:
+    """A fixed case that fails again is the worst news that there is."""
+    assert check_again(bug(a_finding(9, status="fixed")), runner).outcome == "fails"
+    assert check_again(bug(a_finding(2, status="fixed"), a_finding(2)), runner).outcome == "passes"
+
+
+@pytest.mark.parametrize(
+    ("regression", "reason"),
+    [
+        (a_finding(9, kernel="gone.py:gone"), "no file 'gone.py'"),
+        (a_finding(9, kernel="mine.py:yours"), "no kernel 'yours'"),
+        (a_finding(9, kernel="merge_states_eager"), "does not compute dense_decode"),
+        (a_finding(9, dtype="float16"), "float16"),
+        (a_finding(2, device="NVIDIA H100"), "was found on NVIDIA H100"),
+    ],
+    ids=["no file", "no kernel", "other problem", "not supported", "other device"],
+)
+def test_what_cannot_be_told_here_is_unverified(runner: Runner, regression: Regression, reason: str) -> None:
+    """A bug that only shows on a GPU, or in a kernel that is not here, would be put aside as repaired."""
+    checked = check_again(bug(regression), runner)
+    assert checked.outcome == "unverified"
+    assert reason in checked.reason
+
+
+def test_a_case_that_fails_is_preferred_to_one_that_cannot_be_told(runner: Runner) -> None:
+    """What was verified is worth more than what is smaller."""
+    checked = check_again(bug(a_finding(2, device="NVIDIA H100"), a_finding(9)), runner)
+    assert (checked.outcome, checked.saved.path.parent.name) == ("fails", "node1")
+
+
+def test_one_case_found_by_many_machines_is_run_once(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred machines that found it would cost a hundred times ten seconds for a hang."""
+    replayed: list[SavedCase] = []
+
+    def counted(cases: Sequence[SavedCase], *arguments: Any, **options: Any) -> Iterator[Replayed]:
+        replayed.extend(cases)
+        return replay(cases, *arguments, **options)
+
+    monkeypatch.setattr(merging, "replay", counted)
+    assert check_again(bug(*[a_finding(2)] * 20), runner).outcome == "passes"
+    assert len(replayed) == 3
