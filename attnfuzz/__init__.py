@@ -20,30 +20,46 @@ if TYPE_CHECKING:
     from attnfuzz.problems.cases import PagedDecodeCase as PagedDecodeCase
     from attnfuzz.problems.cases import SplitDecodeCase as SplitDecodeCase
     from attnfuzz.problems.declared_numerics import Numerics as Numerics
+    from attnfuzz.problems.open_cases import Choice as Choice
+    from attnfuzz.problems.open_cases import Integer as Integer
+    from attnfuzz.problems.open_cases import Integers as Integers
+    from attnfuzz.problems.open_cases import Seed as Seed
+    from attnfuzz.problems.own import Expected as Expected
+    from attnfuzz.problems.own import Problem as Problem
+    from attnfuzz.problems.shapes import TensorSpec as TensorSpec
     from attnfuzz.problems.supports import Supports as Supports
     from attnfuzz.problems.tolerance import FixedTolerance as FixedTolerance
     from attnfuzz.testing import KernelFailure as KernelFailure
     from attnfuzz.testing import check as check
     from attnfuzz.testing import fuzz as fuzz
+    from attnfuzz.values.own import numbers as numbers
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Choice": "attnfuzz.problems.open_cases",
     "DenseDecodeCase": "attnfuzz.problems.cases",
     "Engine": "attnfuzz.adapters.engine",
+    "Expected": "attnfuzz.problems.own",
     "FixedTolerance": "attnfuzz.problems.tolerance",
+    "Integer": "attnfuzz.problems.open_cases",
+    "Integers": "attnfuzz.problems.open_cases",
     "Kernel": "attnfuzz.declaration",
     "KernelFailure": "attnfuzz.testing",
     "MergeStatesCase": "attnfuzz.problems.cases",
     "Numerics": "attnfuzz.problems.declared_numerics",
     "PagedAttentionCase": "attnfuzz.problems.cases",
     "PagedDecodeCase": "attnfuzz.problems.cases",
+    "Problem": "attnfuzz.problems.own",
+    "Seed": "attnfuzz.problems.open_cases",
     "SplitDecodeCase": "attnfuzz.problems.cases",
     "Supports": "attnfuzz.problems.supports",
+    "TensorSpec": "attnfuzz.problems.shapes",
     "assert_close": "attnfuzz.closeness",
     "check": "attnfuzz.testing",
     "fuzz": "attnfuzz.testing",
     "kernel": "attnfuzz.declaration",
+    "numbers": "attnfuzz.values.own",
 }
 __all__ = [*_HOMES, "__version__"]
 

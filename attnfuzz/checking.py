@@ -10,15 +10,17 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.saved_run import judge_sequence, preceding_for, relations_for, run_saved
+from attnfuzz.campaign.saved.replay import judge_sequence, preceding_for, relations_for, run_saved
 from attnfuzz.corpus import Regression, load_regression
+from attnfuzz.corpus.regression import as_of
 from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.judging.guard_naming import with_name
 from attnfuzz.judging.leaks import LEAK, find_leak
 from attnfuzz.kernel_failure import kernel_failure
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Verdict
-from attnfuzz.problems.cases import CASE_TYPES, Case, Problem, case_from_builtins
+from attnfuzz.problems.cases import Case, Problem, case_from_builtins, case_type_of
 from attnfuzz.problems.limits import check_size
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.supported import adapt_options, why_unsupported
 from attnfuzz.problems.tolerance import Tolerance
 from attnfuzz.shared_runner import shared_runner
@@ -84,6 +86,8 @@ def check_relations(
     declaration = declaration_of(kernel, device=device, isolated=isolated)
     file = Path(case) if isinstance(case, str | Path) else None
     loaded = load_regression(Path(case)) if isinstance(case, str | Path) else case
+    if isinstance(loaded, Regression):
+        loaded = as_of(loaded, declaration.problem)
     saved = loaded if isinstance(loaded, Regression) else None
     found = _case_of(loaded, declaration)
     if isolated:
@@ -139,8 +143,9 @@ def _parsed(problem: Problem, fields: Mapping[str, Any]) -> Case:
         return case_from_builtins(problem, dict(fields))
     except msgspec.ValidationError as error:
         about_fields = "unknown field" in str(error) or "missing required field" in str(error)
-        rule = f"; a case of {problem} has {', '.join(CASE_TYPES[problem].__struct_fields__)}" if about_fields else ""
-        raise ValueError(f"{error}{rule} (attnfuzz/problems/cases.py explains the fields)") from None
+        rule = f"; a case of {problem} has {', '.join(case_type_of(problem).__struct_fields__)}" if about_fields else ""
+        explained = problem.place if isinstance(problem, OpenProblem) else "attnfuzz/problems/cases.py"
+        raise ValueError(f"{error}{rule} ({explained} explains the fields)") from None
 
 
 def _judge_here(
@@ -152,7 +157,7 @@ def _judge_here(
     tolerance: Tolerance,
     relations: Relations,
 ) -> Verdict:
-    from attnfuzz.oracles.judge import judge
+    from attnfuzz.judging.judge import judge
 
     return judge(
         _loaded(kernel),

@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration, Numerics, Supports
+from attnfuzz.judging.comparison import Comparison, Reference
 from attnfuzz.oracles.accuracy import objection
-from attnfuzz.oracles.comparison import Comparison, Reference
 from attnfuzz.problems.cases import DenseDecodeCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.layouts import token_views
 from attnfuzz.problems.limits import check_size

@@ -42,7 +42,7 @@ def compose(attention: Kernel, merge: Kernel) -> Kernel:
 
     def call(inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
         (prefix, prefix_lse), (suffix, suffix_lse) = (
-            _state(attention, part, options) for part in _parts(inputs, attention.declaration.problem)
+            _state(attention, part, options) for part in _parts(inputs, str(attention.declaration.problem))
         )
         states = MergeStatesInputs(
             prefix_output=prefix,

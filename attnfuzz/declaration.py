@@ -22,8 +22,11 @@ from attnfuzz.adapters import module_of
 from attnfuzz.data_files import is_regular_file
 from attnfuzz.environment import TRITON_REMEDY
 from attnfuzz.overlay import original_of, spec_from_file
-from attnfuzz.problems.cases import PROBLEMS, Problem
+from attnfuzz.problems.cases import PROBLEMS, BundledProblem, Problem
 from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.open_cases import OpenProblem, implemented, narrowed
+from attnfuzz.problems.own import Problem as OwnProblem
+from attnfuzz.problems.own import describe, moved
 from attnfuzz.problems.simplest import check_combinations
 from attnfuzz.problems.supports import OptionValue, Supports, check_options
 from attnfuzz.problems.where import settled
@@ -89,9 +92,7 @@ class Declaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for name, kind in (("supports", Supports), ("numerics", Numerics)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name}={getattr(self, name)!r:.80} must be an attnfuzz.{kind.__name__}(...)")
-        if self.supports.where is not None:
-            settled_supports = settled(self.problem, self.supports, self.options)
-            msgspec.structs.force_setattr(self, "supports", settled_supports)
+        msgspec.structs.force_setattr(self, "supports", settled(self.problem, self.supports, self.options))
 
 
 class Kernel:
@@ -148,7 +149,7 @@ class Absent:
 
 
 def kernel(
-    problem: Problem,
+    problem: BundledProblem | OwnProblem,
     *,
     supports: Supports | None = None,
     options: Mapping[str, tuple[OptionValue, ...]] | None = None,
@@ -156,7 +157,7 @@ def kernel(
     name: str | None = None,
     prepare: Callable[[], object] | None = None,
 ) -> Callable[[KernelFunction], Kernel]:
-    """Declare the decorated function as a kernel under test for ``problem``.
+    """Declare the decorated function as a kernel under test for ``problem``, a bundled one or an `attnfuzz.Problem`.
 
     The function gets the inputs and its drawn ``options`` by keyword. It returns ``(out, lse)``, only ``out``,
     or None after writing into ``inputs.out`` and ``inputs.lse``. Raises ValueError for a declaration that cannot hold.
@@ -165,18 +166,24 @@ def kernel(
     from disk afterwards. A campaign searches other kernels meanwhile. It has all the time and memory that it needs, and
     none of that counts as the kernel's; what it leaves in its own process is lost.
     """
-    if problem not in PROBLEMS:
-        raise ValueError(f"problem={problem!r} must be one of {PROBLEMS}")
+    own = isinstance(problem, OwnProblem)
+    if not own and problem not in PROBLEMS:
+        raise ValueError(f"problem={problem!r} must be one of {PROBLEMS}, or an instance of an attnfuzz.Problem")
     choices = {key: tuple(value) if isinstance(value, list) else value for key, value in (options or {}).items()}
     check_options(choices)
-    if isinstance(supports, Supports):
-        supports = settled(problem, supports, choices)
-        check_combinations(problem, supports, choices)
+    described: Problem
+    if isinstance(problem, OwnProblem):
+        described, supports = _described(problem, supports or Supports())
+    else:
+        described = problem
+    if isinstance(supports, Supports) and not own:
+        supports = settled(described, supports, choices)
+        check_combinations(described, supports, choices)
 
     def declare(function: KernelFunction) -> Kernel:
         declaration = Declaration(
             name=name or function.__name__,
-            problem=problem,
+            problem=described,
             supports=supports or Supports(),
             options=choices,
             numerics=numerics or Numerics(),
@@ -186,6 +193,23 @@ def kernel(
         return Kernel(function, declaration, prepare)
 
     return declare
+
+
+def _described(problem: OwnProblem, supports: Supports) -> tuple[Problem, Supports]:
+    """What others see of ``problem`` as a kernel with ``supports`` takes it, and what these promise beyond that."""
+    if not isinstance(supports, Supports):
+        raise ValueError(f"supports={supports!r:.80} must be an attnfuzz.Supports(...)")
+    described = implemented(narrowed(describe(problem), supports), problem)
+    return described, Supports(deterministic=supports.deterministic, graph_replay=supports.graph_replay)
+
+
+def _placed(kernel: Kernel, module: ModuleType, prefix: str, target: str) -> Kernel:
+    """``kernel`` as ``target``, and its problem by the same name of their file, if they share one."""
+    problem = kernel.declaration.problem
+    file = getattr(module, "__file__", None)
+    if isinstance(problem, OpenProblem) and prefix and file is not None:
+        problem = moved(problem, original_of(file), prefix)
+    return kernel.declared(target=target, problem=problem)
 
 
 def load_kernels(target: str, *, within: Path | None = None) -> list[Kernel]:
@@ -261,7 +285,7 @@ def _select(module: ModuleType, pattern: str, place: str, *, prefix: str) -> lis
                 raise KernelLoadError(f"{prefix}:{one.name} cannot be had: {one.why}")
         raise KernelLoadError(_nothing_found(pattern, place, list(by_name)))
     try:
-        return [by_name[name].declared(target=f"{prefix}:{name}" if prefix else name) for name in names]
+        return [_placed(by_name[name], module, prefix, f"{prefix}:{name}" if prefix else name) for name in names]
     except ValueError as error:  # a folder or a name that could not be shown
         raise KernelLoadError(f"a kernel cannot be loaded from {printable(place)}: {error}") from error
 

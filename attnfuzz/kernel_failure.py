@@ -10,12 +10,13 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.replay import replay_command
+from attnfuzz.campaign.saved.replay import replay_command
 from attnfuzz.corpus import FindingRecord, Regression, current_environment, write_regression
 from attnfuzz.oracles.verdict import Failure, where_to_look
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.features import features
-from attnfuzz.report.headline import remedy_lines
+from attnfuzz.problems.open_cases import OpenProblem
+from attnfuzz.report.findings import remedy_lines
 
 __all__ = ["KernelFailure", "failure_report", "kernel_failure"]
 
@@ -102,5 +103,8 @@ def _failure_class(oracle: str, kind: str) -> type[KernelFailure]:
 def _save(failure: Failure, target: str, case: Case, folder: Path) -> Path:
     finding = FindingRecord.of(failure, features(case))
     environment = current_environment("")
-    regression = Regression(problem=case.problem, kernel=target, case=case, finding=finding, environment=environment)
+    problem = case.problem
+    if isinstance(problem, OpenProblem):
+        problem = msgspec.structs.replace(problem, place=_shortened(problem.place))
+    regression = Regression(problem=problem, kernel=target, case=case, finding=finding, environment=environment)
     return write_regression(regression, folder)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.calibration import Choice
+    from attnfuzz.campaign.workers import Choice
     from attnfuzz.config import Settings
     from attnfuzz.corpus import Regression
     from attnfuzz.declaration import Declaration
@@ -168,7 +168,7 @@ class RegressionFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         """One test per kernel. Raises CollectError with one sentence for a file that is not valid, or cannot be run."""
-        from attnfuzz.campaign.replay import resolve_target
+        from attnfuzz.campaign.saved.replay import resolve_target
         from attnfuzz.corpus import RegressionError, load_regression
         from attnfuzz.declaration import KernelLoadError
         from attnfuzz.isolation.outcomes import ExecutorUnavailable
@@ -205,7 +205,7 @@ class RegressionItem(pytest.Item):
 
     def runtest(self) -> None:
         """Raises KernelFailure if the kernel fails the case."""
-        from attnfuzz.campaign.replay import SavedCase, load_named
+        from attnfuzz.campaign.saved.replay import SavedCase, load_named
         from attnfuzz.testing import check
 
         if self.name == self.regression.kernel:
@@ -239,13 +239,18 @@ def _supporting(config: pytest.Config, regression: Regression) -> Iterator[str]:
     settings = _settings(config)
     if settings is None or settings.on is None:
         return
+    from attnfuzz.corpus.regression import as_of
     from attnfuzz.problems.supported import adapt_options, supports_case
 
     if _OTHERS not in config.stash:
         config.stash[_OTHERS] = _runner(config).declarations(settings.on)
     for kernel in config.stash[_OTHERS]:
-        case = adapt_options(regression.case, kernel.options)
-        if kernel.problem == regression.problem and supports_case(kernel.supports, kernel.options, case):
+        try:
+            now = as_of(regression, kernel.problem)
+        except ValueError:  # no case of what the problem is by now
+            continue
+        case = adapt_options(now.case, kernel.options)
+        if kernel.problem == now.problem and supports_case(kernel.supports, kernel.options, case):
             yield kernel.target
 
 

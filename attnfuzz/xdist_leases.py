@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from attnfuzz.campaign.calibration import Choice, by_formula, cores
+from attnfuzz.campaign.workers import Choice, by_formula, cores
 from attnfuzz.isolation.devices import DeviceLease, Gpu, LeasePool
 from attnfuzz.shared_runner import pin_to
 

@@ -18,21 +18,19 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.kernels import (
-    eager,
-    eager_attention,
-    launch,
-    launch_attention,
-    launch_grouped,
-    launch_merge,
-    launch_paged,
-    launch_partitioned,
-    launch_q_block,
-)
+from attnfuzz.kernels import eager, eager_attention
+from attnfuzz.kernels.dense import launch
+from attnfuzz.kernels.grouped import launch_grouped
+from attnfuzz.kernels.latent import launch_latent
+from attnfuzz.kernels.merge import launch_merge
+from attnfuzz.kernels.paged import launch_attention, launch_paged, launch_partitioned
+from attnfuzz.kernels.q_block import launch_q_block
 
 __all__ = [
     "dense_eager",
     "dense_naive",
+    "latent_eager",
+    "latent_grouped",
     "merge_many_th",
     "merge_states_eager",
     "merge_states_in_place",
@@ -81,6 +79,14 @@ _PAGED_PADDED = attnfuzz.Supports(**_ANY_CACHE)
 _PACKED = attnfuzz.Supports(layouts=("packed",), **_ANY_CACHE, **_ROW_BY_ROW)
 _HALVES = attnfuzz.Supports(dtypes=("float16", "bfloat16"), **_ANY_CACHE, **_ROW_BY_ROW)
 _HALVES_BY_SHAPE = attnfuzz.Supports(dtypes=("float16", "bfloat16"), **_ANY_CACHE, graph_replay=True)
+_ANY_LATENT: dict[str, Any] = {
+    "gqa_ratios": (1, 2, 3, 5, 8, 12, 16, 17, 24, 32, 40, 64, 128),
+    "strides": "any",
+    "unused_table_entries": "garbage",
+    "infinite_scores": True,
+}
+_LATENT = attnfuzz.Supports(dtypes=("float16", "bfloat16"), variants=("soft_cap",), **_ANY_LATENT, **_ROW_BY_ROW)
+_LATENT_PADDED = attnfuzz.Supports(variants=("window", "soft_cap", "alibi", "sinks"), **_ANY_LATENT)
 _FLOAT32 = attnfuzz.Numerics(probabilities="float32", partials="float32", matmul="ieee")
 _MATRIX_UNITS = attnfuzz.Numerics(probabilities="input", row_sum="float32", partials="float32", matmul="tensor_core")
 _SHORT_PARTIALS = attnfuzz.Numerics(probabilities="float32", partials="input", matmul="ieee")
@@ -104,6 +110,8 @@ _GROUPED = {
     "num_combined": (64, 1, 2, 4),
     "last_combines": (False, True),
 }
+# Rows of a latent cache are long: more of them would not fit into a GPU's shared memory.
+_LATENT_BLOCKS = {"tile": (32, 16), "block_m": (16, 32), **_NUM_WARPS, "num_stages": (2, 1)}
 # All that the wrapper would choose by the batch is given, so that a row does not depend on it.
 _Q_BLOCKS = {"block_m": (16, 32, 64), **_TILED}
 
@@ -343,6 +351,43 @@ def paged_attention_static(inputs: Any, *, num_splits: int, **options: Any) -> S
 def paged_attention_auto(inputs: Any) -> State:
     """The same with blocks, tiles and segments that the wrapper chooses by the shapes of the batch."""
     return _q_block(inputs)
+
+
+@attnfuzz.kernel("latent_decode", supports=_LATENT, options=_LATENT_BLOCKS, numerics=_MATRIX_UNITS)
+def latent_grouped(inputs: Any, **options: Any) -> State:
+    """A block of query heads in one program, which loads each latent vector once, as key and as value."""
+    return launch_latent.latent_decode(
+        inputs.q,
+        inputs.kv_cache,
+        inputs.block_table,
+        inputs.seq_lens,
+        inputs.scale,
+        inputs.v_head_size,
+        out=inputs.out,
+        lse=inputs.lse,
+        soft_cap=inputs.soft_cap,
+        **options,
+    )
+
+
+@attnfuzz.kernel("latent_decode", supports=_LATENT_PADDED, numerics=_FLOAT32)
+def latent_eager(inputs: Any) -> State:
+    """``paged_eager`` on K and V that are views of one cache."""
+    kv_cache = inputs.kv_cache[:, :, None]
+    return eager.paged_decode(
+        inputs.q,
+        kv_cache,
+        kv_cache[..., : inputs.v_head_size],
+        inputs.block_table,
+        inputs.seq_lens,
+        inputs.scale,
+        inputs.block_size,
+        "NHD",
+        window=inputs.window,
+        soft_cap=inputs.soft_cap,
+        alibi_slopes=inputs.alibi_slopes,
+        sinks=inputs.sinks,
+    )
 
 
 def _q_block(inputs: Any, **options: Any) -> State:

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels.kv_scales import KvScales
-from attnfuzz.kernels.layouts import gather_pages, size_of_values
-from attnfuzz.kernels.prepare import (
+from attnfuzz.kernels.common.kv_scales import KvScales
+from attnfuzz.kernels.common.layouts import gather_pages, size_of_values
+from attnfuzz.kernels.common.prepare import (
     empty_partials,
     prepare_dense,
     prepare_merge,
@@ -25,7 +25,7 @@ from attnfuzz.kernels.prepare import (
     prepare_reduce,
     prepare_split,
 )
-from attnfuzz.kernels.variants import Variant, check_variant
+from attnfuzz.kernels.common.variants import Variant, check_variant
 
 __all__ = ["dense_decode", "merge_states", "paged_decode", "reduce_splits", "split_decode", "split_paged_decode"]
 

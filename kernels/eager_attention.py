@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from attnfuzz.kernels import eager
-from attnfuzz.kernels.checks import check_positive
-from attnfuzz.kernels.kv_scales import KvScales
-from attnfuzz.kernels.prepare import prepare_attention
-from attnfuzz.kernels.variants import Variant, check_variant
+from attnfuzz.kernels.common.checks import check_positive
+from attnfuzz.kernels.common.kv_scales import KvScales
+from attnfuzz.kernels.common.prepare import prepare_attention
+from attnfuzz.kernels.common.variants import Variant, check_variant
 
 __all__ = ["paged_attention"]
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
 
 from attnfuzz.problems.boundaries import QUERY_TILE, query_steps, split_count, tile_sizes
 from attnfuzz.problems.cases import (
+    CASE_TYPES,
     PROBLEMS,
+    BundledProblem,
     Case,
     DenseDecodeCase,
     MergeStatesCase,
-    PagedAttentionCase,
-    PagedDecodeCase,
     Problem,
-    SplitDecodeCase,
 )
 from attnfuzz.problems.choices import lse_kinds_of, min_seq_len, paddings_of
 from attnfuzz.problems.formats import Format
+from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.recipes import STATE_RECIPES
 from attnfuzz.problems.supports import OptionValue, Supports, check_options
 from attnfuzz.strategies.arguments import check_one_of
@@ -105,11 +106,13 @@ def _builder(
     """What makes a case, and the number of bytes it reads."""
     if len(formats) > _MOST_FORMATS:
         raise ValueError(f"formats has {len(formats)} entries; only {_MOST_FORMATS} can be told apart, pass fewer")
-    check_one_of("problem", problem, PROBLEMS)
     supports, options = supports or Supports(), dict(options or {})
     check_options(options)
+    if isinstance(problem, OpenProblem):
+        return partial(_open_case, problem, options), problem.decisions + len(options)
+    check_one_of("problem", problem, PROBLEMS)
     plan = _Plan(FormatPlan.of(problem, supports, options, sizes), tuple(formats))
-    build = _BUILDERS[problem]
+    build = _BUILDERS.get(problem, _paged)
     size = format_bytes(plan.free) + 1 + _PARTS_BYTES + sizes.max_seqs
     if problem == "paged_attention":
         size += _queries_bytes(sizes.max_seqs)
@@ -132,16 +135,8 @@ def _dense_decode(decisions: Decisions, plan: _Plan) -> DenseDecodeCase:
     return DenseDecodeCase(extra_rows=decisions.pick(rows), **fields)
 
 
-def _paged_decode(decisions: Decisions, plan: _Plan) -> PagedDecodeCase:
-    return PagedDecodeCase(**_attention(decisions, plan))
-
-
-def _split_decode(decisions: Decisions, plan: _Plan) -> SplitDecodeCase:
-    return SplitDecodeCase(**_attention(decisions, plan))
-
-
-def _paged_attention(decisions: Decisions, plan: _Plan) -> PagedAttentionCase:
-    return PagedAttentionCase(**_attention(decisions, plan))
+def _paged(decisions: Decisions, plan: _Plan) -> Case:
+    return CASE_TYPES[plan.free.problem](**_attention(decisions, plan))
 
 
 def _merge_states(decisions: Decisions, plan: _Plan) -> MergeStatesCase:
@@ -168,12 +163,15 @@ def _merge_states(decisions: Decisions, plan: _Plan) -> MergeStatesCase:
     )
 
 
-_BUILDERS: dict[Problem, Callable[[Decisions, _Plan], Case]] = {
+def _open_case(problem: OpenProblem, options: Mapping[str, tuple[OptionValue, ...]], decisions: Decisions) -> OpenCase:
+    """Each field by decisions of its own, so that none shifts when another shrinks."""
+    fields = {name: field.decide(decisions.part(field.decisions)) for name, field in problem.fields.items()}
+    return problem.case_type(**fields, options={name: decisions.pick(choices) for name, choices in options.items()})
+
+
+_BUILDERS: dict[BundledProblem, Callable[[Decisions, _Plan], Case]] = {
     "dense_decode": _dense_decode,
-    "paged_decode": _paged_decode,
-    "split_decode": _split_decode,
     "merge_states": _merge_states,
-    "paged_attention": _paged_attention,
 }
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from attnfuzz.declaration import Absent, Kernel, KernelFunction, Numerics, Supports, kernel
 from attnfuzz.environment import installed
-from attnfuzz.problems.cases import Problem
+from attnfuzz.problems.cases import BundledProblem
 from attnfuzz.problems.supports import OptionValue
 from attnfuzz.said import text_of, type_name
 
@@ -33,7 +33,7 @@ class Engine:
 
     def kernel(
         self,
-        problem: Problem,
+        problem: BundledProblem,
         *,
         supports: Supports | Callable[..., Supports],
         needs: Mapping[str, tuple[str, ...]],

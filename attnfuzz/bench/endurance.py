@@ -17,10 +17,9 @@ from pathlib import Path
 import msgspec
 
 from attnfuzz import safe_start
-from attnfuzz.bench.campaigns import Measured, measure_campaign
-from attnfuzz.campaign.calibration import cores
-from attnfuzz.campaign.reporter import SilentReporter
-from attnfuzz.campaign.result import Statistics
+from attnfuzz.bench.throughput import MeasuredCampaign, measure_campaign
+from attnfuzz.campaign.result import SilentReporter, Statistics
+from attnfuzz.campaign.workers import cores
 
 __all__ = ["HOSTILE", "Endurance", "MemorySample", "Summary", "measure_endurance", "resident_bytes_of_tree"]
 
@@ -67,7 +66,7 @@ class Endurance:
 
     targets: tuple[str, ...]
     alone: Summary
-    together: Measured
+    together: MeasuredCampaign
     memory: tuple[MemorySample, ...]
 
     @property

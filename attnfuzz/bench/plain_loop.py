@@ -60,7 +60,7 @@ def _loop(kernel: object, device: str, seconds: float) -> tuple[int, float]:
     from hypothesis import HealthCheck, Phase, given, settings
 
     from attnfuzz.declaration import Kernel
-    from attnfuzz.oracles.judge import judge
+    from attnfuzz.judging.judge import judge
     from attnfuzz.problems.cases import Case
     from attnfuzz.strategies.cases import cases
     from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES

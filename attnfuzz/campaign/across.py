@@ -9,14 +9,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.interrupts import Interrupted, Interrupts
-from attnfuzz.campaign.outcomes import Ending, Outcome, difference
-from attnfuzz.campaign.replay import Replayed, SavedCase, replay
-from attnfuzz.campaign.reporter import Reporter
-from attnfuzz.campaign.request import Request
-from attnfuzz.campaign.result import CampaignResult, KernelStatistics
+from attnfuzz.campaign.counts import KernelStatistics
+from attnfuzz.campaign.environments import Ending, EnvironmentOutcome, difference
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.request import CampaignRequest
+from attnfuzz.campaign.result import CampaignResult, Reporter
+from attnfuzz.campaign.saved.replay import Replayed, SavedCase, replay
 from attnfuzz.campaign.startup import asked_oracles, run_campaign
+from attnfuzz.campaign.stopping import Interrupted, Interrupts
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
 from attnfuzz.isolation.pythons import Python
@@ -35,7 +35,7 @@ class Difference:
 
     path: Path
     kernel: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[EnvironmentOutcome, ...]
     text: str
 
 
@@ -50,13 +50,13 @@ def naming(python: Python | None) -> Iterator[None]:
         raise type(error)(f"--python {python.path}: {error}") from error
 
 
-def outcome_of(result: Replayed) -> Outcome:
+def outcome_of(result: Replayed) -> EnvironmentOutcome:
     """What a saved case came to where it ran, which is not the driver's environment."""
     if result.python is None:
         raise ValueError(f"{result.saved.path} ran in the driver's environment, which is compared with no other")
     failure = result.verdict.failure if result.verdict is not None else None
     ending: Ending = "is not judged" if result.verdict is None else "passes" if failure is None else "fails"
-    return Outcome(
+    return EnvironmentOutcome(
         python=result.python,
         device=result.device,
         ending=ending,
@@ -69,7 +69,7 @@ def outcome_of(result: Replayed) -> Outcome:
 
 def differences(results: Sequence[Replayed]) -> list[Difference]:
     """Of saved cases that ran in several environments those that came to something else in one than in another."""
-    by_case: dict[tuple[Path, str], list[Outcome]] = {}
+    by_case: dict[tuple[Path, str], list[EnvironmentOutcome]] = {}
     for result in results:
         if result.python is not None:
             by_case.setdefault((result.saved.path, result.kernel.target), []).append(outcome_of(result))
@@ -78,7 +78,7 @@ def differences(results: Sequence[Replayed]) -> list[Difference]:
 
 
 def search_across(
-    request: Request, pythons: Sequence[Python], make_reporter: Callable[[Python], Reporter]
+    request: CampaignRequest, pythons: Sequence[Python], make_reporter: Callable[[Python], Reporter]
 ) -> CampaignResult:
     """One campaign in each environment, with the same seed and an equal part of the budget, told as one.
 
@@ -122,7 +122,7 @@ def _joined(results: Sequence[CampaignResult], pythons: Sequence[Python]) -> Cam
     findings: list[Finding] = []
     for result in results:
         for target, kernel in result.statistics.kernels.items():
-            sums = statistics.kernels.setdefault(target, KernelStatistics(kernel.declaration))
+            sums = statistics.kernels.setdefault(target, KernelStatistics(declaration=kernel.declaration))
             sums.add(kernel)
         late_s = result.statistics.started - statistics.started
         for finding in result.findings:
@@ -140,7 +140,6 @@ def _joined(results: Sequence[CampaignResult], pythons: Sequence[Python]) -> Cam
         unconfirmed=tuple(finding for result in results for finding in result.unconfirmed),
         troubles=tuple(dict.fromkeys(trouble for result in results for trouble in result.troubles)),
         signal=last.signal,
-        elsewhere=tuple({str(found): found for result in results for found in result.elsewhere}.values()),
         inferred=tuple({one.target: one for result in results for one in result.inferred}.values()),
         pythons=tuple(pythons),
         unbuilt={target: how for result in results for target, how in result.unbuilt.items()},
@@ -166,7 +165,7 @@ def _with_finding(findings: list[Finding], later: Finding) -> list[Finding]:
     return [*findings, later]
 
 
-def _compared(result: CampaignResult, request: Request) -> CampaignResult:
+def _compared(result: CampaignResult, request: CampaignRequest) -> CampaignResult:
     """Run each finding in the environments that it was not found in; an interrupt ends that."""
     try:
         with Interrupts(raising=True):
@@ -177,14 +176,14 @@ def _compared(result: CampaignResult, request: Request) -> CampaignResult:
     return result
 
 
-def _add_outcomes(python: Python, findings: Sequence[Finding], request: Request, device: str) -> None:
+def _add_outcomes(python: Python, findings: Sequence[Finding], request: CampaignRequest, device: str) -> None:
     """Note what each finding comes to in ``python``, where some of them were found."""
     with ExitStack() as stack:
         runner: Runner | None = None
         for finding in findings:
             if finding.python == python:
                 symptom = f"{finding.failure.oracle}/{finding.failure.kind}"
-                outcome = Outcome(
+                outcome = EnvironmentOutcome(
                     python, device, "fails", symptom, finding.failure.message, finding.failed, max(1, finding.runs)
                 )
             else:
@@ -192,16 +191,16 @@ def _add_outcomes(python: Python, findings: Sequence[Finding], request: Request,
                     runner = runner or stack.enter_context(_runner(python, request))
                     outcome = _outcome_in(python, finding, runner)
                 except _NOT_JUDGED as error:
-                    outcome = Outcome(python, device, "is not judged", message=in_one_sentence(str(error)))
+                    outcome = EnvironmentOutcome(python, device, "is not judged", message=in_one_sentence(str(error)))
             finding.outcomes = (*finding.outcomes, outcome)
 
 
-def _runner(python: Python, request: Request) -> Runner:
+def _runner(python: Python, request: CampaignRequest) -> Runner:
     oracles = asked_oracles(request.oracles)
     return Runner(device=request.device, oracles=oracles, tolerance=request.tolerance, python=python.path)
 
 
-def _outcome_in(python: Python, finding: Finding, runner: Runner) -> Outcome:
+def _outcome_in(python: Python, finding: Finding, runner: Runner) -> EnvironmentOutcome:
     saved = SavedCase(finding.path or Path("case"), finding.regression(runner.device_name))
     (result, *_) = replay([saved], runner, kernels=[finding.declaration.target])
     return outcome_of(replace(result, python=python, device=runner.device_name))

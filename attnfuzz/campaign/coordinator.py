@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
-from attnfuzz.campaign.checkpoints import Checkpoints
-from attnfuzz.campaign.crew import Crew
-from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.finding_book import FindingBook
-from attnfuzz.campaign.handover import Handover
-from attnfuzz.campaign.interrupts import Interrupts
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.identity.signature import KnownFindings, Signature, Symptom
 from attnfuzz.campaign.messages import (
     Begin,
     Busy,
@@ -28,27 +26,64 @@ from attnfuzz.campaign.messages import (
     Join,
     Known,
     Minimised,
-    Progress,
     Ready,
     Setup,
     Smaller,
     Trouble,
     Unconfirmed,
+    Unfinished,
+    WorkerProgress,
 )
 from attnfuzz.campaign.readiness import Readiness
-from attnfuzz.campaign.reporter import ForgivingReporter, Reporter
-from attnfuzz.campaign.result import CampaignResult, Statistics, StopReason
-from attnfuzz.campaign.saving import SaveFolder
-from attnfuzz.campaign.sharing import Exchange, Sharing
-from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom
-from attnfuzz.campaign.state import State
-from attnfuzz.campaign.worker_process import LastWords, Launch
+from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics, StopReason, forgiving
+from attnfuzz.campaign.saved.saving import SaveFolder
+from attnfuzz.campaign.saved.state import CampaignState, StateWriter
+from attnfuzz.campaign.stopping import Interrupts
+from attnfuzz.campaign.workers import LastWords, StartWorker, Workers
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.own_errors import in_one_sentence
 from attnfuzz.problems.tolerance import Tolerance
 
-__all__ = ["Coordinator", "Plan"]
+__all__ = ["CampaignPlan", "Coordinator", "Orphans"]
+
+_Key: TypeAlias = tuple[str, bytes]
+_MAX_TIMES = 2
+"""How often a failure is handed on: one that takes every worker with it would otherwise never be left alone."""
+
+
+class Orphans:
+    """Failures whose worker was lost before it was done with them: another one looks into them again.
+
+    Nothing is in it twice.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[_Key, Unfinished] = {}
+        self._sent: set[_Key] = set()
+        self._times: Counter[_Key] = Counter()
+
+    def add(self, unfinished: Unfinished) -> None:
+        """Take over a failure."""
+        key = unfinished.key
+        self._times[key] += 1
+        self._sent.discard(key)
+        self._waiting[key] = unfinished
+
+    def take(self) -> list[Unfinished]:
+        """What is to be sent to a worker now."""
+        keys = [key for key in self._waiting if key not in self._sent and self._times[key] <= _MAX_TIMES]
+        self._sent.update(keys)
+        return [self._waiting[key] for key in keys]
+
+    def taken_up(self, found: Found) -> None:
+        """A worker looks into this one: from now on it is a finding like any other."""
+        self._waiting.pop((found.kernel, bytes(found.case)), None)
+
+    def left(self) -> list[Unfinished]:
+        """What nobody has taken up."""
+        return list(self._waiting.values())
+
 
 _TICK_S = 0.25
 _WAIT_FOR_WORKERS_S = 3.0
@@ -59,7 +94,7 @@ _KILLS = ("SIGKILL", "SIGTERM")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CampaignPlan:
     """What to search and for how long; the kernels and times are in ``statistics``.
 
     Workers take turns at ``device_ids``, as CUDA_VISIBLE_DEVICES names GPUs; without any they share what there is.
@@ -72,22 +107,21 @@ class Plan:
     save_folder: Path
     journal_folder: Path | None = None
     fail_fast: bool = False
-    timeout_s: float | None = None
     tolerance: Tolerance = "bound"
     memory_limit_bytes: int | None = None
     device_ids: tuple[str, ...] = ()
-    checkpoints: Checkpoints | None = None
-    resumed: State | None = None
+    checkpoints: StateWriter | None = None
+    resumed: CampaignState | None = None
     readiness: Readiness | None = None
 
 
 class Coordinator:
-    """One campaign. ``launch`` starts a worker, ``exchange`` is the way to campaigns on other machines."""
+    """One campaign. ``launch`` starts a worker."""
 
-    def __init__(self, plan: Plan, *, launch: Launch, reporter: Reporter, exchange: Exchange | None = None) -> None:
+    def __init__(self, plan: CampaignPlan, *, launch: StartWorker, reporter: Reporter) -> None:
         self._plan = plan
         self._statistics = plan.statistics
-        self._reporter = ForgivingReporter(reporter)
+        self._reporter = forgiving(reporter)
         folder = SaveFolder(plan.save_folder, device=self._statistics.device_name, warn=self._reporter.note)
         kernels = {target: kernel.declaration for target, kernel in self._statistics.kernels.items()}
         self._kernels = kernels
@@ -100,11 +134,8 @@ class Coordinator:
             python=self._statistics.python,
         )
         self._statistics.findings = self._book.findings
-        self._crew = Crew(self._statistics.workers, launch=launch, setup_for=self._setup)
-        self._handover = Handover()
-        self._sharing = Sharing(
-            exchange, device=self._statistics.device_name, learn=self._learn, note=self._reporter.note
-        )
+        self._workers = Workers(self._statistics.workers, launch=launch, setup_for=self._setup)
+        self._orphans = Orphans()
         self._known: list[Known] = []
         self._cut_off: set[Known] = set()
         self._compiled: dict[str, deque[FormatCompiled]] = {kernel: deque(maxlen=_FORMATS_KEPT) for kernel in kernels}
@@ -125,13 +156,13 @@ class Coordinator:
         readiness = self._plan.readiness
         return list(self._kernels.values()) if readiness is None else readiness.ready
 
-    def _resume(self, state: State) -> None:
+    def _resume(self, state: CampaignState) -> None:
         """Go on with what an earlier part of the campaign had found, and look into what it was not done with."""
         self._known.extend(state.known)
         for number, finding in enumerate(state.findings):
             self._book.restore(finding, f"resumed-{number}")
-        for pursue in state.pending:
-            self._handover.add_case(pursue.kernel, bytes(pursue.case), pursue.failure, pursue.preceding)
+        for unfinished in state.pending:
+            self._orphans.add(unfinished)
 
     @property
     def has_lost_device(self) -> bool:
@@ -155,7 +186,7 @@ class Coordinator:
                 self._finish(entered)
                 self._checkpoint(ended=reason)
             finally:
-                self._crew.close()
+                self._workers.close()
                 self._reporter.finished()
         return CampaignResult(
             stop_reason=reason,
@@ -165,7 +196,6 @@ class Coordinator:
             unconfirmed=tuple(self._book.unconfirmed),
             troubles=tuple(self._troubles),
             signal=entered.first,
-            elsewhere=self._sharing.elsewhere(self._book.findings),
             unbuilt={} if self._plan.readiness is None else self._plan.readiness.unbuilt,
         )
 
@@ -178,18 +208,18 @@ class Coordinator:
             return "environment"
         if self._statistics.remaining_s() <= 0:
             return "budget"
-        if self._crew.is_lost:
+        if self._workers.is_lost:
             return "environment" if self._lost_devices else "workers_lost"
         return None
 
     def _finish(self, interrupts: Interrupts) -> None:
         """Have the workers end, wait a little for what they still have to say, then end them."""
         self._stopping = True
-        self._crew.stop()
+        self._workers.stop()
         patience = time.monotonic() + _WAIT_FOR_WORKERS_S
-        while self._crew.working and time.monotonic() < patience and interrupts.count < 2:
+        while self._workers.working and time.monotonic() < patience and interrupts.count < 2:
             self._listen(0.05)
-        for number in self._crew.working:
+        for number in self._workers.working:
             self._lose(number)
         self._accept_left()
         self._book.save_all()
@@ -199,12 +229,12 @@ class Coordinator:
         known = KnownFindings()
         for one in self._known:
             known.add(Signature(Symptom(one.kernel, one.oracle, one.kind), one.features))
-        for pursue in self._handover.left():
-            self._book.accept_unconfirmed(pursue, unless=known)
+        for unfinished in self._orphans.left():
+            self._book.accept_unfinished(unfinished, unless=known)
 
     def _start_due(self) -> None:
         try:
-            started = self._crew.start_due()
+            started = self._workers.start_due()
         except OSError as error:
             self._environment_fails = True
             self._note_trouble(f"no worker can be started ({error}); free memory, disk space or process IDs")
@@ -213,14 +243,14 @@ class Coordinator:
             self._in_trouble.discard(number)
             partly = [one for one in self._joined.values() if one.built]
             for message in (*partly, *self._known, *(_busy(symptom, True) for symptom, _ in self._busy.values())):
-                self._crew.send(number, message)
+                self._workers.send(number, message)
             for compiled in chain.from_iterable(self._compiled.values()):
-                self._crew.send(number, compiled)
+                self._workers.send(number, compiled)
             self._hand_over(number)
 
     def _hand_over(self, number: int) -> None:
-        for pursue in self._handover.take():
-            self._crew.send(number, pursue)
+        for unfinished in self._orphans.take():
+            self._workers.send(number, unfinished)
 
     def _setup(self, number: int, starts: int) -> Setup:
         plan, statistics = self._plan, self._statistics
@@ -235,7 +265,6 @@ class Coordinator:
             device=statistics.device,
             oracles=plan.oracles,
             journal=str(plan.journal_folder / f"worker-{number}.json") if plan.journal_folder else "",
-            timeout_s=plan.timeout_s,
             tolerance=plan.tolerance,
             memory_limit_bytes=plan.memory_limit_bytes,
             device_id=self._device_ids[number],
@@ -244,14 +273,13 @@ class Coordinator:
         )
 
     def _listen(self, timeout_s: float) -> None:
-        for number, messages in self._crew.receive(timeout_s):
+        for number, messages in self._workers.receive(timeout_s):
             if messages is None:
                 self._worker_ended(number)
             else:
                 for message in messages:
                     self._handle(number, message)
-        self._sharing.listen()
-        self._crew.flush()
+        self._workers.flush()
         self._reporter.progress(self._statistics)
 
     def _have_join(self) -> None:
@@ -260,7 +288,7 @@ class Coordinator:
             target = join.kernel.target
             self._joined[target] = join
             self._kernels[target] = self._statistics.kernels[target].declaration = join.kernel
-            self._crew.broadcast(join)
+            self._workers.broadcast(join)
 
     def _keep_house(self) -> None:
         self._have_join()
@@ -283,23 +311,23 @@ class Coordinator:
             for one in self._known
             if one not in self._cut_off
         ]
-        pending = (*self._handover.left(), *self._book.pending())
+        pending = (*self._orphans.left(), *self._book.pending())
         checkpoints.write(self._statistics, self._book.findings, known, pending)
 
     def _handle(self, number: int, message: FromWorker) -> None:
         match message:
             case Ready():
                 self._statistics.begin()
-                self._crew.send(number, Begin(deadline=self._statistics.deadline))
-            case Progress():
+                self._workers.send(number, Begin(deadline=self._statistics.deadline))
+            case WorkerProgress():
                 self._statistics.add(message)
                 self._book.seen_again(message.known_by_finding)
-                self._crew.has_judged(number)
+                self._workers.has_judged(number)
             case FormatCompiled():
                 self._compiled[message.kernel].append(message)
-                self._crew.broadcast(message, but=number)
+                self._workers.broadcast(message, but=number)
             case Found():
-                self._handover.taken_up(message)
+                self._orphans.taken_up(message)
                 self._set_busy(number, message.finding, self._book.found(message).symptom)
             case Confirmed():
                 self._book.confirmed(message)
@@ -309,14 +337,11 @@ class Coordinator:
             case Smaller():
                 self._book.smaller(message)
             case Minimised():
-                finding = self._book.named(message.finding)
-                self._book.minimised(message)
+                finding = self._book.minimised(message)
                 self._announce(message, finding)
                 self._fail_fast_hit |= self._plan.fail_fast and self._statistics.standing(finding) == "counts"
             case Duplicate():
-                finding = self._book.named(message.finding)
-                self._book.duplicate(message)
-                self._announce(message, finding)
+                self._announce(message, self._book.duplicate(message))
             case Trouble():
                 self._in_trouble.add(number)
                 self._note_trouble(message.message)
@@ -333,13 +358,13 @@ class Coordinator:
     def _give_up_lost_devices(self) -> None:
         """End all workers on a GPU that does not answer; what they were at is taken up elsewhere, if there is a GPU."""
         for number, device_id in self._device_ids.items():
-            if device_id in self._lost_devices and self._crew.give_up(number):
+            if device_id in self._lost_devices and self._workers.give_up(number):
                 self._lose(number)
-        if self._crew.working:
-            self._hand_over(self._crew.working[0])
+        if self._workers.working:
+            self._hand_over(self._workers.working[0])
 
     def _announce(self, closed: Minimised | Duplicate, finding: Finding) -> None:
-        """Have every worker, here and elsewhere, take later failures of this bug for known."""
+        """Have every worker take later failures of this bug for known."""
         kernel = finding.declaration.target
         known = [
             Known(
@@ -354,25 +379,21 @@ class Coordinator:
         ]
         if isinstance(closed, Minimised) and not closed.complete:
             self._cut_off.update(known)
+        self._known += known
         for one in known:
-            self._learn(one)
-        self._sharing.tell(finding, closed, known)
+            self._workers.broadcast(one)
         self._clear_busy(closed.finding)
         if self._plan.checkpoints is not None:
             self._plan.checkpoints.news()
 
-    def _learn(self, known: Known) -> None:
-        self._known.append(known)
-        self._crew.broadcast(known)
-
     def _set_busy(self, number: int, finding: str, symptom: Symptom) -> None:
         self._busy[finding] = symptom, number
-        self._crew.broadcast(_busy(symptom, True), but=number)
+        self._workers.broadcast(_busy(symptom, True), but=number)
 
     def _clear_busy(self, finding: str) -> None:
         if finding in self._busy:
             symptom, number = self._busy.pop(finding)
-            self._crew.broadcast(_busy(symptom, False), but=number)
+            self._workers.broadcast(_busy(symptom, False), but=number)
 
     def _worker_ended(self, number: int) -> None:
         """A worker hung up: at the end as it should, before that because something is wrong with it."""
@@ -381,9 +402,9 @@ class Coordinator:
             return
         if number not in self._in_trouble:
             self._say_why_it_ended(number, last_words)
-        again = self._crew.start_again(number, killed=last_words.signal_name in _KILLS)
-        if not again and self._crew.working:
-            self._hand_over(self._crew.working[0])
+        again = self._workers.start_again(number, killed=last_words.signal_name in _KILLS)
+        if not again and self._workers.working:
+            self._hand_over(self._workers.working[0])
 
     def _say_why_it_ended(self, number: int, last_words: LastWords) -> None:
         """A worker that was killed is somebody's doing, or the system's, and nothing to repair here."""
@@ -394,11 +415,11 @@ class Coordinator:
             self._note_trouble(f"worker {number} ended early: {what}")
 
     def _lose(self, number: int, *, hung_up: bool = False) -> LastWords:
-        last_words = self._crew.lose(number, hung_up=hung_up)
+        last_words = self._workers.lose(number, hung_up=hung_up)
         for finding in self._book.abandon(number, ends=self._stopping):
             self._clear_busy(finding.name)
             if not self._stopping:
-                self._handover.add(finding)
+                self._orphans.add(finding.unfinished())
         return last_words
 
 

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 import msgspec
 
 from attnfuzz.campaign.aspects import aspects, needs, telling
-from attnfuzz.campaign.circumstances import may_be_circumstances
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Pursue, Smaller, Unconfirmed
-from attnfuzz.campaign.reporter import Reporter
-from attnfuzz.campaign.same_bug import are_same_bug
-from attnfuzz.campaign.saving import SaveFolder
-from attnfuzz.campaign.signature import KnownFindings, Symptom
-from attnfuzz.campaign.state import SavedFinding
-from attnfuzz.campaign.undeclared import are_one_gap, with_remedy
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.identity.signature import KnownFindings, are_same_bug
+from attnfuzz.campaign.messages import (
+    Confirmed,
+    Duplicate,
+    Found,
+    Minimised,
+    Smaller,
+    Unconfirmed,
+    Unfinished,
+    WrittenFailure,
+)
+from attnfuzz.campaign.result import Reporter
+from attnfuzz.campaign.saved.saving import SaveFolder
+from attnfuzz.campaign.saved.state import SavedFinding
+from attnfuzz.campaign.triage.failing import may_be_the_machine
+from attnfuzz.campaign.triage.undeclared import are_one_gap, with_remedy
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.minimise import size_key
-from attnfuzz.problems.cases import Case, decode_case, encode_case
 
 __all__ = ["FindingBook"]
 
@@ -49,16 +55,7 @@ class FindingBook:
 
     def found(self, message: Found) -> Finding:
         """Open a finding."""
-        declaration = self._kernels[message.kernel]
-        finding = Finding(
-            name=message.finding,
-            declaration=declaration,
-            case=decode_case(declaration.problem, bytes(message.case)),
-            failure=message.failure,
-            first_seen_s=time.monotonic() - self._started,
-            seen_after=_decoded(declaration, message.preceding),
-            python=self._python,
-        )
+        finding = self._opened(message.finding, message.kernel, message)
         self._open[finding.name] = finding
         self._by_tag[finding.tag] = finding
         self._reporter.found(finding)
@@ -74,42 +71,36 @@ class FindingBook:
         """The tag of the finding that the one with ``tag`` is reported as."""
         return self._by_tag[tag].tag if tag in self._by_tag else ""
 
-    def named(self, name: str) -> Finding:
-        """The open finding that a worker calls ``name``."""
-        return self._open[name]
-
     def confirmed(self, message: Confirmed) -> None:
         """Save the case as it is, before anything is tried on it."""
         finding = self._open[message.finding]
         finding.failed, finding.runs, finding.seen_after = message.failed, message.runs, ()
         self._accept(finding)
 
-    def unconfirmed_by(self, message: Unconfirmed) -> Finding:
+    def unconfirmed_by(self, message: Unconfirmed) -> None:
         """Close a failure that did not show again in ``message.runs`` runs: a flaky finding, whose rate is one of all.
 
-        What may have come of circumstances is none, and is kept apart; a hang that may was a slow case and is dropped.
+        What the machine may have caused is none, and is kept apart; a hang of that kind was a slow case and is dropped.
         """
         finding = self._open.pop(message.finding)
-        if not may_be_circumstances(finding.failure):
+        if not may_be_the_machine(finding.failure):
             finding.failed, finding.runs, finding.seen_after = 1, message.runs + 1, ()
             self._keep_flaky(finding)
-            return finding
+            return
         finding.runs = message.runs
         if finding.failure.oracle != "hang":
             self._doubt(finding)
-        return finding
 
     def smaller(self, message: Smaller) -> None:
         """Replace the case, on disk too."""
         finding = self._open[message.finding]
-        case = decode_case(finding.declaration.problem, bytes(message.case))
+        case, finding.preceding = message.cases(finding.declaration.problem)
         finding.steps += case != finding.case  # the same case may come again with another oracle's word on it
         finding.case, finding.failure = case, message.failure
-        finding.preceding = _decoded(finding.declaration, message.preceding)
         self._folder.save(finding)
         self._reporter.smaller(finding)
 
-    def duplicate(self, message: Duplicate) -> Symptom:
+    def duplicate(self, message: Duplicate) -> Finding:
         """Close a finding that is a known bug, and forget it."""
         finding = self._open.pop(message.finding)
         finding.features = message.features
@@ -118,9 +109,9 @@ class FindingBook:
         if finding in self.findings:
             self._drop(finding)
         self._reporter.known(finding)
-        return finding.symptom
+        return finding
 
-    def minimised(self, message: Minimised) -> Symptom:
+    def minimised(self, message: Minimised) -> Finding:
         """Close a finding and give it its signature; one that is the same bug as another is merged with it."""
         finding = self._open.pop(message.finding)
         finding.features, finding.weights = message.features, message.weights
@@ -134,7 +125,7 @@ class FindingBook:
         finding.declarable = message.declarable
         with_remedy(finding)
         self._settle(finding)
-        return finding.symptom
+        return finding
 
     def abandon(self, worker: int, *, ends: bool = True) -> list[Finding]:
         """Close what a worker was looking into when it was lost, or the campaign ``ends``, keeping what it had.
@@ -150,18 +141,11 @@ class FindingBook:
                 self._keep_unconfirmed(finding)
         return findings
 
-    def accept_unconfirmed(self, pursue: Pursue, *, unless: KnownFindings) -> None:
+    def accept_unfinished(self, unfinished: Unfinished, *, unless: KnownFindings) -> None:
         """Keep a failure that nobody could look into any more, unless it is a known bug."""
-        declaration = self._kernels[pursue.kernel]
-        finding = Finding(
-            name="",
-            declaration=declaration,
-            case=decode_case(declaration.problem, bytes(pursue.case)),
-            failure=pursue.failure,
-            first_seen_s=time.monotonic() - self._started,
-            python=self._python,
-        )
-        known = any(other.case == finding.case and other.declaration == declaration for other in self.findings)
+        finding = self._opened("", unfinished.kernel, unfinished)
+        same = (finding.case, finding.declaration)
+        known = any((other.case, other.declaration) == same for other in self.findings)
         if not known and not unless.explains(finding.symptom, finding.signature.features):
             self._keep_unconfirmed(finding)
 
@@ -173,22 +157,27 @@ class FindingBook:
         self._by_tag[finding.tag] = finding
         self._folder.adopt(finding)
 
-    def pending(self) -> list[Pursue]:
+    def pending(self) -> list[Unfinished]:
         """What workers are looking into, as far as they have got."""
-        return [
-            Pursue(
-                kernel=finding.declaration.target,
-                case=msgspec.Raw(encode_case(finding.case)),
-                failure=finding.failure,
-                preceding=tuple(msgspec.Raw(encode_case(case)) for case in finding.ran_before),
-            )
-            for finding in self._open.values()
-        ]
+        return [finding.unfinished() for finding in self._open.values()]
 
     def save_all(self) -> None:
         """Make sure that every finding is on disk, also if its file or its folder has vanished."""
         for finding in self.findings:
             self._folder.save_if_missing(finding)
+
+    def _opened(self, name: str, kernel: str, seen: WrittenFailure) -> Finding:
+        declaration = self._kernels[kernel]
+        case, seen_after = seen.cases(declaration.problem)
+        return Finding(
+            name=name,
+            declaration=declaration,
+            case=case,
+            failure=seen.failure,
+            first_seen_s=time.monotonic() - self._started,
+            seen_after=seen_after,
+            python=self._python,
+        )
 
     def _keep_unconfirmed(self, finding: Finding) -> None:
         if finding.failure.oracle == "hang" and not finding.runs:  # a slow machine looks the same
@@ -252,10 +241,6 @@ class FindingBook:
     def _drop(self, finding: Finding) -> None:
         self.findings.remove(finding)
         self._folder.forget(finding)
-
-
-def _decoded(declaration: Declaration, cases: Iterable[msgspec.Raw]) -> tuple[Case, ...]:
-    return tuple(decode_case(declaration.problem, bytes(case)) for case in cases)
 
 
 def _preference(finding: Finding) -> tuple[object, ...]:

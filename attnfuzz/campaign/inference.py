@@ -42,11 +42,11 @@ from typing import Any, Literal, cast, get_args
 
 import msgspec
 
-from attnfuzz.campaign.undeclared import supports_text
+from attnfuzz.campaign.triage.undeclared import supports_text
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import REPLACED, Failure
+from attnfuzz.oracles.verdict import REPLACED, Failure, Verdict
 from attnfuzz.problems.cases import (
     CASE_TYPES,
     AttentionCase,
@@ -75,6 +75,7 @@ from attnfuzz.problems.choices import (
 )
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.limits import CaseTooLarge
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.recipes import STRIDE_KINDS, StrideKind
 from attnfuzz.problems.simplest import simplest_case, simplest_cases
 from attnfuzz.problems.supported import supports_case
@@ -228,6 +229,8 @@ def infer(
 
     Raises what ``runner.judge`` raises.
     """
+    if isinstance(declaration.problem, OpenProblem):  # its fields say what a case may have
+        return Inferred(target=declaration.target, supports=declaration.supports, left_out=(), probes=0, works=True)
     probes = _Probes(runner, declaration, is_over)
     inference = _Inference(probes, declaration, verifying)
     inference.run()
@@ -268,53 +271,41 @@ class _Probes:
     def __call__(self, case: Case, supports: Supports) -> _Seen:
         key = encode_case(case), supports.lse, self.numerics
         if key not in self._seen:
-            if self.count >= _MOST_PROBES or self._hangs >= _MOST_HANGS or time.monotonic() >= self._until:
-                return _PASSED
-            if self._is_told or self._is_over():
+            if self.count >= _MOST_PROBES or self._is_enough():
                 return _PASSED
             self.count += 1
             self._seen[key] = self._judge(case, supports)
-            self._hangs += self._is_hang(self._seen[key])
-            self._is_told |= self._tells_no_more(self._seen[key])
         return self._seen[key]
 
     def ratio(self, case: Case, supports: Supports, fields: dict[str, str]) -> float | None:
         """The largest error over the bound with ``fields`` of `Numerics` as well; None unless that is all there is."""
-        if self._hangs >= _MOST_HANGS or time.monotonic() >= self._until or self._is_told or self._is_over():
+        if self._is_enough():
             return None
-        numerics = msgspec.structs.replace(self.numerics, **fields)
+        verdict = self._verdict(case, supports, msgspec.structs.replace(self.numerics, **fields))
+        if verdict is None or (verdict.failure is not None and verdict.failure.oracle != "accuracy"):
+            return None
+        return verdict.error_ratio if math.isfinite(verdict.error_ratio) else None
+
+    def _is_enough(self) -> bool:
+        return self._hangs >= _MOST_HANGS or time.monotonic() >= self._until or self._is_told or self._is_over()
+
+    def _judge(self, case: Case, supports: Supports) -> _Seen:
+        verdict = self._verdict(case, supports, self.numerics)
+        if verdict is None or (failure := verdict.failure) is None:
+            return _PASSED
+        self._hangs += failure.oracle == "hang"
+        self._is_told |= failure.kind.endswith(REPLACED)  # all that the kernel does will be told of it
+        dies = failure.oracle in ("crash", "hang")
+        return _Seen("raises" if failure.oracle == "exception" else "dies" if dies else "wrong", failure)
+
+    def _verdict(self, case: Case, supports: Supports, numerics: Numerics) -> Verdict | None:
+        """None where that is told when the search meets it."""
         declaration = msgspec.structs.replace(self._declaration, supports=supports, numerics=numerics)
         timeout_s = _TIMEOUT_S[self._runner.device]
         try:
-            verdict = self._runner.judge(declaration, case, timeout_s=timeout_s, thorough=False, relations=())
+            return self._runner.judge(declaration, case, timeout_s=timeout_s, thorough=False, relations=())
         except (DeadlinePassed, ServiceError, CaseTooLarge):
             return None
-        is_other = verdict.failure is not None and verdict.failure.oracle != "accuracy"
-        return None if is_other or not math.isfinite(verdict.error_ratio) else verdict.error_ratio
-
-    def _judge(self, case: Case, supports: Supports) -> _Seen:
-        declaration = msgspec.structs.replace(self._declaration, supports=supports, numerics=self.numerics)
-        try:
-            verdict = self._runner.judge(
-                declaration, case, timeout_s=_TIMEOUT_S[self._runner.device], thorough=False, relations=()
-            )
-        except (DeadlinePassed, ServiceError, CaseTooLarge):  # the search tells, if it meets it
-            return _PASSED
-        if verdict.failure is None:
-            return _PASSED
-        dies = verdict.failure.oracle in ("crash", "hang")
-        return _Seen(
-            "raises" if verdict.failure.oracle == "exception" else "dies" if dies else "wrong", verdict.failure
-        )
-
-    @staticmethod
-    def _tells_no_more(seen: _Seen) -> bool:
-        """Whether all that the kernel does will be told of it, whatever it is asked."""
-        return seen.failure is not None and seen.failure.kind.endswith(REPLACED)
-
-    @staticmethod
-    def _is_hang(seen: _Seen) -> bool:
-        return seen.failure is not None and seen.failure.oracle == "hang"
 
 
 @dataclass(slots=True)
@@ -426,7 +417,7 @@ class _Inference:
             simplest = simplest_case(self.declaration.problem, point, self.declaration.options)
         except ValueError:  # a head size that does not fit a layout
             return []
-        if isinstance(simplest, MergeStatesCase):
+        if not isinstance(simplest, AttentionCase):
             pairs: tuple[tuple[LsePair, ...], ...] = (
                 (("finite", "finite"),), (("equal", "equal"),), (("high", "low"), ("low", "high"))
             )  # fmt: skip
@@ -518,7 +509,7 @@ class _Inference:
         """Of numbers and scales that no rounding leaves as they are, in each dtype."""
         for dtype in dtypes_of(self.supports):
             for seed, case in enumerate(self._cases(msgspec.structs.replace(point, dtypes=(dtype,)))):
-                if isinstance(case, MergeStatesCase):
+                if not isinstance(case, AttentionCase):
                     return
                 lengths = [4 * length for length in case.seq_lens]
                 for exponent in (1, 3):  # q times a power of 2 is exact, and exponents of small scores nearly so
@@ -766,7 +757,7 @@ class _Inference:
 
     def _empty_cases(self) -> Iterator[Case]:
         first = self._cases(self.point)[0]
-        if isinstance(first, MergeStatesCase):
+        if not isinstance(first, AttentionCase):
             pairs: tuple[LsePair, ...] = (("finite", "-inf"), ("-inf", "finite"), ("-inf", "-inf"))
             for pair in pairs:
                 yield msgspec.structs.replace(first, lse_pairs=(pair,))
@@ -874,8 +865,6 @@ _NOUNS = {
     "block_sizes": "page size",
     "gqa_ratios": "GQA ratio",
 }
-
-
 _QUERIES = {
     "scaled": "it rounds q times the scale to q's dtype",
     "scaled_both": "it rounds q and k times the scale's root to their dtype",

@@ -1,14 +1,20 @@
-"""What the coordinator and its workers say to each other: one JSON line each."""
+"""What the coordinator and its workers say to each other: one JSON line each, over a socket."""
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+import select
+import socket
+import time
+from collections.abc import Iterable
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from attnfuzz.campaign.counts import WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import WeightedRow
 from attnfuzz.oracles.verdict import Blame, Failure, OracleName, SourceLine
+from attnfuzz.problems.cases import Case, Problem, decode_case, encode_case
 from attnfuzz.problems.formats import Format
 from attnfuzz.problems.supports import Combination
 from attnfuzz.problems.tolerance import Tolerance
@@ -16,6 +22,8 @@ from attnfuzz.problems.tolerance import Tolerance
 __all__ = [
     "Begin",
     "Busy",
+    "Channel",
+    "ChannelClosed",
     "Confirmed",
     "Duplicate",
     "FormatCompiled",
@@ -24,8 +32,6 @@ __all__ = [
     "Join",
     "Known",
     "Minimised",
-    "Progress",
-    "Pursue",
     "Ready",
     "Setup",
     "Smaller",
@@ -33,14 +39,106 @@ __all__ = [
     "ToWorker",
     "Trouble",
     "Unconfirmed",
+    "Unfinished",
+    "WorkerProgress",
+    "WrittenFailure",
+    "written",
 ]
+
+_READ_BYTES = 1 << 16
+In = TypeVar("In")
+
+
+class ChannelClosed(ConnectionError):  # noqa: N818 - a condition, named for what the caller sees
+    """The other side is gone."""
+
+
+class Channel(Generic[In]):
+    """Sends any message and receives those that ``decoder`` knows. Raises ChannelClosed once the other side is gone.
+
+    A side that is not ``patient`` never waits for the other to read: what does not fit into the socket is kept, and
+    sent with what follows or by ``flush``. If both sides waited for each other to read, neither would.
+    """
+
+    def __init__(self, connection: socket.socket, decoder: msgspec.json.Decoder[In], *, patient: bool = True) -> None:
+        self._connection = connection
+        self._decoder = decoder
+        self._buffer = bytearray()
+        self._unsent = bytearray()
+        self._patient = patient
+        self._early: list[In] = []
+        self._ended = False
+        self._poller = select.poll()
+        self._poller.register(connection, select.POLLIN)
+
+    def fileno(self) -> int:
+        """The socket's file descriptor, for select."""
+        return self._connection.fileno()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send one message."""
+        self._unsent += msgspec.json.encode(message) + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what could not be sent before, all of it on a side that is patient."""
+        flags = 0 if self._patient else socket.MSG_DONTWAIT
+        try:
+            while self._unsent:
+                del self._unsent[: self._connection.send(self._unsent, flags)]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise ChannelClosed(f"cannot send: {error}") from error
+
+    def receive(self, timeout_s: float = 0.0, *, most: int | None = None) -> list[In]:
+        """The messages that have arrived, after waiting up to ``timeout_s`` for the first.
+
+        With ``most``, those beyond it are left for the next time.
+        """
+        if self._early:
+            early, self._early = self._early[:most], self._early[most:] if most is not None else []
+            return early
+        if b"\n" in self._buffer:
+            timeout_s = 0.0
+        while not self._ended and self._poller.poll(1000 * timeout_s):
+            try:
+                data = self._connection.recv(_READ_BYTES)
+            except OSError as error:
+                raise ChannelClosed(f"cannot receive: {error}") from error
+            self._ended = not data
+            self._buffer += data
+            timeout_s = 0.0
+        *lines, rest = self._buffer.split(b"\n")
+        taken = lines[:most]
+        self._buffer = bytearray(b"\n".join([*lines[len(taken) :], rest]))
+        if self._ended and not lines:
+            raise ChannelClosed("the other side closed the connection")
+        return [self._decoder.decode(line) for line in taken]
+
+    def wait_for(self, *kinds: type[msgspec.Struct], timeout_s: float) -> In:
+        """The first message of one of ``kinds``; those before it are left for `receive`. Raises TimeoutError."""
+        until = time.monotonic() + timeout_s
+        before: list[In] = []
+        while time.monotonic() < until:
+            for message in self.receive(until - time.monotonic(), most=1):
+                if isinstance(message, kinds):
+                    self._early = [*before, *self._early]
+                    return message
+                before.append(message)
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise TimeoutError(f"no {names} came within {timeout_s:.0f} s")
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
 
 
 class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     """The first message to a worker. ``kernels`` are those that can be searched everywhere; see `Join` for others.
 
     ``deadline`` is on the monotonic clock, which the processes of one machine share; `Begin` brings it nearer.
-    ``zygote`` is the address under which executors are had; ``journal`` the file that names the case being judged.
+    ``journal`` is the file that names the case being judged.
     ``memory_limit_bytes`` bounds the resident memory of an executor. ``device_id`` is the GPU that the worker's
     executors have to themselves, as CUDA_VISIBLE_DEVICES names it; empty for all there are. ``sharing`` is how many
     workers share it.
@@ -53,9 +151,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True, kw_only=True):
     deadline: float
     device: str
     oracles: tuple[OracleName, ...]
-    zygote: str = ""
     journal: str = ""
-    timeout_s: float | None = None
     memory_limit_bytes: int | None = None
     device_id: str = ""
     device_label: str = ""
@@ -67,6 +163,36 @@ class Begin(msgspec.Struct, tag="begin", frozen=True, kw_only=True):
     """The answer to `Ready`: search until ``deadline``. What is said before it is for the search."""
 
     deadline: float
+
+
+class WrittenFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A case that fails once those of ``preceding`` have run before it in its process, as it is sent and kept."""
+
+    case: msgspec.Raw
+    failure: Failure
+    preceding: tuple[msgspec.Raw, ...] = ()
+
+    def cases(self, problem: Problem) -> tuple[Case, tuple[Case, ...]]:
+        """The case, and those before it."""
+        case, *preceding = (decode_case(problem, bytes(one)) for one in (self.case, *self.preceding))
+        return case, tuple(preceding)
+
+
+def written(case: Case, failure: Failure, preceding: Iterable[Case]) -> dict[str, Any]:
+    """The fields of a `WrittenFailure`."""
+    raw = [msgspec.Raw(encode_case(one)) for one in (case, *preceding)]
+    return {"case": raw[0], "failure": failure, "preceding": tuple(raw[1:])}
+
+
+class Unfinished(WrittenFailure, tag="pursue", frozen=True, kw_only=True):
+    """A failure to look into, which a worker that was lost (or a campaign that was cut off) had not done with."""
+
+    kernel: str
+
+    @property
+    def key(self) -> tuple[str, bytes]:
+        """Tells it from others."""
+        return self.kernel, bytes(self.case)
 
 
 class Known(msgspec.Struct, tag="known", frozen=True, kw_only=True):
@@ -92,18 +218,6 @@ class Busy(msgspec.Struct, tag="busy", frozen=True, kw_only=True):
     busy: bool
 
 
-class Pursue(msgspec.Struct, tag="pursue", frozen=True, kw_only=True):
-    """A failure to look into, which a worker that was lost (or a campaign that was cut off) had not done with.
-
-    The cases of ``preceding`` had run before it in its process.
-    """
-
-    kernel: str
-    case: msgspec.Raw
-    failure: Failure
-    preceding: tuple[msgspec.Raw, ...] = ()
-
-
 class FormatCompiled(msgspec.Struct, tag="format_compiled", frozen=True, kw_only=True):
     """A worker has had a case judged in a format that was new to it: the others may draw from it."""
 
@@ -126,42 +240,11 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """The worker could judge a case now: all of its start-up is done."""
 
 
-class Progress(msgspec.Struct, tag="progress", frozen=True, kw_only=True):
-    """What a worker did on one kernel since it last said so. ``known``: failures explained by earlier findings.
-
-    ``seconds`` is all the time spent on cases; ``compile_s``, ``kernel_s``, ``reference_s`` and ``build_s`` are what
-    executors say of it. ``restarts`` counts executors lost to a case. ``ratios``: by dtype, cases in each bin of
-    ``attnfuzz.campaign.ratios``. ``coverage``: cases by pair of levels (``attnfuzz.problems.input_space``). ``device``
-    names the GPU that the worker has to itself, if there are several. ``not_runnable``: cases that were not judged, by
-    why they cannot run here. ``known_by_finding``: failures, by the tag of the finding that explains them.
-    """
-
-    kernel: str
-    cases: int
-    seconds: float
-    known: int = 0
-    skipped: int = 0
-    max_error_ratio: float = 0.0
-    compile_s: float = 0.0
-    kernel_s: float = 0.0
-    reference_s: float = 0.0
-    build_s: float = 0.0
-    restarts: int = 0
-    device: str = ""
-    ratios: dict[str, dict[int, int]] = {}
-    coverage: dict[int, int] = {}
-    not_runnable: dict[str, int] = {}
-    known_by_finding: dict[str, int] = {}
-
-
-class Found(msgspec.Struct, tag="found", frozen=True, kw_only=True):
+class Found(WrittenFailure, tag="found", frozen=True, kw_only=True):
     """A case failed; sent before anything else is done with it. Those of ``preceding`` ran before it in its process."""
 
     finding: str
     kernel: str
-    case: msgspec.Raw
-    failure: Failure
-    preceding: tuple[msgspec.Raw, ...] = ()
 
 
 class Confirmed(msgspec.Struct, tag="confirmed", frozen=True, kw_only=True):
@@ -179,13 +262,10 @@ class Unconfirmed(msgspec.Struct, tag="unconfirmed", frozen=True, kw_only=True):
     runs: int
 
 
-class Smaller(msgspec.Struct, tag="smaller", frozen=True, kw_only=True):
-    """A smaller case fails in the same way, once the cases of ``preceding`` have run before it in its process."""
+class Smaller(WrittenFailure, tag="smaller", frozen=True, kw_only=True):
+    """A smaller case fails in the same way."""
 
     finding: str
-    case: msgspec.Raw
-    failure: Failure
-    preceding: tuple[msgspec.Raw, ...] = ()
 
 
 class Minimised(msgspec.Struct, tag="minimised", frozen=True, kw_only=True):
@@ -230,7 +310,16 @@ class Trouble(msgspec.Struct, tag="trouble", frozen=True, kw_only=True):
     device_lost: bool = False
 
 
-ToWorker: TypeAlias = Setup | Begin | Join | Known | Busy | Pursue | FormatCompiled | Stop
+ToWorker: TypeAlias = Setup | Begin | Join | Known | Busy | Unfinished | FormatCompiled | Stop
 FromWorker: TypeAlias = (
-    Ready | Progress | FormatCompiled | Found | Confirmed | Unconfirmed | Smaller | Minimised | Duplicate | Trouble
+    Ready
+    | WorkerProgress
+    | FormatCompiled
+    | Found
+    | Confirmed
+    | Unconfirmed
+    | Smaller
+    | Minimised
+    | Duplicate
+    | Trouble
 )

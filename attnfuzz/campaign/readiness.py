@@ -21,9 +21,9 @@ from typing import Self
 
 import msgspec
 
-from attnfuzz.campaign.calibration import cores
 from attnfuzz.campaign.inference import Inferred, infer, with_declared
 from attnfuzz.campaign.messages import Join
+from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.builds import OwnCompilers
 from attnfuzz.isolation.outcomes import DeadlinePassed, ExecutorUnavailable, ServiceError
@@ -32,6 +32,7 @@ from attnfuzz.oracles.verdict import Verdict, ends_process
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.choices import dtypes_of, head_sizes_of, options_of
 from attnfuzz.problems.limits import CaseTooLarge
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supports import Combination
 from attnfuzz.problems.where import alternatives
@@ -277,6 +278,8 @@ class Readiness:
 def _one_of_each(declaration: Declaration) -> list[tuple[Combination, Case]]:
     """Each combination of dtype, head size and options with its simplest case, up to a number, the simplest first."""
     supports, options = declaration.supports, declaration.options
+    if isinstance(declaration.problem, OpenProblem):
+        return [({}, simplest_case(declaration.problem, supports, options))]
     combinations = (
         (one, *values)
         for one in alternatives(supports)

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.aspects import ANY_CASE, aspects
-from attnfuzz.campaign.signature import KnownFindings, Signature, case_features
-from attnfuzz.campaign.suspect import Suspect
+from attnfuzz.campaign.aspects import aspects
+from attnfuzz.campaign.identity.signature import Signature, case_features
+from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import (
     AttentionCase,
@@ -31,6 +31,7 @@ from attnfuzz.problems.cases import (
 from attnfuzz.problems.choices import CACHE_TENSORS, block_sizes_of, lying_alike, stride_kinds_of
 from attnfuzz.problems.features import CACHE_STRIDES, KV_STRIDES_DIFFER
 from attnfuzz.problems.lengths import with_seq_lens
+from attnfuzz.problems.open_cases import OpenCase, open_changes
 from attnfuzz.problems.recipes import LseKind, StrideKind
 from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.problems.supported import supports_case
@@ -39,7 +40,6 @@ __all__ = [
     "alternatives",
     "lacking",
     "nearest_permitted",
-    "relatives_beyond",
     "simpler_in_one_respect",
     "strides_swapped",
     "with_simplest_values",
@@ -75,19 +75,7 @@ _GROUPS = (
 _RECIPES = ("values", "outputs")  # of attention, and of states to merge
 
 
-def relatives_beyond(known: KnownFindings, suspect: Suspect) -> list[Case]:
-    """Relatives that would be news if they failed in the same way: no known bug with that symptom explains them."""
-    if ANY_CASE in suspect.features:
-        return []
-    explaining = known.explaining(suspect.symptom, suspect.features)
-    return [
-        case
-        for case in _relatives(suspect, frozenset().union(*(one.features for one in explaining)))
-        if not known.explains(suspect.symptom, case_features(suspect.declaration, case))
-    ]
-
-
-def lacking(known: Signature, suspect: Suspect) -> list[Case]:
+def lacking(known: Signature, suspect: FailingCase) -> list[Case]:
     """Relatives that lack what the bug ``known`` needs."""
     features = case_features(suspect.declaration, suspect.case)
     return [
@@ -97,7 +85,7 @@ def lacking(known: Signature, suspect: Suspect) -> list[Case]:
     ]
 
 
-def _relatives(suspect: Suspect, needed: Set[str]) -> list[Case]:
+def _relatives(suspect: FailingCase, needed: Set[str]) -> list[Case]:
     """First the case without what ``needed`` is about and with all the rest, so that nothing else is taken away."""
     declaration, case = suspect.declaration, suspect.case
     about = sorted(aspects(frozenset(needed)))
@@ -105,12 +93,12 @@ def _relatives(suspect: Suspect, needed: Set[str]) -> list[Case]:
     return [*_supported(suspect, siblings), *simpler_in_one_respect(suspect)]
 
 
-def simpler_in_one_respect(suspect: Suspect) -> list[Case]:
+def simpler_in_one_respect(suspect: FailingCase) -> list[Case]:
     """The case with one group of fields as in the simplest case, for each group in turn."""
     return _supported(suspect, _simpler(suspect))
 
 
-def with_simplest_values(suspect: Suspect) -> Case | None:
+def with_simplest_values(suspect: FailingCase) -> Case | None:
     """The case with the simplest recipe for its numbers; None if it has that already."""
     case, simplest = suspect.case, _simplest(suspect)
     recipes = {name: getattr(simplest, name) for name in _RECIPES if hasattr(case, name)}
@@ -118,7 +106,7 @@ def with_simplest_values(suspect: Suspect) -> Case | None:
     return next(iter(_supported(suspect, changed)), None)
 
 
-def nearest_permitted(suspect: Suspect) -> Case | None:
+def nearest_permitted(suspect: FailingCase) -> Case | None:
     """The case, changed as little as its kernel's declaration asks for; None if that is more than two groups."""
     permits = functools.partial(supports_case, suspect.declaration.supports, suspect.declaration.options)
     once = [suspect.case, *_simpler(suspect)]
@@ -126,14 +114,15 @@ def nearest_permitted(suspect: Suspect) -> Case | None:
     return next(filter(permits, itertools.chain(once, twice)), None)
 
 
-def _supported(suspect: Suspect, cases: Iterable[Case]) -> list[Case]:
+def _supported(suspect: FailingCase, cases: Iterable[Case]) -> list[Case]:
     declaration = suspect.declaration
     return [case for case in cases if supports_case(declaration.supports, declaration.options, case)]
 
 
-def _simpler(suspect: Suspect) -> Iterator[Case]:
+def _simpler(suspect: FailingCase) -> Iterator[Case]:
     case, simplest = suspect.case, _simplest(suspect)
-    for group in _GROUPS:
+    own = () if not isinstance(case, OpenCase) else tuple((name,) for name in (*case.problem.fields, "options"))
+    for group in own or _GROUPS:
         changes = {name: getattr(simplest, name) for name in group if hasattr(case, name)}
         if "seq_lens" in changes and isinstance(case, AttentionCase):
             changes = with_seq_lens(case, changes["seq_lens"] * case.num_seqs)
@@ -143,7 +132,7 @@ def _simpler(suspect: Suspect) -> Iterator[Case]:
             yield from _fitted(case, changes)
 
 
-def _simplest(suspect: Suspect) -> Case:
+def _simplest(suspect: FailingCase) -> Case:
     declaration = suspect.declaration
     return simplest_case(declaration.problem, declaration.supports, declaration.options)
 
@@ -167,12 +156,16 @@ def _fitted(case: Case, changes: dict[str, Any]) -> Iterator[Case]:
 
 def strides_swapped(declaration: Declaration, case: Case) -> Case | None:
     """``case`` with the strides of K and V exchanged; None if that changes nothing."""
+    if isinstance(case, OpenCase):
+        return None
     k, v = _kv_names(case)
     return _changed(declaration, case, {"strides": {**case.strides, k: _kind(case, v), v: _kind(case, k)}})
 
 
 def without(aspect: str, declaration: Declaration, case: Case) -> list[Case]:
     """``case`` without ``aspect`` and otherwise the same; several if there are several ways, none if there is none."""
+    if isinstance(case, OpenCase):
+        return []
     changed = (_changed(declaration, case, changes) for changes in _ways_without(aspect, declaration, case))
     return [case for case in changed if case is not None]
 
@@ -183,6 +176,9 @@ def alternatives(declaration: Declaration, case: Case) -> Iterator[Case]:
     The simplest has been tried by shrinking. Of two states to merge an empty one stays empty and another does not.
     Tokens are put onto pages of other sizes, and rows that hold no token come about in the other way.
     """
+    if isinstance(case, OpenCase):
+        yield from (changed for _, changed in open_changes(case, declaration.options))
+        return
     simplest = simplest_case(case.problem, declaration.supports, declaration.options)
     for changes in _other_values(declaration, case, simplest):
         if (changed := _changed(declaration, case, changes)) is not None:
@@ -309,7 +305,8 @@ _CHANGES: dict[str, Callable[[AttentionCase], Changes]] = {
 
 
 def _kv_names(case: Case) -> tuple[str, str]:
-    return next((names for names in CACHE_TENSORS if set(names) <= set(case.tensor_names)), ("", ""))
+    of_case = (names for names in CACHE_TENSORS if set(names) <= set(case.tensor_names))
+    return next(((names[0], names[-1]) for names in of_case), ("", ""))
 
 
 def _kind(case: Case, name: str) -> StrideKind:

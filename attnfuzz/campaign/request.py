@@ -1,29 +1,32 @@
-"""What a campaign is asked to do."""
+"""What a campaign is asked to do, anew or to go on with one that was interrupted."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from attnfuzz.campaign.earlier import Earlier
-from attnfuzz.campaign.state import State
+from attnfuzz.campaign.result import Earlier
+from attnfuzz.campaign.saved.state import AskedOf, CampaignState, StateError
+from attnfuzz.campaign.stopping import format_duration
 from attnfuzz.isolation.pythons import Python
 from attnfuzz.problems.tolerance import Tolerance
 
-__all__ = ["Request"]
+__all__ = ["CampaignRequest", "asked_of", "resumed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class CampaignRequest:
     """What a campaign is asked to do.
 
-    ``started`` is when the command began, on the monotonic clock; ``budget_s`` counts from when the first worker can
-    judge. With ``pedantic`` all that a kernel does not declare away is searched, and what it takes is not inferred.
-    ``workers`` and ``seed`` are chosen if None; without ``oracles`` all of them judge. ``shared`` is the address
-    of a Redis server. ``resume`` is the state of an interrupted campaign to go on with; ``trust`` is false where that
-    alone names ``kernels``, and no user. ``against``: the earlier campaign whose bugs are known. ``python``: where
-    executors run, if not in the driver's environment. ``verifying``: it is about one kernel, of whose contract only
-    what it refuses is left out, and where tensors lie (`infer`).
+    ``started`` is when the command began, on the monotonic clock; ``budget_s`` counts from when the first worker
+    can judge. With ``pedantic`` all that a kernel does not declare away is searched, and what it takes is not
+    inferred. ``workers`` and ``seed`` are chosen if None; without ``oracles`` all of them judge. ``resume`` is the
+    state of an interrupted campaign to go on with; ``trust`` is false where that alone names ``kernels``, and no
+    user. ``against``: the earlier campaign whose bugs are known. ``python``: where executors run, if not in the
+    driver's environment. ``verifying``: it is about one kernel, of whose contract only what it refuses is left out,
+    and where tensors lie (`infer`).
     """
 
     kernels: tuple[str, ...]
@@ -36,10 +39,52 @@ class Request:
     oracles: tuple[str, ...] = ()
     fail_fast: bool = False
     tolerance: Tolerance = "bound"
-    shared: str | None = None
-    resume: State | None = None
+    resume: CampaignState | None = None
     trust: bool = True
     pedantic: bool = False
     against: Earlier | None = None
     python: Python | None = None
     verifying: bool = False
+
+
+_SAME = ("kernels", "workers", "device", "oracles", "fail_fast", "tolerance", "pedantic")
+
+
+def resumed(
+    request: CampaignRequest, state: CampaignState, *, given: Collection[str], trust: bool = False
+) -> CampaignRequest:
+    """``request`` for the next part of the campaign, with the fields that were not ``given`` as they were.
+
+    Kernels that only the state names must be bundled or lie in the project, unless ``trust`` says otherwise.
+    Raises StateError if the budget is spent and no other is given.
+    """
+    if "seed" in given:
+        raise StateError("--seed cannot be given with --resume, which goes on with the campaign's own; leave it out")
+    if "budget_s" not in given and not state.remaining_s:
+        raise StateError(
+            f"the budget of {format_duration(state.asked.budget_s)} is spent; give more time to --resume with --budget"
+        )
+    if _path_of(request) != state.asked.python:
+        was = f"with --python {state.asked.python}" if state.asked.python else "without --python"
+        raise StateError(f"the interrupted campaign ran {was}, which --resume does not change; give it the same")
+    changes: dict[str, Any] = {name: getattr(state.asked, name) for name in _SAME if name not in given}
+    if "budget_s" not in given:
+        changes["budget_s"] = state.remaining_s
+    if "save_folder" not in given:
+        changes["save_folder"] = Path(state.asked.save_folder)
+    is_users_word = trust or "kernels" in given or set(state.asked.kernels) <= set(request.kernels)
+    return replace(request, **changes, seed=state.seed, resume=state, trust=is_users_word)
+
+
+def asked_of(request: CampaignRequest) -> AskedOf:
+    """What of ``request`` is kept for the next part."""
+    return AskedOf(
+        budget_s=request.budget_s,
+        save_folder=str(request.save_folder),
+        python=_path_of(request),
+        **{name: getattr(request, name) for name in _SAME},
+    )
+
+
+def _path_of(request: CampaignRequest) -> str:
+    return "" if request.python is None else str(request.python.path)

@@ -1,74 +1,123 @@
-"""The state of a campaign as it runs, and what it amounts to at the end."""
+"""The state of a campaign as it runs, what it amounts to at the end, and who is told of it.
+
+An earlier campaign's summary says which bugs were known: for a search in which only what is new counts.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Literal, Protocol, cast
 
 import msgspec
 
-from attnfuzz.campaign.earlier import Earlier
-from attnfuzz.campaign.elsewhere import FoundElsewhere
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.counts import KernelStatistics, Throughput
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.inference import Inferred
-from attnfuzz.campaign.messages import Progress
-from attnfuzz.campaign.ratios import EXACT, NOT_FINITE
-from attnfuzz.campaign.throughput import Throughput
+from attnfuzz.campaign.messages import WorkerProgress
+from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.pythons import Python
 
-__all__ = ["CampaignResult", "Count", "KernelStatistics", "Seconds", "Standing", "Statistics", "StopReason"]
+__all__ = [
+    "FORMAT",
+    "CampaignResult",
+    "Earlier",
+    "EarlierError",
+    "Reporter",
+    "SilentReporter",
+    "Standing",
+    "Statistics",
+    "StopReason",
+    "forgiving",
+    "load_earlier",
+]
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
-"""These rules hold where statistics are read from a file: a time of all workers together is three centuries at most."""
+FORMAT = "attnfuzz.summary/1"
+"""Of the summaries that are written and read; ``report.summary`` writes more fields than are read here."""
+_Bug = tuple[str, str, str, str]
+"""How a kernel is named and its name, how a bug is named and its name."""
 
-_Key = TypeVar("_Key", int, str)
-_Bin = Annotated[int, msgspec.Meta(ge=EXACT, le=NOT_FINITE)]
+
+class EarlierError(ValueError):
+    """A file cannot serve as an earlier summary; the message is one sentence."""
+
+
+class _Bugs(msgspec.Struct, frozen=True):
+    signature: str
+    cause: str = ""
+
+
+class _Kernel(msgspec.Struct, frozen=True):
+    name: str
+    findings: tuple[_Bugs, ...]
+    target: str = ""
+
+
+class _Summary(msgspec.Struct, frozen=True):
+    format: str
+    kernels: tuple[_Kernel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The bugs that the summary called ``name`` tells.
+
+    A bug is known by its kernel and its cause. Where the summary is of a version that wrote no causes, and where only
+    another machine has found it, the signature stands for the cause; in a summary without files of kernels, the name
+    of a kernel stands for all of that name.
+    """
+
+    name: str
+    bugs: frozenset[_Bug] = field(default_factory=frozenset)
+
+    def knows(self, found: Finding) -> bool:
+        """Whether ``found`` was told."""
+        return any(one in self.bugs for one in _names_of(found))
+
+
+def load_earlier(path: Path) -> Earlier:
+    """Read a summary, of this or an older version. Raises EarlierError."""
+    try:
+        data = read_data_file(path, MOST_RESULT_BYTES)
+    except OSError as error:
+        raise EarlierError(f"{str(path)!r} cannot be read ({error.strerror}); {_REMEDY}") from error
+    try:
+        summary = msgspec.json.decode(data, type=_Summary)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise EarlierError(f"{str(path)!r} is no summary of attnfuzz ({error}); {_REMEDY}") from error
+    if summary.format != FORMAT:
+        is_told = f"its format is {summary.format[:_SHOWN_CHARACTERS]!r}, not {FORMAT!r}"
+        raise EarlierError(f"{str(path)!r} is no summary that can be read here ({is_told}); {_REMEDY}")
+    return Earlier(path.name, frozenset(_bugs_in(summary)))
+
+
+_REMEDY = "name what attnfuzz explore --json has written"
+_SHOWN_CHARACTERS = 60
+
+
+def _bugs_in(summary: _Summary) -> Iterator[_Bug]:
+    for kernel in summary.kernels:
+        of_kernel = ("target", kernel.target) if kernel.target else ("name", kernel.name)
+        for bug in kernel.findings:
+            yield (*of_kernel, *(("cause", bug.cause) if bug.cause else ("signature", bug.signature)))
+
+
+def _names_of(found: Finding) -> Iterator[_Bug]:
+    """All that a summary may call it."""
+    declaration = found.declaration
+    for kernel in (("target", declaration.target), ("name", declaration.name)):
+        yield (*kernel, "cause", found.cause)
+        yield (*kernel, "signature", str(found.signature))
+
 
 StopReason = Literal["budget", "interrupted", "fail_fast", "workers_lost", "environment"]
 Standing = Literal["counts", "known", "outside"]
 """Of a finding: one that makes the command fail, one that an earlier campaign told, one that a declaration ends."""
-
-_SUMS = ("cases", "seconds", "known", "skipped", "compile_s", "kernel_s", "reference_s", "build_s", "restarts")
-
-
-@dataclass(slots=True)
-class KernelStatistics:
-    """What was done on one kernel; the fields are sums (``max_error_ratio``: the largest) of those of ``Progress``.
-
-    ``known``: failures that findings explained; ``skipped``: cases not run for that; ``not_runnable``: cases, which are
-    not among the ``cases``, by why they cannot run here.
-    """
-
-    declaration: Declaration
-    cases: Count = 0
-    seconds: Seconds = 0.0
-    known: Count = 0
-    skipped: Count = 0
-    max_error_ratio: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    compile_s: Seconds = 0.0
-    kernel_s: Seconds = 0.0
-    reference_s: Seconds = 0.0
-    build_s: Seconds = 0.0
-    restarts: Count = 0
-    ratios: dict[str, dict[_Bin, Count]] = field(default_factory=dict)
-    coverage: dict[Count, Count] = field(default_factory=dict)
-    not_runnable: dict[str, Count] = field(default_factory=dict)
-
-    def add(self, progress: Progress | KernelStatistics) -> None:
-        """Add what a worker reported, or what was done on the kernel in another campaign."""
-        for name in _SUMS:
-            setattr(self, name, getattr(self, name) + getattr(progress, name))
-        self.max_error_ratio = max(self.max_error_ratio, progress.max_error_ratio)
-        for dtype, counts in progress.ratios.items():
-            _add_counts(self.ratios.setdefault(dtype, {}), counts)
-        _add_counts(self.coverage, progress.coverage)
-        _add_counts(self.not_runnable, progress.not_runnable)
 
 
 @dataclass(slots=True)
@@ -99,24 +148,24 @@ class Statistics:
     @classmethod
     def of_kernels(cls, declarations: Sequence[Declaration]) -> dict[str, KernelStatistics]:
         """Empty statistics by target."""
-        return {declaration.target: KernelStatistics(declaration) for declaration in declarations}
+        return {declaration.target: KernelStatistics(declaration=declaration) for declaration in declarations}
 
-    def add(self, progress: Progress) -> None:
+    def add(self, progress: WorkerProgress) -> None:
         """Add what a worker reported just now."""
         self.kernels[progress.kernel].add(progress)
         self.throughput.add(progress.device, self.elapsed_s(), progress.cases)
 
-    def standing(self, found: Finding | FoundElsewhere) -> Standing:
+    def standing(self, found: Finding) -> Standing:
         """What ``found`` amounts to: headlines and exit status are about what counts."""
         if not self.in_contract(found):
             return "outside"
         return "known" if self.is_known(found) else "counts"
 
-    def in_contract(self, found: Finding | FoundElsewhere) -> bool:
+    def in_contract(self, found: Finding) -> bool:
         """Whether ``found`` is a bug by what the kernels of this campaign are held to."""
         return self.pedantic or found.in_contract
 
-    def is_known(self, found: Finding | FoundElsewhere) -> bool:
+    def is_known(self, found: Finding) -> bool:
         """Whether the earlier campaign told it."""
         return self.against is not None and self.against.knows(found)
 
@@ -156,7 +205,7 @@ class CampaignResult:
 
     ``inferred`` is what probes found out of kernels whose declarations leave something open; of these, ``limited`` were
     searched in a contract that leaves something out. ``signal`` is the number of the one that interrupted it.
-    ``elsewhere`` are bugs that only other machines found. ``pythons`` are the environments among which the budget was
+    ``pythons`` are the environments among which the budget was
     shared out, if there were several, ``devices`` the names of theirs, ``missed`` the targets of kernels that were not
     reached in one of them.
     ``unbuilt``: by target, how far kernels had come that compile themselves and were not built to the end.
@@ -169,7 +218,6 @@ class CampaignResult:
     unconfirmed: tuple[Finding, ...] = ()
     troubles: tuple[str, ...] = ()
     signal: int | None = None
-    elsewhere: tuple[FoundElsewhere, ...] = ()
     inferred: tuple[Inferred, ...] = ()
     pythons: tuple[Python, ...] = ()
     devices: Mapping[Path, str] = field(default_factory=dict)
@@ -190,15 +238,76 @@ class CampaignResult:
 
     @property
     def fails(self) -> bool:
-        """Whether anything was found that counts; a bug is a bug, whoever found it."""
-        found: tuple[Finding | FoundElsewhere, ...] = (*self.findings, *self.elsewhere)
-        return any(self.statistics.standing(one) == "counts" for one in found)
+        """Whether anything was found that counts."""
+        return any(self.statistics.standing(one) == "counts" for one in self.findings)
 
     def findings_of(self, target: str) -> list[Finding]:
         """The findings of one kernel."""
         return [finding for finding in self.findings if finding.declaration.target == target]
 
 
-def _add_counts(to: dict[_Key, int], counts: dict[_Key, int]) -> None:
-    for key, count in counts.items():
-        to[key] = to.get(key, 0) + count
+class Reporter(Protocol):
+    """Called by the coordinator, always from the same thread."""
+
+    def started(self, statistics: Statistics) -> None:
+        """The kernels are known and the workers start."""
+
+    def progress(self, statistics: Statistics) -> None:
+        """Several times a second."""
+
+    def found(self, finding: Finding) -> None:
+        """A case failed; nothing is confirmed yet."""
+
+    def confirmed(self, finding: Finding) -> None:
+        """It failed again and is saved at ``finding.path``."""
+
+    def unconfirmed(self, finding: Finding) -> None:
+        """It did not fail again: a flaky finding, saved at ``finding.path``, or nothing."""
+
+    def known(self, finding: Finding) -> None:
+        """It came down to a bug that was found before, and is forgotten."""
+
+    def smaller(self, finding: Finding) -> None:
+        """A smaller case fails in the same way; called for every step of shrinking."""
+
+    def shrunk(self, finding: Finding) -> None:
+        """Shrinking has ended."""
+
+    def finished(self) -> None:
+        """The workers have ended; called once, also when the campaign ends by an exception."""
+
+    def note(self, text: str) -> None:
+        """Anything else worth a line."""
+
+
+class SilentReporter:
+    """Says nothing; also the base of reporters that do not care for everything."""
+
+    def started(self, statistics: Statistics) -> None: ...
+    def progress(self, statistics: Statistics) -> None: ...
+    def found(self, finding: Finding) -> None: ...
+    def confirmed(self, finding: Finding) -> None: ...
+    def unconfirmed(self, finding: Finding) -> None: ...
+    def known(self, finding: Finding) -> None: ...
+    def smaller(self, finding: Finding) -> None: ...
+    def shrunk(self, finding: Finding) -> None: ...
+    def finished(self) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class _Forgiving:
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def tell(*what: object) -> None:
+            with suppress(OSError):
+                getattr(self._reporter, name)(*what)
+
+        return tell
+
+
+def forgiving(reporter: Reporter) -> Reporter:
+    """Passes everything on, and lives with an output that is gone: a closed terminal, a pipe without a reader, a full
+    disk. What was found is saved whether anybody reads of it or not."""
+    return cast(Reporter, _Forgiving(reporter))

@@ -6,28 +6,21 @@ import secrets
 import shlex
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from attnfuzz.campaign.calibration import PROBE_KERNEL, Choice, ProbeLoad, by_formula, calibrate, cores
-from attnfuzz.campaign.checkpoints import Checkpoints
-from attnfuzz.campaign.coordinator import Coordinator, Plan
-from attnfuzz.campaign.duration import format_duration
-from attnfuzz.campaign.interrupts import Interrupts
-from attnfuzz.campaign.journal import JournalFolder
-from attnfuzz.campaign.memory_limit import memory_limit
+from attnfuzz.campaign.coordinator import CampaignPlan, Coordinator
+from attnfuzz.campaign.judge.executor import memory_limit
+from attnfuzz.campaign.judge.journal import JournalFolder
 from attnfuzz.campaign.messages import Setup
 from attnfuzz.campaign.readiness import Readiness
-from attnfuzz.campaign.reporter import ForgivingReporter, Reporter
-from attnfuzz.campaign.request import Request
-from attnfuzz.campaign.result import CampaignResult, Statistics
-from attnfuzz.campaign.resuming import asked_of
-from attnfuzz.campaign.shared import SharedFindings
-from attnfuzz.campaign.sharing import Exchange
-from attnfuzz.campaign.state import FOLDER, StateFile
-from attnfuzz.campaign.worker_process import WorkerProcess
+from attnfuzz.campaign.request import CampaignRequest, asked_of
+from attnfuzz.campaign.result import CampaignResult, Reporter, Statistics, forgiving
+from attnfuzz.campaign.saved.state import FOLDER, StateFile, StateWriter
+from attnfuzz.campaign.stopping import Interrupts, format_duration
+from attnfuzz.campaign.workers import PROBE_KERNEL, Choice, ProbeLoad, WorkerProcess, by_formula, calibrate, cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.claims import PrivateFolder
 from attnfuzz.isolation.devices import DeviceLease, Gpu, find_gpus
@@ -38,7 +31,7 @@ from attnfuzz.problems.simplest import simplest_case
 from attnfuzz.project import project_root
 
 __all__ = [
-    "Request",
+    "CampaignRequest",
     "asked_oracles",
     "choose_workers",
     "load",
@@ -53,13 +46,13 @@ _ONLY_GPU = Gpu("")
 """Where torch finds one and nvidia-smi is not there: it needs no pinning."""
 
 
-def run_campaign(request: Request, reporter: Reporter, *, state_folder: Path = FOLDER) -> CampaignResult:
+def run_campaign(request: CampaignRequest, reporter: Reporter, *, state_folder: Path = FOLDER) -> CampaignResult:
     """Run a campaign to its end, which a signal may bring about. ``state_folder``: for its state and journals.
 
     Raises, before it begins, KernelLoadError, ExecutorUnavailable, StateError for a campaign that cannot be resumed
     like this, and Interrupted.
     """
-    reporter = ForgivingReporter(reporter)
+    reporter = forgiving(reporter)
     with (
         Interrupts(raising=True) as interrupts,
         StateFile(state_folder) as state_file,
@@ -85,9 +78,8 @@ def run_campaign(request: Request, reporter: Reporter, *, state_folder: Path = F
         def launch(setup: Setup) -> WorkerProcess:
             return WorkerProcess(setup, runner.zygote, scratch.path)
 
-        with _exchange(request.shared, readiness.declarations) as exchange:
-            coordinator = Coordinator(plan, launch=launch, reporter=reporter, exchange=exchange)
-            result = coordinator.run(interrupts)
+        coordinator = Coordinator(plan, launch=launch, reporter=reporter)
+        result = coordinator.run(interrupts)
         result = replace(result, inferred=readiness.inferred)
         journal.keep = coordinator.has_lost_device
         scratch.remove()
@@ -109,7 +101,9 @@ def _check_one(declarations: Sequence[Declaration], named: Sequence[str]) -> Non
         )
 
 
-def _readiness(request: Request, runner: Runner, declarations: Sequence[Declaration], reporter: Reporter) -> Readiness:
+def _readiness(
+    request: CampaignRequest, runner: Runner, declarations: Sequence[Declaration], reporter: Reporter
+) -> Readiness:
     python = None if request.python is None else request.python.path
     return Readiness(
         runner,
@@ -121,7 +115,7 @@ def _readiness(request: Request, runner: Runner, declarations: Sequence[Declarat
     )
 
 
-def _load_asked(runner: Runner, request: Request) -> list[Declaration]:
+def _load_asked(runner: Runner, request: CampaignRequest) -> list[Declaration]:
     if request.trust:
         return load(runner, request.kernels)
     try:
@@ -153,7 +147,7 @@ def load_searchable(runner: Runner, targets: Sequence[str]) -> list[Declaration]
     return runner.prepare(load(runner, targets))
 
 
-def choose_workers(request: Request, runner: Runner, gpus: Sequence[Gpu]) -> Choice:
+def choose_workers(request: CampaignRequest, runner: Runner, gpus: Sequence[Gpu]) -> Choice:
     """As many as were asked for, or as many as make the campaign faster."""
     if request.workers is not None:
         return Choice(request.workers, "")
@@ -165,7 +159,9 @@ def choose_workers(request: Request, runner: Runner, gpus: Sequence[Gpu]) -> Cho
         return calibrate(cores(), gpus, budget_s=request.budget_s, measure=load.measure)
 
 
-def _say_what_was_left(request: Request, journal: JournalFolder, state_file: StateFile, reporter: Reporter) -> None:
+def _say_what_was_left(
+    request: CampaignRequest, journal: JournalFolder, state_file: StateFile, reporter: Reporter
+) -> None:
     for folder in journal.left_over:
         reporter.note(
             f"an earlier campaign was killed while it judged the cases in {folder}; attnfuzz replay {folder} tells "
@@ -179,7 +175,7 @@ def _say_what_was_left(request: Request, journal: JournalFolder, state_file: Sta
 
 
 def _plan(
-    request: Request,
+    request: CampaignRequest,
     runner: Runner,
     readiness: Readiness,
     journal: JournalFolder,
@@ -187,10 +183,10 @@ def _plan(
     *,
     gpus: Sequence[Gpu],
     workers: Choice,
-) -> Plan:
+) -> CampaignPlan:
     statistics = _statistics(request, runner, readiness.declarations, num_gpus=len(gpus), workers=workers)
     parts = request.resume.parts if request.resume is not None else 0
-    return Plan(
+    return CampaignPlan(
         statistics=statistics,
         oracles=asked_oracles(request.oracles),
         save_folder=request.save_folder,
@@ -199,14 +195,14 @@ def _plan(
         tolerance=request.tolerance,
         memory_limit_bytes=memory_limit(runner.resident_bytes, device=runner.device, workers=statistics.workers),
         device_ids=tuple(gpu.id for gpu in gpus) if len(gpus) > 1 else (),
-        checkpoints=Checkpoints(state_file, asked_of(request), parts=parts),
+        checkpoints=StateWriter(state_file, asked_of(request), parts=parts),
         resumed=request.resume,
         readiness=readiness,
     )
 
 
 def _statistics(
-    request: Request, runner: Runner, declarations: list[Declaration], *, num_gpus: int, workers: Choice
+    request: CampaignRequest, runner: Runner, declarations: list[Declaration], *, num_gpus: int, workers: Choice
 ) -> Statistics:
     before_s = request.resume.elapsed_s if request.resume is not None else 0.0
     statistics = Statistics(
@@ -233,10 +229,6 @@ def asked_oracles(asked: tuple[str, ...]) -> tuple[OracleName, ...]:
     if not asked:
         return DEFAULT_ORACLES
     return cast(tuple[OracleName, ...], tuple(name for name in ORACLES if name in asked or name in _ALWAYS_ON))
-
-
-def _exchange(url: str | None, declarations: list[Declaration]) -> AbstractContextManager[Exchange | None]:
-    return SharedFindings(url, declarations) if url is not None else nullcontext()
 
 
 def _scratch() -> PrivateFolder:

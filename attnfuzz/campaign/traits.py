@@ -12,6 +12,7 @@ from functools import lru_cache
 from attnfuzz.problems.boundaries import DEFAULT_TILES, num_splits_of, steps_of
 from attnfuzz.problems.cases import (
     AttentionCase,
+    BundledCase,
     Case,
     DenseDecodeCase,
     MergeStatesCase,
@@ -19,6 +20,7 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
 )
 from attnfuzz.problems.features import features
+from attnfuzz.problems.open_cases import Choice, Integer, Integers, OpenCase
 from attnfuzz.problems.recipes import StrideKind
 
 __all__ = ["traits"]
@@ -32,6 +34,8 @@ Traits = frozenset[str]
 
 def traits(case: Case) -> Traits:
     """About a hundred words on ``case``, its features among them. Seeds and positions of needles are left out."""
+    if isinstance(case, OpenCase):
+        return features(case) | _open(case)
     found = {f"dtype={case.dtype}", *features(case)}
     found.update(f"strides:{name} is {case.strides.get(name, _PLAIN)}" for name in case.tensor_names)
     for name, value in case.options.items():
@@ -42,7 +46,22 @@ def traits(case: Case) -> Traits:
     return frozenset(found)
 
 
-def _numbers(case: Case) -> Iterator[tuple[str, int]]:
+def _open(case: OpenCase) -> Traits:
+    """What each field is, and on which side of a few limits it lies."""
+    found: set[str] = set()
+    for name, field in case.problem.fields.items():
+        value = getattr(case, name)
+        if isinstance(field, Choice):
+            found.add(f"{name} is {value}")
+        elif isinstance(field, Integer):
+            found |= _number(name, value)
+        elif isinstance(field, Integers):
+            found |= _number(f"len({name})", len(value)) | _number(f"sum({name})", sum(value))
+            found |= set().union(*(_number(f"some {name}", one) for one in set(value)))
+    return frozenset(found)
+
+
+def _numbers(case: BundledCase) -> Iterator[tuple[str, int]]:
     yield "head_size", case.head_size
     yield "num_q_heads", case.num_q_heads
     if isinstance(case, MergeStatesCase):

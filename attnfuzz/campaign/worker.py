@@ -1,4 +1,7 @@
-"""A worker process: ``python -m attnfuzz.campaign.worker CHANNEL_FD BROKER_FD``, started by the coordinator."""
+"""A worker process: ``python -m attnfuzz.campaign.worker CHANNEL_FD BROKER_FD``, started by the coordinator.
+
+Its loop: rounds of drawn cases over the kernels, and triage of every failure that is not known.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import contextlib
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -18,35 +21,340 @@ from typing import Any, cast
 import msgspec
 from hypothesis.strategies import SearchStrategy
 
-from attnfuzz.campaign.channel import Channel, ChannelClosed
-from attnfuzz.campaign.explained import explain_failure, shortened
-from attnfuzz.campaign.formats import WorkingSets
-from attnfuzz.campaign.generation import derive_seed
-from attnfuzz.campaign.history import History
-from attnfuzz.campaign.journal import Journal
-from attnfuzz.campaign.judging import GRACE_S, TimedJudge
-from attnfuzz.campaign.memory_watch import MemoryWatch
-from attnfuzz.campaign.messages import Begin, Ready, Setup, Stop, ToWorker, Trouble
-from attnfuzz.campaign.search import Search
-from attnfuzz.campaign.zygote_broker import BorrowedZygote
+from attnfuzz.campaign.counts import ProgressMeter
+from attnfuzz.campaign.draw.drawing import CaseSource, StrategyFor, WorkingSets, derive_seed
+from attnfuzz.campaign.draw.schedule import BatchSize, Schedule
+from attnfuzz.campaign.judge.executor import Executors, History, MemoryWatch
+from attnfuzz.campaign.judge.journal import Journal
+from attnfuzz.campaign.judge.judging import GRACE_S, OutOfTime, Pipeline, TimedJudge, Unjudged
+from attnfuzz.campaign.messages import (
+    Begin,
+    Busy,
+    Channel,
+    ChannelClosed,
+    FormatCompiled,
+    Join,
+    Known,
+    Ready,
+    Setup,
+    Stop,
+    ToWorker,
+    Trouble,
+    Unfinished,
+)
+from attnfuzz.campaign.triage.confirmation import first_death
+from attnfuzz.campaign.triage.failing import FailingCase
+from attnfuzz.campaign.triage.failures import Failures
+from attnfuzz.campaign.triage.known_deaths import LEARNED_ORACLES
+from attnfuzz.campaign.workers import BorrowedZygote
 from attnfuzz.declaration import Declaration, KernelLoadError
-from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.isolation.devices import DeviceLease
 from attnfuzz.isolation.outcomes import DeviceLost, ExecutorUnavailable
 from attnfuzz.isolation.process import die_with_parent, why_starved
 from attnfuzz.isolation.zygote_client import Zygote
+from attnfuzz.judging.leaks import LEAK
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import Failure, Relations, Verdict
+from attnfuzz.oracles.verdict import Verdict, ends_process
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.formats import Format
 from attnfuzz.strategies.cases import case_lists
 from attnfuzz.strategies.formats import draw_formats, first_formats
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
 
-__all__ = ["main", "work"]
+__all__ = ["WorkerLoop", "main", "work"]
+
+_MOST_TOGETHER = 64
+_WAIT_FOR_BATCH_S = 1.0
+_MAX_DEATH_SEARCHES = 3
+
+
+class WorkerLoop:
+    """Searches the kernels of ``setup`` until its deadline or until the coordinator says stop.
+
+    ``formats`` are for a GPU, where a format that is new costs as much as hundreds of cases; without them, the format
+    of each case is drawn too.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        judge: TimedJudge,
+        strategy_for: StrategyFor,
+        channel: Channel[ToWorker],
+        history: History | None = None,
+        memory: MemoryWatch | None = None,
+        formats: WorkingSets | None = None,
+    ) -> None:
+        self._setup = setup
+        self._judge = judge
+        self._channel = channel
+        self._history = History() if history is None else history
+        self._memory = MemoryWatch(None) if memory is None else memory
+        self._formats = formats
+        self._drawing = CaseSource(strategy_for, seeds=(setup.seed, setup.worker), formats=formats)
+        self._kernels: dict[str, Declaration] = {}
+        targets = [declaration.target for declaration in setup.kernels]
+        self._schedule = Schedule(targets, worker=setup.worker, num_workers=setup.num_workers)
+        self._meter = ProgressMeter(channel.send, device=setup.device_label)
+        self._failures = Failures(
+            setup.worker,
+            deadline=setup.deadline,
+            judge=judge,
+            meter=self._meter,
+            send=channel.send,
+            is_over=self._is_over,
+        )
+        self._drawn: defaultdict[str, list[Case]] = defaultdict(list)
+        self._sizes = defaultdict[str, BatchSize](lambda: BatchSize(_MOST_TOGETHER if judge.can_batch else 1))
+        self._early: list[Unfinished] = []
+        self._pipeline = Pipeline(judge.together)
+        self._death_searches: Counter[str] = Counter()
+        self._stopped = False
+        for declaration in setup.kernels:
+            self._join(Join(kernel=declaration))
+
+    def run(self) -> None:
+        """Search. Raises ChannelClosed when the coordinator is gone."""
+        while not self._is_over():
+            self._look_into_deferred()
+            if not self._is_over():
+                self._one_turn(self._kernels[self._schedule.next_target()])
+        self._collect()
+        self._investigate()  # no time to look into it, but it is reported
+        self._look_into_deferred()
+        self._meter.flush()
+
+    def _is_over(self) -> bool:
+        self._read_mail()
+        return self._stopped or time.monotonic() >= self._setup.deadline
+
+    def _read_mail(self) -> None:
+        for message in self._channel.receive():
+            match message:
+                case Known():
+                    self._failures.learn(message)
+                    if message.kind == LEAK:
+                        self._memory.leaks(message.kernel)
+                    if message.oracle in LEARNED_ORACLES:
+                        self._schedule.is_fatal(message.kernel)
+                case Busy():
+                    self._failures.set_busy(message)
+                case Unfinished():
+                    self._defer(message)
+                case FormatCompiled():
+                    if self._formats is not None:
+                        self._formats.offer(self._kernels[message.kernel], message.format)
+                case Join():
+                    self._join(message)
+                case Stop():
+                    self._stopped = True
+
+    def _join(self, join: Join) -> None:
+        """Search a kernel from now on, within what is built of it."""
+        declaration, target = join.kernel, join.kernel.target
+        self._meter.joins(declaration)
+        self._schedule.add(target)
+        if join.built:
+            within = msgspec.structs.replace(declaration.supports, where=join.built)
+            declaration = msgspec.structs.replace(declaration, supports=within)
+        self._kernels[target] = declaration
+        if self._formats is not None:
+            self._formats.joins(declaration)
+        early, self._early = self._early, []
+        for unfinished in early:
+            self._defer(unfinished)
+
+    def _defer(self, unfinished: Unfinished) -> None:
+        """Look into a failure that a worker which was lost had met."""
+        declaration = self._kernels.get(unfinished.kernel)
+        if declaration is None:  # it is still being built
+            self._early.append(unfinished)
+            return
+        case, preceding = unfinished.cases(declaration.problem)
+        self._failures.defer(FailingCase(declaration, case, unfinished.failure, preceding))
+
+    def _one_turn(self, declaration: Declaration) -> None:
+        """One round on a kernel, and what follows from it."""
+        target = declaration.target
+        started = time.monotonic()
+        cases_before = self._meter.cases(target)
+        self._scout(declaration)
+        if self._goes_on():
+            until = started + self._slice_s(target, started)
+
+            def visit(case: Case) -> bool:  # asked once at least, or the slice might end before the first case is drawn
+                return self._visit(declaration, case) and time.monotonic() < until
+
+            self._drawing.round(declaration, visit, until=self._setup.deadline)
+            self._meter.flush()
+        self._schedule.record(
+            target, seconds=time.monotonic() - started, cases=self._meter.cases(target) - cases_before
+        )
+        self._investigate()
+
+    def _scout(self, declaration: Declaration) -> None:
+        """Have new formats compiled if it is time to; in the background, unless there are none to draw from."""
+        if self._formats is None:
+            return
+        if drawn := self._drawing.scout(declaration):
+            self._read_mail()
+            self._have_judged(declaration, drawn)
+        if not self._formats.any_for(declaration):
+            self._collect()
+
+    def _slice_s(self, target: str, now: float) -> float:
+        return self._schedule.slice_s(target, max(0.0, self._setup.deadline - now))
+
+    def _visit(self, declaration: Declaration, case: Case) -> bool:
+        """Take a drawn case, and have it judged once there are enough for a batch; False ends the round."""
+        target = declaration.target
+        self._drawn[target].append(case)
+        if len(self._drawn[target]) >= self._sizes[target].size:
+            self._advance(declaration)
+        return self._goes_on()
+
+    def _goes_on(self) -> bool:
+        return self._failures.next is None and not self._stopped and time.monotonic() < self._setup.deadline
+
+    def _advance(self, declaration: Declaration) -> None:
+        """Have judged what was drawn, as far as batches may be large."""
+        self._read_mail()
+        drawn, size = self._drawn[declaration.target], self._sizes[declaration.target].size
+        cases = drawn[:size]
+        del drawn[:size]
+        self._have_judged(declaration, cases)
+
+    def _have_judged(self, declaration: Declaration, cases: list[Case]) -> None:
+        """Take in what has been judged, then have ``cases`` judged: a batch in the background, a single one at once."""
+        self._collect()
+        if not self._goes_on():
+            self._drawn[declaration.target].extend(cases)
+            return
+        cases = [case for case in cases if not self._skips(declaration, case)]
+        deaths = self._failures.deaths
+        alone = [case for case in cases if len(cases) == 1 or deaths.expects_death(declaration, case)]
+        alone += [case for case in cases if case not in alone and deaths.faults.covers(declaration, case)]
+        self._judge_alone(declaration, alone)
+        if together := [case for case in cases if case not in alone]:
+            self._pipeline.submit(declaration, together)
+
+    def _collect(self) -> None:
+        """Take in the batch that is being judged, if there is one; not for long once the campaign is over."""
+        batch = self._pipeline.collect(_WAIT_FOR_BATCH_S)
+        while batch is None and self._pipeline.is_busy and not self._stopped:
+            self._read_mail()
+            batch = self._pipeline.collect(_WAIT_FOR_BATCH_S)
+        if batch is None:
+            return
+        target = batch.declaration.target
+        if batch.verdicts is None:
+            self._sizes[target].went_wrong()
+            before = self._history.of(batch.declaration)
+            if not self._judge_alone(batch.declaration, batch.cases):
+                self._find_death(batch.declaration, before)
+            return
+        self._sizes[target].went_well(batch.warm_seconds, len(batch.cases))
+        for case, verdict in zip(batch.cases, batch.verdicts, strict=True):
+            self._take_in(batch.declaration, case, batch.case_seconds(verdict), verdict)
+        self._look_for_leak()
+
+    def _look_for_leak(self) -> None:
+        """Find out about a kernel that has made the executor grow."""
+        suspected = self._memory.suspect
+        if suspected is None or not self._goes_on():
+            return
+        declaration, case = suspected
+        started = time.monotonic()
+        try:
+            failure = self._judge.find_leak(declaration, case)
+        except OutOfTime:
+            return
+        except Unjudged:
+            failure = None
+        self._schedule.charge(declaration.target, time.monotonic() - started)
+        self._memory.checked(declaration, leaks=failure is not None)
+        if failure is not None:
+            self._weigh(FailingCase(declaration, case, failure), 0.0)
+
+    def _find_death(self, declaration: Declaration, cases: Sequence[Case]) -> None:
+        """Find out what took a batch down that no case of it takes down alone."""
+        self._death_searches[declaration.target] += 1
+        if self._death_searches[declaration.target] <= _MAX_DEATH_SEARCHES and self._goes_on():
+            failing = first_death(self._judge, declaration, cases)
+            if failing is not None:
+                self._weigh(failing, 0.0)
+
+    def _judge_alone(self, declaration: Declaration, cases: Sequence[Case]) -> bool:
+        """One after the other, up to one that fails; the rest waits for the kernel's next round. Whether any failed."""
+        failed = False
+        for i, case in enumerate(cases):
+            if not self._goes_on():
+                self._drawn[declaration.target].extend(cases[i:])
+                break
+            started = time.monotonic()
+            try:
+                relations = self._failures.deaths.faults.relations_for(declaration, case)
+                verdict = self._judge(declaration, case, relations=relations)
+            except OutOfTime:
+                break
+            except Unjudged:
+                failed = True
+                continue
+            failed |= verdict.failure is not None
+            seconds = time.monotonic() - started
+            if verdict.failure is None:
+                self._sizes[declaration.target].went_well(max(0.0, seconds - verdict.timing.compile_s), 1)
+            self._take_in(declaration, case, seconds, verdict)
+            self._look_for_leak()
+        return failed
+
+    def _take_in(self, declaration: Declaration, case: Case, seconds: float, verdict: Verdict) -> None:
+        self._meter.judged(declaration, case, seconds, verdict)
+        failure = verdict.failure
+        self._failures.deaths.judged(declaration, case, failure)
+        if ends_process(failure):
+            self._sizes[declaration.target].went_wrong()
+        else:
+            self._publish_format(declaration, case, seconds)
+        if failure is not None:
+            self._weigh(FailingCase(declaration, case, failure, self._history.before(declaration, case)), seconds)
+
+    def _publish_format(self, declaration: Declaration, case: Case, seconds: float) -> None:
+        format_ = None if self._formats is None else self._formats.judged(declaration, case, seconds)
+        if format_ is not None:
+            self._channel.send(FormatCompiled(kernel=declaration.target, format=format_))
+
+    def _weigh(self, failing: FailingCase, seconds: float) -> None:
+        self._read_mail()
+        if not self._stopped:
+            self._failures.weigh(failing, seconds)
+
+    def _skips(self, declaration: Declaration, case: Case) -> bool:
+        """Whether to leave out the case because it would die, which costs an executor."""
+        skipped = self._failures.deaths.forbids(declaration, case)
+        if skipped:
+            self._meter.skipped(declaration.target)
+        return skipped
+
+    def _look_into_deferred(self) -> None:
+        """Take up failures put off while somebody was at their symptom."""
+        while not self._stopped and self._failures.take_up_deferred():
+            self._investigate()
+
+    def _investigate(self) -> None:
+        """Find out about a failing case, if there is one; what is judged in the background is taken in before."""
+        if self._failures.next is None:
+            return
+        started = time.monotonic()
+        self._collect()
+        if (failing := self._failures.investigate()) is not None:
+            target = failing.declaration.target
+            self._sizes[target].went_wrong()
+            self._schedule.charge(target, time.monotonic() - started)
+
 
 _SETUP_WAIT_S = 60.0
-_WAIT_FOR_BATCH_S = 0.5
 _FIRST_FORMATS = 16
 
 
@@ -82,12 +390,11 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
         device=setup.device,
         oracles=setup.oracles,
         tolerance=setup.tolerance,
-        timeout_s=setup.timeout_s,
         memory_limit_bytes=setup.memory_limit_bytes,
         environment=DeviceLease(setup.device_id).environment if setup.device_id else None,
         zygote=zygote,
     )
-    with contextlib.closing(_Executors(runner, setup)) as executors, contextlib.closing(_journal(setup)) as journal:
+    with contextlib.closing(Executors(runner, setup)) as executors, contextlib.closing(_journal(setup)) as journal:
         runner.start_device()
         if setup.kernels:  # or the first is still being built
             runner.declarations([declaration.target for declaration in setup.kernels])
@@ -109,7 +416,7 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
             process=lambda: executors.pid,
         )
 
-        Search(
+        WorkerLoop(
             setup,
             judge=judge,
             strategy_for=partial(_strategy, sizes),
@@ -136,94 +443,6 @@ def _formats(setup: Setup, declaration: Declaration) -> Iterator[Format]:
     place = setup.worker * len(first) // setup.num_workers
     own = derive_seed(setup.seed, setup.worker, declaration.name, "formats")
     return chain(first[place:], first[:place], draw_formats(declaration.problem, seed=own, **domain))
-
-
-class _Executors:
-    """One runner at a time, replaced by its sibling where a fresh process is asked for, or memory runs short."""
-
-    def __init__(self, runner: Runner, setup: Setup) -> None:
-        self._runner = runner
-        self._in_use = threading.Lock()
-        self._siblings = 0
-        self.history = History()
-        self.memory = MemoryWatch(setup.memory_limit_bytes, sharing_gpu=setup.sharing)
-
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
-        """The verdict on ``case``; see `Judge`."""
-        with self._in_use:
-            if afresh:
-                self._renew()
-            with self._watched(declaration, [case]):
-                return self._runner.judge(declaration, case, timeout_s=timeout_s, relations=relations)
-
-    def judge_together(
-        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
-    ) -> list[Verdict] | None:
-        """The verdicts on ``cases``; see `JudgeTogether`."""
-        verdicts: list[Verdict] = []
-        with self._in_use:
-            for part in self.memory.batches(declaration, cases):
-                with self._watched(declaration, part):
-                    found = self._runner.judge_together(declaration, part, timeout_s=timeout_s)
-                if found is None:
-                    return None
-                verdicts += found
-        return verdicts
-
-    def find_leak(self, declaration: Declaration, case: Case, *, timeout_s: float) -> Failure | None:
-        """What there is to say of a kernel that leaks; see `FindLeak`."""
-        with self._in_use:
-            return self._runner.find_leak(declaration, case, timeout_s=timeout_s)
-
-    def explain(
-        self, declaration: Declaration, case: Case, failure: Failure, *, weighing_s: float, total_s: float
-    ) -> Explanation:
-        """What is wrong with a case that failed; see `Explain`."""
-        with self._in_use, self._watched(declaration, [case]):
-            found = explain_failure(self._runner, declaration, case, failure, weighing_s=weighing_s, total_s=total_s)
-        return shortened(found)
-
-    @contextlib.contextmanager
-    def _watched(self, declaration: Declaration, cases: Sequence[Case]) -> Iterator[None]:
-        """While ``cases`` run: what they do to the process is noted, and one that is too full is replaced before."""
-        if self.memory.wants_fresh(declaration):
-            self._renew()
-        self.memory.look_before(self._process, self._runner.memory_bytes)
-        try:
-            yield
-        finally:
-            process = self._process
-            self.history.record(process, declaration, cases)
-            taken, gpu_share = self._runner.memory_bytes, self._runner.gpu_share
-            self.memory.look_after(process, declaration, cases, memory_bytes=taken, gpu_share=gpu_share)
-
-    def _renew(self) -> None:
-        old, self._runner = self._runner, self._runner.sibling()
-        old.close()
-        self._siblings += 1
-
-    @property
-    def pid(self) -> int | None:
-        """The process that the next case runs in; None for a new one."""
-        return self._runner.pid
-
-    @property
-    def _process(self) -> tuple[int, int]:
-        """Tells the process that judged last from those before it."""
-        return self._siblings, self._runner.restarts
-
-    def close(self) -> None:
-        """End the executor. One that hangs in the background ends with this process, which holds its connection."""
-        if self._in_use.acquire(timeout=_WAIT_FOR_BATCH_S):
-            self._runner.close()
 
 
 def _journal(setup: Setup) -> Journal:

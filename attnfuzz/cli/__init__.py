@@ -13,24 +13,31 @@ import click
 from attnfuzz.cli.output import detach_output, flush_output, is_gone, open_missing_streams, while_anyone_reads
 from attnfuzz.said import only_printable
 
-__all__ = ["main"]
+__all__ = ["command_called", "main"]
 
 _COMMANDS = {
     "explore": "attnfuzz.cli.explore",
     "verify": "attnfuzz.cli.verify",
     "declare": "attnfuzz.cli.declare",
     "replay": "attnfuzz.cli.replay",
-    "bisect": "attnfuzz.cli.bisect",
-    "list": "attnfuzz.cli.listing",
-    "show": "attnfuzz.cli.show",
+    "bisect": "attnfuzz.cli.replay:bisect_command",
+    "list": "attnfuzz.cli.show:list_command",
+    "show": "attnfuzz.cli.show:show_command",
     "explain": "attnfuzz.cli.explain",
-    "repro": "attnfuzz.cli.repro",
+    "repro": "attnfuzz.cli.show:repro_command",
     "conformance": "attnfuzz.cli.conformance",
     "merge": "attnfuzz.cli.merge",
     "mutants": "attnfuzz.cli.mutants",
     "bench": "attnfuzz.cli.bench",
-    "doctor": "attnfuzz.cli.doctor",
+    "doctor": "attnfuzz.cli.show:doctor_command",
 }
+
+
+def command_called(name: str) -> click.Command:
+    """One of the commands. Raises KeyError for any other name."""
+    module, _, function = _COMMANDS[name].partition(":")
+    command: click.Command = getattr(importlib.import_module(module), function or "command")
+    return command
 
 
 class _Commands(click.Group):
@@ -38,10 +45,7 @@ class _Commands(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(_COMMANDS[cmd_name]).command
-        return command
+        return command_called(cmd_name) if cmd_name in _COMMANDS else None
 
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
-from attnfuzz.cli import bench_kernels, bench_plot, bench_tune
-from attnfuzz.cli.parameters import DEVICE, KERNEL_HELP, duration, number_of_workers
-from attnfuzz.cli.refusal import refusing
+from attnfuzz.bench.kernels.measurements import L2State, Mode
+from attnfuzz.bench.tuning import FEATURES
+from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, number_of_workers, writable_file
+from attnfuzz.cli.output import Refusal, refusing, writing
+from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
+from attnfuzz.isolation.devices import likely_device
+from attnfuzz.problems.supports import OptionValue
 
-__all__ = ["command"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from attnfuzz.bench.kernels.measurements import Report
+    from attnfuzz.bench.kernels.run import TimingProcess
+    from attnfuzz.declaration import Declaration
+
+__all__ = ["command", "option_values"]
+
 
 _KERNELS = click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
 _DEVICE = click.option("--device", type=DEVICE, default="auto", show_default=True)
@@ -21,11 +36,6 @@ def _several_workers(ctx: click.Context, param: click.Parameter, value: str) -> 
 @click.group()
 def command() -> None:
     """Measure attnfuzz itself, or kernels, on a machine that does nothing else."""
-
-
-command.add_command(bench_kernels.command)
-command.add_command(bench_plot.command)
-command.add_command(bench_tune.command)
 
 
 @command.command(epilog=KERNEL_HELP)
@@ -49,8 +59,7 @@ def throughput(
 
     The exit status is 1 if a bug was found on the way: nothing that a declaration would end.
     """
-    from attnfuzz.bench.setting import find_setting
-    from attnfuzz.bench.throughput import ThroughputPlan, measure_throughput
+    from attnfuzz.bench.throughput import ThroughputPlan, find_setting, measure_throughput
     from attnfuzz.report import bench
     from attnfuzz.report.terminal import make_console
 
@@ -84,7 +93,7 @@ def endurance(kernels: tuple[str, ...], device: str, budget: float, workers: int
     The exit status is 1 if one of these three was not found, or a healthy one failed.
     """
     from attnfuzz.bench.endurance import measure_endurance
-    from attnfuzz.bench.setting import find_setting
+    from attnfuzz.bench.throughput import find_setting
     from attnfuzz.report import bench
     from attnfuzz.report.terminal import make_console
 
@@ -95,3 +104,314 @@ def endurance(kernels: tuple[str, ...], device: str, budget: float, workers: int
         endured = measure_endurance(setting.kernels, seconds=budget, workers=workers, device=setting.device)
     bench.print_endurance(console, endured)
     return 0 if all(endured.found.values()) and not endured.strays else 1
+
+
+def _require_matplotlib(png_file: Path | None) -> None:
+    """Raise Refusal if a PNG is wanted that cannot be made, before all the work is done."""
+    from attnfuzz.report.bench_plots import NO_MATPLOTLIB, can_plot
+
+    if png_file is not None and not can_plot():
+        raise Refusal(f"--png: {NO_MATPLOTLIB}; or use --html, for the tables")
+
+
+def _show_and_write(
+    console: Console, report: Report, *, json_file: Path | None, html_file: Path | None, png_file: Path | None
+) -> None:
+    """Print the tables, and write the files that were asked for."""
+    from attnfuzz.bench.kernels.measurements import encode_report
+    from attnfuzz.report.bench import print_report
+    from attnfuzz.report.bench_page import bench_page
+    from attnfuzz.report.bench_plots import NO_MATPLOTLIB, can_plot, plots_png
+    from attnfuzz.report.files import write_file
+
+    print_report(console, report)
+    if json_file is not None:
+        with writing("--json", json_file):
+            write_file(json_file, encode_report(report))
+    if html_file is not None:
+        if not can_plot():
+            console.print(f"the page has tables only: {NO_MATPLOTLIB}", style="yellow", soft_wrap=True)
+        with writing("--html", html_file):
+            write_file(html_file, bench_page(report).encode())
+    if png_file is not None:
+        if (png := plots_png(report)) is None:
+            console.print("nothing was timed at more than one length, so there is nothing to draw: no PNG is written")
+            return
+        with writing("--png", png_file):
+            write_file(png_file, png)
+
+
+@command.command("plot")
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write all in one.")
+@click.option("--html", "html_file", type=FILE, callback=writable_file, metavar="FILE", help="Write a page with plots.")
+@click.option("--png", "png_file", type=FILE, callback=writable_file, metavar="FILE", help="Write the plots.")
+def plot_command(files: tuple[Path, ...], json_file: Path | None, html_file: Path | None, png_file: Path | None) -> int:
+    """Show what `attnfuzz bench kernels --json` wrote to FILES, on a machine without a GPU too.
+
+    Several files are shown as one, if they were measured on the same kind of device.
+    """
+    from attnfuzz.bench.kernels.measurements import decode_report, joined
+    from attnfuzz.report.terminal import make_console
+
+    _require_matplotlib(png_file)
+    reports = []
+    for file in files:
+        try:
+            reports.append(decode_report(read_data_file(file, MOST_RESULT_BYTES)))
+        except OSError as error:
+            raise Refusal(f"{file} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise Refusal(f"{file} is not what attnfuzz bench kernels --json writes: {error}") from error
+    try:
+        report = joined(reports)
+    except ValueError as error:
+        raise Refusal(str(error)) from error
+    _show_and_write(make_console(), report, json_file=json_file, html_file=html_file, png_file=png_file)
+    return 0
+
+
+_NONE = "none"
+
+_SUITES = ("decode", "seeds", "merge", "mixed", "graph")
+_L2: dict[str, tuple[L2State, ...]] = {"cold": ("cold",), "warm": ("warm",), "both": ("cold", "warm")}
+_MODES: dict[str, tuple[Mode, ...]] = {"eager": ("eager",), "graph": ("graph",), "both": ("eager", "graph")}
+
+
+def _refuse_interpreter(asked: str, found: str | None = None) -> None:
+    """Raise Refusal for a machine without a GPU, unless "cpu" was ``asked`` for; ``found``: what there is, if known."""
+    if asked == "auto" and (found or likely_device(asked)) == "cpu":
+        raise Refusal(
+            "times of Triton's interpreter say nothing about a kernel, and there is no GPU here; "
+            "--device cpu runs a tiny suite all the same"
+        )
+
+
+def option_values(
+    ctx: click.Context, param: click.Parameter, given: tuple[str, ...]
+) -> dict[str, tuple[OptionValue, ...]]:
+    """``NAME=VALUE[,VALUE...]``, of which a value is a number, true, false, or else a word."""
+    found: dict[str, tuple[OptionValue, ...]] = {}
+    for text in given:
+        name, separator, values = text.partition("=")
+        if not separator or not name.isidentifier() or not all(part.strip() for part in values.split(",")):
+            raise click.BadParameter(
+                f"{text!r} must read NAME=VALUE or NAME=VALUE,VALUE, as num_splits=8,16", ctx, param
+            )
+        found[name] = tuple(_value(part.strip()) for part in values.split(","))
+    return found
+
+
+def _value(text: str) -> OptionValue:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+@command.command("kernels", epilog=KERNEL_HELP)
+@click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
+@click.option("--suite", "suites", type=click.Choice(_SUITES), multiple=True, help="Which shapes; decode by default.")
+@click.option(
+    "--shape", "shapes", multiple=True, metavar="GLOB", help="Only shapes whose label fits, as '8x* page 16'."
+)
+@click.option("--device", type=DEVICE, default="auto", show_default=True)
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE,...",
+    callback=option_values,
+    help="Values to try for an option; the fastest is shown. By default the first that a kernel declares.",
+)
+@click.option(
+    "--beside",
+    multiple=True,
+    metavar="KERNEL",
+    help="What to compare with: the kernels of all engines that are installed by default; 'none' for nothing.",
+)
+@click.option("--cold", "l2", flag_value="cold", help="Only with keys and values in memory, not in the L2 cache.")
+@click.option("--warm", "l2", flag_value="warm", help="Only with what fits in the L2 cache there already.")
+@click.option("--mode", type=click.Choice(tuple(_MODES)), default="both", show_default=True, help="How it is launched.")
+@click.option("--seconds", callback=duration, default="0.05s", show_default=True, help="Of each measurement.")
+@click.option("--budget", callback=duration, default="10m", show_default=True, help="After which no other is begun.")
+@click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write everything.")
+@click.option("--html", "html_file", type=FILE, callback=writable_file, metavar="FILE", help="Write a page with plots.")
+@click.option("--png", "png_file", type=FILE, callback=writable_file, metavar="FILE", help="Write the plots.")
+def kernels_command(
+    kernels: tuple[str, ...],
+    suites: tuple[str, ...],
+    shapes: tuple[str, ...],
+    device: str,
+    options: dict[str, tuple[OptionValue, ...]],
+    beside: tuple[str, ...],
+    l2: str | None,
+    mode: str,
+    seconds: float,
+    budget: float,
+    json_file: Path | None,
+    html_file: Path | None,
+    png_file: Path | None,
+) -> int:
+    """Time KERNELs (the bundled ones that can be captured into a CUDA graph by default) beside what is installed.
+
+    Each is checked against float64 first; what is wrong gets no time. Times are medians of one call, launched one by
+    one (eager) or from a CUDA graph, with keys and values in memory (cold) or, where they fit, in the L2 cache (warm).
+    Without a GPU it needs --device cpu, which only shows that everything runs.
+
+    The exit status is 1 if a kernel was wrong, failed or crashed, and 2 if only attnfuzz could not measure one.
+    """
+    from attnfuzz.bench.kernels.run import KernelBench, TimingProcess, choose_kernels, choose_shapes, measure_kernels
+    from attnfuzz.bench.kernels.shapes import smoke_suite
+    from attnfuzz.report import bench
+    from attnfuzz.report.terminal import make_console
+
+    _refuse_interpreter(device)
+    _require_matplotlib(png_file)
+    console = make_console()
+    with refusing(), TimingProcess(device) as process:
+        is_smoke = process.machine.device == "cpu"
+        _refuse_interpreter(device, process.machine.device)
+        chosen = choose_kernels(process.declarations(kernels or ("*",)), named=bool(kernels))
+        others, absent = _others(beside, process)
+        _check_options(options, {name for known in (chosen, others) for one in known for name in one.options})
+        plan = KernelBench(
+            suites={"smoke": smoke_suite()} if is_smoke else choose_shapes(suites or ("decode",), shapes),
+            options=options,
+            l2=("warm",) if is_smoke else _L2[l2 or "both"],
+            modes=_MODES[mode],
+            seconds=seconds,
+            budget_s=budget,
+        )
+        bench.print_machine(console, process.machine, others, absent)
+        progress = bench.BenchProgress(console)
+        report = measure_kernels(plan, process, chosen, others, progress)
+    _show_and_write(console, report, json_file=json_file, html_file=html_file, png_file=png_file)
+    statuses = {one.status for one in report.results if not one.is_reference}
+    if statuses & {"wrong", "failed", "crashed"}:
+        return 1
+    return 2 if "unmeasured" in statuses else 0
+
+
+def _others(named: tuple[str, ...], process: TimingProcess) -> tuple[list[Declaration], list[str]]:
+    """What to compare with, and a sentence on each engine that is not there; only of engines that nobody named."""
+    from attnfuzz.adapters import engines
+    from attnfuzz.bench.kernels.run import choose_kernels
+    from attnfuzz.declaration import KernelLoadError
+
+    if named:
+        wanted = [one for one in named if one != _NONE]
+        return (choose_kernels(process.declarations(wanted), named=True) if wanted else []), []
+    found: list[Declaration] = []
+    absent: list[str] = []
+    for engine in engines():
+        try:
+            found += process.declarations([f"{engine}:*"])
+        except KernelLoadError as error:
+            absent.append(str(error))
+    return found, absent
+
+
+def _check_options(asked: dict[str, tuple[OptionValue, ...]], declared: set[str]) -> None:
+    for name in asked:
+        if name not in declared:
+            known = ", ".join(sorted(declared)) or "none"
+            raise Refusal(f"--option {name}: nothing that is timed has such an option; they have {known}")
+
+
+_HOST_KNOWS = FEATURES[:-1]
+
+
+@command.command("tune", epilog=KERNEL_HELP)
+@click.argument("kernel", metavar="KERNEL")
+@click.option("--device", type=DEVICE, default="auto", show_default=True)
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE,...",
+    callback=option_values,
+    help="Values to try for an option, in place of all that the kernel declares; a single one keeps it fixed.",
+)
+@click.option(
+    "--feature",
+    "features",
+    multiple=True,
+    type=click.Choice(FEATURES),
+    help="What a decision may depend on; by default what the host knows, so all but total_tokens.",
+)
+@click.option("--batches", type=click.IntRange(1, 1000), default=40, show_default=True, help="Ragged batches, at most.")
+@click.option("--configurations", type=click.IntRange(1, 1000), default=48, show_default=True, help="At most.")
+@click.option("--leaves", type=click.IntRange(1, 64), default=8, show_default=True, help="Of the tree, at most.")
+@click.option("--cold/--warm", "is_cold", default=True, help="Keys and values in memory, or where they fit in L2.")
+@click.option("--seconds", callback=duration, default="0.02s", show_default=True, help="Of each measurement.")
+@click.option("--budget", callback=duration, default="10m", show_default=True, help="After which no batch is begun.")
+@click.option("--python", "python_file", type=FILE, callback=writable_file, metavar="FILE", help="Write a module.")
+@click.option("--json", "json_file", type=FILE, callback=writable_file, metavar="FILE", help="Write the tree as JSON.")
+def tune_command(
+    kernel: str,
+    device: str,
+    options: dict[str, tuple[OptionValue, ...]],
+    features: tuple[str, ...],
+    batches: int,
+    configurations: int,
+    leaves: int,
+    is_cold: bool,
+    seconds: float,
+    budget: float,
+    python_file: Path | None,
+    json_file: Path | None,
+) -> int:
+    """Measure the options that KERNEL declares over ragged batches, and print a small tree of if and else.
+
+    Configurations that are wrong are left out and named; the exit status is then 1.
+    """
+    from attnfuzz.bench.kernels.run import TimingProcess
+    from attnfuzz.bench.tuning import Tuning, tune
+    from attnfuzz.bench.tuning_tree import python_source
+    from attnfuzz.report.files import write_file, write_json
+    from attnfuzz.report.terminal import make_console
+
+    _refuse_interpreter(device)
+    console = make_console()
+    with refusing(), TimingProcess(device) as process:
+        _refuse_interpreter(device, process.machine.device)
+        if process.machine.device == "cpu":
+            console.print(
+                "Triton's interpreter: this shows that everything runs; the times say nothing", style="yellow"
+            )
+        found = process.declarations([kernel])
+        if len(found) != 1:
+            raise Refusal(f"{kernel} names {len(found)} kernels; name one: {', '.join(one.target for one in found)}")
+        plan = Tuning(
+            options=options,
+            features=features or _HOST_KNOWS,
+            max_batches=batches,
+            max_configurations=configurations,
+            max_leaves=leaves,
+            l2="cold" if is_cold and process.machine.device == "cuda" else "warm",
+            seconds=seconds,
+            budget_s=budget,
+        )
+        try:
+            tuned, measured = tune(process, found[0], plan, note=lambda line: console.print(line))
+        except ValueError as error:
+            raise Refusal(str(error)) from error
+    for configuration, why in measured.wrong:
+        console.print(f"WRONG, left out: {configuration}: {why}", style="bold red")
+    if measured.unreached:
+        console.print(f"{measured.unreached} batches were not measured; raise --budget", style="yellow")
+    console.print()
+    source = python_source(tuned)
+    console.print(source, soft_wrap=True)
+    if python_file is not None:
+        with writing("--python", python_file):
+            write_file(python_file, source.encode())
+    if json_file is not None:
+        with writing("--json", json_file):
+            write_json(json_file, tuned)
+    return 1 if measured.wrong else 0

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.cli.output import while_anyone_reads
-from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, writable_file
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, writable_file
+from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, writing
 
 if TYPE_CHECKING:
     from attnfuzz.declaration import Declaration
@@ -62,10 +61,8 @@ def command(kernels: tuple[str, ...], device: str, json_file: Path | None, html_
             print_causes(console, result)
     for option, path, write in (("--json", json_file, write_conformance), ("--html", html_file, write_page)):
         if path is not None:
-            try:
+            with writing(option, path):
                 write(result, path)
-            except OSError as error:
-                raise Refusal(f"{option} {str(path)!r} cannot be written: {error.strerror}") from error
     return 1 if result.failed else 0
 
 

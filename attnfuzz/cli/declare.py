@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.cli.output import while_anyone_reads
-from attnfuzz.cli.parameters import DEVICE, duration
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.options import DEVICE, duration
+from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads
 
 if TYPE_CHECKING:
     from attnfuzz.campaign.result import CampaignResult
@@ -35,13 +34,13 @@ def command(kernel: str, budget: float, device: str, seed: int) -> int:
     the exit status is 1. What a further declaration would end is told beside it, and does not count.
     """
     started = time.monotonic()
-    from attnfuzz.campaign.reporter import SilentReporter
-    from attnfuzz.campaign.startup import Request, run_campaign
-    from attnfuzz.report.declared import print_declared
+    from attnfuzz.campaign.result import SilentReporter
+    from attnfuzz.campaign.startup import CampaignRequest, run_campaign
+    from attnfuzz.report.declarations import print_declared
     from attnfuzz.report.terminal import make_console
 
     with refusing(), tempfile.TemporaryDirectory() as scratch:
-        request = Request(
+        request = CampaignRequest(
             kernels=(kernel,),
             started=started,
             budget_s=budget,

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.cli.configured import TOLERANCE, profile_option
-from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, TRUST, writable_file
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, TOLERANCE, TRUST, profile_option, writable_file
+from attnfuzz.cli.output import Refusal, refusing
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.replay import SavedCase
+    from attnfuzz.campaign.saved.replay import SavedCase
     from attnfuzz.judging.runner import Runner
     from attnfuzz.problems.tolerance import Tolerance
     from attnfuzz.report.explained import Explained
@@ -57,7 +56,7 @@ def command(
     """
     with refusing():
         from attnfuzz.campaign.across import naming
-        from attnfuzz.campaign.replay import SavedCase
+        from attnfuzz.campaign.saved.replay import SavedCase
         from attnfuzz.corpus import load_regression
         from attnfuzz.isolation.pythons import examine
         from attnfuzz.judging.runner import Runner
@@ -78,9 +77,8 @@ def command(
 def _explain(saved: SavedCase, kernel: str | None, runner: Runner, *, trust: bool) -> Explained:
     import msgspec
 
-    from attnfuzz.campaign.explained import explain_failure
-    from attnfuzz.campaign.replay import kernel_and_case
-    from attnfuzz.campaign.saved_run import run_saved
+    from attnfuzz.campaign.judge.executor import explain_failure
+    from attnfuzz.campaign.saved.replay import kernel_and_case, run_saved
     from attnfuzz.explaining.explanation import Explanation
     from attnfuzz.problems.supported import why_unsupported
     from attnfuzz.report.explained import Explained
@@ -100,9 +98,7 @@ def _explain(saved: SavedCase, kernel: str | None, runner: Runner, *, trust: boo
 
 
 def _write(explained: Explained, output: Path | None, json_file: Path | None) -> None:
-    from attnfuzz.report.explained import write_explained
-    from attnfuzz.report.explained_png import RasteriserMissing, explained_png
-    from attnfuzz.report.explained_svg import explained_svg
+    from attnfuzz.report.explained import RasteriserMissing, explained_png, explained_svg, write_explained
     from attnfuzz.report.files import write_file
 
     try:

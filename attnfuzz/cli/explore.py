@@ -13,28 +13,27 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from attnfuzz.cli.configured import AGAINST, SHARED, TOLERANCE, profile_option
-from attnfuzz.cli.output import while_anyone_reads
-from attnfuzz.cli.parameters import (
+from attnfuzz.cli.options import (
+    AGAINST,
     DEVICE,
     FILE,
     KERNEL_HELP,
     ORACLE,
     PYTHON,
+    TOLERANCE,
     TRUST,
     duration,
     number_of_workers,
+    profile_option,
     writable_file,
 )
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads
 from attnfuzz.cli.sanitizing import SANITIZER, explore_sanitized
-from attnfuzz.config_rules import RULES
+from attnfuzz.config import RULES
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.earlier import Earlier
-    from attnfuzz.campaign.reporter import Reporter
-    from attnfuzz.campaign.result import CampaignResult
-    from attnfuzz.campaign.startup import Request
+    from attnfuzz.campaign.result import CampaignResult, Earlier, Reporter
+    from attnfuzz.campaign.startup import CampaignRequest
     from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
     from attnfuzz.sanitizer.tool import Tool
@@ -84,7 +83,6 @@ def _compositions(ctx: click.Context, param: click.Parameter, given: tuple[str, 
 @AGAINST
 @SANITIZER
 @TOLERANCE
-@SHARED
 @profile_option(*RULES)
 @click.option(
     "--pedantic",
@@ -111,7 +109,6 @@ def command(
     against: Earlier | None,
     sanitizer: Tool | None,
     tolerance: Tolerance,
-    shared: str | None,
     pedantic: bool,
     quiet: bool,
     resume: bool,
@@ -125,11 +122,11 @@ def command(
     in one of these environments is run in the others.
     """
     started = time.monotonic()
-    from attnfuzz.campaign.startup import Request
+    from attnfuzz.campaign.startup import CampaignRequest
     from attnfuzz.isolation.pythons import examine_all
 
     with refusing():
-        request = Request(
+        request = CampaignRequest(
             kernels=(*kernels, *compositions) or ("*",),
             started=started,
             budget_s=budget,
@@ -140,7 +137,6 @@ def command(
             save_folder=usable_save_folder(save_dir),
             fail_fast=fail_fast,
             tolerance=tolerance,
-            shared=shared,
             pedantic=pedantic,
             against=against,
         )
@@ -170,11 +166,10 @@ def exit_status(result: CampaignResult) -> int:
     return 2 if result.troubles or result.unreached or result.stop_reason in ("workers_lost", "environment") else 0
 
 
-def _explore(request: Request, environments: Sequence[Python], *, quiet: bool) -> CampaignResult:
+def _explore(request: CampaignRequest, environments: Sequence[Python], *, quiet: bool) -> CampaignResult:
     from attnfuzz.campaign.across import naming, search_across
     from attnfuzz.campaign.startup import run_campaign
-    from attnfuzz.report.environments import print_environment
-    from attnfuzz.report.terminal import make_console, make_reporter, print_result
+    from attnfuzz.report.terminal import make_console, make_reporter, print_environment, print_result
 
     console = make_console()
 
@@ -195,10 +190,10 @@ def _explore(request: Request, environments: Sequence[Python], *, quiet: bool) -
     return result
 
 
-def _resumed(request: Request, *, trust: bool) -> Request:
+def _resumed(request: CampaignRequest, *, trust: bool) -> CampaignRequest:
     """The next part of an interrupted campaign; what is given on the command line counts more than what it had."""
-    from attnfuzz.campaign.resuming import resumed
-    from attnfuzz.campaign.state import load_state
+    from attnfuzz.campaign.request import resumed
+    from attnfuzz.campaign.saved.state import load_state
 
     context = click.get_current_context()
     given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}

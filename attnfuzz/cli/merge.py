@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.cli.configured import TOLERANCE, profile_option
-from attnfuzz.cli.parameters import DEVICE, FILE, TRUST
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.options import DEVICE, FILE, TOLERANCE, TRUST, profile_option
+from attnfuzz.cli.output import Refusal, refusing
 from attnfuzz.cli.replay import read_saved
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.merged_folder import MergedFolder
-    from attnfuzz.campaign.merging import SavedBug
-    from attnfuzz.campaign.replay import SavedCase
+    from attnfuzz.campaign.saved.merging import MergedFolder, SavedBug
+    from attnfuzz.campaign.saved.replay import SavedCase
     from attnfuzz.judging.runner import Runner
     from attnfuzz.problems.tolerance import Tolerance
-    from attnfuzz.report.merged import Merged
+    from attnfuzz.report.saved_cases import Merged
 
 __all__ = ["command"]
 
@@ -49,7 +47,7 @@ def command(
     """
     with refusing():
         from attnfuzz.corpus import DEFAULT_FOLDER, regression_files
-        from attnfuzz.report.merged import print_merged
+        from attnfuzz.report.saved_cases import print_merged
         from attnfuzz.report.terminal import make_console
 
         output = save_dir or Path(DEFAULT_FOLDER)
@@ -87,8 +85,7 @@ def _runner(device: str, tolerance: Tolerance, *, needed: bool) -> Iterator[Runn
 
 
 def _merge(saved: Sequence[SavedCase], output: Path, runner: Runner | None, *, trust: bool) -> list[Merged]:
-    from attnfuzz.campaign.merged_folder import MergedFolder
-    from attnfuzz.campaign.merging import tell_apart
+    from attnfuzz.campaign.saved.merging import MergedFolder, tell_apart
 
     folder = MergedFolder(output, device=runner.device_name if runner is not None else "")
     try:
@@ -101,8 +98,8 @@ def _merge(saved: Sequence[SavedCase], output: Path, runner: Runner | None, *, t
 
 
 def _merge_one(bug: SavedBug, folder: MergedFolder, runner: Runner | None, *, trust: bool) -> Merged:
-    from attnfuzz.campaign.verifying import Checked, check_again
-    from attnfuzz.report.merged import Merged
+    from attnfuzz.campaign.saved.merging import Checked, check_again
+    from attnfuzz.report.saved_cases import Merged
 
     checked = check_again(bug, runner, trust=trust) if runner is not None else Checked(bug.files[0], "unverified")
     return Merged(bug, checked, folder.keep(bug, checked))

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnfuzz.cli.output import while_anyone_reads
-from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, duration, number_of_workers, writable_file
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.options import DEVICE, FILE, KERNEL_HELP, duration, number_of_workers, writable_file
+from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads, writing
 
 if TYPE_CHECKING:
-    from attnfuzz.mutation.measurement import Measured, MutantsRequest
+    from attnfuzz.mutation.measurement import MeasuredMutants, MutantsRequest
 
 __all__ = ["command", "exit_status"]
 
@@ -21,7 +20,7 @@ _MAX_SHARDS = 1000
 
 
 def _operators(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    from attnfuzz.mutation.operators.catalogue import OPERATOR_NAMES
+    from attnfuzz.mutation.operators import OPERATOR_NAMES
 
     for name in value:
         if name not in OPERATOR_NAMES:
@@ -126,7 +125,7 @@ def command(
     return exit_status(measured)
 
 
-def exit_status(measured: Measured) -> int:
+def exit_status(measured: MeasuredMutants) -> int:
     """0 if every mutant is killed, equivalent or stillborn; 2 if only the tests could not tell; else 1."""
     statuses = {outcome.status for _, outcome in measured.outcomes}
     if "survived" in statuses or any(outcome.wrongly for _, outcome in measured.outcomes):
@@ -148,7 +147,7 @@ def _list(request: MutantsRequest) -> int:
 
 def _resumed(request: MutantsRequest, earlier: Path) -> MutantsRequest:
     """``request`` with what ``earlier`` tells. Raises Refusal if that was measured in another way."""
-    from attnfuzz.report.mutants_files import known_outcomes, read_mutants_json
+    from attnfuzz.report.mutants import known_outcomes, read_mutants_json
 
     try:
         found = read_mutants_json(earlier)
@@ -167,31 +166,28 @@ def _resumed(request: MutantsRequest, earlier: Path) -> MutantsRequest:
     return replace(request, known=known_outcomes(found), earlier_s=found.elapsed_s, earlier_device=found.device)
 
 
-def _measure(request: MutantsRequest, *, json_file: Path | None, quiet: bool) -> Measured:
+def _measure(request: MutantsRequest, *, json_file: Path | None, quiet: bool) -> MeasuredMutants:
     from attnfuzz.mutation.measurement import measure
-    from attnfuzz.report.mutants import Progress, print_measured
-    from attnfuzz.report.mutants_files import Checkpoints
+    from attnfuzz.report.mutants import Checkpoints, MutantsProgress, print_measured
     from attnfuzz.report.terminal import make_console
 
     console = make_console()
-    progress = Progress(console, quiet=quiet)
+    progress = MutantsProgress(console, quiet=quiet)
     so_far = (lambda measured: None) if json_file is None else Checkpoints(json_file)
     with refusing():
-        measured = measure(request, note=progress.note, heard=progress.heard, so_far=so_far)
+        measured = measure(request, note=progress.note, on_outcome=progress.on_outcome, so_far=so_far)
     with while_anyone_reads():
         print_measured(console, measured)
     return measured
 
 
-def _write(measured: Measured, *, json_file: Path | None, markdown_file: Path | None) -> None:
-    from attnfuzz.report.mutants_files import write_mutants_json, write_mutants_markdown
+def _write(measured: MeasuredMutants, *, json_file: Path | None, markdown_file: Path | None) -> None:
+    from attnfuzz.report.mutants import write_mutants_json, write_mutants_markdown
 
     for option, path, write in (
         ("--json", json_file, write_mutants_json),
         ("--output", markdown_file, write_mutants_markdown),
     ):
-        try:
-            if path is not None:
+        if path is not None:
+            with writing(option, path):
                 write(measured, path)
-        except OSError as error:
-            raise Refusal(f"{option} {str(path)!r} cannot be written: {error.strerror}") from error

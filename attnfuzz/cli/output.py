@@ -1,4 +1,4 @@
-"""Output that may be gone: a closed terminal, a pipe without a reader, a log on a full disk."""
+"""Output that may be gone, and what a command refuses to do: one sentence on stderr, exit status 2, no traceback."""
 
 from __future__ import annotations
 
@@ -7,8 +7,20 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
-__all__ = ["detach_output", "flush_output", "is_gone", "open_missing_streams", "while_anyone_reads"]
+import click
+
+__all__ = [
+    "Refusal",
+    "detach_output",
+    "flush_output",
+    "is_gone",
+    "open_missing_streams",
+    "refusing",
+    "while_anyone_reads",
+]
+
 
 _GONE = (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
@@ -69,3 +81,38 @@ def while_anyone_reads() -> Iterator[None]:
         if not is_gone(error):
             raise
         detach_output()
+
+
+class Refusal(click.ClickException):
+    """Wrong usage or environment."""
+
+    exit_code = 2
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turn what the user or the machine got wrong into a Refusal; bugs of the framework are `main`'s to tell."""
+    from attnfuzz.campaign.saved.state import StateError
+    from attnfuzz.config import ConfigurationError
+    from attnfuzz.corpus import RegressionError
+    from attnfuzz.declaration import KernelLoadError
+    from attnfuzz.isolation.outcomes import ExecutorUnavailable
+    from attnfuzz.isolation.pythons import PythonError
+    from attnfuzz.own_errors import in_one_sentence
+    from attnfuzz.problems.limits import CaseTooLarge
+
+    try:
+        yield
+    except (ConfigurationError, RegressionError, KernelLoadError, CaseTooLarge, StateError, PythonError) as error:
+        raise Refusal(str(error)) from error
+    except ExecutorUnavailable as error:  # with the last output of a process that could not be started
+        raise Refusal(in_one_sentence(str(error))) from error
+
+
+@contextmanager
+def writing(option: str, path: Path) -> Iterator[None]:
+    """Turn what keeps the file of an option from being written into a Refusal."""
+    try:
+        yield
+    except OSError as error:
+        raise Refusal(f"{option} {str(path)!r} cannot be written: {error.strerror}") from error

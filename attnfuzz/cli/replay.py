@@ -1,4 +1,4 @@
-"""``attnfuzz replay``: run saved cases again."""
+"""``attnfuzz replay``, and ``attnfuzz bisect`` for the first of several environments in which a saved case fails."""
 
 from __future__ import annotations
 
@@ -10,18 +10,29 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from attnfuzz.cli.configured import TOLERANCE, configured, profile_option
-from attnfuzz.cli.parameters import DEVICE, FILE, KERNEL_HELP, PYTHON, TRUST, writable_file
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.options import (
+    DEVICE,
+    FILE,
+    KERNEL_HELP,
+    PYTHON,
+    TOLERANCE,
+    TRUST,
+    configured,
+    profile_option,
+    writable_file,
+)
+from attnfuzz.cli.output import Refusal, refusing, writing
 from attnfuzz.cli.sanitizing import SANITIZER, found_by_others, replay_sanitized
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.replay import SavedCase
+    from attnfuzz.campaign.environments import EnvironmentOutcome
+    from attnfuzz.campaign.saved.replay import SavedCase
     from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
     from attnfuzz.sanitizer.tool import Tool
 
 __all__ = ["command", "load_saved", "read_saved"]
+
 
 _NONE = "none"
 
@@ -67,13 +78,12 @@ def command(
     with refusing():
         saved = load_saved(paths, configured().regressions)
         from attnfuzz.campaign.across import naming
-        from attnfuzz.campaign.journal import forget
-        from attnfuzz.campaign.replay import cleared, replay
+        from attnfuzz.campaign.judge.journal import forget
+        from attnfuzz.campaign.saved.replay import cleared, replay
         from attnfuzz.isolation.pythons import examine_all
         from attnfuzz.judging.runner import Runner
-        from attnfuzz.report.environments import print_environment
-        from attnfuzz.report.replayed import print_replayed, print_total, write_replayed
-        from attnfuzz.report.terminal import make_console
+        from attnfuzz.report.saved_cases import print_replayed, print_total, write_replayed
+        from attnfuzz.report.terminal import make_console, print_environment
 
         console = make_console()
         results = []
@@ -99,10 +109,8 @@ def command(
         console.print(remark, soft_wrap=True)
     forget(innocent)
     if json_file is not None:
-        try:
+        with writing("--json", json_file):
             write_replayed(json_file, results, device=device_name)
-        except OSError as error:
-            raise Refusal(f"--json {str(json_file)!r} cannot be written: {error.strerror}") from error
     return 1 if any(result.failed for result in results) else 0
 
 
@@ -129,7 +137,7 @@ def load_saved(paths: tuple[Path, ...], folder: Path | None = None) -> list[Save
 
 def read_saved(files: Iterable[Path]) -> list[SavedCase]:
     """Read every file. Raises Refusal that says of each what is wrong with it, if anything is."""
-    from attnfuzz.campaign.replay import SavedCase
+    from attnfuzz.campaign.saved.replay import SavedCase
     from attnfuzz.corpus import RegressionError, load_regression
 
     saved, wrong = [], []
@@ -141,3 +149,80 @@ def read_saved(files: Iterable[Path]) -> list[SavedCase]:
     if wrong:
         raise Refusal("\n".join(wrong))
     return saved
+
+
+@click.command(epilog=KERNEL_HELP)
+@click.argument("case", type=FILE, metavar="CASE")
+@PYTHON
+@click.option("--kernel", metavar="KERNEL", help="Run this kernel on the case instead.")
+@TRUST
+@click.option("--device", type=DEVICE, default="auto", show_default=True)
+@click.option("--json", "json_file", type=FILE, callback=writable_file, help="Also write the result as JSON.")
+@TOLERANCE
+@profile_option("device", "tolerance")
+def bisect_command(
+    case: Path,
+    pythons: tuple[Path, ...],
+    kernel: str | None,
+    trust: bool,
+    device: str,
+    json_file: Path | None,
+    tolerance: Tolerance,
+) -> int:
+    """Run the regression file CASE in several environments, the oldest first, and name the first in which it fails.
+
+    It runs with the first --python and the last. Where it passes with one and fails with the other, those between are
+    halved until two neighbours are left; where it passes with both, all others run. The exit status is 1 if it fails
+    anywhere.
+    """
+    if len(pythons) < 2:
+        raise Refusal("bisect compares environments; name two or more, the oldest first: --python OLD --python NEW")
+    with refusing():
+        from attnfuzz.campaign.environments import bisect
+        from attnfuzz.campaign.saved.replay import SavedCase
+        from attnfuzz.corpus import load_regression
+        from attnfuzz.isolation.pythons import examine_all
+        from attnfuzz.report.saved_cases import print_outcome, write_bisection
+        from attnfuzz.report.terminal import make_console, print_environment
+
+        saved = SavedCase(case, load_regression(case))
+        environments = examine_all(pythons)
+        console = make_console()
+
+        def run(python: Python) -> EnvironmentOutcome:
+            print_environment(console, python)
+            outcome = _outcome(saved, python, kernel=kernel, trust=trust, device=device, tolerance=tolerance)
+            print_outcome(console, saved.path, outcome)
+            return outcome
+
+        found = bisect(environments, run, target=kernel or saved.regression.kernel)
+        if all(outcome.ending == "is not judged" for outcome in found.ran.values()):
+            raise Refusal(f"{case} {found}")
+    console.print(f"{case} {found}", soft_wrap=True)
+    if json_file is not None:
+        with writing("--json", json_file):
+            write_bisection(json_file, found, case)
+    return 0 if found.first_failing is None else 1
+
+
+def _outcome(
+    saved: SavedCase, python: Python, *, kernel: str | None, trust: bool, device: str, tolerance: Tolerance
+) -> EnvironmentOutcome:
+    """What comes of the case in one environment. Not to have the kernel is an outcome: older ones often have not."""
+    from dataclasses import replace
+
+    from attnfuzz.campaign.across import naming, outcome_of
+    from attnfuzz.campaign.environments import EnvironmentOutcome
+    from attnfuzz.campaign.saved.replay import replay
+    from attnfuzz.declaration import KernelLoadError
+    from attnfuzz.judging.runner import Runner
+
+    with naming(python), Runner(device=device, tolerance=tolerance, python=python.path) as runner:
+        try:
+            results = list(replay([saved], runner, kernels=[kernel] if kernel else [], trust=trust))
+        except KernelLoadError as error:
+            return EnvironmentOutcome(python, runner.device_name, "is not judged", message=str(error))
+        if len(results) != 1:
+            number = f"{len(results)} kernels" if results else "no kernel"
+            raise Refusal(f"--kernel {kernel!r} names {number} of {saved.regression.problem}; bisect is about one")
+        return outcome_of(replace(results[0], python=python, device=runner.device_name))

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from attnfuzz.cli.refusal import Refusal
+from attnfuzz.cli.output import Refusal
 from attnfuzz.sanitizer.tool import TOOLS, SanitizerUnavailable, Tool
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attnfuzz.campaign.replay import Replayed, SavedCase
-    from attnfuzz.campaign.startup import Request
+    from attnfuzz.campaign.saved.replay import Replayed, SavedCase
+    from attnfuzz.campaign.startup import CampaignRequest
     from attnfuzz.declaration import Declaration
     from attnfuzz.judging.runner import Runner
     from attnfuzz.sanitizer.findings import Culprit
@@ -54,8 +54,7 @@ def replay_sanitized(
     trust: bool,
 ) -> Iterator[Replayed]:
     """As `replay`, but each case is in a process under `tool`, which alone judges. Raises Refusal."""
-    from attnfuzz.campaign.replay import replay
-    from attnfuzz.campaign.saved_run import SavedRun, preceding_for
+    from attnfuzz.campaign.saved.replay import SavedRun, preceding_for, replay
     from attnfuzz.corpus import Regression
     from attnfuzz.oracles.verdict import Verdict
     from attnfuzz.problems.supported import adapt_options
@@ -84,7 +83,7 @@ def found_by_others(saved: Sequence[SavedCase]) -> str:
     return f"{len(kinds)} of these were found under compute-sanitizer, and may pass without: replay them with {how}"
 
 
-def explore_sanitized(request: Request, tool: Tool, *, quiet: bool) -> int:
+def explore_sanitized(request: CampaignRequest, tool: Tool, *, quiet: bool) -> int:
     """Search as `request` says, one process after the other. The exit status: 1 if it finds a bug. Raises Refusal.
 
     And 2 if there was no time for some kernel, and nothing was found.

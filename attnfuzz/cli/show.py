@@ -1,27 +1,104 @@
-"""``attnfuzz show``: a saved case as a picture."""
+"""Commands that only show something: ``list`` kernels, ``show`` a case, a ``repro`` script of it, ``doctor``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import click
+import msgspec
 
-from attnfuzz.cli.parameters import FILE
-from attnfuzz.cli.refusal import refusing
+from attnfuzz.cli.options import FILE, KERNEL_HELP, TRUST, writable_file
+from attnfuzz.cli.output import Refusal, refusing, writing
+from attnfuzz.oracles.verdict import RELATION_ORACLES
 
-__all__ = ["command"]
+__all__ = ["doctor_command", "list_command", "repro_command", "show_command"]
 
 
 @click.command()
 @click.argument("case", type=FILE, metavar="CASE")
 @click.option("-v", "--verbose", is_flag=True, help="List fields of the case that have their default value, too.")
-def command(case: Path, verbose: bool) -> int:
+def show_command(case: Path, verbose: bool) -> int:
     """Draw the regression file CASE: sequences, pages, and what fails."""
     with refusing():
         from attnfuzz.corpus import load_regression
-        from attnfuzz.report.picture import picture
+        from attnfuzz.report.drawing import picture
         from attnfuzz.report.terminal import make_console
 
         regression = load_regression(case)
     make_console().print(picture(regression.case, regression.finding, defaults=verbose))
     return 0
+
+
+@click.command(epilog=KERNEL_HELP)
+@click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
+@click.option("-v", "--verbose", is_flag=True, help="Show all that each kernel declares.")
+def list_command(kernels: tuple[str, ...], verbose: bool) -> int:
+    """List KERNELs (all bundled ones by default) with their problems and options."""
+    with refusing():
+        from attnfuzz.judging.runner import Runner
+        from attnfuzz.report.declarations import print_kernels
+        from attnfuzz.report.terminal import make_console
+
+        with Runner(device="cpu") as runner:
+            declarations = runner.declarations(list(kernels) or ["*"])
+    print_kernels(make_console(), declarations, verbose=verbose)
+    return 0
+
+
+@click.command(epilog=KERNEL_HELP)
+@click.argument("case", type=FILE, metavar="CASE")
+@click.option("--kernel", metavar="KERNEL", help="Take this kernel instead of the one that the file names.")
+@TRUST
+@click.option("-o", "--output", type=FILE, callback=writable_file, help="Write to this file instead of the terminal.")
+def repro_command(case: Path, kernel: str | None, trust: bool, output: Path | None) -> int:
+    """Turn the regression file CASE into one self-contained Python file, to paste into an issue."""
+    with refusing():
+        from attnfuzz.campaign.saved.replay import SavedCase, kernel_and_case
+        from attnfuzz.corpus import load_regression
+        from attnfuzz.judging.runner import Runner
+
+        regression = load_regression(case)
+        if regression.finding.oracle == "sanitizer":
+            raise Refusal(
+                f"{case} was found under compute-sanitizer, and a script compares results, which may not show it: "
+                "use attnfuzz replay --sanitizer"
+            )
+        if regression.finding.oracle in RELATION_ORACLES:
+            raise Refusal(
+                f"{case} is a finding of {regression.finding.oracle}, which compares runs on several inputs, and a "
+                "script holds only those of the case: use attnfuzz replay"
+            )
+        from attnfuzz.report.repro import repro_script  # loads torch
+
+        with Runner(device="cpu") as runner:
+            found, fitting = kernel_and_case(SavedCase(case, regression), runner, kernel=kernel, trust=trust)
+        script = repro_script(msgspec.structs.replace(regression, kernel=found.target, case=fitting), found)
+    if output is None:
+        click.echo(script, nl=False)
+        return 0
+    with writing("-o", output):
+        output.write_text(script, encoding="utf-8")
+    return 0
+
+
+_STATUS_STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
+
+
+@click.command()
+def doctor_command() -> int:
+    """Check Python, packages, device, Triton's interpreter and caches. The exit status is 2 if anything is wrong."""
+    from rich.text import Text
+
+    from attnfuzz.doctor import examine
+    from attnfuzz.report.terminal import make_console
+
+    console = make_console()
+    problems = 0
+    for part in examine():
+        problems += part.status == "problem"
+        console.print(
+            Text(f"{part.status:<8}", style=_STATUS_STYLES[part.status]).append(f"{part.name}: {part.text}", "default")
+        )
+        if part.remedy:
+            console.print(Text(f"        {part.remedy}"))
+    return 2 if problems else 0

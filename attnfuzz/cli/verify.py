@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +15,11 @@ import click
 import msgspec
 
 from attnfuzz.cli.explore import exit_status, usable_save_folder
-from attnfuzz.cli.output import while_anyone_reads
-from attnfuzz.cli.parameters import DEVICE, FILE, duration, number_of_workers
-from attnfuzz.cli.refusal import Refusal, refusing
+from attnfuzz.cli.options import DEVICE, FILE, duration, number_of_workers
+from attnfuzz.cli.output import Refusal, refusing, while_anyone_reads
 
 if TYPE_CHECKING:
-    from attnfuzz.campaign.finding import Finding
+    from attnfuzz.campaign.identity.finding import Finding
     from attnfuzz.campaign.result import CampaignResult
     from attnfuzz.corpus import Regression
     from attnfuzz.report.verified import Verification
@@ -64,13 +62,28 @@ def command(
     precision are not. Nothing is written but what --save-dir asks for.
     """
     started = time.monotonic()
+    from attnfuzz.campaign.result import SilentReporter
+    from attnfuzz.campaign.startup import CampaignRequest, run_campaign
+
     status = _COULD_NOT_BE_JUDGED
     try:
         if save_dir is not None:
             usable_save_folder(save_dir)
         with refusing(), _kernel_of(file) as target, tempfile.TemporaryDirectory(prefix="attnfuzz-verify-") as scratch:
-            asked = _Asked(target, started, budget, workers, device, seed, pedantic)
-            result = _searched(asked, Path(scratch))
+            request = CampaignRequest(
+                kernels=(target,),
+                started=started,
+                budget_s=budget,
+                save_folder=Path(scratch, "found"),
+                workers=workers,
+                device=device,
+                seed=seed,
+                fail_fast=True,
+                pedantic=pedantic,
+                verifying=True,
+            )
+            with _environment(ATTNFUZZ_WATCH="1"):  # see `attnfuzz.judging.tampering`
+                result = run_campaign(request, SilentReporter(), state_folder=Path(scratch))
             status = 1 if result.fails else exit_status(result)
             if status not in (0, 1) or (status == 0 and result.unbuilt):
                 status = _COULD_NOT_BE_JUDGED
@@ -78,22 +91,13 @@ def command(
             _tell(result, file, target, save_dir, as_json=as_json)
     except Refusal as refusal:
         if as_json:
-            _print_document_of_failure(file, refusal.message, time.monotonic() - started)
+            from attnfuzz.report.verified import failed_to_verify
+
+            _print_document(failed_to_verify(file, refusal.message, time.monotonic() - started))
         if status <= _COULD_NOT_BE_JUDGED:
             raise
         click.echo(f"Error: {refusal.format_message()}", err=True)
     return status
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    target: str
-    started: float
-    budget_s: float
-    workers: int | None
-    device: str
-    seed: int | None
-    pedantic: bool
 
 
 @contextmanager
@@ -110,26 +114,6 @@ def _kernel_of(file: str) -> Iterator[str]:
         except SolutionError as error:
             raise Refusal(str(error)) from error
         yield target
-
-
-def _searched(asked: _Asked, scratch: Path) -> CampaignResult:
-    from attnfuzz.campaign.reporter import SilentReporter
-    from attnfuzz.campaign.startup import Request, run_campaign
-
-    request = Request(
-        kernels=(asked.target,),
-        started=asked.started,
-        budget_s=asked.budget_s,
-        save_folder=scratch / "found",
-        workers=asked.workers,
-        device=asked.device,
-        seed=asked.seed,
-        fail_fast=True,
-        pedantic=asked.pedantic,
-        verifying=True,
-    )
-    with _environment(ATTNFUZZ_WATCH="1"):  # see `attnfuzz.judging.tampering`
-        return run_campaign(request, SilentReporter(), state_folder=scratch)
 
 
 @contextmanager
@@ -167,13 +151,13 @@ def _tell(result: CampaignResult, file: str, target: str, save_dir: Path | None,
     name = searched.declaration.target.rpartition(":")[2]
     place = file if file.endswith(".json") or file.endswith(f":{name}") else f"{file}:{name}"
     told = verification_of(result, place, regression=regression, script=script)
+    if as_json:
+        _print_document(told)
+        return
     with while_anyone_reads():
-        if as_json:
-            click.echo(_document(told))
-        else:
-            console = make_console()
-            for line in lines_of(told):
-                console.print(line, soft_wrap=True)
+        console = make_console()
+        for line in lines_of(told):
+            console.print(line, soft_wrap=True)
 
 
 def _save(result: CampaignResult, found: Finding, target: str, folder: Path) -> tuple[Path, Path | None]:
@@ -214,14 +198,8 @@ def _script(regression: Regression, found: Finding) -> str | None:
         return None
 
 
-def _document(told: Verification) -> str:
-    return msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
-
-
-def _print_document_of_failure(file: str, error: str, elapsed_s: float) -> None:
-    from attnfuzz.report.verified import failed_to_verify
+def _print_document(told: Verification) -> None:
+    from attnfuzz.report.files import as_json
 
     with while_anyone_reads():
-        click.echo(
-            msgspec.json.format(msgspec.json.encode(failed_to_verify(file, error, elapsed_s)), indent=2).decode()
-        )
+        click.echo(as_json(told), nl=False)

@@ -1,11 +1,269 @@
-"""A fixed set of cases, put to the kernels of all engines: what passes, what fails, what is not supported."""
+"""A fixed set of cases, put to the kernels of all engines: what passes, what fails, what is not supported. Torch-free.
 
-from attnfuzz.conformance.cases import ConformanceSet as ConformanceSet
-from attnfuzz.conformance.cases import Entry as Entry
-from attnfuzz.conformance.cases import load_set as load_set
-from attnfuzz.conformance.running import Conformance as Conformance
-from attnfuzz.conformance.running import Examined as Examined
-from attnfuzz.conformance.running import Outcome as Outcome
-from attnfuzz.conformance.running import examine as examine
+Each case stands for a feature of inputs, and is judged once, described in the kernel's way. Sets are never changed; a
+new one is a new version.
+"""
 
-__all__ = ["Conformance", "ConformanceSet", "Entry", "Examined", "Outcome", "examine", "load_set"]
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from attnfuzz.campaign.workers import cores
+from attnfuzz.data_files import read_data_file
+from attnfuzz.declaration import Declaration
+from attnfuzz.isolation.builds import GiveUp, OwnCompilers, never
+from attnfuzz.isolation.outcomes import DeadlinePassed
+from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure, OracleName, Verdict
+from attnfuzz.problems.cases import Case, Problem, case_from_builtins, encode_case
+from attnfuzz.problems.limits import CaseTooLarge
+from attnfuzz.problems.supported import translate, why_unsupported
+
+__all__ = [
+    "FORMAT",
+    "Conformance",
+    "ConformanceEntry",
+    "ConformanceOutcome",
+    "ConformanceSet",
+    "Examined",
+    "Status",
+    "examine",
+    "load_set",
+    "set_file",
+]
+
+
+FORMAT = "attnfuzz.conformance-set/1"
+_LATEST = 1
+_MOST_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ConformanceEntry:
+    """``strict``: the case is about what translating it for a kernel would change, so it is put to kernels as it is.
+
+    ``law``: the relation, or else the result that two runs share, that is asked of it, in place of the result alone.
+    ``note``: the hash of the saved case that it is a copy of.
+    """
+
+    group: str
+    feature: str
+    case: Case
+    strict: bool = False
+    law: OracleName | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConformanceSet:
+    """``seed``: of the drawn cases."""
+
+    version: int
+    seed: int
+    entries: tuple[ConformanceEntry, ...]
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    group: str
+    feature: str
+    problem: Problem
+    strict: bool
+    law: OracleName | None
+    note: str
+    case: dict[str, object]
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: str
+    version: int
+    seed: int
+    entries: tuple[_Entry, ...]
+
+
+def set_file(version: int) -> Path:
+    """Where the set lies."""
+    return Path(__file__).parent / f"set-{version}.json"
+
+
+def load_set(version: int = _LATEST) -> ConformanceSet:
+    """The set of a version."""
+    document = msgspec.json.decode(read_data_file(set_file(version), _MOST_BYTES), type=_Document)
+    entries = tuple(
+        ConformanceEntry(
+            one.group, one.feature, case_from_builtins(one.problem, one.case), one.strict, one.law, one.note
+        )
+        for one in document.entries
+    )
+    return ConformanceSet(document.version, document.seed, entries)
+
+
+Status = Literal["pass", "fail", "unsupported", "not_run"]
+TWO_RUNS: OracleName = "dead_memory"
+"""What a case is asked that runs twice, with other numbers in memory that holds no token."""
+_PATIENCE = 6.0
+"""Times that of a search, whose cases are smaller."""
+_MOST_AT_ONCE = 8
+"""Processes on one GPU, each with a context of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConformanceOutcome:
+    """What one case of the set came to on one kernel.
+
+    ``case`` is the case as the kernel was given it, ``changes`` how that differs from the set's. ``why``: why it is
+    unsupported, or was not run.
+    """
+
+    entry: ConformanceEntry
+    case: Case
+    status: Status
+    changes: tuple[str, ...] = ()
+    failure: Failure | None = None
+    why: str = ""
+
+    @property
+    def cause(self) -> str:
+        """A stable word for what went wrong; "" unless something did."""
+        if self.failure is None:
+            return ""
+        return self.failure.cause or f"{self.failure.oracle}/{self.failure.kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """One kernel and its outcomes, in the order of the set; cases that its problem does not have are left out."""
+
+    declaration: Declaration
+    outcomes: tuple[ConformanceOutcome, ...]
+
+    def count(self, status: Status) -> int:
+        """How many cases came to that."""
+        return sum(one.status == status for one in self.outcomes)
+
+    def failing(self) -> dict[str, tuple[ConformanceOutcome, ...]]:
+        """The cases that failed, by cause, the smallest first."""
+        failed = sorted((one for one in self.outcomes if one.status == "fail"), key=_size)
+        causes = dict.fromkeys(one.cause for one in failed)
+        return {cause: tuple(one for one in failed if one.cause == cause) for cause in causes}
+
+
+@dataclass(frozen=True, slots=True)
+class Conformance:
+    """``absent``: sentences on engines that are not there."""
+
+    version: int
+    num_cases: int
+    device: str
+    versions: dict[str, str]
+    kernels: tuple[Examined, ...]
+    absent: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether any kernel fails any case that it supports."""
+        return any(kernel.count("fail") for kernel in self.kernels)
+
+
+def examine(
+    declarations: Sequence[Declaration],
+    runner: Runner,
+    cases: ConformanceSet,
+    *,
+    absent: Sequence[str] = (),
+    done: Callable[[Examined], None] = lambda kernel: None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Conformance:
+    """Put the set to the kernels, several of them at once, each in a process of its own. ``done`` hears of each.
+
+    Kernels that compile themselves come after all others, one at a time: see `attnfuzz.campaign.readiness`.
+
+    Raises what ``Runner.judge`` raises, but for a case that is too large.
+    """
+    over, lock = threading.Event(), threading.Lock()
+
+    def put_to(declaration: Declaration, give_up: GiveUp = never) -> Examined:
+        with runner.sibling() as own:
+            own.give_up_builds(give_up)
+            return Examined(declaration, tuple(_outcomes(declaration, own, cases, over)))
+
+    def unless_it_compiles(declaration: Declaration) -> Examined | None:
+        compilers = OwnCompilers()
+        if declaration.needs_preparing:
+            return None
+        kernel = put_to(declaration, compilers)
+        if compilers.seen:
+            return None
+        with lock:
+            done(kernel)
+        return kernel
+
+    with ThreadPoolExecutor(max(1, min(len(declarations), cores(), _MOST_AT_ONCE))) as pool:
+        try:
+            examined = list(pool.map(unless_it_compiles, declarations))
+        except BaseException:  # an interrupt, say: the other threads need not go on
+            over.set()
+            raise
+    for place, declaration in enumerate(declarations):
+        if examined[place] is None:
+            note(f"{declaration.target} compiles itself, which may take minutes")
+            examined[place] = kernel = put_to(declaration)
+            done(kernel)
+    environment = runner.environment
+    return Conformance(
+        version=cases.version,
+        num_cases=len(cases.entries),
+        device=environment.name,
+        versions=environment.versions,
+        kernels=tuple(one for one in examined if one is not None),
+        absent=tuple(absent),
+    )
+
+
+def _outcomes(
+    declaration: Declaration, runner: Runner, cases: ConformanceSet, over: threading.Event
+) -> Iterator[ConformanceOutcome]:
+    for entry in cases.entries:
+        if over.is_set():
+            return
+        found = translate(entry.case, declaration.problem, declaration.supports, declaration.options)
+        if found is None:
+            continue
+        why = why_unsupported(declaration.supports, declaration.options, found.case)
+        if why is None and entry.strict and (undone := [one for one in found.changes if not one.startswith("as ")]):
+            why = f"runs with {', '.join(undone)} only"
+        if why is not None:
+            yield ConformanceOutcome(entry, found.case, "unsupported", found.changes, why=why)
+            continue
+        try:
+            verdict = _judge(declaration, runner, entry, found.case)
+        except DeadlinePassed:  # it is to come later
+            return
+        except CaseTooLarge as error:
+            yield ConformanceOutcome(entry, found.case, "not_run", found.changes, why=str(error))
+            continue
+        if verdict.not_runnable:
+            yield ConformanceOutcome(entry, found.case, "not_run", found.changes, why=verdict.not_runnable)
+        else:
+            status: Status = "pass" if verdict.failure is None else "fail"
+            yield ConformanceOutcome(entry, found.case, status, found.changes, failure=verdict.failure)
+
+
+def _judge(declaration: Declaration, runner: Runner, entry: ConformanceEntry, case: Case) -> Verdict:
+    """A feature's row tells of that feature: what the kernel does elsewhere in memory is asked in rows of their own."""
+    relations = (entry.law,) if entry.law in RELATION_ORACLES else ()
+    patience = _PATIENCE * runner.timeout_s
+    return runner.judge(declaration, case, timeout_s=patience, thorough=entry.law == TWO_RUNS, relations=relations)
+
+
+def _size(outcome: ConformanceOutcome) -> tuple[int, int]:
+    """Of a case, by what a reader has to take in."""
+    case = outcome.case
+    tokens = sum(getattr(case, "seq_lens", ())) or getattr(case, "num_tokens", 0)
+    return tokens * case.num_q_heads, len(encode_case(case))

@@ -19,9 +19,10 @@ from attnfuzz.corpus.regression import (
     Status,
 )
 from attnfuzz.data_files import read_data_file
-from attnfuzz.problems.cases import PROBLEMS, Case, Problem, case_from_builtins
+from attnfuzz.problems.cases import PROBLEMS, BundledProblem, Case, Problem, case_from_builtins
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, CaseTooLarge, check_lists, check_size
+from attnfuzz.problems.open_cases import Field, OpenProblem
 from attnfuzz.problems.supports import Supports
 from attnfuzz.said import SENTENCE_BYTES, printable
 
@@ -48,7 +49,7 @@ class RegressionError(ValueError):
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     format: str
-    problem: Problem
+    problem: BundledProblem
     kernel: str
     case: dict[str, Any]
     preceding: list[dict[str, Any]] = []
@@ -58,6 +59,13 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     status: Status = "open"
     note: str = ""
     environment: Environment = Environment()
+
+
+class _OpenEnvelope(_Envelope, forbid_unknown_fields=True, kw_only=True):
+    """Of a problem that a user's file defines, which is not loaded: what its cases have stands in the file."""
+
+    problem: str  # type: ignore[assignment]
+    fields: dict[str, Field]
 
 
 def load_regression(path: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Regression:
@@ -85,11 +93,21 @@ def decode_regression(data: bytes, source: str, *, limit_bytes: int = DEFAULT_LI
     document = _parse(data, source)
     _check_format(document, source)
     try:
-        envelope = msgspec.convert(document, type=_Envelope)
+        envelope = msgspec.convert(document, type=_OpenEnvelope if "fields" in document else _Envelope)
+        problem = _problem_of(envelope)
     except msgspec.ValidationError as error:
         raise RegressionError(what_is_wrong(error, document, "$", source)) from error
+    except ValueError as error:
+        raise RegressionError(f"{source}: {error} - at `$.fields`; correct them or restore the file") from error
     _check_kernel(envelope.kernel, source)
-    return _with_cases(envelope, source, limit_bytes)
+    return _with_cases(envelope, problem, source, limit_bytes)
+
+
+def _problem_of(envelope: _Envelope) -> Problem:
+    """Raises ValueError for fields that no problem has."""
+    if isinstance(envelope, _OpenEnvelope):
+        return OpenProblem(place=envelope.problem, fields=envelope.fields)
+    return envelope.problem
 
 
 def _parse(data: bytes, source: str) -> dict[str, Any]:
@@ -126,7 +144,7 @@ def _check_kernel(kernel: str, source: str) -> None:
         )
 
 
-def _with_cases(envelope: _Envelope, source: str, limit_bytes: int) -> Regression:
+def _with_cases(envelope: _Envelope, problem: Problem, source: str, limit_bytes: int) -> Regression:
     if len(envelope.preceding) > MAX_PRECEDING:
         raise RegressionError(
             f"{source}: {len(envelope.preceding)} cases, of at most {MAX_PRECEDING} - at `$.preceding`; "
@@ -144,7 +162,7 @@ def _with_cases(envelope: _Envelope, source: str, limit_bytes: int) -> Regressio
         options = document.get("options")
         _check_count(source, f"{place}.options", len(options) if isinstance(options, dict) else 0)
         try:
-            case = case_from_builtins(envelope.problem, document)
+            case = case_from_builtins(problem, document)
             check_size(case, limit_bytes)
         except msgspec.ValidationError as error:
             raise RegressionError(what_is_wrong(error, document, place, source)) from error
@@ -156,7 +174,7 @@ def _with_cases(envelope: _Envelope, source: str, limit_bytes: int) -> Regressio
         raise RegressionError(
             f"{source}: which values go together is for the kernel to declare - at `$.assumed.where`; leave it out"
         )
-    fields = {name: getattr(envelope, name) for name in Regression.__struct_fields__}
+    fields = {name: getattr(envelope, name) for name in Regression.__struct_fields__} | {"problem": problem}
     fields["case"] = read(envelope.case, "$.case")
     fields["preceding"] = tuple(read(case, f"$.preceding[{i}]") for i, case in enumerate(envelope.preceding))
     try:

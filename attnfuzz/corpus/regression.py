@@ -13,6 +13,7 @@ import msgspec
 from attnfuzz.oracles.verdict import Blame, Failure, OracleName, Sight, SourceLine, make_printable
 from attnfuzz.problems.cases import Case, Problem
 from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.supports import Supports
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "FindingRecord",
     "Regression",
     "Status",
+    "as_of",
     "current_environment",
     "encode_regression",
 ]
@@ -120,6 +122,8 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class Regression(msgspec.Struct, frozen=True, kw_only=True):
     """One regression file.
 
+    ``problem`` is a bundled one, or says where a user's lives and what the fields of its cases are: in the file, these
+    are ``fields``, so that a case is checked without loading anything.
     ``kernel`` is the target that loads the kernel: a bundled name, ``module:name`` or ``path/to/file.py:name``.
     ``case`` fails once the cases of ``preceding``, if there are any, have run before it in the same process.
     ``assumed`` is what the kernel was found not to take where its declaration leaves that open, ``assumed_numerics``
@@ -137,6 +141,22 @@ class Regression(msgspec.Struct, frozen=True, kw_only=True):
     status: Status = "open"
     note: str = ""
     environment: Environment = Environment()
+
+
+def as_of(regression: Regression, problem: Problem) -> Regression:
+    """``regression`` with cases of ``problem``, if that is its own and the fields have changed since it was saved.
+
+    Of another problem as it is. Raises ValueError for a case that the problem no longer has.
+    """
+    own = regression.problem
+    if not isinstance(own, OpenProblem) or not isinstance(problem, OpenProblem) or own == problem:
+        return regression
+    if not problem.is_same(own):
+        return regression
+    case, *preceding = (
+        problem.refitted(one) if isinstance(one, OpenCase) else one for one in (regression.case, *regression.preceding)
+    )
+    return msgspec.structs.replace(regression, problem=problem, case=case, preceding=tuple(preceding))
 
 
 def current_environment(device: str, executors: Mapping[str, str] | None = None) -> Environment:
@@ -157,7 +177,9 @@ def current_environment(device: str, executors: Mapping[str, str] | None = None)
 
 def encode_regression(regression: Regression) -> bytes:
     """Indented JSON for review; equal regressions give equal bytes."""
-    fields: dict[str, Any] = {"format": FORMAT, **msgspec.structs.asdict(regression)}
+    own = regression.problem
+    described = {"problem": own.place, "fields": own.fields} if isinstance(own, OpenProblem) else {"problem": own}
+    fields: dict[str, Any] = {"format": FORMAT, **described, **msgspec.structs.asdict(regression), **described}
     if not regression.preceding:
         del fields["preceding"]
     if regression.assumed is None:
@@ -175,6 +197,8 @@ def encode_regression(regression: Regression) -> bytes:
         finding["remedy"] = _declared(regression.finding.remedy)
     fields["finding"] = {name: value for name, value in finding.items() if name not in left_out}
     document = msgspec.to_builtins(fields, order="deterministic", str_keys=True)
+    if isinstance(own, OpenProblem):  # whose order says which counts most
+        document["fields"] = {name: document["fields"][name] for name in own.fields}
     ordered = {name: document[name] for name in fields}  # the order of the fields, not of the alphabet
     return msgspec.json.format(msgspec.json.encode(ordered), indent=2) + b"\n"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from attnfuzz.problems.choices import (
     lying_alike,
     split_counts_of,
 )
+from attnfuzz.problems.open_cases import OpenCase, open_changes
 from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.supported import supports_case
@@ -45,8 +46,12 @@ Options = Mapping[str, tuple[OptionValue, ...]]
 def changes_of(case: Case, *, supports: Supports, options: Options) -> Iterator[tuple[str, Case]]:
     """Supported cases that differ from ``case`` in one respect, the most telling first, with words for what differs."""
     seen = {encode_case(case)}
-    proposals = _of_states(case) if isinstance(case, MergeStatesCase) else _of_attention(case, supports)
-    for words, candidate in (*proposals, *_of_any(case, supports, options)):
+    if isinstance(case, OpenCase):
+        proposals: Iterable[Change] = open_changes(case, options)
+    else:
+        own = _of_states(case) if isinstance(case, MergeStatesCase) else _of_attention(case, supports)
+        proposals = (*own, *_of_any(case, supports, options))
+    for words, candidate in proposals:
         if candidate is None or not supports_case(supports, options, candidate) or encode_case(candidate) in seen:
             continue
         seen.add(encode_case(candidate))

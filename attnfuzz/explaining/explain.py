@@ -1,37 +1,79 @@
-"""Everything that runs of a failing case can tell about it, in lines and as weights to draw."""
+"""Everything that runs of a failing case can tell about it, in lines and as weights to draw.
+
+Rows that say the same are told in one line.
+"""
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.explaining.explanation import NO_TIME, Explanation, WeightedRow
-from attnfuzz.explaining.influences import dead_influences, foreign_influences, table_influences
+from attnfuzz.explaining.influences import dead_influences, find_unwritten, foreign_influences, table_influences
 from attnfuzz.explaining.merge_reading import MergedRow, read_merged_row
-from attnfuzz.explaining.patterns import summarise
 from attnfuzz.explaining.places import Places, key_slots
-from attnfuzz.explaining.probing import settle_keys
-from attnfuzz.explaining.reading import read_row
+from attnfuzz.explaining.reading import read_row, split_mistakes
 from attnfuzz.explaining.rig import OutOfRuns, Rig
-from attnfuzz.explaining.row import MeasuredRow, Reading
+from attnfuzz.explaining.row import MeasuredRow, Reading, joined, row_name, scope
 from attnfuzz.explaining.rows_to_draw import rows_to_draw, tokens_to_blame
-from attnfuzz.explaining.splits import split_mistakes
-from attnfuzz.explaining.unwritten import find_unwritten
-from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure
-from attnfuzz.explaining.words import joined, scope
+from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure, settle_keys
+from attnfuzz.judging.observation import KernelRaised
+from attnfuzz.judging.words import number, ranges
 from attnfuzz.memory.patterns import bits
-from attnfuzz.oracles.observation import KernelRaised
 from attnfuzz.oracles.verdict import Blame, OracleName
-from attnfuzz.oracles.words import number, ranges
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.said import text_of, type_name
 from attnfuzz.values import LogicalAttention, LogicalStates
 
-__all__ = ["explain_case"]
+__all__ = ["explain_case", "summarise"]
+
+_MOST_GROUPS = 3
+
+
+def summarise(case: Case, readings: Mapping[int, Reading], *, count: int) -> list[str]:
+    """What is wrong with `readings` (by row), of `count` rows in all: first what many have in common, then examples."""
+    lines: list[str] = []
+    clear = {row: reading for row, reading in readings.items() if not reading.vague}
+    left = clear or dict(readings)
+    unclear = len(readings) - len(left)
+    while left and len(lines) < 2 * _MOST_GROUPS:
+        statement, rows = _largest_group(left)
+        example = min(rows)
+        if statement is None or len(rows) == 1:
+            only = "" if count == 1 else f"{row_name(case, example)}: "
+            lines.append(f"{only}{left[example].exact}")
+            rows = [example]
+        else:
+            where = scope(case, rows, count=count)
+            lines.append(f"{where}: {statement}")
+            if left[example].exact != statement:
+                lines.append(f"{row_name(case, example)}: {left[example].exact}")
+        for row in rows:
+            del left[row]
+    if others := len(left) + unclear:
+        lines.append(f"and {others} other row{'s' if others > 1 else ''}")
+    return lines
+
+
+def _largest_group(readings: Mapping[int, Reading]) -> tuple[str | None, list[int]]:
+    """The statement that holds for the most rows; of those with as many, the one that is most telling."""
+    holds: dict[str, list[int]] = {}
+    rank: dict[str, int] = {}
+    for row, reading in readings.items():
+        for place, statement in enumerate(reading.general):
+            if row not in holds.setdefault(statement, []):
+                holds[statement].append(row)
+            rank[statement] = max(rank.get(statement, 0), place)
+    if not holds:
+        return None, [min(readings)]
+    best = min(holds, key=lambda statement: (-len(holds[statement]), rank[statement]))
+    return best, holds[best]
+
 
 _MOST_ROWS = 128
 _MOST_LINES = 8
@@ -44,6 +86,8 @@ def explain_case(
 
     A crash or hang ends or blocks this process, as in judging.
     """
+    if isinstance(case, OpenCase):  # weights are those of attention
+        return Explanation()
     until = time.monotonic() + seconds
     explaining = _Explaining(Rig(kernel, case, device=device, is_over=lambda: time.monotonic() > until), oracle)
     try:
@@ -85,6 +129,13 @@ class _Explaining:
             self.lines.append(
                 f"the case has {self.places.count} places to read from and {self._num_rows} rows, too many to measure "
                 f"their weights (at most {MAX_PLACES} places, and {MAX_WEIGHTS} weights); shrink it first"
+            )
+            self._trace()
+            return
+        if self.rig.case.scores_read_values:
+            self.lines.append(
+                "V is a part of the keys that the queries are multiplied with, so the weights of tokens cannot be read "
+                "off with unit vectors in its place"
             )
             self._trace()
             return
@@ -150,6 +201,8 @@ class _Explaining:
         return ": the error shows only with the numbers that the case has in place of the unit vectors"
 
     def _read(self, weights: Weights, row: int) -> Reading | None:
+        if isinstance(self.rig.case, OpenCase):
+            return None
         if isinstance(self.rig.case, MergeStatesCase):
             return read_merged_row(MergedRow(self.rig.case, self.places, weights, self._states(), row))
         measured = MeasuredRow(self.rig.case, self.places, weights, *self._read_from, row)

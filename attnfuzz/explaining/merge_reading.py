@@ -11,11 +11,10 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from attnfuzz.explaining.places import SIDES, Places
-from attnfuzz.explaining.row import Reading
+from attnfuzz.explaining.row import Reading, weight
 from attnfuzz.explaining.weights import Weights
-from attnfuzz.explaining.words import weight
+from attnfuzz.judging.words import number
 from attnfuzz.oracles.diagnosis import lse_mistakes, output_mistakes
-from attnfuzz.oracles.words import number
 from attnfuzz.problems.cases import MergeStatesCase
 from attnfuzz.values import LogicalStates
 

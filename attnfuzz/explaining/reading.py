@@ -1,4 +1,10 @@
-"""What the weights of one row say: tokens dropped or doubled, places that are not its own, other scores."""
+"""What the weights of one row say: tokens dropped or doubled, places that are not its own, other scores.
+
+In places that the row must not read: whose they are, and what they were read in place of; pages found through the wrong
+entry of the block table, by each rule that has been seen to go wrong. Of the case's variants: tokens outside the
+window, a cap, bias or sink left out. Of partial states: splits that overlap, leave out tokens, or have a wrong
+log-sum-exp.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +12,373 @@ import math
 from collections.abc import Iterator
 
 import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
 
-from attnfuzz.explaining.counts import Counts, count_tokens
-from attnfuzz.explaining.redirected import another_page, read_elsewhere
-from attnfuzz.explaining.row import MeasuredRow, Reading
-from attnfuzz.explaining.sets import descriptions
-from attnfuzz.explaining.tables import read_through_table
-from attnfuzz.explaining.variant_reading import diagnosed, read_variant
-from attnfuzz.explaining.words import row_name, weight
-from attnfuzz.oracles.diagnosis import explain_lse
-from attnfuzz.oracles.diagnosis.arithmetic import is_written
-from attnfuzz.oracles.diagnosis.scales import wrong_scales
-from attnfuzz.oracles.diagnosis.suspect import first_match
-from attnfuzz.oracles.words import number
+from attnfuzz.explaining.row import Counts, MeasuredRow, Reading, count_tokens, descriptions, row_name, weight
+from attnfuzz.judging.words import number
+from attnfuzz.oracles.diagnosis import explain_lse, explain_row
+from attnfuzz.oracles.diagnosis.formulas import is_written, wrong_scales
+from attnfuzz.oracles.diagnosis.row import first_match
+from attnfuzz.problems.block_table import block_table_rows, num_blocks
+from attnfuzz.problems.cases import PagedDecodeCase
+from attnfuzz.problems.variants import PLAIN_VARIANT
 
-__all__ = ["read_row"]
+__all__ = [
+    "RULES",
+    "another_page",
+    "diagnosed",
+    "read_elsewhere",
+    "read_row",
+    "read_through_table",
+    "read_variant",
+    "split_mistakes",
+]
+
+RULES = _NEXT, _BEFORE, _FIRST, _NUMBER, _OTHER_ROW = (
+    "a page is read through the next entry of the block table",
+    "a page is read through the entry before its own in the block table",
+    "every page is read through the first entry of the block table",
+    "a page's number in its sequence is taken for a physical page",
+    "pages are read through another sequence's row of the block table",
+)
+
+_SHOWN_PAGES = 2
+
+
+def read_through_table(row: MeasuredRow) -> Reading | None:
+    """The rules that give all of the row's weights; None if none does."""
+    case = row.case
+    if not isinstance(case, PagedDecodeCase) or not row.length:
+        return None
+    count = -(-row.length // case.block_size)
+    own = block_table_rows(case)[row.seq][:count]
+    fitting: dict[str, list[int]] = {}
+    for words, pages in _rules(case, row.seq, count):
+        if pages != list(own) and all(0 <= page < num_blocks(case) for page in pages) and _fits(row, case, pages):
+            fitting.setdefault(words, pages)
+    if not fitting:
+        return None
+    return Reading(_where(row, case, own, next(iter(fitting.values()))), tuple(fitting))
+
+
+def _rules(case: PagedDecodeCase, seq: int, count: int) -> Iterator[tuple[str, list[int]]]:
+    """For each rule the first `count` physical pages that it finds."""
+    table = block_table_rows(case)
+    own = table[seq]
+    last = len(own) - 1
+    yield _NEXT, [own[min(i + 1, last)] for i in range(count)]
+    before = [own[max(i - 1, 0)] for i in range(count)]
+    yield _BEFORE, before
+    yield _FIRST, [own[0]] * count
+    yield _NUMBER, list(range(count))
+    for other, row in enumerate(table):
+        if other != seq:
+            yield _OTHER_ROW, list(row[:count])
+
+
+def _fits(row: MeasuredRow, case: PagedDecodeCase, pages: list[int]) -> bool:
+    steps = (divmod(position, case.block_size) for position in range(row.length))
+    read = torch.tensor(
+        [row.places.number(pages[page], offset, row.kv_head) for page, offset in steps], dtype=torch.int64, device="cpu"
+    )
+    return row.fits_lse(read) and row.fits(row.predicted(read, read))
+
+
+def _where(row: MeasuredRow, case: PagedDecodeCase, own: tuple[int, ...], pages: list[int]) -> str:
+    texts = []
+    for i, (right, read) in enumerate(zip(own, pages, strict=True)):
+        positions = list(range(i * case.block_size, min((i + 1) * case.block_size, row.length)))
+        if right != read:
+            is_are = "is" if len(positions) == 1 else "are"
+            said = f"{row.tokens(positions)} {is_are} read from physical page {read}, where the table says {right}"
+            texts.append(said)
+    return "; ".join(texts[:_SHOWN_PAGES]) + ("; ..." if len(texts) > _SHOWN_PAGES else "")
+
 
 _SHOWN = 3
+
+
+def read_elsewhere(row: MeasuredRow, gained: list[int], lost: list[int]) -> Reading:
+    """A row with weight in places `gained`, none of which it owns, and none at its positions `lost`."""
+    for explain in (_another_head, _behind_the_query, _past_the_end, _another_sequence, another_page, _other_slots):
+        found = explain(row, gained, lost)
+        if found is not None:
+            return found
+    shown = [f"{row.places.name(place, reader=row.seq)} has weight {weight(row.got[place])}" for place in gained]
+    text = f"{', '.join(shown[:_SHOWN])}{', ...' if len(shown) > _SHOWN else ''}, expected 0"
+    if lost:
+        has = "has" if len(lost) == 1 else "have"
+        text += f"; {row.tokens(lost)} {has} weight 0, expected {weight(row.expected[row.own[lost]].sum())}"
+    return Reading(text, tuple(_owners_of(row, gained)))
+
+
+def _owners_of(row: MeasuredRow, gained: list[int]) -> Iterator[str]:
+    """What all places have in common."""
+    contents = {row.places.contents(*row.places.coordinates(place)[:2]) for place in gained}
+    if contents == {"which no sequence owns"}:
+        yield "memory is read that no sequence owns"
+    elif all(text.startswith("past the end") for text in contents):
+        yield "memory past the end of a sequence is read"
+
+
+def _another_head(row: MeasuredRow, gained: list[int], lost: list[int]) -> Reading | None:
+    slots = {row.places.coordinates(int(place))[:2]: t for t, place in enumerate(row.own.tolist())}
+    found = [row.places.coordinates(place) for place in gained]
+    heads = {head for _, _, head in found}
+    if len(heads) != 1 or any((a, b) not in slots for a, b, _ in found):
+        return None
+    (head,) = heads
+    read = torch.tensor(
+        [row.places.number(*row.places.coordinates(int(place))[:2], head) for place in row.own],
+        dtype=torch.int64,
+        device="cpu",
+    )
+    what = ""
+    if not row.fits(row.predicted(read, read)):
+        what = "V of " if row.fits(row.predicted(row.own, read)) else ""
+    where = "" if len(lost) == row.length - row.first_seen or not lost else f" for {row.tokens(lost)}"
+    formulas = _head_formulas(row, head)
+    return Reading(
+        f"query head {row.head} reads {what}KV head {head}, expected {row.kv_head}{where}",
+        (
+            *(f"query head h reads {what}KV head {f}, expected h // {row.case.gqa_ratio}" for f in formulas),
+            f"{what or 'K and V of '}another KV head are read",
+        ),
+    )
+
+
+def _head_formulas(row: MeasuredRow, head: int) -> Iterator[str]:
+    case = row.case
+    ambiguous = case.gqa_ratio == case.num_kv_heads
+    if head == row.head % case.gqa_ratio and case.gqa_ratio > 1:
+        yield f"h % {case.gqa_ratio}" + ("" if ambiguous else " (the group size)")
+    if head == row.head % case.num_kv_heads and not ambiguous:
+        yield f"h % {case.num_kv_heads} (the number of KV heads)"
+    if head == row.head:
+        yield "h"
+    yield str(head)
+    for divisor in range(1, 2 * case.gqa_ratio + 2):
+        if divisor != case.gqa_ratio and head == min(row.head // divisor, case.num_kv_heads - 1):
+            yield f"h // {divisor}"
+
+
+def _past_the_end(row: MeasuredRow, gained: list[int], lost: list[int]) -> Reading | None:
+    if lost or not row.length:
+        return None
+    length = row.case.seq_lens[row.seq]
+    last, first = row.places.slot(row.seq, length - 1)
+    found = [row.places.coordinates(place) for place in gained]
+    if any(a != last or b <= first or head != row.kv_head for a, b, head in found):
+        return None
+    offsets = [b for _, b, _ in found]
+    positions = [length + offset - first - 1 for offset in offsets]
+    total = weight(row.got[gained].sum())
+    several = "s" if len(offsets) > 1 else ""
+    ends = f"{positions[0]}" if not several else f"{positions[0]}-{positions[-1]}"
+    is_paged = isinstance(row.case, PagedDecodeCase)
+    where = f" ({row.places.slot_name(last, offsets[0])}{' on' if several else ''})" if is_paged else ""
+    return Reading(
+        f"slot{several} {ends}{where} past the end of the sequence {'have' if several else 'has'} weight {total}, "
+        "expected 0",
+        ("slots past the end of a sequence are read",),
+    )
+
+
+def _behind_the_query(row: MeasuredRow, gained: list[int], lost: list[int]) -> Reading | None:
+    """Tokens of the same sequence that the query must not see yet."""
+    if lost:
+        return None
+    behind = row.places.own(row.seq, row.kv_head)[row.length :].tolist()
+    if not set(gained) <= set(behind):
+        return None
+    positions = sorted(row.length + behind.index(place) for place in gained)
+    total = weight(row.got[gained].sum())
+    has, last = ("has" if len(positions) == 1 else "have"), row.tokens([row.length - 1])
+    return Reading(
+        f"{row.tokens(positions)}, behind the query at {last}, {has} weight {total}, expected 0",
+        (
+            f"{'the next token' if len(positions) == 1 else f'{len(positions)} tokens'} behind the query "
+            f"{'is' if len(positions) == 1 else 'are'} read",
+            "tokens behind the query are read",
+        ),
+    )
+
+
+def _another_sequence(row: MeasuredRow, gained: list[int], lost: list[int]) -> Reading | None:
+    others = [row.places.owners.get(row.places.coordinates(place)[:2], []) for place in gained]
+    heads = {row.places.coordinates(place)[2] for place in gained}
+    for seq in {seq for owners in others for seq, _ in owners} - {row.seq}:
+        positions = [position for owners in others for owner, position in owners if owner == seq]
+        if len(positions) == len(gained) and heads == {row.kv_head} and len(lost) == row.length - row.first_seen:
+            start = min(positions) if row.first_seen else 0
+            if sorted(positions) != list(range(start, start + len(positions))):
+                continue
+            step = seq - row.seq
+            return Reading(
+                f"the tokens of sequence {seq} are read, expected those of sequence {row.seq}",
+                (
+                    f"the tokens of sequence {seq} are read",
+                    f"sequence s reads the tokens of sequence s{step:+d}",
+                ),
+            )
+    return None
+
+
+def another_page(row: MeasuredRow, gained: list[int], lost: list[int]) -> Reading | None:
+    """Whole pages, or what of them is live, read from elsewhere at the same offsets; None if that is not what it is."""
+    case = row.case
+    if not isinstance(case, PagedDecodeCase) or not lost:
+        return None
+    wanted: dict[int, list[int]] = {}
+    for position in lost:
+        wanted.setdefault(position // case.block_size, []).append(position % case.block_size)
+    found: dict[int, list[int]] = {}
+    for place in gained:
+        page, offset, head = row.places.coordinates(place)
+        if head != row.kv_head:
+            return None
+        found.setdefault(page, []).append(offset)
+    if len(found) > len(wanted) or any(offsets not in wanted.values() for offsets in found.values()):
+        return None
+    pairs = _paired(wanted, found)
+    if pairs is None:
+        return None
+    table = block_table_rows(case)
+    texts, general = [], []
+    for page, read in pairs[:_SHOWN]:
+        tokens = row.tokens([page * case.block_size + offset for offset in wanted[page]])
+        is_are = "are" if len(wanted[page]) > 1 else "is"
+        texts.append(f"{tokens} {is_are} read from physical page {read}, where the table says {table[row.seq][page]}")
+        general.append(set(_origins(row, table, page, read)))
+    common = set.intersection(*general)
+    return Reading("; ".join(texts), tuple(origin for origin in _ORIGINS if origin in common))
+
+
+_ORIGINS = (
+    *RULES,
+    "a physical page is read that no sequence owns",
+    "a page is read that is not the one in the block table",
+)
+
+
+def _origins(row: MeasuredRow, table: tuple[tuple[int, ...], ...], page: int, read: int) -> Iterator[str]:
+    own = table[row.seq]
+    if page + 1 < len(own) and own[page + 1] == read:
+        yield _ORIGINS[0]
+    if page and own[page - 1] == read:
+        yield _ORIGINS[1]
+    if own[0] == read:
+        yield _ORIGINS[2]
+    if page == read:
+        yield _ORIGINS[3]
+    if any(read in other for seq, other in enumerate(table) if seq != row.seq):
+        yield _ORIGINS[4]
+    if not any(slot[0] == read for slot in row.places.owners):
+        yield _ORIGINS[5]
+    yield _ORIGINS[6]
+
+
+def _paired(wanted: dict[int, list[int]], found: dict[int, list[int]]) -> list[tuple[int, int]] | None:
+    """Which page was read in place of which; one that is found once may stand for several."""
+    left = dict(found)
+    pairs = []
+    for page, offsets in wanted.items():
+        fitting = [read for read, its in left.items() if its == offsets]
+        fitting = fitting or [read for read, its in found.items() if its == offsets]
+        if not fitting:
+            return None
+        pairs.append((page, fitting[0]))
+        left.pop(fitting[0], None)
+    return None if left else pairs
+
+
+def _other_slots(row: MeasuredRow, gained: list[int], lost: list[int]) -> Reading | None:
+    """Token by token, in the order of memory."""
+    if len(gained) != len(lost):
+        return None
+    texts = [
+        f"{row.tokens([position])} is read from {row.places.name(place, reader=row.seq)}"
+        for position, place in zip(lost, gained, strict=True)
+    ]
+    more = ", ..." if len(texts) > _SHOWN else ""
+    return Reading("; ".join(texts[:_SHOWN]) + more, ("tokens are read from places that are not theirs",))
+
+
+_LEAST = 2.0**-12
+_BOUNDS = 8.0
+_ROUNDOFF = 1e-5
+
+
+def split_mistakes(row: MeasuredRow) -> Iterator[str]:
+    """One clause on each mistake that can be seen in a split by itself. Which split a token is in is free."""
+    by_split, lse = row.weights.by_split, row.weights.split_lse
+    if by_split is None:
+        return
+    mine = by_split[row.number][:, row.own] if row.length else by_split.new_zeros((by_split.shape[1], 0))
+    read = mine > _LEAST
+    yield from _overlaps(row, read)
+    if lse is not None:
+        yield from _wrong_lses(row, read, lse[row.number])
+
+
+def _overlaps(row: MeasuredRow, read: Bool[Tensor, "num_splits seq_len"]) -> Iterator[str]:
+    several = (read.sum(0) > 1).nonzero()[:, 0].tolist()
+    if several:
+        splits = read[:, several[0]].nonzero()[:, 0].tolist()
+        is_are = "is" if len(several) == 1 else "are"
+        yield f"{row.tokens(several)} {is_are} in splits {' and '.join(map(str, splits))}"
+
+
+def _wrong_lses(
+    row: MeasuredRow, read: Bool[Tensor, "num_splits seq_len"], lse: Float64[Tensor, " num_splits"]
+) -> Iterator[str]:
+    """Of each split, compared with the tokens that it gave weight to."""
+    scores = row.final_scores
+    for split, got in enumerate(lse.tolist()):
+        tokens = read[split].nonzero()[:, 0]
+        if not len(tokens):
+            if got != -math.inf:
+                yield f"split {split} has no token, but lse = {number(got)}, expected -inf"
+            continue
+        expected = float(torch.logsumexp(scores[tokens], 0))
+        slack = _BOUNDS * float(row.weights.lse_bound[row.number]) + _ROUNDOFF * (1 + abs(expected))
+        if not abs(got - expected) <= slack:
+            which = row.tokens(tokens.tolist())
+            yield f"split {split} has {which}, but lse = {number(got)}, expected {number(expected)}"
+
+
+def read_variant(row: MeasuredRow) -> Reading | None:
+    """A mistake in what the case asks for beyond plain attention; None if the weights point to none."""
+    if row.case.variant == PLAIN_VARIANT:
+        return None
+    mistake = diagnosed(row)
+    named = () if mistake is None else (mistake,)
+    if outside := _outside_the_window(row):
+        lies, has = ("lies", "has") if len(outside) == 1 else ("lie", "have")
+        total = weight(row.got[row.own[outside]].sum())
+        text = f"{row.tokens(outside)} {lies} outside the window of {row.case.variant.window} and {has} weight {total}"
+        return Reading("; ".join((f"{text}, expected 0", *named)), (*named, "tokens outside the window are read"))
+    return None if mistake is None else Reading(mistake, named)
+
+
+def diagnosed(row: MeasuredRow) -> str | None:
+    """What mistake, of those that `attnfuzz.oracles.diagnosis` replays, gives all of these weights."""
+    full = row.diagnosable()
+    found = None if full is None else explain_row(full)
+    return None if found is None else found.words or None
+
+
+def _outside_the_window(row: MeasuredRow) -> list[int]:
+    """Positions before the window that have weight, unless others' places have some as well: then pages are wrong."""
+    is_own = row.got.new_zeros(len(row.got)).index_fill_(0, row.own, 1.0) > 0
+    if bool(((row.got > row.bound) & ~is_own).any()):
+        return []
+    before = row.own[: row.first_seen]
+    found: list[int] = (row.got[before] > row.bound[before]).nonzero()[:, 0].tolist()
+    return found
+
+
 _FEWEST = 4
 _LEAST_SPREAD = 0.1
 """Of scores, and between them: for two tokens, some factor always fits."""

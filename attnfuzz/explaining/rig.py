@@ -11,11 +11,11 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel
+from attnfuzz.judging.comparison import natural_lse
+from attnfuzz.judging.observation import call
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena, Region
 from attnfuzz.memory.patterns import POISON_BYTES, Fill, bits, prefill_
-from attnfuzz.oracles.comparison import natural_lse
-from attnfuzz.oracles.observation import call
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.registry import problem_of

@@ -1,9 +1,15 @@
-"""One row of measured weights: what it read, what it should have read, and with which keys."""
+"""One row of measured weights: what it read, what it should have read, with which keys, and how often.
+
+What a set of tokens has in common is said so that it may hold for other sequences, too (`descriptions`).
+"""
 
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float64, Int64
@@ -11,17 +17,185 @@ from torch import Tensor
 
 from attnfuzz.explaining.places import Places, tokens_name
 from attnfuzz.explaining.weights import Weights
+from attnfuzz.judging.words import number, ranges, row_words
 from attnfuzz.oracles.diagnosis.row import AttentionRow
-from attnfuzz.problems.cases import AttentionCase
+from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.reference import row_weights
 from attnfuzz.problems.variants import PLAIN_VARIANT
 from attnfuzz.values import LogicalAttention
 
-__all__ = ["MeasuredRow", "Reading"]
+__all__ = ["Counts", "MeasuredRow", "Reading", "count_tokens", "descriptions", "joined", "row_name", "scope", "weight"]
+
+
+def weight(value: Tensor | float) -> str:
+    """At most four significant digits; `0` for 0."""
+    return "0" if float(value) == 0 else number(float(f"{float(value):.4g}"))
+
+
+def joined(parts: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def row_name(case: Case | AttentionCase, row: int) -> str:
+    """`sequence 0, query head 3`."""
+    first, head = divmod(row, case.num_q_heads)
+    name = f"token {first}" if isinstance(case, MergeStatesCase | OpenCase) else row_words(case, first)
+    return f"{name}, query head {head}"
+
+
+def scope(case: Case, rows: Iterable[int], *, count: int) -> str:
+    """All rows that are meant, in a few words; `count` of them exist."""
+    chosen = set(rows)
+    if len(chosen) == count:
+        return "every row" if count > 1 else row_name(case, 0)
+    noun = "token" if isinstance(case, MergeStatesCase | PagedAttentionCase) else "sequence"
+    firsts = {row // case.num_q_heads for row in chosen}
+    heads = {row % case.num_q_heads for row in chosen}
+    if len(chosen) == 1:
+        return row_name(case, chosen.pop())
+    if len(firsts) * len(heads) == len(chosen):
+        first = f"{noun}{'s' if len(firsts) > 1 else ''} {ranges(firsts)}"
+        every = len(firsts) * case.num_q_heads
+        head = f"query head{'s' if len(heads) > 1 else ''} {ranges(heads)}"
+        if len(chosen) == every:
+            return first
+        if count == case.num_q_heads:
+            return head
+        return f"{head} of every {noun}" if every == count else f"{first}, {head}"
+    return f"{len(chosen)} of {count} rows"
+
+
+_TILES = (16, 32, 64, 128)
+
+
+def descriptions(case: object, length: int, positions: list[int], first: int = 0) -> Iterator[str]:
+    """Names of these positions of a sequence of this length, such as "the last token", the most telling first.
+
+    `first`: the first position that counts, not 0 where there is a window.
+    """
+    every = list(range(length))
+    if positions == every[first:]:
+        yield "every token" if not first else "every token of the window"
+    if positions == [first] and first and length > first + 1:
+        yield "the first token of the window"
+    if positions == every[-1:]:
+        yield "the last token"
+    if positions == every[:1] and length > 1:
+        yield "the first token"
+    if isinstance(case, PagedDecodeCase) and case.block_size > 1:
+        yield from _in_steps(every, positions, case.block_size, "page")
+    for tile in _TILES:
+        yield from _in_steps(every, positions, tile, f"tile of {tile}")
+    if positions == every[positions[0] :] and positions[0]:
+        yield f"every token from {positions[0]} on"
+    if positions == every[: len(positions)]:
+        yield f"the first {len(positions)} tokens" if len(positions) > 1 else "the first token"
+
+
+def _in_steps(every: list[int], positions: list[int], size: int, unit: str) -> Iterator[str]:
+    """By where they lie in pages or tiles."""
+    length = len(every)
+    if length <= size:
+        return
+    last = (length - 1) // size * size
+    if positions == every[last:]:
+        yield f"the last {unit}" if length % size == 0 else f"the last, partial {unit}"
+    if positions == every[last : last + 1]:
+        yield f"the first token of the last {unit}"
+    offsets = {position % size for position in positions}
+    if len(offsets) == 1 and positions == every[min(offsets) :: size] and len(positions) > 1:
+        yield f"offset {offsets.pop()} of every {unit}"
+    if positions == every[size::size] or positions == every[size - 1 : length : size]:
+        yield f"the token at every boundary of a {unit}"
+    if positions == every[size:]:
+        yield f"every token after the first {unit}"
+
+
+_MOST = 16
+_MOST_OF_NONE_ONCE = 3
+"""Where no token is counted once: any two weights are as 10 to 3, or nearly so."""
+_ROUNDOFF = 2.0**-7
+_VISIBLE = 8.0
+"""A weight of less than so many error bounds says nothing."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """`times[i]`: how often token `i` was counted. All weights are `factor` times what that gives without division.
+
+    `sum`: whether the sum of weights, that is the divisor, counted the same tokens, all tokens once, or neither.
+    """
+
+    times: Int64[Tensor, " seq_len"]
+    factor: float
+    sum: Literal["same", "all", "other"]
+
+    def positions(self, times: int) -> list[int]:
+        """Tokens that were counted so often."""
+        found: list[int] = (self.times == times).nonzero()[:, 0].tolist()
+        return found
+
+    @property
+    def repeated(self) -> list[int]:
+        """Tokens that were counted more than once."""
+        found: list[int] = (self.times > 1).nonzero()[:, 0].tolist()
+        return found
+
+
+def count_tokens(
+    got: Float64[Tensor, " seq_len"],
+    expected: Float64[Tensor, " seq_len"],
+    bound: Float64[Tensor, " seq_len"],
+    lse_error: float | None = None,
+    beside: float = 0.0,
+) -> Counts | None:
+    """The simplest counts that explain the weights; None if none do. A token whose weight is too small counts once.
+
+    `lse_error`: how much too large the log-sum-exp is, None if that is not known. It tells a token that is dropped from
+    one in whose place another is read. `beside`: the weight of what is no token, a sink.
+    """
+    visible = expected > _VISIBLE * bound
+    if not bool(visible.any()) or not bool(got.isfinite().all()):
+        return None
+    ratio = torch.where(visible, got / expected, 0.0)
+    slack = _VISIBLE * bound + _ROUNDOFF * got.abs()
+    found = []
+    for base in _bases(ratio[visible]):
+        times = torch.where(visible, (ratio / base).round(), 1.0)
+        most = _MOST if bool((times[visible] == 1).any()) else _MOST_OF_NONE_ONCE
+        if int(times.max()) <= most and bool(((times * base * expected - got).abs() <= slack)[visible].all()):
+            found.append(_explained(times.long(), base, expected, beside))
+    if not found:
+        return None
+
+    def preference(counts: Counts) -> tuple[bool, bool, int]:
+        total = math.log(max(float((counts.times * expected).sum()) + beside, _ROUNDOFF))
+        other_lse = lse_error is not None and abs(total - lse_error) > _ROUNDOFF
+        return counts.sum == "other", other_lse, int(counts.times.max())
+
+    return min(found, key=preference)
+
+
+def _bases(ratio: Float64[Tensor, " visible"]) -> list[float]:
+    """Candidates for the ratio of a token that is counted once."""
+    positive = ratio[ratio > _ROUNDOFF]
+    found: list[float] = sorted(set(positive.tolist()))[:_MOST]
+    return found + [found[0] / times for times in (2, 3) if found]
+
+
+def _explained(
+    times: Int64[Tensor, " seq_len"], base: float, expected: Float64[Tensor, " seq_len"], beside: float
+) -> Counts:
+    total = float((times * expected).sum()) + beside
+    if abs(base * total - 1) <= 4 * _ROUNDOFF:
+        return Counts(times, base, "same")
+    return Counts(times, base, "all" if abs(base - 1) <= 4 * _ROUNDOFF else "other")
+
 
 _MAX_DIMENSIONS = 1024
 _BOUNDS = 4.0
-_ROUNDOFF = 2.0**-7
 _LSE_ROUNDOFF = 1e-5
 _UNEXPLAINED = 0.25
 _TINY = 1e-12

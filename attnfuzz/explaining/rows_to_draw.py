@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from jaxtyping import Bool
 from torch import Tensor
 
-from attnfuzz.explaining.counts import count_tokens
 from attnfuzz.explaining.explanation import WeightBox, WeightedRow
 from attnfuzz.explaining.places import SIDES, Places
+from attnfuzz.explaining.row import count_tokens, row_name
 from attnfuzz.explaining.weights import Weights
-from attnfuzz.explaining.words import row_name
 from attnfuzz.oracles.verdict import MOST_PLACES, Blame
 from attnfuzz.problems.block_table import physical_pages
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
@@ -93,7 +92,7 @@ class _Row:
 
 def _boxes(row: _Row) -> Iterator[WeightBox]:
     case, places = row.case, row.places
-    if isinstance(case, MergeStatesCase):
+    if not isinstance(case, AttentionCase):
         own = [places.number(side, *divmod(row.number, case.num_q_heads)) for side in range(2)]
         for side, place in zip(SIDES, own, strict=True):
             yield row.box(side, [place])

@@ -16,8 +16,8 @@ import msgspec
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.messages import Edge, GuardReply, GuardRequest, Neighbourhood
 from attnfuzz.judging.runner import Runner
+from attnfuzz.judging.words import plural, shape_of
 from attnfuzz.oracles.verdict import Verdict
-from attnfuzz.oracles.words import plural, shape_of
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.shapes import tensor_specs
 

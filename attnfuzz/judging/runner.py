@@ -166,7 +166,7 @@ class Runner:
     ) -> Verdict:
         """The verdict on one case. A dead executor is a failure of the oracle "crash", a late one of "hang".
 
-        `thorough=False` believes a first run that is right (see `attnfuzz.oracles.judge`): a case that passes takes
+        `thorough=False` believes a first run that is right (see `attnfuzz.judging.judge`): a case that passes takes
         half the time. `relations`: which of them judge a case that passes otherwise. Importing the kernel does not
         count against `timeout_s`, which is longer for all relations.
 

@@ -12,6 +12,7 @@ import torch
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.explaining.explain import explain_case
 from attnfuzz.isolation.serve import ExitAfterReply
+from attnfuzz.judging.judge import BatchLost, judge, judge_many
 from attnfuzz.judging.messages import (
     CauseLinesRequest,
     DeclarationsReply,
@@ -34,10 +35,9 @@ from attnfuzz.judging.messages import (
 from attnfuzz.judging.special_runs import GrowthTrial, cause_lines, guarded_reply
 from attnfuzz.judging.tampering import watch_if_asked
 from attnfuzz.oracles.exception import EnvironmentProblem
-from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.quick import BatchLost, judge_many
 from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
 from attnfuzz.problems.cases import Case, decode_case
+from attnfuzz.problems.open_cases import ProblemError
 from attnfuzz.said import printable, text_of, type_name
 from attnfuzz.triton_compat.compiling import CompileTimes
 from attnfuzz.triton_compat.interpreter import set_up_interpreter
@@ -124,7 +124,7 @@ class JudgingService:
         try:
             verdicts = self._verdicts(request)
             replaced = self._replaced(request.oracles)
-        except EnvironmentProblem as problem:
+        except (EnvironmentProblem, ProblemError) as problem:
             return JudgeReply(environment=str(problem))
         except BatchLost as lost:
             return JudgeReply(lost=str(lost))

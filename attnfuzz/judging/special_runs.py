@@ -13,22 +13,21 @@ import torch
 
 from attnfuzz.declaration import Kernel
 from attnfuzz.explaining import torch_operations
-from attnfuzz.explaining.cause_lines import places_of
 from attnfuzz.explaining.explanation import Explanation
-from attnfuzz.explaining.operations import Operation, Operations, SourcePlace
+from attnfuzz.explaining.operations import Operation, Operations, SourcePlace, places_of
 from attnfuzz.explaining.rig import Rig
 from attnfuzz.explaining.ttir import operations_of_ttir
 from attnfuzz.isolation.memory_faults import FaultMap, installed
 from attnfuzz.isolation.process import descendant_bytes, resident_bytes
 from attnfuzz.judging.leaks import MemoryUse
 from attnfuzz.judging.messages import GuardReply, GuardRequest, Neighbourhood
+from attnfuzz.judging.observation import KernelRaised, call_options
+from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.arena import Arena, Region
 from attnfuzz.memory.guarded import GuardedArena
 from attnfuzz.memory.patterns import POISON_BYTES
 from attnfuzz.oracles.exception import context_lost
-from attnfuzz.oracles.observation import KernelRaised, call_options
-from attnfuzz.oracles.relations.guarded_run import Guarding, run_guarded
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.relations.guard_page import Guarding, run_guarded
 from attnfuzz.oracles.verdict import SourceLine
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes

@@ -80,7 +80,10 @@ ChunkSource = Callable[[int], UInt8[Tensor, " nbytes"]]
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One tensor's place in a chunk: bytes `start` to `end`, with `zone` bytes of red zone on either side."""
+    """One tensor's place in a chunk: bytes `start` to `end`, with `zone` bytes of red zone on either side.
+
+    `where`: the elements of an output that may change; None for all of them.
+    """
 
     name: str
     role: Role
@@ -89,6 +92,7 @@ class Region:
     end: int
     zone: int
     tensor: Tensor
+    where: Bool[Tensor, "..."] | None = None
 
     def within(self, other: UInt8[Tensor, " nbytes"]) -> Tensor:
         """The tensor's elements in `other`, a copy of its chunk."""
@@ -181,6 +185,11 @@ class Arena:
         self.regions.append(Region(name, role, len(self._chunks) - 1, *place, view))
         return view
 
+    def only_changes(self, name: str, where: Bool[Tensor, "..."]) -> None:
+        """Of the output `name` no other elements than `where` may change once the arena is sealed."""
+        i = next(i for i, region in enumerate(self.regions) if region.name == name)
+        self.regions[i] = replace(self.regions[i], where=where.to(self.device))
+
     def rename(self, tensor: Shaped[Tensor, "..."], name: str) -> None:
         """Call the region that `tensor` starts in `name`, if it is one of this arena's."""
         address = tensor.data_ptr()
@@ -204,7 +213,11 @@ class Arena:
             snapshots = [torch.full_like(chunk, POISON_BYTES[self.poison]) for chunk in self._chunks]
         for region in self.regions:
             if region.role == "output":
-                region.within(snapshots[region.chunk]).copy_(region.tensor)
+                expected = region.within(snapshots[region.chunk])
+                if region.where is None:
+                    expected.copy_(region.tensor)
+                else:
+                    bits(expected).copy_(torch.where(region.where, bits(region.tensor), bits(expected)))
         return list(zip(self._chunks, snapshots, strict=True))
 
     def on_host(self, copy: Callable[[Shaped[Tensor, "..."]], Shaped[Tensor, "..."]] = Tensor.cpu) -> "Arena":
@@ -215,7 +228,14 @@ class Arena:
         found._chunks = [copy(chunk) for chunk in self._chunks]
         if self._snapshots is not None:
             found._snapshots = [snapshot.cpu() for snapshot in self._snapshots]
-        found.regions = [replace(region, tensor=region.within(found._chunks[region.chunk])) for region in self.regions]
+        found.regions = [
+            replace(
+                region,
+                tensor=region.within(found._chunks[region.chunk]),
+                where=None if region.where is None else region.where.cpu(),
+            )
+            for region in self.regions
+        ]
         return found
 
     def _reserve(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, shift: int) -> Place:

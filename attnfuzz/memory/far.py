@@ -137,6 +137,10 @@ class FarAllocator:
             return self._rows(name, shape, dtype, role)
         return self._arena.tensor(name, shape, dtype, strides=strides, role=role)
 
+    def only_changes(self, name: str, where: Tensor) -> None:
+        """As the arena's."""
+        self._arena.only_changes(name, where)
+
     def _pages(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, kind: StrideKind) -> Tensor:
         first, count = self._first_page, shape[0]
         whole = (first + count, *shape[1:])

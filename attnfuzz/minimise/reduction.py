@@ -13,7 +13,7 @@ from attnfuzz.minimise.domain import Domain
 from attnfuzz.minimise.jumps import jump
 from attnfuzz.minimise.numbers import renumber
 from attnfuzz.minimise.queries import lower_queries
-from attnfuzz.minimise.search import Proposal
+from attnfuzz.minimise.search import Proposal, first_of
 from attnfuzz.minimise.shape import (
     drop_sequences,
     follow_step,
@@ -27,6 +27,7 @@ from attnfuzz.minimise.shape import (
 from attnfuzz.minimise.size import size_key
 from attnfuzz.minimise.states import lower_pairs, lower_states, single_pair
 from attnfuzz.problems.cases import Case, MergeStatesCase, encode_case
+from attnfuzz.problems.open_cases import OpenCase, simpler_open_cases
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import OptionValue, Supports
 
@@ -114,7 +115,14 @@ def simplifications(case: Case, *, supports: Supports, options: Options) -> Iter
 
 
 def _proposals(case: Case) -> tuple[Propose, ...]:
+    if isinstance(case, OpenCase):
+        return (_lower_open,)
     return _STATES if isinstance(case, MergeStatesCase) else _ATTENTION
+
+
+def _lower_open(case: OpenCase, domain: Domain) -> Proposal[OpenCase]:
+    """One field after another, and all at once."""
+    return (yield from first_of(case, simpler_open_cases(case, domain.options)))
 
 
 class _Search:

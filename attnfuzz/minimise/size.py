@@ -16,6 +16,7 @@ from attnfuzz.problems.cases import (
     SplitDecodeCase,
 )
 from attnfuzz.problems.choices import block_size_rank, default_scale, head_size_rank
+from attnfuzz.problems.open_cases import OpenCase, open_rank
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES, KV_SCALE_RECIPES, QuantisedKv
 from attnfuzz.problems.recipes import KEY_RECIPES, LSE_KINDS, STRIDE_KINDS, VALUE_RECIPES, Padding, PageOrder
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue
@@ -35,6 +36,9 @@ def size_key(case: Case, *, options: Options | None = None) -> tuple[Any, ...]:
     What a reader must keep in mind comes first: sequences, heads, tokens, then how they are stored, then what they
     hold. Given the kernel's ``options``, their first choices are simplest; else the smallest value is.
     """
+    if isinstance(case, OpenCase):
+        ranks = tuple(_option_rank(name, value, options) for name, value in sorted(case.options.items()))
+        return (len(PROBLEMS), *open_rank(case), ranks)
     shape = _states(case) if isinstance(case, MergeStatesCase) else _attention(case)
     strides = sorted((name, STRIDE_KINDS.index(kind)) for name, kind in case.strides.items() if kind != "contiguous")
     return (

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import math
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import cycle
 
 import msgspec
 
-from attnfuzz.campaign.batch_size import BatchSize
-from attnfuzz.campaign.confirmation import confirm
-from attnfuzz.campaign.history import History
-from attnfuzz.campaign.journal import Journal
-from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
-from attnfuzz.campaign.known_deaths import KnownDeaths
-from attnfuzz.campaign.suspect import Suspect
-from attnfuzz.campaign.trials import Trials
+from attnfuzz.campaign.draw.drawing import derive_seed, run_round
+from attnfuzz.campaign.draw.schedule import BatchSize
+from attnfuzz.campaign.judge.executor import History
+from attnfuzz.campaign.judge.journal import Journal
+from attnfuzz.campaign.judge.judging import OutOfTime, TimedJudge, Unjudged
+from attnfuzz.campaign.triage.confirmation import Trials, confirm
+from attnfuzz.campaign.triage.failing import FailingCase
+from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
+from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.judging.runner import Runner
 from attnfuzz.mutation.outcomes import Kill
-from attnfuzz.mutation.spare import Spare
-from attnfuzz.mutation.stream import CaseStream
 from attnfuzz.oracles.verdict import RELATION_ORACLES, OracleName, Relations, Verdict
-from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.cases import Case, decode_case, encode_case
+from attnfuzz.problems.formats import Format
+from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.strategies.cases import case_lists
+from attnfuzz.strategies.formats import first_formats
+from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES
 
-__all__ = ["Hunt", "Hunted", "Hunter"]
+__all__ = ["CaseStream", "Hunt", "Hunted", "Hunter", "oracles_that_see", "seen_by", "spare_runner"]
+
 
 _MOST_TOGETHER = 64
 _CONFIRMATION_LIMIT = 4.0
@@ -60,15 +69,6 @@ class Hunter:
             zygote=self.zygote,
         )
 
-    @contextlib.contextmanager
-    def spare(self, runner: Runner, kernels: Sequence[Declaration]) -> Iterator[Spare | None]:
-        """What confirms in the place of ``runner``; None on a CPU, where a fresh process takes milliseconds."""
-        if self.device == "cpu":
-            yield None
-            return
-        with Spare(runner.sibling, kernels) as spare:
-            yield spare
-
 
 @dataclass(frozen=True, slots=True)
 class Hunted:
@@ -97,10 +97,10 @@ class _Place:
 
 
 class Hunt:
-    """One hunt, in executors of ``runner``; ``spare`` is the first fresh one that a failure is confirmed in."""
+    """One hunt, in executors of ``runner``; a failure is first confirmed in ``spare``, a fresh one, if there is any."""
 
     def __init__(
-        self, hunter: Hunter, runner: Runner, kernels: Sequence[Declaration], *, spare: Spare | None = None
+        self, hunter: Hunter, runner: Runner, kernels: Sequence[Declaration], *, spare: Future[Runner] | None = None
     ) -> None:
         self._runner = runner
         self._spare = spare
@@ -178,7 +178,7 @@ class Hunt:
         if failure is None:
             return None
         declaration, cases, first_seen_s = place.declaration, self._cases, time.monotonic() - self._started
-        suspect = Suspect(declaration, case, failure, self._history.before(declaration, case))
+        suspect = FailingCase(declaration, case, failure, self._history.before(declaration, case))
         relations: Relations = (failure.oracle,) if failure.oracle in RELATION_ORACLES else ()
         trials = Trials(self._judge, declaration, deaths=KnownDeaths(), relations=relations)
         confirmation = confirm(suspect, trials)
@@ -191,7 +191,7 @@ class Hunt:
             first_seen_s=first_seen_s,
             kernel=declaration.target,
             cases=cases,
-            case=msgspec.Raw(encode_case(confirmation.suspect.case)),
+            case=msgspec.Raw(encode_case(confirmation.failing.case)),
             failure=confirmed,
             flaky=confirmation.is_flaky,
         )
@@ -222,13 +222,151 @@ class Hunt:
 
     def _renew(self) -> None:
         self._renewals += 1
-        fresh = self._spare.take() if self._spare is not None else None
-        if fresh is None:
+        if self._spare is None:
             self._runner.restart()
         else:
-            self._runner = fresh
+            self._runner, self._spare = self._spare.result(), None
 
     @property
     def _process(self) -> tuple[int, int]:
         """Tells the process that judged last from those before it."""
         return self._renewals, self._runner.restarts
+
+
+_CASES_PER_LIST = 8
+_LISTS_PER_ROUND = 25
+_MAX_EMPTY_ROUNDS = 3
+_FORMATS = 16
+"""On a GPU, where each costs a compilation: the first rounds have few of them, later ones all."""
+
+
+class CaseStream:
+    """All different cases of one kernel, in an order that ``seed`` decides; for several threads."""
+
+    def __init__(self, declaration: Declaration, *, seed: int, device: str) -> None:
+        self._declaration = declaration
+        self._seed = seed
+        self._sizes = GPU_SIZES if device == "cuda" else CPU_SIZES
+        self._formats = self._first_formats() if device == "cuda" else []
+        self._lock = threading.Lock()
+        self._cases: list[Case] = []
+        self._seen: set[bytes] = set()
+        self._rounds = 0
+        self._empty_rounds = 0
+
+    def take(self, start: int, count: int) -> Sequence[Case]:
+        """Cases ``start`` to ``start + count``; fewer where there are no more."""
+        with self._lock:
+            while len(self._cases) < start + count and self._empty_rounds < _MAX_EMPTY_ROUNDS:
+                self._draw()
+            return self._cases[start : start + count]
+
+    def _draw(self) -> None:
+        """A round of at most 200 cases. The first that a round draws are the simplest."""
+        before = len(self._cases)
+        self._rounds += 1
+        run_round(
+            case_lists(
+                self._declaration.problem,
+                length=_CASES_PER_LIST,
+                supports=self._declaration.supports,
+                options=self._declaration.options,
+                sizes=self._sizes,
+                formats=self._formats[: 2 * self._rounds],
+            ),
+            self._keep,
+            seed_value=derive_seed(self._seed, self._declaration.name, self._rounds),
+            until=math.inf,
+            max_draws=_LISTS_PER_ROUND,
+        )
+        self._empty_rounds = 0 if len(self._cases) > before else self._empty_rounds + 1
+
+    def _keep(self, cases: list[Case]) -> bool:
+        for case in cases:
+            encoded = encode_case(case)
+            if encoded not in self._seen:
+                self._seen.add(encoded)
+                self._cases.append(case)
+        return True
+
+    def _first_formats(self) -> list[Format]:
+        declaration = self._declaration
+        return list(
+            first_formats(
+                declaration.problem,
+                count=_FORMATS,
+                supports=declaration.supports,
+                options=declaration.options,
+                sizes=self._sizes,
+            )
+        )
+
+
+@contextlib.contextmanager
+def spare_runner(make: Callable[[], Runner], kernels: Sequence[Declaration]) -> Iterator[Future[Runner]]:
+    """A runner of ``make`` whose executor starts CUDA and imports ``kernels`` meanwhile, and runs nothing.
+
+    On a GPU that takes as long as a case does with its compilation. It is closed at the end. Asked for, it raises what
+    starting and importing raise.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(make)
+
+        def ready() -> Runner:
+            runner = made.result()
+            runner.start_device()
+            runner.declarations([one.target for one in kernels])
+            return runner
+
+        prepared = pool.submit(ready)
+        try:
+            yield prepared
+        finally:
+            if made.exception() is None:  # waits for it
+                concurrent.futures.wait([prepared])
+                made.result().close()
+
+
+_DEATHS = ("crash", "hang")
+_SECOND_RUN: tuple[OracleName, ...] = ("determinism",)
+"""Asked beside the oracles of deaths: a kernel may die in the second run, which these alone would not have."""
+
+
+def seen_by(
+    runner: Runner, kernels: Sequence[Declaration], kill: Kill, oracles: Sequence[OracleName]
+) -> tuple[OracleName, ...]:
+    """The oracles of ``oracles`` that see the case of a kill of one of ``kernels``.
+
+    Nothing but the hang is to be seen of a case that hangs, and each oracle would wait for it.
+    """
+    if kill.by == "hang":
+        return ("hang",)
+    declaration = next(one for one in kernels if one.target == kill.kernel)
+    case = decode_case(declaration.problem, bytes(kill.case))
+    seen = {kill.by, *oracles_that_see(runner, declaration, case, oracles)}
+    return tuple(oracle for oracle in oracles if oracle in seen)
+
+
+def oracles_that_see(
+    runner: Runner, declaration: Declaration, case: Case, oracles: Sequence[OracleName]
+) -> tuple[OracleName, ...]:
+    """Those of ``oracles`` that object to ``case`` when no other is asked; ``runner`` asks all of them afterwards."""
+    found: list[OracleName] = []
+    before = runner.oracles
+    try:
+        for oracle in oracles:
+            relations: Relations = (oracle,) if oracle in RELATION_ORACLES else ()
+            runner.oracles = (oracle, *_SECOND_RUN) if oracle in _DEATHS else (oracle,)
+            if _objecting(runner, declaration, case, relations) == oracle:
+                found.append(oracle)
+    finally:
+        runner.oracles = before
+    return tuple(found)
+
+
+def _objecting(runner: Runner, declaration: Declaration, case: Case, relations: Relations) -> OracleName | None:
+    try:
+        failure = runner.judge(declaration, case, relations=relations).failure
+    except (ServiceError, CaseTooLarge):  # nothing is known of the kernel then
+        return None
+    return None if failure is None else failure.oracle

@@ -9,24 +9,24 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from attnfuzz.campaign.calibration import cores
-from attnfuzz.campaign.memory_limit import memory_limit
+import msgspec
+
+from attnfuzz.campaign.judge.executor import memory_limit
 from attnfuzz.campaign.startup import load_searchable
+from attnfuzz.campaign.workers import cores
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.claims import PrivateFolder
 from attnfuzz.isolation.outcomes import ExecutorUnavailable, ServiceError
 from attnfuzz.judging.runner import DEFAULT_TIMEOUT_S, Runner
-from attnfuzz.mutation.commands import Command
-from attnfuzz.mutation.equivalents import Entry, load_equivalents
-from attnfuzz.mutation.hunting import Hunt, Hunter
-from attnfuzz.mutation.killers import CommandKiller, EquivalentsAside, Killer, KnownAside, SearchKiller
+from attnfuzz.mutation.equivalents import EquivalentMutant, Equivalents, load_equivalents
+from attnfuzz.mutation.hunting import CaseStream, Hunt, Hunter
+from attnfuzz.mutation.killers import Command, CommandKiller, Killer, SearchKiller
 from attnfuzz.mutation.mutants import Mutant, mutants_of
-from attnfuzz.mutation.outcomes import Outcome
-from attnfuzz.mutation.stream import CaseStream
+from attnfuzz.mutation.outcomes import MutantOutcome
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName
 from attnfuzz.overlay import write_overlay
 
-__all__ = ["Measured", "MutantsRequest", "choose_mutants", "in_shard", "measure", "put_to"]
+__all__ = ["MeasuredMutants", "MutantsRequest", "choose_mutants", "in_shard", "measure", "put_to"]
 
 _PATIENCE = 3.0
 """Times a case's usual limit, for kernels as they are: a machine that is busy is no reason to refuse them."""
@@ -63,13 +63,13 @@ class MutantsRequest:
     alone: bool = False
     attribute: bool = True
     check_equivalents: bool = False
-    known: Mapping[str, Outcome] = field(default_factory=dict)
+    known: Mapping[str, MutantOutcome] = field(default_factory=dict)
     earlier_s: float = 0.0
     earlier_device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredMutants:
     """What became of each mutant; of ``left`` nothing is known yet. Of all mutants, and only then, ``stale`` are the
     equivalents that match none, and ``without_code`` the kernels none of whose code is Triton's."""
 
@@ -78,14 +78,14 @@ class Measured:
     device_name: str
     jobs: int
     kernels: tuple[Declaration, ...]
-    outcomes: tuple[tuple[Mutant, Outcome], ...]
-    stale: tuple[Entry, ...]
+    outcomes: tuple[tuple[Mutant, MutantOutcome], ...]
+    stale: tuple[EquivalentMutant, ...]
     without_code: tuple[Declaration, ...]
     seconds: float
     left: int = 0
 
 
-Heard = Callable[[Mutant, Outcome], None]
+OnOutcome = Callable[[Mutant, MutantOutcome], None]
 
 
 def choose_mutants(runner: Runner, request: MutantsRequest) -> tuple[list[Declaration], list[Mutant]]:
@@ -115,11 +115,11 @@ def measure(
     request: MutantsRequest,
     *,
     note: Callable[[str], None] = lambda text: None,
-    heard: Heard = lambda mutant, outcome: None,
-    so_far: Callable[[Measured], None] = lambda measured: None,
-) -> Measured:
-    """Put every mutant to the search, or to the user's command. ``heard`` is told of each as soon as it is known, and
-    ``so_far`` of all that are.
+    on_outcome: OnOutcome = lambda mutant, outcome: None,
+    so_far: Callable[[MeasuredMutants], None] = lambda measured: None,
+) -> MeasuredMutants:
+    """Put every mutant to the search, or to the user's command. ``on_outcome`` gets each as soon as it is known, and
+    ``so_far`` all that are.
 
     Raises KernelLoadError, also where the kernels fail without a mutant, and ExecutorUnavailable.
     """
@@ -138,15 +138,12 @@ def measure(
         are_all = not request.operators and not request.ids
         stale = tuple(equivalents.stale(mutants)) if are_all else ()
         mutated = {declaration.target for mutant in mutants for declaration in mutant.kernels}
-        found: dict[str, Outcome] = {}
-        others = {one.id for one in mutants} - {one.id for one in in_shard(mutants, request.shard)}
-        is_listed = (lambda one: False) if request.check_equivalents else equivalents.reason
-        chosen = [one for one in mutants if one.id not in others or one.id in request.known or is_listed(one)]
+        found: dict[str, MutantOutcome] = {}
 
-        def measured() -> Measured:
+        def measured() -> MeasuredMutants:
             told = {**request.known, **found}  # what is known stays in the file, also if this is interrupted
             outcomes = tuple((mutant, told[mutant.id]) for mutant in mutants if mutant.id in told)
-            return Measured(
+            return MeasuredMutants(
                 request=request,
                 device=runner.device,
                 device_name=runner.device_name,
@@ -159,32 +156,63 @@ def measure(
                 left=len(mutants) - len(outcomes),
             )
 
-        def hear(mutant: Mutant, outcome: Outcome) -> None:
+        def hear(mutant: Mutant, outcome: MutantOutcome) -> None:
             found[mutant.id] = outcome
-            heard(mutant, outcome)
+            on_outcome(mutant, outcome)
             so_far(measured())
 
+        waiting = []
+        in_part = {one.id for one in in_shard(mutants, request.shard)}
+        for mutant in mutants:
+            if (outcome := _settled(mutant, request, equivalents, in_part=mutant.id in in_part)) is not None:
+                hear(mutant, outcome)
+            elif mutant.id in in_part:
+                waiting.append(mutant)
         with _killer(request, hunter, mutants, folder, note) as killer:
-            killer = KnownAside(killer, request.known, alone=request.alone, others=others)
-            killer = EquivalentsAside(killer, equivalents, check=request.check_equivalents)
-            put_to(killer, chosen, folder=folder, jobs=jobs, heard=hear)
+            put_to(
+                killer,
+                waiting,
+                folder=folder,
+                jobs=jobs,
+                on_outcome=lambda one, came: hear(one, _as_listed(came, equivalents.reason(one))),
+            )
         return measured()
 
 
-def put_to(killer: Killer, mutants: Sequence[Mutant], *, folder: Path, jobs: int, heard: Heard) -> None:
-    """Tell ``heard`` what becomes of each mutant, ``jobs`` at a time; sources are copied to ``folder``."""
+def put_to(killer: Killer, mutants: Sequence[Mutant], *, folder: Path, jobs: int, on_outcome: OnOutcome) -> None:
+    """Give ``on_outcome`` what becomes of each mutant, ``jobs`` at a time; sources are copied to ``folder``."""
 
-    def work(number: int, mutant: Mutant) -> Outcome:
+    def work(number: int, mutant: Mutant) -> MutantOutcome:
         try:
             return killer(mutant, _overlay_of(mutant, folder / str(number)))
         except ServiceError as error:  # of the framework: nothing is known of the mutant
-            return Outcome(status="error", detail=str(error))
+            return MutantOutcome(status="error", detail=str(error))
 
     with _pool(jobs) as pool:
         futures = [pool.submit(work, number, mutant) for number, mutant in enumerate(mutants)]
         numbers = {future: number for number, future in enumerate(futures)}
         for future in as_completed(futures):
-            heard(mutants[numbers[future]], future.result())
+            on_outcome(mutants[numbers[future]], future.result())
+
+
+def _settled(
+    mutant: Mutant, request: MutantsRequest, equivalents: Equivalents, *, in_part: bool
+) -> MutantOutcome | None:
+    """What becomes of a mutant that need not be put to the killer: it is listed as equivalent, or known from before."""
+    reason, known = equivalents.reason(mutant), request.known.get(mutant.id)
+    if reason is not None and not request.check_equivalents:
+        return MutantOutcome(status="equivalent", detail=reason)
+    is_untried = request.alone and known is not None and known.kill is not None and known.kill.is_untried_alone
+    return None if known is None or (is_untried and in_part) else _as_listed(known, reason)
+
+
+def _as_listed(outcome: MutantOutcome, reason: str | None) -> MutantOutcome:
+    """Of a mutant that is listed as equivalent for a ``reason``, what the killer's ``outcome`` says of the list."""
+    if reason is None:
+        return outcome
+    if outcome.status == "killed":
+        return msgspec.structs.replace(outcome, wrongly=True, detail=reason)
+    return MutantOutcome(status="equivalent", seconds=outcome.seconds, cases=outcome.cases, detail=reason)
 
 
 @contextmanager

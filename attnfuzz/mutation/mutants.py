@@ -1,9 +1,10 @@
-"""A mutant: one change to one function, and how it is told from others and shown."""
+"""Mutants: one change to one function each, of all code that a kernel reaches in its own file and beside it."""
 
 from __future__ import annotations
 
 import ast
 import difflib
+import importlib.util
 import os
 import zlib
 from collections.abc import Iterable, Iterator
@@ -12,11 +13,11 @@ from functools import cached_property
 from pathlib import Path
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.mutation.operators.catalogue import changes
-from attnfuzz.mutation.reachable import Reach
+from attnfuzz.mutation.operators import changes
 from attnfuzz.mutation.source import Function, Source
+from attnfuzz.report.sources import declared_names, entry_of
 
-__all__ = ["Mutant", "mutants_of"]
+__all__ = ["Mutant", "Reach", "mutants_of"]
 
 
 @dataclass(frozen=True)
@@ -104,3 +105,101 @@ def _difference(source: Source, data: bytes) -> tuple[int, tuple[str, ...], tupl
     changed = [block for block in matcher.get_opcodes() if block[0] != "equal"]
     (_, start, _, start_after, _), (_, _, end, _, end_after) = changed[0], changed[-1]
     return start + 1, tuple(before[start:end]), tuple(after[start_after:end_after])
+
+
+class Reach:
+    """Follows names from file to file; every file is read once. Raises KernelLoadError for one that is not Python."""
+
+    def __init__(self) -> None:
+        self._sources: dict[Path, Source] = {}
+        self._imports: dict[Path, _Imports] = {}
+
+    def functions(self, declaration: Declaration) -> list[Function]:
+        """The functions that the kernel may run, itself included, in the order in which they are met."""
+        root, file, name = entry_of(declaration.target)
+        found: dict[tuple[Path, str], Function] = {}
+        seen: set[tuple[Path, str]] = set()
+        waiting = [((root / file).resolve(), name)]
+        while waiting:
+            place = waiting.pop(0)
+            if place in seen:
+                continue
+            seen.add(place)
+            source = self._source(place[0])
+            waiting += self._imports[place[0]].names.get(place[1], ())
+            for node in _definitions(source, place[1]):
+                if isinstance(node, ast.FunctionDef):
+                    found[place] = Function(source, node)
+                waiting += self._used(source, node)
+        return list(found.values())
+
+    def _source(self, path: Path) -> Source:
+        if path not in self._sources:
+            self._sources[path] = Source(path)
+            self._imports[path] = _imports_of(self._sources[path])
+        return self._sources[path]
+
+    def _used(self, source: Source, node: ast.AST) -> Iterator[tuple[Path, str]]:
+        """Files and names that ``node`` may mean."""
+        modules = self._imports[source.path]
+        for used in ast.walk(node):
+            if isinstance(used, ast.Name):
+                yield source.path, used.id
+            elif isinstance(used, ast.Attribute) and isinstance(used.value, ast.Name):
+                yield from ((file, used.attr) for file in modules.files.get(used.value.id, ()))
+
+
+class _Imports:
+    """What a file's imports mean: for a name of its own the names in other files, or other files themselves."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, list[tuple[Path, str]]] = {}
+        self.files: dict[str, list[Path]] = {}
+
+
+def _imports_of(source: Source) -> _Imports:
+    imports = _Imports()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.asname or "." not in alias.name:
+                    imports.files[alias.asname or alias.name] = _files(source.path, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            module = importlib.util.resolve_name("." * node.level + (node.module or ""), _package_of(source.path, node))
+            for alias in node.names:
+                name = alias.asname or alias.name
+                imports.names[name] = [(file, alias.name) for file in _files(source.path, module)]
+                imports.files[name] = _files(source.path, f"{module}.{alias.name}")
+    return imports
+
+
+def _package_of(path: Path, node: ast.ImportFrom) -> str:
+    """A name with as many levels as a relative import needs; only its last parts are ever looked at."""
+    return ".".join(path.parent.parts[-max(1, node.level) :])
+
+
+def _files(importer: Path, module: str) -> list[Path]:
+    """The file that an import of ``module`` would run, if it lies beside ``importer`` or elsewhere in its package."""
+    parts = module.split(".")
+    for folder in importer.parents[: len(parts) + 1]:
+        for skipped in range(len(parts)):
+            is_meant = folder.name == parts[skipped - 1] if skipped else folder == importer.parent
+            base = folder.joinpath(*parts[skipped:])
+            for file in (base.with_suffix(".py"), base / "__init__.py"):
+                if is_meant and file.is_file() and file.resolve() != importer:
+                    return [file.resolve()]
+    return []
+
+
+def _definitions(source: Source, name: str) -> Iterator[ast.AST]:
+    """The statements at the top level that define ``name``, or a function declared as a kernel of that name."""
+    for node in source.tree.body:
+        match node:
+            case ast.FunctionDef() | ast.ClassDef():
+                if node.name == name or name in declared_names(node):
+                    yield node
+            case ast.Assign(targets=targets):
+                if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+                    yield node
+            case ast.AnnAssign(target=ast.Name(id=target)) if target == name:
+                yield node

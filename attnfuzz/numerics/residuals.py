@@ -39,9 +39,8 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from attnfuzz.numerics.arithmetic import Arithmetic, side_by_side
+from attnfuzz.numerics.arithmetic import EXP_ERROR, FLOAT32_ROUNDOFF, LOG_ERROR, Arithmetic, side_by_side
 from attnfuzz.numerics.row_units import RowUnits, attention_units
-from attnfuzz.numerics.units import EXP_ERROR, FLOAT32_ROUNDOFF, LOG_ERROR
 
 __all__ = ["Residuals", "Spread", "residuals", "spread_of_row"]
 

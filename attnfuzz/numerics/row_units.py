@@ -12,17 +12,25 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from attnfuzz.numerics.arithmetic import Arithmetic
-from attnfuzz.numerics.score_error import (
+from attnfuzz.numerics.arithmetic import (
+    EXP_ERROR,
+    FLOAT32_ROUNDOFF,
+    LOG_ERROR,
+    SMALLEST_NORMAL_FLOAT32,
+    Arithmetic,
+    Number,
+    gamma,
+)
+from attnfuzz.numerics.scores import (
     ScoreError,
+    VariantUnits,
     declared_exponent_error,
     dot_product_error,
     exponent_error,
     score_copies_error,
     split_exponent_error,
+    variant_score_errors,
 )
-from attnfuzz.numerics.units import EXP_ERROR, FLOAT32_ROUNDOFF, LOG_ERROR, SMALLEST_NORMAL_FLOAT32, Number, gamma
-from attnfuzz.numerics.variant_scores import VariantUnits, variant_score_errors
 
 __all__ = ["RowUnits", "attention_units", "merge_units", "variant_units"]
 
@@ -70,7 +78,7 @@ class RowUnits:
     - `stored`, `stored_absolute`: as in `Arithmetic`.
     - Of the LSE: `lse` times |lse|, and `logarithm`.
     - `variant`: None where no row has a soft cap, ALiBi or a sink. Else `score_product` and `per_score` mean what
-      `attnfuzz.numerics.variant_scores` says.
+      `attnfuzz.numerics.scores` says.
     """
 
     score_product: Float64[Tensor, "3 rows 1 1"]

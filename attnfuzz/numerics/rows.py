@@ -14,15 +14,17 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from attnfuzz.numerics.bound import after_rounding
-from attnfuzz.numerics.log_sum_exp_error import log_sum_exp_error
-from attnfuzz.numerics.perturbed_softmax import log_totals, logsumexp_shift, perturbed_softmax
+from attnfuzz.numerics.arithmetic import EXP_ERROR
 from attnfuzz.numerics.row_units import RowUnits
-from attnfuzz.numerics.score_error import count_rescales
-from attnfuzz.numerics.units import EXP_ERROR
-from attnfuzz.numerics.weighted_average import (
+from attnfuzz.numerics.scores import count_rescales
+from attnfuzz.numerics.softmax_error import (
     WeightedAverage,
+    after_rounding,
     denominator_error,
+    log_sum_exp_error,
+    log_totals,
+    logsumexp_shift,
+    perturbed_softmax,
     rounded_weights_error,
     weighted_average_error,
 )

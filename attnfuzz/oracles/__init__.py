@@ -1,1 +1,1 @@
-"""Judges of one kernel run: what may not happen whatever the inputs, and how far a result may be from the reference."""
+"""Oracles: what may not happen in a run whatever the inputs, and how far a result may be from the reference."""

@@ -5,16 +5,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
+from attnfuzz.judging.comparison import Comparison, Reference, blame_of, compare, extent, first_index, place_of
+from attnfuzz.judging.observation import KernelRaised
+from attnfuzz.judging.trial import Trial
+from attnfuzz.judging.words import element, number, ratio
 from attnfuzz.memory.patterns import Fill
 from attnfuzz.minimise.edits import with_lengths
-from attnfuzz.oracles.comparison import Comparison, Reference, compare
 from attnfuzz.oracles.diagnosis import Compared, explain
-from attnfuzz.oracles.elements import blame_of, extent, first_index
-from attnfuzz.oracles.observation import KernelRaised
-from attnfuzz.oracles.relations.transformed import Changed, run_on
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.relations.relation import Changed, run_on
 from attnfuzz.oracles.verdict import Blame, Failure
-from attnfuzz.oracles.words import element, number, ratio
 from attnfuzz.problems.cases import (
     DenseDecodeCase,
     MergeStatesCase,
@@ -22,6 +21,7 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
     SplitDecodeCase,
 )
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.recipes import MIN_LOGIT_EXPONENT
 
 __all__ = ["check", "objection"]
@@ -54,7 +54,10 @@ def objection(
         oracle="accuracy",
         kind=f"{comparison.name}:{kind}",
         message=_sentence(comparison, index) + (f"; {found.words}" if found is not None and found.words else ""),
-        details=(f"beyond the bound: {extent(comparison.name, comparison.axes, comparison.ratio > 1)}",),
+        details=(
+            f"beyond the bound: {extent(comparison.name, comparison.axes, comparison.ratio > 1)}",
+            *place_of(reference.case, comparison.name, index),
+        ),
         error_ratio=float(comparison.ratio[index]),
         tensor=comparison.name,
         cause="" if found is None else found.cause,
@@ -69,7 +72,9 @@ def objection(
 def _nearby(trial: Trial) -> Iterator[Compared]:
     """Runs on cases with fewer tokens, and with smaller scores, beside what each should give."""
     case = trial.case
-    for changed in () if isinstance(case, MergeStatesCase) else (*_shorter(case), *_quieter(case), *_plainer(case)):
+    for changed in (
+        () if isinstance(case, MergeStatesCase | OpenCase) else (*_shorter(case), *_quieter(case), *_plainer(case))
+    ):
         try:
             seen = run_on(trial, Changed("with fewer tokens or smaller scores", changed))
         except KernelRaised as raised:

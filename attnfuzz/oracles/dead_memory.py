@@ -2,15 +2,15 @@
 
 from torch import Tensor
 
+from attnfuzz.judging.comparison import axes_of, blame_of, differing, extent, first_index, place_of
+from attnfuzz.judging.observation import Observation
+from attnfuzz.judging.trial import Trial, cause_of_difference
+from attnfuzz.judging.words import ranges
 from attnfuzz.oracles.diagnosis import Diagnosis, explain, past_the_end_within_bounds
-from attnfuzz.oracles.elements import axes_of, blame_of, differing, extent, first_index
-from attnfuzz.oracles.interference import cause_of_difference
-from attnfuzz.oracles.observation import Observation
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, WITHOUT_WEIGHT, Blame, Failure
-from attnfuzz.oracles.words import ranges
 from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.freed import freed_tokens
+from attnfuzz.problems.open_cases import OpenCase
 
 __all__ = ["check"]
 
@@ -31,7 +31,11 @@ def check(trial: Trial) -> Failure | None:
         message=f"{where} changes with memory that holds no token: it is {got} where that holds NaN, "
         f"and {got_otherwise} where it holds small numbers"
         + (f"; {found.words}" if found is not None and found.words else ""),
-        details=(f"it changes {extent(name, axes, masks[name])}", *_what_is_dead(trial, masks[name])),
+        details=(
+            f"it changes {extent(name, axes, masks[name])}",
+            *place_of(trial.case, name, index),
+            *_what_is_dead(trial, masks[name]),
+        ),
         tensor=name,
         cause="" if found is None else found.cause,
         blame=blame_of(trial.case, axes, index) | Blame(tokens=() if found is None else found.tokens),
@@ -55,6 +59,8 @@ def _reason(trial: Trial, second: Observation, index: tuple[int, ...] | None) ->
 
 def _what_is_dead(trial: Trial, mask: Tensor) -> list[str]:
     case = trial.case
+    if isinstance(case, OpenCase):
+        return ["what must not matter here: whatever the problem does not write, and what lies around the tensors"]
     if not isinstance(case, AttentionCase):
         unwritten = trial.kernel.declaration.supports.empty_state_outputs == "anything"
         states = "outputs of states whose LSE is -inf or +inf, and " if unwritten else ""

@@ -1,8 +1,7 @@
 """The same run twice, the same bits: for kernels that promise it."""
 
-from attnfuzz.oracles.elements import axes_of, blame_of, differing, extent
-from attnfuzz.oracles.interference import cause_of_difference
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.judging.comparison import axes_of, blame_of, differing, extent
+from attnfuzz.judging.trial import Trial, cause_of_difference
 from attnfuzz.oracles.verdict import Failure
 
 __all__ = ["check"]

@@ -9,8 +9,7 @@ import torch
 
 import attnfuzz
 from attnfuzz.environment import interpreter_problem
-from attnfuzz.oracles.observation import KernelRaised
-from attnfuzz.oracles.results import ResultError
+from attnfuzz.judging.observation import KernelRaised, ResultError
 from attnfuzz.oracles.verdict import Failure, OracleName, Verdict
 from attnfuzz.said import Place, cause_of, places, text_of, type_name
 

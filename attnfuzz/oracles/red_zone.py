@@ -1,9 +1,10 @@
 """Memory that a kernel must not write: around outputs and workspaces, between strided elements, and all inputs."""
 
+from attnfuzz.judging.comparison import place_of
+from attnfuzz.judging.trial import Trial
+from attnfuzz.judging.words import plural, shape_of
 from attnfuzz.memory.arena import Violation, violations
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.oracles.words import plural, shape_of
 
 __all__ = ["check"]
 
@@ -18,7 +19,10 @@ def check(trial: Trial) -> Failure | None:
                 oracle="red_zone",
                 kind=_kind(first),
                 message=_sentence(first),
-                details=tuple(f"also {_sentence(other)}" for other in others[:8]),
+                details=(
+                    *place_of(trial.case, first.name, first.index if first.where == "inside" else ()),
+                    *(f"also {_sentence(other)}" for other in others[:8]),
+                ),
                 tensor=first.name,
             )
     return None
@@ -35,6 +39,9 @@ def _kind(violation: Violation) -> str:
 def _sentence(violation: Violation) -> str:
     tensor = f"{violation.name} ({shape_of(violation.dtype, violation.shape)})"
     changed = plural(violation.elements, "element")
+    if violation.where == "inside" and violation.role == "output":
+        at = f"{changed}, the first at {list(violation.index)}"
+        return f"{tensor} was modified where nothing is to be written: {at}"
     if violation.where == "inside":
         return f"input {tensor} was modified: {changed}, the first at {list(violation.index)}"
     if violation.where == "between":

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from attnfuzz.judging.comparison import axes_of, blame_of, differing, extent, first_index, place_of
+from attnfuzz.judging.observation import Observation
+from attnfuzz.judging.trial import Trial, cause_of_difference
+from attnfuzz.judging.words import element, plural, row_words, shape_of
 from attnfuzz.memory.allocations import WORKSPACE
 from attnfuzz.memory.patterns import holds_prefill
-from attnfuzz.oracles.elements import axes_of, blame_of, differing, extent, first_index
-from attnfuzz.oracles.interference import cause_of_difference
-from attnfuzz.oracles.observation import Observation
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.oracles.words import element, plural, row_words, shape_of
 from attnfuzz.problems.cases import AttentionCase
 
 __all__ = ["check", "lacks_lse"]
@@ -56,7 +55,7 @@ def _holding_prefill(runs: Sequence[Observation]) -> dict[str, Tensor]:
 def _never_written(trial: Trial, name: str, mask: Tensor) -> Failure:
     axes = axes_of(name, trial.case)
     index = first_index(mask)
-    details = [f"never written: {extent(name, axes, mask)}"]
+    details = [f"never written: {extent(name, axes, mask)}", *place_of(trial.case, name, index)]
     if isinstance(trial.case, AttentionCase):
         details.append(_length_of(trial.case, index[0]))
     remedy = {}

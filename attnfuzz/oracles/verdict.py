@@ -10,6 +10,7 @@ import msgspec
 from attnfuzz.said import NAME_BYTES, printable, printable_lines
 
 __all__ = [
+    "BY_BOUNDS",
     "DEFAULT_ORACLES",
     "IDENTIFYING_CAUSES",
     "MOST_PLACES",
@@ -71,6 +72,9 @@ RELATION_ORACLES: tuple[OracleName, ...] = (
 )
 """Those that need further runs, in the order of `attnfuzz.oracles.relations.catalogue.RELATIONS`."""
 
+BY_BOUNDS: frozenset[OracleName] = frozenset({"layout", "repaging", "gqa_expansion", "split_count", "compose"})
+"""Relations that see nothing which accuracy does not see: they judge where they are asked for by name."""
+
 NOT_EVERYWHERE: frozenset[OracleName] = frozenset({"graph_replay", "sanitizer"})
 """A case that passes may not have been judged by these: they need a GPU, or are asked for with `--sanitizer` only."""
 
@@ -104,7 +108,7 @@ MOST_PLACES = 256
 _FEW = msgspec.Meta(max_length=MOST_PLACES)
 
 ORACLES = USUAL_ORACLES + RELATION_ORACLES
-DEFAULT_ORACLES = ORACLES
+DEFAULT_ORACLES = tuple(name for name in ORACLES if name not in BY_BOUNDS)
 
 
 class DrawnWithout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.recipes import StrideKind
-from attnfuzz.problems.shapes import Role, strides_of, tensor_specs
+from attnfuzz.problems.shapes import Role, TensorSpec, strides_of, tensor_specs
 from attnfuzz.problems.strides import strided_layout
 
-__all__ = ["Allocator", "PlainAllocator", "allocate", "strided_layout"]
+__all__ = ["Allocator", "PlainAllocator", "allocate", "role_of", "strided_layout"]
 
 
 @runtime_checkable
@@ -25,6 +25,10 @@ class Allocator(Protocol):
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, *, strides: StrideKind, role: Role
     ) -> Tensor:
         """A tensor of ``shape`` and ``dtype`` on ``device``, placed as ``strides`` says."""
+        ...
+
+    def only_changes(self, name: str, where: Tensor) -> None:
+        """Of the output ``name`` a kernel may write no other elements than ``where``."""
         ...
 
 
@@ -42,12 +46,20 @@ class PlainAllocator:
         storage = torch.full((layout.storage_elements,), poison, dtype=dtype, device=self.device)
         return storage.as_strided(shape, layout.strides, layout.offset)
 
+    def only_changes(self, name: str, where: Tensor) -> None:
+        """Nothing is watched here."""
+
+
+def role_of(spec: TensorSpec) -> Role:
+    """What is changed in place is pre-filled before its contents are written, and may change."""
+    return "input" if spec.role == "input" else "output"
+
 
 def allocate(case: Case, allocator: Allocator) -> dict[str, Tensor]:
     """Every tensor of ``tensor_specs(case)``, still all poison."""
     return {
         name: allocator.tensor(
-            name, spec.shape, getattr(torch, spec.dtype), strides=strides_of(case, name), role=spec.role
+            name, spec.shape, getattr(torch, spec.dtype), strides=strides_of(case, name), role=role_of(spec)
         )
         for name, spec in tensor_specs(case).items()
     }

@@ -13,6 +13,7 @@ from typing import Any
 from attnfuzz.problems.boundaries import num_splits_of
 from attnfuzz.problems.cases import (
     AttentionCase,
+    BundledCase,
     Case,
     MergeStatesCase,
     PagedAttentionCase,
@@ -20,6 +21,7 @@ from attnfuzz.problems.cases import (
     Problem,
 )
 from attnfuzz.problems.choices import default_scale, is_power_of_two
+from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.quantised_kv import KvDtype, KvGranularity, QuantisedKv
 from attnfuzz.problems.recipes import KEY_RECIPES, STRIDE_KINDS, VALUE_RECIPES
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, OptionValue, Supports
@@ -71,12 +73,18 @@ class Axis:
 
 def case_axes(problem: Problem) -> tuple[Axis, ...]:
     """Axes of a whole case; ``attnfuzz.problems.row_axes`` has those of each of its sequences."""
+    if isinstance(problem, OpenProblem):
+        return tuple(Axis(name, field.levels, partial(_open_level, name)) for name, field in problem.fields.items())
     shape = (_DTYPE, _HEAD_SIZE)
     if problem == "merge_states":
         return (*shape, *_MERGE)
     cache = _DENSE if problem == "dense_decode" else _PAGED
     queries = _QUERIES if problem == "paged_attention" else ()
     return (*shape, *_HEADS, *queries, *cache, *_VALUES)
+
+
+def _open_level(name: str, case: OpenCase) -> Levels:
+    return (case.problem.fields[name].level(getattr(case, name)),)
 
 
 def option_axes(options: Mapping[str, tuple[OptionValue, ...]]) -> tuple[Axis, ...]:
@@ -95,7 +103,7 @@ def variant_axes(names: tuple[VariantName, ...]) -> tuple[Axis, ...]:
 
 def v_head_size_axes(problem: Problem, supports: Supports) -> tuple[Axis, ...]:
     """How large heads of V are beside those of K, for a kernel that takes others."""
-    if problem == "merge_states" or supports.v_head_sizes == "equal":
+    if isinstance(problem, OpenProblem) or problem == "merge_states" or supports.v_head_sizes == "equal":
         return ()
     return (Axis("V head size", V_HEAD_SIZES, lambda case: (v_head_size_class(case.head_size, case.value_size),)),)
 
@@ -145,7 +153,7 @@ def _option(name: str, case: Case) -> Levels:
     return (str(case.options[name]),) if name in case.options else ()
 
 
-def _strides_of(names: frozenset[str], case: Case) -> Levels:
+def _strides_of(names: frozenset[str], case: BundledCase) -> Levels:
     """The kinds of strides among the tensors ``names``; "contiguous" if all of them are."""
     kinds = {kind for name, kind in case.strides.items() if name in names and kind != "contiguous"}
     return tuple(kinds) or ("contiguous",)
@@ -229,7 +237,7 @@ _PAGED = (
     Axis("page size", classes(PAGE_CLASSES), lambda case: (size_class(case.block_size, PAGE_CLASSES),)),
     Axis("page order", ("identity", "reversed", "shuffled", "shared"), _pages),
     Axis("table padding", ("none", "zero", "wrong_page", "garbage"), _padding),
-    _strides("cache strides", "k_cache", "v_cache"),
+    _strides("cache strides", "k_cache", "v_cache", "kv_cache"),
     _strides(
         "other strides", "q", "block_table", "seq_lens", "cu_seqlens_q", "out", "lse", "partial_out", "partial_lse"
     ),

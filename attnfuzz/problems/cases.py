@@ -1,4 +1,4 @@
-"""The five Case types: one input of one problem, fully described by small JSON. Torch-free.
+"""The case types of the bundled problems: one input, fully described by small JSON. Torch-free.
 
 A case is everything needed to rebuild its tensors bit for bit. ``encode_case`` and ``decode_case`` are the only way in
 and out of JSON; decoding is strict and executes nothing.
@@ -10,12 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import msgspec
 
+from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.quantised_kv import KvDtype, QuantisedKv
-from attnfuzz.problems.recipes import LseKind, Needle, Pages, StateRecipe, StrideKind, Values, check_range
+from attnfuzz.problems.recipes import DRAWN_KEYS, LseKind, Needle, Pages, StateRecipe, StrideKind, Values, check_range
 from attnfuzz.problems.supports import MAX_HEAD_SIZE, MAX_HEADS, Dtype, Layout, LseLayout, OptionValue, check_option
 from attnfuzz.problems.variants import PLAIN_VARIANT, Variant
 
@@ -23,8 +24,11 @@ __all__ = [
     "CASE_TYPES",
     "PROBLEMS",
     "AttentionCase",
+    "BundledCase",
+    "BundledProblem",
     "Case",
     "DenseDecodeCase",
+    "LatentDecodeCase",
     "LsePair",
     "MergeStatesCase",
     "PagedAttentionCase",
@@ -32,12 +36,17 @@ __all__ = [
     "Problem",
     "SplitDecodeCase",
     "case_from_builtins",
+    "case_type_of",
     "decode_case",
     "encode_case",
     "packed_width",
 ]
 
-Problem = Literal["dense_decode", "paged_decode", "split_decode", "merge_states", "paged_attention"]
+BundledProblem = Literal[
+    "dense_decode", "paged_decode", "split_decode", "merge_states", "paged_attention", "latent_decode"
+]
+Problem = BundledProblem | OpenProblem
+"""A bundled problem by its name, or one that a user's file defines, described."""
 LsePair = tuple[LseKind, LseKind]
 
 MAX_SEQS = 1 << 16
@@ -62,9 +71,11 @@ def _share_default(case: msgspec.Struct, name: str, default: object) -> None:
 
 
 class _CaseBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    problem: ClassVar[Problem]
+    problem: ClassVar[BundledProblem]
     tensor_names: ClassVar[tuple[str, ...]]
     """Tensors whose strides a case can choose."""
+    values_in_keys: ClassVar[bool] = False
+    """Whether V is no tensor of its own but the first ``value_size`` numbers of each key."""
 
     num_q_heads: int
     head_size: int
@@ -85,6 +96,11 @@ class _CaseBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def value_size(self) -> int:
         """Size of a head of the output, and of what it is an average of."""
         return self.head_size
+
+    @property
+    def scores_read_values(self) -> bool:
+        """Whether scores depend on the numbers of V: with others in their place, tokens have other weights."""
+        return False
 
 
 class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -168,7 +184,7 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
 class DenseDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """``k [num_seqs, max_seq_len, num_kv_heads, head_size]``, v likewise; rows past a sequence's length are dead."""
 
-    problem: ClassVar[Problem] = "dense_decode"
+    problem: ClassVar[BundledProblem] = "dense_decode"
     tensor_names: ClassVar[tuple[str, ...]] = ("q", "k", "v", "seq_lens", "out", "lse")
 
     extra_rows: int = 0
@@ -192,7 +208,7 @@ class DenseDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw
 class PagedDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """K and V in pages of ``block_size`` tokens, found through a block table."""
 
-    problem: ClassVar[Problem] = "paged_decode"
+    problem: ClassVar[BundledProblem] = "paged_decode"
     tensor_names: ClassVar[tuple[str, ...]] = (
         "q", "k_cache", "v_cache", "block_table", "seq_lens", "alibi_slopes", "sinks", "k_scale", "v_scale",
         "out", "lse",
@@ -235,7 +251,7 @@ class PagedDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw
 class SplitDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """paged_decode whose result is left as ``num_splits`` partial states."""
 
-    problem: ClassVar[Problem] = "split_decode"
+    problem: ClassVar[BundledProblem] = "split_decode"
     tensor_names: ClassVar[tuple[str, ...]] = (
         "q", "k_cache", "v_cache", "block_table", "seq_lens", "alibi_slopes", "k_scale", "v_scale",
         "partial_out", "partial_lse",
@@ -261,7 +277,7 @@ class PagedAttentionCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=Tru
     has at least one query token, since no kernel is launched for none.
     """
 
-    problem: ClassVar[Problem] = "paged_attention"
+    problem: ClassVar[BundledProblem] = "paged_attention"
     tensor_names: ClassVar[tuple[str, ...]] = (
         "q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q", "alibi_slopes", "sinks",
         "k_scale", "v_scale", "out", "lse",
@@ -336,6 +352,40 @@ def _row_lens(query_lens: tuple[int, ...], seq_lens: tuple[int, ...]) -> tuple[i
     )
 
 
+class LatentDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Multi-head latent attention: one paged ``kv_cache [num_blocks, block_size, head_size]`` of one KV head.
+
+    A token's row is its key; the first ``value_size`` numbers of it, the latent vector, are its value, too.
+    """
+
+    problem: ClassVar[BundledProblem] = "latent_decode"
+    tensor_names: ClassVar[tuple[str, ...]] = (
+        "q", "kv_cache", "block_table", "seq_lens", "alibi_slopes", "sinks", "out", "lse",
+    )  # fmt: skip
+    values_in_keys: ClassVar[bool] = True
+
+    num_kv_heads: int = 1
+
+    def __post_init__(self) -> None:
+        PagedDecodeCase.__post_init__(self)
+        check_range("num_kv_heads", self.num_kv_heads, 1, 1)
+        if self.value_size > self.head_size:
+            raise ValueError(
+                f"v_head_size={self.v_head_size} must be at most head_size={self.head_size} in latent_decode: "
+                "V is the first numbers of each key"
+            )
+        if self.layout != "NHD" or self.kv is not None:
+            raise ValueError(
+                f"layout={self.layout!r} and kv={self.kv!r} must be left out in latent_decode, whose cache is "
+                "[num_blocks, block_size, head_size] in the dtype of q; use paged_decode"
+            )
+
+    @property
+    def scores_read_values(self) -> bool:
+        """Of other recipes the queries are 0 where the latent vector is (`attnfuzz.values.attention`)."""
+        return self.values.keys in DRAWN_KEYS and not self.values.needles
+
+
 class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Two states of the same queries over disjoint keys, to be merged into one.
 
@@ -343,7 +393,7 @@ class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_onl
     says how both outputs are filled, as V is by the recipe of that name.
     """
 
-    problem: ClassVar[Problem] = "merge_states"
+    problem: ClassVar[BundledProblem] = "merge_states"
     tensor_names: ClassVar[tuple[str, ...]] = (
         "prefix_output", "suffix_output", "prefix_lse", "suffix_lse", "output", "output_lse",
     )  # fmt: skip
@@ -362,16 +412,25 @@ class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_onl
         _share_default(self, "lse_pairs", _PLAIN_PAIRS)
 
 
-Case = DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | MergeStatesCase | PagedAttentionCase
+BundledCase = (
+    DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | MergeStatesCase | PagedAttentionCase | LatentDecodeCase
+)
+Case = BundledCase | OpenCase
 
-CASE_TYPES: dict[Problem, type[Case]] = {
+CASE_TYPES: dict[Problem, type[BundledCase]] = {
     "dense_decode": DenseDecodeCase,
     "paged_decode": PagedDecodeCase,
     "split_decode": SplitDecodeCase,
     "merge_states": MergeStatesCase,
     "paged_attention": PagedAttentionCase,
+    "latent_decode": LatentDecodeCase,
 }
-PROBLEMS: tuple[Problem, ...] = tuple(CASE_TYPES)
+PROBLEMS: tuple[BundledProblem, ...] = get_args(BundledProblem)
+
+
+def case_type_of(problem: Problem) -> type[Case]:
+    """The type of the cases of ``problem``."""
+    return problem.case_type if isinstance(problem, OpenProblem) else CASE_TYPES[problem]
 
 
 def encode_case(case: Case) -> bytes:
@@ -381,9 +440,9 @@ def encode_case(case: Case) -> bytes:
 
 def decode_case(problem: Problem, data: bytes) -> Case:
     """Parse strictly; raises msgspec.ValidationError (a ValueError) naming the path and the rule."""
-    return msgspec.json.decode(data, type=CASE_TYPES[problem])
+    return msgspec.json.decode(data, type=case_type_of(problem))
 
 
 def case_from_builtins(problem: Problem, data: object) -> Case:
     """``decode_case`` for JSON that is already parsed into dicts and lists."""
-    return msgspec.convert(data, type=CASE_TYPES[problem])
+    return msgspec.convert(data, type=case_type_of(problem))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from attnfuzz.problems.cases import CASE_TYPES, Problem, packed_width
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_SCALE_TENSORS, KvDtype
 from attnfuzz.problems.recipes import STRIDE_KINDS, LseKind, Padding, StrideKind
 from attnfuzz.problems.strides import last_dim_contiguous
@@ -40,6 +41,7 @@ __all__ = [
     "default_scale",
     "dtypes_of",
     "gqa_ratios_of",
+    "has_block_table",
     "head_counts_of",
     "head_size_rank",
     "head_sizes_of",
@@ -68,8 +70,8 @@ GQA_RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 24)
 KV_HEADS = (1, 2, 3, 4, 5, 7, 8, 16)
 NUM_SPLITS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 32)
 
-CACHE_TENSORS = (("k", "v"), ("k_cache", "v_cache"))
-"""Names of K and V by problem."""
+CACHE_TENSORS: tuple[tuple[str, ...], ...] = (("k", "v"), ("k_cache", "v_cache"), ("kv_cache",))
+"""Names of K and V by problem; of what holds both, where V is a part of K."""
 
 _VECTORS = frozenset({"seq_lens", "cu_seqlens_q", "alibi_slopes", "sinks", *KV_SCALE_TENSORS})
 _MATRICES = frozenset({"block_table", "lse", "prefix_lse", "suffix_lse", "output_lse"})
@@ -229,12 +231,19 @@ def variants_of(problem: Problem, supports: Supports) -> tuple[VariantName, ...]
     """Variants that a case of ``problem`` may ask for: none without a cache; a partial state has no sinks."""
     if problem == "split_decode":
         return tuple(name for name in supports.variants if name != "sinks")
-    return supports.variants if "block_table" in CASE_TYPES[problem].tensor_names else ()
+    return supports.variants if has_block_table(problem) else ()
+
+
+def has_block_table(problem: Problem) -> bool:
+    """Whether it is a bundled one over a paged cache."""
+    return not isinstance(problem, OpenProblem) and "block_table" in CASE_TYPES[problem].tensor_names
 
 
 def kv_dtypes_of(problem: Problem, supports: Supports) -> tuple[KvDtype, ...]:
-    """8-bit formats that the cache of a case of ``problem`` may have: none without a cache."""
-    has_cache = "block_table" in CASE_TYPES[problem].tensor_names
+    """8-bit formats that the cache of a case of ``problem`` may have: none where no scales go with it."""
+    if isinstance(problem, OpenProblem):
+        return ()
+    has_cache = set(KV_SCALE_TENSORS) <= set(CASE_TYPES[problem].tensor_names)
     found = _values(supports, "kv_dtype", supports.kv_dtypes)
     return tuple(dtype for dtype in KV_DTYPES if dtype in found) if has_cache else ()
 
@@ -260,7 +269,7 @@ def strided_tensors_of(problem: Problem, supports: Supports, layout: Layout | No
     unused = set(_RETURNED_LSE if supports.lse == "none" else ())
     unused |= {name for name, variant in VARIANT_TENSORS.items() if variant not in variants_of(problem, supports)}
     unused |= set(() if kv_dtypes_of(problem, supports) else KV_SCALE_TENSORS)
-    names = CASE_TYPES[problem].tensor_names
+    names = () if isinstance(problem, OpenProblem) else CASE_TYPES[problem].tensor_names
     return tuple(name for name in names if name not in unused and not (layout == "interleaved" and name == "v_cache"))
 
 

@@ -13,7 +13,7 @@ from attnfuzz.problems.placement import Placement, placements
 from attnfuzz.problems.reference import Expected, attention_reference
 from attnfuzz.problems.supports import Supports
 from attnfuzz.values.attention import LogicalAttention, attention_values
-from attnfuzz.values.token_table import token_table
+from attnfuzz.values.tokens import token_table
 
 __all__ = ["DenseDecodeInputs", "build", "inputs_of", "reference", "write"]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from attnfuzz.problems.boundaries import has_empty_split, num_splits_of
 from attnfuzz.problems.cases import (
     AttentionCase,
+    BundledCase,
     Case,
     DenseDecodeCase,
     MergeStatesCase,
@@ -15,6 +16,7 @@ from attnfuzz.problems.cases import (
 )
 from attnfuzz.problems.choices import CACHE_TENSORS, default_scale, is_power_of_two
 from attnfuzz.problems.freed import freed_tokens
+from attnfuzz.problems.open_cases import OpenCase, open_features
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
@@ -63,9 +65,11 @@ def general_features(
     which side is empty, and what kinds of LSE there are. As in ``features``, what even the kernel's simplest case has
     is left out.
     """
-    simplest = simplest_case(case.problem, supports or Supports(), options or {})
     particular = features(case, supports=supports, options=options)
     found = {one.partition("=")[0] for one in particular if "=" in one}
+    if isinstance(case, OpenCase):
+        return frozenset(found)
+    simplest = simplest_case(case.problem, supports or Supports(), options or {})
     if isinstance(case, MergeStatesCase):
         found |= set(_sides(case))
     if getattr(case, "layout", None) != getattr(simplest, "layout", None):
@@ -93,20 +97,23 @@ def _sides(case: MergeStatesCase) -> Iterator[str]:
 
 def _kv_strides_differ(case: Case) -> bool:
     specs = tensor_specs(case)
-    for k, v in CACHE_TENSORS:
-        if k in specs and v in specs:
-            return _effective_strides(case, k) != _effective_strides(case, v)
+    for names in CACHE_TENSORS:
+        if set(names) <= specs.keys():
+            return len({_effective_strides(case, name) for name in names}) > 1
     return False
 
 
 def _effective_strides(case: Case, name: str) -> tuple[int, ...]:
     """The strides of tensor ``name``, with 0 where its only index is 0."""
-    shape, dtype, _ = tensor_specs(case)[name]
+    shape, dtype = tensor_specs(case)[name][:2]
     strides = strided_layout(shape, strides_of(case, name), ITEMSIZE[dtype]).strides
     return tuple(stride if size > 1 else 0 for size, stride in zip(shape, strides, strict=True))
 
 
 def _features(case: Case) -> Iterator[str]:
+    if isinstance(case, OpenCase):
+        yield from open_features(case)
+        return
     yield from _common(case)
     if isinstance(case, MergeStatesCase):
         yield from _merge(case)
@@ -119,7 +126,7 @@ def _features(case: Case) -> Iterator[str]:
         yield from _quantised(case.kv)
     if case.scale != default_scale(case.head_size):
         yield "scale"
-    if case.v_head_size is not None:
+    if case.v_head_size is not None and not case.values_in_keys:  # where it is always another one
         yield "v_head_size"
         if case.v_head_size > case.head_size:
             yield "v_head_size>head_size"
@@ -133,7 +140,7 @@ def _features(case: Case) -> Iterator[str]:
         yield from _pages(case.pages, shareable=case.num_seqs > 1)
 
 
-def _common(case: Case) -> Iterator[str]:
+def _common(case: BundledCase) -> Iterator[str]:
     if case.dtype != "float16":
         yield f"dtype={case.dtype}"
     if not is_power_of_two(case.head_size):

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from attnfuzz.problems.block_table import used_blocks
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.open_cases import OpenCase, implementation_of
 from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
 from attnfuzz.problems.strides import strided_layout
 
@@ -30,6 +31,9 @@ HASH_CHUNK_ELEMENTS = 1 << 20
 
 _LISTED_NUMBER = 8 + 32
 
+_COPIES_OF_OPEN = 8
+"""Of all tensors of an open problem's case: those of two runs, one for the reference, and that in float64."""
+
 BOUND_CHUNK_ELEMENTS = 1 << 22
 """The error bound looks at as many query heads at a time as give this many numbers, at least one."""
 
@@ -52,6 +56,8 @@ def case_nbytes(case: Case) -> int:
 
     Tensors are exact, the work is what was measured, within a factor of 2. Copies that oracles keep come on top.
     """
+    if isinstance(case, OpenCase):  # where its problem is not imported, executors find out
+        return 0 if implementation_of(case.problem) is None else _COPIES_OF_OPEN * tensor_nbytes(case)
     if isinstance(case, MergeStatesCase):
         return tensor_nbytes(case) + _merge_work(case)
     return tensor_nbytes(case) + list_nbytes(case) + _logical_values(case) + _attention_work(case)
@@ -63,7 +69,7 @@ def list_nbytes(case: Case) -> int:
     An entry of a list takes 8 bytes, and a number that is not small 32 of its own. The block table is held twice: row
     by row, and as one list on its way into a tensor.
     """
-    if isinstance(case, MergeStatesCase):
+    if isinstance(case, MergeStatesCase | OpenCase):
         return 0
     nbytes = 2 * _LISTED_NUMBER * (case.num_seqs + case.num_rows)
     if isinstance(case, PagedDecodeCase):

@@ -17,8 +17,7 @@ from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.problems.reference import Expected, attention_reference
 from attnfuzz.problems.supports import Layout, Supports
 from attnfuzz.values.attention import LogicalAttention, attention_values
-from attnfuzz.values.token_table import token_table
-from attnfuzz.values.transfer import on_device
+from attnfuzz.values.tokens import on_device, token_table
 
 __all__ = ["PagedDecodeInputs", "build", "inputs_of", "reference", "with_both_caches", "write", "written"]
 
@@ -121,7 +120,10 @@ def _kept_tokens(case: PagedDecodeCase, values: LogicalAttention) -> Int64[Tenso
 
 
 def with_both_caches(case: PagedDecodeCase, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``tensors`` with K and V in place of the one cache of the interleaved layout."""
+    """``tensors`` with K and V in place of the one cache of the interleaved layout, or beside that of latent_decode."""
+    if case.values_in_keys:
+        k_cache = tensors["kv_cache"].unsqueeze(-2)
+        return tensors | {"k_cache": k_cache, "v_cache": k_cache[..., : case.value_size]}
     if case.layout != "interleaved":
         return tensors
     k_cache, v_cache = split_interleaved(tensors["kv_cache"])

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from attnfuzz.problems.block_table import block_table_rows
 from attnfuzz.problems.cases import AttentionCase, PagedAttentionCase, PagedDecodeCase
-from attnfuzz.values.token_table import TokenTable
-from attnfuzz.values.transfer import on_device
+from attnfuzz.values.tokens import TokenTable, on_device
 
 __all__ = ["Placement", "placements"]
 

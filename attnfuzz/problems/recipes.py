@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import msgspec
 
 __all__ = [
+    "DRAWN_KEYS",
     "KEY_RECIPES",
     "LSE_KINDS",
     "MAX_LOGIT_EXPONENT",
@@ -31,6 +32,8 @@ PageOrder = Literal["identity", "reversed", "shuffled"]
 Padding = Literal["zero", "wrong_page", "garbage"]
 
 KEY_RECIPES: tuple[str, ...] = get_args(KeyRecipe)
+DRAWN_KEYS: tuple[KeyRecipe, ...] = ("integers", "normal", "fine")
+"""Recipes of keys that draw every element on its own."""
 VALUE_RECIPES: tuple[str, ...] = get_args(ValueRecipe)
 STATE_RECIPES: tuple[StateRecipe, ...] = get_args(StateRecipe)
 LSE_KINDS: tuple[str, ...] = get_args(LseKind)

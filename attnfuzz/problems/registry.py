@@ -9,15 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnfuzz.problems import dense_decode, merge_states, paged_attention, paged_decode, split_decode
-from attnfuzz.problems.cases import Case, MergeStatesCase, Problem
+from attnfuzz.problems import (
+    dense_decode,
+    latent_decode,
+    merge_states,
+    open_module,
+    paged_attention,
+    paged_decode,
+    split_decode,
+)
+from attnfuzz.problems.cases import BundledProblem, Case, MergeStatesCase, PagedAttentionCase
+from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.open_module import Target
 from attnfuzz.problems.placement import Placement, placements
 from attnfuzz.problems.reference import Expected
 from attnfuzz.problems.supports import Supports
-from attnfuzz.values.attention import attention_values
-from attnfuzz.values.many import attention_values_of_many, merge_values_of_many
-from attnfuzz.values.states import LogicalStates, merge_values
-from attnfuzz.values.token_table import token_table
+from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.values.attention import attention_values, attention_values_of_many
+from attnfuzz.values.states import LogicalStates, merge_values, merge_values_of_many
+from attnfuzz.values.tokens import token_table
 
 __all__ = ["Contents", "ProblemModule", "problem_of"]
 
@@ -41,9 +51,16 @@ class ProblemModule:
     ``build`` in parts, for many cases at once: ``contents(cases, device, supports)`` gives the `Contents` of each,
     ``write(case, tensors, values, placement)`` writes them, ``inputs(case, tensors)`` is what the kernel gets.
     ``results`` names the two output tensors, out first.
+
+    ``returned_names(case, supports)``: what a kernel may return, in this order, or write into its inputs;
+    ``changed_names(case)``: the inputs that it changes in place. ``owned(case, results)`` leaves out of the
+    results what nobody looks at. ``axes(case, name)`` names the dimensions of a result, ``where_is(case, name, index)``
+    says what an element is. ``targets(values, tolerance)``: what the results are to hold, where the problem says that
+    itself; None for attention, whose bounds are derived (`attnfuzz.oracles.expectations`). ``in_parts``: whether there
+    are `contents`, so that many cases can be built and judged at once.
     """
 
-    results: tuple[str, str]
+    results: tuple[str, ...]
     values: Callable[[Any, torch.device | str, Supports], Any]
     build: Build
     reference: Callable[[Any, Any], Expected]
@@ -51,11 +68,18 @@ class ProblemModule:
     contents: Callable[[Any, torch.device | str, Supports], list[Contents]]
     write: Callable[..., None]
     inputs: Callable[[Any, dict[str, Tensor]], Any]
+    returned_names: Callable[[Any, Supports], tuple[str, ...]]
+    axes: Callable[[Any, str], tuple[str, ...]]
+    owned: Callable[[Any, dict[str, Tensor]], dict[str, Tensor]]
+    changed_names: Callable[[Any], tuple[str, ...]] = lambda case: ()
+    where_is: Callable[[Any, str, tuple[int, ...]], str] = lambda case, name, index: ""
+    targets: Callable[[Any, Tolerance], list[Target]] | None = None
+    in_parts: bool = True
 
 
 def problem_of(case: Case) -> ProblemModule:
     """The functions of ``case``'s problem."""
-    return _PROBLEMS[case.problem]
+    return _OPEN if isinstance(case, OpenCase) else _PROBLEMS[case.problem]
 
 
 def _attention_values(case: Any, device: torch.device | str, supports: Supports) -> Any:
@@ -97,7 +121,61 @@ def _tokens_first(case: MergeStatesCase, out: Tensor, lse: Tensor) -> tuple[Tens
     return out.double(), merge_states.tokens_first(case, lse).double()
 
 
-_PROBLEMS: dict[Problem, ProblemModule] = {
+def _as_declared(*names: str) -> Callable[[Any, Supports], tuple[str, ...]]:
+    """Both results, or the output alone of a kernel that declares no LSE."""
+    return lambda case, supports: names if supports.lse != "none" else names[:1]
+
+
+def _all(case: Any, results: dict[str, Tensor]) -> dict[str, Tensor]:
+    del case
+    return results
+
+
+def _without_padding(case: PagedAttentionCase, results: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without the rows of padding tokens, in which a kernel may leave anything."""
+    return {name: result[: case.num_rows] for name, result in results.items()} if case.padding_tokens else results
+
+
+def _axes(*axes: str) -> Callable[[Any, str], tuple[str, ...]]:
+    return lambda case, name: axes if name.endswith("lse") else (*axes, "dim")
+
+
+def _merge_axes(case: MergeStatesCase, name: str) -> tuple[str, ...]:
+    if name == "output_lse":
+        return ("head", "token") if case.lse_layout == "HT" else ("token", "head")
+    return ("token", "head") if name.endswith("lse") else ("token", "head", "dim")
+
+
+def _split_axes(case: Any, name: str) -> tuple[str, ...]:
+    """Of the partial states, or of what they are merged to."""
+    del case
+    axes = ("seq", "head", "split") if name.startswith("partial") else ("seq", "head")
+    return axes if name.endswith("lse") else (*axes, "dim")
+
+
+def _not_in_parts(*arguments: Any) -> Any:
+    raise TypeError(f"inputs of an open problem are built one case at a time, not from {arguments!r:.80}")
+
+
+_OPEN = ProblemModule(
+    results=(),
+    values=open_module.values,
+    build=open_module.build,
+    reference=_not_in_parts,
+    logical_result=_not_in_parts,
+    contents=_not_in_parts,
+    write=_not_in_parts,
+    inputs=open_module.inputs,
+    returned_names=open_module.returned_names,
+    changed_names=open_module.changed_names,
+    owned=open_module.owned,
+    axes=open_module.axes,
+    where_is=open_module.where_is,
+    targets=lambda values, tolerance: values.targets(tolerance),
+    in_parts=False,
+)
+
+_PROBLEMS: dict[BundledProblem, ProblemModule] = {
     "dense_decode": ProblemModule(
         results=("out", "lse"),
         values=_attention_values,
@@ -107,6 +185,9 @@ _PROBLEMS: dict[Problem, ProblemModule] = {
         contents=_attention_contents,
         write=dense_decode.write,
         inputs=dense_decode.inputs_of,
+        returned_names=_as_declared("out", "lse"),
+        axes=_axes("seq", "head"),
+        owned=_all,
     ),
     "paged_decode": ProblemModule(
         results=("out", "lse"),
@@ -117,6 +198,9 @@ _PROBLEMS: dict[Problem, ProblemModule] = {
         contents=_attention_contents,
         write=paged_decode.write,
         inputs=paged_decode.inputs_of,
+        returned_names=_as_declared("out", "lse"),
+        axes=_axes("seq", "head"),
+        owned=_all,
     ),
     "split_decode": ProblemModule(
         results=("partial_out", "partial_lse"),
@@ -127,6 +211,9 @@ _PROBLEMS: dict[Problem, ProblemModule] = {
         contents=_attention_contents,
         write=paged_decode.write,
         inputs=split_decode.inputs_of,
+        returned_names=_as_declared("partial_out", "partial_lse"),
+        axes=_split_axes,
+        owned=_all,
     ),
     "merge_states": ProblemModule(
         results=("output", "output_lse"),
@@ -137,6 +224,9 @@ _PROBLEMS: dict[Problem, ProblemModule] = {
         contents=_merge_contents,
         write=merge_states.write,
         inputs=merge_states.inputs_of,
+        returned_names=_as_declared("output", "output_lse"),
+        axes=_merge_axes,
+        owned=_all,
     ),
     "paged_attention": ProblemModule(
         results=("out", "lse"),
@@ -147,5 +237,21 @@ _PROBLEMS: dict[Problem, ProblemModule] = {
         contents=_attention_contents,
         write=paged_decode.write,
         inputs=paged_attention.inputs_of,
+        returned_names=_as_declared("out", "lse"),
+        axes=_axes("token", "head"),
+        owned=_without_padding,
+    ),
+    "latent_decode": ProblemModule(
+        results=("out", "lse"),
+        values=_attention_values,
+        build=latent_decode.build,
+        reference=latent_decode.reference,
+        logical_result=_as_is,
+        contents=_attention_contents,
+        write=paged_decode.write,
+        inputs=latent_decode.inputs_of,
+        returned_names=_as_declared("out", "lse"),
+        axes=_axes("seq", "head"),
+        owned=_all,
     ),
 }

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from attnfuzz.problems.axes import Axis, Levels, query_phase
 from attnfuzz.problems.boundaries import has_empty_split, num_splits_of, split_count, tile_sizes
 from attnfuzz.problems.cases import Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase, Problem
+from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.recipes import LSE_KINDS
 from attnfuzz.problems.supports import OptionValue
 
@@ -36,6 +37,8 @@ class Row(NamedTuple):
 
 def rows_of(case: Case) -> Iterable[Row | tuple[str, str]]:
     """The distinct sequences of ``case``; the pairs of (prefix, suffix) LSE kinds of a merge."""
+    if isinstance(case, OpenCase):
+        return ()
     if isinstance(case, MergeStatesCase):
         return set(case.lse_pairs)
     page = case.block_size if isinstance(case, PagedDecodeCase) else 0
@@ -52,6 +55,8 @@ def rows_of(case: Case) -> Iterable[Row | tuple[str, str]]:
 
 def row_axes(problem: Problem, options: Mapping[str, tuple[OptionValue, ...]]) -> tuple[Axis, ...]:
     """Those that make sense for a kernel with these ``options``."""
+    if isinstance(problem, OpenProblem):
+        return ()
     if problem == "merge_states":
         return _MERGE
     paged = problem != "dense_decode"

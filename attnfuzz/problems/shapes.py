@@ -15,32 +15,44 @@ from attnfuzz.problems.cases import (
     SplitDecodeCase,
     packed_width,
 )
-from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS, KvDtype
+from attnfuzz.problems.open_cases import OpenCase, ProblemError, implementation_of
+from attnfuzz.problems.quantised_kv import KV_SCALE_TENSORS
 from attnfuzz.problems.recipes import StrideKind
-from attnfuzz.problems.supports import Dtype
 
-__all__ = ["ITEMSIZE", "Role", "TensorSpec", "strides_of", "tensor_specs"]
+__all__ = ["ITEMSIZE", "Role", "TensorSpec", "named_in_strides", "strides_of", "tensor_specs"]
 
 Role = Literal["input", "output"]
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "float8_e4m3fn": 1, "float8_e5m2": 1}
+ITEMSIZE = {
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
+}  # fmt: skip
 
 
 class TensorSpec(NamedTuple):
-    """``dtype`` is a torch dtype's name."""
+    """``dtype`` is a torch dtype's name, one of `ITEMSIZE`. "in_place": it holds something, and is written in part.
+
+    ``strides`` and ``axes``, the names of its dimensions for messages, are those of open problems: bundled ones have
+    theirs from the case.
+    """
 
     shape: tuple[int, ...]
-    dtype: Dtype | KvDtype | Literal["int32"]
-    role: Role
+    dtype: str
+    role: Role | Literal["in_place"] = "input"
+    strides: StrideKind = "contiguous"
+    axes: tuple[str, ...] = ()
 
 
 Specs = dict[str, TensorSpec]
+_ROLES = ("input", "output", "in_place")
 
 
 def tensor_specs(case: Case) -> Specs:
     """The tensors of ``case`` by name, in the order in which they are allocated.
 
-    The interleaved layout has one tensor ``kv_cache`` in place of ``k_cache`` and ``v_cache``.
+    The interleaved layout has one tensor ``kv_cache`` in place of ``k_cache`` and ``v_cache``, as latent_decode does.
     """
+    if isinstance(case, OpenCase):
+        return _of_open_problem(case)
     if isinstance(case, MergeStatesCase):
         return _merge_states(case)
     if isinstance(case, DenseDecodeCase):
@@ -52,7 +64,29 @@ def tensor_specs(case: Case) -> Specs:
 
 def strides_of(case: Case, name: str) -> StrideKind:
     """The stride recipe of tensor ``name`` of ``tensor_specs``."""
-    return case.strides.get("k_cache" if name == "kv_cache" else name, "contiguous")
+    if isinstance(case, OpenCase):
+        return tensor_specs(case)[name].strides
+    return case.strides.get(named_in_strides(case, name), "contiguous")
+
+
+def named_in_strides(case: Case, name: str) -> str:
+    """What ``case.strides`` calls tensor ``name``: in the interleaved layout K stands for both."""
+    return "k_cache" if name == "kv_cache" and name not in case.tensor_names else name
+
+
+def _of_open_problem(case: OpenCase) -> Specs:
+    """As its problem has them, in a process that has imported it."""
+    try:
+        specs: Specs = dict(implementation_of(case.problem).tensors(case))
+    except Exception as error:
+        raise ProblemError.raised("tensors", case, error) from error
+    for name, spec in specs.items():
+        if not isinstance(spec, TensorSpec) or spec.dtype not in ITEMSIZE or spec.role not in _ROLES:
+            raise ProblemError(
+                f"{case.problem}.tensors: {name}={spec!r:.200} must be an attnfuzz.TensorSpec with a dtype of "
+                f"{', '.join(ITEMSIZE)} and a role of {', '.join(_ROLES)}"
+            )
+    return specs
 
 
 def _query(case: AttentionCase) -> Specs:
@@ -105,6 +139,8 @@ def _kv_scales(case: PagedDecodeCase) -> Specs:
 def _cache(case: PagedDecodeCase) -> Specs:
     blocks, size, heads = num_blocks(case), case.block_size, case.num_kv_heads
     dim, v_dim = case.head_size, case.value_size
+    if case.values_in_keys:
+        return {"kv_cache": TensorSpec((blocks, size, dim), case.kv_dtype, "input")}
     if case.layout == "interleaved":
         return {"kv_cache": TensorSpec((blocks, 2, size, heads, dim), case.kv_dtype, "input")}
     if case.layout == "packed":

@@ -34,9 +34,10 @@ from attnfuzz.problems.choices import (
     split_counts_of,
     v_head_sizes_of,
 )
+from attnfuzz.problems.open_cases import OpenProblem, simplest_open_case
 from attnfuzz.problems.quantised_kv import KV_GRANULARITIES, QuantisedKv
 from attnfuzz.problems.supports import DTYPES, LAYOUTS, Dtype, Layout, OptionValue, Supports, as_written
-from attnfuzz.problems.where import alternatives
+from attnfuzz.problems.where import alternatives, narrowed
 
 __all__ = ["check_combinations", "simplest_case", "simplest_cases"]
 
@@ -49,6 +50,8 @@ def simplest_case(problem: Problem, supports: Supports, options: Options) -> Cas
     Of several combinations that ``where`` permits, of the one whose simplest case is the simplest. Raises ValueError if
     no supported head size fits any supported layout and dtype, or no combination anything else that is declared.
     """
+    if isinstance(problem, OpenProblem):
+        return simplest_open_case(problem, options)
     return simplest_cases(problem, supports, options)[0][1]
 
 
@@ -57,6 +60,9 @@ def simplest_cases(problem: Problem, supports: Supports, options: Options) -> li
 
     Each with ``supports`` as if that combination were the only one. Raises ValueError where there are none.
     """
+    if isinstance(problem, OpenProblem):
+        return [(supports, simplest_open_case(problem, options))]
+    supports = narrowed(problem, supports)
     each = [(one, _simplest(problem, one, options)) for one in alternatives(supports)]
     found = [(one, case) for one, case in each if case is not None]
     if found:
@@ -119,11 +125,11 @@ def _simplest(problem: Problem, supports: Supports, options: Options) -> Case | 
     if not sizes or not splits:
         return None
     cache: dict[str, Any] = {"block_size": sizes[0], "layout": layout}
-    if problem == "paged_decode":
-        return PagedDecodeCase(**rows, **cache)
     if problem == "paged_attention":
         return PagedAttentionCase(**rows, **cache, query_lens=(1,))
-    return SplitDecodeCase(**rows, **cache, num_splits=splits[0])
+    if problem == "split_decode":
+        return SplitDecodeCase(**rows, **cache, num_splits=splits[0])
+    return CASE_TYPES[problem](**rows, **cache)
 
 
 def _formats(problem: Problem, supports: Supports) -> Iterator[tuple[Dtype, QuantisedKv | None, Layout | None, int]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from attnfuzz.problems.cases import (
     CASE_TYPES,
     AttentionCase,
+    BundledCase,
+    BundledProblem,
     Case,
     DenseDecodeCase,
     MergeStatesCase,
@@ -29,16 +31,18 @@ from attnfuzz.problems.choices import (
     permits_stride,
     split_counts_of,
 )
+from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import StrideKind
-from attnfuzz.problems.shapes import strides_of, tensor_specs
+from attnfuzz.problems.shapes import named_in_strides, strides_of, tensor_specs
 from attnfuzz.problems.supports import OptionValue, Supports, as_written
-from attnfuzz.problems.where import fits, value_in
+from attnfuzz.problems.where import fits, narrowed, value_in
 
 __all__ = ["Translated", "adapt_options", "supports_case", "translate", "why_unsupported"]
 
 Options = Mapping[str, tuple[OptionValue, ...]]
 _MOST_SHOWN = 4
+C = TypeVar("C", bound=Case)
 _PAGE = 16
 """Of the pages into which a dense K and V are put, where the kernel takes it."""
 _SAME_TENSOR = {"k": "k_cache", "v": "v_cache", "k_cache": "k", "v_cache": "v"}
@@ -54,10 +58,10 @@ def why_unsupported(supports: Supports, options: Options, case: Case) -> str | N
 
     ``options``: the kernel's choices. The case must name every option and no other one (see ``adapt_options``).
     """
-    return next(_objections(supports, options, case), None)
+    return next(_objections(narrowed(case.problem, supports), options, case), None)
 
 
-def adapt_options(case: Case, options: Options) -> Case:
+def adapt_options(case: C, options: Options) -> C:
     """``case`` for a kernel with other ``options``: what that kernel does not offer becomes its first choice."""
     adapted = {
         name: case.options[name] if name in case.options and offers(choices, case.options[name]) else choices[0]
@@ -80,6 +84,8 @@ def translate(case: Case, problem: Problem, supports: Supports, options: Options
     memory, what unused table entries hold, how an empty state is marked. Lengths, heads, sizes, dtypes, numbers and
     variants stay as they are, and pages as large; whether the kernel supports those is `why_unsupported`'s to say.
     """
+    if isinstance(case, OpenCase) or isinstance(problem, OpenProblem):
+        return _as_now(case, problem, options)
     fields = msgspec.structs.asdict(case)
     changes = [f"as {problem}"] if problem != case.problem else []
     if problem != case.problem and not _convert(case, problem, supports, fields):
@@ -93,9 +99,22 @@ def translate(case: Case, problem: Problem, supports: Supports, options: Options
     return Translated(plain, (*changes, *(f"{name} contiguous" for name in left_out)))
 
 
-def _convert(case: Case, problem: Problem, supports: Supports, fields: dict[str, Any]) -> bool:
+def _as_now(case: Case, problem: Problem, options: Options) -> Translated | None:
+    """A case of an open problem whose fields may have changed since it was written; None of another problem."""
+    if not isinstance(case, OpenCase) or not isinstance(problem, OpenProblem) or not problem.is_same(case.problem):
+        return None
+    try:
+        made = problem.refitted(case)
+    except ValueError:
+        return None
+    return Translated(adapt_options(made, options), ())
+
+
+def _convert(case: BundledCase, problem: BundledProblem, supports: Supports, fields: dict[str, Any]) -> bool:
     """Make ``fields`` those of ``problem``; False where that has no such case."""
     if isinstance(case, MergeStatesCase) or problem == "merge_states":
+        return False
+    if case.values_in_keys or CASE_TYPES[problem].values_in_keys:
         return False
     if problem == "dense_decode" and (case.variant.names or case.kv is not None):
         return False
@@ -144,7 +163,7 @@ def _cached_alike(supports: Supports, fields: dict[str, Any]) -> Iterator[str]:
         yield f"unused table entries {fields['pages'].padding}"
 
 
-def _strides_in(problem: Problem, case: Case, layout: str | None) -> dict[str, StrideKind]:
+def _strides_in(problem: BundledProblem, case: BundledCase, layout: str | None) -> dict[str, StrideKind]:
     """The strides of ``case`` by what ``problem`` calls its tensors; in the interleaved layout V lies as K does."""
     given = dict(case.strides)
     if getattr(case, "layout", None) == "interleaved" and "k_cache" in given:
@@ -156,11 +175,11 @@ def _strides_in(problem: Problem, case: Case, layout: str | None) -> dict[str, S
     return {name: kind for name, kind in renamed.items() if name in names}
 
 
-def _permitted_strides(supports: Supports, case: Case) -> tuple[Case, tuple[str, ...]]:
+def _permitted_strides(supports: Supports, case: BundledCase) -> tuple[BundledCase, tuple[str, ...]]:
     """``case`` with those tensors contiguous that must be, and their names."""
     left_out: list[str] = []
     while (culprit := next(_wrong_strides(supports, case), None)) is not None:
-        name = "k_cache" if culprit[0] == "kv_cache" else culprit[0]
+        name = named_in_strides(case, culprit[0])
         left_out.append(name)
         alike = (name, *lying_alike(supports.strides, name))
         kept = {other: kind for other, kind in case.strides.items() if other not in alike}
@@ -169,6 +188,9 @@ def _permitted_strides(supports: Supports, case: Case) -> tuple[Case, tuple[str,
 
 
 def _objections(supports: Supports, options: Options, case: Case) -> Iterator[str]:
+    if isinstance(case, OpenCase):
+        yield from _options(options, case)
+        return
     yield from _not_among("dtype", case.dtype, supports.dtypes)
     yield from _not_among("head_size", case.head_size, supports.head_sizes)
     if isinstance(case, MergeStatesCase):
@@ -241,7 +263,7 @@ def _merge(supports: Supports, case: MergeStatesCase) -> Iterator[str]:
             yield from _not_among("lse_pairs", kind, lse_kinds_of(supports))
 
 
-def _wrong_strides(supports: Supports, case: Case) -> Iterator[tuple[str, str]]:
+def _wrong_strides(supports: Supports, case: BundledCase) -> Iterator[tuple[str, str]]:
     """Each tensor that may not lie as it does, or not beside another that lies otherwise, and a sentence on it."""
     specs = tensor_specs(case) if case.strides else {}
     for name, spec in specs.items():

@@ -34,6 +34,7 @@ from attnfuzz.problems.choices import (
     split_counts_of,
     v_head_sizes_of,
 )
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.quantised_kv import KV_DTYPES
 from attnfuzz.problems.supports import (
     DTYPES,
@@ -47,12 +48,15 @@ from attnfuzz.problems.supports import (
 )
 from attnfuzz.said import text_of, type_name
 
-__all__ = ["alternatives", "fields_of", "fits", "settled", "value_in", "with_values"]
+__all__ = ["alternatives", "fields_of", "fits", "narrowed", "settled", "value_in", "with_values"]
 
 Options = Mapping[str, tuple[OptionValue, ...]]
 Rows = tuple[tuple[tuple[str, tuple[OptionValue, ...]], ...], ...]
 """Combinations that can be compared."""
 
+_SIZES_OF_KEYS = (*HEAD_SIZES, 576)
+_SIZES_OF_VALUES = (8, *HEAD_SIZES, 512)
+"""Of latent attention; the last ones are those of DeepSeek-V2 (arXiv 2405.04434): 512 and 64 for the position."""
 _MOST_CALLS = 1 << 15
 _MERGE_HEADS = range(1, 65)
 _ALLOWED: dict[str, tuple[str, ...]] = {
@@ -71,6 +75,8 @@ _LARGEST = {
 
 def fields_of(problem: Problem) -> tuple[str, ...]:
     """What a combination may name beside options."""
+    if isinstance(problem, OpenProblem):
+        return tuple(problem.fields)
     kind = CASE_TYPES[problem]
     names = ["dtype", "head_size", "num_q_heads"]
     if issubclass(kind, AttentionCase):
@@ -122,12 +128,68 @@ def settled(problem: Problem, supports: Supports, options: Options) -> Supports:
     anything else, at too many combinations, or permits none.
     """
     if callable(supports.where):
-        table = _table_of(supports.where, problem, supports, options)
+        function = supports.where
+        if CASE_TYPES[problem].values_in_keys and supports.v_head_sizes == "equal":
+            supports = msgspec.structs.replace(supports, v_head_sizes="any")
+        table = _table_of(function, problem, supports, options)
         return settled(problem, msgspec.structs.replace(supports, where=table), options)
     for i, combination in enumerate(supports.combinations):
         for name, values in combination.items():
             _check_values(f"Supports(where[{i}][{name!r}])", name, values, problem, options)
-    return supports
+    return narrowed(problem, supports)
+
+
+def narrowed(problem: Problem, supports: Supports) -> Supports:
+    """``supports``, whose ``where`` is no function, with what cases of ``problem`` never have left out.
+
+    Of latent_decode that is several KV heads, values larger than keys, and layouts. Unless sizes of V are declared,
+    they are smaller than those of K. Raises ValueError where nothing is left.
+    """
+    if isinstance(problem, OpenProblem) or not CASE_TYPES[problem].values_in_keys or _is_narrow(supports):
+        return supports
+    table: list[Combination] = []
+    for combination in supports.combinations or ({},):
+        by_values: dict[tuple[int, ...], list[OptionValue]] = {}
+        for size in combination.get("head_size") or supports.head_sizes or _SIZES_OF_KEYS:
+            by_values.setdefault(_sizes_within(int(size), supports, combination), []).append(size)
+        table += [
+            {**combination, "num_kv_heads": (1,), "head_size": tuple(sizes), "v_head_size": of_values}
+            for of_values, sizes in by_values.items()
+            if of_values
+        ]
+    if not table or len(table) > MAX_COMBINATIONS:
+        raise ValueError(
+            f"Supports(head_sizes={supports.head_sizes!r}, v_head_sizes={supports.v_head_sizes!r}): in {problem} V is "
+            f"the first numbers of each key; declare sizes of V that some head size has room for, at most "
+            f"{MAX_COMBINATIONS} pairs"
+        )
+    return msgspec.structs.replace(supports, layouts=("NHD",), v_head_sizes="any", where=tuple(table))
+
+
+def _is_narrow(supports: Supports) -> bool:
+    named = {"num_kv_heads", "head_size", "v_head_size"}
+    return (
+        supports.layouts == ("NHD",)
+        and bool(supports.combinations)
+        and all(named <= one.keys() and one["num_kv_heads"] == (1,) for one in supports.combinations)
+        and all(max(_sizes_in(one, "v_head_size")) <= min(_sizes_in(one, "head_size")) for one in supports.combinations)
+    )
+
+
+def _sizes_in(combination: Combination, name: str) -> tuple[int, ...]:
+    return tuple(map(int, combination[name]))
+
+
+def _sizes_within(head_size: int, supports: Supports, combination: Combination) -> tuple[int, ...]:
+    """Sizes of V that are a part of a key of ``head_size``."""
+    declared = combination.get("v_head_size")
+    if declared is None and isinstance(supports.v_head_sizes, tuple):
+        declared = supports.v_head_sizes
+    if declared is None:
+        largest = head_size - 1 if supports.v_head_sizes == "equal" else head_size
+        declared = tuple(dict.fromkeys((*_SIZES_OF_VALUES, largest)))
+        return tuple(sorted({int(size) for size in declared if 1 <= int(size) <= largest}, key=head_size_rank))
+    return tuple(int(size) for size in declared if int(size) <= head_size)
 
 
 def _check_values(place: str, name: str, values: tuple[OptionValue, ...], problem: Problem, options: Options) -> None:

@@ -10,12 +10,11 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from attnfuzz.conformance import Conformance, Examined, Outcome
+from attnfuzz.conformance import Conformance, ConformanceOutcome, Examined
 from attnfuzz.corpus import FindingRecord, Regression, encode_regression
 from attnfuzz.problems.cases import Problem, encode_case
-from attnfuzz.report.files import write_file
-from attnfuzz.report.headline import count, one_line
-from attnfuzz.report.html import rendered
+from attnfuzz.report.files import rendered, write_file, write_json
+from attnfuzz.report.findings import count, one_line
 
 __all__ = ["FORMAT", "print_absent", "print_causes", "print_examined", "write_conformance", "write_page"]
 
@@ -123,7 +122,7 @@ def write_conformance(conformance: Conformance, path: Path) -> None:
         absent=conformance.absent,
         kernels=tuple(map(_kernel, conformance.kernels)),
     )
-    write_file(path, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+    write_json(path, document)
 
 
 def write_page(conformance: Conformance, path: Path) -> None:
@@ -217,5 +216,5 @@ def _cell(kernel: Examined, group: str, feature: str, numbers: dict[tuple[str, s
     return _Cell("none")
 
 
-def _changes(outcomes: Sequence[Outcome]) -> str:
+def _changes(outcomes: Sequence[ConformanceOutcome]) -> str:
     return ", ".join(dict.fromkeys(change for one in outcomes for change in one.changes))

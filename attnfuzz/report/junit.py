@@ -12,16 +12,15 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from attnfuzz.campaign.elsewhere import FoundElsewhere
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.replay import replay_command
-from attnfuzz.campaign.result import CampaignResult, KernelStatistics, Statistics
-from attnfuzz.campaign.undeclared import declared_limits
+from attnfuzz.campaign.counts import KernelStatistics
+from attnfuzz.campaign.draw.coverage import pairs_met
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.result import CampaignResult, Statistics
+from attnfuzz.campaign.saved.replay import replay_command
+from attnfuzz.campaign.triage.undeclared import declared_limits
 from attnfuzz.corpus import encode_regression
 from attnfuzz.report.files import write_file
-from attnfuzz.report.headline import finding_lines, known_since, one_line, remedy_lines
-from attnfuzz.report.kernels import all_shares
-from attnfuzz.report.order import in_order, kernels_in_order
+from attnfuzz.report.findings import finding_lines, in_order, kernels_in_order, known_since, one_line, remedy_lines
 from attnfuzz.said import only_printable
 
 __all__ = ["junit_xml", "write_junit"]
@@ -40,19 +39,15 @@ def junit_xml(result: CampaignResult) -> bytes:
     """
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=result.elapsed_s)
     root = ElementTree.Element("testsuites")
-    shares = all_shares(result.statistics)
     ordered = in_order(result)
     for target in kernels_in_order(result):
         kernel = result.statistics.kernels[target]
         suite = _suite(root, target, kernel.seconds, began)
-        _properties(suite, result, kernel, shares.get(target))
+        _properties(suite, result, kernel)
         _search(suite, kernel)
         for finding in ordered:
             if finding.declaration.target == target:
                 _finding(suite, finding, result)
-        for found in result.elsewhere:
-            if found.signature.symptom.kernel == target:
-                _known_elsewhere(suite, found, result.statistics)
     if result.troubles or result.stop_reason in ("workers_lost", "environment"):
         _trouble(_suite(root, "attnfuzz", result.elapsed_s, began), result)
     for suite in root:
@@ -79,15 +74,15 @@ def _suite(root: Element, name: str, seconds: float, began: datetime.datetime) -
     return ElementTree.SubElement(root, "testsuite", attributes)
 
 
-def _properties(suite: Element, result: CampaignResult, kernel: KernelStatistics, share: float | None) -> None:
+def _properties(suite: Element, result: CampaignResult, kernel: KernelStatistics) -> None:
     facts = {
-        "problem": kernel.declaration.problem,
+        "problem": str(kernel.declaration.problem),
         "device": result.statistics.device_name,
         "seed": result.statistics.seed,
         "stop_reason": result.stop_reason,
         "cases": kernel.cases,
         "max_error_ratio": f"{kernel.max_error_ratio:.6g}",
-        "feature_pairs_covered": "" if share is None else f"{share:.4f}",
+        "feature_pairs_met": pairs_met(kernel.coverage),
     }
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in facts.items():
@@ -136,25 +131,15 @@ def _report(case: Element, symptom: str, message: str, why_skipped: str) -> Elem
     return ElementTree.SubElement(case, kind, type=_clean(symptom), message=_clean(message))
 
 
-def _why_skipped(found: Finding | FoundElsewhere, statistics: Statistics) -> str:
+def _why_skipped(found: Finding, statistics: Statistics) -> str:
     """Why a finding does not count; empty if it does."""
     standing = statistics.standing(found)
     if standing == "outside":
         lines: tuple[str, ...] = ()
-        if isinstance(found, Finding) and found.remedy is not None:
+        if found.remedy is not None:
             lines = remedy_lines(declared_limits(found.remedy), found.case)
         return ", ".join(("possibly out of contract", *lines))
     return known_since(statistics) if standing == "known" else ""
-
-
-def _known_elsewhere(suite: Element, found: FoundElsewhere, statistics: Statistics) -> None:
-    """A bug that only another machine has found: the command fails for it too, and must not look as if it passed."""
-    symptom, regression = found.signature.symptom, found.regression
-    name = _clean(f"{found.signature} (found on {found.host})")
-    case = ElementTree.SubElement(suite, "testcase", classname=suite.attrib["name"], name=name, time="0.000")
-    report = _report(case, f"{symptom.oracle}/{symptom.kind}", str(found), _why_skipped(found, statistics))
-    if regression is not None:
-        report.text = _clean(encode_regression(regression).decode())
 
 
 def _replay(finding: Finding) -> str:

@@ -1,21 +1,46 @@
-"""What ``attnfuzz mutants`` prints: a line for each mutant that is not killed, and tables."""
+"""What ``attnfuzz mutants`` tells: lines and tables, ``attnfuzz.mutants/1`` as JSON, and a page in Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import datetime
+import os
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attnfuzz.campaign.duration import format_duration
-from attnfuzz.mutation.measurement import Measured
+from attnfuzz.campaign.stopping import format_duration
+from attnfuzz.data_files import MOST_RESULT_BYTES, read_data_file
+from attnfuzz.mutation.measurement import MeasuredMutants
 from attnfuzz.mutation.mutants import Mutant
-from attnfuzz.mutation.outcomes import Outcome
-from attnfuzz.mutation.score import Score
-from attnfuzz.report.headline import count
+from attnfuzz.mutation.outcomes import Kill, MutantOutcome, Score, Status
+from attnfuzz.report.files import write_file, write_json
+from attnfuzz.report.findings import count
 
-__all__ = ["Progress", "headline", "notes", "oracle_rows", "print_measured", "print_mutants"]
+__all__ = [
+    "FORMAT",
+    "Checkpoints",
+    "MutantResult",
+    "MutantsFile",
+    "MutantsProgress",
+    "headline",
+    "known_outcomes",
+    "markdown_table",
+    "notes",
+    "print_measured",
+    "print_mutants",
+    "read_mutants_json",
+    "tables_of",
+    "write_mutants_json",
+    "write_mutants_markdown",
+]
+
 
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -29,7 +54,7 @@ def print_mutants(console: Console, mutants: Sequence[Mutant]) -> None:
     console.print(Text(count(len(mutants), "mutant")))
 
 
-class Progress:
+class MutantsProgress:
     """Prints a line as soon as it is known what became of a mutant; nothing if ``quiet``."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
@@ -41,7 +66,7 @@ class Progress:
         """What is being done before the first mutant."""
         self._print(Text(text))
 
-    def heard(self, mutant: Mutant, outcome: Outcome) -> None:
+    def on_outcome(self, mutant: Mutant, outcome: MutantOutcome) -> None:
         """What became of one."""
         self._done += 1
         what: str = outcome.status
@@ -57,14 +82,12 @@ class Progress:
             self._console.file.flush()
 
 
-def print_measured(console: Console, measured: Measured) -> None:
+def print_measured(console: Console, measured: MeasuredMutants) -> None:
     """The score, what is behind it, and every survivor."""
     score = Score(measured.outcomes)
-    console.print()
-    console.print(_by_operator(score))
-    if any(kill.seen_by for kill in score.kills):
+    for columns, rows in tables_of(score):
         console.print()
-        console.print(_by_oracle(score))
+        console.print(_table(columns, rows))
     for title, pairs in (
         ("survived", score.of("survived")),
         ("not equivalent, though listed", [pair for pair in score.outcomes if pair[1].wrongly]),
@@ -82,7 +105,7 @@ def print_measured(console: Console, measured: Measured) -> None:
     console.print(Text(headline(measured), style="bold"))
 
 
-def headline(measured: Measured) -> str:
+def headline(measured: MeasuredMutants) -> str:
     """The score in one sentence."""
     score = Score(measured.outcomes)
     counts = score.counts
@@ -95,7 +118,7 @@ def headline(measured: Measured) -> str:
     return f"{text}; {times}; {format_duration(measured.seconds)} in all"
 
 
-def notes(measured: Measured) -> Iterator[str]:
+def notes(measured: MeasuredMutants) -> Iterator[str]:
     """What is worth knowing beside the score."""
     if measured.without_code:
         names = ", ".join(kernel.name for kernel in measured.without_code)
@@ -104,30 +127,26 @@ def notes(measured: Measured) -> Iterator[str]:
         yield f"stale: no mutant matches the equivalent {entry.file} {entry.function} {entry.operator}: {entry.becomes}"
 
 
-def oracle_rows(score: Score) -> Iterator[tuple[str, ...]]:
-    """Of the table of oracles: name, kills, cases seen, seen by no other, killed by it alone."""
-    for share in score.by_oracle():
-        alone = "" if share.alone is None else str(share.alone)
-        yield share.name, str(share.first), str(share.sees), str(share.only_one), alone
+def tables_of(score: Score) -> Iterator[tuple[Sequence[str], Sequence[Sequence[str]]]]:
+    """Columns and rows: of operators and, where it was found out who sees the cases, of oracles."""
+    statuses: tuple[Status, ...] = ("killed", "survived", "equivalent", "stillborn")
+    operators = [
+        (
+            *(name, *(str(part.counts[status]) for status in statuses)),
+            *(f"{part.share:.0%}", f"{part.median_s:.2f}", f"{part.longest_s:.1f}"),
+        )
+        for name, part in score.by_operator().items()
+    ]
+    yield ("operator", *statuses, "score", "median s", "longest s"), operators
+    if any(kill.seen_by for kill in score.kills):
+        oracles = [
+            (one.name, str(one.first), str(one.sees), str(one.only_one), "" if one.alone is None else str(one.alone))
+            for one in score.by_oracle()
+        ]
+        yield ("oracle", "killed first", "sees the case", "no other sees it", "killed by it alone"), oracles
 
 
-def _by_operator(score: Score) -> Table:
-    table = _table("operator", "killed", "survived", "equivalent", "stillborn", "score", "median s", "longest s")
-    for name, part in score.by_operator().items():
-        counts = part.counts
-        numbers = (str(counts[status]) for status in ("killed", "survived", "equivalent", "stillborn"))
-        table.add_row(name, *numbers, f"{part.share:.0%}", f"{part.median_s:.2f}", f"{part.longest_s:.1f}")
-    return table
-
-
-def _by_oracle(score: Score) -> Table:
-    table = _table("oracle", "killed first", "sees the case", "no other sees it", "killed by it alone")
-    for row in oracle_rows(score):
-        table.add_row(*row)
-    return table
-
-
-def _effort(outcome: Outcome) -> str:
+def _effort(outcome: MutantOutcome) -> str:
     return f"  ({outcome.cases:,} cases in {outcome.seconds:.0f} s)" if outcome.cases else ""
 
 
@@ -136,8 +155,199 @@ def _print_diff(console: Console, mutant: Mutant) -> None:
         console.print(Text(f"  {line}", style=_STYLES.get(line[0], "")))
 
 
-def _table(*columns: str) -> Table:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(box=None, pad_edge=False)
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+FORMAT = "attnfuzz.mutants/1"
+_CHECKPOINT_EVERY_S = 5.0
+
+
+class MutantResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One mutant, and what became of it. ``file`` is relative to the working directory where it lies below."""
+
+    id: str
+    operator: str
+    file: str
+    line: int
+    function: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    kernels: tuple[str, ...]
+    status: Status
+    seconds: float = 0.0
+    cases: int = 0
+    kill: Kill | None = None
+    detail: str = ""
+    wrongly: bool = False
+
+
+class MutantsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One measurement. ``score``: killed mutants among those that run and are not equivalent. Times are in seconds.
+
+    Of ``left`` mutants nothing is known yet.
+    """
+
+    format: str
+    kernels: tuple[str, ...]
+    killer: str
+    device: str
+    jobs: int
+    seed: int
+    budget_s: float
+    elapsed_s: float
+    score: float
+    counts: dict[str, int]
+    median_s: float
+    longest_s: float
+    mutants: tuple[MutantResult, ...]
+    stale: tuple[str, ...] = ()
+    left: int = 0
+
+
+class Checkpoints:
+    """Writes what is known so far to the JSON file at ``path`` every few seconds, unless that is a pipe or a device."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._next = time.monotonic()
+
+    def __call__(self, measured: MeasuredMutants) -> None:
+        if time.monotonic() < self._next or (self._path.exists() and not self._path.is_file()):
+            return
+        with contextlib.suppress(OSError):  # what cannot be written is told at the end
+            write_mutants_json(measured, self._path)
+        self._next = time.monotonic() + _CHECKPOINT_EVERY_S
+
+
+def read_mutants_json(path: Path) -> MutantsFile:
+    """What ``write_mutants_json`` wrote. Raises OSError, and ValueError with one sentence for anything else."""
+    try:
+        found = msgspec.json.decode(read_data_file(path, MOST_RESULT_BYTES), type=MutantsFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{os.fspath(path)!r} is not what attnfuzz mutants --json writes: {error}") from error
+    if found.format != FORMAT:
+        raise ValueError(f"{os.fspath(path)!r} has the format {found.format!r}; must be {FORMAT!r}")
+    return found
+
+
+def known_outcomes(earlier: MutantsFile) -> Mapping[str, MutantOutcome]:
+    """What the killer came to, by id of the mutant: one that is listed as equivalent survived if it was hunted."""
+    found: dict[str, MutantOutcome] = {}
+    for one in earlier.mutants:
+        if one.status == "error" or (one.status == "equivalent" and not one.cases):
+            continue
+        is_listed = one.status == "equivalent" or one.wrongly
+        found[one.id] = MutantOutcome(
+            status="survived" if one.status == "equivalent" else one.status,
+            seconds=one.seconds,
+            cases=one.cases,
+            kill=one.kill,
+            detail="" if is_listed else one.detail,
+        )
+    return found
+
+
+def write_mutants_json(measured: MeasuredMutants, path: Path) -> None:
+    """Everything that was measured. Raises OSError."""
+    write_json(path, as_data(measured))
+
+
+def as_data(measured: MeasuredMutants) -> MutantsFile:
+    """What the JSON file says."""
+    score, request = Score(measured.outcomes), measured.request
+    return MutantsFile(
+        format=FORMAT,
+        kernels=tuple(kernel.target for kernel in measured.kernels),
+        killer=request.command or "attnfuzz",
+        device=measured.device_name,
+        jobs=measured.jobs,
+        seed=request.seed,
+        budget_s=request.budget_s,
+        elapsed_s=measured.seconds,
+        score=score.share,
+        counts={str(status): number for status, number in sorted(score.counts.items())},
+        median_s=score.median_s,
+        longest_s=score.longest_s,
+        mutants=tuple(_result(mutant, outcome) for mutant, outcome in measured.outcomes),
+        stale=tuple(f"{entry.file} {entry.function} {entry.operator}: {entry.becomes}" for entry in measured.stale),
+        left=measured.left,
+    )
+
+
+def write_mutants_markdown(measured: MeasuredMutants, path: Path) -> None:
+    """Tables and survivors, for documentation. Raises OSError."""
+    write_file(path, ("\n".join(_page(measured)) + "\n").encode())
+
+
+def _result(mutant: Mutant, outcome: MutantOutcome) -> MutantResult:
+    return MutantResult(
+        id=mutant.id,
+        operator=mutant.operator,
+        file=mutant.place.rpartition(":")[0],
+        line=mutant.line,
+        function=mutant.function,
+        before=mutant.before,
+        after=mutant.after,
+        kernels=tuple(kernel.target for kernel in mutant.kernels),
+        **msgspec.structs.asdict(outcome),
+    )
+
+
+def _page(measured: MeasuredMutants) -> Iterator[str]:
+    score, request = Score(measured.outcomes), measured.request
+    yield "# Mutants"
+    yield ""
+    killer = f"`{request.command}`" if request.command else f"attnfuzz's search, {request.budget_s:g} s for each mutant"
+    yield (
+        f"Measured {datetime.date.today().isoformat()} with `{_command(measured)}` on {measured.device_name}: "
+        f"{count(len(measured.kernels), 'kernel')}, killed by {killer}, {measured.jobs} at once, seed {request.seed}. "
+        "Seconds count from the first case, or from the start of the command that kills; one run of each mutant."
+    )
+    yield ""
+    yield f"{headline(measured)}."
+    yield ""
+    if beside := [f"* {note}" for note in notes(measured)]:
+        yield from (*beside, "")
+    for number, (columns, rows) in enumerate(tables_of(score)):
+        yield from [""] * bool(number)
+        yield from markdown_table(columns, rows)
+    for title, status in (("Survivors", "survived"), ("Could not be told", "error")):
+        yield from _diffs(title, [pair for pair in measured.outcomes if pair[1].status == status])
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """All but the first column to the right."""
+    yield f"| {' | '.join(columns)} |"
+    yield f"|---|{'---:|' * (len(columns) - 1)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def _command(measured: MeasuredMutants) -> str:
+    """The command line, but for a command that kills and the files that are written."""
+    request = measured.request
+    words = ["attnfuzz mutants", *map(shlex.quote, request.kernels), f"--device {measured.device}"]
+    words += [f"--operator {name}" for name in request.operators] + [f"--mutant {one}" for one in request.ids]
+    if request.shard[1] > 1 and measured.left:
+        words += [f"--shard {request.shard[0]}/{request.shard[1]}"]
+    words += ["--alone"] * request.alone + ["--check-equivalent"] * request.check_equivalents
+    return " ".join(words)
+
+
+def _diffs(title: str, pairs: list[tuple[Mutant, MutantOutcome]]) -> Iterator[str]:
+    if not pairs:
+        return
+    yield ""
+    yield f"## {title}"
+    for mutant, outcome in pairs:
+        yield ""
+        yield f"`{mutant.id}` {outcome.detail}".rstrip()
+        yield ""
+        yield "```diff"
+        yield from mutant.diff
+        yield "```"

@@ -11,9 +11,17 @@ import attnfuzz
 from attnfuzz.adapters import module_of
 from attnfuzz.declaration import KernelLoadError, parts_of
 from attnfuzz.project import search_path
-from attnfuzz.report.shake import definition_of, only_what_it_needs
 
-__all__ = ["KernelSources", "SourceError", "kernel_sources"]
+__all__ = [
+    "KernelSources",
+    "SourceError",
+    "declared_names",
+    "definition_of",
+    "entry_of",
+    "kernel_sources",
+    "only_what_it_needs",
+]
+
 
 _PACKAGE = Path(attnfuzz.__file__).parent
 _BUNDLED = Path("attnfuzz", "kernels", "bundled.py")
@@ -39,18 +47,24 @@ def kernel_sources(target: str) -> KernelSources:
     """
     if parts_of(target) is not None:
         raise SourceError(f"{target} is two kernels, and a script is made of one; replay the case with attnfuzz")
+    root, entry, name = entry_of(target)
+    is_bundled = entry == _BUNDLED
+    if is_bundled:
+        name = definition_of((root / entry).read_text(encoding="utf-8"), name)
+    sources = KernelSources(entry.as_posix(), name)
+    _collect(root, entry, sources, only_needed=is_bundled or entry.parts[:2] == ("attnfuzz", "adapters"))
+    return sources
+
+
+def entry_of(target: str) -> tuple[Path, Path, str]:
+    """A folder, the file in it that declares the kernel, and the name that the kernel has there. Raises SourceError."""
     place, _, name = target.rpartition(":")
     if not place:
-        root, entry = _PACKAGE.parent, _BUNDLED
-        name = definition_of((root / entry).read_text(encoding="utf-8"), name)
-    elif place.endswith(".py"):
+        return _PACKAGE.parent, _BUNDLED, name
+    if place.endswith(".py"):
         path = Path(place).resolve()
-        root, entry = path.parent, Path(path.name)
-    else:
-        root, entry = _find_module(module_of(place))
-    sources = KernelSources(entry.as_posix(), name)
-    _collect(root, entry, sources, shake=not place or entry.parts[:2] == ("attnfuzz", "adapters"))
-    return sources
+        return path.parent, Path(path.name), name
+    return *_find_module(module_of(place)), name
 
 
 def _find_module(module: str) -> tuple[Path, Path]:
@@ -63,14 +77,14 @@ def _find_module(module: str) -> tuple[Path, Path]:
     raise SourceError(f"the source file of module {module!r} was not found; give the kernel as path/to/file.py:name")
 
 
-def _collect(root: Path, file: Path, sources: KernelSources, *, shake: bool = False) -> None:
-    """Put ``file`` and what it imports, in turn, into ``sources``; ``shake`` reduces it to what the kernel needs."""
+def _collect(root: Path, file: Path, sources: KernelSources, *, only_needed: bool = False) -> None:
+    """Put ``file`` and what it imports, in turn, into ``sources``; ``only_needed`` keeps what the kernel needs."""
     try:
         text = (root / file).read_text(encoding="utf-8")
         tree = ast.parse(text)
     except (OSError, ValueError, SyntaxError) as error:  # ValueError: not UTF-8, or null bytes
         raise SourceError(f"kernel source {file} cannot be read ({error}); repair the file") from error
-    if shake:
+    if only_needed:
         text = only_what_it_needs(text, sources.attribute)
         tree = ast.parse(text)
     sources.files[file.as_posix()] = text
@@ -104,3 +118,64 @@ def _module_files(parts: list[str]) -> Iterator[Path]:
     if parts:
         yield Path(*parts).with_suffix(".py")
         yield Path(*parts, "__init__.py")
+
+
+def only_what_it_needs(source: str, function: str) -> str:
+    """The statements of ``source`` that its ``function`` refers to, in turn, in their order."""
+    tree = ast.parse(source)
+    wanted = {function}
+    while (more := wanted | _names_used(tree, wanted)) != wanted:
+        wanted = more
+    docstring = ast.get_docstring(tree, clean=False)
+    head = source[: source.index(docstring) + len(docstring) + 3] if docstring else ""
+    kept = filter(None, (_text(source, node, wanted) for node in tree.body))
+    return "\n\n".join(filter(None, (head, *kept))) + "\n"
+
+
+def definition_of(source: str, name: str) -> str:
+    """The function of ``source`` that is called ``name`` or declared with ``name=name``. Raises LookupError."""
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    for function in functions:
+        if name in (function.name, *declared_names(function)):
+            return function.name
+    raise LookupError(f"no function {name!r} among {', '.join(function.name for function in functions)}")
+
+
+def declared_names(function: ast.FunctionDef | ast.ClassDef) -> Iterator[object]:
+    """What decorators call it with ``name=``."""
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call):
+            named = (keyword.value for keyword in decorator.keywords if keyword.arg == "name")
+            yield from (value.value for value in named if isinstance(value, ast.Constant))
+
+
+def _names_used(tree: ast.Module, wanted: set[str]) -> set[str]:
+    """Names that occur in the statements that bind one of ``wanted``."""
+    used = [node for node in tree.body if wanted & _names_bound(node) and not _is_import(node)]
+    return {inner.id for node in used for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+def _names_bound(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    stored = (inner for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store))
+    return {inner.id for inner in stored}
+
+
+def _is_import(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def _text(source: str, node: ast.stmt, wanted: set[str]) -> str | None:
+    """The statement's own text; of an import, only what is wanted. None if nothing of it is."""
+    if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+        return ast.unparse(node)
+    if not wanted & _names_bound(node):
+        return None
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        node.names = [alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) in wanted]
+        return ast.unparse(node)
+    first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
+    return "\n".join(source.splitlines()[first - 1 : node.end_lineno])

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from attnfuzz.campaign.earlier import FORMAT
-from attnfuzz.campaign.elsewhere import FoundElsewhere
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.result import CampaignResult, Count, Statistics, StopReason
+from attnfuzz.campaign.counts import Count
+from attnfuzz.campaign.environments import Ending, EnvironmentOutcome, told_versions
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.result import FORMAT, CampaignResult, Statistics, StopReason
+from attnfuzz.isolation.pythons import Python
 from attnfuzz.oracles.verdict import SourceLine
-from attnfuzz.report.environments import EnvironmentSummary, OutcomeSummary, environments_of, outcomes_of
-from attnfuzz.report.files import write_file
-from attnfuzz.report.order import in_order, kernels_in_order
+from attnfuzz.report.files import write_json
+from attnfuzz.report.findings import in_order, kernels_in_order
 
-__all__ = ["FORMAT", "ElsewhereSummary", "FindingSummary", "KernelSummary", "Summary", "summarise", "write_summary"]
+__all__ = [
+    "FORMAT",
+    "EnvironmentSummary",
+    "FindingSummary",
+    "KernelSummary",
+    "OutcomeSummary",
+    "Summary",
+    "environments_of",
+    "outcomes_of",
+    "summarise",
+    "write_summary",
+]
 
 
 class FindingSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -68,15 +80,6 @@ class KernelSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     unbuilt: str = ""
 
 
-class ElsewhereSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A bug that only the machine called ``host`` has found."""
-
-    kernel: str
-    signature: str
-    host: str
-    message: str
-
-
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One campaign. ``elapsed_s`` includes the start-up; ``unreached`` names kernels that no case was judged on.
     ``environments`` are those that kernels ran in, where any were named.
@@ -89,7 +92,6 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     cases: int
     device: str
     kernels: tuple[KernelSummary, ...]
-    elsewhere: tuple[ElsewhereSummary, ...] = ()
     unreached: tuple[str, ...] = ()
     environments: tuple[EnvironmentSummary, ...] = ()
 
@@ -109,7 +111,7 @@ def summarise(result: CampaignResult) -> Summary:
             KernelSummary(
                 name=kernel.declaration.name,
                 target=target,
-                problem=kernel.declaration.problem,
+                problem=str(kernel.declaration.problem),
                 cases=kernel.cases,
                 max_error_ratio=kernel.max_error_ratio,
                 findings=tuple(
@@ -122,7 +124,6 @@ def summarise(result: CampaignResult) -> Summary:
             )
             for target, kernel in ((target, statistics.kernels[target]) for target in kernels_in_order(result))
         ),
-        elsewhere=tuple(_summarise_elsewhere(found) for found in result.elsewhere),
         unreached=tuple(statistics.kernels[target].declaration.name for target in result.unreached),
         environments=_environments(result),
     )
@@ -130,7 +131,7 @@ def summarise(result: CampaignResult) -> Summary:
 
 def write_summary(result: CampaignResult, path: Path) -> None:
     """Write the summary as indented JSON. Raises OSError."""
-    write_file(path, msgspec.json.format(msgspec.json.encode(summarise(result)), indent=2) + b"\n")
+    write_json(path, summarise(result))
 
 
 def _environments(result: CampaignResult) -> tuple[EnvironmentSummary, ...]:
@@ -138,15 +139,6 @@ def _environments(result: CampaignResult) -> tuple[EnvironmentSummary, ...]:
     alone = [] if statistics.python is None else [statistics.python]
     devices = {one.path: statistics.device_name for one in alone}
     return environments_of(result.pythons or alone, result.devices or devices, statistics.kernels)
-
-
-def _summarise_elsewhere(found: FoundElsewhere) -> ElsewhereSummary:
-    return ElsewhereSummary(
-        kernel=found.signature.symptom.kernel,
-        signature=str(found.signature),
-        host=found.host,
-        message=found.regression.finding.message if found.regression is not None else "",
-    )
 
 
 def _summarise_finding(finding: Finding, statistics: Statistics) -> FindingSummary:
@@ -167,4 +159,60 @@ def _summarise_finding(finding: Finding, statistics: Statistics) -> FindingSumma
         sources=finding.failure.sources,
         python="" if finding.python is None else str(finding.python.path),
         outcomes=outcomes_of(finding.outcomes),
+    )
+
+
+_ALWAYS_TOLD = ("python", "torch", "triton", "numpy")
+
+
+class EnvironmentSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where cases ran: the path of an interpreter, its device, and the versions of Python, torch, Triton and NumPy and
+    of whatever else is not the same in all environments that matters to the kernels."""
+
+    python: str
+    device: str
+    versions: dict[str, str]
+
+
+class OutcomeSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What a case came to in the environment ``python``; ``message`` says of a failure or a case not judged more.
+
+    It failed in ``failed`` of ``runs`` runs.
+    """
+
+    python: str
+    outcome: Ending
+    symptom: str = ""
+    message: str = ""
+    failed: int = 0
+    runs: int = 1
+
+
+def environments_of(
+    pythons: Sequence[Python], devices: Mapping[Path, str], targets: Collection[str]
+) -> tuple[EnvironmentSummary, ...]:
+    """Each environment; ``devices`` by the interpreter's path, ``targets``: the kernels that ran there."""
+    named = {*_ALWAYS_TOLD, *(name for target in targets for name in told_versions(pythons, target))}
+    return tuple(
+        EnvironmentSummary(
+            python=str(python.path),
+            device=devices.get(python.path, ""),
+            versions={name: text for name, text in sorted(python.versions.items()) if name in named},
+        )
+        for python in pythons
+    )
+
+
+def outcomes_of(outcomes: Sequence[EnvironmentOutcome]) -> tuple[OutcomeSummary, ...]:
+    """One of each environment."""
+    return tuple(
+        OutcomeSummary(
+            python=str(one.python.path),
+            outcome=one.ending,
+            symptom=one.symptom,
+            message=one.message,
+            failed=one.failed,
+            runs=one.runs,
+        )
+        for one in outcomes
     )

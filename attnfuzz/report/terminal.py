@@ -1,29 +1,50 @@
-"""What a campaign prints: a reporter for while it runs, and the result at its end."""
+"""What a campaign prints: at its end the table of kernels, each finding and the verdict; a reporter for before."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
-from attnfuzz.campaign.duration import format_duration
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.replay import replay_command
-from attnfuzz.campaign.reporter import Reporter, SilentReporter
-from attnfuzz.campaign.result import CampaignResult, Statistics
-from attnfuzz.campaign.undeclared import restriction_of
+from attnfuzz.campaign.counts import KernelStatistics
+from attnfuzz.campaign.draw.coverage import pairs_met
+from attnfuzz.campaign.environments import name_of
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.result import CampaignResult, Reporter, SilentReporter, Statistics
+from attnfuzz.campaign.saved.replay import replay_command
+from attnfuzz.campaign.stopping import format_duration
+from attnfuzz.campaign.triage.undeclared import restriction_of
 from attnfuzz.corpus import encode_regression
-from attnfuzz.report.headline import count, finding_lines, known_since, one_line, restarts_of, what_was_found
-from attnfuzz.report.kernels import all_shares, kernel_table
-from attnfuzz.report.order import heading_of, in_order
+from attnfuzz.isolation.pythons import Python
+from attnfuzz.report.findings import (
+    CLOSE_TO_THE_BOUND,
+    count,
+    finding_lines,
+    heading_of,
+    in_order,
+    known_since,
+    one_line,
+    restarts_of,
+    what_was_found,
+)
 from attnfuzz.said import only_printable
 
-__all__ = ["make_console", "make_reporter", "print_result", "verdict_sentence"]
+__all__ = [
+    "kernel_table",
+    "make_console",
+    "make_reporter",
+    "print_environment",
+    "print_result",
+    "verdict_sentence",
+]
+
 
 _WIDTH_OF_FILES = 140
 """Columns where the output is no terminal: tables need some, and text is not wrapped there."""
@@ -65,10 +86,10 @@ def make_reporter(console: Console, *, quiet: bool) -> Reporter:
     if quiet:
         return SilentReporter()
     if console.is_terminal and not console.is_dumb_terminal:
-        from attnfuzz.report.live import LiveReporter
+        from attnfuzz.report.progress import LiveReporter
 
         return LiveReporter(console)
-    from attnfuzz.report.lines import LineReporter
+    from attnfuzz.report.progress import LineReporter
 
     return LineReporter(console)
 
@@ -76,16 +97,15 @@ def make_reporter(console: Console, *, quiet: bool) -> Reporter:
 def print_result(console: Console, result: CampaignResult) -> None:
     """The table, each finding with the command that replays it, and the verdict in one sentence."""
     console.print()
-    shares = all_shares(result.statistics)
-    console.print(kernel_table(result.statistics, width=console.width, shares=shares))
+    console.print(kernel_table(result.statistics, width=console.width))
     console.print(Text(_costs(result.statistics), style="dim"), soft_wrap=True)
-    told = ("", "")
+    before = ("", "")
     for number, finding in enumerate(in_order(result), start=1):
         console.print()
-        if heading := _heading(told, place := (finding.declaration.target, heading_of(finding, result.statistics))):
+        if heading := _heading(before, place := (finding.declaration.target, heading_of(finding, result.statistics))):
             console.print(Text(heading, style="bold yellow"), soft_wrap=True)
             console.print()
-        told = place
+        before = place
         for line in _finding_lines(number, finding, result.statistics):
             console.print(line, soft_wrap=True)
     remarks = (_side_lines, _restrictions, _outside, _precision, _unbuilt, _not_runnable)
@@ -100,7 +120,7 @@ def print_result(console: Console, result: CampaignResult) -> None:
 def _costs(statistics: Statistics) -> str:
     return (
         f"{100 * statistics.share_compiling():.0f}% of the time compiling, "
-        f"{restarts_of(statistics)}; pairs: pairwise coverage of input features"
+        f"{restarts_of(statistics)}; pairs: pairs of input features that cases had"
     )
 
 
@@ -143,11 +163,11 @@ def verdict_sentence(result: CampaignResult) -> str:
     return f"{why}{found}{',' if ',' in found else ''} in {effort}"
 
 
-def _heading(told: tuple[str, str], place: tuple[str, str]) -> str:
-    """What stands before a finding of this kernel and kind, after one of those that were ``told``."""
-    if place == told:
+def _heading(before: tuple[str, str], place: tuple[str, str]) -> str:
+    """What stands before a finding of this kernel and kind, after one of kernel and kind ``before``."""
+    if place == before:
         return ""
-    return place[1] or (f"Findings of {place[0]}" if told[1] else "")
+    return place[1] or (f"Findings of {place[0]}" if before[1] else "")
 
 
 def _finding_lines(number: int, finding: Finding, statistics: Statistics) -> Iterator[RenderableType]:
@@ -233,10 +253,104 @@ def _side_lines(result: CampaignResult) -> Iterator[Text]:
         title = f"not confirmed: {finding.declaration.target} {finding.signature}"
         yield Text(f"{title}; {_doubt(finding)}", style="yellow")
         yield Text(f"   {finding.failure.message}")
-    for found in result.elsewhere:
-        yield Text()
-        yield Text(f"known elsewhere: {found}", style="yellow")
     told = "cannot go on here" if result.stop_reason == "environment" else "internal error"
     for trouble in result.troubles:
         yield Text()
         yield Text(f"{told}: {trouble.strip()}", style="yellow")
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """Shown where the terminal is ``from_width`` wide, and not ``to_width``."""
+
+    title: str
+    cell: Callable[[_Row], Text]
+    from_width: int = 0
+    to_width: int = 1 << 30
+    justify: JustifyMethod = "right"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    kernel: KernelStatistics
+    findings: int
+
+
+def kernel_table(statistics: Statistics, *, width: int, most_rows: int | None = None) -> Table:
+    """One row a kernel: cases, cases per second of one worker, largest error over bound, pairs of features, findings.
+
+    Where there are more kernels than ``most_rows``, those with findings and those closest to their bounds are shown.
+    """
+    columns = [column for column in _COLUMNS if column.from_width <= width < column.to_width]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        least = None if column.justify == "left" else len(column.title)  # names give way to numbers
+        table.add_column(column.title, justify=column.justify, no_wrap=True, min_width=least)
+    rows = [_row(statistics, target) for target in statistics.kernels]
+    shown = _most_important(rows, most_rows)
+    for row in shown:
+        table.add_row(*(column.cell(row) for column in columns))
+    if len(shown) < len(rows):
+        table.add_row(Text(f"... and {len(rows) - len(shown)} more", style="dim"))
+    return table
+
+
+def _row(statistics: Statistics, target: str) -> _Row:
+    counted = (finding for finding in statistics.findings if statistics.in_contract(finding))
+    findings = sum(finding.declaration.target == target for finding in counted)
+    return _Row(statistics.kernels[target], findings)
+
+
+def _most_important(rows: list[_Row], most: int | None) -> list[_Row]:
+    if most is None or len(rows) <= most:
+        return rows
+    ranked = sorted(rows, key=lambda row: (-row.findings, -row.kernel.max_error_ratio))[: max(1, most - 1)]
+    return [row for row in rows if row in ranked]
+
+
+def _name(row: _Row) -> Text:
+    return Text(row.kernel.declaration.name)
+
+
+def _problem(row: _Row) -> Text:
+    return Text(str(row.kernel.declaration.problem))
+
+
+def _cases(row: _Row) -> Text:
+    return Text(str(row.kernel.cases))
+
+
+def _rate(row: _Row) -> Text:
+    return Text(f"{row.kernel.cases / row.kernel.seconds:.1f}" if row.kernel.seconds else "-")
+
+
+def _ratio(row: _Row) -> Text:
+    ratio = row.kernel.max_error_ratio
+    style = "bold red" if ratio > 1 else "yellow" if ratio > CLOSE_TO_THE_BOUND else ""
+    return Text(f"{ratio:.3g}" if row.kernel.cases else "-", style=style)
+
+
+def _pairs(row: _Row) -> Text:
+    return Text(f"{pairs_met(row.kernel.coverage):,}" if row.kernel.coverage else "-")
+
+
+def _findings(row: _Row) -> Text:
+    return Text(str(row.findings), style="bold red" if row.findings else "")
+
+
+_COLUMNS = (
+    _Column("kernel", _name, justify="left"),
+    _Column("problem", _problem, from_width=74, justify="left"),
+    _Column("cases", _cases),
+    _Column("cases/s per worker", _rate, from_width=104),
+    _Column("largest error/bound", _ratio, from_width=84),
+    _Column("err/bound", _ratio, to_width=84),
+    _Column("pairs", _pairs),
+    _Column("findings", _findings),
+)
+
+
+def print_environment(console: Console, python: Python | None) -> None:
+    """In which environment runs what comes next, unless it is the driver's."""
+    if python is not None:
+        console.print(Text(f"in {name_of(python)}", style="bold"), soft_wrap=True)

@@ -8,18 +8,17 @@ from typing import Literal
 
 import msgspec
 
-from attnfuzz.campaign.duration import format_duration
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.inference import numerics_as_text, supports_as_text
 from attnfuzz.campaign.result import CampaignResult
-from attnfuzz.campaign.undeclared import declared_limits, supports_text
+from attnfuzz.campaign.stopping import format_duration
+from attnfuzz.campaign.triage.undeclared import declared_limits, supports_text
 from attnfuzz.corpus import current_environment
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.supports import Supports
-from attnfuzz.report.headline import count, finding_lines, one_line
-from attnfuzz.report.order import in_order
+from attnfuzz.report.findings import count, finding_lines, in_order, one_line
 
 __all__ = [
     "FORMAT",
@@ -102,7 +101,7 @@ def verification_of(
     return Verification(
         verdict="pass" if found is None else "fail",
         kernel=kernel,
-        problem=searched.declaration.problem,
+        problem=str(searched.declaration.problem),
         cases=searched.cases,
         elapsed_s=round(result.elapsed_s, 3),
         seed=statistics.seed,
@@ -135,22 +134,22 @@ def counting(result: CampaignResult) -> Finding | None:
 
 def lines_of(verification: Verification) -> Iterator[str]:
     """For people."""
-    told = verification
-    effort = f"{count(told.cases, 'case')} of {told.problem} in {format_duration(told.elapsed_s)} on {told.device}"
-    yield f"{told.verdict.upper()}  {told.kernel}  ({effort}, seed {told.seed})"
-    if (found := told.counterexample) is not None:
+    searched = f"{count(verification.cases, 'case')} of {verification.problem}"
+    effort = f"{searched} in {format_duration(verification.elapsed_s)} on {verification.device}"
+    yield f"{verification.verdict.upper()}  {verification.kernel}  ({effort}, seed {verification.seed})"
+    if (found := verification.counterexample) is not None:
         yield f"  {found.oracle}: {found.message}"
         yield f"  {one_line(found.case)}"
         yield from (f"  {line}" for line in (*found.details, found.certainty) if line)
         files = [path for path in (found.regression, found.script) if path is not None]
         if files:
             yield f"  saved in {' and '.join(files)}"
-    if told.declared:
-        yield f"  declared: {told.declared}"
-    for limit in told.left_out:
+    if verification.declared:
+        yield f"  declared: {verification.declared}"
+    for limit in verification.left_out:
         said = f": {limit.said}" if limit.said else ""
         yield f"  left out: {limit.text}{said}"
-    yield from (f"  not confirmed: {message}" for message in told.unconfirmed)
+    yield from (f"  not confirmed: {message}" for message in verification.unconfirmed)
 
 
 def _counterexample(found: Finding, regression: Path | None, script: Path | None) -> Counterexample:

@@ -10,8 +10,8 @@ from pathlib import Path
 from attnfuzz.corpus import FindingRecord, Regression, write_regression
 from attnfuzz.corpus.regression import current_environment
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.words import plural
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.oracles.words import plural
 from attnfuzz.problems.cases import Case
 from attnfuzz.sanitizer.report import Report
 from attnfuzz.sanitizer.running import Note, Outcome, Place, Sanitizer
@@ -192,7 +192,7 @@ class Search:
 
     def _drawn(self, declaration: Declaration, turn: int) -> list[Case]:
         """A list of cases; the first that Hypothesis draws is of the simplest ones, the last one varies most."""
-        from attnfuzz.campaign.generation import derive_seed, run_round
+        from attnfuzz.campaign.draw.drawing import derive_seed, run_round
         from attnfuzz.strategies.cases import case_lists
         from attnfuzz.strategies.sizes import CPU_SIZES
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel, load_kernels
-from attnfuzz.oracles.observation import call_options
+from attnfuzz.judging.observation import call_options
 from attnfuzz.overlay import install_overlay
 from attnfuzz.problems.allocation import PlainAllocator, allocate
 from attnfuzz.problems.cases import Case, decode_case

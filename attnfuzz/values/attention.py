@@ -1,37 +1,54 @@
-"""q, K and V of the attention problems, on logical positions."""
+"""q, K and V of the attention problems, on logical positions: of many cases at once, and as an 8-bit cache holds them.
+
+Numbers of an 8-bit cache stay in the case's dtype, which holds every float8 number, until they are written to the
+cache. Rounding is to nearest, ties to even, and what is too large becomes the largest finite number. Four recipes would
+lose by that what they are there for, and draw otherwise:
+
+* ``positions``: the four numbers modulo 16 (float8_e5m2: 8), so that neighbouring tokens still differ.
+* ``fine``: bit patterns, so that every exponent and fraction and all subnormal numbers occur. Of K, and of float8_e5m2,
+  the largest exponent bit is 0, which keeps numbers below 2; for 0x7F and the like, which are no numbers, there is 0.
+* ``small``: subnormal numbers of the format, of up to two units.
+* ``large`` is a quarter as large in float8_e4m3fn, whose largest number is 448.
+
+Where q is float16, nothing in the cache stands for more than a float16 holds: it was one before it was cached, and a
+kernel may make one of it again.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float64, Int32, Int64
 from torch import Tensor
 
 from attnfuzz.problems.block_table import shared_tokens
 from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
 from attnfuzz.problems.hashing import fold, stream_key
-from attnfuzz.problems.limits import HASH_CHUNK_ELEMENTS
-from attnfuzz.values.draws import Stream, draw, drawn_as, element_words, exact
-from attnfuzz.values.quantised import drawn_for_cache, quantised_keys, quantised_needle, quantised_values, scales_of
+from attnfuzz.problems.quantised_kv import LARGEST, SMALLEST, KvDtype, QuantisedKv
+from attnfuzz.problems.recipes import DRAWN_KEYS, KeyRecipe, ValueRecipe
+from attnfuzz.values.draws import Block, DrawnRecipe, Recipe, Stream, drawn_as, exact, fill_blocks
+from attnfuzz.values.tokens import TokenTable, number_each, on_device, token_table
 
-__all__ = [
-    "DRAWN_KEYS",
-    "LogicalAttention",
-    "TokenIndex",
-    "attention_values",
-    "decode_position",
-    "needle_tokens",
-    "token_index",
-]
+__all__ = ["LogicalAttention", "attention_values", "attention_values_of_many", "decode_position"]
 
-DRAWN_KEYS = ("integers", "normal", "fine")
-"""Recipes of keys that draw every element on its own."""
-
-NEEDLE_LEVEL = 16
+_NEEDLE_LEVEL = 16
 """A needle's key is this many times the sign pattern; other recipes stay below 8 where they point the queries' way."""
+
+_CODES_BELOW = {"float8_e4m3fn": 16, "float8_e5m2": 8}
+"""Integers up to these have exact neighbours: 4 and 3 bits of significand."""
+
+_BELOW_TWO = 0xBF
+_LARGEST_OF_FLOAT16 = 7168.0
+"""In a format of 8 bits; times the largest scale, 8, below 65,504."""
+
+
+_LARGER: dict[ValueRecipe, int] = {"positions": 6, "integers": 0, "normal": 0, "large": 9, "small": 0, "fine": 0}
+"""Numbers of a recipe for V are so many powers of two above those of keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +82,6 @@ class LogicalAttention:
         return self.k[tokens], self.v[tokens]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenIndex:
-    """For each token: the sequence that reads it, its position there, and the sequence whose values it has.
-
-    ``owner`` differs from ``seq`` on pages shared with sequence 0, whose tokens are sequence 0's.
-    """
-
-    seq: Int64[Tensor, " total_tokens"]
-    position: Int64[Tensor, " total_tokens"]
-    owner: Int64[Tensor, " total_tokens"]
-
-
-def token_index(case: AttentionCase, device: torch.device | str = "cpu") -> TokenIndex:
-    """Index of all tokens of ``case``, one sequence after another."""
-    total = sum(case.seq_lens)
-    lens = torch.tensor((case.seq_lens, _starts(case)[:-1]), dtype=torch.int64, device=device)
-    seq = torch.repeat_interleave(torch.arange(case.num_seqs, device=device), lens[0], output_size=total)
-    position = torch.arange(total, device=device) - lens[1][seq]
-    shared = _shared(case)
-    return TokenIndex(seq, position, torch.where(position < shared, 0, seq) if shared else seq)
-
-
 def attention_values(case: AttentionCase, device: torch.device | str = "cpu") -> LogicalAttention:
     """The numbers of ``case``, in its dtype: the same bits on every device and library version.
 
@@ -102,16 +97,57 @@ def attention_values(case: AttentionCase, device: torch.device | str = "cpu") ->
     Values: ``positions`` repeats the four numbers of ``decode_position``; ``integers``, ``normal``, ``fine``;
     ``large`` is ±512 … ±1020; ``small`` is what GPUs may take for 0 and what they may not: float16's subnormal numbers,
     and in the other dtypes, drawn over sixteen powers of two, 0 … 127 · 2^-118, of which an eighth are below 2^-126.
-    For an 8-bit cache see `attnfuzz.values.quantised`.
+    Of an 8-bit cache, K and V are what it holds. Where V is a part of K, see `_keys_with_values`.
     """
-    dtype = getattr(torch, case.dtype)
-    tokens = token_index(case, device)
-    sign = _sign_pattern(case, device)
-    k = quantised_keys(case, _keys(case, tokens, sign, dtype))
-    needle_key = exact(sign * NEEDLE_LEVEL, dtype, case.values.logit_exponent)
-    _set_needles(case, k, quantised_needle(case, needle_key))
-    v = quantised_values(case, _values(case, tokens, dtype))
-    return LogicalAttention(_queries(case, sign, dtype), k, v, _starts(case), scales_of(case, device))
+    (values,) = attention_values_of_many([case], token_table([case], device))
+    return values
+
+
+def attention_values_of_many(cases: Sequence[AttentionCase], tokens: TokenTable) -> list[LogicalAttention]:
+    """`attention_values` of each of ``cases``, on the device of ``tokens``, their table."""
+    device = tokens.seq.device
+    num_rows, num_seqs = [case.num_rows for case in cases], [case.num_seqs for case in cases]
+    counts = {Stream.Q: num_rows, Stream.K: num_seqs, Stream.V: num_seqs}
+    hashed = torch.cat([_hash_each(cases, stream, of_case) for stream, of_case in counts.items()])
+    q_states, *states = torch.split(on_device(hashed, device), [sum(of_case) for of_case in counts.values()])
+    k_states, v_states = fold(torch.stack(states)[:, tokens.owner], tokens.position).unbind()
+    rows = {"signed": q_states, "k": k_states, "v": v_states}
+    first_row = list(itertools.accumulate(num_rows, initial=0))
+    signs = _sign_patterns(cases, device)
+    rows |= _levels(cases, tokens, k_states)
+    rows["code"] = _codes(tokens) if any(case.values.values == "positions" for case in cases) else v_states
+    blocks: list[Block] = []
+    for i, case in enumerate(cases):
+        queries = slice(first_row[i], first_row[i + 1])
+        blocks += _attention_blocks(case, rows, queries, tokens.tokens_of(i), signs[i])
+    drawn = fill_blocks(blocks)
+    values = [
+        LogicalAttention(
+            q,
+            _quantised_keys(case, k),
+            _quantised_values(case, v),
+            tuple(itertools.accumulate(case.seq_lens, initial=0)),
+            _scales_of(case, device),
+        )
+        for case, q, k, v in zip(cases, drawn[::3], drawn[1::3], drawn[2::3], strict=True)
+    ]
+    _set_needles(cases, values, signs)
+    return [_keys_with_values(case, one) for case, one in zip(cases, values, strict=True)]
+
+
+def _keys_with_values(case: AttentionCase, drawn: LogicalAttention) -> LogicalAttention:
+    """``drawn`` with V in place of the first numbers of each key, where the case has it there; changes it in place.
+
+    What a recipe of keys makes of scores is left to the rest of the key: a query is 0 where V is. Only where all
+    elements are drawn does it see V, which is then multiplied by 2^logit_exponent as the rest of the key is, and by as
+    much less as it is larger.
+    """
+    if case.values_in_keys:
+        size, values = case.value_size, case.values
+        factor = 2.0 ** (values.logit_exponent - _LARGER[values.values]) if case.scores_read_values else 0.0
+        drawn.k[..., :size] = drawn.v
+        drawn.q[..., :size] *= factor
+    return drawn
 
 
 def decode_position(row: Sequence[float] | Float[Tensor, " head_size"]) -> tuple[int, int, int] | None:
@@ -132,106 +168,172 @@ def decode_position(row: Sequence[float] | Float[Tensor, " head_size"]) -> tuple
 _CODES = frozenset(float(code) for code in range(1, 129))
 
 
-def _starts(case: AttentionCase) -> tuple[int, ...]:
-    return (0, *itertools.accumulate(case.seq_lens))
+def _hash_each(cases: Sequence[AttentionCase], stream: Stream, counts: Sequence[int]) -> Int64[Tensor, " all"]:
+    """The hash state of each of ``counts[i]`` things of each case, on the host."""
+    keys = [stream_key(case.values.seed, stream) for case in cases]
+    numbered = [(key, number) for key, count in zip(keys, counts, strict=True) for number in range(count)]
+    key, number = torch.tensor(numbered, dtype=torch.int64, device="cpu").unbind(1)
+    return cast(Tensor, fold(key, number))
 
 
-def _shared(case: AttentionCase) -> int:
-    return shared_tokens(case) if isinstance(case, PagedDecodeCase) else 0
+def _sign_patterns(cases: Sequence[AttentionCase], device: torch.device) -> tuple[Int32[Tensor, " _head_size"], ...]:
+    """The sign pattern of each case."""
+    sizes = [case.head_size for case in cases]
+    of_cases = [stream_key(case.values.seed, Stream.SIGN) for case in cases]
+    keys = on_device(torch.tensor(of_cases, dtype=torch.int64, device="cpu"), device)
+    case, dim = number_each(sizes, device)
+    words: Tensor = fold(keys[case], dim)
+    return torch.split(1 - (words & 2).int(), sizes)
 
 
-def _sign_pattern(case: AttentionCase, device: torch.device | str) -> Int64[Tensor, " head_size"]:
-    words: Tensor = fold(stream_key(case.values.seed, Stream.SIGN), torch.arange(case.head_size, device=device))
-    return 1 - (words & 2)
+def _attention_blocks(
+    case: AttentionCase, rows: dict[str, Tensor], queries: slice, tokens: slice, signs: Int32[Tensor, " head_size"]
+) -> list[Block]:
+    """q, k and v of one case."""
+    keys, values = case.values.keys, case.values.values
+    drawn = keys in DRAWN_KEYS
+    dtype = getattr(torch, case.dtype)
+
+    queries_shape = case.num_q_heads, case.head_size
+    keys_shape = case.num_kv_heads, case.head_size
+    values_shape = case.num_kv_heads, case.value_size
+
+    def block(state: Tensor, recipe: Recipe, shape: tuple[int, int], exponent: int) -> Block:
+        return Block(
+            rows=state,
+            recipe=recipe,
+            num_heads=shape[0],
+            head_size=shape[1],
+            dtype=dtype,
+            exponent=exponent,
+            signs=signs,
+        )
+
+    def drawn_query(state: Tensor, recipe: KeyRecipe) -> Block:
+        kind, exponent = drawn_as(recipe, dtype)
+        return block(state, kind, queries_shape, exponent)
+
+    def drawn_block(state: Tensor, recipe: KeyRecipe | ValueRecipe, shape: tuple[int, int], exponent: int = 0) -> Block:
+        kind, exponent = _drawn_for_cache(recipe, dtype, case.kv, exponent)
+        return block(state, kind, shape, exponent)
+
+    exponent = case.values.logit_exponent - (4 if keys in ("rising", "falling") else 0)
+    return [
+        block(rows["signed"][queries], "signed", queries_shape, -2)
+        if not drawn or case.values.needles
+        else drawn_query(rows["signed"][queries], keys),
+        drawn_block(rows["k"][tokens], keys, keys_shape, exponent)
+        if drawn
+        else block(rows[keys][tokens], "level", keys_shape, exponent),
+        block(rows["code"][tokens], "code", values_shape, 0)
+        if values == "positions"
+        else drawn_block(rows["v"][tokens], values, values_shape),
+    ]
 
 
-def _queries(
-    case: AttentionCase, sign: Int64[Tensor, " head_size"], dtype: torch.dtype
-) -> Float[Tensor, "num_rows num_q_heads head_size"]:
-    states: Tensor = fold(stream_key(case.values.seed, Stream.Q), torch.arange(case.num_rows, device=sign.device))
-    words = element_words(states, case.num_q_heads, case.head_size)
-    keys = case.values.keys
-    if keys in DRAWN_KEYS and not case.values.needles:
-        recipe, exponent = drawn_as(keys, dtype)
-        return exact(draw(words, recipe), dtype, exponent)
-    return exact(((words & 3) + 1) * sign, dtype, -2)
+def _levels(
+    cases: Sequence[AttentionCase], tokens: TokenTable, k_states: Int64[Tensor, " all_tokens"]
+) -> dict[str, Tensor]:
+    """Factors of the sign pattern for each token, by recipe, as far as any case needs them."""
+    wanted: set[KeyRecipe] = {case.values.keys for case in cases}
+    levels = {}
+    if "equal" in wanted:
+        levels["equal"] = torch.ones_like(tokens.position)
+    if "negative" in wanted:
+        levels["negative"] = -(128 + (k_states >> 8 & 63))
+    if wanted & {"rising", "falling"}:
+        last = tokens.seq_len[tokens.owner] - 1
+        rising = torch.minimum(tokens.position, last.clamp(min=0))
+        for recipe, position in (("rising", rising), ("falling", last - rising)):
+            levels[recipe] = torch.where(last < 128, position, position * 127 // last.clamp(min=1))
+    return levels
 
 
-def _keys(
-    case: AttentionCase, tokens: TokenIndex, sign: Int64[Tensor, " head_size"], dtype: torch.dtype
-) -> Float[Tensor, "total_tokens num_kv_heads head_size"]:
-    keys, exponent = case.values.keys, case.values.logit_exponent
-    if keys in DRAWN_KEYS:
-        return _drawn(case, tokens, Stream.K, dtype, exponent)
-    if keys in ("rising", "falling"):
-        exponent -= 4
-    rows = exact(_levels(case, tokens)[:, None] * sign, dtype, exponent)
-    return rows[:, None, :].repeat(1, case.num_kv_heads, 1)
-
-
-def _levels(case: AttentionCase, tokens: TokenIndex) -> Int64[Tensor, " total_tokens"]:
-    """The factor of the sign pattern, per token."""
-    if case.values.keys == "equal":
-        return torch.ones_like(tokens.position)
-    if case.values.keys == "negative":
-        return -(128 + (_token_states(case, tokens, Stream.K) >> 8 & 63))
-    last = torch.tensor(case.seq_lens, dtype=torch.int64, device=tokens.owner.device)[tokens.owner] - 1
-    # A page shared with sequence 0 can hold positions that sequence 0 itself has not reached: they count as its last.
-    position = torch.minimum(tokens.position, last.clamp(min=0))
-    if case.values.keys == "falling":
-        position = last - position
-    return torch.where(last < 128, position, position * 127 // last.clamp(min=1))
-
-
-def _values(
-    case: AttentionCase, tokens: TokenIndex, dtype: torch.dtype
-) -> Float[Tensor, "total_tokens num_kv_heads v_head_size"]:
-    if case.values.values != "positions":
-        return _drawn(case, tokens, Stream.V, dtype, 0)
-    codes = torch.zeros((len(tokens.seq), case.num_kv_heads, 4), dtype=torch.int64, device=tokens.seq.device)
-    codes[..., 0] = (tokens.position & 127)[:, None]
-    codes[..., 1] = (tokens.position >> 7 & 127)[:, None]
-    codes[..., 2] = torch.arange(case.num_kv_heads, device=tokens.seq.device) & 127
-    codes[..., 3] = (tokens.owner & 127)[:, None]
-    return exact(codes + 1, dtype).repeat(1, 1, -(-case.value_size // 4))[..., : case.value_size].contiguous()
-
-
-def _drawn(
-    case: AttentionCase, tokens: TokenIndex, stream: Stream, dtype: torch.dtype, exponent: int
-) -> Float[Tensor, "total_tokens num_kv_heads head_size_of_stream"]:
-    of_keys = stream == Stream.K
-    recipe, size = (case.values.keys, case.head_size) if of_keys else (case.values.values, case.value_size)
-    kind, exponent = drawn_for_cache(recipe, dtype, case.kv, exponent)
-    states = _token_states(case, tokens, stream)
-    chunk = max(1, HASH_CHUNK_ELEMENTS // (case.num_kv_heads * size))
-    if len(states) <= chunk:
-        return exact(draw(element_words(states, case.num_kv_heads, size), kind), dtype, exponent)
-    out = torch.empty((len(states), case.num_kv_heads, size), dtype=dtype, device=states.device)
-    for rows, part in zip(torch.split(out, chunk), torch.split(states, chunk), strict=True):
-        rows.copy_(exact(draw(element_words(part, case.num_kv_heads, size), kind), dtype, exponent))
-    return out
-
-
-def _token_states(case: AttentionCase, tokens: TokenIndex, stream: Stream) -> Int64[Tensor, " total_tokens"]:
-    states: Tensor = fold(fold(stream_key(case.values.seed, stream), tokens.owner), tokens.position)
-    return states
+def _codes(tokens: TokenTable) -> Int64[Tensor, " all_tokens"]:
+    """Position and sequence of each token, 7 bits to the byte; the head's byte is left 0."""
+    position, owner = tokens.position, tokens.local_seq[tokens.owner]
+    return (position & 127) | (position >> 7 & 127) << 8 | (owner & 127) << 24
 
 
 def _set_needles(
-    case: AttentionCase,
-    k: Float[Tensor, "total_tokens num_kv_heads head_size"],
-    needle_key: Float[Tensor, " head_size"],
+    cases: Sequence[AttentionCase],
+    values: Sequence[LogicalAttention],
+    signs: Sequence[Int32[Tensor, " _head_size"]],
 ) -> None:
-    hits = [*needle_tokens(case)]
-    if hits:
-        token, kv_head = torch.tensor(hits, dtype=torch.int64, device=k.device).unbind(1)
-        k[token, kv_head] = needle_key
+    for i, case in enumerate(cases):
+        hits = [*_needle_tokens(case)]
+        if hits:
+            token, kv_head = on_device(torch.tensor(hits, dtype=torch.int64, device="cpu"), signs[i].device).unbind(1)
+            needle_key = exact(signs[i] * _NEEDLE_LEVEL, values[i].k.dtype, case.values.logit_exponent)
+            values[i].k[token, kv_head] = _quantised_needle(case, needle_key)
 
 
-def needle_tokens(case: AttentionCase) -> Iterator[tuple[int, int]]:
+def _needle_tokens(case: AttentionCase) -> Iterator[tuple[int, int]]:
     """Every (token, KV head) that holds a needle's key; on a shared page, in every sequence that reads it."""
-    starts, shared = _starts(case), _shared(case)
+    starts = tuple(itertools.accumulate(case.seq_lens, initial=0))
+    shared = shared_tokens(case) if isinstance(case, PagedDecodeCase) else 0
     for needle in case.values.needles:
         for seq in range(case.num_seqs) if needle.position < shared else (needle.seq,):
             if needle.position < case.seq_lens[seq]:
                 yield starts[seq] + needle.position, needle.kv_head
+
+
+def _drawn_for_cache(
+    recipe: KeyRecipe | ValueRecipe, dtype: torch.dtype, kv: QuantisedKv | None, exponent: int = 0
+) -> tuple[DrawnRecipe, int]:
+    """As `drawn_as`, times ``2**exponent``, for K or V in a cache; bit patterns are drawn as they are."""
+    if kv is not None and recipe == "fine":
+        return "fine8", 0
+    if kv is not None and recipe == "small":
+        return "integers", round(math.log2(SMALLEST[kv.dtype]))
+    kind, own_exponent = drawn_as(recipe, dtype)
+    return kind, exponent + own_exponent
+
+
+def _quantised_keys(case: AttentionCase, k: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """``k`` as its recipe is drawn, before needles are set, as the cache of ``case`` holds it."""
+    if case.kv is None:
+        return k
+    if case.values.keys == "fine":
+        k = _of_bits(k, case.kv.dtype, _BELOW_TWO) * 2.0**case.values.logit_exponent
+    return _rounded(k, case.kv.dtype)
+
+
+def _quantised_values(case: AttentionCase, v: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """``v`` as its recipe is drawn, as the cache of ``case`` holds it."""
+    if case.kv is None:
+        return v
+    dtype, recipe = case.kv.dtype, case.values.values
+    if recipe == "fine":
+        return _of_bits(v, dtype, _BELOW_TWO if dtype == "float8_e5m2" else 0xFF)
+    if recipe == "positions":
+        v = (v - 1) % _CODES_BELOW[dtype] + 1
+    elif recipe == "large" and dtype == "float8_e4m3fn":
+        v = v / 4
+    return _rounded(v, dtype)
+
+
+def _quantised_needle(case: AttentionCase, key: Float[Tensor, " head_size"]) -> Float[Tensor, " head_size"]:
+    """The key of a needle, as the cache of ``case`` holds it."""
+    return key if case.kv is None else _rounded(key, case.kv.dtype)
+
+
+def _rounded(numbers: Float[Tensor, "*shape"], dtype: KvDtype) -> Float[Tensor, "*shape"]:
+    """To the nearest of ``dtype``, in the dtype they have. torch's versions differ in what they make of larger ones."""
+    largest = min(LARGEST[dtype], _LARGEST_OF_FLOAT16) if numbers.dtype == torch.float16 else LARGEST[dtype]
+    return numbers.float().clamp(-largest, largest).to(getattr(torch, dtype)).to(numbers.dtype)
+
+
+def _scales_of(case: AttentionCase, device: torch.device | str) -> Float64[Tensor, "2 num_kv_heads"] | None:
+    """Those of K and of V; None without an 8-bit cache."""
+    if case.kv is None:
+        return None
+    scales = case.kv.head_scales(case.num_kv_heads, case.values.seed)
+    return on_device(torch.tensor(scales, dtype=torch.float64, device="cpu"), device)
+
+
+def _of_bits(drawn: Float[Tensor, "*shape"], dtype: KvDtype, mask: int) -> Float[Tensor, "*shape"]:
+    """What the lowest 8 bits of these integers are in ``dtype``."""
+    codes = (drawn.to(torch.int16) & mask).to(torch.uint8)
+    found = codes.view(getattr(torch, dtype)).float()
+    return found.where(found.isfinite(), 0.0).to(drawn.dtype)

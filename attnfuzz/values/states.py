@@ -1,7 +1,9 @@
-"""The two states that merge_states merges."""
+"""The two states that merge_states merges, of many cases at once."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,13 +12,13 @@ from torch import Tensor
 
 from attnfuzz.problems.cases import MergeStatesCase
 from attnfuzz.problems.hashing import fold, stream_key
-from attnfuzz.problems.limits import HASH_CHUNK_ELEMENTS
 from attnfuzz.problems.recipes import LSE_KINDS
-from attnfuzz.values.draws import Stream, draw, drawn_as, element_words, exact
+from attnfuzz.values.draws import Block, Stream, drawn_as, exact, fill_blocks
+from attnfuzz.values.tokens import number_each, on_device
 
-__all__ = ["LogicalStates", "lse_of_kinds", "merge_values"]
+__all__ = ["LogicalStates", "merge_values", "merge_values_of_many"]
 
-LSE_FAR = 192
+_LSE_FAR = 192
 """"high" and "low": exp and exp2 of ±192 leave float32 on either side, so a merge that skips the maximum fails."""
 
 
@@ -54,37 +56,81 @@ def merge_values(
     LSE kinds: ``finite`` is drawn from [-4, 4) for each side, ``equal`` from the same range once for both sides,
     ``high`` from [192, 196), ``low`` from [-196, -192); ``-inf`` and ``+inf`` are what they say.
     """
-    kinds = torch.tensor(
-        [[LSE_KINDS.index(kind) for kind in pair] for pair in case.lse_pairs], dtype=torch.int64, device=device
+    (values,) = merge_values_of_many([case], device, lse_base2=lse_base2, empty_are_zeros=empty_are_zeros)
+    return values
+
+
+def merge_values_of_many(
+    cases: Sequence[MergeStatesCase],
+    device: torch.device | str,
+    *,
+    lse_base2: bool = False,
+    empty_are_zeros: bool = False,
+) -> list[LogicalStates]:
+    """`merge_values` of each of ``cases``."""
+    counts = [case.num_tokens for case in cases]
+    streams = (Stream.PREFIX_OUTPUT, Stream.SUFFIX_OUTPUT)
+    keys = torch.tensor(
+        [[stream_key(case.seed, stream) for case in cases] for stream in streams], dtype=torch.int64, device="cpu"
     )
-    rows = torch.arange(case.num_tokens * case.num_q_heads, device=device)
-    kinds = kinds[rows % len(case.lse_pairs)]
-    common = _uniform(case, Stream.COMMON_LSE, rows)
-    return LogicalStates(
-        _outputs(case, Stream.PREFIX_OUTPUT, device),
-        _outputs(case, Stream.SUFFIX_OUTPUT, device),
-        lse_of_kinds(kinds[:, 0], _uniform(case, Stream.PREFIX_LSE, rows), common).view(
-            case.num_tokens, case.num_q_heads
-        ),
-        lse_of_kinds(kinds[:, 1], _uniform(case, Stream.SUFFIX_LSE, rows), common).view(
-            case.num_tokens, case.num_q_heads
-        ),
-        lse_base2,
-        empty_are_zeros,
+    case, token = number_each(counts, device)
+    states = fold(on_device(keys, device)[:, case], token)
+    drawn_ones = [drawn_as(case.outputs, getattr(torch, case.dtype)) for case in cases]
+    blocks = [
+        Block(
+            rows=rows,
+            recipe=drawn_ones[i][0],
+            num_heads=cases[i].num_q_heads,
+            head_size=cases[i].head_size,
+            dtype=getattr(torch, cases[i].dtype),
+            exponent=drawn_ones[i][1],
+        )
+        for side in states
+        for i, rows in enumerate(torch.split(side, counts))
+    ]
+    drawn = fill_blocks(blocks)
+    sizes = [case.num_tokens * case.num_q_heads for case in cases]
+    prefix_lses, suffix_lses = (torch.split(side, sizes) for side in _lses(cases, sizes, device))
+    return [
+        LogicalStates(
+            drawn[i],
+            drawn[len(cases) + i],
+            prefix_lses[i].view(case.num_tokens, case.num_q_heads),
+            suffix_lses[i].view(case.num_tokens, case.num_q_heads),
+            lse_base2,
+            empty_are_zeros,
+        )
+        for i, case in enumerate(cases)
+    ]
+
+
+def _lses(cases: Sequence[MergeStatesCase], sizes: Sequence[int], device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """LSEs of the prefix and the suffix for each token and head of each case."""
+    streams = (Stream.PREFIX_LSE, Stream.SUFFIX_LSE, Stream.COMMON_LSE)
+    pairs = [tuple(map(LSE_KINDS.index, pair)) for case in cases for pair in case.lse_pairs]
+    first_pair = [0, *itertools.accumulate(len(case.lse_pairs) for case in cases)]
+    table = torch.tensor(
+        [
+            *([stream_key(case.seed, stream) for case in cases] for stream in streams),
+            first_pair[:-1],
+            [len(case.lse_pairs) for case in cases],
+        ],
+        dtype=torch.int64,
+        device="cpu",
     )
+    case, row = number_each(sizes, device)
+    at = on_device(table, device)[:, case]
+    kinds = on_device(torch.tensor(pairs, dtype=torch.int64, device="cpu"), device)[at[3] + row % at[4]]
+    prefix, suffix, common = (fold(at[:3], row) >> 8 & 127).unbind()
+    lse = _lse_of_kinds(kinds.T.flatten(), torch.cat((prefix, suffix)), common.repeat(2))
+    return lse[: len(row)], lse[len(row) :]
 
 
-def _uniform(case: MergeStatesCase, stream: Stream, rows: Int64[Tensor, " rows"]) -> Int64[Tensor, " rows"]:
-    """0 to 127, per (token, head)."""
-    words: Tensor = fold(stream_key(case.seed, stream), rows)
-    return words >> 8 & 127
-
-
-def lse_of_kinds(
+def _lse_of_kinds(
     kinds: Int64[Tensor, " rows"], own: Int64[Tensor, " rows"], common: Int64[Tensor, " rows"]
 ) -> Float32[Tensor, " rows"]:
     """LSEs of the kinds ``LSE_KINDS[kinds]``, from numbers 0 to 127 drawn for one side and for both sides in common."""
-    far = 16 * LSE_FAR
+    far = 16 * _LSE_FAR
     by_kind = {
         "finite": own - 64,
         "equal": common - 64,
@@ -98,17 +144,3 @@ def lse_of_kinds(
     for kind in ("-inf", "+inf"):
         lse.masked_fill_(kinds == LSE_KINDS.index(kind), float(kind))
     return lse
-
-
-def _outputs(
-    case: MergeStatesCase, stream: Stream, device: torch.device | str
-) -> Float[Tensor, "num_tokens num_q_heads head_size"]:
-    states: Tensor = fold(stream_key(case.seed, stream), torch.arange(case.num_tokens, device=device))
-    chunk = max(1, HASH_CHUNK_ELEMENTS // (case.num_q_heads * case.head_size))
-    dtype = getattr(torch, case.dtype)
-    recipe, exponent = drawn_as(case.outputs, dtype)
-    parts = [
-        exact(draw(element_words(part, case.num_q_heads, case.head_size), recipe), dtype, exponent)
-        for part in torch.split(states, chunk)
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -4,7 +4,7 @@
 #   job=$(sbatch --parsable slurm-array.sh)
 #   sbatch --dependency=afterany:"$job" slurm-merge.sh "$job"
 #
-# Submit it from the project's folder. ATTNFUZZ_SHARED=redis://HOST:PORT/DB has the machines exchange what they find.
+# Submit it from the project's folder.
 #SBATCH --job-name=attnfuzz
 #SBATCH --array=0-7
 #SBATCH --nodes=1
@@ -23,8 +23,7 @@ export TRITON_CACHE_DIR=${TMPDIR:-/tmp}/triton-$USER
 
 srun attnfuzz explore --budget 1h --workers auto \
     --seed "$(((SLURM_ARRAY_JOB_ID * 1009 + SLURM_ARRAY_TASK_ID) % 4294967296))" \
-    --save-dir "$run/findings" --json "$run/summary.json" --html "$run/report.html" \
-    ${ATTNFUZZ_SHARED:+--shared "$ATTNFUZZ_SHARED"}
+    --save-dir "$run/findings" --json "$run/summary.json" --html "$run/report.html"
 status=$?
 # 1 means findings, which are the merging job's to report; 2 is a machine that cannot run kernels.
 [ "$status" -eq 1 ] && exit 0

@@ -35,7 +35,6 @@ PARTS = {
     "files": "tests.audit.files:Files",
     "settings": "tests.audit.settings:Settings",
     "states": "tests.audit.states:States",
-    "server": "tests.audit.server:Server",
     "kills": "tests.audit.kills:Kills",
 }
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from click.testing import CliRunner
 
-from attnfuzz.cli.show import command as show
+from attnfuzz.cli.show import show_command as show
 from tests.audit.auditing import Part
 from tests.audit.mutating import mutated_bytes, mutated_document, spliced
 from tests.audit.specimens import TINY, regression_documents

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnfuzz.campaign.generation import derive_seed, run_round
+from attnfuzz.campaign.draw.drawing import derive_seed, run_round
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import PROBLEMS, Case, encode_case
 from attnfuzz.strategies import case_lists
@@ -49,6 +49,6 @@ def regression_documents(*, seed: int) -> list[dict[str, Any]]:
     made = [
         {**TINY, "problem": problem, "case": json.loads(encode_case(case)), "note": "drawn"}
         for problem in PROBLEMS
-        for case in drawn(Declaration(name=problem, problem=problem), seed=seed)
+        for case in drawn(Declaration(name=str(problem), problem=problem), seed=seed)
     ]
     return kept + made

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import Known, Pursue
-from attnfuzz.campaign.result import KernelStatistics
-from attnfuzz.campaign.state import Asked, SavedFinding, State
+from attnfuzz.campaign.counts import KernelStatistics
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.messages import Known, Unfinished
+from attnfuzz.campaign.saved.state import AskedOf, CampaignState, SavedFinding
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
@@ -42,12 +42,15 @@ def state_document() -> dict[str, Any]:
         name="0-1", declaration=wrong, case=_CASE, failure=failure, first_seen_s=1.5, failed=2, runs=2, shrunk_s=2.5,
         minimised=True, steps=7, path=Path("regressions/a.json"), features=frozenset({"seq_len>1"}),
     )  # fmt: skip
-    state = State(
-        asked=Asked(kernels=(f"{_MINE}:right", f"{_MINE}:wrong"), budget_s=60.0, save_folder="regressions", workers=1),
-        seed=7, elapsed_s=20.0, parts=1, kernels=(KernelStatistics(right, cases=12), KernelStatistics(wrong, cases=12)),
+    state = CampaignState(
+        asked=AskedOf(
+            kernels=(f"{_MINE}:right", f"{_MINE}:wrong"), budget_s=60.0, save_folder="regressions", workers=1
+        ),
+        seed=7, elapsed_s=20.0, parts=1,
+        kernels=tuple(KernelStatistics(declaration=one, cases=12) for one in (right, wrong)),
         interval_s=2.0, throughput={"": (5, 7)}, findings=(SavedFinding.of(finding),),
         known=(Known(kernel=wrong.target, oracle="accuracy", kind="out:value", features=frozenset({"seq_len>1"})),),
-        pending=(Pursue(kernel=wrong.target, case=msgspec.Raw(encode_case(_CASE)), failure=failure),),
+        pending=(Unfinished(kernel=wrong.target, case=msgspec.Raw(encode_case(_CASE)), failure=failure),),
     )  # fmt: skip
     document: dict[str, Any] = json.loads(msgspec.json.encode(state))
     return document
@@ -83,7 +86,6 @@ _CHANGES: tuple[Change, ...] = (
     _set("asked", "workers", to=-3),
     _set("asked", "workers", to=10**9),
     _set("asked", "oracles", to=["omen"]),
-    _set("asked", "shared", to="gopher://x"),
     _set("asked", "kernels", to=[]),
     _set("asked", "kernels", to=[""]),
     _set("asked", "budget_s", to=1e308),

@@ -14,17 +14,12 @@ import msgspec
 import pytest
 
 from attnfuzz import declaration
-from attnfuzz.campaign.elsewhere import FoundElsewhere, encode_found
-from attnfuzz.campaign.messages import Known
-from attnfuzz.campaign.replay import SavedCase, load_named
-from attnfuzz.campaign.shared import open_database
-from attnfuzz.campaign.shared_key import shared_key
-from attnfuzz.campaign.state import Asked, State
+from attnfuzz.campaign.saved.replay import SavedCase, load_named
+from attnfuzz.campaign.saved.state import AskedOf, CampaignState
 from attnfuzz.corpus import write_regression
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.judging.runner import Runner
 from tests.unit import sanitizer_stand_in
-from tests.unit.redis_server import RedisServer
 from tests.unit.saved_findings import a_finding
 
 CLONE = Path(__file__).parents[2]
@@ -323,8 +318,8 @@ def test_the_user_names_the_code_himself(place: Place) -> None:
 def test_no_state_names_foreign_code(place: Place) -> None:
     """A folder that somebody packed would run its code as soon as a campaign is resumed there."""
     target = place.prepare(dots)
-    asked = Asked(kernels=(target,), budget_s=60.0, save_folder="regressions", workers=1, device="cpu")
-    state = State(asked=asked, seed=1, elapsed_s=1.0, parts=1, kernels=(), interval_s=1.0, throughput={})
+    asked = AskedOf(kernels=(target,), budget_s=60.0, save_folder="regressions", workers=1, device="cpu")
+    state = CampaignState(asked=asked, seed=1, elapsed_s=1.0, parts=1, kernels=(), interval_s=1.0, throughput={})
     (place.project / ".attnfuzz").mkdir()
     (place.project / ".attnfuzz" / "state.json").write_bytes(msgspec.json.encode(state))
     run = place.attnfuzz("explore", "--resume")
@@ -336,23 +331,6 @@ def test_no_state_names_foreign_code(place: Place) -> None:
         (place.markers / "dots").unlink(missing_ok=True)
         place.attnfuzz("explore", *given, "--resume")  # refused for what else this state lacks, once that is loaded
         assert place.what_ran() == {"dots"}
-
-
-def test_no_server_names_foreign_code(place: Place, runner_and_place: tuple[Runner, Place]) -> None:
-    """Whoever can write to a shared server would run code on every machine that asks it."""
-    (eager,) = runner_and_place[0].declarations(["dense_eager"])
-    evil = place.prepare(absolute)
-    known = Known(kernel="dense_eager", oracle="accuracy", kind="out:value", features=frozenset())
-    entry = encode_found(FoundElsewhere(host="evil", known=(known,), regression=a_finding(3, kernel=evil)))
-    with RedisServer(place.outside) as server:
-        database = open_database(server.url)
-        database.save(shared_key(eager), entry)
-        run = place.attnfuzz(
-            "explore", "dense_eager", "--budget", "15s", "--workers", "1", "--device", "cpu", "--shared", server.url
-        )
-    assert place.what_ran() == set()
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "with a case of another kernel than dense_eager" in run.stdout
 
 
 def test_settings_of_a_folder_that_all_can_write_to_do_not_count(place: Place) -> None:
@@ -378,7 +356,14 @@ def shadow(folder: Path, markers: Path) -> None:
         (folder / f"{name}.py").write_text(EVIL.format(marker=str(markers / name)))
 
 
-@pytest.mark.parametrize("path", ["", os.pathsep, "."], ids=["unset", "empty entries", "relative"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("", id="unset", marks=pytest.mark.night),
+        pytest.param(os.pathsep, id="empty entries", marks=pytest.mark.night),
+        pytest.param(".", id="relative"),
+    ],
+)
 def test_nothing_in_the_working_directory_passes_for_an_installed_module(path: str, place: Place) -> None:
     """A torch.py that lies where one happens to be would run in every process of every command."""
     place.save("mine.py:mine")

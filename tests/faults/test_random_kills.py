@@ -74,6 +74,7 @@ def kill_at_random(family: Family, dice: random.Random, kills: int, alive: Campa
     return killed
 
 
+@pytest.mark.night
 def test_a_campaign_survives_random_kills_of_its_processes(tmp_path: Path, dice: random.Random) -> None:
     """A worker, executor or zygote that the system kills would end the search, lose findings or invent them."""
     with Campaign(tmp_path, "--budget", "120s", "--seed", str(SEED)) as campaign:
@@ -92,6 +93,7 @@ def test_a_campaign_survives_random_kills_of_its_processes(tmp_path: Path, dice:
     assert list(campaign.temporary.iterdir()) == []
 
 
+@pytest.mark.night
 def test_a_campaign_killed_at_random_moments_goes_on_each_time(tmp_path: Path, dice: random.Random) -> None:
     """kill -9, a power cut, a preempted job: what was found would be gone, or processes go on without a master."""
     resumed = 0

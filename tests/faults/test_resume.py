@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.campaign.state import State, load_state
+from attnfuzz.campaign.saved.state import CampaignState, load_state
 from attnfuzz.report.summary import Summary
 from tests.faults.campaigns import KERNELS, Campaign, assert_nothing_half_written, saved
 
 
-def killed(folder: Path) -> State:
+def killed(folder: Path) -> CampaignState:
     """What a campaign leaves that is killed once it has found and shrunk the bug."""
     with Campaign(folder, "--budget", "300s", "--seed", "7") as campaign:
         campaign.wait_for("shrunk")
@@ -25,7 +25,7 @@ def killed(folder: Path) -> State:
     return load_state(folder / ".attnfuzz")
 
 
-def cases_of(state: State) -> int:
+def cases_of(state: CampaignState) -> int:
     return sum(kernel.cases for kernel in state.kernels)
 
 

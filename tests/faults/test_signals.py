@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnfuzz.campaign.state import load_state
+from attnfuzz.campaign.saved.state import load_state
 from tests.faults.campaigns import Campaign, assert_nothing_half_written, saved
 
 

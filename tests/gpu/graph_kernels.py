@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.kernels import launch, launch_paged
+from attnfuzz.kernels.dense import launch
+from attnfuzz.kernels.paged import launch_paged
 
 PROMISED = attnfuzz.Supports(graph_replay=True)
 PROMISED_ROUGHLY = attnfuzz.Supports(graph_replay=True, deterministic=False)

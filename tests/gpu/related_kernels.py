@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.kernels import launch, launch_paged
+from attnfuzz.kernels.dense import launch
+from attnfuzz.kernels.paged import launch_paged
 
 _A_LITTLE = 2.0**-22
 _INVARIANT = attnfuzz.Supports(batch_invariant=True)

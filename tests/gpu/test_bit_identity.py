@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.expectations import bound_of
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import Fill
-from attnfuzz.oracles.bounds import bound_of
 from attnfuzz.problems.allocation import PlainAllocator
 from attnfuzz.problems.cases import (
     CASE_TYPES,
@@ -125,7 +125,7 @@ def test_paged_inputs(problem: Problem, layout: Layout, dtype: Dtype) -> None:
         "paged_attention": {"query_lens": (2, 0, 17), "padding_tokens": 3},
     }
     fields: dict[str, Any] = {"block_size": 4, "pages": PAGES, "layout": layout, "dtype": dtype}
-    for case in attention_cases(CASE_TYPES[problem], **fields, **more.get(problem, {})):
+    for case in attention_cases(CASE_TYPES[problem], **fields, **more.get(str(problem), {})):
         check_inputs(case, Supports())
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.expectations import Expectation, expectations, on_device
+from attnfuzz.judging.expectations import Expectation, expectations, on_device
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.registry import problem_of

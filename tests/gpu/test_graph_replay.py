@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from attnfuzz.campaign.generation import run_round
+from attnfuzz.campaign.draw.drawing import run_round
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import (
@@ -53,7 +53,7 @@ CHECKS = 150
 GROWTH = f"""
 import gc, json, torch
 from attnfuzz.declaration import load_kernels
-from attnfuzz.oracles.judge import judge
+from attnfuzz.judging.judge import judge
 from attnfuzz.problems.cases import DenseDecodeCase
 (kernel,) = load_kernels("{KERNELS}:keeps_its_promise")
 case = DenseDecodeCase(num_q_heads=4, num_kv_heads=2, head_size=16, seq_lens=(5, 0, 37), scale=0.25)
@@ -76,7 +76,7 @@ def fresh() -> Iterator[Runner]:
 
 def judged(runner: Runner, target: str) -> Verdict:
     (declaration,) = runner.declarations([target])
-    case = fitted(declaration, CASES[declaration.problem])
+    case = fitted(declaration, CASES[str(declaration.problem)])
     return runner.judge(declaration, case, relations=("graph_replay",))
 
 

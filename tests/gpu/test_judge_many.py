@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from attnfuzz.declaration import Declaration, load_kernels
+from attnfuzz.judging import judge as judging
+from attnfuzz.judging.judge import judge_many
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles import quick
-from attnfuzz.oracles.quick import judge_many
 from attnfuzz.oracles.relations.catalogue import drawn
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName, Relations, Verdict
 from attnfuzz.problems.cases import Case, Problem
@@ -208,10 +208,10 @@ def test_relations_cost_a_batch_no_waits(monkeypatch: pytest.MonkeyPatch) -> Non
         waits(relations)  # CUDA's libraries are loaded, memory is taken
     along = waits(asked)
     assert along == waits(())
-    relations_of = quick._Together.relations_of
+    relations_of = judging._Judge._along_with
     monkeypatch.setattr(
-        quick._Together,
-        "relations_of",
+        judging._Judge,
+        "_along_with",
         lambda self, case: [replace(one, further=None) for one in relations_of(self, case)],
     )
     assert waits(asked) >= along + len(cases)

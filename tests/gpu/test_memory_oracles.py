@@ -28,7 +28,7 @@ CASES: dict[str, Case] = {"dense_decode": DENSE, "paged_decode": PAGED}
 @pytest.mark.parametrize("name", ["correct", "correct_on_pages"])
 def test_correct_kernel_is_left_alone(name: str, dtype: Dtype, runner: Runner, broken: Broken) -> None:
     """A right kernel would be accused, with different memory on a GPU as the reason."""
-    case = msgspec.structs.replace(CASES[broken[name].problem], dtype=dtype)
+    case = msgspec.structs.replace(CASES[str(broken[name].problem)], dtype=dtype)
     verdict = runner.judge(broken[name], case)
     assert verdict.failure is None
     assert 0 < verdict.error_ratio < 1
@@ -50,7 +50,7 @@ def test_correct_kernel_is_left_alone(name: str, dtype: Dtype, runner: Runner, b
 )
 def test_broken_kernel(name: str, oracle: str, kind: str, runner: Runner, broken: Broken) -> None:
     """A kernel that touches what is not its own would pass on a GPU, or be blamed for something else."""
-    failure = runner.judge(broken[name], CASES[broken[name].problem]).failure
+    failure = runner.judge(broken[name], CASES[str(broken[name].problem)]).failure
     assert failure is not None
     assert (failure.oracle, failure.kind) == (oracle, kind)
 

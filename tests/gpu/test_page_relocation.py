@@ -22,7 +22,7 @@ from tests.quality.planting import plant
 
 RUNS = 20
 
-FAR: dict[str, Case] = {case.problem: case for case, _ in RIGHT}
+FAR: dict[str, Case] = {str(case.problem): case for case, _ in RIGHT}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_limit_is_named(far: Runner, tmp_path: Path) -> None:
 def test_offset_below_the_cache_is_no_crash_of_the_case(far: Runner, tmp_path: Path) -> None:
     """The case would be reported as one that crashes, which by itself it does not."""
     offset = "o_kt = i_block * stride_kb + i_off * stride_kt"
-    edit = Edit("paged_walk.py", offset, f"{offset}\n        o_kt = tl.where(o_kt >> 31, -(1 << 28), o_kt)")
+    edit = Edit("paged/paged_walk.py", offset, f"{offset}\n        o_kt = tl.where(o_kt >> 31, -(1 << 28), o_kt)")
     target = plant(Mutant("negative", "paged_naive", "", "D", "page_relocation", {}, (edit,)), tmp_path)
     failure = judged(far, target, PAGED, "page_relocation")
     assert failure is not None
@@ -88,7 +88,7 @@ def test_all_layouts_and_strides(changes: dict[str, Any], far: Runner, tmp_path:
 def test_right_kernels_are_left_alone(kernel: str, far: Runner, record_property: Callable[[str, object], None]) -> None:
     """A false alarm on a kernel that can do it, or a run so slow that it cannot be afforded."""
     (declaration,) = far.declarations([kernel])
-    case = fitted(declaration, FAR[declaration.problem])
+    case = fitted(declaration, FAR[str(declaration.problem)])
     seconds = {}
     for relations in ((), ("page_relocation",)):
         spent = 0.0

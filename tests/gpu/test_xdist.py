@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.campaign.calibration import by_formula, cores
+from attnfuzz.campaign.workers import by_formula, cores
 from attnfuzz.isolation.devices import find_gpus
 
 BROKEN_KERNELS = Path(__file__).with_name("broken_kernels.py")

@@ -9,8 +9,13 @@ import pytest
 from tests.hacks.planted import HACKS, HONEST, Hack, verified
 from tests.plain.pairs import PAIRS, Pair
 
+BY_DAY = {"cached_by_pointer", "heads_hard_coded", "input_modified", "patches_allclose", "thread_not_joined"}
 
-@pytest.mark.parametrize("hack", HACKS, ids=lambda hack: hack.name)
+
+@pytest.mark.parametrize(
+    "hack",
+    [pytest.param(hack, marks=() if hack.name in BY_DAY else pytest.mark.night, id=hack.name) for hack in HACKS],
+)
 def test_a_hack_fails_and_is_called_what_it_is(hack: Hack, tmp_path: Path) -> None:
     """A kernel that somebody's optimiser was rewarded for would pass, or nobody would be told what is wrong with it."""
     status, told = verified(hack.target, tmp_path, "--device", "cpu", "--seed", "1")
@@ -20,6 +25,7 @@ def test_a_hack_fails_and_is_called_what_it_is(hack: Hack, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.night
 def test_the_kernel_that_hacks_are_made_of_passes(tmp_path: Path) -> None:
     """Hacks would be found for something else that is wrong with them, or right kernels fail."""
     status, told = verified(HONEST, tmp_path, "--device", "cpu", "--seed", "1", "--budget", "20s")
@@ -27,6 +33,7 @@ def test_the_kernel_that_hacks_are_made_of_passes(tmp_path: Path) -> None:
     assert told["cases"] > 20
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("pair", [PAIRS[0], PAIRS[3]], ids=lambda pair: pair.correct)
 def test_right_kernels_as_people_write_them_pass(pair: Pair, tmp_path: Path) -> None:
     """Kernels that rest on what they never say, as most do, would fail beside those that cheat."""

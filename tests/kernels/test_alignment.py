@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attnfuzz.kernels.alignment import common_alignment, in_units
+from attnfuzz.kernels.common.alignment import common_alignment, in_units
 
 
 def test_alignment_is_that_of_every_row() -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from attnfuzz.declaration import Kernel, load_kernels
-from attnfuzz.kernels import launch_grouped, launch_paged
-from attnfuzz.oracles.judge import judge
+from attnfuzz.judging.judge import judge
+from attnfuzz.kernels.grouped import launch_grouped
+from attnfuzz.kernels.paged import launch_paged
 from attnfuzz.problems.cases import (
     Case,
     Problem,

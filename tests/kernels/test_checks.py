@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.kernels import eager, launch, launch_paged
+from attnfuzz.kernels import eager
+from attnfuzz.kernels.dense import launch
+from attnfuzz.kernels.paged import launch_paged
 
 Make = Callable[..., Any]
 

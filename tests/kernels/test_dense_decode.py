@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.kernels import eager, launch
+from attnfuzz.kernels import eager
+from attnfuzz.kernels.dense import launch
 
 Make = Callable[..., Any]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]

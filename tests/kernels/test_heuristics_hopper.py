@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from attnfuzz.kernels.heuristics_hopper import MAX_SEGMENTS, Launch, choose, fitting, programs_per_sm
+from attnfuzz.kernels.q_block.heuristics_hopper import MAX_SEGMENTS, Launch, choose, fitting, programs_per_sm
 
 _H100 = {"num_sms": 132}
 _LLAMA = {"num_q_heads": 32, "num_kv_heads": 8, "head_size": 128, "itemsize": 2, **_H100}

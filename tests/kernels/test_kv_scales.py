@@ -9,15 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels import (
-    eager,
-    eager_attention,
-    launch_attention,
-    launch_grouped,
-    launch_paged,
-    launch_partitioned,
-    launch_q_block,
-)
+from attnfuzz.kernels import eager, eager_attention
+from attnfuzz.kernels.grouped import launch_grouped
+from attnfuzz.kernels.paged import launch_attention, launch_paged, launch_partitioned
+from attnfuzz.kernels.q_block import launch_q_block
 from tests.kernels.arguments import made
 
 HEADS, KV_HEADS, SIZE, PAGE = 4, 2, 16, 4

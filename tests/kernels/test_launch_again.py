@@ -8,7 +8,7 @@ import pytest
 import torch
 from triton.compiler import CompiledKernel
 
-from attnfuzz.kernels import launch_again
+from attnfuzz.kernels.common import launch_again
 
 GRID = (3, 1, 1)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.kernels.launch_partitioned import paged_attention_v1, paged_attention_v2
+from attnfuzz.kernels.paged.launch_partitioned import paged_attention_v1, paged_attention_v2
 
 Make = Callable[..., Any]
 

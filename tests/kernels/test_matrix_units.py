@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnfuzz.kernels.launch_grouped import grouped_decode
-from attnfuzz.kernels.launch_q_block import q_block_attention
-from attnfuzz.kernels.matrix_units import block_columns
+from attnfuzz.kernels.common.matrix_units import block_columns
+from attnfuzz.kernels.grouped.launch_grouped import grouped_decode
+from attnfuzz.kernels.q_block.launch_q_block import q_block_attention
 
 QUERIES, LENGTH, PAGE = 3, 70, 2
 

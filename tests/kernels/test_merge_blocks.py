@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnfuzz.kernels.merge_blocks import Block, block_of, takes_place_of
+from attnfuzz.kernels.merge.merge_blocks import Block, block_of, takes_place_of
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels import eager, launch
-from attnfuzz.kernels.launch_merge import merge_states_in_place, merge_states_wide
+from attnfuzz.kernels import eager
+from attnfuzz.kernels.dense import launch
+from attnfuzz.kernels.merge.launch_merge import merge_states_in_place, merge_states_wide
 
 Make = Callable[..., Any]
 INF = math.inf

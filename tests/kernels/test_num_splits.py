@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.kernels import launch_paged
-from attnfuzz.kernels.num_splits import device_num_splits, resolve_num_splits, seed_num_splits
+from attnfuzz.kernels.paged import launch_paged
+from attnfuzz.kernels.paged.num_splits import device_num_splits, resolve_num_splits, seed_num_splits
 
 Make = Callable[..., Any]
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels import eager_attention, launch_attention
+from attnfuzz.kernels import eager_attention
+from attnfuzz.kernels.paged import launch_attention
 
 Make = Callable[..., Any]
 KERNELS = {"naive": partial(launch_attention.paged_attention, tile=4), "eager": eager_attention.paged_attention}

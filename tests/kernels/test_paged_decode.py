@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.kernels import eager, launch_paged
+from attnfuzz.kernels import eager
+from attnfuzz.kernels.paged import launch_paged
 
 Make = Callable[..., Any]
 LAYOUTS = ["NHD", "HND", "packed", "interleaved"]

@@ -8,16 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.kernels import (
-    eager,
-    eager_attention,
-    launch,
-    launch_attention,
-    launch_grouped,
-    launch_paged,
-    launch_partitioned,
-    launch_q_block,
-)
+from attnfuzz.kernels import eager, eager_attention
+from attnfuzz.kernels.dense import launch
+from attnfuzz.kernels.grouped import launch_grouped
+from attnfuzz.kernels.paged import launch_attention, launch_paged, launch_partitioned
+from attnfuzz.kernels.q_block import launch_q_block
 
 LENGTHS = [0, 1, 9, 33]
 SIZES = [(16, 8), (8, 16), (24, 40), (40, 24), (16, 13)]

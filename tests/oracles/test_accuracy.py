@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.oracles.judge import judge
+from attnfuzz.judging.judge import judge
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Values
 

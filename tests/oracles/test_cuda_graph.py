@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.oracles.cuda_graph import CapturedCall
-from attnfuzz.oracles.observation import KernelRaised
+from attnfuzz.judging.observation import KernelRaised
+from attnfuzz.oracles.relations.graph_replay import CapturedCall
 
 
 class Graph:

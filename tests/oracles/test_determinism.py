@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import attnfuzz
-from attnfuzz.oracles.judge import judge
+from attnfuzz.judging.judge import judge
 from attnfuzz.problems.cases import Case
 
 

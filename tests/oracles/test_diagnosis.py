@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.diagnosis.row import AttentionRow, softmax_average
-from attnfuzz.oracles.diagnosis.sources import another_page
-from attnfuzz.oracles.judge import judge
+from attnfuzz.oracles.diagnosis.tokens import another_page
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.values import attention_values

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.oracles.judge import judge
+from attnfuzz.judging.judge import judge
 from attnfuzz.problems.cases import PagedAttentionCase
 
 

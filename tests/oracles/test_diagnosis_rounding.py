@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.oracles.judge import judge
+from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, Failure
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics

@@ -8,12 +8,11 @@ import msgspec
 import torch
 
 import attnfuzz
-from attnfuzz.oracles.entries import asked_of, entries_of
+from attnfuzz.judging.batch import asked_of, entries_of
 from attnfuzz.oracles.relations.batch_invariance import BATCH_INVARIANCE
 from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
-from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE
+from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE, relatives_of
 from attnfuzz.oracles.relations.guard_page import GUARD_PAGE
-from attnfuzz.oracles.relations.relatives import relatives_of
 from attnfuzz.problems.block_table import block_table_rows
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.recipes import Pages

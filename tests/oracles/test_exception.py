@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.exception import EnvironmentProblem
-from attnfuzz.oracles.judge import judge
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from tests.unit import limited_kernels
 

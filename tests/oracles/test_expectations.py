@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import attnfuzz.numerics.attention as attention_module
+import attnfuzz.numerics.bounds as attention_module
 from attnfuzz.declaration import Declaration
+from attnfuzz.judging.expectations import Expectation, expectations, on_device
 from attnfuzz.numerics import attention_bound, merge_bound
-from attnfuzz.oracles.expectations import Expectation, expectations, on_device
 from attnfuzz.problems.cases import (
     PROBLEMS,
     AttentionCase,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.expectations import expectations
+from attnfuzz.judging.expectations import expectations
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.registry import problem_of

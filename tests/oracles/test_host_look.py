@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import attnfuzz
+from attnfuzz.judging.batch import Batch
+from attnfuzz.judging.trial import Symptoms, Trial
 from attnfuzz.memory.image import plan_of
-from attnfuzz.oracles.batch import Batch
-from attnfuzz.oracles.trial import Symptoms, Trial
 from attnfuzz.problems.cases import Case
 
 PROBLEMS = {"dense": "dense_decode", "paged": "paged_decode", "split": "split_decode", "states": "merge_states"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import attnfuzz
-from attnfuzz.oracles.judge import judge
+from attnfuzz.judging.judge import judge
 from attnfuzz.problems.cases import Case, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.recipes import STRIDE_KINDS

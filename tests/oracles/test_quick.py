@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnfuzz.judging import judge as judging
+from attnfuzz.judging.batch import Batch
+from attnfuzz.judging.judge import BatchLost, judge, judge_many
 from attnfuzz.memory.image import plan_of
-from attnfuzz.oracles import quick
-from attnfuzz.oracles.batch import Batch
-from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.quick import BatchLost, judge_many
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge, case_nbytes
@@ -141,17 +140,17 @@ def test_what_does_not_fit_goes_into_another_batch(
 ) -> None:
     """A batch of many or large cases would not fit into memory."""
     if not small:
-        monkeypatch.setattr(quick, "_SMALL_BYTES", 0)
-    monkeypatch.setattr(quick, "_IMAGE_BYTES", 2 * plan_of(dense).nbytes)
-    monkeypatch.setattr(quick, "_BATCH_BYTES", 2 * case_nbytes(dense))
+        monkeypatch.setattr(judging, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(judging, "_IMAGE_BYTES", 2 * plan_of(dense).nbytes)
+    monkeypatch.setattr(judging, "_BATCH_BYTES", 2 * case_nbytes(dense))
     sizes: list[int] = []
-    judge_together = quick._Together.judge
+    judge_together = judging._Judge._at_home
 
     def judge_and_note(self: Any, cases: list[Any], *rest: Any) -> list[Verdict]:
         sizes.append(len(cases))
         return judge_together(self, cases, *rest)
 
-    monkeypatch.setattr(quick._Together, "judge", judge_and_note)
+    monkeypatch.setattr(judging._Judge, "_at_home", judge_and_note)
     assert len(judge_many(plant(), [dense] * 5, device="cpu")) == 5
     assert sizes == [2, 2, 1]
 
@@ -162,7 +161,7 @@ def test_small_and_large_cases_in_turn(
 ) -> None:
     """Verdicts would change places, or large cases be judged by other rules than small ones."""
     small = plan_of(dense).nbytes
-    monkeypatch.setattr(quick, "_is_small", lambda plan: plan.nbytes == small)
+    monkeypatch.setattr(judging, "_is_small", lambda plan: plan.nbytes == small)
     kernel = plant(**BUGS[bug])
     cases = [dense, msgspec.structs.replace(dense, seq_lens=(9,)), dense, msgspec.structs.replace(dense, seq_lens=(4,))]
     alone = [judge(kernel, case, device="cpu") for case in cases]
@@ -256,7 +255,7 @@ class TestLostGpu:
         def fail(*_: Any, **__: Any) -> None:
             raise RuntimeError("a mistake")
 
-        monkeypatch.setattr(quick, "judge_trial", fail)
+        monkeypatch.setattr(judging._Judge, "_of_trial", fail)
         with pytest.raises(RuntimeError, match="a mistake"):
             judge_many(plant(kv_head=lambda head, group: 0), [dense], device="cpu")
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.declaration import Kernel, load_kernels
+from attnfuzz.judging import judge as judging
+from attnfuzz.judging import trial
+from attnfuzz.judging.judge import BatchLost, judge, judge_many
 from attnfuzz.memory.patterns import bits
-from attnfuzz.oracles import quick, trial
-from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.quick import BatchLost, judge_many
-from attnfuzz.oracles.relations import transformed
+from attnfuzz.oracles.relations import relation as transformed
 from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE
 from attnfuzz.oracles.relations.catalogue import RELATIONS, applicable
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
@@ -281,7 +281,7 @@ def test_what_is_wrong_by_itself_hides_no_other_leftover(plant: Any, dense: Case
 
 def test_large_cases_are_asked_one_by_one(plant: Any, dense: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large cases would go without relations, or take the memory of several."""
-    monkeypatch.setattr(quick, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(judging, "_SMALL_BYTES", 0)
     kernel = plant(average=lambda weights, v: weights @ v + 1e-6)
     alone = judge(kernel, dense, device="cpu", relations=("value_affinity",)).failure
     assert alone is not None

@@ -17,11 +17,10 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.explaining.explain import explain_case
+from attnfuzz.judging.judge import judge, judge_many
 from attnfuzz.judging.runner import Runner
 from attnfuzz.memory.patterns import bits
 from attnfuzz.minimise import minimise
-from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.quick import judge_many
 from attnfuzz.oracles.verdict import Timing, Verdict
 from attnfuzz.problems.allocation import PlainAllocator
 from attnfuzz.problems.cases import Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase, Problem

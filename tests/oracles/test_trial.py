@@ -12,11 +12,9 @@ import torch
 
 from attnfuzz.isolation import memory_faults as fault_map
 from attnfuzz.isolation.memory_faults import FaultMap, read_regions
-from attnfuzz.oracles import judge as judging
-from attnfuzz.oracles import quick
-from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.quick import judge_many
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.judging import judge as judging
+from attnfuzz.judging.judge import judge, judge_many
+from attnfuzz.judging.trial import Trial
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case
 
@@ -27,8 +25,7 @@ Judged = Callable[[Any, Case], Verdict]
 def guard_every_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the hash of the case."""
     monkeypatch.setattr(fault_map, "_installed", FaultMap(memoryview(bytearray(1 << 16))))
-    for module in (judging, quick):
-        monkeypatch.setattr(module, "guard_of", lambda *_, **__: "end")
+    monkeypatch.setattr(judging, "guard_of", lambda *_, **__: "end")
 
 
 def alone(kernel: Any, case: Case) -> Verdict:
@@ -43,7 +40,7 @@ def in_a_batch(kernel: Any, case: Case) -> Verdict:
 
 def large_in_a_batch(kernel: Any, case: Case) -> Verdict:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quick, "_SMALL_BYTES", 0)
+        patch.setattr(judging, "_SMALL_BYTES", 0)
         return in_a_batch(kernel, case)
 
 
@@ -95,8 +92,7 @@ def test_symptoms_of_the_first_run_are_looked_into_in_ordinary_memory(
     assert failure is not None
     assert failure.oracle == oracle
     assert True not in runs
-    for module in (judging, quick):
-        monkeypatch.setattr(module, "guard_of", lambda *_, **__: None)
+    monkeypatch.setattr(judging, "guard_of", lambda *_, **__: None)
     assert failure == judged(kernel, dense).failure
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.oracles import observation
-from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.results import ResultError
-from attnfuzz.oracles.unfinished import check_finished, living_threads
+from attnfuzz.judging import observation
+from attnfuzz.judging.judge import judge
+from attnfuzz.judging.observation import ResultError, check_finished, living_threads
 
 
 class Subclass(torch.Tensor):

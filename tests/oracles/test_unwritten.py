@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.quick import judge_many
+from attnfuzz.judging.judge import judge, judge_many
 from attnfuzz.problems.cases import Case, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.supports import Supports
 

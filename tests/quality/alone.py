@@ -17,17 +17,16 @@ from pathlib import Path
 from attnfuzz.declaration import Declaration
 from attnfuzz.mutation import mutants as generated
 from attnfuzz.mutation.killers import SearchKiller
-from attnfuzz.mutation.outcomes import Outcome
-from attnfuzz.mutation.score import Score
+from attnfuzz.mutation.outcomes import MutantOutcome, Score
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES
-from attnfuzz.report.mutants import oracle_rows
+from attnfuzz.report.mutants import markdown_table, tables_of
 from tests.quality.mutants import MUTANTS, Mutant, mutant_named
 from tests.quality.planting import KERNELS, lay_over
 from tests.quality.searching import hunting
 
 __all__ = ["Told", "page"]
 
-Told = tuple[Mutant, Outcome]
+Told = tuple[Mutant, MutantOutcome]
 
 
 def main() -> None:
@@ -75,9 +74,8 @@ def main() -> None:
 def page(results: Sequence[Told]) -> Iterator[str]:
     """The table of oracles, those without a line in it, and the bugs that one oracle alone finds."""
     score = Score((_as_generated(mutant, None), outcome) for mutant, outcome in results)
-    yield "| oracle | killed first | sees the case | no other sees it | killed by it alone |"
-    yield "|---|---:|---:|---:|---:|"
-    yield from (f"| {' | '.join(row)} |" for row in oracle_rows(score))
+    *_, oracles = tables_of(score)
+    yield from markdown_table(*oracles)
     yield ""
     idle = sorted(set(DEFAULT_ORACLES) - {share.name for share in score.by_oracle()})
     if idle:
@@ -108,7 +106,7 @@ def _as_generated(mutant: Mutant, kernel: Declaration | None) -> generated.Mutan
     )
 
 
-def _told(outcome: Outcome) -> str:
+def _told(outcome: MutantOutcome) -> str:
     kill = outcome.kill
     if kill is None:
         return outcome.status

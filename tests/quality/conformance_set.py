@@ -15,9 +15,8 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.generation import run_round
-from attnfuzz.conformance.cases import FORMAT, Entry, set_file
-from attnfuzz.conformance.running import TWO_RUNS
+from attnfuzz.campaign.draw.drawing import run_round
+from attnfuzz.conformance import FORMAT, TWO_RUNS, ConformanceEntry, set_file
 from attnfuzz.corpus import load_regression, regression_files
 from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.cases import Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase, Problem, encode_case
@@ -190,7 +189,7 @@ def merges() -> Iterator[tuple[str, str, list[Case], bool]]:
     yield group, "300 tokens", [states(num_tokens=300)], False
 
 
-def laws() -> Iterator[Entry]:
+def laws() -> Iterator[ConformanceEntry]:
     """What is asked of two runs or more."""
     asked: tuple[tuple[OracleName, str], ...] = (
         (TWO_RUNS, "no result of unused memory, none unwritten"),
@@ -203,23 +202,25 @@ def laws() -> Iterator[Entry]:
         ("containment", "NaN and infinity stay in their rows"),
     )
     for law, name in asked:
-        yield Entry("laws", name, paged(seq_lens=(40, 20, 33), num_q_heads=8), law=law)
+        yield ConformanceEntry("laws", name, paged(seq_lens=(40, 20, 33), num_q_heads=8), law=law)
         if law in (TWO_RUNS, "guard_page", "page_relocation", "call_sequence"):
-            yield Entry("laws", name, states(), law=law)
-    yield Entry("laws", "an empty state changes nothing", states(lse_pairs=(("finite", "-inf"),)), law="merge_laws")
+            yield ConformanceEntry("laws", name, states(), law=law)
+    yield ConformanceEntry(
+        "laws", "an empty state changes nothing", states(lse_pairs=(("finite", "-inf"),)), law="merge_laws"
+    )
 
 
-def saved() -> Iterator[Entry]:
+def saved() -> Iterator[ConformanceEntry]:
     """The cases in which bundled kernels once failed, by problem."""
     for file in regression_files((Path("regressions"),)):
         regression = load_regression(file)
         if regression.preceding:
             continue
         case = msgspec.structs.replace(regression.case, options={})
-        yield Entry("saved cases", f"of {case.problem}", case, note=file.stem.rpartition("-")[2])
+        yield ConformanceEntry("saved cases", f"of {case.problem}", case, note=file.stem.rpartition("-")[2])
 
 
-def drawn() -> Iterator[Entry]:
+def drawn() -> Iterator[ConformanceEntry]:
     """Of a seed."""
     problems: tuple[Problem, ...] = ("paged_decode", "paged_attention", "merge_states")
     for problem in problems:
@@ -230,14 +231,16 @@ def drawn() -> Iterator[Entry]:
             return len(found) < DRAWN
 
         run_round(cases(problem, supports=SERVED), visit, seed_value=SEED, until=math.inf, max_draws=10 * DRAWN)
-        yield from (Entry("drawn cases", f"of {problem}", case) for case in found)
+        yield from (ConformanceEntry("drawn cases", f"of {problem}", case) for case in found)
 
 
 def main() -> None:
     """Write the set."""
     version = int(sys.argv[1])
     entries = [
-        Entry(group, feature, case, strict=strict) for group, feature, made, strict in features() for case in made
+        ConformanceEntry(group, feature, case, strict=strict)
+        for group, feature, made, strict in features()
+        for case in made
     ]
     entries += [*laws(), *saved(), *drawn()]
     document = [

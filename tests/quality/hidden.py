@@ -17,7 +17,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.expectations import expectations
+from attnfuzz.judging.expectations import expectations
 from attnfuzz.problems.cases import DenseDecodeCase, PagedAttentionCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.registry import problem_of

@@ -20,8 +20,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from attnfuzz.campaign import failures, finding_book, known_deaths, pursuit, same_bug
-from attnfuzz.campaign.signature import KnownFindings
+from attnfuzz.campaign import finding_book
+from attnfuzz.campaign.identity import signature
+from attnfuzz.campaign.identity.signature import KnownFindings
+from attnfuzz.campaign.triage import known_deaths
+from attnfuzz.campaign.triage.investigation import Investigation
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase, encode_case
@@ -228,21 +231,30 @@ class Rule:
 
 
 def _without(rule: Callable[..., bool]) -> tuple[Callable[..., bool], ...]:
-    return tuple(other for other in same_bug.RULES if other is not rule)
+    return tuple(other for other in signature.RULES if other is not rule)
 
 
 def rules() -> list[Rule]:
     """All that decide which failures are one bug."""
     found = [
-        Rule("look behind known bugs (`relatives_beyond`)", failures, "relatives_beyond", lambda known, suspect: []),
-        Rule("ask relatives whether it is a known bug (`_recognise`)", pursuit.Pursuit, "_recognise", _nothing),
-        Rule("look beneath rounding (`_look_beneath_rounding`)", pursuit.Pursuit, "_look_beneath_rounding", _nothing),
-        Rule("try K's strides for V's (`_look_beside`)", pursuit.Pursuit, "_look_beside", _nothing),
-        Rule("try other values (`_generalise`)", pursuit.Pursuit, "_generalise", _nothing),
+        Rule(
+            "ask relatives whether it is a known bug (`_recognise`)",
+            Investigation,
+            "_recognise",
+            _nothing,
+        ),
+        Rule(
+            "look beneath rounding (`_look_beneath_rounding`)",
+            Investigation,
+            "_look_beneath_rounding",
+            _nothing,
+        ),
+        Rule("try K's strides for V's (`_look_beside`)", Investigation, "_look_beside", _nothing),
+        Rule("try other values (`_generalise`)", Investigation, "_generalise", _nothing),
         Rule("what a known cause may give", KnownFindings, "may_cause", lambda self, kernel, failure: False),
         Rule("one missing declaration", finding_book, "are_one_gap", lambda one, other: False),
     ]
-    return found + [Rule(f"merging: `{rule.__name__}`", same_bug, "RULES", _without(rule)) for rule in same_bug.RULES]
+    return found + [Rule(f"merging: `{rule.__name__}`", signature, "RULES", _without(rule)) for rule in signature.RULES]
 
 
 def _nothing(self: object) -> None:

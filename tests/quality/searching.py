@@ -17,8 +17,7 @@ from pathlib import Path
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.runner import DEFAULT_TIMEOUT_S, Device, Runner
-from attnfuzz.mutation.hunting import Hunt, Hunted, Hunter
-from attnfuzz.mutation.stream import CaseStream
+from attnfuzz.mutation.hunting import CaseStream, Hunt, Hunted, Hunter
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES
 from attnfuzz.overlay import VARIABLE
 from tests.quality.mutants import MUTANTS, Mutant, mutant_named

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from attnfuzz.mutation.outcomes import Kill, Outcome
+from attnfuzz.mutation.outcomes import Kill, MutantOutcome
 from attnfuzz.oracles.verdict import OracleName
 from tests.quality.alone import page
 from tests.quality.mutants import MUTANTS
 
 
-def killed(by: OracleName, *others: OracleName, alone: bool | None = None) -> Outcome:
-    return Outcome(status="killed", kill=Kill(by=by, seconds=1.0, seen_by=(by, *others), alone=alone))
+def killed(by: OracleName, *others: OracleName, alone: bool | None = None) -> MutantOutcome:
+    return MutantOutcome(status="killed", kill=Kill(by=by, seconds=1.0, seen_by=(by, *others), alone=alone))
 
 
 def test_only_what_nothing_else_finds_counts_for_an_oracle_alone() -> None:
@@ -18,7 +18,7 @@ def test_only_what_nothing_else_finds_counts_for_an_oracle_alone() -> None:
         killed("page_relocation", alone=True),
         killed("accuracy", alone=False),  # other cases showed it to another oracle
         killed("dead_memory", "accuracy"),
-        Outcome(status="survived"),
+        MutantOutcome(status="survived"),
     )
     lines = list(page(list(zip(MUTANTS, outcomes, strict=False))))
     assert "| page_relocation | 1 | 1 | 1 | 1 |" in lines

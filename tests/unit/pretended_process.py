@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from attnfuzz.campaign.journal import Journal
-from attnfuzz.campaign.judging import TimedJudge
-from attnfuzz.campaign.known_deaths import KnownDeaths
-from attnfuzz.campaign.pursuit import Pursuit
-from attnfuzz.campaign.signature import KnownFindings
-from attnfuzz.campaign.suspect import Suspect
-from attnfuzz.campaign.trials import Trials
+from attnfuzz.campaign.identity.signature import KnownFindings
+from attnfuzz.campaign.judge.journal import Journal
+from attnfuzz.campaign.judge.judging import TimedJudge
+from attnfuzz.campaign.triage.confirmation import Trials
+from attnfuzz.campaign.triage.failing import FailingCase
+from attnfuzz.campaign.triage.investigation import Investigation
+from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.supports import Supports
 
-__all__ = ["CRASH", "KERNEL", "WRONG", "PretendedProcess", "a_case", "pursued"]
+__all__ = ["CRASH", "KERNEL", "WRONG", "PretendedProcess", "a_case", "looked_into"]
 
 KERNEL = Declaration(
     name="pretended",
@@ -38,8 +38,8 @@ def a_case(length: int = 1, *, head_size: int = 16, num_q_heads: int = 1) -> Den
     )
 
 
-def pursued(
-    suspect: Suspect,
+def looked_into(
+    suspect: FailingCase,
     judge: TimedJudge,
     known: KnownFindings | None = None,
     *,
@@ -47,7 +47,7 @@ def pursued(
 ) -> tuple[bool, list[msgspec.Struct]]:
     """Whether ``suspect`` is a bug, and what the coordinator is told of it, under the name 0-1."""
     sent: list[msgspec.Struct] = []
-    pursuit = Pursuit(
+    investigation = Investigation(
         "0-1",
         suspect,
         judge=judge,
@@ -56,7 +56,7 @@ def pursued(
         is_over=is_over,
         deadline=time.monotonic() + 60.0,
     )
-    return pursuit.run(), sent
+    return investigation.run(), sent
 
 
 @dataclass
@@ -90,5 +90,5 @@ class PretendedProcess:
     def trials(self, deaths: KnownDeaths | None = None, relations: Relations = ()) -> Trials:
         return Trials(self.timed(), KERNEL, deaths=KnownDeaths() if deaths is None else deaths, relations=relations)
 
-    def suspect(self, case: Case, *preceding: Case, failure: Failure = CRASH) -> Suspect:
-        return Suspect(KERNEL, case, failure, preceding)
+    def suspect(self, case: Case, *preceding: Case, failure: Failure = CRASH) -> FailingCase:
+        return FailingCase(KERNEL, case, failure, preceding)

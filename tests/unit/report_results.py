@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import Progress
+from attnfuzz.campaign.counts import ProgressMeter
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import CampaignResult, Statistics
-from attnfuzz.campaign.tally import Tally
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Blame, Failure, Timing, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase
@@ -85,8 +85,8 @@ def a_result(*findings: Finding, devices: tuple[str, ...] = ("",), **fields: Any
     )
     timing = Timing(compile_s=0.01, kernel_s=0.05, reference_s=0.02, build_s=0.01)
     for device in devices:
-        reports: list[Progress] = []
-        tally = Tally(reports.append, clock=lambda: 0.0, device=device)
+        reports: list[WorkerProgress] = []
+        tally = ProgressMeter(reports.append, clock=lambda: 0.0, device=device)
         for declaration in (PAGED, DENSE):
             for i in range(10):
                 verdict = Verdict(error_ratio=(0.0, 0.5, 1.0)[i % 3], timing=timing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from attnfuzz.campaign.replay import SavedCase
+from attnfuzz.campaign.saved.replay import SavedCase
 from attnfuzz.corpus import Environment, FindingRecord, Regression, write_regression
 from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.cases import DenseDecodeCase

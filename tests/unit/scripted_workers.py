@@ -10,9 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.campaign.channel import Channel, ChannelClosed
-from attnfuzz.campaign.coordinator import Coordinator, Plan
+from attnfuzz.campaign.coordinator import CampaignPlan, Coordinator
 from attnfuzz.campaign.messages import (
+    Channel,
+    ChannelClosed,
     Confirmed,
     Found,
     FromWorker,
@@ -22,9 +23,8 @@ from attnfuzz.campaign.messages import (
     ToWorker,
 )
 from attnfuzz.campaign.readiness import Readiness
-from attnfuzz.campaign.reporter import Reporter, SilentReporter
-from attnfuzz.campaign.result import CampaignResult, Statistics
-from attnfuzz.campaign.worker_process import LastWords
+from attnfuzz.campaign.result import CampaignResult, Reporter, SilentReporter, Statistics
+from attnfuzz.campaign.workers import LastWords
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
@@ -109,7 +109,7 @@ def campaign(
         workers=len(scripts),
         seed=7,
     )
-    plan = Plan(
+    plan = CampaignPlan(
         statistics=statistics,
         oracles=DEFAULT_ORACLES,
         save_folder=folder,

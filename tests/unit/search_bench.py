@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from hypothesis.strategies import SearchStrategy
 
-from attnfuzz.campaign.channel import Channel
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.draw.drawing import WorkingSets
 from attnfuzz.campaign.finding_book import FindingBook
-from attnfuzz.campaign.formats import WorkingSets
-from attnfuzz.campaign.journal import Journal
-from attnfuzz.campaign.judging import TimedJudge
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.judge.journal import Journal
+from attnfuzz.campaign.judge.judging import TimedJudge
 from attnfuzz.campaign.messages import (
+    Channel,
     Confirmed,
     Duplicate,
     Found,
@@ -29,9 +29,9 @@ from attnfuzz.campaign.messages import (
     ToWorker,
     Unconfirmed,
 )
-from attnfuzz.campaign.reporter import SilentReporter
-from attnfuzz.campaign.saving import SaveFolder
-from attnfuzz.campaign.search import Search
+from attnfuzz.campaign.result import SilentReporter
+from attnfuzz.campaign.saved.saving import SaveFolder
+from attnfuzz.campaign.worker import WorkerLoop
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
@@ -83,7 +83,7 @@ class Bench:
         )
         channel = cast(Channel[ToWorker], self)
         judge, formats = self.timed(deadline), self.formats()
-        Search(setup, judge=judge, strategy_for=drawn, channel=channel, formats=formats).run()
+        WorkerLoop(setup, judge=judge, strategy_for=drawn, channel=channel, formats=formats).run()
         return self
 
     def formats(self) -> WorkingSets | None:

@@ -31,20 +31,18 @@ RANKS = {
     "attnfuzz.kernels": 1,
     "attnfuzz.oracles.verdict": 0,  # data that every layer passes on
     "attnfuzz.oracles": 2,
+    "attnfuzz.judging": 2,
     "attnfuzz.explaining": 2,
     "attnfuzz.isolation": 1,  # processes that may die: generic
     "attnfuzz.triton_compat": 1,
     "attnfuzz.triton_compat.interpreter_operations": 2,
-    "attnfuzz.judging": 3,
     "attnfuzz.corpus": 3,
     "attnfuzz.campaign": 4,
-    "attnfuzz.campaign.duration": 0,  # text only
+    "attnfuzz.campaign.stopping": 0,  # text only
     "attnfuzz.composition": 1,
     "attnfuzz.conformance": 5,
     "attnfuzz.config": 0,
     "attnfuzz.data_files": 0,  # opening what a user names
-    "attnfuzz.config_rules": 0,
-    "attnfuzz.redis_url": 0,
     "attnfuzz.bench": 5,
     "attnfuzz.environment": 0,  # versions, found without importing anything
     "attnfuzz.checking": 5,
@@ -69,6 +67,8 @@ RANKS = {
     "attnfuzz.pytest_plugin": 6,
     "attnfuzz.__main__": 6,
 }
+# A campaign's stations, and what lies between them: each may import those before it.
+STATIONS = ("draw", "counts", "messages", "identity", "judge", "triage", "inference", "result", "saved")
 LIGHT = [
     "attnfuzz.declaration",
     "attnfuzz.testing",
@@ -76,7 +76,7 @@ LIGHT = [
     "attnfuzz.corpus",
     "attnfuzz.pytest_plugin",
     "attnfuzz.campaign.startup",
-    "attnfuzz.campaign.replay",
+    "attnfuzz.campaign.saved.replay",
     "attnfuzz.judging.runner",
 ]
 HEAVY = {"torch", "triton", "hypothesis", "numpy"}
@@ -167,6 +167,15 @@ def test_imports_point_downwards() -> None:
         ours = [name for name in imported_modules(path) if name.partition(".")[0] == "attnfuzz"]
         higher = [name for name in ours if rank(name) > rank(importer)]
         assert importer == "attnfuzz" or not higher, f"{importer} imports {higher}"
+
+
+def test_a_case_goes_through_a_campaign_in_one_direction() -> None:
+    """Whoever follows one case from draw to file would have to walk back."""
+    for path in within("attnfuzz/campaign"):
+        here = [STATIONS.index(part) for part in module_name(path).split(".") if part in STATIONS]
+        names = (name.split(".")[2] for name in imported_modules(path) if name.startswith("attnfuzz.campaign."))
+        later = [name for name in names if here and name in STATIONS and STATIONS.index(name) > here[0]]
+        assert not later, f"{path} imports {later}"
 
 
 def test_kernels_import_only_torch_and_triton() -> None:

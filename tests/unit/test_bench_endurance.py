@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.bench.campaigns import Measured
 from attnfuzz.bench.endurance import HOSTILE, Endurance, MemorySample, Summary, resident_bytes_of_tree
+from attnfuzz.bench.throughput import MeasuredCampaign
 from attnfuzz.declaration import load_kernels
 from attnfuzz.report.bench import print_endurance
 
@@ -28,8 +28,8 @@ def process(folder: Path, pid: int, parent: int, kib: int) -> None:
     (entry / "smaps_rollup").write_text(f"header\nRss: 999999 kB\nPss: {kib} kB\nPss_Anon: 5 kB\n")
 
 
-def measured(rate: float, findings: list[Any] | None = None) -> Measured:
-    return Measured(_Campaign(findings or []), 10.0, {"a": int(10 * rate), HOSTILE[0]: 1000}, 20.0)  # type: ignore[arg-type]  # a stand-in
+def measured(rate: float, findings: list[Any] | None = None) -> MeasuredCampaign:
+    return MeasuredCampaign(_Campaign(findings or []), 10.0, {"a": int(10 * rate), HOSTILE[0]: 1000}, 20.0)  # type: ignore[arg-type]  # a stand-in
 
 
 def summary(rate: float, *in_contract: bool) -> Summary:

@@ -1,20 +1,26 @@
-"""What is measured, what is chosen of it, and when it ends."""
+"""A plan that is run: shapes, contenders, the process that dies, and the budget."""
 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
-from attnfuzz.bench.kernels.laboratory import Crashed
-from attnfuzz.bench.kernels.messages import MeasureReply, MeasureRequest
-from attnfuzz.bench.kernels.plan import KernelBench
-from attnfuzz.bench.kernels.results import Report, decode_report, encode_report
-from attnfuzz.bench.kernels.run import measure_kernels
-from attnfuzz.bench.kernels.selection import choose_kernels, choose_shapes
-from attnfuzz.bench.kernels.shapes import Shape
+from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest, Report, decode_report, encode_report
+from attnfuzz.bench.kernels.run import (
+    Crashed,
+    KernelBench,
+    TimingProcess,
+    choose_kernels,
+    choose_shapes,
+    measure_kernels,
+)
+from attnfuzz.bench.kernels.shapes import SUITES, Shape, bytes_to_move, smoke_suite
 from attnfuzz.declaration import KernelLoadError
-from tests.unit.bench_laboratory import SDPA, Pretended, declared, times
+from attnfuzz.problems.cases import MAX_SEQ_LEN
+from attnfuzz.problems.supports import OptionValue
+from tests.unit.timing_stand_ins import SDPA, Pretended, declared, times
 
 SHAPES = [
     Shape(label=f"page {page}", num_q_heads=4, num_kv_heads=2, head_size=16, seq_lens=(4000,), block_size=page)
@@ -31,11 +37,11 @@ def answer(request: MeasureRequest) -> MeasureReply:
     return times(request, 8 / int(request.options.get("num_splits", 4)))
 
 
-def run(laboratory: Pretended, *kernels: str, budget_s: float = float("inf"), **options: tuple[int, ...]) -> Report:
+def run(process: Pretended, *kernels: str, budget_s: float = float("inf"), **options: tuple[int, ...]) -> Report:
     declarations = [SPLIT if name == "split" else declared(name) for name in kernels]
     plan = KernelBench(suites={"decode": SHAPES}, options=dict(options), budget_s=budget_s)
     clock = itertools.count().__next__
-    return measure_kernels(plan, laboratory, declarations, [SDPA], clock=lambda: float(clock()))
+    return measure_kernels(plan, process, declarations, [SDPA], clock=lambda: float(clock()))
 
 
 def test_the_fastest_choice_is_chosen_and_all_are_kept() -> None:
@@ -54,9 +60,9 @@ def test_without_a_choice_the_first_declared_is_taken() -> None:
 
 def test_what_sees_no_pages_is_timed_once_and_shown_for_each_size() -> None:
     """A comparison with dense tensors would be missing for other page sizes, or take as many times as long."""
-    laboratory = Pretended(answer)
-    report = run(laboratory, "split")
-    assert len([one for one in laboratory.asked if one.contender == "torch:sdpa"]) == 2  # its two backends
+    process = Pretended(answer)
+    report = run(process, "split")
+    assert len([one for one in process.asked if one.contender == "torch:sdpa"]) == 2  # its two backends
     assert [one.shape for one in report.chosen("decode") if one.contender == "torch:sdpa"] == SHAPES
 
 
@@ -71,8 +77,8 @@ def test_wrong_and_deadly_kernels_have_a_mark_and_no_time() -> None:
 
 def test_no_measurement_begins_after_the_budget() -> None:
     """A run would take as long as it likes, or leave out without a word."""
-    laboratory = Pretended(answer)
-    report = run(laboratory, "split", "other", budget_s=2.5)
+    process = Pretended(answer)
+    report = run(process, "split", "other", budget_s=2.5)
     assert [one.contender for one in report.results] == ["split", "other"]
     assert report.unreached == 4
 
@@ -100,3 +106,60 @@ def test_wrong_names_are_told_with_the_right_ones() -> None:
     with pytest.raises(KernelLoadError, match="no shape has such a label"):
         choose_shapes(("merge",), ("8x*",))
     assert [shape.label for shape in choose_shapes(("decode",), ("8x4096 page *6",))["decode"]] == ["8x4096 page 16"]
+
+
+DECODE = Shape(label="", num_q_heads=32, num_kv_heads=8, head_size=128, seq_lens=(4096,))
+
+
+def test_bytes_of_decode_are_keys_values_queries_and_results() -> None:
+    """The bandwidth of every kernel would be wrong by the same factor, and none would look odd."""
+    cache = 2 * 4096 * 8 * 128 * 2
+    assert bytes_to_move(DECODE) == cache + 32 * (2 * 128 * 2 + 4)
+
+
+def test_bytes_of_a_merge_are_three_states() -> None:
+    """The share of a copy's bandwidth would be wrong for merges."""
+    merge = Shape(label="", num_q_heads=32, head_size=128, num_tokens=4096)
+    assert bytes_to_move(merge) == 3 * 4096 * 32 * (128 * 2 + 4)
+
+
+@pytest.mark.parametrize(("suite", "kinds"), [("decode", {"decode"}), ("merge", {"merge"}), ("mixed", {"mixed"})])
+def test_suites_hold_shapes_of_their_kind(suite: str, kinds: set[str]) -> None:
+    """A suite would time kernels of another problem, or none."""
+    assert {shape.kind for shape in SUITES[suite]()} == kinds
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_shapes_of_a_suite_are_told_apart_by_label(suite: str) -> None:
+    """Two rows of a table could not be told apart, and --shape would choose both."""
+    shapes = SUITES[suite]()
+    assert len({shape.label for shape in shapes}) == len(shapes)
+    assert all(shape.longest <= MAX_SEQ_LEN for shape in shapes)
+
+
+def test_queries_of_a_mixed_batch_are_no_more_than_its_keys() -> None:
+    """A query would come before the first key of its sequence."""
+    for shape in (*SUITES["mixed"](), *smoke_suite()):
+        assert all(
+            queries <= length for queries, length in zip(shape.queries, shape.seq_lens, strict=bool(shape.seq_lens))
+        )
+
+
+KERNELS = str(Path(__file__).parent / "timed_kernels.py")
+SHAPE = Shape(label="", num_q_heads=4, num_kv_heads=2, head_size=16, seq_lens=(40, 40), block_size=8)
+
+
+def test_a_kernel_that_dies_costs_only_its_own_times() -> None:
+    """One crash would end a run of many minutes, or be taken for a time."""
+    with TimingProcess("cpu") as process:
+        with pytest.raises(KernelLoadError, match="no kernel 'nothing'"):
+            process.declarations([f"{KERNELS}:nothing"])
+        choices: list[tuple[str, dict[str, OptionValue]]] = [("dies", {}), ("right", {"num_splits": 1})]
+        deadly, right = (
+            MeasureRequest(contender=f"{KERNELS}:{name}", shape=SHAPE, options=options, l2=("warm",))
+            for name, options in choices
+        )
+        with pytest.raises(Crashed, match="7"):
+            process.measure(deadly)
+        assert process.measure(right).status == "ok"
+        assert process.copy(1 << 12, 1e-3).median_us > 0

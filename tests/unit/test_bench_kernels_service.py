@@ -9,9 +9,9 @@ import msgspec
 import pytest
 import torch
 
-from attnfuzz.bench.kernels import calls, measuring
+from attnfuzz.bench.kernels import contender as checks
 from attnfuzz.bench.kernels import service as service_module
-from attnfuzz.bench.kernels.messages import MachineReply, MeasureReply, MeasureRequest
+from attnfuzz.bench.kernels.measurements import MachineReply, MeasureReply, MeasureRequest
 from attnfuzz.bench.kernels.service import TimingService
 from attnfuzz.bench.kernels.shapes import Shape
 from attnfuzz.isolation.serve import ExitAfterReply
@@ -106,7 +106,11 @@ def test_what_attnfuzz_cannot_prepare_is_not_the_kernels_failure(
         raise torch.OutOfMemoryError("tried to allocate 20 GiB\nand more")
 
     other = msgspec.structs.replace(SHAPE, seq_lens=(24, 24))  # nothing is drawn for it yet
-    for module, name in ((service_module, "draw_tensors"), (calls, "_inputs"), (measuring, "largest_error_ratio")):
+    for module, name in (
+        (service_module, "draw_tensors"),
+        (checks, "_inputs"),
+        (checks, "largest_error_ratio"),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, no_room)
             reply = measured(service, f"{KERNELS}:right", other, num_splits=2)
@@ -122,7 +126,7 @@ def test_what_a_launch_did_is_the_kernels_failure(service: TimingService, monkey
     def lost(*arguments: object, **named: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(measuring, "largest_error_ratio", lost)
+    monkeypatch.setattr(checks, "largest_error_ratio", lost)
     monkeypatch.setattr(TimingService, "_device_answers", lambda self: False)
     with pytest.raises(ExitAfterReply) as ended:
         measured(service, f"{KERNELS}:right", SHAPE, num_splits=2)

@@ -1,15 +1,24 @@
-"""Which campaigns are measured, on which GPUs and with how many workers."""
+"""What throughput counts, for how long, and on which cores."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from attnfuzz.bench import throughput
-from attnfuzz.bench.throughput import Row, ThroughputPlan, measure_throughput
+from attnfuzz.bench.plain_loop import run_plain_loop
+from attnfuzz.bench.throughput import (
+    Row,
+    ThroughputPlan,
+    confined_to,
+    measure_campaign,
+    measure_throughput,
+    share_of_cores,
+)
 
 CHOSEN_ON_ALL = 64
 
@@ -66,3 +75,71 @@ def test_without_several_gpus_each_campaign_is_measured_once(campaigns: list[tup
     rows(("0",))
     rows(())
     assert campaigns == [(1, "0"), (None, "0"), (1, ""), (None, "")]
+
+
+KERNEL = "attnfuzz.kernels.bundled:merge_states_eager"
+
+
+def test_a_campaign_is_measured_after_its_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start-up and compilation would count as time in which nothing was judged, or cases of the warm-up as its work."""
+    monkeypatch.setenv("ATTNFUZZ_TEST_MARK", "before")
+    measured = measure_campaign(
+        [KERNEL], seconds=2.0, warmup_s=1.0, workers=1, device="cpu", environment={"ATTNFUZZ_TEST_MARK": "during"}
+    )
+    assert 0 < measured.cases[KERNEL] < measured.result.statistics.cases
+    assert measured.seconds == pytest.approx(2.0, abs=1.0)
+    assert measured.rate == pytest.approx(measured.cases[KERNEL] / measured.seconds)
+    assert measured.rate_of([KERNEL]) == measured.rate
+    assert measured.rate_of(["another"]) == 0
+    assert os.environ["ATTNFUZZ_TEST_MARK"] == "before"
+
+
+def test_the_plain_loop_judges_cases() -> None:
+    """There would be nothing to compare a campaign with."""
+    loop = run_plain_loop([KERNEL], device="cpu", seconds=1.0, warmup_s=0.2)
+    assert loop.cases > 0
+    assert loop.seconds >= 1.0
+
+
+def test_a_plain_loop_that_fails_says_why() -> None:
+    """A benchmark would show a rate of nothing."""
+    with pytest.raises(RuntimeError, match="no_such_kernel"):
+        run_plain_loop(["attnfuzz.kernels.bundled:no_such_kernel"], device="cpu", seconds=1.0, warmup_s=0.2)
+
+
+def fake_system(folder: Path, siblings: dict[int, str]) -> Path:
+    for cpu, text in siblings.items():
+        (folder / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (folder / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(text + "\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("siblings", "expected"),
+    [
+        ({cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)}, {0, 4, 1, 5}),
+        ({cpu: f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}" for cpu in range(8)}, {0, 1, 2, 3}),
+        ({}, {0, 1, 2, 3}),
+    ],
+)
+def test_a_share_is_of_whole_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, siblings: dict[int, str], expected: set[int]
+) -> None:
+    """One thread of each core would be nearly as fast as the whole machine, and scaling would look bad."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert share_of_cores(1, 2, fake_system(tmp_path, siblings)) == expected
+
+
+def test_everything_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The campaign on all GPUs would be left without some of the cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2, 5})
+    assert share_of_cores(4, 4) == {1, 2, 5}
+    assert len(share_of_cores(1, 4)) == 1
+
+
+def test_what_starts_meanwhile_is_confined() -> None:
+    """Workers would run on all cores, or everything that follows on a few."""
+    before = os.sched_getaffinity(0)
+    with confined_to(frozenset([min(before)])):
+        assert os.sched_getaffinity(0) == {min(before)}
+    assert os.sched_getaffinity(0) == before

@@ -8,14 +8,12 @@ import itertools
 import msgspec
 import pytest
 
-from attnfuzz.bench.kernels.laboratory import Crashed
-from attnfuzz.bench.kernels.messages import MeasureReply, MeasureRequest
+from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest
+from attnfuzz.bench.kernels.run import Crashed
 from attnfuzz.bench.kernels.shapes import bytes_to_move
-from attnfuzz.bench.tuning.batches import FEATURES, features_of, tuning_batches
-from attnfuzz.bench.tuning.run import Tuning, tune
-from attnfuzz.bench.tuning.search import configurations, measure_batches
-from attnfuzz.bench.tuning.source import Tuned, TunedLeaf, TunedSplit, python_source
-from tests.unit.bench_laboratory import Pretended, declared, times
+from attnfuzz.bench.tuning import FEATURES, Tuning, configurations, features_of, measure_batches, tune, tuning_batches
+from attnfuzz.bench.tuning_tree import Leaf, Split, Tuned, python_source
+from tests.unit.timing_stand_ins import Pretended, declared, times
 
 SPLIT = declared("file.py:split", num_splits=(1, 8, 32), tile=(16, 64))
 
@@ -65,23 +63,23 @@ def test_too_many_configurations_are_sampled_and_keep_the_default() -> None:
 
 def test_bad_configurations_are_measured_on_few_batches_only() -> None:
     """Most of the time would go into configurations that lose everywhere."""
-    laboratory = Pretended(answer)
+    process = Pretended(answer)
     batches = tuning_batches("paged_decode", 30)
-    found = measure_batches(laboratory, SPLIT, configurations(SPLIT.options, {}, 48), batches)
+    found = measure_batches(process, SPLIT, configurations(SPLIT.options, {}, 48), batches)
     assert len(found.samples) == 30
     assert {one["tile"] for one in found.configurations} == {64}
-    slow = [one for one in laboratory.asked if one.options == {"num_splits": 1, "tile": 16}]
+    slow = [one for one in process.asked if one.options == {"num_splits": 1, "tile": 16}]
     assert len(slow) == 6
     assert [one for one, _ in found.wrong] == [{"num_splits": 32, "tile": 64}]
-    assert len([one for one in laboratory.asked if one.options == {"num_splits": 32, "tile": 64}]) == 1
+    assert len([one for one in process.asked if one.options == {"num_splits": 32, "tile": 64}]) == 1
 
 
 def test_the_budget_ends_it_after_a_batch() -> None:
     """A batch measured with half of the configurations would compare what cannot be compared."""
-    laboratory = Pretended(answer)
+    process = Pretended(answer)
     clock = itertools.count().__next__
     found = measure_batches(
-        laboratory, SPLIT, configurations(SPLIT.options, {}, 48), tuning_batches("paged_decode", 30),
+        process, SPLIT, configurations(SPLIT.options, {}, 48), tuning_batches("paged_decode", 30),
         budget_s=2.5, clock=lambda: float(clock()),
     )  # fmt: skip
     assert (len(found.samples), found.unreached) == (3, 27)
@@ -94,8 +92,8 @@ def test_the_printed_function_chooses_what_was_fastest() -> None:
     assert tuned.regret == 0
     assert tuned.regret_of_one > 0.1
     few = sum(len(shape.seq_lens) <= 8 for shape in tuning_batches("paged_decode", 40))
-    assert tuned.tree == TunedSplit(
-        "batch", 8, TunedLeaf({"num_splits": 8, "tile": 64}, few), TunedLeaf({"num_splits": 1, "tile": 64}, 40 - few)
+    assert tuned.tree == Split(
+        "batch", 8, Leaf({"num_splits": 8, "tile": 64}, few), Leaf({"num_splits": 1, "tile": 64}, 40 - few)
     )
     source = python_source(tuned)
     (function,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))

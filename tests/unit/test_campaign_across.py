@@ -10,18 +10,17 @@ import pytest
 
 from attnfuzz.campaign import across
 from attnfuzz.campaign.across import naming, search_across
-from attnfuzz.campaign.reporter import Reporter, SilentReporter
-from attnfuzz.campaign.request import Request
-from attnfuzz.campaign.result import CampaignResult
+from attnfuzz.campaign.request import CampaignRequest
+from attnfuzz.campaign.result import CampaignResult, Reporter, SilentReporter
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.isolation.pythons import Python
 from tests.unit.report_results import DENSE, MERGE, a_finding, a_result
 
 OLD, NEW = (Python(Path(f"/{name}/bin/python"), {"triton": name}) for name in ("3.6.0", "3.9.0"))
-REQUEST = Request(kernels=("*",), started=0.0, budget_s=60.0, save_folder=Path("found"))
+REQUEST = CampaignRequest(kernels=("*",), started=0.0, budget_s=60.0, save_folder=Path("found"))
 
-Campaign = Callable[[Request], CampaignResult]
+Campaign = Callable[[CampaignRequest], CampaignResult]
 
 
 class Unstartable:
@@ -36,7 +35,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Campaign], CampaignResult]
     """A search in two environments whose campaigns are made up, and where no case runs afterwards."""
 
     def search(campaign: Campaign) -> CampaignResult:
-        def run_campaign(request: Request, reporter: Reporter) -> CampaignResult:
+        def run_campaign(request: CampaignRequest, reporter: Reporter) -> CampaignResult:
             return campaign(request)
 
         monkeypatch.setattr(across, "run_campaign", run_campaign)
@@ -48,9 +47,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Campaign], CampaignResult]
 
 def test_each_environment_has_an_equal_part_and_the_same_seed(run: Callable[[Campaign], CampaignResult]) -> None:
     """One of them would be searched less than the other, for other cases, and called the better one."""
-    asked: list[Request] = []
+    asked: list[CampaignRequest] = []
 
-    def campaign(request: Request) -> CampaignResult:
+    def campaign(request: CampaignRequest) -> CampaignResult:
         asked.append(request)
         return a_result()
 
@@ -80,7 +79,7 @@ def test_what_both_find_is_one_finding_and_a_smaller_case_counts(run: Callable[[
 def test_a_kernel_that_one_environment_never_reached_is_told(run: Callable[[Campaign], CampaignResult]) -> None:
     """It would count as found to be right in both, for the cases of the other."""
 
-    def campaign(request: Request) -> CampaignResult:
+    def campaign(request: CampaignRequest) -> CampaignResult:
         result = a_result()
         if request.python is NEW:
             result.statistics.kernels[DENSE.target].cases = 0
@@ -103,7 +102,7 @@ def test_a_campaign_that_cannot_begin_keeps_what_the_first_has_found(
 ) -> None:
     """The findings of half an hour would go unreported, since the second environment lacks the kernel."""
 
-    def campaign(request: Request) -> CampaignResult:
+    def campaign(request: CampaignRequest) -> CampaignResult:
         if request.python is NEW:
             raise KernelLoadError("no kernel 'k'")
         return a_result(a_finding(python=OLD))
@@ -119,7 +118,7 @@ def test_no_campaign_follows_one_that_was_interrupted(run: Callable[[Campaign], 
     """Ctrl-C would have to be pressed once for each environment."""
     asked: list[Python | None] = []
 
-    def campaign(request: Request) -> CampaignResult:
+    def campaign(request: CampaignRequest) -> CampaignResult:
         asked.append(request.python)
         return a_result(a_finding(python=OLD), stop_reason="interrupted", signal=2)
 

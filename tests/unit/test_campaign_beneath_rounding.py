@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.pursuit: a wrong number that large values hide is one bug with what shows in its bits."""
+"""campaign.triage.investigation: a wrong number that large values hide is one bug with what shows in its bits."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
+from attnfuzz.campaign.identity.signature import KnownFindings, Signature
 from attnfuzz.campaign.messages import Duplicate, Minimised
-from attnfuzz.campaign.signature import KnownFindings, Signature
-from attnfuzz.campaign.suspect import Suspect
+from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.recipes import Values
-from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, pursued
+from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, looked_into
 
 BITS = Failure(oracle="value_affinity", kind="bits", message="the bits must be equal")
 LARGE = msgspec.structs.replace(a_case(5), values=Values(values="large"))
@@ -38,23 +38,25 @@ def both(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
     return adds_one_to_long_ones(case, earlier) or adds_an_epsilon(case, earlier)
 
 
-def pursue(bug: Bug, *signatures: Signature) -> tuple[KnownFindings, list[msgspec.Struct]]:
+def investigated(bug: Bug, *signatures: Signature) -> tuple[KnownFindings, list[msgspec.Struct]]:
     """What is known afterwards, and what the coordinator is told, of `LARGE` when its bits differ."""
     process, known = PretendedProcess(bug), KnownFindings()
     for signature in signatures:
         known.add(signature)
-    is_bug, sent = pursued(process.suspect(LARGE, failure=BITS), process.timed(), known)
+    is_bug, sent = looked_into(process.suspect(LARGE, failure=BITS), process.timed(), known)
     assert is_bug
     return known, sent
 
 
 def wrong(*needs: str) -> Signature:
-    return Signature(Suspect(PretendedProcess(both).suspect(LARGE).declaration, LARGE, WRONG).symptom, frozenset(needs))
+    return Signature(
+        FailingCase(PretendedProcess(both).suspect(LARGE).declaration, LARGE, WRONG).symptom, frozenset(needs)
+    )
 
 
 def test_a_wrong_number_that_large_values_hide_is_told_as_such() -> None:
     """The finding would be of bits, for any case, and the wrong number be reported again as a second bug."""
-    _, sent = pursue(adds_one_to_long_ones)
+    _, sent = investigated(adds_one_to_long_ones)
     (closed,) = [message for message in sent if isinstance(message, Minimised)]
     assert closed.shown_as == (("accuracy", "out:value"),)
     assert "seq_len>1" in closed.features
@@ -62,7 +64,7 @@ def test_a_wrong_number_that_large_values_hide_is_told_as_such() -> None:
 
 def test_bits_that_only_differ_where_a_known_bug_is_at_work_are_that_bug() -> None:
     """One mistake would be two findings: its wrong numbers, and the last digits of larger ones."""
-    known, sent = pursue(adds_one_to_long_ones, wrong("seq_len>1"))
+    known, sent = investigated(adds_one_to_long_ones, wrong("seq_len>1"))
     assert isinstance(sent[-1], Duplicate)
     suspect = PretendedProcess(both).suspect(LARGE, failure=BITS)
     assert known.explains(suspect.symptom, suspect.features)
@@ -72,6 +74,6 @@ def test_bits_that_only_differ_where_a_known_bug_is_at_work_are_that_bug() -> No
 def test_a_mistake_of_rounding_stays_one(known: tuple[Signature, ...]) -> None:
     """A kernel that adds an epsilon would be cleared by another bug of the same kernel."""
     bug = both if known else adds_an_epsilon
-    _, sent = pursue(bug, *known)
+    _, sent = investigated(bug, *known)
     (closed,) = [message for message in sent if isinstance(message, Minimised)]
     assert closed.shown_as == (("value_affinity", "bits"),)

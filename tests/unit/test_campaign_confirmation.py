@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.confirmation: a failure always comes back, or now and then, or after certain cases, or never."""
+"""campaign.triage.confirmation: a failure always comes back, or now and then, or after certain cases, or never."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from random import Random
 
 import pytest
 
-from attnfuzz.campaign.confirmation import confirm, rate_of, still_fails_afresh
-from attnfuzz.campaign.known_deaths import KnownDeaths
-from attnfuzz.campaign.leaks import trials_of
 from attnfuzz.campaign.messages import Smaller
+from attnfuzz.campaign.triage.confirmation import confirm, rate_of, still_fails_afresh, trials_of
+from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
-from tests.unit.pretended_process import CRASH, WRONG, PretendedProcess, a_case, pursued
+from tests.unit.pretended_process import CRASH, WRONG, PretendedProcess, a_case, looked_into
 
 OTHERS = tuple(a_case(length) for length in range(10, 30))
 WIDE = a_case(5, head_size=32)
@@ -37,7 +36,7 @@ def test_a_case_that_always_fails_is_run_a_few_times() -> None:
         process = now_and_then(failure, rate=1.0)
         found = confirm(process.suspect(a_case(), *OTHERS, failure=failure), process.trials())
         assert (len(found.failures), found.runs, found.is_flaky) == (runs, runs, False)
-        assert found.suspect.preceding == ()
+        assert found.failing.preceding == ()
 
 
 def test_a_crash_that_needs_an_earlier_case_is_confirmed_with_just_that_one() -> None:
@@ -45,7 +44,7 @@ def test_a_crash_that_needs_an_earlier_case_is_confirmed_with_just_that_one() ->
     process = PretendedProcess(after_wide)
     suspect = process.suspect(a_case(num_q_heads=3), *OTHERS[:7], WIDE, *OTHERS[7:])
     found = confirm(suspect, process.trials())
-    assert (found.suspect.case, found.suspect.preceding) == (suspect.case, (WIDE,))
+    assert (found.failing.case, found.failing.preceding) == (suspect.case, (WIDE,))
     assert (len(found.failures), found.is_flaky) == (2, False)
 
 
@@ -116,10 +115,10 @@ def test_bits_that_other_calls_change_are_looked_for_in_a_sequence_of_calls(seen
     process = Remembers(lambda case, earlier: None)
     trials = process.trials()
     found = confirm(process.suspect(a_case(), *OTHERS, failure=seen), trials)
-    assert (found.suspect.failure, len(found.failures), found.is_flaky) == (REMEMBERED, 3, False)
-    assert found.suspect.preceding == ()
+    assert (found.failing.failure, len(found.failures), found.is_flaky) == (REMEMBERED, 3, False)
+    assert found.failing.preceding == ()
     assert trials.relations == ("call_sequence",)
-    finished, sent = pursued(process.suspect(a_case(), failure=seen), process.timed())
+    finished, sent = looked_into(process.suspect(a_case(), failure=seen), process.timed())
     assert finished
     assert REMEMBERED in [message.failure for message in sent if isinstance(message, Smaller)]
 
@@ -148,7 +147,7 @@ def test_a_counter_of_calls_is_found_as_a_sequence() -> None:
     """Here no case matters, only how many there were."""
     process = PretendedProcess(lambda case, earlier: CRASH if len(earlier) == 4 else None)
     found = confirm(process.suspect(a_case(), *OTHERS), process.trials())
-    assert len(found.suspect.preceding) == 4
+    assert len(found.failing.preceding) == 4
 
 
 def test_a_failure_of_the_second_run_in_a_process_is_no_chance() -> None:
@@ -156,7 +155,7 @@ def test_a_failure_of_the_second_run_in_a_process_is_no_chance() -> None:
     process = PretendedProcess(lambda case, earlier: WRONG if case in earlier else None)
     found = confirm(process.suspect(a_case(), failure=WRONG), process.trials())
     assert not found.is_flaky
-    assert found.suspect.preceding == (a_case(),)
+    assert found.failing.preceding == (a_case(),)
 
 
 def test_what_fails_now_and_then_is_flaky() -> None:
@@ -167,7 +166,7 @@ def test_what_fails_now_and_then_is_flaky() -> None:
             process = now_and_then(failure, seed)
             found.append(confirm(process.suspect(a_case(), *OTHERS, failure=failure), process.trials()))
         assert sum(bool(one.failures) and one.is_flaky for one in found) >= 18
-        assert not any(one.suspect.preceding for one in found)
+        assert not any(one.failing.preceding for one in found)
 
 
 def test_the_rate_is_that_of_twenty_runs() -> None:

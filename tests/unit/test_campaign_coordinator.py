@@ -18,11 +18,11 @@ from attnfuzz.campaign.messages import (
     Duplicate,
     Join,
     Known,
-    Progress,
     Ready,
     Smaller,
     Stop,
     Trouble,
+    WorkerProgress,
 )
 from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.corpus import load_regression
@@ -36,9 +36,9 @@ def test_progress_of_all_workers_is_added_up(tmp_path: Path) -> None:
 
     def script(worker: Worker) -> None:
         for _ in range(3):
-            worker.say(Progress(kernel=KERNEL.target, cases=5, seconds=0.1, known=1, max_error_ratio=0.5))
+            worker.say(WorkerProgress(kernel=KERNEL.target, cases=5, seconds=0.1, known=1, max_error_ratio=0.5))
         worker.hear(Stop)
-        worker.say(Progress(kernel=KERNEL.target, cases=1, seconds=0.1, max_error_ratio=0.75))
+        worker.say(WorkerProgress(kernel=KERNEL.target, cases=1, seconds=0.1, max_error_ratio=0.75))
 
     result = campaign(tmp_path, script, script, budget_s=0.5)
     kernel = result.statistics.kernels[KERNEL.target]
@@ -201,7 +201,7 @@ def test_known_failures_of_all_workers_count_for_their_finding(tmp_path: Path) -
         known = worker.hear(Known)
         assert isinstance(known, Known)
         counts = {known.finding: 4, "": 3}
-        worker.say(Progress(kernel=KERNEL.target, cases=5, seconds=0.1, known=7, known_by_finding=counts))
+        worker.say(WorkerProgress(kernel=KERNEL.target, cases=5, seconds=0.1, known=7, known_by_finding=counts))
         waits(worker)
 
     (finding,) = campaign(tmp_path, finder, meets_it_again, budget_s=0.7).findings

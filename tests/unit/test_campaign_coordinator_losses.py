@@ -12,19 +12,11 @@ from typing import Any, cast
 
 import pytest
 
-from attnfuzz.campaign.coordinator import Coordinator, Plan
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import (
-    Found,
-    Progress,
-    Pursue,
-    Setup,
-    Trouble,
-    Unconfirmed,
-)
-from attnfuzz.campaign.reporter import SilentReporter
-from attnfuzz.campaign.result import Statistics
-from attnfuzz.campaign.worker_process import WorkerProcess
+from attnfuzz.campaign.coordinator import CampaignPlan, Coordinator
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.messages import Found, Setup, Trouble, Unconfirmed, Unfinished, WorkerProgress
+from attnfuzz.campaign.result import SilentReporter, Statistics
+from attnfuzz.campaign.workers import WorkerProcess
 from attnfuzz.isolation.zygote_client import Zygote
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES
 from tests.unit.scripted_workers import KERNEL, Worker, campaign, closes, finds, waits
@@ -52,7 +44,7 @@ def test_a_worker_that_is_killed_again_and_again_is_started_again(tmp_path: Path
     workers: list[Worker] = []
 
     def script(worker: Worker) -> None:
-        worker.say(Progress(kernel=KERNEL.target, cases=1, seconds=0.1))
+        worker.say(WorkerProgress(kernel=KERNEL.target, cases=1, seconds=0.1))
         if worker.setup.seed >> 32 < 9:  # the number of starts before this one
             worker.killed_by = "SIGKILL"
         else:
@@ -74,9 +66,9 @@ def test_what_a_killed_worker_was_looking_into_is_looked_into_by_another(tmp_pat
             finds(worker, 9, "0-1", confirm=False)
             worker.killed_by = "SIGKILL"
             return
-        pursue = worker.hear(Pursue)
-        assert isinstance(pursue, Pursue)
-        worker.say(Found(finding="0-1", kernel=pursue.kernel, case=pursue.case, failure=pursue.failure))
+        unfinished = worker.hear(Unfinished)
+        assert isinstance(unfinished, Unfinished)
+        worker.say(Found(finding="0-1", kernel=unfinished.kernel, case=unfinished.case, failure=unfinished.failure))
         worker.say(Unconfirmed(finding="0-1", runs=3))
         waits(worker)
 
@@ -117,7 +109,7 @@ def test_a_system_without_processes_ends_the_campaign_with_a_sentence(tmp_path: 
         kernels=Statistics.of_kernels([KERNEL]), started=now, deadline=now + 60, device="cpu", device_name="cpu",
         workers=2, seed=7,
     )  # fmt: skip
-    plan = Plan(statistics=statistics, oracles=DEFAULT_ORACLES, save_folder=tmp_path)
+    plan = CampaignPlan(statistics=statistics, oracles=DEFAULT_ORACLES, save_folder=tmp_path)
     result = Coordinator(plan, launch=refused, reporter=SilentReporter()).run()
     assert result.stop_reason == "environment"
     assert "Resource temporarily unavailable" in result.troubles[0]
@@ -182,7 +174,7 @@ def test_workers_on_a_gpu_that_does_not_answer_are_ended(tmp_path: Path) -> None
 
 def test_the_other_gpus_go_on_without_one_that_does_not_answer(tmp_path: Path) -> None:
     """One GPU of eight would end the search on all; what its workers had met has to be looked into elsewhere."""
-    pursued: list[Pursue] = []
+    taken_up: list[Unfinished] = []
 
     def script(worker: Worker) -> None:
         if worker.setup.device_id == "GPU-dead":
@@ -190,16 +182,16 @@ def test_the_other_gpus_go_on_without_one_that_does_not_answer(tmp_path: Path) -
                 finds(worker, 9, "0-1", confirm=False)
             worker.say(Trouble(message="GPU-dead does not answer", environment=True, device_lost=True))
             return
-        pursue = worker.hear(Pursue)
-        assert isinstance(pursue, Pursue)
-        pursued.append(pursue)
+        unfinished = worker.hear(Unfinished)
+        assert isinstance(unfinished, Unfinished)
+        taken_up.append(unfinished)
         waits(worker)
 
     workers: list[Worker] = []
     devices = ("GPU-dead", "GPU-alive")
     result = campaign(tmp_path, script, script, budget_s=1.0, started=workers, device_ids=devices)
     assert [worker.setup.device_id for worker in workers] == list(devices)
-    assert (result.stop_reason, result.troubles, len(pursued)) == ("budget", ("GPU-dead does not answer",), 1)
+    assert (result.stop_reason, result.troubles, len(taken_up)) == ("budget", ("GPU-dead does not answer",), 1)
 
 
 def test_when_every_worker_is_lost_again_and_again_the_campaign_ends(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.drawing: no case twice, none later than asked, and the same ones for the same seeds."""
+"""attnfuzz.campaign.draw.drawing: no case twice, none later than asked, and the same ones for the same seeds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from itertools import cycle
 
 from hypothesis.strategies import SearchStrategy
 
-from attnfuzz.campaign.drawing import Drawing
-from attnfuzz.campaign.formats import WorkingSets
+from attnfuzz.campaign.draw.drawing import CaseSource, WorkingSets
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.formats import Format, format_of
@@ -25,7 +24,7 @@ def strategy_for(declaration: Declaration, formats: Sequence[Format], length: in
     return case_lists(declaration.problem, length=length, formats=formats)
 
 
-def a_round(drawing: Drawing, declaration: Declaration = KERNEL, *, most: int = 1000) -> list[bytes]:
+def a_round(drawing: CaseSource, declaration: Declaration = KERNEL, *, most: int = 1000) -> list[bytes]:
     found: list[bytes] = []
 
     def visit(case: Case) -> bool:
@@ -38,7 +37,7 @@ def a_round(drawing: Drawing, declaration: Declaration = KERNEL, *, most: int = 
 
 def test_no_case_is_drawn_twice() -> None:
     """Every round begins with the simplest case, which says nothing new the second time."""
-    drawing = Drawing(strategy_for, seeds=(1,))
+    drawing = CaseSource(strategy_for, seeds=(1,))
     cases = [case for _ in range(4) for case in a_round(drawing)]
     assert len(set(cases)) == len(cases) > 700
     assert set(a_round(drawing, OTHER)) & set(cases)  # a case that passed on one kernel says nothing of another
@@ -46,19 +45,21 @@ def test_no_case_is_drawn_twice() -> None:
 
 def test_the_seeds_decide_what_is_drawn() -> None:
     """--seed must repeat a search, and two workers must not do the same work."""
-    assert a_round(Drawing(strategy_for, seeds=(1, 0))) == a_round(Drawing(strategy_for, seeds=(1, 0)))
-    assert len({*a_round(Drawing(strategy_for, seeds=(1, 0))), *a_round(Drawing(strategy_for, seeds=(1, 1)))}) > 350
+    assert a_round(CaseSource(strategy_for, seeds=(1, 0))) == a_round(CaseSource(strategy_for, seeds=(1, 0)))
+    assert (
+        len({*a_round(CaseSource(strategy_for, seeds=(1, 0))), *a_round(CaseSource(strategy_for, seeds=(1, 1)))}) > 350
+    )
 
 
 def test_the_place_of_a_kernel_does_not_decide_what_is_drawn() -> None:
     """--seed would repeat a search on no other machine, and each clone of a project see other cases in its CI."""
     here, there = (Declaration(name="k", problem="dense_decode", target=f"/{place}/my.py:k") for place in "ab")
-    assert a_round(Drawing(strategy_for, seeds=(1,)), here) == a_round(Drawing(strategy_for, seeds=(1,)), there)
+    assert a_round(CaseSource(strategy_for, seeds=(1,)), here) == a_round(CaseSource(strategy_for, seeds=(1,)), there)
 
 
 def test_a_round_ends_in_the_middle_of_a_list() -> None:
     """After a failing case nothing more may be judged, and what was drawn with it may be drawn again."""
-    drawing = Drawing(strategy_for, seeds=(1,))
+    drawing = CaseSource(strategy_for, seeds=(1,))
     assert len(a_round(drawing, most=5)) == 5
     seen: list[Case] = []
 
@@ -78,7 +79,7 @@ def source(declaration: Declaration) -> Iterator[Format]:
 def test_scouted_formats_are_each_in_a_case() -> None:
     """A format that is published must have been compiled."""
     sets = WorkingSets(source)
-    drawing = Drawing(strategy_for, seeds=(1,), formats=sets)
+    drawing = CaseSource(strategy_for, seeds=(1,), formats=sets)
     scouted = []
     for _ in range(2):
         cases = drawing.scout(KERNEL)
@@ -93,4 +94,4 @@ def test_scouted_formats_are_each_in_a_case() -> None:
 
 def test_without_formats_nothing_is_scouted() -> None:
     """On a CPU nothing is compiled: time for it would be wasted."""
-    assert Drawing(strategy_for, seeds=(1,)).scout(KERNEL) == []
+    assert CaseSource(strategy_for, seeds=(1,)).scout(KERNEL) == []

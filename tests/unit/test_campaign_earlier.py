@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.earlier: what an earlier summary told is known, whichever version wrote it, and nothing else is."""
+"""campaign.result: what an earlier summary told is known, whichever version wrote it, and nothing else is."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.earlier import Earlier, EarlierError, load_earlier
-from attnfuzz.campaign.elsewhere import FoundElsewhere
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import Known
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.result import Earlier, EarlierError, load_earlier
 from attnfuzz.report.summary import write_summary
 from tests.unit.report_results import DENSE, PAGED, a_finding, a_result
 
@@ -65,14 +63,6 @@ def test_a_newer_summary_is_read(tmp_path: Path) -> None:
     document["new"] = document["kernels"][0]["new"] = document["kernels"][0]["findings"][0]["new"] = [1]
     (tmp_path / "newer.json").write_text(json.dumps(document))
     assert load_earlier(tmp_path / "newer.json").knows(a_finding())
-
-
-def test_what_another_machine_has_found_is_known_too(tmp_path: Path) -> None:
-    """The exit status is about it as well."""
-    known = Known(kernel=PAGED.target, oracle="accuracy", kind="out:value", features=frozenset())
-    found = FoundElsewhere(host="node1", known=(known,))
-    assert told(tmp_path, elsewhere=(found,)).knows(found)
-    assert not told(tmp_path).knows(found)
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.finding import Finding
 from attnfuzz.campaign.finding_book import FindingBook
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed
-from attnfuzz.campaign.reporter import SilentReporter
-from attnfuzz.campaign.saving import SaveFolder
+from attnfuzz.campaign.result import SilentReporter
+from attnfuzz.campaign.saved.saving import SaveFolder
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
-from attnfuzz.report.headline import finding_lines
+from attnfuzz.report.findings import finding_lines
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="kernels.py:k")
 WRONG = Failure(oracle="accuracy", kind="out:value", message="wrong")
@@ -256,8 +256,7 @@ def test_the_cases_of_what_is_merged_count_for_what_it_is_merged_with(story: Sto
     assert story.book.standing_for("000000") == ""
     story.found("1-2", 9)
     story.confirmed("1-2")
-    again = story.book.named("1-2").tag
-    story.book.duplicate(Duplicate(finding="1-2", features=frozenset({"seq_len>1"}), shown_as=()))
+    again = story.book.duplicate(Duplicate(finding="1-2", features=frozenset({"seq_len>1"}), shown_as=())).tag
     story.book.seen_again({again: 1000})
     assert finding.cases_seen == 1113
 

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.formats: a working set that is refreshed, for a bounded part of the time."""
+"""attnfuzz.campaign.draw.drawing: a working set that is refreshed, for a bounded part of the time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import chain, repeat
 
 import msgspec
 
-from attnfuzz.campaign.formats import WorkingSets
+from attnfuzz.campaign.draw.drawing import WorkingSets
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.formats import Format, format_of

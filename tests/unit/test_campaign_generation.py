@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.generation: a round stops when told to, and Hypothesis neither sees nor reports failures."""
+"""attnfuzz.campaign.draw.drawing: a round stops when told to, and Hypothesis neither sees nor reports failures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import pytest
 from hypothesis import strategies as st
 
-from attnfuzz.campaign.generation import derive_seed, run_round
+from attnfuzz.campaign.draw.drawing import derive_seed, run_round
 
 FOREVER = float("inf")
 

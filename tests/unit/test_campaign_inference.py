@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.inference import Inferred, infer, supports_as_text, with_declared
-from attnfuzz.campaign.replay import SavedCase, replay
+from attnfuzz.campaign.saved.replay import SavedCase, replay
 from attnfuzz.corpus import FindingRecord, Regression, decode_regression, encode_regression
 from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Failure
@@ -355,6 +355,7 @@ def test_declare_refuses_what_is_no_kernel(tmp_path: Path) -> None:
     assert done.stderr == "Error: kernel file 'gone.py' does not exist; give the path to a Python file\n"
 
 
+@pytest.mark.night
 def test_declare_tells_of_bugs_and_declares_none_away(tmp_path: Path) -> None:
     """A wrong kernel would be given a declaration that makes it look right."""
     kernel = f"{KERNELS}:eager_split_decode_drops_last_page"

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.journal: the case that took the machine down can be replayed afterwards."""
+"""attnfuzz.campaign.judge.journal: the case that took the machine down can be replayed afterwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.campaign.journal import Journal, JournalFolder, forget, was_running
+from attnfuzz.campaign.judge.journal import Journal, JournalFolder, forget, was_running
 from attnfuzz.corpus import FindingRecord, Regression, load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import DenseDecodeCase

@@ -1,15 +1,18 @@
-"""attnfuzz.campaign.judging: time limits are learned, and the deadline is kept without false hangs."""
+"""attnfuzz.campaign.judge.judging: journalled, timed, in batches, and never past the deadline."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from attnfuzz.campaign.journal import Journal
-from attnfuzz.campaign.judging import OutOfTime, TimedJudge, Unjudged
+from attnfuzz.campaign.judge import judging as module
+from attnfuzz.campaign.judge.journal import Journal
+from attnfuzz.campaign.judge.judging import AdaptiveTimeout, OutOfTime, Pipeline, TimedJudge, Unjudged
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
@@ -18,7 +21,11 @@ from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.limits import CaseTooLarge
 
 DECLARATION = Declaration(name="k", problem="dense_decode", target="k")
+
+
 CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(1,), scale=0.25)
+
+
 HANG = Verdict(failure=Failure(oracle="hang", kind="timeout", message="still running"))
 
 
@@ -272,3 +279,147 @@ def test_limits_are_learned_from_batches() -> None:
     timed.together(DECLARATION, [CASE] * 10)
     timed(DECLARATION, CASE)
     assert batches.limits == pytest.approx([2.5, 20 * 0.3])
+
+
+def test_the_first_cases_have_the_longest_time() -> None:
+    """The first case of a kernel may compile it; calling that a hang would be a false alarm."""
+    timeout = AdaptiveTimeout(60.0)
+    for _ in range(9):
+        timeout.record(0.01)
+    assert timeout.limit_s() == 60.0
+
+
+def test_later_cases_have_twenty_times_the_slowest() -> None:
+    """With the full time for each of many hanging cases, a kernel that hangs would use up the budget."""
+    timeout = AdaptiveTimeout(60.0)
+    for seconds in (0.5, *[0.01] * 9):
+        timeout.record(seconds)
+    assert timeout.limit_s() == 10.0
+    assert timeout.limit_s(short=True) == 3.0
+
+
+def test_the_limit_stays_within_its_ends() -> None:
+    """A limit of milliseconds would take any hiccup of the machine for a hang; one beyond the longest is no limit."""
+    fast, slow = AdaptiveTimeout(10.0), AdaptiveTimeout(10.0)
+    for _ in range(10):
+        fast.record(0.001)
+        slow.record(3.0)
+    assert fast.limit_s() == 2.0
+    assert fast.limit_s(short=True) == 0.5
+    assert slow.limit_s() == 10.0
+
+
+def test_a_hang_is_certain_well_before_the_longest_time() -> None:
+    """On a GPU, where the first case may compile for a minute, each hang would take minutes to look into."""
+    gpu, cpu = AdaptiveTimeout(60.0), AdaptiveTimeout(10.0)
+    assert gpu.certain_s == 60.0
+    for timeout in (gpu, cpu):
+        timeout.record(0.1, cases=10)
+    assert gpu.certain_s == cpu.certain_s == 10.0
+    gpu.record(2.0)
+    assert gpu.certain_s == 40.0
+
+
+def test_a_batch_may_take_as_long_as_all_of_its_cases_may() -> None:
+    """The limit of a single case would call every large batch a hang."""
+    timeout = AdaptiveTimeout(longest_s=10.0)
+    timeout.record(0.25, cases=10)
+    assert timeout.limit_s() == 5.0
+    assert timeout.batch_limit_s(9) == 7.0
+
+
+def test_a_batch_does_not_wait_for_what_hangs_in_it_as_long_as_a_case() -> None:
+    """It is suspected of nothing: each of its cases is judged alone then, and waited for once more."""
+    timeout = AdaptiveTimeout(longest_s=10.0)
+    timeout.record(0.01)
+    assert timeout.limit_s() == 10.0
+    assert timeout.batch_limit_s(11) == 2.6
+
+
+def test_the_first_case_of_a_format_has_a_patience_of_its_own() -> None:
+    """A kernel that compiles within its own process would be killed half way, and accused of a hang."""
+    timeout = AdaptiveTimeout(60.0)
+    timeout.record(0.01, cases=100)
+    assert (timeout.limit_s(), timeout.limit_s(first=True)) == (2.0, 60.0)
+    for _ in range(10):
+        timeout.record(1.5, first=True)
+    assert (timeout.limit_s(), timeout.limit_s(first=True)) == (2.0, 30.0)
+    assert timeout.certain_s == 30.0  # in a fresh process, where every format is new
+
+
+DECLARATION_OF_PIPELINE = Declaration(name="k", problem="dense_decode", target="k")
+
+
+CASES = [DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(n,), scale=0.25) for n in (1, 2, 3)]
+
+
+def content(declaration: Declaration, cases: Sequence[Case]) -> list[Verdict]:
+    return [Verdict(error_ratio=float(i)) for i, _ in enumerate(cases)]
+
+
+def test_the_submitter_goes_on_while_the_batch_is_judged() -> None:
+    """Otherwise either the drawing or the device waits all the time."""
+    drawn = threading.Event()
+
+    def judge(declaration: Declaration, cases: Sequence[Case]) -> list[Verdict]:
+        assert drawn.wait(10.0)
+        return content(declaration, cases)
+
+    pipeline = Pipeline(judge)
+    pipeline.submit(DECLARATION_OF_PIPELINE, CASES)
+    assert pipeline.collect(0.0) is None
+    drawn.set()
+    batch = pipeline.collect()
+    assert batch is not None
+    assert batch.verdicts == content(DECLARATION_OF_PIPELINE, CASES)
+    assert batch.cases == CASES
+    assert pipeline.collect() is None
+
+
+def test_a_batch_is_sent_off_before_the_submitter_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The executor would wait for its batch while the interpreter is busy with drawing the next."""
+    monkeypatch.setattr(module, "_HEAD_START_S", 10.0)
+    sent = threading.Event()
+
+    def judge(declaration: Declaration, cases: Sequence[Case]) -> list[Verdict]:
+        time.sleep(0.02)  # lets go of the interpreter, as each file of a journal does
+        sent.set()
+        return content(declaration, cases)
+
+    Pipeline(judge).submit(DECLARATION_OF_PIPELINE, CASES)
+    assert sent.is_set()
+
+
+def test_a_batch_that_was_not_collected_is_not_overwritten() -> None:
+    """Its verdicts, findings among them, would be lost without a trace."""
+    pipeline = Pipeline(content)
+    pipeline.submit(DECLARATION_OF_PIPELINE, CASES)
+    with pytest.raises(RuntimeError, match="collect"):
+        pipeline.submit(DECLARATION_OF_PIPELINE, CASES)
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), SystemExit(3)])
+def test_an_error_in_the_background_is_raised_where_it_is_collected(error: BaseException) -> None:
+    """An error that dies with its thread leaves a worker that searches on and judges nothing."""
+
+    def judge(declaration: Declaration, cases: Sequence[Case]) -> list[Verdict]:
+        raise error
+
+    pipeline = Pipeline(judge)
+    pipeline.submit(DECLARATION_OF_PIPELINE, CASES)
+    with pytest.raises(type(error)) as caught:
+        pipeline.collect()
+    assert caught.value is error
+    assert pipeline.collect() is None
+
+
+def test_a_compilation_is_charged_to_the_case_that_caused_it() -> None:
+    """A share of all would let formats that were compiled long ago look slow."""
+    pipeline = Pipeline(lambda declaration, cases: [Verdict(timing=Timing(compile_s=1.0)), Verdict(), Verdict()])
+    pipeline.submit(DECLARATION_OF_PIPELINE, CASES)
+    batch = pipeline.collect()
+    assert batch is not None
+    assert batch.verdicts is not None
+    batch.seconds = 1.6
+    assert [batch.case_seconds(verdict) for verdict in batch.verdicts] == pytest.approx([1.2, 0.2, 0.2])
+    assert batch.warm_seconds == pytest.approx(0.6)

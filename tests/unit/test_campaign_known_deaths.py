@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.known_deaths: cases that would crash as earlier ones did are skipped, and no others."""
+"""attnfuzz.campaign.triage.known_deaths: cases that would crash as earlier ones did are skipped, and no others."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Self
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from attnfuzz.campaign.known_deaths import KnownDeaths
-from attnfuzz.campaign.signature import Signature, Symptom
+from attnfuzz.campaign.identity.signature import Signature, Symptom
+from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.strategies.cases import cases

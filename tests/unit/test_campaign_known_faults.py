@@ -1,10 +1,9 @@
-"""attnfuzz.campaign.known_faults: which cases go on without the relation that they fault in."""
+"""attnfuzz.campaign.triage.known_deaths: which cases go on without the relation that they fault in."""
 
 from __future__ import annotations
 
-from attnfuzz.campaign.known_deaths import KnownDeaths
-from attnfuzz.campaign.known_faults import KnownFaults
-from attnfuzz.campaign.signature import Signature, Symptom, case_features
+from attnfuzz.campaign.identity.signature import Signature, Symptom, case_features
+from attnfuzz.campaign.triage.known_deaths import KnownDeaths, KnownFaults
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import DrawnWithout, Failure
 from attnfuzz.problems.cases import DenseDecodeCase

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.leaks: deaths of memory are traced to a leak, confirmed and shrunk as one."""
+"""attnfuzz.campaign.triage.confirmation: deaths of memory are traced to a leak, confirmed and shrunk as one."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
-from attnfuzz.campaign.journal import Journal
-from attnfuzz.campaign.judging import TimedJudge
+from attnfuzz.campaign.identity.signature import KnownFindings, Symptom
+from attnfuzz.campaign.judge.journal import Journal
+from attnfuzz.campaign.judge.judging import TimedJudge
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
-from attnfuzz.campaign.signature import KnownFindings, Symptom
-from attnfuzz.campaign.suspect import Suspect
+from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, decode_case
 from tests.faults.campaigns import Campaign
 from tests.unit.pretended_gpu import LIMIT
-from tests.unit.pretended_process import KERNEL, a_case, pursued
-from tests.unit.test_campaign_pursuit import explore, last, replay
+from tests.unit.pretended_process import KERNEL, a_case, looked_into
+from tests.unit.test_campaign_investigation import explore, last, replay
 
 KERNELS = Path(__file__).parent / "leaking_kernels.py"
 LEAK = Failure(oracle="crash", kind="leak", message="every call keeps another 16.0 MiB of memory (seen over 20 calls)")
@@ -40,17 +41,17 @@ def leaks_with_groups(declaration: Declaration, case: Case, *, timeout_s: float)
     return LEAK if case.gqa_ratio > 1 else None
 
 
-def pursue(failure: Failure, known: KnownFindings, case: Case | None = None) -> tuple[bool, list[msgspec.Struct]]:
+def investigated(failure: Failure, known: KnownFindings, case: Case | None = None) -> tuple[bool, list[msgspec.Struct]]:
     timed = TimedJudge(judge, find_leak=leaks_with_groups, deadline=1e12, longest_s=10.0, journal=Journal(None))
-    suspect = Suspect(KERNEL, a_case(9, num_q_heads=4) if case is None else case, failure, (a_case(5),) * 3)
-    return pursued(suspect, timed, known)
+    suspect = FailingCase(KERNEL, a_case(9, num_q_heads=4) if case is None else case, failure, (a_case(5),) * 3)
+    return looked_into(suspect, timed, known)
 
 
 def test_a_death_of_memory_becomes_the_leak_behind_it() -> None:
     """Alone the case passes, and what kills servers would be reported as seen once."""
     for failure in (OUT_OF_MEMORY, OUT_OF_GPU_MEMORY, LEAK):
         known = KnownFindings()
-        found, sent = pursue(failure, known)
+        found, sent = investigated(failure, known)
         assert found
         smallest = last(sent, Smaller)
         case = decode_case("dense_decode", bytes(smallest.case))
@@ -65,18 +66,19 @@ def test_a_death_of_memory_becomes_the_leak_behind_it() -> None:
 def test_the_next_death_of_a_known_leak_is_known() -> None:
     """Each worker would report it again."""
     known = KnownFindings()
-    pursue(LEAK, known)
-    _, sent = pursue(OUT_OF_MEMORY, known)
+    investigated(LEAK, known)
+    _, sent = investigated(OUT_OF_MEMORY, known)
     assert last(sent, Duplicate).shown_as[0] == ("crash", "memory")
     assert not [message for message in sent if isinstance(message, Minimised)]
 
 
 def test_a_death_of_memory_without_a_leak_stays_what_it_is() -> None:
     """A machine that was short of memory for a moment makes no kernel leak."""
-    found, _ = pursue(OUT_OF_MEMORY, KnownFindings(), a_case(9))
+    found, _ = investigated(OUT_OF_MEMORY, KnownFindings(), a_case(9))
     assert not found
 
 
+@pytest.mark.night
 def test_a_campaign_finds_shrinks_and_replays_a_leak(tmp_path: Path) -> None:
     """What is saved has to fail again by itself, for as long as the kernel leaks."""
     found = explore(f"{KERNELS}:keeps_with_groups", tmp_path)
@@ -90,6 +92,7 @@ def test_a_campaign_finds_shrinks_and_replays_a_leak(tmp_path: Path) -> None:
     assert "every call keeps another" in replayed["message"]
 
 
+@pytest.mark.night
 def test_after_the_finding_a_leak_costs_no_process(tmp_path: Path) -> None:
     """A death every thirty cases, and the cases of a batch that are run again, slow down all that is searched."""
     kernels = f"{KERNELS}:keeps_16_mebibytes"
@@ -100,6 +103,7 @@ def test_after_the_finding_a_leak_costs_no_process(tmp_path: Path) -> None:
     assert "kernel processes restarted 0 times" in campaign.output, campaign.output
 
 
+@pytest.mark.night
 def test_a_campaign_finds_a_leak_of_gpu_memory(tmp_path: Path) -> None:
     """There no process outgrows a limit: a batch is lost, or the kernel or attnfuzz is told that no memory is left."""
     targets = [f"{KERNELS}:{kernel}" for kernel in ("keeps_with_groups", "keeps_once")]

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.merged_folder: one case of each bug is written, and nothing that people rely on is lost."""
+"""attnfuzz.campaign.saved.merging: one case of each bug is written, and nothing that people rely on is lost."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.campaign.merged_folder import PASSING, Kept, MergedFolder
-from attnfuzz.campaign.merging import SavedBug
-from attnfuzz.campaign.verifying import Checked, Outcome
+from attnfuzz.campaign.saved.merging import PASSING, Checked, Kept, MergedFolder, Outcome, SavedBug
 from attnfuzz.corpus import load_regression
 from tests.unit.saved_findings import a_finding, save
 

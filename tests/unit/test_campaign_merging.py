@@ -1,14 +1,14 @@
-"""attnfuzz.campaign.merging: files of several machines are told apart as findings of one campaign are."""
+"""attnfuzz.campaign.saved.merging: files of several machines are told apart as findings of one campaign are."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from attnfuzz.campaign.merging import SavedBug, represent, tell_apart
-from attnfuzz.campaign.replay import SavedCase
+from attnfuzz.campaign.saved.merging import SavedBug, represent, tell_apart
+from attnfuzz.campaign.saved.replay import SavedCase
 from attnfuzz.corpus import Regression
 from attnfuzz.problems.cases import DenseDecodeCase
-from attnfuzz.report.headline import finding_lines
+from attnfuzz.report.findings import finding_lines
 from tests.unit.saved_findings import a_finding
 
 

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.preceding: of the cases that ran before a failing one, those that it needs are kept."""
+"""attnfuzz.campaign.triage.confirmation: of the cases that ran before a failing one, those that it needs are kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from attnfuzz.campaign.preceding import fewer, find_preceding, simpler
+from attnfuzz.campaign.triage.confirmation import fewer, find_preceding, simpler
 from attnfuzz.problems.cases import Case, DenseDecodeCase
 from attnfuzz.problems.simplest import simplest_case
 from tests.unit.pretended_process import CRASH, KERNEL, WRONG, PretendedProcess, a_case

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from attnfuzz.campaign.aspects import aspects
+from attnfuzz.campaign.identity.signature import case_features
 from attnfuzz.campaign.relatives import alternatives, strides_swapped, without
-from attnfuzz.campaign.signature import case_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.features import CACHE_STRIDES, DEAD_ROWS, KV_STRIDES_DIFFER

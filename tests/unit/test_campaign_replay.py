@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.replay: which kernels a saved case runs on, and where they are found."""
+"""attnfuzz.campaign.saved.replay: which kernels a saved case runs on, and where they are found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from attnfuzz.campaign.replay import Replayed, SavedCase, cleared, replay, replay_command, resolve_target
+from attnfuzz.campaign.saved.replay import Replayed, SavedCase, cleared, replay, replay_command, resolve_target
 from attnfuzz.corpus import FindingRecord, Regression
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.builds import BuildWatch, GiveUp, never
@@ -20,7 +20,7 @@ from attnfuzz.judging.runner import Runner
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.supports import Supports
-from attnfuzz.report.replayed import print_total
+from attnfuzz.report.saved_cases import print_total
 
 CASE = DenseDecodeCase(
     num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(3,), scale=0.25, options={"tile": 32, "old": 1}

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.resuming: the next part is asked for what the last one was, unless it is given anew."""
+"""attnfuzz.campaign.request: the next part is asked for what the last one was, unless it is given anew."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnfuzz.campaign.request import Request
-from attnfuzz.campaign.resuming import asked_of, resumed
-from attnfuzz.campaign.state import State, StateError
+from attnfuzz.campaign.request import CampaignRequest, asked_of, resumed
+from attnfuzz.campaign.saved.state import CampaignState, StateError
 from attnfuzz.isolation.pythons import Python
 
-FIRST = Request(
+FIRST = CampaignRequest(
     kernels=("a", "b"), started=0.0, budget_s=60.0, save_folder=Path("mine"), workers=3, device="cpu", seed=7,
     oracles=("accuracy",), fail_fast=True,
 )  # fmt: skip
-DEFAULTS = Request(kernels=("*",), started=100.0, budget_s=60.0, save_folder=Path("regressions"))
-STATE = State(
+DEFAULTS = CampaignRequest(kernels=("*",), started=100.0, budget_s=60.0, save_folder=Path("regressions"))
+STATE = CampaignState(
     asked=asked_of(FIRST), seed=7, elapsed_s=45.0, parts=1, kernels=(), interval_s=1.0, throughput={}
 )  # fmt: skip
 

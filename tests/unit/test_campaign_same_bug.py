@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.same_bug: which findings are reported as one."""
+"""attnfuzz.campaign.identity.signature: which findings are reported as one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.same_bug import are_same_bug
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.identity.signature import are_same_bug
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, Failure, OracleName
 from attnfuzz.problems.features import KV_STRIDES_DIFFER

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.saved_run: a saved case runs after the cases that it needs, and as often as its rate asks for."""
+"""campaign.saved.replay: a saved case runs after the cases that it needs, and as often as its rate asks for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import attnfuzz
-from attnfuzz.campaign.replay import SavedCase, replay
-from attnfuzz.campaign.saved_run import judge_sequence, preceding_for, run_saved, runs_to_see
+from attnfuzz.campaign.saved.replay import SavedCase, judge_sequence, preceding_for, replay, run_saved, runs_to_see
 from attnfuzz.corpus import FindingRecord, Regression, write_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.runner import Runner
@@ -164,6 +163,7 @@ def test_a_leak_shows_again_until_it_is_mended(runner: Runner) -> None:
         assert [one.kind for one in (failure,) if one is not None] == kinds
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("isolated", [True, False])
 def test_check_says_that_a_kernel_leaks(tmp_path: Path, isolated: bool) -> None:
     """The pytest plugin goes this way, and xfail is strict."""
@@ -174,6 +174,7 @@ def test_check_says_that_a_kernel_leaks(tmp_path: Path, isolated: bool) -> None:
     check(f"{LEAKING}:keeps_once", path, device="cpu", isolated=isolated)
 
 
+@pytest.mark.night
 def test_a_process_that_outgrew_its_memory_has_a_limit_again(runner: Runner) -> None:
     """Without one it would take the machine's memory, and pass."""
     (declaration,) = runner.declarations([f"{LEAKING}:keeps_much"])

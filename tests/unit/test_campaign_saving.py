@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.saving: findings reach the disk at once, once, and nothing else there is touched."""
+"""attnfuzz.campaign.saved.saving: findings reach the disk at once, once, and nothing else there is touched."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.saving import SaveFolder
-from attnfuzz.campaign.state import FALLBACK
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.saved.saving import SaveFolder
+from attnfuzz.campaign.saved.state import FALLBACK
 from attnfuzz.corpus import Regression, load_regression, write_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure

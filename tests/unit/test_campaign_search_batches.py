@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.search with batches: whatever becomes of one, no case is lost, counted twice or left unweighed."""
+"""attnfuzz.campaign.worker with batches: whatever becomes of one, no case is lost, counted twice or left unweighed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import cast
 
 import msgspec
 
-from attnfuzz.campaign.formats import WorkingSets
-from attnfuzz.campaign.journal import Journal
-from attnfuzz.campaign.judging import JudgeTogether, TimedJudge
-from attnfuzz.campaign.messages import FormatCompiled, Found, Known, Minimised, Progress, Stop, ToWorker, Trouble
+from attnfuzz.campaign.draw.drawing import WorkingSets
+from attnfuzz.campaign.judge.journal import Journal
+from attnfuzz.campaign.judge.judging import JudgeTogether, TimedJudge
+from attnfuzz.campaign.messages import FormatCompiled, Found, Known, Minimised, Stop, ToWorker, Trouble, WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.isolation.outcomes import ServiceError
 from attnfuzz.oracles.verdict import Failure, Relations, Verdict, ends_process
@@ -81,7 +81,7 @@ class BatchBench(Bench):
         return [{msgspec.json.encode(case) for case in batch} for batch in self.batches]
 
     def count(self) -> int:
-        return sum(progress.cases for progress in self.of(Progress))
+        return sum(progress.cases for progress in self.of(WorkerProgress))
 
 
 @dataclass
@@ -287,5 +287,5 @@ def test_what_is_known_is_passed_over_in_batches() -> None:
     known = Known(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}))
     bench = BatchBench(grouped, budget_s=1.0, mail=[known]).run()
     assert bench.of(Found) == []
-    assert sum(progress.known for progress in bench.of(Progress)) > 0
+    assert sum(progress.known for progress in bench.of(WorkerProgress)) > 0
     assert 16 < max(len(batch) for batch in bench.batches) <= 64

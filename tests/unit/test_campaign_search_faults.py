@@ -1,10 +1,10 @@
-"""attnfuzz.campaign.search on a kernel that reaches outside: that costs a few processes, and no other case."""
+"""attnfuzz.campaign.worker on a kernel that reaches outside: that costs a few processes, and no other case."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from attnfuzz.campaign.messages import Found, Minimised, Progress
+from attnfuzz.campaign.messages import Found, Minimised, WorkerProgress
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import DrawnWithout, Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase
@@ -50,6 +50,6 @@ def test_cases_that_reach_outside_are_searched_without_guarded_memory() -> None:
     assert minimised.complete
     assert len(bench.spared) > 20
     assert bench.deaths < 40  # confirming and shrinking take some
-    assert sum(progress.skipped for progress in bench.of(Progress)) == 0
+    assert sum(progress.skipped for progress in bench.of(WorkerProgress)) == 0
     assert bench.lost < 5
     assert len(bench.spared) < bench.count() / 2  # others are judged as ever

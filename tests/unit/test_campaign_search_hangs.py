@@ -1,16 +1,10 @@
-"""attnfuzz.campaign.search: what takes long is shrunk with short waits and confirmed with the longest."""
+"""attnfuzz.campaign.worker: what takes long is shrunk with short waits and confirmed with the longest."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from attnfuzz.campaign.messages import (
-    Confirmed,
-    Found,
-    Minimised,
-    Smaller,
-    Unconfirmed,
-)
+from attnfuzz.campaign.messages import Confirmed, Found, Minimised, Smaller, Unconfirmed
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Relations, Verdict
 from attnfuzz.problems.cases import Case, DenseDecodeCase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import DenseDecodeCase

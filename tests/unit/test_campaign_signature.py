@@ -1,9 +1,9 @@
-"""attnfuzz.campaign.signature: which failures are presumed to be a bug that is known."""
+"""attnfuzz.campaign.identity.signature: which failures are presumed to be a bug that is known."""
 
 from __future__ import annotations
 
 from attnfuzz.campaign.aspects import ANY_CASE
-from attnfuzz.campaign.signature import KnownFindings, Signature, Symptom, case_features, failure_features
+from attnfuzz.campaign.identity.signature import KnownFindings, Signature, Symptom, case_features, failure_features
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase

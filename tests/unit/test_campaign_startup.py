@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from attnfuzz.campaign.startup import Request, choose_workers, load_searchable
+from attnfuzz.campaign.startup import CampaignRequest, choose_workers, load_searchable
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.isolation.devices import Gpu
 from attnfuzz.judging.runner import Runner
@@ -51,7 +51,7 @@ def test_a_declaration_that_no_case_fits_is_refused_by_name() -> None:
 
 def test_as_many_workers_as_were_asked_for() -> None:
     """The user's word would not count, or cost a calibration first."""
-    request = Request(kernels=("*",), started=0.0, budget_s=1e6, save_folder=Path(), workers=3)
+    request = CampaignRequest(kernels=("*",), started=0.0, budget_s=1e6, save_folder=Path(), workers=3)
     assert choose_workers(request, cast(Runner, PretendedRunner()), [Gpu("0")]).workers == 3
 
 
@@ -73,6 +73,7 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
     )
 
 
+@pytest.mark.night
 def test_kernels_that_are_ready_are_searched_while_others_are_built(tmp_path: Path) -> None:
     """One kernel that compiles itself for minutes would keep all others waiting, and their budget would not begin."""
     kernels = [f"{SELF_BUILDING}:{name}" for name in ("builds_itself", "is_ready", "builds_itself_too")]
@@ -88,6 +89,7 @@ def test_kernels_that_are_ready_are_searched_while_others_are_built(tmp_path: Pa
     assert summary["kernels"][0]["unbuilt"] or summary["kernels"][1]["unbuilt"]
 
 
+@pytest.mark.night
 def test_a_kernel_is_searched_in_what_is_built_of_it_and_builds_are_made_one_at_a_time(tmp_path: Path) -> None:
     """Build tools that share a folder would spoil each other's log; a kernel of many formats would never be reached."""
     kernels = [f"{SELF_BUILDING}:{name}" for name in ("builds_itself", "builds_itself_too")]
@@ -100,6 +102,7 @@ def test_a_kernel_is_searched_in_what_is_built_of_it_and_builds_are_made_one_at_
     assert all(one["cases"] > 0 for one in json.loads((tmp_path / "s.json").read_text())["kernels"])
 
 
+@pytest.mark.night
 def test_a_kernel_that_cannot_be_prepared_does_not_end_the_search_of_others(tmp_path: Path) -> None:
     """A missing compiler would cost the kernels that need none their campaign, or not show in its exit status."""
     kernels = [f"{SELF_BUILDING}:{name}" for name in ("cannot_be_prepared", "is_ready")]

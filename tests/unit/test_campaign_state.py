@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.state: an interrupted campaign is found again, and nothing else is taken for one."""
+"""attnfuzz.campaign.saved.state: an interrupted campaign is found again, and nothing else is taken for one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from attnfuzz.campaign.coordinator import Coordinator, Plan
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import Known, Pursue, Setup
-from attnfuzz.campaign.reporter import SilentReporter
-from attnfuzz.campaign.request import Request
-from attnfuzz.campaign.result import KernelStatistics, Statistics
-from attnfuzz.campaign.resuming import resumed
-from attnfuzz.campaign.saving import SaveFolder
-from attnfuzz.campaign.state import Asked, SavedFinding, State, StateError, StateFile, load_state
+from attnfuzz.campaign.coordinator import CampaignPlan, Coordinator
+from attnfuzz.campaign.counts import KernelStatistics
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.messages import Known, Setup, Unfinished
+from attnfuzz.campaign.request import CampaignRequest, resumed
+from attnfuzz.campaign.result import SilentReporter, Statistics
+from attnfuzz.campaign.saved.saving import SaveFolder
+from attnfuzz.campaign.saved.state import AskedOf, CampaignState, SavedFinding, StateError, StateFile, load_state
 from attnfuzz.corpus import write_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure
@@ -45,18 +44,21 @@ def a_finding() -> Finding:
     )  # fmt: skip
 
 
-def a_state(**changes: Any) -> State:
-    kernel = KernelStatistics(KERNEL, cases=12, max_error_ratio=0.5, ratios={"float16": {3: 4}}, coverage={5: 6})
+def a_state(**changes: Any) -> CampaignState:
+    kernel = KernelStatistics(
+        declaration=KERNEL, cases=12, max_error_ratio=0.5, ratios={"float16": {3: 4}}, coverage={5: 6}
+    )
     known = Known(kernel=KERNEL.target, oracle="crash", kind="SIGSEGV", features=frozenset({"seq_len>1"}))
-    state = State(
-        asked=Asked(kernels=("kernels.py",), budget_s=60.0, save_folder="regressions"), seed=7, elapsed_s=20.0, parts=1,
+    state = CampaignState(
+        asked=AskedOf(kernels=("kernels.py",), budget_s=60.0, save_folder="regressions"),
+        seed=7, elapsed_s=20.0, parts=1,
         kernels=(kernel,), interval_s=2.0, throughput={"": (5, 7)}, findings=(SavedFinding.of(a_finding()),),
         known=(known,),
     )  # fmt: skip
     return msgspec.structs.replace(state, **changes)
 
 
-def written(folder: Path, state: State) -> Path:
+def written(folder: Path, state: CampaignState) -> Path:
     with StateFile(folder) as file:
         file.write(state)
     return folder / "state.json"
@@ -75,7 +77,7 @@ def test_a_state_survives_a_round_trip(tmp_path: Path) -> None:
 
 
 def test_nobody_else_may_read_a_state(tmp_path: Path) -> None:
-    """The address of a shared server that it holds may have a password in it."""
+    """Paths and names of kernels are nobody else's business."""
     with StateFile(tmp_path) as file:
         for _ in range(2):
             file.write(a_state())
@@ -158,19 +160,19 @@ def test_a_campaign_that_ran_to_its_end_leaves_nothing(tmp_path: Path) -> None:
 
 
 def a_full_document() -> dict[str, Any]:
-    pursue = Pursue(
+    unfinished = Unfinished(
         kernel=KERNEL.target, case=msgspec.Raw(encode_case(a_case(9))), failure=a_finding().failure,
         preceding=(msgspec.Raw(encode_case(a_case(3))),),
     )  # fmt: skip
     finding = a_finding()
     finding.replaces = Path("regressions/b.json")
     document: dict[str, Any] = msgspec.json.decode(
-        msgspec.json.encode(a_state(findings=(SavedFinding.of(finding),), pending=(pursue,)))
+        msgspec.json.encode(a_state(findings=(SavedFinding.of(finding),), pending=(unfinished,)))
     )
     return document
 
 
-def outcome_of(folder: Path, data: bytes) -> State | str:
+def outcome_of(folder: Path, data: bytes) -> CampaignState | str:
     """What comes of a ``.attnfuzz/state.json`` with such content: a state, or the sentence that refuses it."""
     (folder / "state.json").write_bytes(data)
     try:
@@ -179,11 +181,11 @@ def outcome_of(folder: Path, data: bytes) -> State | str:
         return str(refusal)
 
 
-def go_on_with(state: State) -> None:
+def go_on_with(state: CampaignState) -> None:
     """Have a campaign without time take it up and report it."""
     asked = msgspec.structs.replace(state.asked, python="")  # of another environment it would be refused
     state = msgspec.structs.replace(state, asked=asked)
-    defaults = Request(kernels=("*",), started=time.monotonic(), budget_s=60.0, save_folder=Path("regressions"))
+    defaults = CampaignRequest(kernels=("*",), started=time.monotonic(), budget_s=60.0, save_folder=Path("regressions"))
     try:
         request = resumed(defaults, state, given=())
     except StateError:  # its budget is spent
@@ -194,7 +196,7 @@ def go_on_with(state: State) -> None:
         device="cpu", device_name="cpu", workers=1, seed=state.seed,
     )  # fmt: skip
     state.fill(statistics)
-    plan = Plan(statistics=statistics, oracles=DEFAULT_ORACLES, save_folder=request.save_folder, resumed=state)
+    plan = CampaignPlan(statistics=statistics, oracles=DEFAULT_ORACLES, save_folder=request.save_folder, resumed=state)
     result = Coordinator(plan, launch=no_worker, reporter=SilentReporter()).run()
     console = Console(file=io.StringIO(), width=100)
     print_result(console, result)
@@ -209,6 +211,7 @@ def no_worker(setup: Setup) -> Any:
 STRANGERS = ("stranger.json", "here/.attnfuzz/note.txt", "here/passwd.json", "here/regressions/a.json")
 
 
+@pytest.mark.night
 def test_no_state_ends_in_anything_but_one_sentence_or_a_campaign(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +227,7 @@ def test_no_state_ends_in_anything_but_one_sentence_or_a_campaign(
     sentences = taken_up = 0
     for name, data in (("as it was", good), *broken_bytes(good), *changed):
         outcome = outcome_of(Path(".attnfuzz"), data)
-        if isinstance(outcome, State):
+        if isinstance(outcome, CampaignState):
             taken_up += 1
             go_on_with(outcome)
         else:
@@ -235,7 +238,7 @@ def test_no_state_ends_in_anything_but_one_sentence_or_a_campaign(
             assert only_printable(outcome) == outcome, name
             assert len(outcome) <= 1_024, name
         assert [(tmp_path / one).read_bytes() for one in STRANGERS] == [b"mine"] * len(STRANGERS), name
-    assert isinstance(outcome_of(Path(".attnfuzz"), good), State)
+    assert isinstance(outcome_of(Path(".attnfuzz"), good), CampaignState)
     assert sentences > 1_000
     assert taken_up > 50
 
@@ -265,7 +268,6 @@ def encodable(document: object) -> bool:
         ("interval_s", 0.0, ">= 1.0, found 0.0 - at `$.interval_s`"),
         ("asked.workers", 100_000, "found 100000 - at `$.asked.workers`"),
         ("asked.oracles", ["astrology"], "no oracle of this version is called 'astrology'"),
-        ("asked.shared", "http://example.org", "must be redis://"),
         ("asked.device", "tpu", 'found "tpu" - at `$.asked.device`'),
         ("seed", -1, "found -1 - at `$.seed`"),
         ("kernels.0.ratios", {"float16": {"2000000000": 1}}, "at `key` in `$.kernels[0].ratios[...]`"),

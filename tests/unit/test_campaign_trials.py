@@ -1,10 +1,10 @@
-"""attnfuzz.campaign.trials and retrace: cases run alone or one after the other in one process."""
+"""attnfuzz.campaign.triage.confirmation and first_death: cases run alone or one after the other in one process."""
 
 from __future__ import annotations
 
-from attnfuzz.campaign.known_deaths import KnownDeaths
-from attnfuzz.campaign.retrace import retrace
-from attnfuzz.campaign.signature import Symptom
+from attnfuzz.campaign.identity.signature import Symptom
+from attnfuzz.campaign.triage.confirmation import first_death
+from attnfuzz.campaign.triage.known_deaths import KnownDeaths
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
@@ -72,11 +72,11 @@ def test_runs_alone_teach_what_dies() -> None:
     assert deaths.told == [("died", A), ("passed", B), ("passed", C)]
 
 
-def test_a_lost_batch_is_retraced_to_the_case_that_dies() -> None:
+def test_a_lost_batch_is_traced_to_the_case_that_dies() -> None:
     """None of its cases dies alone: the crash would be lost with the batch."""
     process = PretendedProcess(lambda case, earlier: CRASH if case == C and A in earlier else None)
-    suspect = retrace(process.timed(), KERNEL, [A, B, C, B])
+    suspect = first_death(process.timed(), KERNEL, [A, B, C, B])
     assert suspect is not None
     assert (suspect.case, suspect.failure, suspect.preceding) == (C, CRASH, (A, B))
-    assert retrace(process.timed(), KERNEL, [B, C]) is None
-    assert retrace(process.timed(deadline=-10.0), KERNEL, [A, C]) is None
+    assert first_death(process.timed(), KERNEL, [B, C]) is None
+    assert first_death(process.timed(deadline=-10.0), KERNEL, [A, C]) is None

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.undeclared: a finding says which declaration ends it, and a real bug never does."""
+"""attnfuzz.campaign.triage.undeclared: a finding says which declaration ends it, and a real bug never does."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.undeclared import needed_limits, restriction_of, supports_text, with_remedy
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.triage.undeclared import needed_limits, restriction_of, supports_text, with_remedy
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.relations.stretching import stretched_axes, stretched_cache_axes
+from attnfuzz.oracles.relations.page_relocation import stretched_axes, stretched_cache_axes
 from attnfuzz.oracles.verdict import WITHOUT_WEIGHT, Failure, OracleName
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.choices import default_scale
@@ -21,7 +21,7 @@ from attnfuzz.problems.features import FREED_PAGES, KV_STRIDES_DIFFER
 from attnfuzz.problems.supported import supports_case
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import Variant
-from attnfuzz.report.headline import finding_lines
+from attnfuzz.report.findings import finding_lines
 from tests.faults.campaigns import Campaign
 
 KERNELS = Path(__file__).parent / "undeclared_kernels.py"

@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.verifying: a case is kept for what it does here, on the kernel that it names."""
+"""attnfuzz.campaign.saved.merging: a case is kept for what it does here, on the kernel that it names."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from attnfuzz.campaign import verifying
-from attnfuzz.campaign.merging import SavedBug
-from attnfuzz.campaign.replay import Replayed, SavedCase, replay
-from attnfuzz.campaign.verifying import check_again
+from attnfuzz.campaign.saved import merging
+from attnfuzz.campaign.saved.merging import SavedBug, check_again
+from attnfuzz.campaign.saved.replay import Replayed, SavedCase, replay
 from attnfuzz.corpus import Regression
 from attnfuzz.judging.runner import Runner
 from tests.unit.saved_findings import a_finding, save
@@ -93,6 +92,6 @@ def test_one_case_found_by_many_machines_is_run_once(runner: Runner, monkeypatch
         replayed.extend(cases)
         return replay(cases, *arguments, **options)
 
-    monkeypatch.setattr(verifying, "replay", counted)
+    monkeypatch.setattr(merging, "replay", counted)
     assert check_again(bug(*[a_finding(2)] * 20), runner).outcome == "passes"
     assert len(replayed) == 3

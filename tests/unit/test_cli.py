@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.result import CampaignResult
 from attnfuzz.cli import main
 from attnfuzz.cli.explore import exit_status
@@ -296,6 +296,7 @@ def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: py
     assert "no usable GPU" in refused("explore", "--device", "cuda", cwd=tmp_path)
 
 
+@pytest.mark.night
 def test_found_saved_replayed_repaired_replayed(tmp_path: Path) -> None:
     """The life of a bug, through the installed command line: exit statuses 1, 1 and 0."""
     kernel = tmp_path / "mine.py"
@@ -335,6 +336,7 @@ def test_found_saved_replayed_repaired_replayed(tmp_path: Path) -> None:
     assert (tmp_path / str(finding.path)).read_bytes() == before
 
 
+@pytest.mark.night
 @pytest.mark.skipif(os.environ["TRITON_INTERPRET"] != "1", reason="this run compiles kernels for a GPU")
 def test_what_triton_cannot_interpret_is_told_and_no_finding(tmp_path: Path) -> None:
     """On a CPU a correct kernel would be accused, or one that never ran be said to be right."""
@@ -382,6 +384,7 @@ def test_nothing_found_is_said_within_the_budget(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
+@pytest.mark.night
 def test_only_what_is_new_fails(tmp_path: Path) -> None:
     """A build that is red since last week tells nobody that something broke today."""
     kernel = tmp_path / "mine.py"
@@ -435,6 +438,7 @@ def test_a_kernel_that_was_never_reached_is_no_success(tmp_path: Path) -> None:
     assert (summary.stop_reason, summary.unreached) == ("budget", ("slow",))
 
 
+@pytest.mark.night
 def test_a_finding_counts_more_than_a_kernel_that_was_never_reached(tmp_path: Path) -> None:
     """A CI job that tells bugs (1) from an environment to repair (2) would not report the bug."""
     (tmp_path / "slow.py").write_text(SLOW)
@@ -453,6 +457,7 @@ def test_no_case_at_all_is_no_success(tmp_path: Path) -> None:
     assert run.stdout.splitlines()[-1].startswith("no case was judged in ")
 
 
+@pytest.mark.night
 def test_start_up_does_not_count_against_the_budget(tmp_path: Path) -> None:
     """With a kernel that takes seconds to import, or on a slow machine, a short budget would be over before a case."""
     (tmp_path / "mine.py").write_text(f"import time\ntime.sleep(4.0)\n{BROKEN}".replace("+= 1", "+= 0"))

@@ -11,8 +11,8 @@ import click
 import pytest
 import torch
 
-from attnfuzz.bench.kernels.results import decode_report
-from attnfuzz.cli.bench_kernels import command, option_values
+from attnfuzz.bench.kernels.measurements import decode_report
+from attnfuzz.cli.bench import command, option_values
 
 KERNELS = Path(__file__).parent / "timed_kernels.py"
 
@@ -59,8 +59,9 @@ def test_an_option_that_no_kernel_has_is_refused(tmp_path: Path) -> None:
 
 def test_values_of_options_are_what_python_would_make_of_them() -> None:
     """A kernel would get the word "8" for a number of splits."""
-    context = click.Context(command)
-    parameter = next(one for one in command.params if one.name == "options")
+    kernels = command.commands["kernels"]
+    context = click.Context(kernels)
+    parameter = next(one for one in kernels.params if one.name == "options")
     found = option_values(context, parameter, ("num_splits=1, 8", "partials=input", "fast=true", "share=0.5"))
     assert found == {"num_splits": (1, 8), "partials": ("input",), "fast": (True,), "share": (0.5,)}
     for wrong in ("num_splits", "=3", "a-b=3", "a=1,,2"):

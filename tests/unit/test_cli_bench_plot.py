@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from attnfuzz.bench.kernels.plan import KernelBench
-from attnfuzz.bench.kernels.results import Report, decode_report, encode_report, joined
-from attnfuzz.bench.kernels.run import measure_kernels
-from attnfuzz.bench.kernels.suites import SUITES
-from tests.unit.bench_laboratory import SDPA, Pretended, declared, times
+from attnfuzz.bench.kernels.measurements import Report, decode_report, encode_report, joined
+from attnfuzz.bench.kernels.run import KernelBench, measure_kernels
+from attnfuzz.bench.kernels.shapes import SUITES
+from tests.unit.timing_stand_ins import SDPA, Pretended, declared, times
 
 
 def plot(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -24,8 +23,8 @@ def plot(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def report(suite: str) -> Report:
     kernels = [declared("paged"), declared("merge", "merge_states")]
-    laboratory = Pretended(lambda request: times(request, 1.25))
-    return measure_kernels(KernelBench(suites={suite: SUITES[suite]()}, options={}), laboratory, kernels, [SDPA])
+    process = Pretended(lambda request: times(request, 1.25))
+    return measure_kernels(KernelBench(suites={suite: SUITES[suite]()}, options={}), process, kernels, [SDPA])
 
 
 def test_two_files_become_one_page(tmp_path: Path) -> None:
@@ -65,3 +64,21 @@ def test_times_of_two_devices_are_not_joined() -> None:
     other = replace(one, machine=replace(one.machine, name="GPU <2>"))
     with pytest.raises(ValueError, match="cannot be compared"):
         joined([one, other])
+
+
+def test_without_matplotlib_a_png_is_refused_and_a_page_has_its_tables(tmp_path: Path) -> None:
+    """Minutes of measuring would end in a traceback, or a page of numbers need a package that only draws."""
+    (tmp_path / "seeds.json").write_bytes(encode_report(report("seeds")))
+    script = "import sys; sys.modules['matplotlib'] = None; from attnfuzz.cli import main; main()"
+
+    def bare(*arguments: str) -> subprocess.CompletedProcess[str]:
+        call = [sys.executable, "-c", script, "bench", "plot", "seeds.json", *arguments]
+        return subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
+
+    refused = bare("--png", "times.png")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "pip install 'attnfuzz[plot]'" in refused.stderr
+    run = bare("--html", "times.html")
+    assert run.returncode == 0, run.stderr
+    assert "the page has tables only" in run.stdout
+    assert "times SDPA" in (tmp_path / "times.html").read_text()

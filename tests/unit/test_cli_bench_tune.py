@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnfuzz.bench.tuning.source import Tuned
+from attnfuzz.bench.tuning_tree import Tuned
 
 KERNELS = Path(__file__).parent / "timed_kernels.py"
 

@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 COMMAND = Path(sys.executable).with_name("attnfuzz")
 KERNELS = Path(__file__).with_name("rounding_kernels.py")
 
 
+@pytest.mark.night
 def test_reports_name_the_line_of_a_rounding(tmp_path: Path) -> None:
     """A maintainer would be told what is rounded, and have to find out where."""
     shutil.copy(KERNELS, tmp_path / "mine.py")

@@ -1,4 +1,4 @@
-"""attnfuzz.cli.configured: a project's settings become the defaults of options, and options on the command line win."""
+"""attnfuzz.cli.options: a project's settings become the defaults of options, and options on the command line win."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from attnfuzz.cli.configured import SHARED, TOLERANCE, configured, profile_option
 from attnfuzz.cli.explore import command as explore
-from attnfuzz.cli.parameters import DEVICE, duration, number_of_workers
-from attnfuzz.cli.refusal import Refusal
+from attnfuzz.cli.options import DEVICE, TOLERANCE, configured, duration, number_of_workers, profile_option
+from attnfuzz.cli.output import Refusal
 from attnfuzz.cli.replay import command as replay
-from attnfuzz.config import PROFILE_VARIABLE
-from attnfuzz.config_rules import RULES
+from attnfuzz.config import PROFILE_VARIABLE, RULES
 from attnfuzz.problems.tolerance import FixedTolerance
 
 PROJECT = """
@@ -29,7 +27,6 @@ device = "cpu"
 regressions = "saved"
 fail_fast = true
 tolerance = { atol = 1e-2, rtol = 0.0 }
-shared = "redis://head"
 
 [tool.attnfuzz.profiles.quick]
 budget = "30s"
@@ -52,7 +49,6 @@ def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @click.option("--save-dir", type=click.Path(path_type=Path))
 @click.option("--fail-fast/--no-fail-fast")
 @TOLERANCE
-@SHARED
 @profile_option(*RULES)
 def show(**values: Any) -> dict[str, Any]:
     return values | {"profile": configured().profile}
@@ -79,7 +75,6 @@ def test_settings_are_the_defaults() -> None:
         "save_dir": Path("saved"),
         "fail_fast": True,
         "tolerance": FixedTolerance(atol=0.01, rtol=0.0),
-        "shared": "redis://head",
         "profile": None,
     }
 
@@ -87,7 +82,7 @@ def test_settings_are_the_defaults() -> None:
 def test_the_command_line_wins() -> None:
     """What was asked for in so many words would not be done."""
     given = ["--budget", "5s", "--workers", "auto", "--device", "auto", "--save-dir", "x", "--no-fail-fast"]
-    values = run("paged_*", *given, "--tolerance", "bound", "--shared", "none")
+    values = run("paged_*", *given, "--tolerance", "bound")
     assert values == {
         "kernels": ("paged_*",),
         "budget": 5.0,
@@ -96,7 +91,6 @@ def test_the_command_line_wins() -> None:
         "save_dir": Path("x"),
         "fail_fast": False,
         "tolerance": "bound",
-        "shared": None,
         "profile": None,
     }
 
@@ -142,17 +136,6 @@ def test_a_tolerance_is_read() -> None:
     assert run("--tolerance", "1e-3, 0.5")["tolerance"] == FixedTolerance(atol=1e-3, rtol=0.5)
 
 
-def test_an_address_that_is_none_is_refused() -> None:
-    """It would be tried for hours."""
-    assert "must be redis://HOST" in refused("--shared", "head:6379").output
-
-
-def test_without_the_client_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra is easily forgotten on one machine of many."""
-    monkeypatch.setattr("attnfuzz.cli.configured.find_spec", lambda name: None)
-    assert "pip install 'attnfuzz[redis]'" in refused("--shared", "redis://head").output
-
-
 def test_every_setting_has_an_option() -> None:
     """A setting that its command has no option for would be ignored by it."""
     names = {"regressions": "save_dir", "on": "others"}
@@ -161,6 +144,7 @@ def test_every_setting_has_an_option() -> None:
     assert of_replay <= {parameter.name for parameter in replay.params}
 
 
+@pytest.mark.night
 def test_a_tolerance_reaches_the_kernel(tmp_path: Path) -> None:
     """The option would be accepted, and kernels judged by the derived bounds all the same."""
     command = [str(Path(sys.executable).with_name("attnfuzz"))]

@@ -1,4 +1,4 @@
-"""attnfuzz.cli.repro: what cannot be put into a script is refused."""
+"""``attnfuzz repro``: what cannot be put into a script is refused."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from attnfuzz.cli.repro import command
+from attnfuzz.cli.show import repro_command
 from tests.unit.saved_findings import a_finding, save
 
 
 def test_a_finding_that_takes_other_inputs_is_refused(tmp_path: Path) -> None:
     """The script would run the case alone, which passes, and say so to whoever reads the issue."""
     path = save(tmp_path, a_finding(3, oracle="value_affinity", kind="bits")).path
-    result = CliRunner().invoke(command, [str(path)])
+    result = CliRunner().invoke(repro_command, [str(path)])
     assert result.exit_code == 2
     assert "is a finding of value_affinity" in result.output
     assert "use attnfuzz replay" in result.output
@@ -24,6 +24,6 @@ def test_a_finding_of_a_sanitizer_is_refused(tmp_path: Path) -> None:
     path = save(
         tmp_path, a_finding(3, oracle="sanitizer", kind="memcheck: Invalid __global__ read of size 2 bytes")
     ).path
-    result = CliRunner().invoke(command, [str(path)])
+    result = CliRunner().invoke(repro_command, [str(path)])
     assert result.exit_code == 2
     assert "use attnfuzz replay --sanitizer" in result.output

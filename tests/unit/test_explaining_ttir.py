@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.explaining.cause_lines import places_of
-from attnfuzz.explaining.operations import Operations
+from attnfuzz.explaining.operations import Operations, places_of
 from attnfuzz.explaining.ttir import operations_of_ttir
 
 KERNELS = Path(__file__).with_name("rounding_kernels.py")

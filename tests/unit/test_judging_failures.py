@@ -13,7 +13,7 @@ STACK = """Fatal Python error: Segmentation fault
 Current thread 0x00007f2b (most recent call first):
   File "/home/me/.venv/lib/python3.11/site-packages/triton/runtime/interpreter.py", line 40 in load
   File "/home/me/kernels.py", line 33 in walk_pages
-  File "/home/me/attnfuzz/kernels/paged_decode.py", line 12 in paged_decode
+  File "/home/me/attnfuzz/kernels/paged/paged_decode.py", line 12 in paged_decode
   File "/home/me/attnfuzz/oracles/observation.py", line 70 in observe
   File "/usr/lib/python3.11/threading.py", line 9 in run
 """
@@ -29,7 +29,7 @@ def test_place_is_the_innermost_frame_of_the_kernel() -> None:
     assert failure.message == "the kernel's process died of SIGSEGV at /home/me/kernels.py:33, in walk_pages"
     assert failure.details == (
         "/home/me/kernels.py:33, in walk_pages",
-        "/home/me/attnfuzz/kernels/paged_decode.py:12, in paged_decode",
+        "/home/me/attnfuzz/kernels/paged/paged_decode.py:12, in paged_decode",
     )
 
 

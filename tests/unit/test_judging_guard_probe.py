@@ -62,7 +62,7 @@ def test_a_lost_context_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(error: BaseException) -> str | None:
         return context_lost(error) or "illegal memory access"
 
-    for module in ("attnfuzz.oracles.relations.guarded_run", "attnfuzz.judging.special_runs"):
+    for module in ("attnfuzz.oracles.relations.guard_page", "attnfuzz.judging.special_runs"):
         monkeypatch.setattr(f"{module}.context_lost", lost)
 
     def fails(*arguments: Any, **options: Any) -> None:

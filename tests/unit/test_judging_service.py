@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from attnfuzz.isolation.serve import ExitAfterReply
+from attnfuzz.judging.judge import BatchLost
 from attnfuzz.judging.messages import (
     DeclarationsReply,
     DeviceReply,
@@ -27,7 +28,6 @@ from attnfuzz.judging.messages import (
 )
 from attnfuzz.judging.service import JudgingService
 from attnfuzz.oracles.exception import EnvironmentProblem
-from attnfuzz.oracles.quick import BatchLost
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, Verdict
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 

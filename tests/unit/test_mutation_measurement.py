@@ -13,9 +13,9 @@ import pytest
 
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.judging.runner import Runner
-from attnfuzz.mutation.measurement import Measured, MutantsRequest, choose_mutants, measure
+from attnfuzz.mutation.measurement import MeasuredMutants, MutantsRequest, choose_mutants, measure
 from attnfuzz.mutation.outcomes import Status
-from attnfuzz.report.mutants_files import Checkpoints, MutantsFile, known_outcomes, read_mutants_json
+from attnfuzz.report.mutants import Checkpoints, MutantsFile, known_outcomes, read_mutants_json
 from tests.unit.mutable_kernels import write_project
 
 COMMAND = Path(sys.executable).with_name("attnfuzz")
@@ -39,7 +39,7 @@ reason = "This entry is stale: the line that it was about is not there any more.
 """.replace("NAN", 'float("nan")')
 
 
-def statuses(measured: Measured) -> dict[str, Status]:
+def statuses(measured: MeasuredMutants) -> dict[str, Status]:
     return {" ".join(mutant.after).strip(): outcome.status for mutant, outcome in measured.outcomes}
 
 
@@ -153,7 +153,7 @@ def test_shards_add_up_to_the_whole(tmp_path: Path) -> None:
 
 def test_what_is_known_is_there_while_the_rest_is_measured(tmp_path: Path) -> None:
     """Whoever loses the machine would lose everything that was measured on it."""
-    told: list[Measured] = []
+    told: list[MeasuredMutants] = []
     whole = measure(request(write_project(tmp_path), "normalisation", "axis"), so_far=told.append)
     assert [(len(one.outcomes), one.left) for one in told] == [(1, 1), (2, 0)]
     file = tmp_path / "m.json"
@@ -168,7 +168,7 @@ def test_what_is_known_is_there_while_the_rest_is_measured(tmp_path: Path) -> No
 def test_what_was_known_before_is_there_from_the_first(tmp_path: Path) -> None:
     """A measurement that resumes, and is interrupted again, would leave less in its file than it had found there."""
     asked = request(write_project(tmp_path), "normalisation", "axis")
-    whole, told = measure(asked), list[Measured]()
+    whole, told = measure(asked), list[MeasuredMutants]()
     known = {mutant.id: outcome for mutant, outcome in whole.outcomes}
     measure(replace(asked, known=known), so_far=told.append)
     assert [(len(one.outcomes), one.left) for one in told] == [(2, 0), (2, 0)]
@@ -179,7 +179,7 @@ def test_a_test_suite_as_the_killer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "test_mine.py").write_text(
         "import os, torch\n"
         "os.environ['TRITON_INTERPRET'] = '1'\n"
-        "from attnfuzz.kernels.launch import merge_states\n"
+        "from attnfuzz.kernels.dense.launch import merge_states\n"
         "def test_output():\n"
         "    out, lse = torch.ones(1, 1, 16), torch.zeros(1, 1)\n"
         "    merged, _ = merge_states(out, lse, out, lse, output=torch.zeros(1, 1, 16))\n"

@@ -11,8 +11,7 @@ import pytest
 
 from attnfuzz.declaration import Declaration, KernelLoadError
 from attnfuzz.mutation.equivalents import load_equivalents
-from attnfuzz.mutation.mutants import Mutant, mutants_of
-from attnfuzz.mutation.reachable import Reach
+from attnfuzz.mutation.mutants import Mutant, Reach, mutants_of
 from tests.unit.mutable_kernels import write_project
 
 BUNDLED = ("dense_naive", "paged_naive", "paged_split_k", "merge_states_triton", "merge_states_triton_th")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.mutation.operators.catalogue import OPERATOR_NAMES, changes
+from attnfuzz.mutation.operators import OPERATOR_NAMES, changes
 from attnfuzz.mutation.source import Function, Source
 
 KERNEL = '''

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from attnfuzz.mutation.mutants import Mutant
-from attnfuzz.mutation.outcomes import Kill, Outcome
-from attnfuzz.mutation.score import OracleShare, Score
+from attnfuzz.mutation.outcomes import Kill, MutantOutcome, OracleShare, Score
 
 KILLS = (
     Kill(by="accuracy", seconds=1.0, seen_by=("accuracy", "dead_memory")),
@@ -16,13 +15,13 @@ KILLS = (
 )
 
 
-def pair(outcome: Outcome, operator: str = "store") -> tuple[Mutant, Outcome]:
+def pair(outcome: MutantOutcome, operator: str = "store") -> tuple[Mutant, MutantOutcome]:
     return Mutant(operator, Path("file.py"), "f", 1, ("a",), ("b",), b"", ()), outcome
 
 
 def score() -> Score:
-    others = [pair(Outcome(status=status)) for status in ("survived", "equivalent", "stillborn", "error")]
-    return Score([*(pair(Outcome(status="killed", kill=kill), "sign") for kill in KILLS), *others])
+    others = [pair(MutantOutcome(status=status)) for status in ("survived", "equivalent", "stillborn", "error")]
+    return Score([*(pair(MutantOutcome(status="killed", kill=kill), "sign") for kill in KILLS), *others])
 
 
 def test_only_mutants_that_could_be_killed_count() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import attnfuzz.numerics.attention as attention_module
+import attnfuzz.numerics.bounds as attention_module
 from attnfuzz.numerics import Bound, attention_bound
 from attnfuzz.problems.declared_numerics import Numerics
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.numerics.perturbed_softmax import PerturbedSoftmax, log_totals, logsumexp_shift, perturbed_softmax
-from attnfuzz.numerics.score_error import count_rescales
+from attnfuzz.numerics.scores import count_rescales
+from attnfuzz.numerics.softmax_error import PerturbedSoftmax, log_totals, logsumexp_shift, perturbed_softmax
 
 NUM_TOKENS = 6
 

@@ -12,10 +12,17 @@ import torch
 from torch import Tensor
 
 from attnfuzz.numerics import attention_bound
-from attnfuzz.numerics.arithmetic import Arithmetic, attention_arithmetic, merge_arithmetic, side_by_side
-from attnfuzz.numerics.attention import attention_rows
+from attnfuzz.numerics.arithmetic import (
+    EXP_ERROR,
+    LOG_ERROR,
+    SMALLEST_NORMAL_FLOAT32,
+    Arithmetic,
+    attention_arithmetic,
+    merge_arithmetic,
+    side_by_side,
+)
+from attnfuzz.numerics.bounds import attention_rows
 from attnfuzz.numerics.row_units import RowUnits, attention_units
-from attnfuzz.numerics.units import EXP_ERROR, LOG_ERROR, SMALLEST_NORMAL_FLOAT32
 from attnfuzz.problems.declared_numerics import Numerics
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.numerics.units import accumulation_roundoff, gamma
+from attnfuzz.numerics.arithmetic import accumulation_roundoff, gamma
 from attnfuzz.problems.declared_numerics import Numerics
 from tests.unit.tensor_cores import AMPERE, HOPPER, HOPPER_FP8, VOLTA, Unit
 

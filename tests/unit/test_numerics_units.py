@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnfuzz.numerics import half_smallest_subnormal, unit_roundoff
-from attnfuzz.numerics.units import accumulation_roundoff, gamma
+from attnfuzz.numerics.arithmetic import accumulation_roundoff, gamma
 from attnfuzz.problems.declared_numerics import Numerics
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]

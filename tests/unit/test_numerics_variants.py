@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.numerics import attention_bound, error_ratio
-from attnfuzz.numerics.units import FLOAT32_ROUNDOFF, TANH_ERROR
+from attnfuzz.numerics.arithmetic import FLOAT32_ROUNDOFF, TANH_ERROR
 from attnfuzz.problems.declared_numerics import Numerics
 
 F32 = torch.float32

@@ -119,7 +119,7 @@ def test_engines_leave_gaps_between_tokens_and_pages_only() -> None:
         for name in strided_tensors_of(problem, Supports(variants=("alibi", "sinks"), kv_dtypes=("float8_e4m3fn",)))
         if stride_kinds_of("serving", name) != ("contiguous",)
     }
-    assert gapped == {"q", "out", "k", "v", "k_cache", "v_cache"}
+    assert gapped == {"q", "out", "k", "v", "k_cache", "v_cache", "kv_cache"}
     assert {stride_kinds_of("serving", name) for name in gapped} == {("contiguous", "outer_gap")}
 
 

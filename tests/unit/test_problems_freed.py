@@ -18,7 +18,7 @@ from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.variants import VARIANTS, Variant
 from attnfuzz.strategies.cases import cases
 from attnfuzz.values import attention_values
-from attnfuzz.values.token_table import token_table
+from attnfuzz.values.tokens import token_table
 
 SHAPE: dict[str, Any] = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 8, "scale": 1.0, "block_size": 4}
 

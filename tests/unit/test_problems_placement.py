@@ -12,7 +12,7 @@ from attnfuzz.problems.block_table import block_table_rows, physical_pages
 from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.placement import placements
 from attnfuzz.strategies.cases import cases
-from attnfuzz.values.token_table import token_table
+from attnfuzz.values.tokens import token_table
 
 
 def slots(case: AttentionCase) -> list[tuple[int, int]]:

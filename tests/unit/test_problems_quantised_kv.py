@@ -167,7 +167,6 @@ def test_the_input_space_has_caches_of_kernels_that_read_them() -> None:
     space = InputSpace("paged_decode", supports, {})
     levels = space.numbers["cache"]
     assert list(levels) == ["plain", "float8_e4m3fn per tensor", "float8_e4m3fn per head"]
-    assert set(levels.values()) == set(space.reachable["cache"])
     assert "cache" not in InputSpace("paged_decode", Supports(), {}).numbers
 
 

@@ -20,9 +20,8 @@ from hypothesis import HealthCheck, Phase, assume, find, given, settings
 from hypothesis import strategies as st
 
 import attnfuzz
-from attnfuzz.bench.kernels.calls import objection as bench_objection
+from attnfuzz.bench.kernels.contender import objection as bench_objection
 from attnfuzz.bench.kernels.shapes import Shape
-from attnfuzz.campaign.coverage import coverage_of
 from attnfuzz.campaign.inference import infer, supports_as_text
 from attnfuzz.corpus import (
     FindingRecord,
@@ -35,8 +34,7 @@ from attnfuzz.corpus import (
 from attnfuzz.declaration import Declaration
 from attnfuzz.judging.runner import Runner
 from attnfuzz.minimise import minimise, size_key
-from attnfuzz.oracles.relations.repaging import REPAGING
-from attnfuzz.oracles.relations.split_count import SPLIT_COUNT
+from attnfuzz.oracles.relations.by_bounds import REPAGING, SPLIT_COUNT
 from attnfuzz.oracles.verdict import Verdict
 from attnfuzz.problems.cases import Case, PagedDecodeCase, Problem
 from attnfuzz.problems.choices import BLOCK_SIZES, HEAD_SIZES
@@ -285,47 +283,6 @@ def test_a_case_that_fits_no_combination_is_told_why() -> None:
         'where=({"head_size": (64, 128), "block_size": 16}, '
         '{"head_size": 256, "block_size": (32, 64), "dtype": "bfloat16"})'
     )
-
-
-def test_what_cannot_go_together_is_no_hole() -> None:
-    """The report would show pairs as never tried that nobody can try."""
-    declaration = combined_kernels.by_a_table.declaration
-    coverage = coverage_of(declaration, {}, device="cpu")
-    large, small = ("head size", "pow2 over 128"), ("head size", "pow2 to 64")
-    assert coverage.cases(large, ("page size", "pow2 to 16")) is None
-    assert coverage.cases(small, ("page size", "pow2 over 16")) is None
-    assert coverage.cases(("dtype", "float16"), large) is None
-    assert coverage.cases(large, ("page size", "pow2 over 16")) == 0
-    assert coverage.cases(("dtype", "float16"), small) == 0
-
-
-@pytest.mark.parametrize("problem", BY_PROBLEM)
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, phases=[Phase.generate]
-)
-@given(data=st.data())
-def test_what_is_drawn_is_possible(problem: Problem, data: st.DataObject) -> None:
-    """Coverage would pass the whole of what there is, or leave out what was tried."""
-    supports = Supports(where=data.draw(tables(problem)), **cast(Any, ANY))
-    assume(any(has_cases(problem, one) for one in supports.combinations))
-    declaration = Declaration(name="k", problem=problem, supports=supports, options=OPTIONS)
-    space = coverage_of(declaration, {}, device="cpu").space
-    reachable = {number for numbers in space.reachable.values() for number in numbers}
-
-    @settings(max_examples=30, phases=[Phase.generate], database=None, deadline=None, derandomize=True)
-    @given(cases(problem, supports=supports, options=OPTIONS))
-    def look(case: Case) -> None:
-        levels = space.place(case).case
-        assert set(levels) <= reachable
-        for i, one in enumerate(levels):
-            of_other_axes = [other for other in levels[i + 1 :] if axis_of(space, other) != axis_of(space, one)]
-            assert all((min(one, other) << 12) + max(one, other) in space.possible for other in of_other_axes)
-
-    look()
-
-
-def axis_of(space: Any, number: int) -> str:
-    return next(str(axis) for axis, numbers in space.numbers.items() if number in numbers.values())
 
 
 def test_shrinking_goes_to_another_combination() -> None:

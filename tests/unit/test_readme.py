@@ -129,3 +129,21 @@ def test_links_lead_somewhere(page: Path) -> None:
         ):
             broken.append(link)
     assert broken == []
+
+
+def test_modules_that_pages_name_exist() -> None:
+    """A reader would look for a module that has moved."""
+    named = {}
+    for page in (ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "how-it-works.md"):
+        for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]*)(?:\.py|\.[A-Za-z_.]+)?`", page.read_text(encoding="utf-8")):
+            named[name] = page.name
+    homes = (ROOT, ROOT / "attnfuzz")
+    assert len(named) > 20
+    assert not [
+        (name, page)
+        for name, page in named.items()
+        if not any(
+            (home / name).exists() or (home / f"{name}.py").exists() or (home / f"{name}.toml").exists()
+            for home in homes
+        )
+    ]

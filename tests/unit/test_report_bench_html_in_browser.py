@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.bench.kernels.plan import KernelBench
-from attnfuzz.bench.kernels.run import measure_kernels
-from attnfuzz.bench.kernels.suites import SUITES
-from attnfuzz.report.bench_html import bench_page
-from tests.unit.bench_laboratory import SDPA, Pretended, declared, times
+from attnfuzz.bench.kernels.run import KernelBench, measure_kernels
+from attnfuzz.bench.kernels.shapes import SUITES
+from attnfuzz.report.bench_page import bench_page
 from tests.unit.test_report_html_in_browser import CHROMIUM, DARK, LIGHT, chromium, first_pixel
+from tests.unit.timing_stand_ins import SDPA, Pretended, declared, times
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)")
 
@@ -31,15 +30,15 @@ def test_it_is_drawn_light_and_dark(scheme: str, background: tuple[int, ...], pa
     assert "Content Security Policy" not in run.stderr
 
 
-def test_lines_have_their_colours(page: str, tmp_path: Path) -> None:
-    """Charts would be black lines on each other: the colours come from a style sheet that another page shares."""
+@pytest.mark.parametrize("scheme", [LIGHT, DARK])
+def test_texts_of_plots_have_the_colour_of_the_page(scheme: str, page: str, tmp_path: Path) -> None:
+    """Dark words on a dark ground could not be read."""
     script = """<script>
-    const lines = [...document.querySelectorAll(".chart .line path")].map((one) => getComputedStyle(one));
-    document.title = lines.map((one) => one.stroke + "|" + one.fill).join(";");
+    const style = (what) => getComputedStyle(document.querySelector(what));
+    document.title = style(".plots text").fill + "|" + style(".plots svg").color;
     </script></body>"""
     allowed = page.replace("style-src 'unsafe-inline'", "style-src 'unsafe-inline'; script-src 'unsafe-inline'")
-    run = chromium(allowed.replace("</body>", script), tmp_path, LIGHT, "--dump-dom")
+    run = chromium(allowed.replace("</body>", script), tmp_path, scheme, "--dump-dom")
     (title,) = re.findall("<title>(rgb[^<]+)</title>", run.stdout)
-    strokes = {one.partition("|")[0] for one in title.split(";")}
-    assert len(strokes) == 2
-    assert {one.partition("|")[2] for one in title.split(";")} == {"none"}
+    fill, _, color = title.partition("|")
+    assert fill == color

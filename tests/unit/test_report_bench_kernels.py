@@ -1,4 +1,4 @@
-"""Tables, sentences, charts and the page of kernel times."""
+"""Tables, sentences, plots and the page of kernel times."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ import xml.etree.ElementTree as ET
 import pytest
 from rich.console import Console
 
-from attnfuzz.bench.kernels.messages import MeasureReply, MeasureRequest
-from attnfuzz.bench.kernels.plan import KernelBench
-from attnfuzz.bench.kernels.results import Report
-from attnfuzz.bench.kernels.run import measure_kernels
-from attnfuzz.bench.kernels.suites import SUITES
-from attnfuzz.report.bench_charts import charts_of
-from attnfuzz.report.bench_html import bench_page
-from attnfuzz.report.bench_kernels import print_report
-from attnfuzz.report.bench_png import bench_png, bench_svg
-from attnfuzz.report.bench_summary import summary_of
-from attnfuzz.report.chart import Chart, Line, chart_svg
-from tests.unit.bench_laboratory import SDPA, Pretended, declared, times
+from attnfuzz.bench.kernels.measurements import MeasureReply, MeasureRequest, Report
+from attnfuzz.bench.kernels.run import KernelBench, measure_kernels
+from attnfuzz.bench.kernels.shapes import SUITES
+from attnfuzz.report.bench import print_report, summary_of
+from attnfuzz.report.bench_page import bench_page
+from attnfuzz.report.bench_plots import charts_of, plots_png, plots_svg
+from tests.unit.timing_stand_ins import SDPA, Pretended, declared, times
 
 FACTORS = {"paged_split_k": 1.05, "torch:sdpa": 1.0, "merge_states": 1.1, "<b>naive": 3.0}
 
@@ -63,12 +58,12 @@ def test_options_that_no_row_shows_are_told() -> None:
 def test_a_table_has_ratios_and_marks(report: Report) -> None:
     """A wrong kernel would be a row like any other."""
     console = Console(file=io.StringIO(), width=200)
-    print_report(console, report, {"decode": ["a sentence"]})
+    print_report(console, report)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
     (split,) = (line for line in lines if line.startswith("1x4096 page 16"))
     assert re.search(r"paged_split_k .* 95 +1\.05", split)
     assert any("WRONG: 9 times the error bound" in line for line in lines)
-    assert "a sentence" in [line.strip() for line in lines]
+    assert "paged_split_k (L2 cold): 1.05 times SDPA" in [line.strip() for line in lines]
 
 
 def test_a_long_remark_leaves_room_for_the_numbers() -> None:
@@ -80,7 +75,7 @@ def test_a_long_remark_leaves_room_for_the_numbers() -> None:
     plan = KernelBench(suites={"decode": SUITES["decode"]()[:1]}, options={})
     failed = measure_kernels(plan, Pretended(fails), [declared("paged_split_k")], [SDPA])
     console = Console(file=io.StringIO(), width=120)
-    print_report(console, failed, {})
+    print_report(console, failed)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
     assert any(re.match(r"(1x4096 page 16)? +torch:sdpa +\d+\.\d ", line) for line in lines)
 
@@ -92,25 +87,25 @@ def test_charts_draw_each_contender_in_one_colour(report: Report) -> None:
     assert {(line.name, line.colour) for chart in charts for line in chart.lines} == {
         ("paged_split_k", 0), ("<b>naive", 1), ("torch:sdpa", 2),
     }  # fmt: skip
-    assert charts[-1].ceiling is not None
-    assert charts[-1].ceiling[0] == pytest.approx(1000)
+    assert charts[-1].ceiling == pytest.approx(1000)
     dashed = [line for chart in charts_of(report, "graph")[:-1] for line in chart.lines if line.dashed]
     assert {line.name for line in dashed} == {
         f"{name} with room" for name in ("paged_split_k", "<b>naive", "torch:sdpa")
     }
 
 
-def test_a_chart_is_whole_and_inside_of_its_frame() -> None:
-    """A line would leave the picture, or a name break the page."""
-    svg = chart_svg(Chart("a < b", "x", "y", [Line("<i>", [(1, 0.001), (32768, 900.0)], 0)], ceiling=(1000.0, "copy")))
-    tree = ET.fromstring(svg)
-    _, _, width, height = map(float, tree.attrib["viewBox"].split())
-    for circle in tree.iter("circle"):
-        assert 0 < float(circle.attrib["cx"]) < width
-        assert 0 < float(circle.attrib["cy"]) < height
-    assert next(tree.iter("title")).text == "<i>: 0.001 at 1"
-    with pytest.raises(ValueError, match="no points"):
-        chart_svg(Chart("t", "x", "y", []))
+@pytest.mark.parametrize("name", ["<b>$x_1$", "_mine.py:_decode"])
+def test_a_plot_names_a_kernel_whatever_it_is_called(name: str) -> None:
+    """Dollars would make a formula of a name, a leading underscore keep it from the key, and `<b>` break the page."""
+
+    def answered(request: MeasureRequest) -> MeasureReply:
+        return times(request, 1.0)
+
+    plan = KernelBench(suites={"seeds": SUITES["seeds"]()}, options={})
+    drawn = plots_svg(measure_kernels(plan, Pretended(answered), [declared(name)], [SDPA]), "seeds")
+    assert drawn is not None
+    texts = {element.text for element in ET.fromstring(drawn).iter() if element.tag.endswith("text")}
+    assert {name, SDPA.target, "bandwidth", "copy", "tokens of the longest sequence"} <= texts
 
 
 def test_the_page_needs_nothing_else_and_escapes_names(report: Report) -> None:
@@ -120,17 +115,22 @@ def test_the_page_needs_nothing_else_and_escapes_names(report: Report) -> None:
     assert "&lt;b&gt;naive" in page
     assert "GPU &lt;1&gt;" in page
     assert not re.search(r"(src|href)=\"(?!#)", page)
-    assert page.count("<svg") == sum(len(charts_of(report, suite)) for suite in report.suites)
+    assert page.count("<svg") == len(report.suites)
+    assert 'class="bad"' in page
+
+
+def test_the_page_says_what_is_missing_without_matplotlib(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has not installed matplotlib would get no tables either, or not know why there are no plots."""
+    monkeypatch.setattr("attnfuzz.report.bench_page.can_plot", lambda: False)
+    page = bench_page(report)
+    assert "<svg" not in page
+    assert "pip install" in page
     assert 'class="bad"' in page
 
 
 def test_the_picture_is_drawn(report: Report) -> None:
     """--png would write something that nothing can open, or fail where there is nothing to draw."""
-    drawn = bench_svg(report)
-    assert drawn is not None
-    assert len(list(ET.fromstring(drawn))) > 2
-    pytest.importorskip("resvg_py")
-    png = bench_png(report)
+    png = plots_png(report)
     assert png is not None
     assert png.startswith(b"\x89PNG")
-    assert bench_svg(Report(started="", machine=report.machine, peak_gb_s=1, suites=(), results=[])) is None
+    assert plots_png(Report(started="", machine=report.machine, peak_gb_s=1, suites=(), results=[])) is None

@@ -15,9 +15,15 @@ from attnfuzz.declaration import Declaration
 from attnfuzz.explaining.explanation import Explanation, WeightBox, WeightedRow
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import PagedDecodeCase
-from attnfuzz.report.explained import FORMAT, Explained, print_explained, write_explained
-from attnfuzz.report.explained_png import RasteriserMissing, explained_png
-from attnfuzz.report.explained_svg import explained_svg
+from attnfuzz.report.explained import (
+    FORMAT,
+    Explained,
+    RasteriserMissing,
+    explained_png,
+    explained_svg,
+    print_explained,
+    write_explained,
+)
 
 CASE = PagedDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, seq_lens=(6,), scale=0.25, block_size=4)
 BOXES = (

@@ -11,11 +11,9 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from attnfuzz.campaign.earlier import Earlier
-from attnfuzz.campaign.elsewhere import FoundElsewhere
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import Known, Progress
-from attnfuzz.campaign.result import CampaignResult, Statistics
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.messages import WorkerProgress
+from attnfuzz.campaign.result import CampaignResult, Earlier, Statistics
 from attnfuzz.corpus import decode_regression
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure, OracleName
@@ -90,7 +88,7 @@ def a_result(*findings: Finding, **fields: Any) -> CampaignResult:
         seed=7,
         findings=list(findings),
     )
-    statistics.add(Progress(kernel=KERNEL.target, cases=10, seconds=2.0, max_error_ratio=0.5))
+    statistics.add(WorkerProgress(kernel=KERNEL.target, cases=10, seconds=2.0, max_error_ratio=0.5))
     base: dict[str, Any] = {"stop_reason": "budget", "elapsed_s": 60.0, "statistics": statistics, "findings": findings}
     return CampaignResult(**(base | fields))
 
@@ -184,16 +182,6 @@ def test_what_could_not_be_saved_is_in_the_report() -> None:
     text = next(parsed(a_result(finding)).iter("failure")).text or ""
     assert "attnfuzz replay" not in text
     assert "not saved" in text
-
-
-def test_a_bug_that_another_machine_found_fails_too() -> None:
-    """The command's exit status says that there is a bug, and the report would say that there is none."""
-    known = Known(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset())
-    regression = a_finding("accuracy").regression("cpu")
-    root = parsed(a_result(elsewhere=(FoundElsewhere(host="node1", known=(known,), regression=regression),)))
-    (failure,) = root.iter("failure")
-    assert "found on node1" in failure.attrib["message"]
-    assert decode_regression((failure.text or "").encode(), "report").case == regression.case
 
 
 def test_what_a_declaration_ends_is_no_failure() -> None:

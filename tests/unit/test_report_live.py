@@ -1,4 +1,4 @@
-"""attnfuzz.report.live and panel: what is drawn on a terminal fits it and tells what is going on."""
+"""attnfuzz.report.progress and panel: what is drawn on a terminal fits it and tells what is going on."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import time
 import pytest
 from rich.console import Console
 
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import Progress
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.messages import WorkerProgress
 from attnfuzz.campaign.result import Statistics
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
-from attnfuzz.problems.input_space import InputSpace
-from attnfuzz.report.kernels import all_shares, kernel_table, next_share
-from attnfuzz.report.live import LiveReporter
-from attnfuzz.report.panel import panel
+from attnfuzz.problems.input_space import pair_number
+from attnfuzz.report.progress import LiveReporter, panel
 
 KERNELS = [Declaration(name=f"kernel_{i}", problem="dense_decode", target=f"kernels.py:kernel_{i}") for i in range(11)]
 CASE = DenseDecodeCase(num_q_heads=8, head_size=128, num_kv_heads=1, seq_lens=(1, 2000, 17), scale=0.25)
@@ -35,12 +33,11 @@ def statistics(*, devices: tuple[str, ...] = ("",), kernels: int = 11) -> Statis
         workers=2,
         seed=7,
     )
-    space = InputSpace("dense_decode", KERNELS[0].supports, {})
-    coverage = dict.fromkeys(list(space.possible)[: len(space.possible) // 2], 1)
+    coverage = {pair_number(first, second): 1 for first in range(40) for second in range(first, 40)}
     for i, declaration in enumerate(KERNELS[:kernels]):
         for device in devices:
             made.add(
-                Progress(
+                WorkerProgress(
                     kernel=declaration.target,
                     cases=100,
                     seconds=2.0,
@@ -59,10 +56,9 @@ def a_finding(**fields: object) -> Finding:
 
 
 def drawn(made: Statistics, *findings: Finding, width: int, height: int = 40) -> list[str]:
-    shares = all_shares(made)
     console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
     with console.capture() as capture:
-        console.print(panel(made, shrinking=findings, shares=shares, width=width, height=height))
+        console.print(panel(made, shrinking=findings, width=width, height=height))
     return capture.get().splitlines()
 
 
@@ -80,7 +76,7 @@ def test_the_panel_tells_all_there_is_to_know() -> None:
         "25% compiling",
     ):
         assert words in text
-    for words in ("0 findings", "largest error/bound 0.5", "50% of feature pairs", "kernel_10"):
+    for words in ("0 findings", "largest error/bound 0.5", "8,580 feature pairs", "kernel_10"):
         assert words in text
 
 
@@ -92,49 +88,6 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     rows = [line for line in lines if "kernel_" in line and "accuracy" not in line]
     assert len(rows) == 11
     assert all(line.split()[0].startswith("kernel_") and line.split()[-1] == "0" for line in rows)
-
-
-@pytest.mark.parametrize("height", [14, 18, 24, 30])
-def test_the_panel_is_no_higher_than_the_terminal(height: int) -> None:
-    """What scrolls off the top is drawn again and again below it."""
-    findings = [a_finding(runs=3, steps=step) for step in range(2)]
-    lines = drawn(statistics(), *findings, width=80, height=height)
-    assert len(lines) < height
-    assert any("more" in line for line in lines) == (height < 24)
-
-
-def test_the_kernels_that_matter_most_are_kept() -> None:
-    """On a small terminal the one kernel with a finding must not be among those left out."""
-    made = statistics()
-    made.findings = [a_finding()]
-    console = Console(width=80, color_system=None)
-    with console.capture() as capture:
-        console.print(kernel_table(made, width=80, most_rows=4))
-    shown = [line.split()[0] for line in capture.get().splitlines()[1:]]
-    assert shown == ["kernel_3", "kernel_9", "kernel_10", "..."]
-
-
-def test_a_case_at_work_is_shown_as_it_shrinks() -> None:
-    """The first failing case is what one wants to see at once, and then that it gets smaller."""
-    fresh, confirmed = a_finding(), a_finding(runs=3, failed=3, steps=12)
-    lines = "\n".join(drawn(statistics(), fresh, confirmed, width=140))
-    assert f"confirming: accuracy/out:value #{fresh.tag} kernel_3" in lines
-    assert f"shrinking, 12 steps: accuracy/out:value #{confirmed.tag} kernel_3" in lines
-    assert "dense_decode, float16, head_size 128, 8 query heads on 1 KV head, seq_lens 1, 2000, 17" in lines
-
-
-def test_shares_are_found_one_kernel_at_a_time() -> None:
-    """To find them all at every redraw would take the coordinator's time from the workers."""
-    made = statistics(kernels=3)
-    shares: dict[str, float] = {}
-    for known in (1, 2, 3, 3):
-        next_share(made, shares)
-        assert len(shares) == known
-    everything = InputSpace("dense_decode", KERNELS[1].supports, {}).possible
-    made.kernels[KERNELS[1].target].coverage |= dict.fromkeys(everything, 1)
-    next_share(made, shares)
-    assert shares[KERNELS[1].target] == 1.0
-    assert 0.4 < shares[KERNELS[0].target] < 0.6
 
 
 def test_the_panel_is_redrawn_in_place_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:

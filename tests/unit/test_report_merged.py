@@ -1,4 +1,4 @@
-"""attnfuzz.report.merged: what was merged is told so that nobody has to look into the folders."""
+"""attnfuzz.report.saved_cases: what was merged is told so that nobody has to look into the folders."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from attnfuzz.campaign.merged_folder import PASSING, Kept
-from attnfuzz.campaign.merging import SavedBug
-from attnfuzz.campaign.replay import SavedCase
-from attnfuzz.campaign.verifying import Checked, Outcome
+from attnfuzz.campaign.saved.merging import PASSING, Checked, Kept, Outcome, SavedBug
+from attnfuzz.campaign.saved.replay import SavedCase
 from attnfuzz.corpus.regression import Status
-from attnfuzz.report.merged import Merged, print_merged
+from attnfuzz.report.saved_cases import Merged, print_merged
 from tests.unit.saved_findings import a_finding
 
 OUT = Path("all")

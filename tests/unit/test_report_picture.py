@@ -1,9 +1,8 @@
-"""The picture of a case: attnfuzz.report.picture, boxes and fields."""
+"""attnfuzz.report.drawing: the picture of a case for a terminal."""
 
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.text import Text
 
 from attnfuzz.corpus import FindingRecord
 from attnfuzz.oracles.verdict import MOST_PLACES, Blame
@@ -16,9 +15,7 @@ from attnfuzz.problems.cases import (
 )
 from attnfuzz.problems.recipes import Needle, Pages, Values
 from attnfuzz.problems.variants import Variant
-from attnfuzz.report.boxes import BoxRow, TextBox, cells
-from attnfuzz.report.fields import field_table
-from attnfuzz.report.picture import picture
+from attnfuzz.report.drawing import picture
 
 
 def drawn(renderable: RenderableType, width: int = 100) -> list[str]:
@@ -132,26 +129,29 @@ def test_failing_state_is_marked_and_kept() -> None:
 def test_field_table_lists_defaults_if_asked() -> None:
     """The two fields that a case is about would drown in forty that say nothing, or those could not be seen at all."""
     case = paged(seq_lens=(4,), layout="HND")
-    rows = dict(line.split(maxsplit=1) for line in drawn(field_table(case)) if line)
+    rows = dict(line.split(maxsplit=1) for line in drawn(picture(case)) if " " in line.strip())
     assert rows["layout"] == '"HND"'
     assert "pages.order" not in rows
-    rows = dict(line.split(maxsplit=1) for line in drawn(field_table(paged(seq_lens=(4,)), defaults=True)) if line)
+    rows = dict(
+        line.split(maxsplit=1) for line in drawn(picture(paged(seq_lens=(4,)), defaults=True)) if " " in line.strip()
+    )
     assert rows["layout"] == '"NHD"'
     assert rows["pages.order"] == '"identity"'
     assert rows["seq_lens"] == "[4]"
 
 
-def test_cells_keep_the_most_important_mark() -> None:
+def test_a_squeezed_row_keeps_what_fails() -> None:
     """Squeezing many tokens into one cell would lose the failing one."""
-    assert cells(("token", "fails", "token", "dead"), width=2).plain == "✗█"
+    case = DenseDecodeCase(num_q_heads=1, num_kv_heads=1, head_size=16, scale=1.0, seq_lens=(128,))
+    lines = drawn(picture(case, at(tokens=((0, 1),))))
+    assert f"│ ✗{'█' * 63} │" in "\n".join(lines)
 
 
-def test_boxes_wrap_at_the_console_width() -> None:
+def test_pages_wrap_at_the_console_width() -> None:
     """Boxes wider than the terminal would be torn apart."""
-    row = BoxRow(("seq 0",), tuple(TextBox(str(i), Text("████")) for i in range(4)))
-    lines = drawn(row, width=12 + 2 * 8)
+    lines = [line for line in drawn(picture(paged(seq_lens=(16,))), width=40) if set(line) & set("┌│└")]
     assert len(lines) == 6
-    assert max(map(len, lines)) == 28
+    assert max(map(len, lines)) == 12 + 2 * 10
 
 
 def test_a_case_of_many_parts_is_drawn_at_once() -> None:

@@ -20,8 +20,7 @@ from attnfuzz.problems.cases import PROBLEMS, Problem, case_from_builtins
 from attnfuzz.problems.limits import CaseTooLarge
 from attnfuzz.problems.supported import adapt_options, why_unsupported
 from attnfuzz.report import repro
-from attnfuzz.report.repro import repro_script
-from attnfuzz.report.repro_data import MAX_TENSOR_BYTES
+from attnfuzz.report.repro import MAX_TENSOR_BYTES, repro_script
 from attnfuzz.report.sources import kernel_sources
 
 ROOT = Path(attnfuzz.__file__).parents[1]

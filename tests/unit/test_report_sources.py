@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attnfuzz.report.shake import definition_of, only_what_it_needs
-from attnfuzz.report.sources import kernel_sources
+from attnfuzz.report.sources import definition_of, kernel_sources, only_what_it_needs
 
 MODULE = '''"""A docstring."""
 
@@ -94,6 +93,6 @@ def test_bundled_kernel_brings_only_kernel_files() -> None:
     """The framework itself would be put into the script."""
     sources = kernel_sources("paged_naive")
     assert sources.entry == "attnfuzz/kernels/bundled.py"
-    assert "attnfuzz/kernels/paged_decode.py" in sources.files
-    assert "attnfuzz/kernels/dense_decode.py" not in sources.files
+    assert "attnfuzz/kernels/paged/paged_decode.py" in sources.files
+    assert "attnfuzz/kernels/dense/dense_decode.py" not in sources.files
     assert all(name.startswith("attnfuzz/kernels/") for name in sources.files)

@@ -10,11 +10,10 @@ from typing import Any
 
 import msgspec
 
-from attnfuzz.campaign.earlier import Earlier
-from attnfuzz.campaign.finding import Finding
+from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.inference import Inferred, LeftOut
-from attnfuzz.campaign.messages import Progress
-from attnfuzz.campaign.result import CampaignResult, Statistics
+from attnfuzz.campaign.messages import WorkerProgress
+from attnfuzz.campaign.result import CampaignResult, Earlier, Statistics
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
@@ -39,7 +38,9 @@ def a_result(*findings: Finding) -> CampaignResult:
         seed=7,
         findings=list(findings),
     )
-    statistics.kernels[KERNEL.target].add(Progress(kernel=KERNEL.target, cases=10, seconds=2.0, max_error_ratio=0.5))
+    statistics.kernels[KERNEL.target].add(
+        WorkerProgress(kernel=KERNEL.target, cases=10, seconds=2.0, max_error_ratio=0.5)
+    )
     return CampaignResult(stop_reason="budget", elapsed_s=60.1234, statistics=statistics, findings=findings)
 
 

@@ -10,15 +10,12 @@ from xml.etree import ElementTree
 import pytest
 from markupsafe import Markup
 
-from attnfuzz.campaign.ratios import EXACT, LEAST, MOST, NOT_FINITE
-from attnfuzz.campaign.throughput import Throughput
+from attnfuzz.campaign.counts import EXACT, LEAST, MOST, NOT_FINITE, Throughput
 from attnfuzz.oracles.verdict import Blame
 from attnfuzz.problems.cases import PagedDecodeCase
-from attnfuzz.report.case_svg import case_svg
-from attnfuzz.report.drawing import draw
-from attnfuzz.report.histogram import histogram_svg
+from attnfuzz.report.charts import histogram_svg, timeline_svg
+from attnfuzz.report.drawing import case_svg, draw
 from attnfuzz.report.svg import element, number, path_of_rects, text
-from attnfuzz.report.timeline import timeline_svg
 
 
 def rects(path: str | None) -> list[tuple[float, float, float, float]]:

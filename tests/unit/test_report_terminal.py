@@ -12,17 +12,15 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from attnfuzz.campaign.earlier import Earlier
-from attnfuzz.campaign.finding import Finding
-from attnfuzz.campaign.messages import Progress
-from attnfuzz.campaign.reporter import SilentReporter
-from attnfuzz.campaign.result import CampaignResult, KernelStatistics, Statistics, StopReason
+from attnfuzz.campaign.counts import KernelStatistics
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.messages import WorkerProgress
+from attnfuzz.campaign.result import CampaignResult, Earlier, SilentReporter, Statistics, StopReason
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase
 from attnfuzz.problems.supports import Supports
-from attnfuzz.report.lines import LineReporter
-from attnfuzz.report.live import LiveReporter
+from attnfuzz.report.progress import LineReporter, LiveReporter
 from attnfuzz.report.terminal import make_console, make_reporter, print_result, verdict_sentence
 
 KERNEL = Declaration(name="k", problem="dense_decode", target="my kernels.py:k")
@@ -54,7 +52,7 @@ def statistics(*findings: Finding, cases: int = 10) -> Statistics:
         seed=7,
         findings=list(findings),
     )
-    made.kernels[KERNEL.target].add(Progress(kernel=KERNEL.target, cases=cases, seconds=2.0, max_error_ratio=0.5))
+    made.kernels[KERNEL.target].add(WorkerProgress(kernel=KERNEL.target, cases=cases, seconds=2.0, max_error_ratio=0.5))
     return made
 
 
@@ -127,7 +125,7 @@ def test_kernels_that_were_never_reached_are_named() -> None:
     result = a_result()
     for name in ("idle", "other"):
         idle = Declaration(name=name, problem="dense_decode", target=f"kernels.py:{name}")
-        result.statistics.kernels[idle.target] = KernelStatistics(idle)
+        result.statistics.kernels[idle.target] = KernelStatistics(declaration=idle)
     assert "2 kernels were never reached: kernels.py:idle, kernels.py:other; raise --budget\n" in printed(result)
 
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from attnfuzz.cli import explore, replay
-from attnfuzz.cli.refusal import Refusal
+from attnfuzz.cli.output import Refusal
 from attnfuzz.corpus import FindingRecord, Regression, load_regression, write_regression
 from attnfuzz.declaration import Declaration, load_kernels
 from attnfuzz.problems.cases import DenseDecodeCase

@@ -16,7 +16,7 @@ TURNS = range(3)
 
 def supports_of(problem: Problem, strides: Strides) -> Supports:
     """All that a kernel can take."""
-    if not problem.startswith("paged"):
+    if not str(problem).startswith("paged"):
         return Supports(strides=strides)
     return Supports(strides=strides, variants=("alibi", "sinks"), kv_dtypes=("float8_e4m3fn",))
 

@@ -21,7 +21,7 @@ import torch
 import triton.language as tl
 import triton.runtime.interpreter as runtime
 from attnfuzz.triton_compat.interpreter import install_fast_patching
-from attnfuzz.kernels.launch import dense_decode
+from attnfuzz.kernels.dense.launch import dense_decode
 
 searched = []
 original = runtime._patch_builtin
@@ -48,7 +48,7 @@ import triton.language as tl
 import triton.runtime.interpreter as runtime
 from triton.language.semantic import TritonSemantic
 from attnfuzz.triton_compat.interpreter import install_shortcuts
-from attnfuzz.kernels.launch import dense_decode
+from attnfuzz.kernels.dense.launch import dense_decode
 
 checked = []
 original = TritonSemantic.binary_op_sanitize_overflow_impl

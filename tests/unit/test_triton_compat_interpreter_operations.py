@@ -12,7 +12,7 @@ import torch
 import triton.runtime.interpreter as runtime
 from attnfuzz.triton_compat.interpreter_operations import recorded
 from attnfuzz.triton_compat.interpreter import set_up_interpreter
-from attnfuzz.kernels.launch import dense_decode
+from attnfuzz.kernels.dense.launch import dense_decode
 
 set_up_interpreter()
 classes = [runtime.InterpreterBuilder, runtime.ReduceOps, runtime.ScanOps, runtime.GridExecutor]
@@ -48,7 +48,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 import triton.runtime.interpreter as runtime
 from attnfuzz.triton_compat.interpreter_operations import recorded
-from attnfuzz.kernels.launch import dense_decode
+from attnfuzz.kernels.dense.launch import dense_decode
 
 {change}
 before = dict(vars(runtime.InterpreterBuilder))

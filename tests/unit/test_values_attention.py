@@ -13,7 +13,7 @@ from torch import Tensor
 from attnfuzz.problems.cases import DenseDecodeCase, PagedDecodeCase
 from attnfuzz.problems.recipes import KEY_RECIPES, VALUE_RECIPES, Needle, Pages, Values
 from attnfuzz.problems.supports import DTYPES, Dtype
-from attnfuzz.values import attention
+from attnfuzz.values import draws
 from attnfuzz.values.attention import LogicalAttention, attention_values, decode_position
 
 RECIPES = [*itertools.product(KEY_RECIPES, VALUE_RECIPES)]
@@ -160,7 +160,7 @@ def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values would depend on how many are drawn at a time."""
     case = dense((50, 9), keys="normal", values="large")
     whole = attention_values(case)
-    monkeypatch.setattr(attention, "HASH_CHUNK_ELEMENTS", 100)
+    monkeypatch.setattr(draws, "_HOST_CHUNK_ELEMENTS", 100)
     parts = attention_values(case)
     assert torch.equal(whole.k, parts.k)
     assert torch.equal(whole.v, parts.v)

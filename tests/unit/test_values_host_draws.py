@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnfuzz.values.draws import draw, element_words, exact
-from attnfuzz.values.host_draws import HashedRecipe, draw_on_host, exact_on_host
+from attnfuzz.values.draws import HashedRecipe, draw, draw_on_host, element_words, exact, exact_on_host
 
 STATES = torch.tensor([0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xDEADBEEF])
 

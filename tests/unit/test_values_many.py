@@ -16,10 +16,9 @@ from attnfuzz.problems.cases import PROBLEMS, DenseDecodeCase, MergeStatesCase, 
 from attnfuzz.problems.recipes import KEY_RECIPES, VALUE_RECIPES, Needle, Pages, Values
 from attnfuzz.problems.supports import DTYPES
 from attnfuzz.strategies.cases import cases
-from attnfuzz.values.attention import attention_values
-from attnfuzz.values.many import attention_values_of_many, merge_values_of_many
-from attnfuzz.values.states import merge_values
-from attnfuzz.values.token_table import token_table
+from attnfuzz.values.attention import attention_values, attention_values_of_many
+from attnfuzz.values.states import merge_values, merge_values_of_many
+from attnfuzz.values.tokens import token_table
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

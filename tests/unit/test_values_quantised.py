@@ -12,8 +12,8 @@ from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvDtype, QuantisedKv
 from attnfuzz.problems.recipes import KeyRecipe, Needle, ValueRecipe, Values
 from attnfuzz.values import attention_values
-from attnfuzz.values.many import attention_values_of_many
-from attnfuzz.values.token_table import token_table
+from attnfuzz.values.attention import attention_values_of_many
+from attnfuzz.values.tokens import token_table
 
 
 def paged(dtype: KvDtype, *, seq_lens: tuple[int, ...] = (40, 0, 9), **values: Any) -> PagedDecodeCase:

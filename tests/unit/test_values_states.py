@@ -12,9 +12,8 @@ import torch
 from attnfuzz.problems.cases import MergeStatesCase
 from attnfuzz.problems.recipes import LSE_KINDS
 from attnfuzz.problems.supports import DTYPES
-from attnfuzz.values import states
-from attnfuzz.values.many import merge_values_of_many
-from attnfuzz.values.states import merge_values
+from attnfuzz.values import draws
+from attnfuzz.values.states import merge_values, merge_values_of_many
 
 
 def merge(**more: Any) -> MergeStatesCase:
@@ -94,5 +93,5 @@ def test_base_is_noted_but_changes_no_number() -> None:
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values would depend on how many are drawn at a time."""
     whole = merge_values(merge(num_tokens=50))
-    monkeypatch.setattr(states, "HASH_CHUNK_ELEMENTS", 7)
+    monkeypatch.setattr(draws, "_HOST_CHUNK_ELEMENTS", 7)
     assert torch.equal(whole.prefix_output, merge_values(merge(num_tokens=50)).prefix_output)

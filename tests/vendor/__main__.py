@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from attnfuzz.mutation.commands import Command
+from attnfuzz.mutation.killers import Command
 from attnfuzz.overlay import write_overlay
 from tests.quality.hunting import NotFound, hunt
 from tests.quality.mutants import MUTANTS, Mutant, mutant_named
@@ -152,7 +152,7 @@ def _check(command: Command) -> float:
     """Seconds that the suite takes on the kernels as they are; raises KernelLoadError if it does not pass there."""
     with tempfile.TemporaryDirectory() as folder:
         overlay, log = Path(folder, "overlay.json"), Path(folder, "loaded")
-        files = sorted(KERNELS.glob("*.py"))
+        files = sorted(KERNELS.rglob("*.py"))
         write_overlay(overlay, {file: file for file in files}, loaded=log)
         started = time.monotonic()
         command.check(overlay, log, files)

@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels import eager, launch, launch_paged
+from attnfuzz.kernels import eager
+from attnfuzz.kernels.dense import launch
+from attnfuzz.kernels.paged import launch_paged
 from tests.vendor.setting import DEVICE, grid, interleaved_cache, ragged
 
 # NumPy warns of NaN where the interpreter computes it; a GPU does not.

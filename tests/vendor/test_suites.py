@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnfuzz.mutation.commands import Command
+from attnfuzz.mutation.killers import Command
 from tests.quality.mutants import mutant_named
 from tests.quality.planting import lay_over
 from tests.vendor import flash_attention_style, flashinfer_style, sglang_style, vllm_style

@@ -1,22 +1,57 @@
-"""Runs a plan: each contender in turn on each shape, until the budget is spent. Torch-free."""
+"""The driver of ``attnfuzz bench kernels``: what is timed, by which process, until the budget is spent. Torch-free."""
 
 from __future__ import annotations
 
+import fnmatch
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
-from attnfuzz.bench.kernels.laboratory import Crashed
-from attnfuzz.bench.kernels.messages import MachineReply, MeasureReply, MeasureRequest, Timed
-from attnfuzz.bench.kernels.plan import Entry, KernelBench, Options, entries
-from attnfuzz.bench.kernels.results import STATES, Report, Result
-from attnfuzz.bench.kernels.shapes import Shape, bytes_to_move
-from attnfuzz.declaration import Declaration
+from attnfuzz.bench.kernels.measurements import (
+    STATES,
+    CopyReply,
+    CopyRequest,
+    L2State,
+    MachineReply,
+    MeasureReply,
+    MeasureRequest,
+    Mode,
+    Report,
+    Result,
+    Timed,
+)
+from attnfuzz.bench.kernels.shapes import PROBLEMS_OF, SUITES, Shape, bytes_to_move
+from attnfuzz.declaration import Declaration, KernelLoadError
+from attnfuzz.isolation.devices import likely_device
+from attnfuzz.isolation.executor import Executor
+from attnfuzz.isolation.outcomes import ExecutorUnavailable, Reply
+from attnfuzz.isolation.zygote_client import Zygote
+from attnfuzz.judging.failures import failure_of
+from attnfuzz.judging.messages import DeclarationsReply, DeclarationsRequest
+from attnfuzz.problems.supports import OptionValue
 
-__all__ = ["PEAK_COPY_BYTES", "Measures", "measure_kernels", "versions_text"]
+__all__ = [
+    "DEFAULT_PAGES",
+    "PEAK_COPY_BYTES",
+    "Crashed",
+    "KernelBench",
+    "Measures",
+    "TimedEntry",
+    "TimingProcess",
+    "choose_kernels",
+    "choose_shapes",
+    "entries",
+    "measure_kernels",
+    "versions_text",
+]
+
 
 PEAK_COPY_BYTES = (1 << 30, 3 << 29)
 """Of copies that are long enough to tell the bandwidth; the fastest counts."""
@@ -26,7 +61,7 @@ _SMALL_COPY_BYTES = (16 << 20,)
 
 
 class Measures(Protocol):
-    """What is needed of a ``Laboratory``."""
+    """What is needed of a ``TimingProcess``."""
 
     machine: MachineReply
 
@@ -37,7 +72,7 @@ class Measures(Protocol):
 
 def measure_kernels(
     bench: KernelBench,
-    laboratory: Measures,
+    process: Measures,
     kernels: Sequence[Declaration],
     references: Sequence[Declaration],
     report_row: Callable[[Result], None] = lambda _: None,
@@ -50,13 +85,13 @@ def measure_kernels(
     started = clock()
     report = Report(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=laboratory.machine,
-        peak_gb_s=_peak_gb_s(laboratory, bench.seconds),
+        machine=process.machine,
+        peak_gb_s=_peak_gb_s(process, bench.seconds),
         suites=tuple(bench.suites),
         references={one.target: versions_text(one) for one in references},
         results=[],
     )
-    run = _Run(bench, laboratory)
+    run = _Run(bench, process)
     for entry in entries(bench, kernels, references):
         if clock() - started > bench.budget_s and not run.knows(entry):
             report.unreached += 1
@@ -73,34 +108,34 @@ def versions_text(declaration: Declaration) -> str:
     return ", ".join(f"{package} {version}" for package, version in declaration.versions.items())
 
 
-def _peak_gb_s(laboratory: Measures, seconds: float) -> float:
-    sizes = PEAK_COPY_BYTES if laboratory.machine.device == "cuda" else _SMALL_COPY_BYTES
-    return max(nbytes / laboratory.copy(nbytes, seconds).median_us * 1e-3 for nbytes in sizes)
+def _peak_gb_s(process: Measures, seconds: float) -> float:
+    sizes = PEAK_COPY_BYTES if process.machine.device == "cuda" else _SMALL_COPY_BYTES
+    return max(nbytes / process.copy(nbytes, seconds).median_us * 1e-3 for nbytes in sizes)
 
 
 class _Run:
     """Remembers what was measured, by contender and shape, and the time of copies by their size."""
 
-    def __init__(self, bench: KernelBench, laboratory: Measures) -> None:
+    def __init__(self, bench: KernelBench, process: Measures) -> None:
         self._bench = bench
-        self._laboratory = laboratory
+        self._process = process
         self._known: dict[tuple[str, Shape], list[tuple[Options, MeasureReply | Crashed]]] = {}
         self._copies: dict[int, float] = {}
 
-    def knows(self, entry: Entry) -> bool:
+    def knows(self, entry: TimedEntry) -> bool:
         return _key(entry) in self._known
 
-    def results(self, entry: Entry) -> list[Result]:
+    def results(self, entry: TimedEntry) -> list[Result]:
         if not self.knows(entry):
             nbytes = bytes_to_move(entry.shape)
             if nbytes not in self._copies:  # before the tensors of the shape take the memory
-                self._copies[nbytes] = self._laboratory.copy(nbytes, self._bench.seconds).median_us
+                self._copies[nbytes] = self._process.copy(nbytes, self._bench.seconds).median_us
             self._known[_key(entry)] = [(choice, self._reply(entry, choice)) for choice in entry.choices]
         found = [self._result(entry, *one) for one in self._known[_key(entry)]]
         best = min(range(len(found)), key=lambda i: _rank(found[i]))
         return [replace(result, chosen=i == best) for i, result in enumerate(found)]
 
-    def _reply(self, entry: Entry, choice: Options) -> MeasureReply | Crashed:
+    def _reply(self, entry: TimedEntry, choice: Options) -> MeasureReply | Crashed:
         request = MeasureRequest(
             contender=entry.contender,
             shape=entry.timed_on,
@@ -110,11 +145,11 @@ class _Run:
             seconds=self._bench.seconds,
         )
         try:
-            return self._laboratory.measure(request)
+            return self._process.measure(request)
         except Crashed as how:
             return how
 
-    def _result(self, entry: Entry, choice: Options, reply: MeasureReply | Crashed) -> Result:
+    def _result(self, entry: TimedEntry, choice: Options, reply: MeasureReply | Crashed) -> Result:
         nbytes = bytes_to_move(entry.shape)
         result = Result(
             suite=entry.suite,
@@ -131,7 +166,7 @@ class _Run:
         return replace(result, status=reply.status, times=reply.times, error_ratio=reply.error_ratio, note=reply.note)
 
 
-def _key(entry: Entry) -> tuple[str, Shape]:
+def _key(entry: TimedEntry) -> tuple[str, Shape]:
     return entry.contender, replace(entry.timed_on, label="")
 
 
@@ -140,3 +175,171 @@ def _rank(result: Result) -> tuple[int, float]:
     medians = [timed.median_us for state in STATES if (timed := result.time(*state)) is not None]
     failed = {"ok": 0, "wrong": 1, "crashed": 2, "failed": 3, "unmeasured": 4, "unsupported": 5}[result.status]
     return failed, medians[0] if medians else float("inf")
+
+
+DEFAULT_PAGES = 16
+
+Options = dict[str, OptionValue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelBench:
+    """``suites``: shapes by name. ``options``: the values to try in place of the first that a kernel declares, or all
+    that an engine's has.
+
+    ``seconds``: of one measurement. ``budget_s``: after which none is begun.
+    """
+
+    suites: Mapping[str, Sequence[Shape]]
+    options: Mapping[str, tuple[OptionValue, ...]]
+    l2: tuple[L2State, ...] = ("cold", "warm")
+    modes: tuple[Mode, ...] = ("eager", "graph")
+    seconds: float = 0.05
+    budget_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class TimedEntry:
+    """One contender on one shape: all ``choices`` of its options are timed. ``timed_on``: the shape that stands for it.
+
+    Those that do not see pages are timed once for all page sizes.
+    """
+
+    suite: str
+    shape: Shape
+    timed_on: Shape
+    contender: str
+    is_reference: bool
+    choices: tuple[Options, ...]
+
+
+def entries(
+    bench: KernelBench, kernels: Sequence[Declaration], references: Sequence[Declaration]
+) -> Iterator[TimedEntry]:
+    """Shape after shape, so that tensors are drawn once. All choices of the options of ``references`` are tried."""
+    named = {kernel.target for kernel in kernels}
+    contenders = [*kernels, *(one for one in references if one.target not in named)]
+    for suite, shapes in bench.suites.items():
+        for shape in shapes:
+            for number, kernel in enumerate(contenders):
+                if kernel.problem in PROBLEMS_OF[shape.kind]:
+                    is_reference = number >= len(kernels)
+                    sees_pages = kernel.problem.startswith("paged")
+                    choices = _choices(kernel.options, bench.options, try_all=is_reference or bool(kernel.versions))
+                    yield TimedEntry(suite, shape, _timed_on(shape, sees_pages), kernel.target, is_reference, choices)
+
+
+def _timed_on(shape: Shape, sees_pages: bool) -> Shape:
+    return shape if sees_pages or shape.kind == "merge" else shape.in_pages_of(DEFAULT_PAGES)
+
+
+def _choices(
+    declared: Mapping[str, tuple[OptionValue, ...]],
+    asked: Mapping[str, tuple[OptionValue, ...]],
+    *,
+    try_all: bool = False,
+) -> tuple[Options, ...]:
+    values = [asked.get(name, choices if try_all else choices[:1]) for name, choices in declared.items()]
+    return tuple(dict(zip(declared, chosen, strict=True)) for chosen in itertools.product(*values))
+
+
+def choose_kernels(declarations: Sequence[Declaration], *, named: bool) -> list[Declaration]:
+    """Those with a problem that is timed; if the user ``named`` none, only what can be captured into a CUDA graph.
+
+    Raises KernelLoadError if none is left.
+    """
+    timed = {problem for problems in PROBLEMS_OF.values() for problem in problems}
+    chosen = [one for one in declarations if one.problem in timed and (named or one.supports.graph_replay)]
+    if not chosen:
+        names = ", ".join(one.target for one in declarations)
+        raise KernelLoadError(f"of {names} none can be timed; name kernels of {', '.join(sorted(timed))}")
+    return chosen
+
+
+def choose_shapes(suites: Sequence[str], patterns: Sequence[str]) -> dict[str, list[Shape]]:
+    """The shapes of ``suites`` whose label fits one of ``patterns``, or all. Raises KernelLoadError if none does."""
+    found = {name: SUITES[name]() for name in suites}
+    if not patterns:
+        return found
+    labels = [shape.label for shapes in found.values() for shape in shapes]
+    kept = {
+        name: [shape for shape in shapes if any(fnmatch.fnmatchcase(shape.label, one) for one in patterns)]
+        for name, shapes in found.items()
+    }
+    if not any(kept.values()):
+        raise KernelLoadError(f"--shape {' '.join(patterns)}: no shape has such a label; there are {', '.join(labels)}")
+    return {name: shapes for name, shapes in kept.items() if shapes}
+
+
+SERVICE = "attnfuzz.bench.kernels.service:TimingService"
+_START_TIMEOUT_S = 300.0
+_MEASURE_TIMEOUT_S = 300.0
+"""Compiling FlexAttention for a new shape takes half a minute."""
+
+_ENVIRONMENT = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+"""Its pool of compiler processes does not come to life in a forked process."""
+
+Message = TypeVar("Message", bound=msgspec.Struct)
+
+
+class Crashed(Exception):  # noqa: N818 - says what happened to the process
+    """The process died of a measurement, or did not answer in time; the message says how."""
+
+
+class TimingProcess:
+    """Measures on one device. A context manager; raises ExecutorUnavailable."""
+
+    def __init__(self, device: str = "auto") -> None:
+        self._zygote = Zygote.start(likely_device(device), service=SERVICE)
+        try:
+            self._executor = Executor(self._zygote, environment=_ENVIRONMENT)
+            self.machine = self._must("machine", None, MachineReply)
+            if device == "cuda" and self.machine.device != "cuda":
+                raise ExecutorUnavailable("torch finds no GPU here; leave out --device cuda, or repair the driver")
+        except BaseException:
+            self._zygote.close()
+            raise
+
+    def declarations(self, targets: Sequence[str]) -> list[Declaration]:
+        """The kernels that ``targets`` name, each once. Raises KernelLoadError."""
+        try:
+            reply = self._ask("declarations", DeclarationsRequest(list(targets)), DeclarationsReply, _START_TIMEOUT_S)
+        except Crashed as how:
+            raise KernelLoadError(f"importing {', '.join(targets)} failed: {how}") from how
+        if reply.error is not None:
+            raise KernelLoadError(reply.error)
+        return list({declaration.target: declaration for declaration in reply.kernels}.values())
+
+    def copy(self, nbytes: int, seconds: float) -> Timed:
+        """The time of a copy that moves so many bytes."""
+        return self._must("copy", CopyRequest(nbytes, seconds), CopyReply).time
+
+    def measure(self, request: MeasureRequest) -> MeasureReply:
+        """Raises Crashed."""
+        return self._ask("measure", request, MeasureReply, _MEASURE_TIMEOUT_S)
+
+    def close(self) -> None:
+        """End the process."""
+        self._executor.close()
+        self._zygote.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _must(self, method: str, request: msgspec.Struct | None, reply: type[Message]) -> Message:
+        try:
+            return self._ask(method, request, reply, _START_TIMEOUT_S)
+        except Crashed as how:
+            raise ExecutorUnavailable(f"the device could not be used: {how}") from how
+
+    def _ask(self, method: str, request: msgspec.Struct | None, reply: type[Message], timeout_s: float) -> Message:
+        payload = b"{}" if request is None else msgspec.json.encode(request)
+        outcome = self._executor.call(method, payload, timeout_s=timeout_s)
+        if not isinstance(outcome, Reply):
+            raise Crashed(failure_of(outcome).message)
+        return msgspec.json.decode(outcome.body, type=reply)

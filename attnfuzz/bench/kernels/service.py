@@ -10,11 +10,18 @@ from functools import partial
 import msgspec
 import torch
 
-from attnfuzz.bench.kernels.calls import NotMeasured, ours, prepare_kernel
-from attnfuzz.bench.kernels.copying import time_copy
-from attnfuzz.bench.kernels.graphs import CaptureFailed
-from attnfuzz.bench.kernels.measuring import Contender, measure
-from attnfuzz.bench.kernels.messages import (
+from attnfuzz.bench.kernels.contender import (
+    AttentionTensors,
+    Contender,
+    MergeTensors,
+    NotMeasured,
+    as_not_measured,
+    draw_tensors,
+    measure,
+    prepare_kernel,
+    sets_for_cold_l2,
+)
+from attnfuzz.bench.kernels.measurements import (
     CopyReply,
     CopyRequest,
     MachineReply,
@@ -22,8 +29,7 @@ from attnfuzz.bench.kernels.messages import (
     MeasureRequest,
 )
 from attnfuzz.bench.kernels.shapes import Shape
-from attnfuzz.bench.kernels.tensors import AttentionTensors, MergeTensors, draw_tensors, sets_for_cold_l2
-from attnfuzz.bench.kernels.timing import CudaStopwatch, HostStopwatch, Stopwatch
+from attnfuzz.bench.kernels.timing import CaptureFailed, CudaStopwatch, HostStopwatch, Stopwatch, time_copy
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
 from attnfuzz.environment import installed
 from attnfuzz.isolation.serve import ExitAfterReply
@@ -126,7 +132,7 @@ class TimingService:
                 return MeasureReply(status="unsupported", note="too small to be read from memory at each call")
         try:
             contender = self._contender(request)
-            with ours():
+            with as_not_measured():
                 drawn = self._sets(request.shape, sets or 1)
             reply = measure(contender, drawn, request, self._stopwatch, on_gpu=self._on_gpu)
             return self._unless_replaced(reply)

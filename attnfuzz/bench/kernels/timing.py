@@ -2,21 +2,35 @@
 
 A sample must last long enough that what surrounds it is lost in it: events are recorded with a resolution of about half
 a microsecond, and launching a graph takes a few. Samples are queued one behind the other without waiting, so the device
-is never idle between them.
+is never idle between them. In a CUDA graph, many calls cost the host one launch. The yardstick is the time of a copy
+within the device's memory.
 """
 
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from attnfuzz.bench.kernels.messages import L2State, Mode, Timed
+from attnfuzz.bench.kernels.measurements import L2State, Mode, Timed
 
-__all__ = ["CudaStopwatch", "HostStopwatch", "Stopwatch", "calls_per_sample", "quantiles", "time_samples"]
+__all__ = [
+    "CaptureFailed",
+    "CudaStopwatch",
+    "GraphOfCalls",
+    "HostStopwatch",
+    "Stopwatch",
+    "calls_per_sample",
+    "time_copy",
+    "time_samples",
+]
+
 
 _SAMPLE_S = 1.5e-3
 _MOST_CALLS = 200
@@ -27,10 +41,8 @@ _WARM_UPS = 2
 Run = Callable[[], object]
 
 
-class Stopwatch(Protocol):
-    """Runs something several times; returns the seconds that each took."""
-
-    def __call__(self, run: Run, count: int) -> list[float]: ...
+Stopwatch = Callable[[Run, int], list[float]]
+"""Runs something several times; returns the seconds that each took."""
 
 
 class HostStopwatch:
@@ -75,21 +87,114 @@ def time_samples(run: Run, stopwatch: Stopwatch, *, calls: int, seconds: float, 
     first = min(stopwatch(run, _WARM_UPS))
     least = _LEAST_SAMPLES if first < _SLOW_S else _LEAST_OF_SLOW
     count = min(_MOST_SAMPLES, max(least, round(seconds / max(first, 1e-6))))
-    p10, median, p90 = quantiles([taken / calls * 1e6 for taken in stopwatch(run, count)], (0.1, 0.5, 0.9))
+    microseconds = [taken / calls * 1e6 for taken in stopwatch(run, count)]
+    p10, *_, p90 = statistics.quantiles(microseconds, n=10, method="inclusive")
+    median = statistics.median(microseconds)
     return Timed(l2=l2, mode=mode, median_us=median, p10_us=p10, p90_us=p90, samples=count, calls=calls)
-
-
-def quantiles(numbers: Sequence[float], shares: Sequence[float]) -> list[float]:
-    """Of at least one number, interpolated linearly."""
-    ordered = sorted(numbers)
-    found = []
-    for share in shares:
-        place = share * (len(ordered) - 1)
-        below = int(place)
-        above = min(below + 1, len(ordered) - 1)
-        found.append(ordered[below] + (ordered[above] - ordered[below]) * (place - below))
-    return found
 
 
 def _steps(moments: Sequence[float]) -> list[float]:
     return [after - before for before, after in itertools.pairwise(moments)]
+
+
+_ABANDONED: list[torch.cuda.CUDAGraph] = []
+"""Never freed: that might end the process (see ``attnfuzz.oracles.cuda_graph``)."""
+
+
+class CaptureFailed(RuntimeError):  # noqa: N818 - says what happened
+    """A call cannot be captured. The process should be left: torch's allocator counts the capture as under way."""
+
+
+class GraphOfCalls:
+    """Captures ``calls``, in turn, until there are ``count``. ``replay`` runs them all; ``close`` frees their memory.
+
+    ``results``: what the first round of the calls returned; each replay writes it anew. Raises what a call raises
+    before the capture, and CaptureFailed.
+    """
+
+    def __init__(self, calls: Sequence[Run], count: int) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        self.results: list[object] = []
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for call in calls:  # on this stream for the first time: libraries allocate workspaces for each
+                call()
+            torch.cuda.synchronize()
+            try:
+                with torch.cuda.graph(self._graph, stream=side):
+                    self._call(calls, count)
+            except BaseException as error:  # of an interrupt, too, half a graph is left
+                _ABANDONED.append(self._graph)
+                if not isinstance(error, Exception):
+                    raise
+                raise CaptureFailed(f"cannot be captured: {error}") from error
+        torch.cuda.current_stream().wait_stream(side)
+
+    def _call(self, calls: Sequence[Run], count: int) -> None:
+        for i in range(count):
+            result = calls[i % len(calls)]()
+            if i < len(calls):
+                self.results.append(result)
+
+    def replay(self) -> None:
+        """Queue all calls on the current stream."""
+        self._graph.replay()
+
+    def close(self) -> None:
+        """Give the memory of what was captured back."""
+        torch.cuda.synchronize()
+        self.results.clear()
+        self._graph.reset()
+
+
+_TIMES_L2 = 4
+_MOST_PAIRS = 2048
+_PROBES = 5
+_GRANULE = 4096
+"""Bytes of which each buffer is a multiple: of lengths that are none, a copy may take longer."""
+
+_SHIFTS = (0, 5 * _GRANULE, 77 * _GRANULE, 333 * _GRANULE)
+"""Bytes by which targets begin later in their buffers: on an H100, some distances between source and target cost a copy
+a fifth of its bandwidth. A copy is meant as a ceiling, so the best of these counts."""
+
+_LEAST_SHIFTED = 1 << 22
+"""Bytes of a buffer below which its place makes no difference that could be measured."""
+
+_WORD = 4
+
+
+def time_copy(nbytes: int, device: str, stopwatch: Stopwatch, *, l2_bytes: int, seconds: float, on_gpu: bool) -> Timed:
+    """Copies that read ``nbytes / 2`` and write as many, among enough buffers that none stays in the L2 cache.
+
+    On a GPU in a graph, so that nothing but the device counts, and the fastest of several ways: the driver's copy, and
+    a kernel that reads and writes each word; each with targets at several distances from their sources.
+    """
+    pairs = min(_MOST_PAIRS, max(1, -(-_TIMES_L2 * l2_bytes // nbytes)))
+    words = -(-max(1, nbytes // 2) // _GRANULE) * _GRANULE // _WORD
+    shifts = _SHIFTS if words * _WORD >= _LEAST_SHIFTED else _SHIFTS[:1]
+    sources = [torch.empty(words, dtype=torch.int32, device=device).random_() for _ in range(pairs)]
+    rooms = [torch.empty(words + shifts[-1] // _WORD, dtype=torch.int32, device=device) for _ in range(pairs)]
+    ways = [way for shift in shifts for way in _ways(sources, [room[shift // _WORD :][:words] for room in rooms])]
+    if not on_gpu:
+        return time_samples(ways[0][0], stopwatch, calls=1, seconds=seconds, l2="warm", mode="eager")
+    probe = GraphOfCalls(ways[0][:_PROBES], _PROBES)
+    count = calls_per_sample(min(stopwatch(probe.replay, _PROBES)) / _PROBES, pairs)
+    probe.close()
+    return min((_in_graph(calls, count, stopwatch, seconds) for calls in ways), key=lambda one: one.median_us)
+
+
+def _ways(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> list[list[Run]]:
+    pairs = list(zip(sources, targets, strict=True))
+    return [
+        [partial(target.copy_, source) for source, target in pairs],
+        [partial(torch.bitwise_not, source, out=target) for source, target in pairs],
+    ]
+
+
+def _in_graph(calls: Sequence[Run], count: int, stopwatch: Stopwatch, seconds: float) -> Timed:
+    graph = GraphOfCalls(calls, count)
+    try:
+        return time_samples(graph.replay, stopwatch, calls=count, seconds=seconds, l2="cold", mode="graph")
+    finally:
+        graph.close()

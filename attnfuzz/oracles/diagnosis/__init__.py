@@ -8,10 +8,10 @@ from attnfuzz.oracles.diagnosis.explain import Compared as Compared
 from attnfuzz.oracles.diagnosis.explain import explain as explain
 from attnfuzz.oracles.diagnosis.explain import explain_lse as explain_lse
 from attnfuzz.oracles.diagnosis.explain import explain_row as explain_row
+from attnfuzz.oracles.diagnosis.explain import lse_mistakes as lse_mistakes
+from attnfuzz.oracles.diagnosis.explain import output_mistakes as output_mistakes
 from attnfuzz.oracles.diagnosis.explain import past_the_end_within_bounds as past_the_end_within_bounds
-from attnfuzz.oracles.diagnosis.merge import lse_mistakes as lse_mistakes
-from attnfuzz.oracles.diagnosis.merge import output_mistakes as output_mistakes
-from attnfuzz.oracles.diagnosis.suspect import Diagnosis as Diagnosis
+from attnfuzz.oracles.diagnosis.row import Diagnosis as Diagnosis
 
 __all__ = [
     "Compared",

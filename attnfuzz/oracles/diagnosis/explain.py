@@ -1,4 +1,4 @@
-"""From a failed comparison to the mistake that explains it, in one clause."""
+"""From a failed comparison to the mistake that explains it, in one clause; wrong merges of two states, too."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -7,15 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attnfuzz.judging.comparison import Comparison, Reference
 from attnfuzz.memory.patterns import Fill, poison_value
-from attnfuzz.oracles.comparison import Comparison, Reference
-from attnfuzz.oracles.diagnosis import arithmetic, sources, tokens
-from attnfuzz.oracles.diagnosis.merge import explain_merge
+from attnfuzz.oracles.diagnosis import formulas, tokens
+from attnfuzz.oracles.diagnosis.formulas import scale_mistakes, variant_mistakes
 from attnfuzz.oracles.diagnosis.rounding import MOST_ROWS, Rounding
 from attnfuzz.oracles.diagnosis.roundings import LOWEST_EXPONENT, OF_EMPTY_ROWS
-from attnfuzz.oracles.diagnosis.row import AttentionRow
-from attnfuzz.oracles.diagnosis.scales import scale_mistakes
-from attnfuzz.oracles.diagnosis.suspect import (
+from attnfuzz.oracles.diagnosis.row import (
+    AttentionRow,
     Diagnosis,
     Suspect,
     chain,
@@ -23,29 +22,117 @@ from attnfuzz.oracles.diagnosis.suspect import (
     first_match,
     first_match_of_lse,
 )
-from attnfuzz.oracles.diagnosis.variants import variant_mistakes
 from attnfuzz.problems.cases import AttentionCase, MergeStatesCase
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.variants import PLAIN_VARIANT
+from attnfuzz.values import LogicalStates
 
-__all__ = ["Compared", "explain", "explain_lse", "explain_row", "past_the_end_within_bounds"]
+__all__ = [
+    "Compared",
+    "explain",
+    "explain_lse",
+    "explain_merge",
+    "explain_row",
+    "lse_mistakes",
+    "output_mistakes",
+    "past_the_end_within_bounds",
+]
+
+
+def explain_merge(reference: Reference, failed: Comparison, index: tuple[int, ...]) -> Diagnosis | None:
+    """What the row of the wrong element points to."""
+    token, head = index[:2]
+    states = reference.values
+    sides = {"prefix": float(states.prefix_lse[token, head]), "suffix": float(states.suffix_lse[token, head])}
+    empty = [f"{name} (lse = {lse:+})" for name, lse in sides.items() if math.isinf(lse)]
+    if len(empty) == 2:
+        return Diagnosis(f"both sides are empty, {' and '.join(empty)}: expected 0 and -inf")
+    mistake = _mistake(states, failed, token, head)
+    if empty:
+        found = Diagnosis(f"the {empty[0]} is empty, so the result is the other side")
+        return found if mistake is None else replace(mistake, words=f"{found.words}; {mistake.words}")
+    return mistake
+
+
+def _mistake(states: LogicalStates, failed: Comparison, token: int, head: int) -> Diagnosis | None:
+    got, bound = failed.got[token, head].double(), failed.bound[token, head]
+    expected = failed.expected[token, head].double()
+    if not bool(got.isfinite().all()):
+        return None
+    mistakes = lse_mistakes(states, token, head) if failed.name == "lse" else output_mistakes(states, token, head)
+    for predicted, words in mistakes:
+        missed = (got - predicted).abs()
+        close = missed <= 8 * bound + 1e-6 * predicted.abs()
+        explains = float(missed.max()) <= 0.25 * float((got - expected).abs().max())
+        if explains and bool((predicted.isfinite() & close).all()):
+            return Diagnosis(words, "merge")
+    return None
+
+
+def _parts(states: LogicalStates, token: int, head: int) -> tuple[Tensor, Tensor, float, float]:
+    """Outputs and natural log-sum-exps of both sides; -inf for an empty one."""
+    unit = math.log(2) if states.lse_base2 else 1.0
+    lse_a, lse_b = (float(lse[token, head]) * unit for lse in (states.prefix_lse, states.suffix_lse))
+    a, b = (output[token, head].double() for output in (states.prefix_output, states.suffix_output))
+    return a, b, -math.inf if lse_a == math.inf else lse_a, -math.inf if lse_b == math.inf else lse_b
+
+
+def output_mistakes(states: LogicalStates, token: int, head: int) -> Iterator[tuple[Tensor, str]]:
+    """Wrong outputs of one row, each with its mistake."""
+    a, b, lse_a, lse_b = _parts(states, token, head)
+    yield a, "the output is the prefix alone"
+    yield b, "the output is the suffix alone"
+    yield torch.zeros_like(a), "the output is 0"
+    difference = lse_a - lse_b
+    if not math.isfinite(difference):
+        return
+    for factor, words in (
+        (-1.0, "the weights of prefix and suffix are exchanged"),
+        (0.0, "prefix and suffix have equal weights"),
+        (math.log(2), "the weights are powers of 2 of natural log-sum-exps"),
+        (1 / math.log(2), "the weights are exponentials of base-2 log-sum-exps"),
+    ):
+        weight = 1 / (1 + math.exp(min(-factor * difference, 700.0)))
+        yield weight * a + (1 - weight) * b, words
+    weight = 1 / (1 + math.exp(min(-difference, 700.0)))
+    top = max(lse_a, lse_b)
+    total = math.exp(lse_a - top) + math.exp(lse_b - top)
+    yield total * (weight * a + (1 - weight) * b), f"the output is not divided by the sum of the weights ({total:.4g})"
+
+
+def lse_mistakes(states: LogicalStates, token: int, head: int) -> Iterator[tuple[Tensor, str]]:
+    """Wrong log-sum-exps of one row, each with its mistake."""
+    _, _, lse_a, lse_b = _parts(states, token, head)
+    a, b = torch.tensor([lse_a, lse_b], dtype=torch.float64, device="cpu")
+    top = torch.maximum(a, b)
+    if bool(top.isfinite()):
+        right = torch.logaddexp(a, b)
+        yield right / math.log(2), "lse is in base 2, but the kernel declares natural logarithms"
+        yield right * math.log(2), "lse is natural, but the kernel declares base 2"
+        yield right - top, "lse is the logarithm of the sum, without the maximum"
+    yield top, "lse is the larger of the two, not their sum"
+    yield a, "lse is that of the prefix alone"
+    yield b, "lse is that of the suffix alone"
+    yield a + b, "the log-sum-exps are added"
+
 
 _FAMILIES = (
-    sources.another_head,
+    tokens.another_head,
     tokens.dropped,
     tokens.behind_the_query,
     tokens.counted_twice,
-    arithmetic.rescaled_output,
-    arithmetic.rescaled_scores,
+    formulas.rescaled_output,
+    formulas.rescaled_scores,
     tokens.past_the_end,
-    sources.another_page,
-    sources.another_sequence,
-    sources.another_tensor,
-    sources.another_row,
+    tokens.another_page,
+    tokens.another_sequence,
+    tokens.another_tensor,
+    tokens.another_row,
     tokens.periodic,
     tokens.dropped_from_v,
-    arithmetic.partial_bases,
-    arithmetic.fitted_scale,
-    sources.single_token,
+    formulas.partial_bases,
+    formulas.fitted_scale,
+    tokens.single_token,
 )
 
 Place = tuple[int, int]
@@ -54,7 +141,7 @@ Compared = tuple[Reference, list[Comparison]]
 """What a run should give, and what it gave beside it."""
 Family = Callable[[AttentionRow], Iterator[Suspect]]
 
-_LSE_FAMILIES = (tokens.dropped, tokens.behind_the_query, tokens.counted_twice, arithmetic.fitted_scale)
+_LSE_FAMILIES = (tokens.dropped, tokens.behind_the_query, tokens.counted_twice, formulas.fitted_scale)
 """Tried on a wrong LSE beside an output that is right, as it is where all values are equal."""
 
 _BARELY = 2.0
@@ -94,6 +181,8 @@ def _explain(
     nearby: Callable[[], Iterable[Compared]],
 ) -> Diagnosis | None:
     case = reference.case
+    if isinstance(case, OpenCase):  # mistakes are replayed that attention is known for
+        return None
     if isinstance(case, MergeStatesCase):
         return explain_merge(reference, failed, index)
     number, head = index[:2]
@@ -155,7 +244,7 @@ def _finite_there(nearby: Iterable[Compared], places: list[Place], poison: float
     found = []
     for reference, comparisons in nearby:
         case = reference.case
-        if isinstance(case, MergeStatesCase):
+        if isinstance(case, MergeStatesCase | OpenCase):
             continue
         there = [(row, head) for row, head in places if row < case.num_rows and case.row_lens[row]]
         found += [row_of(reference, case, comparisons, *place, poison) for place in there]
@@ -217,7 +306,7 @@ def past_the_end_within_bounds(
 ) -> Diagnosis | None:
     """Tokens past the end that take weight in row ``index``, which is within its bounds, but nearer to that."""
     case, (number, head, *_) = reference.case, index
-    if isinstance(case, MergeStatesCase) or case.row_lens[number] == 0:
+    if isinstance(case, MergeStatesCase | OpenCase) or case.row_lens[number] == 0:
         return None
     held = poison_value(getattr(torch, case.kv_dtype), poison)
     row = row_of(reference, case, comparisons, number, head, held)
@@ -282,7 +371,7 @@ def explain_lse(row: AttentionRow) -> Diagnosis | None:
         return found
     if row.case.variant != PLAIN_VARIANT:
         return first_match_of_lse(row, variant_mistakes(row))
-    for predicted, cause, words in arithmetic.lse_formulas(row):
+    for predicted, cause, words in formulas.lse_formulas(row):
         close = abs(predicted - got) <= 8 * row.lse_bound + 1e-6 * abs(predicted)
         explains = bool(explains_lse(row, torch.tensor([predicted], dtype=torch.float64, device="cpu")))
         if predicted == got or (math.isfinite(predicted) and close and explains):

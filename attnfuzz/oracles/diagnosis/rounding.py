@@ -17,8 +17,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from attnfuzz.oracles.diagnosis.roundings import LOWEST_EXPONENT, OF_EMPTY_ROWS, Mistake, mistakes
-from attnfuzz.oracles.diagnosis.row import AttentionRow
-from attnfuzz.oracles.diagnosis.suspect import Diagnosis
+from attnfuzz.oracles.diagnosis.row import AttentionRow, Diagnosis
 from attnfuzz.problems.reference import row_log_weights, row_weights
 
 __all__ = ["MOST_ROWS", "Rounding"]

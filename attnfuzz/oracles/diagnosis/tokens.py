@@ -1,4 +1,7 @@
-"""Mistakes about which tokens count: left out, counted twice, or made of memory past the end."""
+"""Mistakes about which tokens count, and about where K, V or the query come from.
+
+Tokens left out, counted twice, or made of memory past the end; another head, sequence, page, token or tensor.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -6,12 +9,26 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from attnfuzz.oracles.diagnosis.row import AttentionRow, softmax_average
-from attnfuzz.oracles.diagnosis.suspect import Suspect
+from attnfuzz.judging.words import row_words
+from attnfuzz.oracles.diagnosis.row import AttentionRow, Suspect, softmax_average
 from attnfuzz.oracles.verdict import MOST_PLACES
 from attnfuzz.problems.cases import PagedDecodeCase
 
-__all__ = ["at_an_edge", "behind_the_query", "counted_twice", "dropped", "dropped_from_v", "past_the_end", "periodic"]
+__all__ = [
+    "another_head",
+    "another_page",
+    "another_row",
+    "another_sequence",
+    "another_tensor",
+    "at_an_edge",
+    "behind_the_query",
+    "counted_twice",
+    "dropped",
+    "dropped_from_v",
+    "past_the_end",
+    "periodic",
+    "single_token",
+]
 
 _MAX_NUMBERS = 1 << 18
 """Predicted numbers of one family: bounds the time of a diagnosis."""
@@ -183,3 +200,189 @@ def _places(row: AttentionRow, ranges: Ranges) -> Callable[[int], tuple[tuple[in
 
 def _tokens_of(row: AttentionRow, start: int, end: int) -> tuple[tuple[int, int], ...]:
     return tuple((row.seq, position) for position in range(start, min(end, start + MOST_PLACES)))
+
+
+_MAX_PAGE_PAIRS = 4096
+_MAX_ROWS = 64
+"""On either side of the row, of which a long prompt has thousands."""
+
+Keys = Float64[Tensor, "seq_len head_size"]
+Values = Float64[Tensor, "seq_len v_head_size"]
+
+
+def another_head(row: AttentionRow) -> Iterator[Suspect]:
+    """K and V, or one of them, of another KV head."""
+    heads = [head for head in range(row.case.num_kv_heads) if head != row.kv_head]
+    if not heads:
+        return
+    keys = [row.keys_of(row.seq, head)[: row.num_tokens] for head in heads]
+    values = [row.values_of(row.seq, head)[: row.num_tokens] for head in heads]
+    right = f", expected {row.kv_head}"
+    yield _attend("head_map", row, keys, values, lambda i: f"query head {row.head} reads KV head {heads[i]}{right}")
+    yield _attend(
+        "head_map",
+        row,
+        keys,
+        [row.v] * len(heads),
+        lambda i: f"query head {row.head} reads K of KV head {heads[i]}{right}",
+    )
+    yield _attend(
+        "head_map",
+        row,
+        [row.k] * len(heads),
+        values,
+        lambda i: f"query head {row.head} reads V of KV head {heads[i]}{right}",
+    )
+
+
+def another_sequence(row: AttentionRow) -> Iterator[Suspect]:
+    """K and V of another sequence: all of it, or as many tokens as this one has."""
+    others = [seq for seq, length in enumerate(row.case.seq_lens) if seq != row.seq and length]
+    if others:
+        yield _attend_sequences(row, others, None, "K and V")
+        yield _attend_sequences(row, others, row.num_tokens, f"the first {row.num_tokens} tokens")
+
+
+def another_page(row: AttentionRow) -> Iterator[Suspect]:
+    """One page of the sequence, or the V of one page, replaced by a page that it or another sequence owns.
+
+    The result is that of all other pages, merged with the page's: nothing is computed again for each pair of pages.
+    """
+    case = row.case
+    if not isinstance(case, PagedDecodeCase) or not row.num_tokens:
+        return
+    size = case.block_size
+    own = -(-row.num_tokens // size)
+    if own * sum(map(case.blocks_of, range(case.num_seqs))) > _MAX_PAGE_PAIRS:
+        return
+    sources = [(seq, page) for seq in range(case.num_seqs) for page in range(case.blocks_of(seq))]
+    pairs = [(page, i) for page in range(own) for i, source in enumerate(sources) if _fits(row, page, source)]
+    if not pairs:
+        return
+    page, source = torch.tensor(pairs, dtype=torch.int64, device="cpu").unbind(1)
+
+    own_scores, own_v = _in_pages(row, size, row.k, row.v)
+    own_lse, own_out = _states(own_scores, own_v)
+    others = own_lse.expand(own, -1).masked_fill(torch.eye(own, dtype=torch.bool, device="cpu"), -torch.inf)
+    rest_lse, rest_out = others.logsumexp(-1)[page], (others.softmax(-1).nan_to_num(0.0) @ own_out)[page]
+
+    filled = [seq for seq, length in enumerate(case.seq_lens) if length]
+    read = [_in_pages(row, size, row.keys_of(seq, row.kv_head), row.values_of(seq, row.kv_head)) for seq in filled]
+    scores, v = (torch.cat(parts) for parts in zip(*read, strict=True))
+    of_the_last = scores.masked_fill(own_scores[-1].isinf(), -torch.inf)  # of which fewer tokens may be read
+    states = [torch.stack(parts) for parts in zip(_states(scores, v), _states(of_the_last, v), strict=True)]
+    page_lse, page_out = (state[(page == own - 1).long(), source] for state in states)
+    lse = torch.logaddexp(rest_lse, page_lse)
+    out = (rest_lse - lse).exp()[:, None] * rest_out + (page_lse - lse).exp()[:, None] * page_out
+
+    right_lse = torch.logaddexp(rest_lse, own_lse[page])
+    other_v = torch.einsum("pn,snd->psd", own_scores.softmax(-1), v)[page, source]
+    v_out = (rest_lse - right_lse).exp()[:, None] * rest_out + (own_lse[page] - right_lse).exp()[:, None] * other_v
+
+    def name(i: int) -> str:
+        seq, other = sources[int(source[i])]
+        return f"page {int(page[i])} of sequence {row.seq} is read from page {other} of sequence {seq}"
+
+    yield Suspect("another_page", out, lse, name)
+    yield Suspect("another_page", v_out, right_lse, lambda i: f"V of {name(i)}")
+
+
+def _in_pages(
+    row: AttentionRow, size: int, k: Keys, v: Values
+) -> tuple[Float64[Tensor, "pages block_size"], Float64[Tensor, "pages block_size v_head_size"]]:
+    """Scores and values of all tokens, page by page; behind the last token, -inf and zeros."""
+    missing = -len(k) % size
+    scores = torch.nn.functional.pad(row.case.scale * (k @ row.q), (0, missing), value=-torch.inf)
+    values = torch.nn.functional.pad(v, (0, 0, 0, missing))
+    return scores.reshape(-1, size), values.reshape(-1, size, v.shape[1])
+
+
+def _states(
+    scores: Float64[Tensor, "pages block_size"], v: Float64[Tensor, "pages block_size v_head_size"]
+) -> tuple[Float64[Tensor, " pages"], Float64[Tensor, "pages v_head_size"]]:
+    """LSE and output of each page alone."""
+    out, lse = softmax_average(scores, v)
+    return lse, out
+
+
+def another_tensor(row: AttentionRow) -> Iterator[Suspect]:
+    """K and V confused, as far as their heads are large enough for that, or V shifted against K."""
+    if row.v.shape[1] <= row.k.shape[1]:
+        yield _attend("another_tensor", row, [row.k], [row.k[:, : row.v.shape[1]]], lambda _: "K is read in place of V")
+    if row.v.shape[1] == row.k.shape[1]:
+        yield _attend("another_tensor", row, [row.v], [row.v], lambda _: "V is read in place of K")
+        yield _attend("another_tensor", row, [row.v], [row.k], lambda _: "K and V are exchanged")
+    shifted = [row.v.roll(-1, 0), row.v.roll(1, 0)]
+    yield _attend(
+        "another_tensor", row, [row.k] * 2, shifted, lambda i: f"V is read one token {'before' if i else 'after'} its K"
+    )
+
+
+def single_token(row: AttentionRow) -> Iterator[Suspect]:
+    """The output is the value of one token."""
+    for seq in [row.seq, *(seq for seq in range(row.case.num_seqs) if seq != row.seq)]:
+        if row.case.seq_lens[seq]:
+            values = torch.cat([row.values_of(seq, head) for head in range(row.case.num_kv_heads)])
+            yield Suspect("single_token", values, None, _token_words(row, seq))
+
+
+def another_row(row: AttentionRow) -> Iterator[Suspect]:
+    """The result of another query."""
+    case = row.case
+    near = range(max(0, row.row - _MAX_ROWS), min(case.num_rows, row.row + _MAX_ROWS))
+    places = [(number, head) for number in near for head in range(case.num_q_heads) if case.row_lens[number]]
+    results = [_result(row, number, head) for number, head in places]
+    out, lse = (torch.stack(parts) for parts in zip(*results, strict=True))
+    yield Suspect(
+        "another_row", out, lse, lambda i: f"this is the result of {row_words(case, places[i][0])}, head {places[i][1]}"
+    )
+    zero = torch.zeros_like(out[:1])
+    yield Suspect(
+        "treated_as_empty", zero, torch.full_like(zero[:, 0], -torch.inf), lambda _: "the sequence is treated as empty"
+    )
+
+
+def _result(row: AttentionRow, number: int, head: int) -> tuple[Float64[Tensor, " v_head_size"], Float64[Tensor, ""]]:
+    seq, length, kv_head = row.case.row_seqs[number], row.case.row_lens[number], head // row.case.gqa_ratio
+    scores = row.case.scale * (row.keys_of(seq, kv_head)[:length] @ row.values.q[number, head].double())
+    return softmax_average(scores, row.values_of(seq, kv_head)[:length])
+
+
+def _attend_sequences(row: AttentionRow, others: list[int], count: int | None, what: str) -> Suspect:
+    keys = [row.keys_of(seq, row.kv_head)[:count] for seq in others]
+    values = [row.values_of(seq, row.kv_head)[:count] for seq in others]
+    return _attend(
+        "another_sequence", row, keys, values, lambda i: f"sequence {row.seq} reads {what} of sequence {others[i]}"
+    )
+
+
+def _attend(
+    cause: str, row: AttentionRow, keys: list[Keys], values: list[Values], words: Callable[[int], str]
+) -> Suspect:
+    results = [softmax_average(row.case.scale * (k @ row.q), v) for k, v in zip(keys, values, strict=True)]
+    out, lse = (torch.stack(parts) for parts in zip(*results, strict=True))
+    return Suspect(cause, out, lse, words)
+
+
+def _fits(row: AttentionRow, page: int, source: tuple[int, int]) -> bool:
+    """Whether the source page is another one that has a live token for each of this page's."""
+    return source != (row.seq, page) and _live(row, *source) >= _read(row, page)
+
+
+def _read(row: AttentionRow, page: int) -> int:
+    """Tokens of one of its pages that the row attends to."""
+    size = row.case.block_size if isinstance(row.case, PagedDecodeCase) else 0
+    return min(size, row.num_tokens - page * size)
+
+
+def _live(row: AttentionRow, seq: int, page: int) -> int:
+    case = row.case
+    return min(case.block_size, case.seq_lens[seq] - page * case.block_size) if isinstance(case, PagedDecodeCase) else 0
+
+
+def _token_words(row: AttentionRow, seq: int) -> Callable[[int], str]:
+    def words(i: int) -> str:
+        head, position = divmod(i, row.case.seq_lens[seq])
+        return f"the output is V of {row.token(position)} of sequence {seq}, KV head {head}, alone"
+
+    return words

@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, one_by_one
-from attnfuzz.oracles.relations.transformed import Changed, Results, unequal_bits
+from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation, Results, one_by_one, unequal_bits
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, MergeStatesCase
 from attnfuzz.problems.lengths import of_sequences

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, one_by_one
-from attnfuzz.oracles.relations.transformed import Changed, Results, fits, unequal_bits
+from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation, Results, fits, one_by_one, unequal_bits
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.block_table import block_table_rows
 from attnfuzz.problems.boundaries import split_count

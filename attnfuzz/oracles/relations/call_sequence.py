@@ -1,7 +1,8 @@
 """The same call again after other calls: the same bits. And the other calls in turn do not depend on this one.
 
 Kernels keep things between calls: workspaces that grow, plans and launch settings by shape, counters. One call, or the
-same call twice, tells nothing of what is left over from another one with more tokens or other rows.
+same call twice, tells nothing of what is left over from another one with more tokens or other rows. So the other calls
+are on cases of the same format, bigger and smaller ones.
 
 And some keep results, to hand them out again for the same tensors. So V is negated in place, and the call made again on
 the tensors that it has just been made on: the bits but for the sign are those of the call before.
@@ -9,30 +10,97 @@ the tensors that it has just been made on: the bits but for the sign are those o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from attnfuzz.declaration import Declaration, Kernel
+from attnfuzz.judging.observation import KernelRaised, call
+from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles import accuracy
 from attnfuzz.oracles.exception import interpreter_limit
-from attnfuzz.oracles.observation import KernelRaised, call
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
-from attnfuzz.oracles.relations.relation import FurtherRuns, Relation
-from attnfuzz.oracles.relations.relatives import Relative, relatives_of
-from attnfuzz.oracles.relations.transformed import Changed, Results, as_it_is, results_of, unequal_bits
+from attnfuzz.oracles.relations.relation import (
+    Changed,
+    FurtherRuns,
+    Relation,
+    Results,
+    as_it_is,
+    fits,
+    results_of,
+    unequal_bits,
+)
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import Failure, OracleName
-from attnfuzz.problems.cases import Case
+from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase
+from attnfuzz.problems.lengths import of_sequences, with_seq_lens
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.registry import Contents, problem_of
+from attnfuzz.problems.supported import supports_case
 from attnfuzz.said import text_of, type_name
 
-__all__ = ["CALL_SEQUENCE"]
+__all__ = ["CALL_SEQUENCE", "Relative", "relatives_of"]
+
+_MOST_MORE = 64
+"""Tokens by which a sequence grows: past the ends of some pages, tiles and splits, and no longer than that takes."""
+_OTHER_SEED = 0x5EED
+
+
+class Relative(NamedTuple):
+    """A case, and how its call is told: "a call with seq_lens=[10, 6]"."""
+
+    case: Case
+    words: str
+
+
+def relatives_of(declaration: Declaration, case: Case) -> list[Relative]:
+    """One with more tokens, at most twice as many, then one with half as many and another number of rows.
+
+    Those that the kernel supports.
+    """
+    if isinstance(case, OpenCase):
+        return []
+    made = _merges(case) if isinstance(case, MergeStatesCase) else _attention(declaration, case)
+    return [
+        one
+        for one in made
+        if one.case != case and supports_case(declaration.supports, declaration.options, one.case) and fits(one.case)
+    ]
+
+
+def _merges(case: MergeStatesCase) -> Iterator[Relative]:
+    for num_tokens in (case.num_tokens + min(case.num_tokens, _MOST_MORE), max(1, case.num_tokens // 2)):
+        other = msgspec.structs.replace(case, num_tokens=num_tokens, seed=case.seed ^ _OTHER_SEED)
+        yield Relative(other, f"a call with num_tokens={num_tokens}")
+
+
+def _attention(declaration: Declaration, case: AttentionCase) -> Iterator[Relative]:
+    longest = declaration.supports.max_seq_len or math.inf
+    more = tuple(int(min(length + min(length, _MOST_MORE), longest)) for length in case.seq_lens)
+    half = tuple(-(-length // 2) for length in case.seq_lens)
+    fewer = tuple(range(case.num_seqs - 1)) if case.num_seqs > 1 else (0, 0)
+    for kept, lengths in ((tuple(range(case.num_seqs)), more), (fewer, half)):
+        fields = of_sequences(case, kept)
+        if any(fields.get("query_lens", (1,))):  # without a query token there is no call
+            seq_lens = tuple(lengths[seq] for seq in kept)
+            yield Relative(_with_lengths(case, fields, seq_lens), f"a call with seq_lens={list(seq_lens)}")
+
+
+def _with_lengths(case: AttentionCase, fields: dict[str, Any], seq_lens: tuple[int, ...]) -> Any:
+    values = msgspec.structs.replace(case.values, needles=(), seed=case.values.seed ^ _OTHER_SEED)
+    changes: dict[str, Any] = {**fields, "values": values}
+    if isinstance(case, DenseDecodeCase):
+        changes["extra_rows"] = 0
+    if isinstance(case, PagedAttentionCase):
+        changes |= {"query_slack": 0, "seq_slack": 0, "padding_tokens": 0}
+    chosen = msgspec.structs.replace(case, **changes)
+    return msgspec.structs.replace(chosen, **with_seq_lens(chosen, seq_lens))
+
 
 _NAME: OracleName = "call_sequence"
 _NEGATED = "when V is negated in place, and the same tensors are passed again"
@@ -132,6 +200,8 @@ def _on_the_same_tensors(trial: Trial) -> Failure | None:
     inputs = problem.build(case, arena, trial.kernel.declaration.supports, values)
     one = _call(trial, inputs, "called on other tensors")
     _negate(inputs)
+    if case.values_in_keys:  # the products stay
+        inputs.q[..., : case.value_size].neg_()
     found = _call(trial, inputs, _NEGATED)
     out, *_ = one
     failure = unequal_bits(

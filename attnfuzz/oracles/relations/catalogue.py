@@ -8,23 +8,20 @@ from functools import partial
 from attnfuzz.declaration import Declaration
 from attnfuzz.oracles.relations.batch_invariance import BATCH_INVARIANCE
 from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
+from attnfuzz.oracles.relations.by_bounds import COMPOSE, GQA_EXPANSION, LAYOUT, REPAGING, SPLIT_COUNT
 from attnfuzz.oracles.relations.call_sequence import CALL_SEQUENCE
-from attnfuzz.oracles.relations.compose import COMPOSE
 from attnfuzz.oracles.relations.containment import CONTAINMENT
-from attnfuzz.oracles.relations.gqa_expansion import GQA_EXPANSION
 from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY
 from attnfuzz.oracles.relations.guard_page import GUARD_PAGE
-from attnfuzz.oracles.relations.layout import LAYOUT
 from attnfuzz.oracles.relations.merge_laws import MERGE_LAWS
 from attnfuzz.oracles.relations.page_permutation import PAGE_PERMUTATION
 from attnfuzz.oracles.relations.page_relocation import PAGE_RELOCATION
 from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.relations.repaging import REPAGING
 from attnfuzz.oracles.relations.residuals import RESIDUALS
-from attnfuzz.oracles.relations.split_count import SPLIT_COUNT
 from attnfuzz.oracles.relations.value_affinity import VALUE_AFFINITY
-from attnfuzz.oracles.verdict import DrawnWithout, OracleName, Relations
+from attnfuzz.oracles.verdict import BY_BOUNDS, DrawnWithout, OracleName, Relations
 from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.registry import problem_of
 
 __all__ = ["RELATIONS", "applicable", "chosen", "drawn"]
 
@@ -61,8 +58,8 @@ shared by eight executors, the three that are left 287 of 2,780 cases a second."
 def applicable(
     declaration: Declaration, case: Case, oracles: Sequence[OracleName], *, device: str = "cpu"
 ) -> list[Relation]:
-    """Those among `oracles` that can judge `case` on `device`; by bounds only where accuracy is not among them."""
-    return [relation for relation in _candidates(oracles, device) if relation.applies(declaration, case)]
+    """Those among `oracles` that can judge `case` on `device`."""
+    return [relation for relation in _able(oracles, device) if _applies(relation, declaration, case)]
 
 
 def drawn(
@@ -72,7 +69,7 @@ def drawn(
     number = zlib.crc32(encode_case(case))
     if number % _ONE_IN[device]:
         return None
-    candidates = [one for one in _candidates(oracles, device) if device in one.drawn_on]
+    candidates = [one for one in _able(oracles, device) if device in one.drawn_on and _knows(one, case)]
     lot = partial(_lot, number, declaration, case)
     costly, others = (
         sorted((one for one in candidates if (device in one.costly_on) is is_costly), key=lot)
@@ -95,17 +92,21 @@ def chosen(
         return [] if one is None else [one]
     if relations == "all":
         return applicable(declaration, case, oracles, device=device)
-    named = [relation for relation in _able(oracles, device) if relation.name in relations]
-    return [relation for relation in named if relation.applies(declaration, case)]
+    named = [name for name in relations if name in oracles or name in BY_BOUNDS]  # none of which has to be asked for
+    return applicable(declaration, case, named, device=device)
+
+
+def _applies(relation: Relation, declaration: Declaration, case: Case) -> bool:
+    return _knows(relation, case) and relation.applies(declaration, case)
+
+
+def _knows(relation: Relation, case: Case) -> bool:
+    """Whether it says something of the problem of `case`: most are laws of attention."""
+    return relation.of_any_problem or problem_of(case).targets is None
 
 
 def _able(oracles: Sequence[OracleName], device: str) -> list[Relation]:
     return [relation for relation in RELATIONS if relation.name in oracles and device in relation.devices]
-
-
-def _candidates(oracles: Sequence[OracleName], device: str) -> list[Relation]:
-    found = _able(oracles, device)
-    return [relation for relation in found if not (relation.by_bounds and "accuracy" in oracles)]
 
 
 def _lot(number: int, declaration: Declaration, case: Case, relation: Relation) -> bytes:

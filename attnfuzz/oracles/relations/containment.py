@@ -33,8 +33,15 @@ from torch import Tensor
 
 from attnfuzz.declaration import Declaration
 from attnfuzz.numerics import attention_bound, error_ratio
-from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, one_by_one
-from attnfuzz.oracles.relations.transformed import Changed, Results, unequal_bits, where_bits_differ
+from attnfuzz.oracles.relations.relation import (
+    Changed,
+    FurtherRuns,
+    Relation,
+    Results,
+    one_by_one,
+    unequal_bits,
+    where_bits_differ,
+)
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.block_table import shared_tokens
 from attnfuzz.problems.cases import (
@@ -45,6 +52,7 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
     SplitDecodeCase,
 )
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.registry import Contents
 from attnfuzz.values import LogicalAttention
 
@@ -156,7 +164,7 @@ def _applies(declaration: Declaration, case: Case) -> bool:
 
 
 def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns | None:
-    if isinstance(case, MergeStatesCase) or not isinstance(contents.values, LogicalAttention):
+    if isinstance(case, MergeStatesCase | OpenCase) or not isinstance(contents.values, LogicalAttention):
         return None
     place = _Place.of(case, contents.values)
     runs, laws = list[Changed](), list[_Law]()
@@ -237,6 +245,8 @@ def _of_infinite_scores(
         return []
     q = place.values.q[place.rows][:, place.heads].double().cpu()  # [rows, heads, head_size]
     against = (torch.sign(q) * math.copysign(1.0, case.scale)).sum((0, 1))
+    if case.values_in_keys:
+        against[: case.value_size] = 0.0  # 0 times an infinite value is NaN
     dim = int(against.abs().argmax())
     sign = float(torch.sign(against[dim]))
     if not sign:

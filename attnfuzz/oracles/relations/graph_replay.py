@@ -2,7 +2,8 @@
 
 `Supports(graph_replay=True)` says so. A graph repeats launches with the arguments that they had, so whatever the host
 worked out from the lengths is frozen: the grid, the number of splits, a copy of the table, a counter set back by the
-host. Servers capture with one batch and replay with all others, shorter, longer and padded with empty rows.
+host. Servers capture with one batch and replay with all others, shorter, longer and padded with empty rows. So what the
+tensors of the call hold in turn are cases with the shapes, strides and host-side arguments of the one captured.
 
 The replays come one after another, with no other call in between that could put things right, then the eager calls,
 then one more replay: what they made a kernel allocate anew is gone from under the graph.
@@ -10,35 +11,305 @@ then one more replay: what they made a kernel allocate anew is gone from under t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from jaxtyping import Bool, UInt8
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration, Kernel
+from attnfuzz.judging.comparison import Comparison, Reference, compare, extent, first_index
+from attnfuzz.judging.observation import (
+    KernelRaised,
+    Observation,
+    call,
+    call_options,
+    results_of_call,
+)
+from attnfuzz.judging.trial import Trial
+from attnfuzz.judging.words import element, number, ratio
 from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
-from attnfuzz.oracles.comparison import Comparison, Reference, compare
-from attnfuzz.oracles.cuda_graph import CapturedCall, captured_call
-from attnfuzz.oracles.elements import extent, first_index
-from attnfuzz.oracles.observation import KernelRaised, Observation, call, rows_with_an_owner
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
-from attnfuzz.oracles.relations.graph_contents import MOST_BYTES, Content, contents_of, with_room
-from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.relations.transformed import unequal_bits
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.relations.relation import Relation, unequal_bits
 from attnfuzz.oracles.verdict import Failure, OracleName
-from attnfuzz.oracles.words import element, number, ratio
 from attnfuzz.problems.allocation import allocate
-from attnfuzz.problems.cases import Case
+from attnfuzz.problems.block_table import num_blocks, physical_pages, used_blocks
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
+from attnfuzz.problems.choices import lse_kinds_of
 from attnfuzz.problems.limits import tensor_nbytes
+from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 
-__all__ = ["GRAPH_REPLAY"]
+__all__ = ["GRAPH_REPLAY", "MOST_BYTES", "CapturedCall", "Content", "captured_call", "contents_of", "with_room"]
+
+_ABANDONED: list[torch.cuda.CUDAGraph] = []
+"""Graphs whose capture failed. They are never freed: torch's allocator still counts their captures as under way (up to
+2.12, pytorch#180395), and may end the process when it is told to forget them."""
+
+
+Plan = Callable[[], Callable[[], Any] | None]
+
+
+class CapturedCall:
+    """`results`, by name, are written anew by each replay.
+
+    What an engine plans for a batch lies outside of the graph: ``plan`` is called before each replay, as servers do it.
+    It writes where the graph reads, or the graph is wrong.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, results: dict[str, Tensor], plan: Plan) -> None:
+        self.results = results
+        self._graph = graph
+        self._plan = plan
+
+    def replay(self, words: str) -> None:
+        """Run it again on what its tensors hold now, and wait. Raises `KernelRaised`, changed as `words` say."""
+        _planned(self._plan, words)
+        try:
+            self._graph.replay()
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            raise KernelRaised(error, "nan", words) from error
+
+
+@contextmanager
+def captured_call(kernel: Kernel, case: Case, inputs: Any) -> Iterator[CapturedCall]:
+    """The call of `kernel` on `inputs`, with the options of `case`. Its memory is given back at the end.
+
+    What the kernel allocates within comes from the graph's own pool and is not filled with anything: a fill would
+    become part of the graph. Raises `KernelRaised`; if that is `fatal`, the capture failed.
+    """
+    side = _side_stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        _warm_up(kernel, case, inputs)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    again = partial(kernel.plan, inputs, **call_options(kernel, case))
+    planned = _planned(again, "planned before it is captured")
+    run = planned or partial(kernel, inputs, **call_options(kernel, case))
+    results = _capture(graph, kernel, case, inputs, run)
+    captured = CapturedCall(graph, results, again if planned else _nothing)
+    try:
+        yield captured  # what was planned is kept until the end: the graph reads it
+    finally:
+        captured.results.clear()  # tensors of the pool, which lives as long as they do
+        with suppress(RuntimeError):  # of a context that a replay has lost, which is told already
+            graph.reset()
+
+
+@cache
+def _side_stream() -> torch.cuda.Stream:
+    """Always the same one: libraries keep workspaces for each."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch does not annotate it
+
+
+def _warm_up(kernel: Kernel, case: Case, inputs: Any) -> None:
+    """Compile, tune, and allocate what is allocated once."""
+    try:
+        kernel(inputs, **call_options(kernel, case))
+        torch.cuda.synchronize()
+    except BaseException as error:  # whatever a kernel raises is its verdict
+        raise KernelRaised(error, "nan", "called to warm up, on a stream of its own") from error
+
+
+def _planned(plan: Plan, words: str) -> Callable[[], Any] | None:
+    try:
+        return plan()
+    except BaseException as error:  # as above
+        raise KernelRaised(error, "nan", words) from error
+
+
+def _nothing() -> None:
+    """The plan of a kernel that has none."""
+
+
+def _capture(
+    graph: torch.cuda.CUDAGraph, kernel: Kernel, case: Case, inputs: Any, run: Callable[[], Any]
+) -> dict[str, Tensor]:
+    first: BaseException | None = None
+    side = _side_stream()
+    try:
+        # The outer context gives the stream back: the inner one does not if the capture cannot be ended.
+        with torch.cuda.stream(side), torch.cuda.graph(graph, stream=side):
+            try:
+                returned = run()
+            except BaseException as error:
+                first = error  # ending a capture that is invalid raises another one
+                raise
+        return results_of_call(kernel, case, inputs, returned)
+    except BaseException as error:  # as above
+        _ABANDONED.append(graph)
+        raise KernelRaised(first or error, "nan", "cannot be captured", fatal=True) from error
+
+
+_AttentionCase = DenseDecodeCase | PagedDecodeCase
+
+MOST_BYTES = 4 << 20
+"""Of a case's tensors. What a graph freezes shows in small ones."""
+
+_LEAST_MORE, _MOST_MORE = 64, 512
+"""Tokens by which a sequence grows: past the ends of pages, tiles and splits."""
+
+_MOST_SPARE, _MOST_COLUMNS = 1 << 20, 1 << 16
+_SHOWN_LENGTHS = 8
+_OTHER_SEEDS = (0x11, 0x22, 0x33, 0x44)
+
+
+class Content(NamedTuple):
+    """`words` end the sentence "out is x when the graph is replayed ..."."""
+
+    case: Case
+    words: str
+
+
+def with_room(declaration: Declaration, case: Case) -> Case:
+    """`case` in tensors that have room for longer sequences, as those have that a server captures a graph with.
+
+    As it is if that takes too much memory.
+    """
+    if isinstance(case, MergeStatesCase | OpenCase):
+        return case
+    roomy = _with_room(case, _longer(declaration, case))
+    return roomy if tensor_nbytes(roomy) <= MOST_BYTES else case
+
+
+def contents_of(declaration: Declaration, captured: Case) -> list[Content]:
+    """What a call captured on `captured` is replayed on: that first, then other lengths, pages and numbers."""
+    if isinstance(captured, MergeStatesCase):
+        others = list(_states(declaration, captured))
+    elif isinstance(captured, OpenCase):
+        others = []
+    else:
+        others = list(_lengths(declaration, captured))
+        if isinstance(captured, PagedAttentionCase):
+            others += _queries(declaration, captured)
+        if isinstance(captured, PagedDecodeCase):
+            others += _pages(captured)
+    return [Content(captured, "with what it was captured with"), *others]
+
+
+def _longer(declaration: Declaration, case: _AttentionCase) -> tuple[int, ...]:
+    """Each sequence longer, empty ones included; no longer than the kernel takes."""
+    most = declaration.supports.max_seq_len
+    grown = (length + min(_LEAST_MORE + length, _MOST_MORE) for length in case.seq_lens)
+    return tuple(grown if most is None else (min(length, most) for length in grown))
+
+
+def _with_room(case: _AttentionCase, seq_lens: tuple[int, ...]) -> _AttentionCase:
+    if isinstance(case, DenseDecodeCase):
+        rows = max(case.max_seq_len, *seq_lens) - max(case.seq_lens)
+        return msgspec.structs.replace(case, extra_rows=rows)
+    longer = _bare(case, seq_lens)
+    columns = max(case.max_blocks_per_seq, *map(longer.blocks_of, range(case.num_seqs)))
+    blocks = max(num_blocks(case), used_blocks(longer)) + 1  # one that is free lets all pages move
+    pages = msgspec.structs.replace(
+        case.pages,
+        extra_columns=min(columns - max(map(case.blocks_of, range(case.num_seqs))), _MOST_COLUMNS),
+        spare_blocks=min(blocks - used_blocks(case), _MOST_SPARE),
+    )
+    roomy = msgspec.structs.replace(case, pages=pages)
+    if not isinstance(roomy, PagedAttentionCase):
+        return roomy
+    return msgspec.structs.replace(roomy, seq_slack=max(roomy.max_seq_len, *seq_lens) - max(roomy.seq_lens))
+
+
+def _lengths(declaration: Declaration, captured: _AttentionCase) -> Iterator[Content]:
+    supports, old = declaration.supports, captured.seq_lens
+    least = 0 if supports.empty_sequences else 1
+    changes = {
+        "shortened": tuple(max(min(length, least), length // 2) for length in old),
+        "grown": _longer(declaration, captured),
+    }
+    if isinstance(captured, PagedAttentionCase):  # as many query tokens as before, which q has rows for
+        changes = {how: tuple(map(max, lens, captured.query_lens)) for how, lens in changes.items()}
+    elif supports.empty_sequences:  # rows past the end of a batch that is smaller than the one captured
+        changes["padded"] = (*old[: len(old) // 2], *(0 for _ in old[len(old) // 2 :]))
+    for (how, seq_lens), seed in zip(changes.items(), _OTHER_SEEDS, strict=False):
+        case = _holding(captured, seq_lens, seed)
+        if case is not None and seq_lens != old:
+            yield Content(case, f"with seq_lens {how} from {_shown(old)} to {_shown(seq_lens)}")
+
+
+def _queries(declaration: Declaration, captured: PagedAttentionCase) -> Iterator[Content]:
+    """The same query tokens in all, as the last of other sequences; and fewer, the others as padding."""
+    query_lens = captured.query_lens[::-1]
+    seq_lens = tuple(map(max, captured.seq_lens, query_lens))
+    case = _holding(captured, seq_lens, _OTHER_SEEDS[0], query_lens)
+    if case is not None and query_lens != captured.query_lens:
+        yield Content(case, f"with query_lens changed from {_shown(captured.query_lens)} to {_shown(query_lens)}")
+    fewer = tuple(map(min, captured.query_lens, itertools.repeat(1)))
+    if declaration.supports.padding_tokens and fewer != captured.query_lens:
+        case = _holding(captured, captured.seq_lens, _OTHER_SEEDS[1], fewer)
+        if case is not None:
+            yield Content(case, f"with query_lens shortened from {_shown(captured.query_lens)} to {_shown(fewer)}")
+
+
+def _pages(captured: PagedDecodeCase) -> list[Content]:
+    """The same lengths, pages at other places: the first order tried that moves one."""
+    for seed in _OTHER_SEEDS:
+        pages = msgspec.structs.replace(captured.pages, order="shuffled", seed=captured.pages.seed ^ seed)
+        case = _holding(msgspec.structs.replace(captured, pages=pages), captured.seq_lens, _OTHER_SEEDS[-1])
+        if isinstance(case, PagedDecodeCase) and physical_pages(case) != physical_pages(captured):
+            return [Content(case, f"with seq_lens={_shown(captured.seq_lens)} on other pages")]
+    return []
+
+
+def _holding(
+    captured: _AttentionCase, seq_lens: tuple[int, ...], seed: int, query_lens: tuple[int, ...] | None = None
+) -> _AttentionCase | None:
+    """Other lengths and numbers in tensors of the same shapes; None if there is no room."""
+    values = msgspec.structs.replace(captured.values, needles=(), seed=captured.values.seed ^ seed)
+    renewed: Any = msgspec.structs.replace(captured, values=values)
+    if isinstance(renewed, DenseDecodeCase):
+        rows = renewed.max_seq_len - max(seq_lens)
+        return msgspec.structs.replace(renewed, seq_lens=seq_lens, extra_rows=rows) if rows >= 0 else None
+    if isinstance(renewed, PagedAttentionCase) and max(seq_lens) > renewed.max_seq_len:
+        return None
+    bare = _bare(renewed, seq_lens, query_lens)
+    columns = renewed.max_blocks_per_seq - max(map(bare.blocks_of, range(bare.num_seqs)))
+    spare = num_blocks(renewed) - used_blocks(bare)
+    if columns < 0 or spare < 0:
+        return None
+    changes: dict[str, Any] = {"pages": msgspec.structs.replace(bare.pages, extra_columns=columns, spare_blocks=spare)}
+    if isinstance(bare, PagedAttentionCase):  # the bounds are frozen
+        changes["seq_slack"] = renewed.max_seq_len - max(bare.seq_lens)
+        changes["query_slack"] = renewed.max_query_len - max(bare.query_lens)
+        changes["padding_tokens"] = renewed.num_query_slots - bare.num_rows
+    return msgspec.structs.replace(bare, **changes)
+
+
+def _bare(
+    case: PagedDecodeCase, seq_lens: tuple[int, ...], query_lens: tuple[int, ...] | None = None
+) -> PagedDecodeCase:
+    """With other lengths, and no column nor page beyond what they need."""
+    pages = msgspec.structs.replace(case.pages, extra_columns=0, spare_blocks=0)
+    values = msgspec.structs.replace(case.values, needles=())
+    lengths = {"seq_lens": seq_lens, "query_lens": query_lens} if query_lens else {"seq_lens": seq_lens}
+    return msgspec.structs.replace(case, **lengths, pages=pages, values=values)
+
+
+def _states(declaration: Declaration, captured: MergeStatesCase) -> Iterator[Content]:
+    swapped = tuple((suffix, prefix) for prefix, suffix in captured.lse_pairs)
+    seed = captured.seed ^ _OTHER_SEEDS[0]
+    yield Content(msgspec.structs.replace(captured, lse_pairs=swapped, seed=seed), "with other states")
+    if "-inf" in lse_kinds_of(declaration.supports):
+        empty = msgspec.structs.replace(captured, lse_pairs=(("-inf", "-inf"),), seed=captured.seed ^ _OTHER_SEEDS[1])
+        yield Content(empty, "with both states of every row empty")
+
+
+def _shown(seq_lens: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, seq_lens[:_SHOWN_LENGTHS]))
+    return f"[{shown}, ...]" if len(seq_lens) > _SHOWN_LENGTHS else f"[{shown}]"
+
 
 _NAME: OracleName = "graph_replay"
 _REASONS = (
@@ -102,7 +373,9 @@ class _Rig:
         for result in graph.results.values():
             result.fill_(float("nan"))
         graph.replay(f"replayed {content.words}")
-        return rows_with_an_owner(content.case, {name: result.clone() for name, result in graph.results.items()})
+        return problem_of(content.case).owned(
+            content.case, {name: result.clone() for name, result in graph.results.items()}
+        )
 
     def eager(self, kernel: Kernel, content: Content, image: Memory) -> Tensors:
         self.load(image)
@@ -111,7 +384,7 @@ class _Rig:
             results = call(kernel, self.captured, self.inputs, allocations, wait=True)
         except KernelRaised as raised:
             raise KernelRaised(raised.error, raised.poison, f"called {content.words}") from raised.error
-        return rows_with_an_owner(content.case, {name: result.clone() for name, result in results.items()})
+        return problem_of(content.case).owned(content.case, {name: result.clone() for name, result in results.items()})
 
 
 def _image(trial: Trial, content: Content) -> Memory:

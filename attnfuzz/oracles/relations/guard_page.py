@@ -8,24 +8,119 @@ going to read: further runs, in fresh processes, guard some tensors and leave ro
 go by that: each such run costs a process and a second.
 """
 
+from __future__ import annotations
+
 import zlib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.isolation.memory_faults import installed
+from attnfuzz.isolation.memory_faults import FaultMap, installed
+from attnfuzz.judging.observation import KernelRaised, build_through_host, call
+from attnfuzz.judging.trial import Trial
+from attnfuzz.memory.allocations import TrackedAllocations
+from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.cuda_virtual import DriverError
-from attnfuzz.memory.guarded import GUARDS, Guard, guarded_memory
-from attnfuzz.oracles.observation import KernelRaised
-from attnfuzz.oracles.relations.guarded_run import Guarding, run_guarded
+from attnfuzz.memory.guarded import GUARDS, Guard, GuardedArena, guarded_memory
+from attnfuzz.memory.patterns import Fill
+from attnfuzz.oracles.exception import context_lost
 from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.trial import Trial
 from attnfuzz.oracles.verdict import DrawnWithout, Failure, OracleName, Relations
+from attnfuzz.problems.allocation import Allocator
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.limits import tensor_nbytes
+from attnfuzz.problems.recipes import StrideKind
+from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.shapes import Role
 
-__all__ = ["GUARD_PAGE", "guard_of"]
+__all__ = ["GUARD_PAGE", "Guarding", "guard_of", "run_guarded"]
+
+_FILL: Fill = "nan"
+
+_SMALL_NBYTES = 4 << 20
+"""Of a case that is written faster on the host than on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guarding:
+    """Which edge of which tensors (None: all) lies at unmapped memory.
+
+    ``room`` and ``aligned`` are those of `GuardedArena`.
+    """
+
+    guard: Guard
+    names: Container[str] | None = None
+    room: int = 0
+    aligned: bool = True
+
+    def covers(self, name: str) -> bool:
+        return self.names is None or name in self.names
+
+
+class _Chosen:
+    """An `Allocator` that has tensors guarded by name; the others come from ordinary memory."""
+
+    def __init__(self, guarded: Arena, ordinary: Arena, guarding: Guarding) -> None:
+        self.device = guarded.device
+        self._arenas = {True: guarded, False: ordinary}
+        self._guarding = guarding
+
+    def tensor(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, *, strides: StrideKind, role: Role
+    ) -> Tensor:
+        """As the arena's."""
+        return self._arenas[self._guarding.covers(name)].tensor(name, shape, dtype, strides=strides, role=role)
+
+    def only_changes(self, name: str, where: Tensor) -> None:
+        """As the arena's."""
+        self._arenas[self._guarding.covers(name)].only_changes(name, where)
+
+
+def run_guarded(trial: Trial, guarding: Guarding, fault_map: FaultMap) -> list[GuardedArena]:
+    """Run the kernel; the arenas of guarded tensors and of guarded workspaces, as the run left them.
+
+    A kernel that refuses its inputs ran on ordinary memory before: it is an alignment that it does not take, and that
+    is its right. Raises `KernelRaised` for what costs the process its CUDA context, and for what is no exception, and
+    `torch.OutOfMemoryError` where a GPU has no memory for such tensors.
+    """
+    memory = guarded_memory(trial.device)
+    given, allocated = (
+        GuardedArena(
+            memory,
+            fault_map,
+            guard=guarding.guard,
+            poison=_FILL,
+            prefill=_FILL,
+            room=guarding.room,
+            aligned=guarding.aligned,
+        )
+        for _ in range(2)
+    )
+    inputs = _built(trial, _Chosen(given, _ordinary(trial), guarding))
+    workspaces = allocated if guarding.covers("workspace") else _ordinary(trial)
+    allocations = TrackedAllocations(trial.device, poison=_FILL, prefill=_FILL, arena=workspaces)
+    try:
+        call(trial.kernel, trial.case, inputs, allocations, wait=True)
+    except KernelRaised as raised:
+        if not raised.is_a(Exception) or context_lost(raised.error) is not None:
+            raise
+    return [given, allocated]
+
+
+def _built(trial: Trial, allocator: Allocator) -> Any:
+    case, supports = trial.case, trial.kernel.declaration.supports
+    if trial.device != "cpu" and tensor_nbytes(case) <= _SMALL_NBYTES and problem_of(case).in_parts:
+        return build_through_host(case, allocator, supports)
+    return problem_of(case).build(case, allocator, supports, trial.reference.values_on(trial.device))
+
+
+def _ordinary(trial: Trial) -> Arena:
+    return Arena(trial.device, poison=_FILL, prefill=_FILL)
+
 
 _MOST_NBYTES = 1 << 26
 """Of a case: many processes share a GPU, and each tensor has at least one granule of its memory to itself."""
@@ -99,4 +194,5 @@ GUARD_PAGE = Relation(
     weight=2,  # others do not see reads outside
     drawn_on=("cuda",),
     costly_on=("cuda",),
+    of_any_problem=True,
 )

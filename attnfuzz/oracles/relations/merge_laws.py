@@ -21,8 +21,15 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, one_by_one
-from attnfuzz.oracles.relations.transformed import Changed, Results, unequal_bits, where_bits_differ
+from attnfuzz.oracles.relations.relation import (
+    Changed,
+    FurtherRuns,
+    Relation,
+    Results,
+    one_by_one,
+    unequal_bits,
+    where_bits_differ,
+)
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, MergeStatesCase
 from attnfuzz.problems.choices import lse_kinds_of

@@ -19,8 +19,7 @@ from dataclasses import replace
 import torch
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, one_by_one
-from attnfuzz.oracles.relations.transformed import Changed, Results, unequal_bits
+from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation, Results, one_by_one, unequal_bits
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.block_table import num_blocks, physical_pages, used_blocks
 from attnfuzz.problems.cases import Case, PagedDecodeCase
@@ -28,7 +27,7 @@ from attnfuzz.problems.placement import Placement, placements
 from attnfuzz.problems.registry import Contents
 from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
 from attnfuzz.problems.strides import strided_layout
-from attnfuzz.values.token_table import token_table
+from attnfuzz.values.tokens import token_table
 
 __all__ = ["PAGE_PERMUTATION"]
 

@@ -1,9 +1,13 @@
 """The same tokens at offsets that do not fit into 32 bits: high page ids, wide strides. The same results.
 
-No result can tell where pages lie if the addresses are right. That caches are large is what production has and tests
-do not; here they are sparse (`attnfuzz.memory.far`). With other page ids the bits are the same. Other strides may mean
+No result can tell where pages lie if the addresses are right. That caches are large is what production has and tests do
+not; here they are sparse (`attnfuzz.memory.far`). With other page ids the bits are the same. Other strides may mean
 another program: a compiler takes a stride of 1 for a constant, and may fuse other products into sums where it does not.
 So with wide strides results are held to their error bounds.
+
+Which tensors get a wide stride, and along which dimension: a dimension is stretched where a kernel takes any strides,
+or where a real tensor has that many entries: pages of a cache, tokens of q and of results, sequences and tokens of a
+dense K and V.
 
 A kernel that takes a tensor for contiguous is wrong with wide strides too, though none of its indices be narrow. So
 what is wrong is tried with gaps as small as they can be: if it is wrong with those, the stride is ignored. That is no
@@ -19,36 +23,343 @@ wrong size among them. In the others, the tokens of a page or the heads of a cac
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import msgspec
+import torch
+from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.memory.far import CACHES, MOST_ROWS, MOST_ROWS_ON_GPU, gapped_strides
-from attnfuzz.oracles.comparison import Comparison
-from attnfuzz.oracles.elements import blame_of, extent, first_index
+from attnfuzz.isolation.memory_faults import installed
+from attnfuzz.judging.comparison import Comparison, blame_of, extent, first_index
+from attnfuzz.judging.observation import KernelRaised, Observation, build_through_host, call
+from attnfuzz.judging.trial import Trial
+from attnfuzz.judging.words import element, number, ratio
+from attnfuzz.memory.address_space import MOST_BYTES, SparseUnavailable, at_most_more
+from attnfuzz.memory.allocations import TrackedAllocations
+from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.far import CACHES, FAR, MOST_ROWS, MOST_ROWS_ON_GPU, FarAllocator, gapped_strides, stretched_nbytes
+from attnfuzz.memory.sparse import sparse_memory
 from attnfuzz.oracles.exception import context_lost
-from attnfuzz.oracles.observation import KernelRaised, Observation
-from attnfuzz.oracles.relations.far_run import Far, run_far
-from attnfuzz.oracles.relations.page_limits import (
-    far_pages,
-    limits_of,
-    page_strides,
-    pages_to_same_alignment,
-)
-from attnfuzz.oracles.relations.relation import Relation
-from attnfuzz.oracles.relations.stretching import stretched_axes, stretched_cache_axes
-from attnfuzz.oracles.relations.transformed import Results, as_it_is, unequal_bits, where_bits_differ
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.relations.relation import Relation, Results, as_it_is, unequal_bits, where_bits_differ
 from attnfuzz.oracles.verdict import NARROW_OFFSETS, Failure, OracleName
-from attnfuzz.oracles.words import element, number, ratio
 from attnfuzz.problems.block_table import num_blocks, used_blocks
-from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase
-from attnfuzz.problems.choices import lying_alike, permits_gap
+from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
+from attnfuzz.problems.choices import lying_alike, permits_gap, strided_tensors_of
 from attnfuzz.problems.limits import tensor_nbytes
-from attnfuzz.problems.shapes import ITEMSIZE, tensor_specs
+from attnfuzz.problems.paged_decode import with_both_caches
+from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.shapes import ITEMSIZE, TensorSpec, named_in_strides, strides_of, tensor_specs
+from attnfuzz.problems.strides import strided_layout
+from attnfuzz.problems.supports import Layout
+from attnfuzz.said import text_of
 
-__all__ = ["PAGE_RELOCATION"]
+__all__ = [
+    "PAGE_RELOCATION",
+    "Far",
+    "Limit",
+    "far_pages",
+    "limits_of",
+    "page_strides",
+    "pages_to_same_alignment",
+    "run_far",
+    "stretched_axes",
+    "stretched_cache_axes",
+]
+
+Unit = Literal["elements", "bytes", "ids"]
+
+_HALF = FAR >> 1
+_SHORT_IDS = 1 << 16
+_MOST_IDS = 1 << 31
+_ALIGNMENT = 64
+"""Bytes: libraries for CPUs may add in another order where the alignment of an operand differs."""
+
+
+class Limit(NamedTuple):
+    """From ``page`` on, ids or offsets pass ``words``; ``units`` says which of them."""
+
+    page: int
+    words: str
+    units: frozenset[Unit]
+
+
+def page_strides(case: PagedDecodeCase) -> dict[str, int]:
+    """By cache, elements from one page to the next."""
+    specs = tensor_specs(case)
+    return {
+        name: strided_layout(specs[name].shape, strides_of(case, name), ITEMSIZE[case.kv_dtype]).strides[0]
+        for name in CACHES
+        if name in specs
+    }
+
+
+def pages_to_same_alignment(case: PagedDecodeCase) -> int:
+    """So many pages further, all caches are aligned as before."""
+    steps = [stride * ITEMSIZE[case.kv_dtype] for stride in page_strides(case).values()]
+    return math.lcm(*(_ALIGNMENT // math.gcd(_ALIGNMENT, step) for step in steps))
+
+
+def far_pages(case: PagedDecodeCase) -> list[int]:
+    """First page ids to be tried: past 2^32 elements and 2^16 ids, and just past 2^31 elements."""
+    strides, step = page_strides(case).values(), pages_to_same_alignment(case)
+    least = max(-(-FAR // min(strides)), _SHORT_IDS)
+    # Right after a multiple of 2^32, so that what wraps comes out at the beginning of the cache and not below it.
+    multiple = -(-least * max(strides) // FAR) * FAR
+    wanted = (-(-multiple // max(strides)), -(-_HALF // min(strides)))
+    found = (-(-first // step) * step for first in wanted)
+    return [first for first in found if first + num_blocks(case) < _MOST_IDS]
+
+
+def limits_of(case: PagedDecodeCase) -> list[Limit]:
+    """In ascending order; what is reached with the same page is one limit."""
+    reached: dict[int, list[tuple[str, Unit]]] = {}
+    for page, words, unit in _limits(case):
+        reached.setdefault(page, []).append((words, unit))
+    return [
+        Limit(page, " and ".join(dict.fromkeys(words for words, _ in both)), frozenset(unit for _, unit in both))
+        for page, both in sorted(reached.items())
+    ]
+
+
+def _limits(case: PagedDecodeCase) -> Iterator[tuple[int, str, Unit]]:
+    strides = page_strides(case)
+    for power in (31, 32):
+        for name, stride in strides.items():
+            where = "" if len(set(strides.values())) == 1 else f" of {name}"
+            yield -(-(1 << power) // stride), f"2^{power} elements{where}", "elements"
+            yield -(-(1 << power) // (stride * ITEMSIZE[case.kv_dtype])), f"2^{power} bytes{where}", "bytes"
+    for power in (15, 16):
+        yield 1 << power, f"2^{power} page ids", "ids"
+
+
+_ORDERS: dict[str, tuple[int, ...]] = {
+    "q": (0, 1, 2),
+    "out": (1, 2, 0),
+    "k": (1, 2, 0),  # tokens: what a loop over tiles multiplies by a stride
+    "v": (2, 1, 0),
+    "partial_out": (2, 0, 1, 3),
+    "partial_lse": (1, 2, 0),
+    "prefix_output": (0, 1, 2),
+    "suffix_output": (1, 2, 0),
+    "output": (2, 0, 1),
+}
+"""Dimensions of a tensor in the order of the turns; together they cover each index of a kernel in two turns."""
+
+_WITHIN_PAGES: dict[Layout, tuple[int, ...]] = {
+    "NHD": (1, 2),
+    "HND": (2, 1),
+    "packed": (3, 1, 2),
+    "interleaved": (2, 3),
+}
+"""Dimensions of a cache: tokens of a page, KV heads, and the head dimension where another one is inside of it."""
+
+
+_LARGE_IN_SERVING: dict[str, tuple[int, ...]] = {
+    "q": (0,),
+    "out": (0,),
+    **dict.fromkeys(("k", "v"), (1, 0)),
+    "partial_out": (0,),
+    "prefix_output": (0,),
+    "suffix_output": (0,),
+    "output": (0,),
+    **dict.fromkeys(CACHES, (0,)),
+}
+"""Dimensions, in the order of the turns, with so many entries in some engine that offsets pass 2^31."""
+
+
+def stretched_axes(declaration: Declaration, case: Case, turn: int, *, most_rows: int = MOST_ROWS) -> Mapping[str, int]:
+    """Contiguous tensors that could as well have a wide stride, as far as the kernel declares to take any.
+
+    Where a dimension has three indices or more, the stride itself fits into 32 bits: those come first, in an order that
+    differs from case to case. Caches stay as they are. ``most_rows``: vectors that may lie apart then.
+    """
+    found = {}
+    for name, spec in _free_to_stretch(declaration, case).items():
+        order: Iterable[int] = _ORDERS.get(name, range(len(spec.shape)))
+        if declaration.supports.strides == "serving":
+            order = _LARGE_IN_SERVING.get(name, ())
+        order = () if name in CACHES else order
+        axes = _possible(declaration, name, spec, order, most_rows)
+        if axes:
+            preferred = [axis for axis in axes if spec.shape[axis] > 2] or axes
+            found[name] = preferred[(_lot(case) + turn) % len(preferred)]
+    return found
+
+
+def stretched_cache_axes(
+    declaration: Declaration, case: Case, turn: int, *, most_rows: int = MOST_ROWS
+) -> Mapping[str, int]:
+    """Caches with a wide stride between the tokens of a page, or between heads; V the other way round than K.
+
+    As in `stretched_axes`, three indices or more come first. Where engines' strides are all, it is between pages.
+
+    In a turn of its own: pages cannot be moved far away at the same time, and strides around a wide one do not fit into
+    32 bits any more.
+    """
+    if not isinstance(case, PagedDecodeCase):
+        return {}
+    found = {}
+    for name, spec in _free_to_stretch(declaration, case).items():
+        tokens, heads, *others = _WITHIN_PAGES[case.layout]
+        order = (tokens, heads, *others) if name != "v_cache" else (heads, tokens, *others)
+        order = _LARGE_IN_SERVING[name] if declaration.supports.strides == "serving" and name in CACHES else order
+        axes = _possible(declaration, name, spec, order, most_rows) if name in CACHES else []
+        many = [axis for axis in axes if spec.shape[axis] > 2]
+        first = _lot(case) % max(1, len(many))
+        axes = [*many[first:], *many[:first], *(axis for axis in axes if axis not in many)]
+        if len(axes) > turn:
+            found[name] = axes[turn]
+    return found
+
+
+def _lot(case: Case) -> int:
+    """A number that a shrinking case keeps, so that it goes on showing what it showed."""
+    return case.seed if isinstance(case, MergeStatesCase) else case.values.seed
+
+
+def _free_to_stretch(declaration: Declaration, case: Case) -> dict[str, TensorSpec]:
+    if declaration.supports.strides == "contiguous":
+        return {}
+    specs = tensor_specs(case)
+    names = strided_tensors_of(case.problem, declaration.supports)
+    found = {name: spec for name, spec in specs.items() if named_in_strides(case, name) in names}
+    return {
+        name: spec for name, spec in found.items() if strides_of(case, name) == "contiguous" and 0 not in spec.shape
+    }
+
+
+def _possible(declaration: Declaration, name: str, spec: TensorSpec, order: Iterable[int], most_rows: int) -> list[int]:
+    """Those dimensions in ``order`` that may have gaps and have an index to stretch by, and not too many."""
+    shape, allowed = spec.shape, declaration.supports.strides
+    return [
+        axis
+        for axis in order
+        if (allowed == "serving" or permits_gap(allowed, name, axis, len(shape)))
+        and shape[axis] > 1
+        and math.prod(shape[: axis + 1]) <= most_rows
+        and stretched_nbytes(shape, axis, ITEMSIZE[spec.dtype]) <= MOST_BYTES
+    ]
+
+
+_ROOM_BYTES = 960 << 20
+"""What a kernel may allocate in such a run. One that copies its inputs as a whole is not told to be wrong for that.
+
+Less than K's half of an interleaved cache of 2^31 elements of one byte: its copy would be taken for a leak.
+"""
+
+_REFUSALS = (ValueError, NotImplementedError, OverflowError, MemoryError, torch.OutOfMemoryError)
+_OUT_OF_MEMORY = "can't allocate memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Far:
+    """What lies far away: pages from id ``first_page`` on, and what has high indices along an axis of a tensor.
+
+    ``near``: of the latter, not far, but merely further away than in a contiguous tensor.
+    """
+
+    first_page: int = 0
+    stretched: Mapping[str, int] = field(default_factory=dict)
+    near: bool = False
+
+
+def run_far(trial: Trial, far: Far) -> Observation | None:
+    """The run; None if this machine has no such memory, or the kernel says that it does not take such inputs.
+
+    An offset that comes out negative may end the process, or cost it its CUDA context: on a GPU there is no run in a
+    process that is not made for that. Raises `KernelRaised` for what else the kernel raises.
+    """
+    fault_map = installed()
+    if fault_map is None and trial.device != "cpu":
+        return None
+    with nullcontext() if fault_map is None else fault_map.recording():
+        arena = Arena(trial.device, poison="nan", prefill="nan")
+        try:
+            memory = FarAllocator(
+                arena,
+                first_page=far.first_page,
+                stretched=far.stretched,
+                near=far.near,
+                fault_map=fault_map,
+                on_gpu=None if trial.device == "cpu" else sparse_memory(),
+            )
+            inputs = _built(trial, far, memory)
+        except SparseUnavailable:
+            return None
+        return _run(trial, far, inputs)
+
+
+def _built(trial: Trial, far: Far, memory: FarAllocator) -> Any:
+    case, supports = trial.case, trial.kernel.declaration.supports
+
+    def move_ids(table: Tensor) -> None:
+        if far.first_page and isinstance(case, PagedDecodeCase):
+            _move_ids(table, case, far.first_page)
+
+    if trial.device == "cpu":
+        inputs = problem_of(case).build(case, memory, supports, trial.reference.values_on("cpu"))
+        if far.first_page:
+            move_ids(inputs.block_table)
+    else:
+        inputs = build_through_host(case, memory, supports, edit={"block_table": move_ids})
+    if memory.caches and isinstance(case, PagedDecodeCase):
+        caches = with_both_caches(case, memory.caches) if "kv_cache" in memory.caches else memory.caches
+        for name, cache in caches.items():
+            setattr(inputs, name, cache)
+    return inputs
+
+
+def _run(trial: Trial, far: Far, inputs: Any) -> Observation | None:
+    """What is returned holds on to none of the memory of the run."""
+    allocations = TrackedAllocations(trial.device, poison="nan", prefill="nan")
+    started = time.perf_counter()
+    try:
+        # A GPU's memory has a limit of its own, and its driver takes more addresses than that.
+        with at_most_more(_ROOM_BYTES) if trial.device == "cpu" else nullcontext():
+            results = call(trial.kernel, trial.case, inputs, allocations, wait=True)
+    except KernelRaised as raised:
+        if context_lost(raised.error) is None and _refuses(raised):
+            return None
+        raised.changed = _words_of(trial.case, far)
+        if not far.near and context_lost(raised.error) is not None:
+            raised.maybe = (NARROW_OFFSETS,)
+        raise
+    nothing = Arena(trial.device, poison="nan", prefill="nan")
+    seen = Observation("nan", "nan", None, given=nothing, allocated=nothing)
+    seen.results = {name: result.clone() for name, result in results.items()}
+    seen.kernel_s = time.perf_counter() - started
+    trial.observations.append(seen)
+    return seen
+
+
+def _move_ids(table: Tensor, case: PagedDecodeCase, first_page: int) -> None:
+    """Every id of a page of the case, and the one after the last, which does not exist; unused zeros stay."""
+    columns = torch.arange(table.shape[1], device=table.device)
+    blocks = torch.tensor([case.blocks_of(seq) for seq in range(case.num_seqs)], dtype=torch.int64, device=table.device)
+    moved = (table >= 0) & (table <= num_blocks(case))
+    if case.pages.padding == "zero":
+        moved &= columns < blocks[:, None]
+    table += moved * first_page
+
+
+def _refuses(raised: KernelRaised) -> bool:
+    if raised.is_a(RuntimeError) and _OUT_OF_MEMORY in text_of(raised.error):
+        return True
+    return any(map(raised.is_a, _REFUSALS))
+
+
+def _words_of(case: Case, far: Far) -> str:
+    moved = [f"page ids from {far.first_page} on"] if far.first_page and isinstance(case, PagedDecodeCase) else []
+    if far.stretched:
+        strides = "gaps" if far.near else "strides past 2^31 elements"
+        moved.append(f"{strides} in {', '.join(sorted(far.stretched))}")
+    return f"with {' and '.join(moved)}"
+
 
 _NAME: OracleName = "page_relocation"
 
@@ -124,7 +435,7 @@ def _told_of_ignored(trial: Trial, ignored: Mapping[str, int]) -> Failure | None
     """Of the first that the kernel declares to heed and no case shows; raises what the kernel raised."""
     allowed = trial.kernel.declaration.supports.strides
     for name, axis in ignored.items():
-        shape, dtype, _ = tensor_specs(trial.case)[name]
+        shape, dtype = tensor_specs(trial.case)[name][:2]
         if axis == 0 or not permits_gap(allowed, name, axis, len(shape)):
             continue
         near = Far(stretched={name: axis}, near=True)

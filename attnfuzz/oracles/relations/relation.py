@@ -1,19 +1,155 @@
-"""What a relation is made of."""
+"""What a relation is made of: runs of a kernel on what it makes of a case, and a comparison of their results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Bool
+from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.observation import KernelRaised
-from attnfuzz.oracles.relations.transformed import Changed, Results, as_it_is, results_of
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.judging.comparison import axes_of, blame_of, extent, first_index
+from attnfuzz.judging.observation import KernelRaised, Observation, observe
+from attnfuzz.judging.trial import Trial
+from attnfuzz.judging.words import element
+from attnfuzz.memory.patterns import bits
 from attnfuzz.oracles.verdict import Failure, OracleName
 from attnfuzz.problems.cases import Case
+from attnfuzz.problems.limits import CaseTooLarge, check_size
+from attnfuzz.problems.placement import Placement
 from attnfuzz.problems.registry import Contents
 
-__all__ = ["Further", "FurtherRuns", "Relation", "one_by_one"]
+__all__ = [
+    "Changed",
+    "Further",
+    "FurtherRuns",
+    "Relation",
+    "Results",
+    "as_it_is",
+    "fits",
+    "one_by_one",
+    "results_of",
+    "run_on",
+    "unequal_bits",
+    "where_bits_differ",
+]
+
+Results = Mapping[str, Tensor]
+"""What a kernel returned, by name, in host memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a relation makes of a case: `words` end the sentence "the kernel returns x originally and y ...".
+
+    `values`: None for those that are drawn for `case`. `placement`: where the live elements go, if not where `case`
+    says.
+    """
+
+    words: str
+    case: Case
+    values: Any = None
+    placement: Placement | None = None
+
+
+def fits(case: Case) -> bool:
+    """Whether a changed case is of a size that may be run."""
+    try:
+        check_size(case)
+    except CaseTooLarge:
+        return False
+    return True
+
+
+def results_of(trial: Trial, changed: Changed) -> Results:
+    """Of a run on `changed`. Raises as `run_on` does."""
+    return {name: result.cpu() for name, result in run_on(trial, changed).results.items()}
+
+
+def run_on(trial: Trial, changed: Changed) -> Observation:
+    """A run of the trial's kernel on `changed`, with the memory around it filled as in the trial's first run.
+
+    Raises `KernelRaised`, with the words of the change.
+    """
+    try:
+        seen = observe(
+            trial.kernel,
+            changed.case,
+            changed.values,
+            device=trial.device,
+            poison="nan",
+            prefill="nan",
+            placement=changed.placement,
+            wait=trial.wait,
+            compile_clock=trial.compile_clock,
+        )
+    except KernelRaised as raised:
+        raised.changed = changed.words
+        raise
+    trial.observations.append(seen)  # for the time that it took
+    return seen
+
+
+def as_it_is(trial: Trial) -> Results:
+    """Of the trial's first run, on the case itself."""
+    return {name: result.cpu() for name, result in trial.first.results.items()}
+
+
+def where_bits_differ(one: Results, other: Results) -> dict[str, Bool[Tensor, "..."]]:
+    """Each element whose bits differ. Zeros are equal whatever their sign, and so are all NaNs.
+
+    What lies beside a partial LSE of -inf may be any number.
+    """
+    masks = {name: _differ(part, other[name]) for name, part in one.items()}
+    if "partial_lse" in one:
+        empty = one["partial_lse"].isneginf() & other["partial_lse"].isneginf()
+        masks["partial_out"] = masks["partial_out"] & ~empty.unsqueeze(-1)
+    return masks
+
+
+def unequal_bits(
+    oracle: OracleName,
+    case: Case,
+    one: Results,
+    other: Results,
+    words: str,
+    *,
+    details: tuple[str, ...],
+    masks: Mapping[str, Bool[Tensor, "..."]] | None = None,
+    as_it_was: str = "originally",
+    rule: str = "the bits must be equal",
+) -> Failure | None:
+    """An objection to the first element that should have the same bits in `other`, a run changed as `words` say.
+
+    `masks`: the elements that differ, if not all those that `where_bits_differ` finds. `rule`: what they break.
+    """
+    masks = where_bits_differ(one, other) if masks is None else masks
+    name = next((name for name, mask in masks.items() if mask.any()), None)
+    if name is None:
+        return None
+    axes = axes_of(name, case)
+    index = first_index(masks[name])
+    before, after = (_in_full(float(results[name][index])) for results in (one, other))
+    return Failure(
+        oracle=oracle,
+        kind="bits",
+        message=f"{element(name, axes, index)} is {before} {as_it_was}, but {after} {words}: {rule}",
+        details=(f"it changes {extent(name, axes, masks[name])}", *details),
+        tensor=name,
+        blame=blame_of(case, axes, index),
+    )
+
+
+def _in_full(value: float) -> str:
+    """As many digits as tell two float32 numbers apart."""
+    text = f"{value:.9g}"
+    return text if any(mark in text for mark in ".einf") else f"{text}.0"
+
+
+def _differ(one: Tensor, other: Tensor) -> Bool[Tensor, "..."]:
+    return (bits(one) != bits(other)) & (one != other) & ~(one.isnan() & other.isnan())
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +177,22 @@ class Relation:
 
     `applies` says whether there is something to be made of a case under what the kernel declares. `check` may raise
     `KernelRaised`. `weight`: how often it is drawn, compared with others; by a case from which more can be told than
-    from most, perhaps more often. `by_bounds`: it sees nothing that accuracy would not see in the run that it makes,
-    and so is not drawn beside it. `devices`: those on which it can judge, and `drawn_on` those on which it is drawn.
+    from most, perhaps more often. `devices`: those on which it can judge, and `drawn_on` those on which it is drawn.
     `further`: what `check` runs and compares, if that can be done along with other cases. `alone_on`: devices on which
     it is not, since `check` does more than that. `costly_on`: devices on which it takes as long as hundreds of cases.
+    `of_any_problem`: it is no law of attention, and holds for problems that users define too.
     """
 
     name: OracleName
     applies: Callable[[Declaration, Case], bool]
     check: Callable[[Trial], Failure | None]
     weight: int | Callable[[Declaration, Case], int] = 1
-    by_bounds: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
     drawn_on: tuple[str, ...] = ("cpu", "cuda")
     further: Further | None = None
     alone_on: tuple[str, ...] = ()
     costly_on: tuple[str, ...] = ()
+    of_any_problem: bool = False
 
 
 def one_by_one(further: Further) -> Callable[[Trial], Failure | None]:

@@ -1,6 +1,7 @@
 """V times -2**n: the result times -2**n, bit for bit.
 
-The result is linear in V. Rounding commutes with a change of sign, whether to nearest or towards zero, and with powers
+The result is linear in V. (Where V is a part of K, queries are divided there by what V is multiplied with: the products
+stay.) Rounding commutes with a change of sign, whether to nearest or towards zero, and with powers
 of two as long as nothing over- or underflows; so do sums in any order. What this sees: whatever is added to the result
 or compared with a constant (an epsilon, a clamp, a threshold below which values count as zero), while it is smaller
 than the bound, and LSEs that depend on V.
@@ -32,9 +33,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.relations.relation import FurtherRuns, Relation, one_by_one
-from attnfuzz.oracles.relations.transformed import Changed, Results, unequal_bits, where_bits_differ
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.judging.trial import Trial
+from attnfuzz.oracles.relations.relation import (
+    Changed,
+    FurtherRuns,
+    Relation,
+    Results,
+    one_by_one,
+    unequal_bits,
+    where_bits_differ,
+)
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, MergeStatesCase
 from attnfuzz.problems.registry import Contents
@@ -73,6 +81,8 @@ def _power(declaration: Declaration, case: Case, values: LogicalAttention | Logi
     rounds_v = isinstance(values, LogicalAttention) and values.kv_scales is not None and numerics.dequantised == "input"
     if case.dtype == "float16" and (numerics.partials != "float32" or rounds_v):
         return 0
+    if case.scores_read_values:  # a query divided so often would have fewer digits
+        return 0
     exact = values.dequantised() if isinstance(values, LogicalAttention) else values
     largest = max(float(part.abs().max()) for part in _scaled_parts(exact).values())
     return min(max(0, _LARGEST[case.dtype] - math.ceil(math.log2(largest))), _MOST_DOUBLINGS) if largest else 0
@@ -81,7 +91,10 @@ def _power(declaration: Declaration, case: Case, values: LogicalAttention | Logi
 def _times(factor: float, case: Case, contents: Contents) -> FurtherRuns:
     what = "both outputs" if isinstance(case, MergeStatesCase) else "V"
     words = "-1" if factor == -1 else f"-2**{math.frexp(factor)[1] - 1}"
-    changed = Changed(f"with {what} times {words}", case, _scaled(contents.values, factor), contents.placement)
+    scaled = _scaled(contents.values, factor)
+    if isinstance(scaled, LogicalAttention) and case.values_in_keys:
+        scaled = _with_same_scores(case, scaled, factor)
+    changed = Changed(f"with {what} times {words}", case, scaled, contents.placement)
 
     def compare(one: Results, others: Sequence[Results]) -> Failure | None:
         (found,) = others
@@ -113,6 +126,14 @@ def _scaled(values: LogicalAttention | LogicalStates, factor: float) -> LogicalA
         return replace(values, v=values.v * math.copysign(1.0, factor), kv_scales=scales)
     scaled: Any = {name: part * factor for name, part in _scaled_parts(values).items()}
     return replace(values, **scaled)
+
+
+def _with_same_scores(case: Case, values: LogicalAttention, factor: float) -> LogicalAttention:
+    """``values``, whose V has been multiplied, with K that has it too, and queries that make up for it."""
+    q, k, size = values.q.clone(), values.k.clone(), case.value_size
+    k[..., :size] = values.v
+    q[..., :size] /= factor
+    return replace(values, q=q, k=k)
 
 
 def _scaled_parts(values: LogicalAttention | LogicalStates) -> dict[str, Float[Tensor, "..."]]:

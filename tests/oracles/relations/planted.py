@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnfuzz.declaration import Kernel
-from attnfuzz.oracles.judge import judge
+from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName
 from attnfuzz.problems.cases import Case
 

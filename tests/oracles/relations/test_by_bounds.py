@@ -1,4 +1,4 @@
-"""Relations that compare two runs by their error bounds: asked for by name, where accuracy does not judge."""
+"""Relations that compare two runs by their error bounds: they judge where they are asked for by name."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.declaration import Kernel
-from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.relations.catalogue import RELATIONS
-from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure, OracleName
+from attnfuzz.judging.judge import judge
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedDecodeCase, SplitDecodeCase
 
 BY_BOUNDS: tuple[OracleName, ...] = ("layout", "repaging", "gqa_expansion", "split_count", "compose")
 
 
 def objection(name: OracleName, kernel: Kernel, case: Case) -> Failure:
-    """What the relation alone says; with accuracy it has no say."""
+    """What the relation says, if it is asked for."""
     failure = judge(kernel, case, device="cpu", oracles=(name,), relations=(name,)).failure
     assert failure is not None
     assert failure.error_ratio is not None
@@ -34,9 +33,19 @@ def wrong_if(plant: Any, problem: str, is_wrong: Any, **declared: Any) -> Any:
     return plant(problem, after=lambda inputs, out, lse: (out * (2 if is_wrong(inputs) else 1), lse), **declared)
 
 
-def test_they_are_not_drawn_beside_accuracy() -> None:
-    """Two runs within their bounds are within the sum of both: nothing would be found that accuracy does not find."""
-    assert tuple(relation.name for relation in RELATIONS if relation.by_bounds) == BY_BOUNDS
+def test_they_judge_only_if_named(plant: Any, dense: DenseDecodeCase) -> None:
+    """Two runs within their bounds are within the sum of both: what accuracy finds would be told once more."""
+    assert not set(BY_BOUNDS) & set(DEFAULT_ORACLES)
+    kernel = wrong_if(plant, "dense_decode", lambda inputs: not inputs.k.is_contiguous())
+    assert judge(kernel, dense, device="cpu", relations="all").failure is None
+
+
+def test_a_saved_finding_names_its_relation(plant: Any, dense: DenseDecodeCase) -> None:
+    """A replay asks the usual oracles and the finding's relation: it would pass without having been judged by that."""
+    kernel = wrong_if(plant, "dense_decode", lambda inputs: not inputs.k.is_contiguous())
+    failure = judge(kernel, dense, device="cpu", relations=("layout",)).failure
+    assert failure is not None
+    assert failure.oracle == "layout"
 
 
 @pytest.mark.parametrize("fixture", ["dense", "paged", "split"])
@@ -110,9 +119,3 @@ def test_compose_needs_an_lse(plant: Any, dense: DenseDecodeCase) -> None:
     """A kernel that returns none would be merged with what it did not return."""
     kernel = plant(supports=attnfuzz.Supports(lse="none"), after=lambda inputs, out, lse: out)
     assert judge(kernel, dense, device="cpu", oracles=("compose",)).failure is None
-
-
-def test_all_together_find_what_accuracy_finds(plant: Any, dense: DenseDecodeCase) -> None:
-    """A bug would be told once more, in other words."""
-    kernel = wrong_if(plant, "dense_decode", lambda inputs: not inputs.k.is_contiguous())
-    assert judge(kernel, dense, device="cpu", oracles=USUAL_ORACLES + BY_BOUNDS, relations="all").failure is None

@@ -12,8 +12,8 @@ import pytest
 
 from attnfuzz.declaration import load_kernels
 from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.relations.call_sequence import relatives_of
 from attnfuzz.oracles.relations.fresh_copy import fresh_copy
-from attnfuzz.oracles.relations.relatives import relatives_of
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure, OracleName
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase
 from attnfuzz.problems.recipes import Values
@@ -80,12 +80,14 @@ def test_results_that_are_kept_by_address_are_found(kernel: str, runner: Runner)
 
 def test_a_plan_that_grows_changes_bits_within_their_bounds(runner: Runner, tmp_path: Path) -> None:
     """Accuracy is content, and so is determinism, and yet a server's answer depends on who asked before."""
-    plans = Edit("launch_paged.py", '\n__all__ = ["paged_decode"', '\n_PLANS: dict = {}\n__all__ = ["paged_decode"')
+    plans = Edit(
+        "paged/launch_paged.py", '\n__all__ = ["paged_decode"', '\n_PLANS: dict = {}\n__all__ = ["paged_decode"'
+    )
     grows = """    key = len(q), num_splits
     num_splits = _PLANS[key] = max(_PLANS.get(key, 1), min(num_splits, block_table.shape[1]))
 """
     first = "    partial_out = empty_partials(q, num_splits, partial_dtype, v_head_size)\n"
-    edits = (plans, Edit("launch_paged.py", first, grows + first))
+    edits = (plans, Edit("paged/launch_paged.py", first, grows + first))
     target = plant(Mutant("growing_plan", "paged_split_k", "", "Q", "call_sequence", {}, edits), tmp_path)
     (declaration,) = runner.declarations([target])
     case = adapt_options(PLANNED, declaration.options)

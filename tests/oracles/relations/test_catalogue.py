@@ -10,8 +10,7 @@ import pytest
 
 import attnfuzz
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.quick import judge_many
+from attnfuzz.judging.judge import judge, judge_many
 from attnfuzz.oracles.relations import catalogue
 from attnfuzz.oracles.relations.block_table_slack import BLOCK_TABLE_SLACK
 from attnfuzz.oracles.relations.catalogue import applicable, chosen, drawn
@@ -25,18 +24,18 @@ INVARIANT = attnfuzz.Supports(batch_invariant=True)
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Three relations that only count how often they judge; the last one sees what accuracy sees."""
+    """Three relations that only count how often they judge; the last one is not asked for."""
     counts: Counter[str] = Counter()
 
-    def relation(name: Any, weight: int, *, by_bounds: bool = False) -> Relation:
-        return Relation(name, lambda *_: True, lambda trial: counts.update([name]), weight, by_bounds)
+    def relation(name: Any, weight: int) -> Relation:
+        return Relation(name, lambda *_: True, lambda trial: counts.update([name]), weight)
 
-    made = (relation("merge_laws", 1), relation("compose", 3), relation("layout", 1, by_bounds=True))
+    made = (relation("merge_laws", 1), relation("compose", 3), relation("layout", 1))
     monkeypatch.setattr(catalogue, "RELATIONS", made)
     return counts
 
 
-ALL = (*USUAL_ORACLES, "merge_laws", "compose", "layout")
+ALL = (*USUAL_ORACLES, "merge_laws", "compose")
 
 
 def many(case: PagedDecodeCase, count: int) -> list[PagedDecodeCase]:
@@ -111,12 +110,11 @@ def test_wider_tables_are_drawn_more_often_where_splits_may_follow_them(plant: A
     assert weights(BLOCK_TABLE_SLACK, plant("paged_decode").declaration, *split) == [1, 1]
 
 
-def test_bounds_are_left_to_accuracy(counted: Counter[str], plant: Any, paged: PagedDecodeCase) -> None:
-    """Each bug that accuracy sees would be found once more under another name."""
+def test_what_compares_by_bounds_judges_if_named(counted: Counter[str], plant: Any, paged: PagedDecodeCase) -> None:
+    """Each bug that accuracy sees would be found once more under another name; or a saved finding never seen again."""
     declaration = plant("paged_decode").declaration
-    without = tuple(name for name in ALL if name != "accuracy")
     assert "layout" not in {one.name for one in applicable(declaration, paged, ALL)}
-    assert "layout" in {one.name for one in applicable(declaration, paged, without)}
+    assert "layout" in {one.name for one in applicable(declaration, paged, (*ALL, "layout"))}
     assert [one.name for one in chosen(declaration, paged, ALL, ("layout",), device="cpu")] == ["layout"]
 
 

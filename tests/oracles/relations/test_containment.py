@@ -13,7 +13,7 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.declaration import Kernel
-from attnfuzz.oracles.judge import judge
+from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.relations.containment import CONTAINMENT
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedAttentionCase, PagedDecodeCase, SplitDecodeCase

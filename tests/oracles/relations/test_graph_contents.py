@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 import attnfuzz
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.relations.graph_contents import MOST_BYTES, contents_of, with_room
+from attnfuzz.oracles.relations.graph_replay import MOST_BYTES, contents_of, with_room
 from attnfuzz.problems.block_table import num_blocks
 from attnfuzz.problems.cases import (
     PROBLEMS,

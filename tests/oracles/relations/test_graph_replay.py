@@ -13,13 +13,12 @@ import pytest
 
 import attnfuzz
 from attnfuzz.declaration import Kernel, load_kernels
-from attnfuzz.oracles.cuda_graph import CapturedCall
-from attnfuzz.oracles.judge import judge_raised
-from attnfuzz.oracles.observation import KernelRaised
+from attnfuzz.judging.observation import KernelRaised
+from attnfuzz.judging.trial import Trial
+from attnfuzz.oracles import exception
 from attnfuzz.oracles.relations import graph_replay
 from attnfuzz.oracles.relations.catalogue import chosen
-from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY
-from attnfuzz.oracles.trial import Trial
+from attnfuzz.oracles.relations.graph_replay import GRAPH_REPLAY, CapturedCall
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure
 from attnfuzz.problems.cases import Case, DenseDecodeCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.registry import problem_of
@@ -138,7 +137,7 @@ def test_only_promises_are_held_against_a_kernel(plant: Any, paged: PagedDecodeC
 def test_a_process_in_which_a_capture_failed_is_given_up(fatal: bool) -> None:
     """The next capture would end it, and another case would be blamed."""
     raised = KernelRaised(RuntimeError("operation not permitted"), "nan", "cannot be captured", fatal=fatal)
-    verdict = judge_raised(raised, ("exception",), catch_interrupt=False)
+    verdict = exception.verdict(raised, ("exception",))
     assert verdict.failure is not None
     assert verdict.fatal is fatal
 

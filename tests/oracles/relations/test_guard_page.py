@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnfuzz.campaign.saved_run import run_saved
+from attnfuzz.campaign.saved.replay import run_saved
 from attnfuzz.corpus import load_regression
 from attnfuzz.declaration import Declaration, load_kernels
 from attnfuzz.isolation import memory_faults as fault_map
 from attnfuzz.isolation.memory_faults import FaultMap
+from attnfuzz.judging.judge import judge
 from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.relations.catalogue import chosen, drawn
 from attnfuzz.oracles.relations.guard_page import guard_of
 from attnfuzz.oracles.verdict import (

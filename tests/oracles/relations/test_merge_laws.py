@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.oracles.judge import judge
+from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.relations.catalogue import applicable
 from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.cases import MergeStatesCase

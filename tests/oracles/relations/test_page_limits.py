@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from attnfuzz.oracles.relations.page_limits import far_pages, limits_of, page_strides, pages_to_same_alignment
+from attnfuzz.oracles.relations.page_relocation import far_pages, limits_of, page_strides, pages_to_same_alignment
 from attnfuzz.problems.block_table import num_blocks
 from attnfuzz.problems.cases import PagedDecodeCase
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import attnfuzz
-from attnfuzz.oracles.judge import judge
+from attnfuzz.judging.judge import judge
 from attnfuzz.oracles.relations.catalogue import applicable
 from attnfuzz.oracles.verdict import OracleName
 from attnfuzz.problems.cases import PagedDecodeCase, SplitDecodeCase

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from attnfuzz.declaration import Kernel, load_kernels
+from attnfuzz.judging.judge import judge
 from attnfuzz.judging.runner import Runner
 from attnfuzz.memory.address_space import SparseUnavailable
-from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure
 from attnfuzz.problems.cases import (
     Case,
@@ -50,82 +50,83 @@ RIGHT: list[tuple[Case, list[str]]] = [
     (QUERIES, ["paged_attention_naive", "paged_attention_eager"]),
 ]
 
+WALK = "paged/paged_walk.py"
 LOAD = ".to(tl.int64)  # [TILE]"
 K_OFFSET = "o_kt = i_block * stride_kb + i_off * stride_kt"
 PLANTED: dict[str, tuple[str, Case, Edit, str, str]] = {
     "int32_page_offset": (
-        "paged_naive", PAGED, Edit("paged_walk.py", LOAD, "  # [TILE]"), "page ids", "past 2^31 elements and 2^32 bytes"
+        "paged_naive", PAGED, Edit(WALK, LOAD, "  # [TILE]"), "page ids", "past 2^31 elements and 2^32 bytes"
     ),
     "int32_page_offset_of_v": (
         "paged_split_k",
         PAGED,
-        Edit("paged_walk.py", "o_vt = i_block * stride_vb", "o_vt = i_block.to(tl.int32) * stride_vb"),
+        Edit(WALK, "o_vt = i_block * stride_vb", "o_vt = i_block.to(tl.int32) * stride_vb"),
         "page ids",
         "past 2^31 elements",
     ),
     "uint32_page_offset": (
         "split_k_partials",
         SPLIT,
-        Edit("paged_walk.py", "o_vt = i_block * stride_vb", "o_vt = i_block.to(tl.uint32) * stride_vb"),
+        Edit(WALK, "o_vt = i_block * stride_vb", "o_vt = i_block.to(tl.uint32) * stride_vb"),
         "page ids",
         "past 2^32 elements",
     ),
     "uint16_page_id": (
-        "paged_naive", PAGED, Edit("paged_walk.py", LOAD, ".to(tl.int64) & 0xFFFF"), "page ids", "past 2^16 page ids"
+        "paged_naive", PAGED, Edit(WALK, LOAD, ".to(tl.int64) & 0xFFFF"), "page ids", "past 2^16 page ids"
     ),
     "int16_page_id": (
         "paged_naive",
         PAGED,
-        Edit("paged_walk.py", LOAD, ".to(tl.int16).to(tl.int64)"),
+        Edit(WALK, LOAD, ".to(tl.int16).to(tl.int64)"),
         "page ids",
         "past 2^15 page ids",
     ),
     "byte_offset": (
         "paged_naive",
         PAGED,
-        Edit("paged_walk.py", K_OFFSET, f"o_kt = (({K_OFFSET[7:]}) * 2 & 0xFFFFFFFF) // 2"),
+        Edit(WALK, K_OFFSET, f"o_kt = (({K_OFFSET[7:]}) * 2 & 0xFFFFFFFF) // 2"),
         "page ids",
         "2^32 bytes",
     ),
     "narrow_between_2_31_and_2_32": (
         "paged_naive",
         PAGED,
-        Edit("paged_walk.py", K_OFFSET, f"{K_OFFSET}\n        o_kt = tl.where(o_kt >> 32, o_kt, o_kt & 0x7FFFFFFF)"),
+        Edit(WALK, K_OFFSET, f"{K_OFFSET}\n        o_kt = tl.where(o_kt >> 32, o_kt, o_kt & 0x7FFFFFFF)"),
         "page ids",
         "past 2^31 elements",
     ),
     "offset_within_a_page": (
         "paged_naive",
         PAGED,
-        Edit("paged_walk.py", "i_off = (i_t % block_size).to(tl.int64)", "i_off = i_t % block_size"),
+        Edit(WALK, "i_off = (i_t % block_size).to(tl.int64)", "i_off = i_t % block_size"),
         "strides of k_cache",
         "k_cache.stride(1) enlarged",
     ),
     "offset_within_a_page_of_v": (
         "paged_split_k",
         msgspec.structs.replace(PAGED, layout="HND"),
-        Edit("paged_walk.py", "+ i_off * stride_vt", "+ i_off.to(tl.int32) * stride_vt"),
+        Edit(WALK, "+ i_off * stride_vt", "+ i_off.to(tl.int32) * stride_vt"),
         "strides of v_cache",
         "v_cache.stride(2) enlarged",
     ),
     "token_stride": (
         "dense_naive",
         DENSE,
-        Edit("dense_decode.py", "o_t = tl.arange(0, TILE).to(tl.int64)", "o_t = tl.arange(0, TILE)"),
+        Edit("dense/dense_decode.py", "o_t = tl.arange(0, TILE).to(tl.int64)", "o_t = tl.arange(0, TILE)"),
         "strides of k",
         "k.stride(1) enlarged",
     ),
     "token_of_a_merge": (
         "merge_states_triton",
         MERGE,
-        Edit("merge_states.py", "i_token = tl.program_id(0).to(tl.int64)", "i_token = tl.program_id(0)"),
+        Edit("merge/merge_states.py", "i_token = tl.program_id(0).to(tl.int64)", "i_token = tl.program_id(0)"),
         "strides of prefix_output",
         "prefix_output.stride(0) enlarged",
     ),
     "split_of_partials": (
         "split_k_partials",
         msgspec.structs.replace(SPLIT, num_splits=4),
-        Edit("split_decode.py", "i_split = tl.program_id(2).to(tl.int64)", "i_split = tl.program_id(2)"),
+        Edit("paged/split_decode.py", "i_split = tl.program_id(2).to(tl.int64)", "i_split = tl.program_id(2)"),
         "strides of partial_out",
         "partial_out.stride(2) enlarged",
     ),
@@ -172,7 +173,7 @@ def test_message_names_page_offset_and_limit(runner: Runner, tmp_path: Path) -> 
 
 def test_a_dimension_that_callers_keep_contiguous_can_be_declared(runner: Runner, tmp_path: Path) -> None:
     """Whoever knows that no caller spreads the elements of a head would take the report for a false alarm."""
-    edit = Edit("dense_decode.py", "o_d = tl.arange(0, BLOCK_D).to(tl.int64)", "o_d = tl.arange(0, BLOCK_D)")
+    edit = Edit("dense/dense_decode.py", "o_d = tl.arange(0, BLOCK_D).to(tl.int64)", "o_d = tl.arange(0, BLOCK_D)")
     target = plant(Mutant("dimension", "dense_naive", "", "D", "page_relocation", {}, (edit,)), tmp_path)
     failure = judged(runner, target, msgspec.structs.replace(DENSE, num_q_heads=1, num_kv_heads=1), "page_relocation")
     assert failure is not None
@@ -290,7 +291,7 @@ def test_an_ignored_gap_between_pages_is_no_narrow_page_id() -> None:
 
 def test_a_narrow_index_is_found_beside_an_ignored_stride(runner: Runner, tmp_path: Path) -> None:
     """A kernel that takes one tensor for contiguous could have any other overflow unseen."""
-    edit = Edit("merge_states.py", "i_token = tl.program_id(0).to(tl.int64)", "i_token = tl.program_id(0)")
+    edit = Edit("merge/merge_states.py", "i_token = tl.program_id(0).to(tl.int64)", "i_token = tl.program_id(0)")
     target = plant(Mutant("token", "merge_states_triton", "", "D", "page_relocation", {}, (edit,)), tmp_path)
     (kernel,) = load_kernels(target)
     supports = msgspec.structs.replace(kernel.declaration.supports, strides="serving")
@@ -308,7 +309,7 @@ def test_a_narrow_index_is_found_beside_an_ignored_stride(runner: Runner, tmp_pa
 
 def test_death_below_the_cache_is_told_as_such(runner: Runner, tmp_path: Path) -> None:
     """A negative offset that nobody expected would be a crash that the case by itself does not show."""
-    edit = Edit("paged_walk.py", K_OFFSET, f"{K_OFFSET}\n        o_kt = tl.where(o_kt >> 31, -(1 << 28), o_kt)")
+    edit = Edit(WALK, K_OFFSET, f"{K_OFFSET}\n        o_kt = tl.where(o_kt >> 31, -(1 << 28), o_kt)")
     target = plant(Mutant("negative", "paged_naive", "", "D", "page_relocation", {}, (edit,)), tmp_path)
     failure = judged(runner, target, PAGED, "page_relocation")
     assert failure is not None
@@ -320,7 +321,7 @@ def test_kernel_that_copies_the_cache_is_not_blamed(runner: Runner, tmp_path: Pa
     """Sixteen gigabytes would be written, and the process end for want of memory."""
     strides = "    k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)\n"
     grid = f"{strides}    with on_device_of(q):\n        paged_decode_kernel"
-    edit = Edit("launch_paged.py", grid, f"    k_cache = k_cache.clone()\n{grid}")
+    edit = Edit("paged/launch_paged.py", grid, f"    k_cache = k_cache.clone()\n{grid}")
     target = plant(Mutant("copies", "paged_naive", "", "D", "page_relocation", {}, (edit,)), tmp_path)
     assert judged(runner, target, PAGED, "page_relocation") is None
 

@@ -11,14 +11,14 @@ import torch
 
 import attnfuzz
 from attnfuzz.declaration import Declaration, Kernel, load_kernels
+from attnfuzz.judging.judge import judge
 from attnfuzz.kernels import eager
-from attnfuzz.oracles.judge import judge
-from attnfuzz.oracles.verdict import ORACLES, OracleName
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KvDtype, KvGranularity, QuantisedKv
 from attnfuzz.problems.recipes import Pages, Values
 
-INSIDE = tuple(name for name in ORACLES if name not in ("guard_page", "page_relocation"))
+INSIDE = tuple(name for name in DEFAULT_ORACLES if name not in ("guard_page", "page_relocation"))
 BY_BOUNDS: tuple[OracleName, ...] = ("layout", "repaging", "gqa_expansion", "compose")
 SUPPORTS = attnfuzz.Supports(unused_table_entries="garbage", kv_dtypes=KV_DTYPES)
 

@@ -13,8 +13,8 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz import Numerics
 from attnfuzz.declaration import Kernel
+from attnfuzz.judging.judge import judge
 from attnfuzz.numerics.residuals import residuals
-from attnfuzz.oracles.judge import judge
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import DenseDecodeCase, PagedAttentionCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Values
@@ -69,7 +69,7 @@ def run(design: Design, tile: int) -> Attend:
     return lambda q, k, v, scale: design.run(q, k, v, scale, tile)
 
 
-@pytest.mark.parametrize("case", [SHORT, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("case", [SHORT, pytest.param(LONG, marks=pytest.mark.night)], ids=["short", "long"])
 @pytest.mark.parametrize("design", DESIGNS, ids=lambda design: design.name)
 def test_designs_of_engines_are_not_accused(design: Design, case: DenseDecodeCase, judged: Judged) -> None:
     """A kernel whose roundings are those that it may make would be accused of more."""

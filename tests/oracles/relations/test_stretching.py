@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from attnfuzz.declaration import Declaration
-from attnfuzz.oracles.relations.stretching import stretched_axes, stretched_cache_axes
+from attnfuzz.oracles.relations.page_relocation import stretched_axes, stretched_cache_axes
 from attnfuzz.problems.cases import DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Values
 from attnfuzz.problems.supports import Supports

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnfuzz.judging.observation import build_through_host
 from attnfuzz.memory.arena import Arena
-from attnfuzz.oracles.relations.through_host import build_through_host
 from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, PagedDecodeCase, SplitDecodeCase
 from attnfuzz.problems.recipes import Pages, Values
 from attnfuzz.problems.registry import problem_of

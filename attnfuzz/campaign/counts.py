@@ -1,0 +1,272 @@
+"""What is counted of a campaign's cases: by a worker, in its reports, and of each kernel in all.
+
+Errors over their bounds go into a histogram with bins of half a power of two, so that 1, the bound itself, is an edge.
+Cases a second are kept in a bounded number of equally long intervals for each device.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
+
+from attnfuzz.campaign.draw.coverage import PairCounts
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Verdict, ends_process
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.input_space import InputSpace
+
+__all__ = [
+    "EXACT",
+    "LEAST",
+    "MAX_INTERVALS",
+    "MOST",
+    "NOT_FINITE",
+    "CaseCounts",
+    "Count",
+    "KernelStatistics",
+    "ProgressMeter",
+    "Seconds",
+    "Throughput",
+    "WorkerProgress",
+    "above",
+    "ratio_bin",
+]
+
+LEAST, MOST = -28, 8
+"""The first and last bin: up to 2**-14, and everything above 2**3.5."""
+EXACT = LEAST - 1
+"""The bin of cases without any error."""
+NOT_FINITE = MOST + 1
+"""The bin of wrong NaNs and infinities."""
+
+
+def ratio_bin(ratio: float) -> int:
+    """The bin of ``ratio`` >= 0: bin ``n`` holds what is above ``2**((n - 1) / 2)`` and at most ``2**(n / 2)``."""
+    if not math.isfinite(ratio):
+        return NOT_FINITE
+    return EXACT if ratio <= 0 else min(MOST, max(LEAST, math.ceil(2 * math.log2(ratio))))
+
+
+def above(number: int) -> float:
+    """The upper edge of bin ``number``; a case whose bin ends above 1 has failed."""
+    return math.pow(2.0, number / 2)
+
+
+MAX_INTERVALS = 240
+_RECENT_S = 10.0
+
+
+@dataclass(slots=True)
+class Throughput:
+    """``counts[device][i]`` cases were judged from ``i * interval_s`` seconds on; intervals double when many."""
+
+    interval_s: float = 1.0
+    counts: dict[str, list[int]] = field(default_factory=dict)
+    recent: deque[tuple[float, str, int]] = field(default_factory=deque)
+
+    def add(self, device: str, at_s: float, cases: int) -> None:
+        """Count ``cases`` that were reported ``at_s`` seconds after the campaign began, by a worker on ``device``."""
+        while at_s >= self.interval_s * MAX_INTERVALS:
+            self._double()
+        counts = self.counts.setdefault(device, [])
+        index = int(at_s / self.interval_s)
+        counts.extend([0] * (index + 1 - len(counts)))
+        counts[index] += cases
+        self.recent.append((at_s, device, cases))
+        self._forget(at_s)
+
+    def add_later(self, other: Throughput, late_s: float) -> None:
+        """Add those of a campaign that began ``late_s`` seconds after this one."""
+        for device, counts in other.counts.items():
+            for number, cases in enumerate(counts):
+                self.add(device, late_s + number * other.interval_s, cases)
+
+    def rates(self, now_s: float) -> dict[str, float]:
+        """Cases a second by device, over the last ten seconds (or all of them, if there are fewer)."""
+        self._forget(now_s)
+        sums: defaultdict[str, int] = defaultdict(int)
+        for _, device, cases in self.recent:
+            sums[device] += cases
+        return {device: sums[device] / max(min(now_s, _RECENT_S), 1e-9) for device in self.counts}
+
+    def _forget(self, now_s: float) -> None:
+        while self.recent and self.recent[0][0] < now_s - _RECENT_S:
+            self.recent.popleft()
+
+    def _double(self) -> None:
+        self.interval_s *= 2
+        for counts in self.counts.values():
+            counts[:] = [sum(counts[i : i + 2]) for i in range(0, len(counts), 2)]
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
+"""These rules hold where statistics are read from a file: a time of all workers together is three centuries at most."""
+_Bin = Annotated[int, msgspec.Meta(ge=EXACT, le=NOT_FINITE)]
+
+
+class CaseCounts(msgspec.Struct, kw_only=True):
+    """What is counted of cases on one kernel: sums, and the largest ``max_error_ratio``.
+
+    ``seconds`` is all the time spent on cases; ``compile_s``, ``kernel_s``, ``reference_s`` and ``build_s`` are what
+    executors say of it. ``known``: failures that findings explained; ``skipped``: cases not run for that. ``restarts``:
+    executors lost to a case. ``ratios``: by dtype, cases in each bin of error over bound. ``coverage``: cases by pair
+    of levels (`attnfuzz.problems.input_space`). ``not_runnable``: cases, which are not among the ``cases``, by why they
+    cannot run here.
+    """
+
+    cases: Count = 0
+    seconds: Seconds = 0.0
+    known: Count = 0
+    skipped: Count = 0
+    max_error_ratio: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    compile_s: Seconds = 0.0
+    kernel_s: Seconds = 0.0
+    reference_s: Seconds = 0.0
+    build_s: Seconds = 0.0
+    restarts: Count = 0
+    ratios: dict[str, dict[_Bin, Count]] = {}
+    coverage: dict[Count, Count] = {}
+    not_runnable: dict[str, Count] = {}
+
+    def add(self, other: CaseCounts) -> None:
+        """Add what was counted elsewhere."""
+        for name in CaseCounts.__struct_fields__:
+            mine, its = getattr(self, name), getattr(other, name)
+            if name == "ratios":
+                for dtype, counts in its.items():
+                    _add_counts(mine.setdefault(dtype, {}), counts)
+            elif isinstance(mine, dict):
+                _add_counts(mine, its)
+            else:
+                setattr(self, name, max(mine, its) if name == "max_error_ratio" else mine + its)
+
+
+class KernelStatistics(CaseCounts):
+    """What was done on one kernel, in all."""
+
+    declaration: Declaration
+
+
+class WorkerProgress(CaseCounts, tag="progress", kw_only=True):
+    """What a worker did on one kernel since it last said so.
+
+    ``device`` names the GPU that the worker has to itself, if there are several. ``known_by_finding``: failures, by the
+    tag of the finding that explains them.
+    """
+
+    kernel: str
+    device: str = ""
+    known_by_finding: dict[str, int] = {}
+
+
+def _add_counts(to: dict[Any, int], counts: dict[Any, int]) -> None:
+    for key, count in counts.items():
+        to[key] = to.get(key, 0) + count
+
+
+_REPORT_EVERY_S = 0.3
+
+
+class ProgressMeter:
+    """Counts per kernel; ``send`` gets what was added since the last report. ``device``: see ``WorkerProgress``."""
+
+    def __init__(
+        self, send: Callable[[WorkerProgress], None], clock: Callable[[], float] = time.monotonic, *, device: str = ""
+    ) -> None:
+        self._send = send
+        self._clock = clock
+        self._device = device
+        self._unsent: dict[str, WorkerProgress] = {}
+        self._cases: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._death_seconds: defaultdict[str, float] = defaultdict(float)
+        self._spaces: dict[str, InputSpace] = {}
+        self._pairs: dict[str, PairCounts] = {}
+        self._last_report = clock()
+
+    def joins(self, declaration: Declaration) -> None:
+        """Count the cases of a kernel by what ``declaration`` promises, whatever part of that they are drawn from."""
+        if declaration.target not in self._spaces:
+            space = InputSpace(declaration.problem, declaration.supports, declaration.options)
+            self._spaces[declaration.target], self._pairs[declaration.target] = space, PairCounts(space.num_levels)
+
+    def cases(self, kernel: str) -> int:
+        """Cases judged on ``kernel`` so far."""
+        return self._cases[kernel]
+
+    def share_of_known_deaths(self, kernel: str) -> float:
+        """Part of the judging time on ``kernel`` that went into crashes and hangs that were known."""
+        total = self._seconds[kernel]
+        return self._death_seconds[kernel] / total if total else 0.0
+
+    def judged(self, declaration: Declaration, case: Case, seconds: float, verdict: Verdict) -> None:
+        """Count a case that took ``seconds`` in all, its own share of a batch included."""
+        kernel, timing = declaration.target, verdict.timing
+        self._seconds[kernel] += seconds
+        counts = self._of(kernel)
+        counts.seconds += seconds
+        if verdict.not_runnable:
+            _add_counts(counts.not_runnable, {verdict.not_runnable: 1})
+            self._report_now_and_then()
+            return
+        self._cases[kernel] += 1
+        counts.cases += 1
+        counts.compile_s += timing.compile_s
+        counts.kernel_s += timing.kernel_s
+        counts.reference_s += timing.reference_s
+        counts.build_s += timing.build_s
+        counts.restarts += verdict.fatal or ends_process(verdict.failure)
+        _count_ratio(counts, str(getattr(case, "dtype", "")), verdict)
+        self._place(declaration, case)
+        self._report_now_and_then()
+
+    def known(self, kernel: str, death_seconds: float) -> None:
+        """Count a failure that an earlier finding explains, and the time it cost if it was a crash or a hang."""
+        self._of(kernel).known += 1
+        self._death_seconds[kernel] += death_seconds
+
+    def explained(self, kernel: str, finding: str, failures: int) -> None:
+        """Count failures for the finding with the tag ``finding``."""
+        _add_counts(self._of(kernel).known_by_finding, {finding: failures})
+
+    def skipped(self, kernel: str) -> None:
+        """Count a case that was not run because it would crash or hang as an earlier one did."""
+        self._of(kernel).skipped += 1
+
+    def flush(self) -> None:
+        """Report what has not been reported."""
+        unsent, self._unsent = self._unsent, {}
+        self._last_report = self._clock()
+        for kernel, progress in unsent.items():
+            if kernel in self._pairs:
+                progress.coverage = self._pairs[kernel].take()
+            self._send(progress)
+
+    def _of(self, kernel: str) -> WorkerProgress:
+        return self._unsent.setdefault(kernel, WorkerProgress(kernel=kernel, device=self._device))
+
+    def _report_now_and_then(self) -> None:
+        if self._clock() - self._last_report >= _REPORT_EVERY_S:
+            self.flush()
+
+    def _place(self, declaration: Declaration, case: Case) -> None:
+        self.joins(declaration)  # unless it has
+        self._pairs[declaration.target].add(self._spaces[declaration.target].place(case))
+
+
+def _count_ratio(counts: CaseCounts, dtype: str, verdict: Verdict) -> None:
+    """A ratio that is not finite (a wrong NaN) is a finding and no measure of accuracy."""
+    failure = verdict.failure
+    if ends_process(failure) or (failure is not None and failure.oracle == "exception"):
+        return
+    number = ratio_bin(verdict.error_ratio)
+    _add_counts(counts.ratios.setdefault(dtype, {}), {number: 1})
+    if number != NOT_FINITE:
+        counts.max_error_ratio = max(counts.max_error_ratio, verdict.error_ratio)

@@ -1,0 +1,1 @@
+"""What is drawn next: cases, formats, and turns of the kernels."""

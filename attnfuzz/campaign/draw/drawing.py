@@ -1,0 +1,276 @@
+"""Where a worker's cases come from: rounds of Hypothesis, within a working set of formats on a GPU.
+
+*A round* is a run of Hypothesis through its public interface, as a source of cases. Hypothesis never sees a failure. A
+failing case ends the round, because shrinking is done by `attnfuzz.minimise`, which knows what simpler means for a case
+and can be stopped at any time; so there is nothing to replay and nothing flaky. A round is short, since one run begins
+with the smallest cases (a tenth of ``max_examples``) and then mutates its own.
+
+*Formats* on a GPU: a new one costs hundreds of milliseconds of compilation, a case in one that is compiled about one.
+So the search stays within a working set and refreshes it: a bounded part of the time goes into *scouting*, which
+compiles formats that nobody has; each is published, so that the other workers find it in Triton's cache on disk. The
+first formats of a kernel are the same in every campaign, for the same reason. While there are few, another one shows
+more than hundreds of cases in those: half of the time may go into scouting then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis.strategies import SearchStrategy
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.formats import Format, format_key, format_of
+from attnfuzz.problems.open_cases import OpenCase, OpenProblem
+
+__all__ = ["DRAWS_PER_ROUND", "CaseSource", "FormatSource", "StrategyFor", "WorkingSets", "derive_seed", "run_round"]
+
+DRAWS_PER_ROUND = 100
+T = TypeVar("T")
+
+
+class _RoundOver(KeyboardInterrupt):
+    """Ends a run: Hypothesis passes a KeyboardInterrupt on at once and takes it for no failure."""
+
+
+def run_round(
+    strategy: SearchStrategy[T],
+    visit: Callable[[T], bool],
+    *,
+    seed_value: int,
+    until: float,
+    max_draws: int = DRAWS_PER_ROUND,
+) -> None:
+    """Draw values for ``visit`` until it returns False, ``until`` on the monotonic clock or ``max_draws``.
+
+    What ``visit`` raises is raised here, unseen by Hypothesis.
+    """
+    raised: list[BaseException] = []
+
+    # deriving the seed from the round makes each a different sample, and one that can be drawn again
+    @seed(seed_value)
+    @settings(
+        max_examples=max_draws,
+        phases=(Phase.generate,),
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+        print_blob=False,
+    )
+    @given(strategy)
+    def draw(value: T) -> None:
+        try:
+            go_on = time.monotonic() < until and visit(value)
+        except BaseException as error:  # handed to the caller below
+            raised.append(error)
+            raise _RoundOver from error
+        if not go_on:
+            raise _RoundOver
+
+    try:
+        draw()
+    except _RoundOver:
+        if raised:
+            raise raised[0] from None
+
+
+def derive_seed(*parts: object) -> int:
+    """A 64-bit seed that depends on all of ``parts``."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "little")
+
+
+_KEPT = 32
+_SCOUTED_AT_ONCE = 4
+"""But the first of a kernel alone: until it is compiled there are no cases, and other kernels wait for their turn."""
+_MOST_JOINING = 8
+"""Of what others have published, at one turn of a kernel."""
+_FEW = 16
+_SHARE_WHILE_FEW = 0.5
+_SHARE_OF_SCOUTING = 0.1
+_SHARE_OF_JOINING = 0.05
+"""Parts of a worker's time: compiling formats, and loading what others have compiled."""
+_TRIES = 64
+FormatSource = Callable[[Declaration], Iterator[Format]]
+"""Formats of a kernel in the order in which they are to be compiled; endless, and repetitions do no harm."""
+
+
+@dataclass(slots=True)
+class _Formats:
+    """Of one kernel. ``known`` holds the keys of all that have been compiled or offered somewhere."""
+
+    source: Iterator[Format]
+    active: deque[Format] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    offered: deque[Format] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    known: set[bytes] = field(default_factory=set)
+    joining: set[bytes] = field(default_factory=set)
+
+
+class WorkingSets:
+    """One working set for each kernel; ``source`` says what to compile next."""
+
+    def __init__(self, source: FormatSource) -> None:
+        self._source = source
+        self._kernels: dict[str, _Formats] = {}
+        self._seconds = 0.0
+        self._scouting_s = 0.0
+        self._joining_s = 0.0
+
+    def to_scout(self, declaration: Declaration) -> list[Format]:
+        """Formats to compile now. Nothing while scouting has had its share, unless there is nothing to draw from."""
+        if isinstance(declaration.problem, OpenProblem):
+            return []
+        formats = self._of(declaration)
+        is_first = not self.any_for(declaration)
+        share = _SHARE_WHILE_FEW if len(formats.known) < _FEW else _SHARE_OF_SCOUTING
+        if not is_first and self._scouting_s >= share * self._seconds:
+            return []
+        fresh: dict[bytes, Format] = {}
+        for candidate in islice(formats.source, _TRIES):
+            if (key := format_key(candidate)) not in formats.known:
+                fresh[key] = candidate
+            if len(fresh) == (1 if is_first else _SCOUTED_AT_ONCE):
+                break
+        return list(fresh.values())
+
+    def any_for(self, declaration: Declaration) -> bool:
+        """Whether there is anything to draw from; kernels of open problems, which have no formats, always have that."""
+        if isinstance(declaration.problem, OpenProblem):
+            return True
+        formats = self._of(declaration)
+        return bool(formats.active or formats.offered)
+
+    def to_draw_from(self, declaration: Declaration) -> list[Format]:
+        """The working set for one turn, with some of what others have published since the last."""
+        if isinstance(declaration.problem, OpenProblem):
+            return []
+        formats = self._of(declaration)
+        joined = 0
+        while formats.offered and joined < _MOST_JOINING and self._may_join(formats):
+            newest = formats.offered.pop()
+            formats.active.append(newest)
+            formats.joining.add(format_key(newest))
+            joined += 1
+        return list(formats.active)
+
+    def judged(self, declaration: Declaration, case: Case, seconds: float) -> Format | None:
+        """Note that ``case`` took ``seconds``; its format if it is new, to be published."""
+        self._seconds += seconds
+        if isinstance(case, OpenCase):
+            return None
+        formats, format_ = self._of(declaration), format_of(case)
+        key = format_key(format_)
+        if key in formats.joining:
+            formats.joining.discard(key)
+            self._joining_s += seconds
+        if key in formats.known:
+            return None
+        self._scouting_s += seconds
+        formats.known.add(key)
+        formats.active.append(format_)
+        return format_
+
+    def offer(self, declaration: Declaration, format_: Format) -> None:
+        """Another worker has compiled ``format_``."""
+        formats, key = self._of(declaration), format_key(format_)
+        if key not in formats.known:
+            formats.known.add(key)
+            formats.offered.append(format_)
+
+    def joins(self, declaration: Declaration) -> None:
+        """From now on new formats of the kernel are those of ``declaration``; what is compiled stays."""
+        if (formats := self._kernels.get(declaration.target)) is not None:
+            formats.source = self._source(declaration)
+
+    def _may_join(self, formats: _Formats) -> bool:
+        return len(formats.active) < _SCOUTED_AT_ONCE or self._joining_s < _SHARE_OF_JOINING * self._seconds
+
+    def _of(self, declaration: Declaration) -> _Formats:
+        if declaration.target not in self._kernels:
+            self._kernels[declaration.target] = _Formats(self._source(declaration))
+        return self._kernels[declaration.target]
+
+
+StrategyFor = Callable[[Declaration, Sequence[Format], int], SearchStrategy[list[Case]]]
+"""Draws lists of so many cases of a kernel, each in one of the given formats if there are any."""
+_CASES_PER_LIST = 8
+"""Drawn at once: what Hypothesis does for a draw takes several times as long as making a case of it."""
+_LISTS_PER_ROUND = 25
+_CASES_PER_SCOUTED_FORMAT = 2
+"""The first that a round draws is always the simplest."""
+_MAX_REMEMBERED = 100_000
+
+
+class CaseSource:
+    """Draws each case once. ``seeds`` decide what is drawn; without ``formats``, the format of each case is too."""
+
+    def __init__(
+        self, strategy_for: StrategyFor, *, seeds: tuple[object, ...], formats: WorkingSets | None = None
+    ) -> None:
+        self._strategy_for = strategy_for
+        self._seeds = seeds
+        self._formats = formats
+        self._rounds: Counter[str] = Counter()
+        self._seen: dict[str, set[int]] = {}
+
+    def round(self, declaration: Declaration, visit: Callable[[Case], bool], *, until: float) -> None:
+        """Draw cases for ``visit`` until it returns False or ``until`` on the monotonic clock; some 200 at most."""
+        formats = self._formats.to_draw_from(declaration) if self._formats is not None else ()
+
+        def visit_all(cases: list[Case]) -> bool:
+            for case in cases:
+                if time.monotonic() >= until or (self._is_new(declaration, case) and not visit(case)):
+                    return False
+            return True
+
+        run_round(
+            self._strategy_for(declaration, formats, _CASES_PER_LIST),
+            visit_all,
+            seed_value=self._next_seed(declaration),
+            until=until,
+            max_draws=_LISTS_PER_ROUND,
+        )
+
+    def scout(self, declaration: Declaration) -> list[Case]:
+        """Cases in formats that are to be compiled now."""
+        formats = self._formats.to_scout(declaration) if self._formats is not None else ()
+        drawn = [case for format_ in formats for case in self._in_format(declaration, format_)]
+        return [case for case in drawn if self._is_new(declaration, case)]
+
+    def _in_format(self, declaration: Declaration, format_: Format) -> list[Case]:
+        drawn: list[Case] = []
+
+        def keep(cases: list[Case]) -> bool:
+            drawn.extend(cases)
+            return True
+
+        run_round(
+            self._strategy_for(declaration, [format_], 1),
+            keep,
+            seed_value=self._next_seed(declaration),
+            until=math.inf,
+            max_draws=_CASES_PER_SCOUTED_FORMAT,
+        )
+        return drawn
+
+    def _next_seed(self, declaration: Declaration) -> int:
+        """Of the kernel's name, not of its path: elsewhere the same seeds draw the same cases."""
+        self._rounds[declaration.target] += 1
+        return derive_seed(*self._seeds, declaration.name, self._rounds[declaration.target])
+
+    def _is_new(self, declaration: Declaration, case: Case) -> bool:
+        seen, fingerprint = self._seen.setdefault(declaration.target, set()), hash(encode_case(case))
+        if fingerprint in seen:
+            return False
+        if len(seen) >= _MAX_REMEMBERED:  # of a campaign of hours: repetitions of long ago do no harm
+            seen.clear()
+        seen.add(fingerprint)
+        return True

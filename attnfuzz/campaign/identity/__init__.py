@@ -1,0 +1,1 @@
+"""Which bug a failure is, and which findings are one."""

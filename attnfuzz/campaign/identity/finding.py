@@ -1,0 +1,185 @@
+"""One finding of a campaign, from the first failing case to the minimal one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from attnfuzz.campaign.aspects import aspects, telling
+from attnfuzz.campaign.environments import EnvironmentOutcome, difference
+from attnfuzz.campaign.identity.signature import Signature, Symptom, failure_features
+from attnfuzz.campaign.messages import Unfinished, written
+from attnfuzz.corpus import FindingRecord, Regression, current_environment
+from attnfuzz.declaration import Declaration
+from attnfuzz.explaining.explanation import WeightedRow
+from attnfuzz.isolation.pythons import Python
+from attnfuzz.oracles.verdict import Failure, Sight
+from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.declared_numerics import Numerics
+from attnfuzz.problems.supports import Supports
+
+__all__ = ["Finding", "one_of_each"]
+
+_MAX_ALSO = 8
+
+
+@dataclass(slots=True, eq=False)
+class Finding:
+    """The smallest failing case so far, and how sure it is.
+
+    ``case`` fails once those of ``preceding`` have run before it, in the same process. Until it has been confirmed
+    which of them it needs, ``seen_after`` holds all that had run there.
+    ``failed`` of ``runs`` repetitions failed; ``runs`` is 0 until it has been confirmed. ``first_seen_s`` and
+    ``shrunk_s`` (None until shrinking has ended by itself) are seconds since the campaign began. ``known_as`` is the
+    file of an earlier campaign with the same signature, ``replaces`` one whose case was larger. ``tag`` is a short hash
+    of what was first seen: by it all lines about one finding are known, however small its case becomes. ``also``: other
+    findings that this one stands for. ``remedy``: the declaration, if there is one, that says that the kernel is not
+    meant to do better. ``cases_seen``: failing cases of the campaign that were put down to it, the first one included.
+    ``weights``: what the kernel gave to each token, where that was measured. ``declarable`` unless the kernel failed
+    within the declaration that would end it. ``python``: where it was found, if not in the driver's environment;
+    ``outcomes``: what comes of the case in each environment, where several are compared.
+    """
+
+    name: str
+    declaration: Declaration
+    case: Case
+    failure: Failure
+    first_seen_s: float
+    failed: int = 0
+    runs: int = 0
+    shrunk_s: float | None = None
+    minimised: bool = False
+    steps: int = 0
+    path: Path | None = None
+    known_as: Path | None = None
+    replaces: Path | None = None
+    features: frozenset[str] = field(default_factory=frozenset)
+    preceding: tuple[Case, ...] = ()
+    seen_after: tuple[Case, ...] = ()
+    tag: str = ""
+    also: tuple[Sight, ...] = ()
+    remedy: Supports | None = None
+    cases_seen: int = 1
+    weights: tuple[WeightedRow, ...] = ()
+    declarable: bool = True
+    python: Python | None = None
+    outcomes: tuple[EnvironmentOutcome, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.tag:
+            first_seen = (self.declaration.target, self.failure.oracle, self.failure.kind, encode_case(self.case))
+            self.tag = hashlib.sha256(repr(first_seen).encode()).hexdigest()[:6]
+
+    @property
+    def ran_before(self) -> tuple[Case, ...]:
+        """What it may take to see it again, besides the case."""
+        return self.preceding or self.seen_after
+
+    def unfinished(self) -> Unfinished:
+        """What somebody else has to know to go on with it."""
+        return Unfinished(kernel=self.declaration.target, **written(self.case, self.failure, self.ran_before))
+
+    def also_shows_as(self, other: Finding) -> None:
+        """Note what ``other`` showed as, and what that stood for."""
+        features = tuple(sorted(telling(other.signature.features))) if other.shrunk_s is not None else ()
+        failure = other.failure
+        its = Sight(oracle=failure.oracle, kind=failure.kind, message=failure.message, features=features)
+        self.also = one_of_each((*self.also, its, *other.also))
+
+    def sights(self) -> Iterator[frozenset[str]]:
+        """The features of each bug that this finding has come to stand for."""
+        return (frozenset(sight.features) for sight in self.also)
+
+    @property
+    def symptom(self) -> Symptom:
+        """Kernel, oracle and kind."""
+        return Symptom.of(self.declaration.target, self.failure)
+
+    @property
+    def signature(self) -> Signature:
+        """The symptom with the features of the smallest case so far."""
+        return Signature(self.symptom, self.features or failure_features(self.declaration, self.case, self.failure))
+
+    @property
+    def cause(self) -> str:
+        """What the bug is called: the same in every campaign that comes down to the same."""
+        named = self.failure.cause or f"{self.failure.oracle}/{self.failure.kind}"
+        about = ", ".join(sorted(aspects(self.signature.features)))
+        return f"{named} [{about}]" if about else named
+
+    @property
+    def said(self) -> Failure:
+        """What an oracle says of its smallest case."""
+        return self.failure
+
+    @property
+    def in_contract(self) -> bool:
+        """Whether it is a bug whatever is declared; `Statistics.in_contract` knows of --pedantic, too."""
+        return self.remedy is None
+
+    @property
+    def is_flaky(self) -> bool:
+        """Whether some repetitions passed."""
+        return self.failed < self.runs
+
+    def certainty(self) -> str:
+        """How often it failed, if not always, and what else it needs; empty for a case that always fails alone."""
+        if self.runs == 0:
+            return "seen once; time ran out before it was confirmed"
+        if self.is_flaky:
+            return f"flaky: failed {self.failed} of {self.runs} runs"
+        count = len(self.preceding)
+        return f"needs {count} other case{'s' if count > 1 else ''} before it in the same process" if count else ""
+
+    def comparison(self) -> str:
+        """What its case came to in several environments; empty where none are compared."""
+        alike = f"{self.outcomes[0].ending} in each of {len(self.outcomes)} environments" if self.outcomes else ""
+        return difference(self.outcomes, self.declaration.target) or alike
+
+    def regression(self, device: str) -> Regression:
+        """What is saved of it."""
+        failed, runs = (self.failed, self.runs) if self.is_flaky else (0, 0)
+        record = FindingRecord.of(
+            self.failure,
+            telling(self.signature.features),
+            failed=failed,
+            runs=runs,
+            also=self.also,
+            remedy=self.remedy,
+        )
+        environment = current_environment(device, None if self.python is None else self.python.versions)
+        versions = {**environment.versions, **self.declaration.versions}
+        return Regression(
+            problem=self.declaration.problem,
+            kernel=self.declaration.target,
+            case=self.case,
+            preceding=self.preceding,
+            assumed=_assumed(self.declaration),
+            assumed_numerics=_assumed_numerics(self.declaration),
+            finding=record,
+            note=self.certainty(),
+            environment=msgspec.structs.replace(environment, versions=versions),
+        )
+
+
+def _assumed(declaration: Declaration) -> Supports | None:
+    names = [name for name in declaration.assumed if name in Supports.__struct_fields__]
+    return Supports(**{name: getattr(declaration.supports, name) for name in names}) if names else None
+
+
+def _assumed_numerics(declaration: Declaration) -> Numerics | None:
+    names = [name for name in declaration.assumed if name in Numerics.__struct_fields__]
+    return Numerics(**{name: getattr(declaration.numerics, name) for name in names}) if names else None
+
+
+def one_of_each(sights: Iterable[Sight]) -> tuple[Sight, ...]:
+    """A few, and of those that say the same of a symptom the one that needs least."""
+    kept: dict[tuple[str, str, str], Sight] = {}
+    for sight in sights:
+        said = sight.oracle, sight.kind, sight.message
+        kept[said] = min(kept.get(said, sight), sight, key=lambda one: len(one.features))
+    return tuple(kept.values())[:_MAX_ALSO]

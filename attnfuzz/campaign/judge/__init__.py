@@ -1,0 +1,1 @@
+"""How a case gets a verdict in a worker, and whether that verdict comes back."""

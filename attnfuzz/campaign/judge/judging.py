@@ -1,0 +1,435 @@
+"""Judging in a worker: journalled first, within a time limit that is learned, and never past the deadline.
+
+One batch is judged in the background while the cases of the next are drawn.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from attnfuzz.campaign.judge.journal import Journal
+from attnfuzz.declaration import Declaration
+from attnfuzz.explaining.explanation import Explanation
+from attnfuzz.isolation.outcomes import DeadlinePassed, ServiceError
+from attnfuzz.oracles.verdict import Failure, Relations, Verdict
+from attnfuzz.problems.cases import Case, encode_case
+from attnfuzz.problems.formats import format_key, format_of
+from attnfuzz.problems.limits import CaseTooLarge
+
+__all__ = [
+    "GRACE_S",
+    "AdaptiveTimeout",
+    "Explain",
+    "FindLeak",
+    "Judge",
+    "JudgeBatch",
+    "JudgeTogether",
+    "JudgedBatch",
+    "OutOfTime",
+    "Patience",
+    "Pipeline",
+    "TimedJudge",
+    "Unjudged",
+]
+
+_ENOUGH_CASES = 10
+_SLOWER_THAN_EVER = 20.0
+_LEAST_S = 2.0
+_CERTAIN_S = 10.0
+_SLOWER_WHEN_SHORT = 5.0
+_SHORT_PART = 0.05
+_BATCH_PART = 0.25
+
+
+@dataclass(slots=True)
+class _Seen:
+    passed: int = 0
+    slowest_s: float = 0.0
+
+    def add(self, seconds: float, cases: int) -> None:
+        self.passed += cases
+        self.slowest_s = max(self.slowest_s, seconds)
+
+
+@dataclass(slots=True)
+class AdaptiveTimeout:
+    """The limit for one kernel: ``longest_s`` until ten cases have passed, then 20 times the slowest of them.
+
+    The first case of a format in a process may compile in that very process for as long as it likes, and looks like a
+    loop without end meanwhile: such cases are ``first``, have the longest time until ten *of them* have passed, and
+    teach nothing about the others. A shorter limit only raises the suspicion: a hang is confirmed with ``certain_s``.
+    The ``short`` limit is for trying out many smaller cases that may hang, and does not wait for ten to pass: 5 times
+    the slowest.
+    """
+
+    longest_s: float
+    _all: _Seen = field(default_factory=_Seen)
+    _first: _Seen = field(default_factory=_Seen)
+    _later: _Seen = field(default_factory=_Seen)
+
+    def limit_s(self, *, first: bool = False, short: bool = False) -> float:
+        """The limit for the next case in seconds."""
+        seen = self._first if first else self._later if self._later.passed >= _ENOUGH_CASES else self._all
+        if short:
+            return self._limit_s(_SHORT_PART * self.longest_s, _SLOWER_WHEN_SHORT * seen.slowest_s)
+        if seen.passed < _ENOUGH_CASES:
+            return self.longest_s
+        return self._limit_s(_LEAST_S, _SLOWER_THAN_EVER * seen.slowest_s)
+
+    def batch_limit_s(self, cases: int) -> float:
+        """The limit for a batch: each of its cases may be as slow as any, and is judged alone if the batch is late."""
+        slowest_s = self._all.slowest_s
+        return self._limit_s(_BATCH_PART * self.longest_s, _SLOWER_THAN_EVER * slowest_s) + (cases - 1) * slowest_s
+
+    @property
+    def certain_s(self) -> float:
+        """What a case that hangs for certain does not end within, in a fresh process too: ``longest_s``, or less if
+        others end much sooner."""
+        if self._all.passed < _ENOUGH_CASES:
+            return self.longest_s
+        return self._limit_s(_CERTAIN_S, _SLOWER_THAN_EVER * self._all.slowest_s)
+
+    def _limit_s(self, least_s: float, limit_s: float) -> float:
+        return min(self.longest_s, max(least_s, limit_s))
+
+    def record(self, seconds: float, *, cases: int = 1, first: bool = False) -> None:
+        """Learn from cases that ended by themselves, none of which took more than ``seconds``."""
+        for seen in (self._all, self._first if first else self._later):
+            seen.add(seconds, cases)
+
+
+Patience = Literal["learned", "short", "longest"]
+_MAX_COMPLAINTS = 5
+"""Errors of the framework that are lived with, each on its own case, before one ends the worker."""
+_FORMATS_KEPT = 1 << 14
+"""Of those that a process has run: on a CPU nearly every case has one of its own."""
+_WEIGHING_S = 2.0
+_EXPLAINING_S = 3.0
+"""Of each finding, once; the explain command takes its time."""
+GRACE_S = 1.0
+"""How far past the deadline a case may run on before it is given up."""
+
+
+class Judge(Protocol):
+    """Runs a case on a kernel in isolation; a hang lasts ``timeout_s`` and is a failure of the oracle ``"hang"``.
+
+    ``afresh`` runs it in a process that has not run any case before. ``relations``: see `Runner.judge`.
+    """
+
+    def __call__(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        timeout_s: float,
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict: ...
+
+
+class JudgeTogether(Protocol):
+    """Runs many cases on a kernel at once; None where that fails as a whole, of a crash or a hang for one."""
+
+    def __call__(
+        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
+    ) -> Sequence[Verdict] | None: ...
+
+
+class Explain(Protocol):
+    """Says in a few lines what is wrong with a case that failed; for the times see `explain_failure`."""
+
+    def __call__(
+        self, declaration: Declaration, case: Case, failure: Failure, *, weighing_s: float, total_s: float
+    ) -> Explanation: ...
+
+
+class FindLeak(Protocol):
+    """Runs a case many times in a fresh process, each few calls within ``timeout_s``; None if memory does not grow."""
+
+    def __call__(self, declaration: Declaration, case: Case, *, timeout_s: float) -> Failure | None: ...
+
+
+JudgeBatch = Callable[[Declaration, Sequence[Case]], Sequence[Verdict] | None]
+"""As `JudgeTogether`, with a time limit of its own."""
+
+
+class OutOfTime(Exception):  # noqa: N818 - control flow, like StopIteration
+    """The deadline passed before the case was judged; ``after_s`` is how long it had been running."""
+
+    def __init__(self, after_s: float) -> None:
+        super().__init__(after_s)
+        self.after_s = after_s
+
+
+class Unjudged(Exception):  # noqa: N818 - control flow, like StopIteration
+    """The framework failed on the case, and has said so: nothing is known of the kernel."""
+
+
+class TimedJudge:
+    """A ``judge`` under the campaign's deadline, with one adaptive timeout for each kernel.
+
+    ``process`` names the one that the next case runs in; None for a new one, in which each format is the first.
+    ``together`` may be called from another thread than the rest: one call waits for the other.
+    """
+
+    def __init__(
+        self,
+        judge: Judge,
+        *,
+        deadline: float,
+        longest_s: float,
+        journal: Journal,
+        judge_together: JudgeTogether | None = None,
+        find_leak: FindLeak | None = None,
+        explain: Explain | None = None,
+        complain: Callable[[str], None] = lambda text: None,
+        process: Callable[[], Hashable] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._judge = judge
+        self._judge_together = judge_together
+        self._find_leak = find_leak
+        self._explain = explain
+        self._deadline = deadline
+        self._longest_s = longest_s
+        self._journal = journal
+        self._complain = complain
+        self._complaints_left = _MAX_COMPLAINTS
+        self._told_of_batches: set[str] = set()
+        self._process = process
+        self._clock = clock
+        self._seen_formats: tuple[Hashable, set[int]] = (None, set())
+        self._timeouts: dict[str, AdaptiveTimeout] = {}
+        self._running = threading.Lock()
+
+    @property
+    def can_batch(self) -> bool:
+        """Whether several cases may be judged together."""
+        return self._judge_together is not None
+
+    def __call__(
+        self,
+        declaration: Declaration,
+        case: Case,
+        *,
+        patience: Patience = "learned",
+        afresh: bool = False,
+        relations: Relations = None,
+    ) -> Verdict:
+        """The verdict on ``case``, in a fresh process if ``afresh``; on one that passes otherwise, of ``relations``.
+
+        ``patience`` says how long it may take: what has been learned, a time for trying things out or the longest time.
+        Raises OutOfTime when the deadline cuts the case short, and Unjudged where the framework fails on it.
+        """
+        with self._running:
+            timeout = self._timeout_of(declaration)
+            first = afresh or self._is_first(declaration, case)
+            if patience == "longest":
+                limit_s = timeout.certain_s
+            else:
+                limit_s = timeout.limit_s(first=first, short=patience == "short")
+            started = self._clock()
+            remaining_s = self._remaining_s(started)
+            if remaining_s <= 0:
+                raise OutOfTime(0.0)
+            self._journal.write(declaration, [case])
+            verdict = self._ask(declaration, case, min(limit_s, remaining_s), afresh=afresh, relations=relations)
+            hung = verdict.failure is not None and verdict.failure.oracle == "hang"
+            if hung and remaining_s < limit_s:
+                raise OutOfTime(self._clock() - started)
+            if not hung:
+                timeout.record(self._clock() - started - verdict.timing.built_s, first=first)
+                self._has_run(declaration, [case])
+            return verdict
+
+    def together(self, declaration: Declaration, cases: Sequence[Case]) -> Sequence[Verdict] | None:
+        """A verdict for each of ``cases``; None if each has to be judged alone to know what became of it.
+
+        That is so after a crash, a hang and an error of the framework, and at the deadline.
+        """
+        with self._running:
+            timeout = self._timeout_of(declaration)
+            started = self._clock()
+            remaining_s = self._remaining_s(started)
+            if self._judge_together is None or remaining_s <= 0:
+                return None
+            self._journal.write(declaration, cases)
+            limit_s = min(timeout.batch_limit_s(len(cases)), remaining_s)
+            try:
+                verdicts = self._judge_together(declaration, cases, timeout_s=limit_s)
+            except DeadlinePassed:
+                return None
+            except CaseTooLarge:  # if a case is that by itself, it is told when it is judged alone
+                return None
+            except ServiceError as error:
+                self._tell_once(declaration, len(cases), error)
+                return None
+            if verdicts is not None:
+                first = any(self._is_first(declaration, case) for case in cases)
+                timeout.record(_slowest_s(verdicts, self._clock() - started), cases=len(verdicts), first=first)
+                self._has_run(declaration, cases)
+            return verdicts
+
+    def find_leak(self, declaration: Declaration, case: Case) -> Failure | None:
+        """What there is to say of a kernel that keeps more memory with every call on ``case``; None if it does not.
+
+        Raises OutOfTime if the deadline has passed before or on the way, and Unjudged where the framework fails on it.
+        """
+        with self._running:
+            started = self._clock()
+            remaining_s = self._remaining_s(started)
+            if remaining_s <= 0:
+                raise OutOfTime(0.0)
+            if self._find_leak is None:
+                return None
+            self._journal.write(declaration, [case])
+            with self._complaining(declaration, case):
+                failure = self._find_leak(declaration, case, timeout_s=min(self._longest_s, remaining_s))
+            if failure is None and self._remaining_s(self._clock()) <= 0:
+                raise OutOfTime(self._clock() - started)
+            return failure
+
+    def explain(self, declaration: Declaration, case: Case, failure: Failure) -> Explanation:
+        """What is wrong with a case that failed, in a few lines; nothing without the time for it.
+
+        Raises Unjudged where the framework fails on it.
+        """
+        with self._running:
+            if self._explain is None or self._remaining_s(self._clock()) < _EXPLAINING_S:
+                return Explanation()
+            self._journal.write(declaration, [case])
+            with self._complaining(declaration, case):
+                return self._explain(declaration, case, failure, weighing_s=_WEIGHING_S, total_s=_EXPLAINING_S)
+
+    def _timeout_of(self, declaration: Declaration) -> AdaptiveTimeout:
+        return self._timeouts.setdefault(declaration.target, AdaptiveTimeout(self._longest_s))
+
+    def _is_first(self, declaration: Declaration, case: Case) -> bool:
+        """Whether the process has run no case of this format on the kernel, so that it may have to compile."""
+        process, seen = self._seen_formats
+        return process is None or process != self._process() or _format_hash(declaration, case) not in seen
+
+    def _has_run(self, declaration: Declaration, cases: Sequence[Case]) -> None:
+        process, seen = self._seen_formats
+        if process != (now := self._process()) or len(seen) > _FORMATS_KEPT:
+            seen = set()
+        seen.update(_format_hash(declaration, case) for case in cases)
+        self._seen_formats = now, seen
+
+    def _remaining_s(self, now: float) -> float:
+        return self._deadline + GRACE_S - now
+
+    def _ask(
+        self, declaration: Declaration, case: Case, timeout_s: float, *, afresh: bool, relations: Relations
+    ) -> Verdict:
+        with self._complaining(declaration, case):
+            return self._judge(declaration, case, timeout_s=timeout_s, afresh=afresh, relations=relations)
+
+    def _tell_once(self, declaration: Declaration, cases: int, error: ServiceError) -> None:
+        """An error that no case shows by itself would only make the search slow, and nobody would know."""
+        if declaration.target not in self._told_of_batches:
+            self._told_of_batches.add(declaration.target)
+            self._complain(f"{cases} cases of {declaration.target} are judged one by one, not together: {error}")
+
+    @contextmanager
+    def _complaining(self, declaration: Declaration, case: Case) -> Iterator[None]:
+        """Tell of the framework's own errors, up to a number, and raise Unjudged in their place."""
+        began = self._clock()
+        try:
+            yield
+        except DeadlinePassed:
+            raise OutOfTime(self._clock() - began) from None
+        except (ServiceError, CaseTooLarge) as error:
+            self._complaints_left -= 1
+            if self._complaints_left < 0:
+                raise
+            self._complain(f"{declaration.target} on {encode_case(case).decode()} cannot be judged: {error}")
+            raise Unjudged from error
+
+
+def _format_hash(declaration: Declaration, case: Case) -> int:
+    return hash((declaration.target, format_key(format_of(case))))
+
+
+def _slowest_s(verdicts: Sequence[Verdict], batch_s: float) -> float:
+    """What one of the cases may have taken at most: compilations follow each other, the rest is shared."""
+    batch_s -= sum(verdict.timing.built_s for verdict in verdicts)
+    compile_s = [verdict.timing.compile_s - verdict.timing.built_s for verdict in verdicts]
+    return max(compile_s) + max(0.0, batch_s - sum(compile_s))
+
+
+_HEAD_START_S = 0.003
+"""Time for the thread to send off a batch by itself. Every file that it writes lets go of the interpreter, and a thread
+that draws meanwhile takes 5 ms to give it back: the executor would have nothing to do for 5 to 12 ms a batch."""
+
+
+@dataclass(slots=True)
+class JudgedBatch:
+    """Cases judged together in ``seconds``.
+
+    Without ``verdicts``, all that is known is that something is wrong with one of them. ``error`` was raised instead.
+    """
+
+    declaration: Declaration
+    cases: Sequence[Case]
+    verdicts: Sequence[Verdict] | None = None
+    seconds: float = 0.0
+    error: BaseException | None = None
+
+    @property
+    def warm_seconds(self) -> float:
+        """Without compilations."""
+        return max(0.0, self.seconds - sum(verdict.timing.compile_s for verdict in self.verdicts or ()))
+
+    def case_seconds(self, verdict: Verdict) -> float:
+        """What one of the cases took: its own compilations and an equal share of the rest."""
+        return verdict.timing.compile_s + self.warm_seconds / len(self.cases)
+
+
+class Pipeline:
+    """Holds at most one batch, which ``judge`` judges in a thread of its own."""
+
+    def __init__(self, judge: JudgeBatch) -> None:
+        self._judge = judge
+        self._batch: JudgedBatch | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is a batch to collect, now or later."""
+        return self._batch is not None
+
+    def submit(self, declaration: Declaration, cases: Sequence[Case]) -> None:
+        """Begin to judge ``cases``. Raises RuntimeError if the last batch has not been collected."""
+        if self._batch is not None:
+            raise RuntimeError("the last batch has not been collected: collect() it first")
+        self._batch = JudgedBatch(declaration, cases)
+        # a daemon, so that a kernel which hangs cannot keep a worker that was told to stop from ending
+        self._thread = threading.Thread(target=self._run, args=(self._batch,), daemon=True)
+        self._thread.start()
+        self._thread.join(_HEAD_START_S)
+
+    def collect(self, timeout_s: float | None = None) -> JudgedBatch | None:
+        """The batch, once it has been judged; None if there is none, or not within ``timeout_s``. Raises its error."""
+        if self._thread is None or self._batch is None:
+            return None
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return None
+        batch, self._batch, self._thread = self._batch, None, None
+        if batch.error is not None:
+            raise batch.error
+        return batch
+
+    def _run(self, batch: JudgedBatch) -> None:
+        started = time.monotonic()
+        try:
+            batch.verdicts = self._judge(batch.declaration, batch.cases)
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that collects
+            batch.error = error
+        batch.seconds = time.monotonic() - started

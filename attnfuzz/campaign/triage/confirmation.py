@@ -1,0 +1,389 @@
+"""Whether a failure comes back: always, now and then (flaky), only after certain other cases, or never.
+
+Trials run one kernel's cases alone, or after other cases in one fresh process. Of the cases that a failure needs before
+it, as few and as small are kept as can be found in time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from attnfuzz.campaign.identity.signature import Symptom
+from attnfuzz.campaign.judge.judging import OutOfTime, Patience, TimedJudge, Unjudged
+from attnfuzz.campaign.triage.failing import FailingCase, may_be_leak
+from attnfuzz.campaign.triage.known_deaths import LEARNED_ORACLES, KnownDeaths
+from attnfuzz.declaration import Declaration
+from attnfuzz.judging.leaks import LEAK
+from attnfuzz.minimise import minimise
+from attnfuzz.oracles.verdict import RELATION_ORACLES, Failure, Relations, ends_process
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.simplest import simplest_case
+
+__all__ = [
+    "MAX_RUNS",
+    "Confirmation",
+    "LeakTrials",
+    "Trials",
+    "confirm",
+    "ever_fails_afresh",
+    "fewer",
+    "find_preceding",
+    "first_death",
+    "leak_behind",
+    "rate_of",
+    "simpler",
+    "still_fails_afresh",
+    "trials_of",
+]
+
+_OF_WHAT_IS_REMEMBERED: Relations = ("call_sequence",)
+
+
+class Trials:
+    """What runs of a case alone show is told to ``deaths`` as well.
+
+    ``relations`` judge each case that passes otherwise; without any, the oracles that it takes two runs to ask. About
+    what a kernel remembers of other calls, only a process that has run nothing before can tell: a plan that has grown
+    once is the same from then on.
+    """
+
+    def __init__(
+        self, judge: TimedJudge, declaration: Declaration, *, deaths: KnownDeaths, relations: Relations = ()
+    ) -> None:
+        self._judge = judge
+        self._declaration = declaration
+        self._deaths = deaths
+        self.relations = relations
+
+    def alone(self, case: Case, *, patience: Patience = "learned", afresh: bool = False) -> Failure | None:
+        """What an oracle objects to; ``afresh`` in a process that has run nothing before. Raises OutOfTime."""
+        afresh = afresh or self.relations == _OF_WHAT_IS_REMEMBERED
+        failure = self._failure_of(case, patience, afresh=afresh)
+        self._deaths.judged(self._declaration, case, failure)
+        return failure
+
+    def after(
+        self, preceding: Sequence[Case], case: Case, *, patience: Patience = "learned", afresh: bool = False
+    ) -> Failure | None:
+        """What an oracle objects to in ``case`` once ``preceding`` have run in the same fresh process.
+
+        Without any, the case runs alone, ``afresh`` or not. None also where one of those ends the process. Raises
+        OutOfTime.
+        """
+        if not preceding:
+            return self.alone(case, patience=patience, afresh=afresh)
+        for i, earlier in enumerate(preceding):
+            failure = self._failure_of(earlier, patience, afresh=i == 0)
+            if ends_process(failure):
+                return None
+        return self._failure_of(case, patience, afresh=False)
+
+    def first_alike(self, cases: Sequence[Case], symptom: Symptom) -> tuple[int, Failure] | None:
+        """Which of ``cases`` is the first to show ``symptom`` when they run one after the other in a fresh process.
+
+        None if none does, or one ends the process in another way before. Raises OutOfTime.
+        """
+        for i, case in enumerate(cases):
+            failure = self._failure_of(case, "learned", afresh=i == 0)
+            if failure is not None and Symptom.of(self._declaration.target, failure) == symptom:
+                return i, failure
+            if ends_process(failure):
+                return None
+        return None
+
+    def _failure_of(self, case: Case, patience: Patience, *, afresh: bool) -> Failure | None:
+        try:
+            verdict = self._judge(self._declaration, case, patience=patience, afresh=afresh, relations=self.relations)
+            return verdict.failure
+        except Unjudged:
+            return None
+
+
+class LeakTrials(Trials):
+    """Each trial calls the kernel many times on one case, in a process of its own: nothing that ran before matters."""
+
+    def __init__(self, judge: TimedJudge, declaration: Declaration) -> None:
+        super().__init__(judge, declaration, deaths=KnownDeaths())  # no case of a leak is deadly
+        self._find_leak = judge.find_leak
+
+    def alone(self, case: Case, *, patience: Patience = "learned", afresh: bool = False) -> Failure | None:
+        """What there is to say of a kernel that leaks on ``case``. Raises OutOfTime."""
+        return self._find_leak(self._declaration, case)
+
+    def after(
+        self, preceding: Sequence[Case], case: Case, *, patience: Patience = "learned", afresh: bool = False
+    ) -> Failure | None:
+        """As `alone`: a leak needs no other cases."""
+        return self.alone(case)
+
+
+def trials_of(failing: FailingCase, judge: TimedJudge, deaths: KnownDeaths) -> Trials:
+    """How to run cases in order to see the failing case's failure again."""
+    if failing.failure.kind == LEAK:
+        return LeakTrials(judge, failing.declaration)
+    oracle = failing.failure.oracle
+    return Trials(judge, failing.declaration, deaths=deaths, relations=(oracle,) if oracle in RELATION_ORACLES else ())
+
+
+def leak_behind(failing: FailingCase, judge: TimedJudge) -> FailingCase | None:
+    """The leak that the failing case's death may have come of; None if the kernel does not leak. Raises OutOfTime."""
+    if not may_be_leak(failing.failure):
+        return None
+    try:
+        failure = judge.find_leak(failing.declaration, failing.case)
+    except Unjudged:
+        return None
+    return None if failure is None else FailingCase(failing.declaration, failing.case, failure)
+
+
+def first_death(judge: TimedJudge, declaration: Declaration, cases: Sequence[Case]) -> FailingCase | None:
+    """Run ``cases`` one after the other in a fresh process; the first that crashes or hangs, None if none does."""
+    for i, case in enumerate(cases):
+        try:
+            failure = judge(declaration, case, afresh=i == 0).failure
+        except OutOfTime:
+            return None
+        except Unjudged:
+            continue
+        if failure is not None and ends_process(failure):
+            return FailingCase(declaration, case, failure, tuple(cases[:i]))
+    return None
+
+
+Fails = Callable[[Sequence[Case]], bool]
+"""Whether the failure is still there after these cases."""
+_VERIFICATIONS = 3
+_MAX_CALLS_PER_CASE = 40
+
+
+def find_preceding(failing: FailingCase, histories: Sequence[Sequence[Case]], trials: Trials) -> FailingCase | None:
+    """The failing case, or an earlier case of a history that fails like it, with the cases that have to run before.
+
+    Each of ``histories`` is tried in a fresh process, in which the case alone does not fail. What it shows counts if it
+    shows again, in the same place; otherwise the kernel is flaky. Raises OutOfTime.
+    """
+    for history in histories:
+        cases = (*history, failing.case)
+        seen = trials.first_alike(cases, failing.symptom)
+        if seen is None or seen[0] == 0:
+            continue
+        place, failure = seen
+        again = [trials.first_alike(cases[: place + 1], failing.symptom) for _ in range(_VERIFICATIONS)]
+        alone = [trials.alone(cases[place], afresh=True) for _ in range(_VERIFICATIONS)]
+        if any(alone) or not all(one is not None and one[0] == place for one in again):
+            continue
+        return FailingCase(failing.declaration, cases[place], failure, cases[:place])
+    return None
+
+
+def fewer(preceding: Sequence[Case], fails: Fails, *, until: float) -> tuple[Case, ...]:
+    """As few of ``preceding`` as are needed: the last 1, 2, 4 ..., then without halves, quarters, single ones.
+
+    ``until`` on the monotonic clock nothing more is tried.
+    """
+    kept = tuple(preceding)
+
+    def still_fails(cases: Sequence[Case]) -> bool:
+        return bool(cases) and time.monotonic() < until and fails(cases)
+
+    last = 1
+    while last < len(kept):
+        if still_fails(kept[-last:]):
+            kept = kept[-last:]
+            break
+        last *= 2
+    chunk = len(kept) // 2
+    while chunk:
+        start = 0
+        while start < len(kept):
+            rest = kept[:start] + kept[start + chunk :]
+            if still_fails(rest):
+                kept = rest
+            else:
+                start += chunk
+        chunk //= 2
+    return kept
+
+
+def simpler(failing: FailingCase, fails: Fails, *, until: float) -> tuple[Case, ...]:
+    """The failing case's preceding cases, each as simple as it can be."""
+    declaration = failing.declaration
+    supports, options = declaration.supports, declaration.options
+    kept = failing.preceding
+    for uniform in (simplest_case(failing.case.problem, supports, options), failing.case):
+        if time.monotonic() < until and fails((uniform,) * len(kept)):
+            return (uniform,) * len(kept)
+    for i in range(len(kept)):
+        kept = _with_simpler(kept, i, failing, fails, until=until)
+    return kept
+
+
+def _with_simpler(
+    preceding: tuple[Case, ...], i: int, failing: FailingCase, fails: Fails, *, until: float
+) -> tuple[Case, ...]:
+    before, after = preceding[:i], preceding[i + 1 :]
+    smallest = minimise(
+        preceding[i],
+        lambda case: fails((*before, case, *after)),
+        supports=failing.declaration.supports,
+        options=failing.declaration.options,
+        deadline=until,
+        max_calls=_MAX_CALLS_PER_CASE,
+    )
+    return (*before, smallest, *after)
+
+
+MAX_RUNS = 20
+"""Runs that a rate is taken from, if there is time for them."""
+_RUNS = {"hang": 1, "crash": 2, "guard_page": 2}
+_RUNS_FOR_VALUES = 3
+_FRESH_RUNS = 4
+_LAST_RUNS = 4
+_REPEATING_LIMIT_S = 10.0
+_SEQUENCE_LIMIT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """``failures`` are those of ``runs`` runs of ``failing``, after its preceding cases if it needs any."""
+
+    failing: FailingCase
+    failures: Sequence[Failure]
+    runs: int
+
+    @property
+    def is_flaky(self) -> bool:
+        """Whether some runs showed something else, or nothing."""
+        symptom = self.failing.symptom
+        alike = [one for one in self.failures if self.failing.as_(self.failing.case, one).symptom == symptom]
+        return len(alike) < self.runs
+
+
+def confirm(failing: FailingCase, trials: Trials) -> Confirmation:
+    """Run the case again, in a fresh process first: the old one may have been damaged by another case.
+
+    A case that does not fail there is repeated, and tried after the cases that it failed after; where bits differed, it
+    is asked at last whether other calls do that, and the result's failing case says so. The preceding cases of that are
+    those that it needs; as a rule none. Raises OutOfTime.
+    """
+    first = trials.alone(failing.case, patience="longest", afresh=True) or _in_a_relation(failing, trials)
+    if first is None:
+        further = _look_further(failing, trials)
+        return further if further.failures else _between_calls(failing, trials) or further
+    oracle = failing.failure.oracle
+    more = _RUNS.get(oracle, _RUNS_FOR_VALUES) - 1
+    failures = [first, *(trials.alone(failing.case, patience="longest") for _ in range(more))]
+    return Confirmation(_alone(failing), [failure for failure in failures if failure is not None], len(failures))
+
+
+def _in_a_relation(failing: FailingCase, trials: Trials) -> Failure | None:
+    """The death of a case that passes, if it comes in the run of a relation: later trials ask for that one."""
+    if failing.failure.oracle not in LEARNED_ORACLES:
+        return None
+    usual = trials.relations
+    if _death_in(None, failing, trials) is None:  # not in the one that it draws
+        trials.relations = usual
+        return None
+    found = (_death_in((name,), failing, trials) for name in RELATION_ORACLES)
+    return next(filter(None, found), None) or _death_in(None, failing, trials)
+
+
+def _death_in(relations: Relations, failing: FailingCase, trials: Trials) -> Failure | None:
+    """What the case dies of in a fresh process where ``relations`` judge it, as they do in later trials."""
+    trials.relations = relations
+    failure = trials.alone(failing.case, patience="longest", afresh=True)
+    return failure if ends_process(failure) else None
+
+
+def _between_calls(failing: FailingCase, trials: Trials) -> Confirmation | None:
+    """Bits that differ only where other calls came between two runs, if they always do; later trials ask for that.
+
+    In a batch other cases run between the two runs of one, and determinism is the oracle that sees it. A race has shown
+    when the case was repeated, so this is asked after that.
+    """
+    failure = failing.failure
+    if failure.oracle == "call_sequence" or not (failure.oracle == "determinism" or failure.kind == "bits"):
+        return None
+    usual, trials.relations = trials.relations, ("call_sequence",)
+    failures = []
+    for _ in range(_RUNS_FOR_VALUES):
+        found = trials.alone(failing.case, patience="longest", afresh=True)
+        if found is None or found.oracle != "call_sequence":
+            trials.relations = usual
+            return None
+        failures.append(found)
+    return Confirmation(FailingCase(failing.declaration, failing.case, failures[0]), failures, len(failures))
+
+
+def rate_of(failing: FailingCase, trials: Trials) -> Confirmation:
+    """Run the case up to ``MAX_RUNS`` times. Raises OutOfTime."""
+    until = time.monotonic() + _REPEATING_LIMIT_S
+    failures: list[Failure | None] = []
+    while len(failures) < MAX_RUNS and (not failures or time.monotonic() < until):
+        failures.append(_run(failing, trials, afresh=not failures))
+    return Confirmation(failing, [failure for failure in failures if failure is not None], len(failures))
+
+
+def still_fails_afresh(failing: FailingCase, trials: Trials) -> bool:
+    """Whether the case fails alike in a fresh process, and then in others or the same. Raises OutOfTime.
+
+    A kernel that fails in every second run would pass for one that always does one time in 16 with two runs here,
+    and a flaky case that is saved as a certain one passes for whoever replays it.
+    """
+    for afresh in (True, *(False,) * (_LAST_RUNS - 1)):
+        failure = _run(failing, trials, afresh=afresh)
+        if failure is None or failing.as_(failing.case, failure).symptom != failing.symptom:
+            return False
+    return True
+
+
+def ever_fails_afresh(failing: FailingCase, trials: Trials) -> bool:
+    """Whether the case fails in any of a few fresh processes. Raises OutOfTime."""
+    return any(_run(failing, trials, afresh=True) is not None for _ in range(_FRESH_RUNS))
+
+
+def _run(failing: FailingCase, trials: Trials, *, afresh: bool) -> Failure | None:
+    if failing.preceding:
+        return trials.after(failing.preceding, failing.case)
+    return trials.alone(failing.case, afresh=afresh)
+
+
+def _look_further(failing: FailingCase, trials: Trials) -> Confirmation:
+    """The case passes in a fresh process: does it fail when repeated, or after others?"""
+    repeats, failure = _repeat(failing, trials)
+    histories = [(failing.case,) * (repeats - 1)] if failure is not None else []
+    histories += [failing.preceding] if failing.preceding else []
+    found = find_preceding(failing, histories, trials)
+    if found is None:
+        return Confirmation(_alone(failing), [failure] if failure is not None else [], repeats)
+
+    kept = _only_needed(found, trials)
+    return Confirmation(kept, [kept.failure] * 2, 2)
+
+
+def _only_needed(failing: FailingCase, trials: Trials) -> FailingCase:
+    def fails(preceding: Sequence[Case]) -> bool:
+        failure = trials.after(preceding, failing.case)
+        return failure is not None and failing.as_(failing.case, failure).symptom == failing.symptom
+
+    kept = fewer(failing.preceding, fails, until=time.monotonic() + _SEQUENCE_LIMIT_S)
+    return FailingCase(failing.declaration, failing.case, failing.failure, kept)
+
+
+def _repeat(failing: FailingCase, trials: Trials) -> tuple[int, Failure | None]:
+    """How many runs there have been when it failed again, or in all."""
+    runs, until = 1, time.monotonic() + _REPEATING_LIMIT_S
+    if failing.failure.oracle == "hang":  # a slow machine is likelier than a kernel that hangs now and then
+        return runs, None
+    while runs < MAX_RUNS and time.monotonic() < until:
+        runs += 1
+        failure = trials.alone(failing.case)
+        if failure is not None:
+            return runs, failure
+    return runs, None
+
+
+def _alone(failing: FailingCase) -> FailingCase:
+    return FailingCase(failing.declaration, failing.case, failing.failure)

@@ -1,0 +1,254 @@
+"""Which declaration excludes what a finding needs: for kernels that rest on more than they declare.
+
+What a kernel leaves undeclared is what engines hand over, so one that was written for less rightly fails. Such a
+finding comes with the declaration that ends it, where all of this holds: the field has not been declared; the case,
+shrunk to its end, needs what the field excludes; no other field is as likely; and it is something that kernels rest on.
+That is how tensors lie in memory, that what a window has passed stays readable, and that no state has an LSE of +inf.
+Anything else counts only where the kernel refuses it with an exception: wrong numbers for some sizes are a missing mask
+or a wrong head map, and NaN for an empty sequence is 0/0. Nor is there a declaration for K's strides taken for V's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import WITHOUT_WEIGHT, Failure
+from attnfuzz.problems.cases import AttentionCase, Case, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.choices import (
+    BLOCK_SIZES,
+    CACHE_TENSORS,
+    GQA_RATIOS,
+    HEAD_SIZES,
+    head_size_rank,
+    is_power_of_two,
+    layouts_of,
+)
+from attnfuzz.problems.features import FREED_PAGES, KV_STRIDES_DIFFER
+from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.simplest import simplest_case
+from attnfuzz.problems.supported import supports_case
+from attnfuzz.problems.supports import DTYPES, Supports, as_written
+
+__all__ = [
+    "Restriction",
+    "are_one_gap",
+    "declared_limits",
+    "needed_limits",
+    "restriction_of",
+    "supports_text",
+    "with_remedy",
+]
+
+Limits = dict[str, Any]
+"""Fields of `Supports` with what they would be declared to be."""
+_REFUSALS = frozenset(
+    {
+        "AssertionError",
+        "CompilationError",
+        "CompileTimeAssertionFailure",
+        "NotImplementedError",
+        "OutOfResources",
+        "RuntimeError",
+        "UnsupportedLanguageConstruct",
+        "ValueError",
+    }
+)
+_UNDECLARED = Supports()
+_POW2_HEAD_SIZES = (16, 32, 64, 128, 256)
+_CACHES = frozenset(name for names in CACHE_TENSORS for name in names)
+
+
+def with_remedy(finding: Finding) -> None:
+    """Note the declaration that excludes what ``finding`` needs, and what it has come to stand for, if there is one."""
+    limits = needed_limits(finding)
+    finding.remedy = msgspec.structs.replace(_UNDECLARED, **limits) if limits else None
+
+
+def needed_limits(finding: Finding) -> Limits:
+    """The least that has to be declared so that ``finding`` is none; empty if it is a bug whatever is declared."""
+    if (
+        isinstance(finding.case, OpenCase)
+        or finding.shrunk_s is None
+        or finding.is_flaky
+        or finding.preceding
+        or not finding.declarable
+    ):
+        return {}
+    supports = finding.declaration.supports
+    own = {name: value for name, value in _limits(finding).items() if supports.leaves_open(name)}
+    if len(own) != 1:
+        return {}
+    limits = _stricter(own, _limits_elsewhere(finding, own)) if own.keys() <= {"layouts", "strides"} else own
+    return limits if _ends(msgspec.structs.replace(supports, **limits), finding) else {}
+
+
+def are_one_gap(one: Finding, other: Finding) -> bool:
+    """Whether an oracle misses the same declaration in both, whatever their cases need to show that.
+
+    A kernel that returns no LSE lacks it in every case, but where its output is wrong as well, that is told.
+    """
+    missed = one.failure.remedy
+    return bool(missed) and one.symptom == other.symptom and missed == other.failure.remedy
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """``ended`` of the ``findings`` of a kernel are none if it declares ``supports``."""
+
+    declaration: Declaration
+    supports: Supports
+    ended: int
+    findings: int
+
+    def __str__(self) -> str:
+        findings = "finding goes away" if self.findings == 1 else "findings go away"
+        told = supports_text(declared_limits(self.supports))
+        return f"{self.ended} of {self.findings} {findings} if you declare {told}"
+
+
+def restriction_of(declaration: Declaration, findings: Sequence[Finding]) -> Restriction | None:
+    """The declaration that excludes all ``findings`` of a kernel that one excludes at all; None if there is none."""
+    limits: Limits = {}
+    needing = []
+    for finding in findings:
+        if needed := needed_limits(finding):
+            limits = _stricter(limits, needed)
+            needing.append(finding)
+    if not needing or () in limits.values():
+        return None
+    supports = msgspec.structs.replace(declaration.supports, **limits)
+    ended = sum(_ends(supports, finding) for finding in needing)
+    return Restriction(declaration, supports, ended, len(findings)) if _has_cases(declaration, supports) else None
+
+
+def supports_text(limits: Mapping[str, Any]) -> str:
+    """``Supports(...)`` as it is written in a program."""
+    return f"Supports({', '.join(f'{name}={as_written(value)}' for name, value in limits.items())})"
+
+
+def declared_limits(supports: Supports) -> Limits:
+    """The fields that do not have their default."""
+    names = supports.__struct_fields__
+    return {name: value for name in names if (value := getattr(supports, name)) != getattr(_UNDECLARED, name)}
+
+
+def _limits(finding: Finding) -> Limits:
+    """What would end it, by each field that is to do with what it needs."""
+    failure, case, features = finding.failure, finding.case, finding.signature.features
+    if failure.remedy:
+        return dict(failure.remedy)
+    if failure.oracle == "page_relocation":
+        return {"strides": "contiguous"} if failure.kind.startswith("ignored stride") else {}
+    if FREED_PAGES in features:  # what counts with a weight is beyond the window, whoever owns its page
+        return {"freed_pages": False} if failure.cause == WITHOUT_WEIGHT else {}
+    if any(one.startswith("lse ") and "+inf" in one for one in features):  # -inf is simpler, and would have done
+        return {"empty_state_lse": ("-inf",)}
+    if of_places := _of_places(finding.declaration, case, features):
+        return of_places  # beside strides, an empty sequence merely decides what is read instead
+    return _of_refusals(case, features) if _is_refusal(failure) else {}
+
+
+def _is_refusal(failure: Failure) -> bool:
+    """Whether the kernel, or a compiler, says that it cannot do this; an index out of range is a mistake."""
+    return failure.oracle == "exception" and failure.kind.partition(" ")[0] in _REFUSALS
+
+
+def _of_places(declaration: Declaration, case: Case, features: frozenset[str]) -> Limits:
+    """Where tensors lie. That heads end within a vector is another matter: what lies there wants a mask."""
+    if features & {KV_STRIDES_DIFFER, "head_size not pow2"}:
+        return {}
+    found: Limits = {}
+    named = {one.removeprefix("strides:").partition("=")[0] for one in features if one.startswith("strides:")}
+    strided = {name for name in named if case.strides.get(name, "contiguous") != "contiguous"}
+    if isinstance(case, PagedDecodeCase):
+        particular = f"layout={case.layout}" in features
+        simplest = cast(PagedDecodeCase, simplest_case(case.problem, declaration.supports, declaration.options)).layout
+        if case.layout != simplest and (particular or (named - strided) & _CACHES):
+            layouts = layouts_of(declaration.supports)
+            found["layouts"] = layouts[: layouts.index(case.layout)] if particular else (simplest,)
+    if strided:
+        found["strides"] = "contiguous"
+    return found
+
+
+def _limits_elsewhere(finding: Finding, own: Limits) -> Limits:
+    """What else would be seen of it: a bug of addresses shows with any tensor that lies otherwise."""
+    features = frozenset().union(*finding.sights())
+    kinds = {one.partition("=")[2] for one in features if one.startswith("strides:")}
+    has_layouts = any(one.startswith("layout=") for one in features)
+    found: Limits = {}
+    if kinds or (has_layouts and "strides" in own):  # another layout is outer strides to a kernel
+        found["strides"] = "contiguous"
+    if has_layouts:
+        found["layouts"] = layouts_of(finding.declaration.supports)[:1]
+    return {name: value for name, value in found.items() if finding.declaration.supports.leaves_open(name)}
+
+
+def _of_refusals(case: Case, features: frozenset[str]) -> Limits:
+    """What a kernel raises an exception for."""
+    found: Limits = {}
+    empty_states = any(one.startswith("lse ") and "inf" in one for one in features)
+    if empty_states or features & {"empty sequence", "no query", "one state empty", "both states empty"}:
+        found["empty_sequences"] = False
+    if "padding tokens" in features:
+        found["padding_tokens"] = False
+    if f"dtype={case.dtype}" in features:
+        found["dtypes"] = tuple(dtype for dtype in DTYPES if dtype != case.dtype)
+    if any(one.startswith("head_size") for one in features):
+        tried = [size for size in HEAD_SIZES if head_size_rank(size) < head_size_rank(case.head_size)]
+        found["head_sizes"] = _kept(_POW2_HEAD_SIZES, tried, case.head_size)
+    if isinstance(case, AttentionCase) and "gqa_ratio>1" in features and "num_kv_heads>1" not in features:
+        powers = tuple(filter(is_power_of_two, GQA_RATIOS))
+        found["gqa_ratios"] = _kept(powers, [ratio for ratio in GQA_RATIOS if ratio < case.gqa_ratio], case.gqa_ratio)
+    if "block_size not pow2" in features:
+        found["block_sizes"] = tuple(filter(is_power_of_two, BLOCK_SIZES))
+    if isinstance(case, SplitDecodeCase) and "num_splits>1" in features:
+        found["max_num_splits"] = case.num_splits - 1
+    return found
+
+
+def _kept(powers: tuple[int, ...], passed: Sequence[int], refused: int) -> tuple[int, ...]:
+    """Powers of two, if it is the first other number that is refused; else what is simpler, and has passed."""
+    if not is_power_of_two(refused) and all(map(is_power_of_two, passed)):
+        return powers
+    return tuple(sorted(passed))
+
+
+def _stricter(one: Limits, other: Limits) -> Limits:
+    """What both permit."""
+    merged = dict(one)
+    for name, value in other.items():
+        mine: Any = merged.get(name, value)
+        if name == "strides":
+            merged[name] = value
+        elif name == "lse":
+            merged[name] = "none" if "none" in (mine, value) else value
+        elif isinstance(value, tuple):
+            merged[name] = tuple(part for part in mine if part in value)
+        else:
+            merged[name] = min(mine, value)
+    return merged
+
+
+def _ends(supports: Supports, finding: Finding) -> bool:
+    """Whether a kernel that declares ``supports`` is not asked for what ``finding`` objects to."""
+    failure, limits = finding.failure, _limits(finding)
+    if limits.keys() == {"lse"}:
+        return supports.lse in (limits["lse"], "none")
+    if failure.oracle == "page_relocation":  # gives the case other strides than it has, as far as they are permitted
+        return supports.strides == "contiguous"
+    return not supports_case(supports, finding.declaration.options, finding.case)
+
+
+def _has_cases(declaration: Declaration, supports: Supports) -> bool:
+    try:
+        simplest_case(declaration.problem, supports, declaration.options)
+    except ValueError:  # no head size that is left fits a layout that is left
+        return False
+    return True

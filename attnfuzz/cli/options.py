@@ -1,0 +1,184 @@
+"""Options, types and checks that commands share; ``[tool.attnfuzz]`` in pyproject.toml can set their defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from attnfuzz.campaign.stopping import parse_duration
+from attnfuzz.cli.output import refusing
+from attnfuzz.config import DEVICES, MAX_WORKERS
+from attnfuzz.data_files import why_unusable
+from attnfuzz.oracles.verdict import ORACLES
+
+if TYPE_CHECKING:
+    from attnfuzz.campaign.result import Earlier
+    from attnfuzz.config import Settings
+    from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
+
+__all__ = [
+    "AGAINST",
+    "DEVICE",
+    "FILE",
+    "KERNEL_HELP",
+    "ORACLE",
+    "PYTHON",
+    "TOLERANCE",
+    "TRUST",
+    "configured",
+    "duration",
+    "number_of_workers",
+    "profile_option",
+    "writable_file",
+]
+
+
+KERNEL_HELP = (
+    "KERNEL is a bundled name or glob (paged_*), an engine's (vllm:*), module:name, or path/to/file.py[:name]."
+)
+DEVICE = click.Choice(DEVICES)
+ORACLE = click.Choice(ORACLES)
+
+_SHOWN_CHARACTERS = 100
+
+
+class _PathName(click.Path):
+    """A path of which the system does not say at once that nothing can be there: too long, links in a circle."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if (reason := why_unusable(path)) is not None:
+            text = str(path)
+            shown = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+            self.fail(f"{shown!r} cannot be read or written ({reason}); name another path", param, ctx)
+        return path
+
+
+FILE = _PathName(path_type=Path)
+"""Or a folder."""
+TRUST = click.option(
+    "--trust", is_flag=True, help="Run the kernels that the files name even if they lie outside this project."
+)
+PYTHON = click.option(
+    "--python",
+    "pythons",
+    type=FILE,
+    multiple=True,
+    metavar="PATH",
+    help="Run kernels in this virtual environment (its folder or its interpreter); repeatable, to compare.",
+)
+
+
+def duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    """Seconds, from ``1h30m``."""
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+def number_of_workers(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
+    """A number, or None for ``auto``."""
+    if value == "auto":
+        return None
+    if not value.isdecimal() or not 1 <= int(value) <= MAX_WORKERS:
+        raise click.BadParameter(f"{value!r} must be an integer between 1 and {MAX_WORKERS}, or 'auto'", ctx, param)
+    return int(value)
+
+
+def writable_file(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """A path that can be written, so that this does not fail only when all the work is done."""
+    if value is None:
+        return None
+    can_write = os.access(value if value.exists() else value.parent, os.W_OK)
+    if value.is_dir() or not value.parent.is_dir() or not can_write:
+        raise click.BadParameter(
+            f"{str(value)!r} cannot be written; name a file in a folder that exists and can be written", ctx, param
+        )
+    return value
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_NAMES = {"regressions": "save_dir", "on": "others"}
+"""Of settings whose option is called differently."""
+_AGAINST_NOTHING = "none"
+
+
+def configured() -> Settings:
+    """The settings of the project that the present command was given. Only for commands with ``--profile``."""
+    settings: Settings = click.get_current_context().obj
+    return settings
+
+
+def profile_option(*names: str) -> Callable[[Command], Command]:
+    """``--profile``, for a command whose options take the settings called ``names`` as their defaults."""
+
+    def configure(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+        if ctx.resilient_parsing:  # completing a command line
+            return
+        from attnfuzz.config import load_settings
+
+        with refusing():
+            settings = ctx.obj = load_settings(profile=value)
+        values = {name: getattr(settings, name) for name in names}
+        ctx.default_map = {_NAMES.get(name, name): value for name, value in values.items() if value is not None}
+
+    return click.option(
+        "--profile",
+        metavar="NAME",
+        is_eager=True,  # so that the defaults are there when the other options are read
+        expose_value=False,
+        callback=configure,
+        help="Take defaults from [tool.attnfuzz.profiles.NAME] in pyproject.toml.",
+    )
+
+
+def _tolerance(ctx: click.Context, param: click.Parameter, value: str | FixedTolerance) -> Tolerance:
+    """``bound``, or a FixedTolerance from ``ATOL,RTOL`` or from the settings."""
+    from attnfuzz.problems.tolerance import FixedTolerance
+
+    if isinstance(value, FixedTolerance):
+        return value
+    if value == "bound":
+        return "bound"
+    try:
+        atol, rtol = (float(number) for number in value.split(","))
+        return FixedTolerance(atol=atol, rtol=rtol)
+    except ValueError as error:
+        text = f"{value!r} must be 'bound' or two finite numbers >= 0 such as 1e-2,1e-2"
+        raise click.BadParameter(text, ctx, param) from error
+
+
+def _earlier(ctx: click.Context, param: click.Parameter, value: Path | None) -> Earlier | None:
+    """What the summary tells, read before anything is searched."""
+    if value is None or str(value) == _AGAINST_NOTHING or ctx.resilient_parsing:
+        return None
+    from attnfuzz.campaign.result import EarlierError, load_earlier
+
+    try:
+        return load_earlier(value)
+    except EarlierError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+AGAINST = click.option(
+    "--against",
+    type=FILE,
+    callback=_earlier,
+    metavar="SUMMARY.json",
+    help="An earlier --json: only findings that it does not tell (by kernel and cause) fail. 'none' for no comparison.",
+)
+TOLERANCE = click.option(
+    "--tolerance",
+    type=click.UNPROCESSED,
+    callback=_tolerance,
+    default="bound",
+    metavar="bound|ATOL,RTOL",
+    show_default=True,
+    help="The derived error bounds, or a fixed tolerance to match another suite.",
+)

@@ -1,0 +1,420 @@
+"""Runs of a kernel on many cases, filled and looked at together: on the device, or on the host beside it.
+
+Told one by one, a GPU that several processes share takes longer to fill and compare small tensors than to run kernels
+on them. So the numbers, poison, expected results and bounds of small cases are made on the host, while the GPU runs
+what was launched before: it gets one copy, the kernels' launches and one copy back (see `attnfuzz.memory.image`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from attnfuzz.declaration import Declaration, Kernel
+from attnfuzz.judging.comparison import Reference
+from attnfuzz.judging.expectations import DistantExpectations, Expectation, expectations
+from attnfuzz.judging.observation import KernelRaised, Observation, call
+from attnfuzz.judging.symptoms import Seen, look
+from attnfuzz.judging.trial import Symptoms, Trial
+from attnfuzz.memory.allocations import TrackedAllocations, WorkspacePool
+from attnfuzz.memory.arena import Arena
+from attnfuzz.memory.guarded import Guard
+from attnfuzz.memory.image import RUNS, Fetch, Image, Plan, plan_of
+from attnfuzz.memory.patterns import Fill
+from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation
+from attnfuzz.oracles.verdict import Timing
+from attnfuzz.problems.cases import AttentionCase, Case
+from attnfuzz.problems.placement import placements
+from attnfuzz.problems.registry import Contents, problem_of
+from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.values.tokens import token_table
+
+__all__ = ["Asked", "Batch", "Entry", "asked_of", "entries_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A case to be run so many times. `is_drawn`: its numbers are its own, and so accuracy has a word on it."""
+
+    case: Case
+    plan: Plan
+    contents: Contents
+    runs: int
+    words: str = ""
+    is_drawn: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A relation that has a word on a case, and the entries that it wants to see; None to be asked by itself."""
+
+    relation: Relation
+    further: FurtherRuns | None
+    entries: range
+
+
+def asked_of(
+    declaration: Declaration,
+    cases: Sequence[Case],
+    contents: Sequence[Contents],
+    relations: Sequence[Sequence[Relation]],
+) -> list[list[Asked]]:
+    """For each of `cases` what its `relations` want run; those entries are numbered from the number of cases on."""
+    asked: list[list[Asked]] = [[] for _ in cases]
+    number = len(cases)
+    for of_case, case, in_it, chosen in zip(asked, cases, contents, relations, strict=True):
+        for relation in chosen:
+            if relation.further is None:
+                of_case.append(Asked(relation, None, range(0)))
+                continue
+            further = relation.further(declaration, case, in_it)
+            if further is not None:
+                entries = range(number, number + len(further.runs))
+                of_case.append(Asked(relation, further, entries))
+                number = entries.stop
+    return asked
+
+
+def entries_of(declaration: Declaration, asked: Sequence[Sequence[Asked]]) -> list[Entry]:
+    """The entries that `asked` want, in the order of their numbers; on the host."""
+    wanted = (one.further for of_case in asked for one in of_case)
+    runs = [changed for further in wanted if further is not None for changed in further.runs]
+    drawn = [changed for changed in runs if changed.values is None]
+    their_own = iter(_drawn_contents(declaration, drawn))
+    placed = iter(_placed([changed for changed in runs if changed.values is not None]))
+    return [
+        Entry(
+            changed.case,
+            plan_of(changed.case),
+            contents=next(placed if changed.values is not None else their_own),
+            runs=1,
+            words=changed.words,
+            is_drawn=changed.values is None,
+        )
+        for changed in runs
+    ]
+
+
+def _drawn_contents(declaration: Declaration, drawn: Sequence[Changed]) -> list[Contents]:
+    if not drawn:
+        return []
+    cases = [changed.case for changed in drawn]
+    return problem_of(cases[0]).contents(cases, "cpu", declaration.supports)
+
+
+def _placed(runs: Sequence[Changed]) -> list[Contents]:
+    """Values with their places, where the case says but for those that are given others."""
+    contents = [Contents(changed.values, changed.placement) for changed in runs]
+    unplaced = {
+        i: changed.case
+        for i, changed in enumerate(runs)
+        if changed.placement is None and isinstance(changed.case, AttentionCase)
+    }
+    if unplaced:
+        cases = list(unplaced.values())
+        for i, placement in zip(unplaced, placements(cases, token_table(cases, "cpu")), strict=True):
+            contents[i] = replace(contents[i], placement=placement)
+    return contents
+
+
+class _HostTrial(Trial):
+    """A trial whose runs are looked at on the host, further ones included."""
+
+    def _observe(self, poison: Fill, prefill: Fill) -> Observation:
+        super()._observe(poison, prefill)
+        self.observations[-1] = self.observations[-1].on_host()
+        return self.observations[-1]
+
+
+@dataclass
+class _Run:
+    """What a run left on the device."""
+
+    results: dict[str, Tensor]
+    allocated: Arena
+    compile_s: float
+    kernel_s: float
+
+
+@dataclass
+class _Attempt:
+    """The runs of one entry, as far as they came."""
+
+    runs: list[_Run] = field(default_factory=list)
+    raised: KernelRaised | None = None
+
+
+class Batch:
+    """In order: `launch`, `expect`, `symptoms`, which waits for the device, and `trial` where there are any.
+
+    Its entries are its cases, two runs each, and after them those that relations ask for, with one run.
+    """
+
+    _image: Image
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        cases: Sequence[Case],
+        *,
+        plans: Sequence[Plan],
+        device: str,
+        home: str,
+        tolerance: Tolerance,
+        twice: bool,
+        compile_clock: Callable[[], float],
+        relations: Sequence[Sequence[Relation]] | None = None,
+        guards: Sequence[Guard | None] | None = None,
+    ) -> None:
+        """`plans`: of the memory of `cases`, see `plan_of`. `home`: where they are filled and looked at, `device` or
+        "cpu". `relations`: for each case those whose runs are made along with it; `home` is "cpu" then. `guards`: of a
+        case that has one, only the first run is made along with the others, and the second by its `trial`. All else as
+        for `Trial`.
+        """
+        self.kernel = kernel
+        self.cases = cases
+        self.device = device
+        self.home = home
+        self.tolerance = tolerance
+        self.twice = twice
+        self._compile_clock = compile_clock
+        self._problem = problem_of(cases[0])
+        self.asked: list[list[Asked]] = [[] for _ in cases]
+        self.guards = guards or [None] * len(cases)
+        self._plans = plans
+        self._relations = relations
+        self._entries: list[Entry] = []
+        self._damaged: list[tuple[bool, ...]] = []
+        self._found: dict[int, Symptoms] = {}
+        self._trials: dict[int, Trial] = {}
+        self._pools = [WorkspacePool(device, fill) for fill in RUNS]
+        self._fetch = Fetch(home)
+        self._attempts: list[_Attempt] = []
+        self._expectations: dict[int, Expectation] = {}
+        self._distant: DistantExpectations | None = None
+        self._build_s = self._expect_s = 0.0
+
+    def launch(self) -> None:
+        """Build the inputs of all entries, run the kernel on each, start to copy back."""
+        started = time.perf_counter()
+        self._entries = self._list_entries()
+        self._image = Image([entry.plan for entry in self._entries], self.device, home=self.home)
+        for i, entry in enumerate(self._entries):
+            tensors = self._image.tensors(i)
+            if entry.runs == 1:
+                tensors = {name: tensor[:1] for name, tensor in tensors.items()}
+            self._problem.write(entry.case, tensors, entry.contents.values, entry.contents.placement)
+        self._image.send()
+        self._build_s = time.perf_counter() - started
+        self._attempts = [_Attempt() for _ in self._entries]
+        for i in range(len(self.cases)):
+            self._attempt_with_relations(i)
+        self._start_copies()
+
+    def expect(self) -> None:
+        """Work out what should come back, beside the device's work."""
+        started = time.perf_counter()
+        entries = (self._entries[i] for i in self._drawn)
+        requests = [(self.kernel.declaration, entry.case, entry.contents.values) for entry in entries]
+        one_copy = self.device == "cpu"
+        if self.home == self.device:
+            found = expectations(requests, tolerance=self.tolerance, one_copy=one_copy)
+            self._expectations = dict(zip(self._drawn, found, strict=True))
+        else:
+            self._distant = DistantExpectations(requests, self.device, self.tolerance, one_copy, self._fetch)
+        self._expect_s = time.perf_counter() - started
+
+    def symptoms(self) -> list[Symptoms | KernelRaised]:
+        """Of each case, or what a run raised."""
+        if self.home == "cpu":
+            if self.device != "cpu":
+                torch.cuda.synchronize()
+            if self._distant is not None:
+                self._expectations = dict(zip(self._drawn, self._distant.at_home(), strict=True))
+            self._found = self._look_on_host()
+        else:
+            self._found = self._look_on_device()
+        return [self._attempts[i].raised or self._found[i] for i in range(len(self.cases))]
+
+    def trial(self, entry: int) -> Trial:
+        """The trial of a drawn entry, with its runs, none of which raised; the same one each time."""
+        if entry not in self._trials:
+            self._trials[entry] = made = self._trial(entry)
+            guard = self.guards[entry] if entry < len(self.cases) else None
+            if guard is None:
+                made.symptoms = self._found[entry]
+            else:
+                made.guard_second(guard, alone=self._found[entry])
+        return self._trials[entry]
+
+    def drop_trial(self, entry: int) -> None:
+        """Let go of the memory of further runs, if any were made."""
+        self._trials.pop(entry, None)
+
+    def results(self, entry: int) -> dict[str, Tensor]:
+        """Of an entry's first run, at home."""
+        runs = self._attempts[entry].runs
+        return {name: self._fetch.at_home(result) for name, result in runs[0].results.items()} if runs else {}
+
+    def raised(self, entry: int) -> KernelRaised | None:
+        """What ended an entry's runs."""
+        return self._attempts[entry].raised
+
+    def is_damaged(self, entry: int) -> bool:
+        """Whether memory that may not change did in an entry's runs, or beside it in those of another one."""
+        return any(self._damaged[entry])
+
+    def is_wrong(self, entry: int) -> bool:
+        """Whether an entry is beyond its error bound, as far as it has one."""
+        return entry in self._found and self._found[entry].error_ratio > 1
+
+    def timing(self, case: int) -> Timing:
+        """Of case number `case`, those of its relations included; the total is left to the caller."""
+        entries = [case, *(entry for asked in self.asked[case] for entry in asked.entries)]
+        runs: list[_Run | Observation] = [run for entry in entries for run in self._attempts[entry].runs]
+        later = self._trials[case].observations[self._entries[case].runs :] if case in self._trials else []
+        return Timing(
+            build_s=self._build_s / len(self.cases) + sum(seen.build_s for seen in later),
+            compile_s=sum(run.compile_s for run in runs + later),
+            kernel_s=sum(run.kernel_s for run in runs + later),
+            reference_s=self._expect_s / len(self.cases),
+        )
+
+    def _look_on_host(self) -> dict[int, Symptoms]:
+        chosen = [i for i in self._drawn if self._attempts[i].runs and self._attempts[i].raised is None]
+        seen = [Seen(self._entries[i].case, self._results(i), self._expectations[i]) for i in chosen]
+        self._damaged = damaged = self._damage()
+        return {
+            i: Symptoms(damaged[i], summary.unwritten, summary.differs, summary.error_ratio)
+            for i, summary in zip(chosen, look(self.kernel.declaration, seen), strict=True)
+        }
+
+    def _look_on_device(self) -> dict[int, Symptoms]:
+        trials = {i: self._trial(i) for i, attempt in enumerate(self._attempts) if attempt.raised is None}
+        if not trials:
+            return {}
+        flags = torch.stack([trial.flags for trial in trials.values()]).tolist()
+        found = {}
+        to_inputs = self._image.input_damage(self._fetch)
+        for (i, trial), numbers in zip(trials.items(), flags, strict=True):
+            symptoms = Symptoms.read(numbers, runs=len(trial.runs))
+            damaged = tuple(map(any, zip(symptoms.damaged, to_inputs[i], strict=False)))
+            found[i] = replace(symptoms, damaged=damaged)
+        return found
+
+    @property
+    def _drawn(self) -> list[int]:
+        """Entries that have a right result."""
+        return [i for i, entry in enumerate(self._entries) if entry.is_drawn]
+
+    def _list_entries(self) -> list[Entry]:
+        declaration = self.kernel.declaration
+        all_contents = self._problem.contents(self.cases, self.home, declaration.supports)
+        entries = [
+            Entry(case, plan, contents, runs=1 + (self.twice and guard is None))
+            for case, plan, contents, guard in zip(self.cases, self._plans, all_contents, self.guards, strict=True)
+        ]
+        if self._relations is not None:
+            self.asked = asked_of(declaration, self.cases, all_contents, self._relations)
+            entries += entries_of(declaration, self.asked)
+        return entries
+
+    def _results(self, entry: int) -> list[list[Tensor]]:
+        """Of each run, at home."""
+        return [[self._fetch.at_home(part) for part in run.results.values()] for run in self._attempts[entry].runs]
+
+    def _damage(self) -> list[tuple[bool, ...]]:
+        """Of each entry, for each of its runs."""
+        given = self._image.damage(self._fetch)
+        whole = [
+            pool.is_whole(
+                [attempt.runs[i].allocated for attempt in self._attempts if i < len(attempt.runs)], self._fetch
+            )
+            for i, pool in enumerate(self._pools)
+        ]
+        return [
+            tuple(
+                given[entry][i] or not (whole[i] or self._is_whole(run.allocated)) for i, run in enumerate(attempt.runs)
+            )
+            for entry, attempt in enumerate(self._attempts)
+        ]
+
+    def _is_whole(self, allocated: Arena) -> bool:
+        return not bool(allocated.on_host(self._fetch.at_home).damage())
+
+    def _attempt_with_relations(self, case: int) -> None:
+        """The runs of a case, and right after them those that compare with it, unless one of them raises."""
+        self._attempt(case)
+        for asked in self.asked[case]:
+            for entry in asked.entries:
+                if self._attempts[case].raised is None:
+                    self._attempt(entry)
+
+    def _attempt(self, number: int) -> None:
+        entry, attempt = self._entries[number], self._attempts[number]
+        both_runs = self._image.on_device(number)
+        try:
+            for i in range(entry.runs):
+                tensors = {name: tensor[i] for name, tensor in both_runs.items()}
+                attempt.runs.append(self._run(entry.case, tensors, i))
+        except KernelRaised as raised:
+            raised.changed = entry.words
+            attempt.raised = raised
+
+    def _run(self, case: Case, tensors: dict[str, Tensor], i: int) -> _Run:
+        inputs = self._problem.inputs(case, tensors)
+        allocations = TrackedAllocations(self.device, poison=RUNS[i], prefill=RUNS[i], source=self._pools[i].take)
+        started, compiled = time.perf_counter(), self._compile_clock()
+        results = call(self.kernel, case, inputs, allocations)
+        compile_s = self._compile_clock() - compiled
+        kernel_s = time.perf_counter() - started - compile_s
+        for name, result in results.items():
+            allocations.arena.rename(result, name)
+        return _Run(results, allocations.arena, compile_s, kernel_s)
+
+    def _start_copies(self) -> None:
+        self._image.start(self._fetch)
+        for pool in self._pools:
+            pool.start(self._fetch)
+        runs = [run for attempt in self._attempts for run in attempt.runs]
+        self._fetch.start([result for run in runs for result in run.results.values()])
+
+    def _trial(self, number: int) -> Trial:
+        entry = self._entries[number]
+        make = Trial if self.home == self.device else _HostTrial
+        trial = make(
+            self.kernel,
+            entry.case,
+            device=self.device,
+            tolerance=self.tolerance,
+            twice=entry.runs > 1,
+            compile_clock=self._compile_clock,
+        )
+        trial.reference = Reference.known(
+            self.kernel.declaration,
+            entry.case,
+            device=self.home,
+            tolerance=self.tolerance,
+            values=entry.contents.values,
+            expectation=self._expectations[number],
+        )
+        trial.reference.seconds = self._expect_s / len(self.cases)
+        trial.adopt([self._observation(number, i, run) for i, run in enumerate(self._attempts[number].runs)])
+        return trial
+
+    def _observation(self, entry: int, i: int, run: _Run) -> Observation:
+        return Observation(
+            RUNS[i],
+            RUNS[i],
+            inputs=None,
+            given=self._image.arena(entry, i, self._fetch),
+            allocated=run.allocated if self.home == self.device else run.allocated.on_host(self._fetch.at_home),
+            results={name: self._fetch.at_home(result) for name, result in run.results.items()},
+            build_s=self._build_s / len(self.cases) / self._entries[entry].runs,
+            compile_s=run.compile_s,
+            kernel_s=run.kernel_s,
+        )

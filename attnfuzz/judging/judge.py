@@ -1,0 +1,421 @@
+"""The verdict on a case, or on many with one wait for the device: the oracles asked for, the most specific cause first.
+
+`judge` is for one case, by itself: it waits for the device after each run, so that a fault is this case's, and tells a
+lost CUDA context or exhausted memory as a verdict. `judge_many` launches everything before it looks at anything, and
+looks closer where that is due: by the same oracles, on the runs that were made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypedDict, Unpack
+
+import msgspec
+import torch
+
+from attnfuzz.declaration import Kernel
+from attnfuzz.judging.batch import Asked, Batch
+from attnfuzz.judging.observation import KernelRaised
+from attnfuzz.judging.trial import Symptoms, Trial
+from attnfuzz.memory.guarded import Guard
+from attnfuzz.memory.image import Plan, plan_of
+from attnfuzz.oracles import accuracy, dead_memory, determinism, exception, red_zone, unwritten
+from attnfuzz.oracles.exception import context_lost
+from attnfuzz.oracles.relations.catalogue import chosen
+from attnfuzz.oracles.relations.guard_page import GUARD_PAGE, guard_of
+from attnfuzz.oracles.relations.relation import FurtherRuns, Relation
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, Failure, OracleName, Relations, Timing, Verdict
+from attnfuzz.problems.cases import Case
+from attnfuzz.problems.limits import DEFAULT_LIMIT_BYTES, case_nbytes, check_size
+from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.tolerance import Tolerance
+from attnfuzz.said import text_of
+
+__all__ = ["BatchLost", "Judging", "judge", "judge_many"]
+
+Oracle = Callable[[Trial], Failure | None]
+
+_BY_SPECIFICITY: Mapping[OracleName, Oracle] = {
+    "red_zone": red_zone.check,
+    "unwritten": unwritten.check,
+    "dead_memory": dead_memory.check,
+    "determinism": determinism.check,
+    "accuracy": accuracy.check,
+}
+_NEED_TWO_RUNS: frozenset[OracleName] = frozenset({"red_zone", "unwritten", "dead_memory", "determinism"})
+
+_IMAGE_BYTES = 1 << 28
+_BATCH_BYTES = 1 << 30
+"""What the cases of a batch may take together: small ones on the host, large ones on the device."""
+
+_SMALL_BYTES = 1 << 23
+"""Of the memory for both runs. Above, the host takes longer to fill and compare it than a GPU that several processes
+share."""
+
+_MOST_RELATED = 6
+"""Times the memory of a case that it may take together with the runs of a relation: two of it and two others for
+call_sequence, the longer of which is up to twice as large."""
+
+
+class BatchLost(Exception):  # noqa: N818 - says what happened
+    """The GPU's context or memory is lost to this process, and it cannot be told which case did it."""
+
+
+class Judging(TypedDict, total=False):
+    """How cases are judged: what `judge` and `judge_many` take beside the kernel, the cases and the device.
+
+    - ``oracles``: those asked for; ``relations``: which of them, among these, have a word on a case that passes
+      otherwise.
+    - ``tolerance``: how far results may be off.
+    - ``size_limit``: bytes that a case may need.
+    - ``thorough``: without, a first run that is right in every respect is believed, at half the price: missed are
+      results that are nondeterministic, or depend on dead memory, and yet are right where that memory holds NaN.
+    - ``catch_interrupt``: a KeyboardInterrupt is the kernel's own doing, as it is where no keyboard can reach.
+    - ``compile_clock``: see `observe`.
+    """
+
+    oracles: Sequence[OracleName]
+    tolerance: Tolerance
+    size_limit: int
+    thorough: bool
+    relations: Relations
+    catch_interrupt: bool
+    compile_clock: Callable[[], float]
+
+
+def judge(kernel: Kernel, case: Case, *, device: str, **how: Unpack[Judging]) -> Verdict:
+    """Run `kernel` on `case` in this process, twice if nothing fails, and apply the oracles.
+
+    `device`: "cpu" or "cuda". A crash or hang ends or blocks this process; `attnfuzz.judging.runner` survives both.
+    The verdict's `fatal` says that the process must not use the GPU again. Raises `CaseTooLarge` if the case needs more
+    than its limit, and `EnvironmentProblem` where the installed libraries cannot run any kernel.
+    """
+    return _Judge(kernel=kernel, device=device, **how).alone(case)
+
+
+def judge_many(kernel: Kernel, cases: Sequence[Case], *, device: str, **how: Unpack[Judging]) -> list[Verdict]:
+    """As `judge` for each of `cases`, in their order; everything is launched before anything is looked at.
+
+    A failure that was seen counts, even if it would not be seen again. Raises `BatchLost` after a CUDA error that
+    outlives its launch, and where memory ran out: the process must not be used again, and `judge` in another one tells
+    whose doing it was. Otherwise raises as `judge` does.
+    """
+    return _Judge(kernel=kernel, device=device, **how).together(cases)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A case, the plan of its memory, the relations that have a word on it if all else is well, and see `guard_of`."""
+
+    case: Case
+    plan: Plan
+    relations: list[Relation]
+    guard: Guard | None
+
+    def by_itself(self) -> _Candidate:
+        """With relations that make their runs one by one."""
+        return replace(self, relations=[replace(relation, further=None) for relation in self.relations])
+
+
+def _survived(verdict: Verdict) -> Verdict:
+    """`verdict`, after which this process can go on. Raises `BatchLost`."""
+    if verdict.fatal:
+        raise BatchLost(verdict.failure.message if verdict.failure else "the GPU's context or memory is lost")
+    return verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judge:
+    """See `Judging`."""
+
+    kernel: Kernel
+    device: str
+    oracles: Sequence[OracleName] = DEFAULT_ORACLES
+    tolerance: Tolerance = "bound"
+    size_limit: int = DEFAULT_LIMIT_BYTES
+    thorough: bool = True
+    relations: Relations = None
+    catch_interrupt: bool = False
+    compile_clock: Callable[[], float] = lambda: 0.0
+
+    def alone(self, case: Case) -> Verdict:
+        """The verdict on `case` from runs of its own."""
+        started = time.perf_counter()
+        check_size(case, self.size_limit)
+        guard = self._guard_of(case)
+        trial = Trial(
+            self.kernel,
+            case,
+            device=self.device,
+            tolerance=self.tolerance,
+            twice=self._runs_twice or guard is not None,
+            guard=guard,
+            compile_clock=self.compile_clock,
+        )
+        try:
+            verdict = self._of_trial(trial)
+            if verdict.failure is None:
+                verdict = self._unguarded(verdict, trial)
+            if verdict.failure is None or _lacks_lse(verdict, trial):
+                output = trial if verdict.failure is None else trial.without_lse()
+                verdict = self._of_relations(verdict, output)
+        except KernelRaised as raised:
+            verdict = self._raised(raised)
+        timing = Timing(
+            build_s=sum(seen.build_s for seen in trial.observations),
+            compile_s=sum(seen.compile_s for seen in trial.observations),
+            kernel_s=sum(seen.kernel_s for seen in trial.observations),
+            reference_s=trial.reference.seconds,
+            total_s=time.perf_counter() - started,
+        )
+        return msgspec.structs.replace(verdict, timing=timing)
+
+    def together(self, cases: Sequence[Case]) -> list[Verdict]:
+        """Verdicts on `cases`, from runs that were made together as far as memory and their problem allow."""
+        if cases and not problem_of(cases[0]).in_parts:
+            return [_survived(self.alone(case)) for case in cases]
+        for case in cases:
+            check_size(case, self.size_limit)
+        candidates = [_Candidate(case, plan_of(case), self._along_with(case), self._guard_of(case)) for case in cases]
+        small = [i for i, one in enumerate(candidates) if _is_small(one.plan)]
+        large = sorted(set(range(len(cases))) - set(small))
+        sizes = [candidates[i].plan.nbytes * (_MOST_RELATED if candidates[i].relations else 1) for i in small]
+        verdicts: dict[int, Verdict] = {}
+        for batch in _batches(small, sizes, _IMAGE_BYTES):
+            verdicts |= zip(batch, self._at_home([candidates[i] for i in batch], "cpu"), strict=True)
+        for batch in _batches(large, [case_nbytes(cases[i]) for i in large], _BATCH_BYTES):
+            verdicts |= zip(batch, self._at_home([candidates[i].by_itself() for i in batch], self.device), strict=True)
+        return [verdicts[i] for i in range(len(cases))]
+
+    @property
+    def _runs_twice(self) -> bool:
+        """Whether an oracle asked for compares runs."""
+        return self.thorough and not _NEED_TWO_RUNS.isdisjoint(self.oracles)
+
+    def _guard_of(self, case: Case) -> Guard | None:
+        """Which edge of each tensor is guarded in the second run of `case`."""
+        if not self.thorough:
+            return None
+        return guard_of(self.kernel.declaration, case, self.oracles, self.relations, device=self.device)
+
+    def _relations_of(self, case: Case) -> list[Relation]:
+        """Those that have a word on `case` if all else is well."""
+        return chosen(self.kernel.declaration, case, self.oracles, self.relations, device=self.device)
+
+    def _along_with(self, case: Case) -> list[Relation]:
+        """The same, whose runs may be made along with those of the case."""
+        return [replace(one, further=None) if self.device in one.alone_on else one for one in self._relations_of(case)]
+
+    def _of_trial(self, trial: Trial) -> Verdict:
+        """What the oracles say of the runs of `trial`, and of further ones where there are symptoms.
+
+        A kernel that never writes its LSE has one complaint in every case: what is wrong with its output goes before
+        it. Raises `KernelRaised` if a run ends that way.
+        """
+        compares_runs = not _NEED_TWO_RUNS.isdisjoint(self.oracles)
+        if not trial.twice and compares_runs and trial.symptoms.any():
+            trial.look_closer()
+        failure = self._most_specific(trial)
+        if failure is not None and failure.oracle == "unwritten" and unwritten.lacks_lse(trial):
+            failure = self._most_specific(trial.without_lse()) or failure
+        return Verdict(failure=failure, error_ratio=trial.symptoms.error_ratio)
+
+    def _most_specific(self, trial: Trial) -> Failure | None:
+        failures = (check(trial) for name, check in _BY_SPECIFICITY.items() if name in self.oracles)
+        return next(filter(None, failures), None)
+
+    def _unguarded(self, verdict: Verdict, trial: Trial) -> Verdict:
+        """`verdict`, of all oracles on a case that passed, or that of guard_page on one whose first run was not right.
+
+        For that, of which no oracle asked for has a word, its second run was not guarded.
+        """
+        if trial.guard is None or not trial.alone.any():
+            return verdict
+        return self._of_relation(verdict, trial, GUARD_PAGE)
+
+    def _of_relations(self, verdict: Verdict, trial: Trial) -> Verdict:
+        """`verdict`, that of all other oracles, or that of the first relation that objects to the case.
+
+        It passed, or lacks but an LSE, and `trial` has none.
+        """
+        for relation in self._relations_of(trial.case):
+            found = self._of_relation(verdict, trial, relation)
+            if found is not verdict:
+                return found
+        return verdict
+
+    def _of_relation(self, verdict: Verdict, trial: Trial, relation: Relation) -> Verdict:
+        """As `_of_relations`, of a single one."""
+        try:
+            failure = relation.check(trial)
+        except KernelRaised as raised:
+            found = self._relation_raised(relation.name, raised)
+            return msgspec.structs.replace(found, error_ratio=verdict.error_ratio)
+        return verdict if failure is None else msgspec.structs.replace(verdict, failure=failure)
+
+    def _relation_raised(self, relation: OracleName, raised: KernelRaised) -> Verdict:
+        """An objection of `relation`: by itself the case does not raise. Memory may run out where one takes more."""
+        found = self._raised(raised, ("exception", "crash"))
+        if found.failure is None or raised.is_a(torch.OutOfMemoryError):
+            return msgspec.structs.replace(found, failure=None, not_runnable="")
+        changed = f"{raised.changed}: " if raised.changed else ""
+        failure = msgspec.structs.replace(
+            found.failure,
+            oracle=relation,
+            kind=f"raised {found.failure.kind}",
+            message=f"{changed}{found.failure.message}",
+            maybe=raised.maybe,
+        )
+        return msgspec.structs.replace(found, failure=failure)
+
+    def _raised(self, raised: KernelRaised, oracles: Sequence[OracleName] | None = None) -> Verdict:
+        """What it means that a run `raised`; a KeyboardInterrupt is passed on unless told to catch it."""
+        if raised.is_a(KeyboardInterrupt) and not self.catch_interrupt:
+            raise raised.error from None
+        return exception.verdict(raised, self.oracles if oracles is None else oracles)
+
+    def _at_home(self, candidates: Sequence[_Candidate], home: str) -> list[Verdict]:
+        """Verdicts on `candidates`, filled and looked at on the device `home`."""
+        started = time.perf_counter()
+        try:
+            verdicts = self._of_batch(candidates, home)
+        except torch.OutOfMemoryError as error:  # a kernel's own, or for want of what other cases hold
+            raise BatchLost(text_of(error).strip().partition("\n")[0]) from error
+        except RuntimeError as error:
+            if (lost := context_lost(error)) is not None:
+                raise BatchLost(lost) from error
+            raise
+        shared_s = time.perf_counter() - started - sum(verdict.timing.total_s for verdict in verdicts)
+        return [_with_share(verdict, shared_s / len(candidates)) for verdict in verdicts]
+
+    def _of_batch(self, candidates: Sequence[_Candidate], home: str) -> list[Verdict]:
+        """Verdicts with the time that each case took for itself."""
+        batch = Batch(
+            self.kernel,
+            [one.case for one in candidates],
+            plans=[one.plan for one in candidates],
+            device=self.device,
+            home=home,
+            tolerance=self.tolerance,
+            twice=self._runs_twice,
+            compile_clock=self.compile_clock,
+            relations=[one.relations for one in candidates],
+            guards=[one.guard for one in candidates],
+        )
+        batch.launch()
+        batch.expect()
+        return [self._of_case(batch, i, found) for i, found in enumerate(batch.symptoms())]
+
+    def _of_case(self, batch: Batch, case: int, found: Symptoms | KernelRaised) -> Verdict:
+        launched = batch.timing(case)
+        launched_s = launched.compile_s + launched.kernel_s
+        is_done = batch.guards[case] is None and not batch.asked[case]
+        if isinstance(found, Symptoms) and not found.any() and is_done:
+            return Verdict(error_ratio=found.error_ratio, timing=msgspec.structs.replace(launched, total_s=launched_s))
+        started = time.perf_counter()
+        verdict = _survived(self._closer_look(batch, case, found))
+        timing, alone = batch.timing(case), verdict.timing
+        batch.drop_trial(case)
+        timing = Timing(
+            build_s=timing.build_s + alone.build_s,
+            compile_s=timing.compile_s + alone.compile_s,
+            kernel_s=timing.kernel_s + alone.kernel_s,
+            reference_s=timing.reference_s + alone.reference_s,
+            total_s=launched_s + time.perf_counter() - started,
+        )
+        return msgspec.structs.replace(verdict, timing=timing)
+
+    def _closer_look(self, batch: Batch, case: int, found: Symptoms | KernelRaised) -> Verdict:
+        """The oracles' word on a case with symptoms, or that a relation is to judge."""
+        try:
+            if isinstance(found, KernelRaised):
+                raise found
+            if any(found.damaged):  # perhaps by another case, whose memory lies beside
+                return self.alone(batch.cases[case])
+            guarded = batch.guards[case] is not None
+            if not found.any() and not (guarded and batch.trial(case).symptoms.any()):
+                verdict = Verdict(error_ratio=found.error_ratio)
+            else:
+                verdict = self._of_trial(batch.trial(case))
+            if verdict.failure is None and guarded:
+                verdict = self._unguarded(verdict, batch.trial(case))
+            if verdict.failure is None or _lacks_lse(verdict, batch.trial(case)):
+                verdict = self._related(verdict, batch, case)
+            return verdict
+        except KernelRaised as raised:
+            return self._raised(raised)
+
+    def _related(self, verdict: Verdict, batch: Batch, case: int) -> Verdict:
+        """As `_of_relations`, from runs that were made along with a case of a batch.
+
+        Where it lacks but an LSE, they are made again without.
+        """
+        for asked in batch.asked[case]:
+            if verdict.failure is None:
+                found = self._of_runs(verdict, batch, case, asked)
+            else:
+                found = self._of_relation(verdict, batch.trial(case).without_lse(), asked.relation)
+            if found.failure is not verdict.failure or found.fatal:
+                return found
+        return verdict
+
+    def _of_runs(self, verdict: Verdict, batch: Batch, case: int, asked: Asked) -> Verdict:
+        """As `_related`, of a single relation: from the runs that were seen, or by runs of its own."""
+        if asked.further is None or any(_is_owed_to_others(batch, entry) for entry in asked.entries):
+            return self._of_relation(verdict, batch.trial(case), asked.relation)
+        for changed, entry in zip(asked.further.runs, asked.entries, strict=True):
+            raised = batch.raised(entry)
+            if raised is not None and (changed.values is not None or raised.is_a(KeyboardInterrupt)):
+                found = self._relation_raised(asked.relation.name, raised)
+                return msgspec.structs.replace(found, error_ratio=verdict.error_ratio)
+        failure = _objection(asked.further, batch, case, asked.entries)
+        return verdict if failure is None else msgspec.structs.replace(verdict, failure=failure)
+
+
+def _lacks_lse(verdict: Verdict, trial: Trial) -> bool:
+    """Whether the `verdict` on `trial` is no more than that the kernel never writes its LSE."""
+    failure = verdict.failure
+    if failure is None or failure.oracle != "unwritten" or failure.kind not in ("lse", "output_lse"):
+        return False
+    return unwritten.lacks_lse(trial)
+
+
+def _is_owed_to_others(batch: Batch, entry: int) -> bool:
+    """Whether what became of a run may come from memory that others of the batch wrote to, or hold."""
+    raised = batch.raised(entry)
+    return batch.is_damaged(entry) or (raised is not None and raised.is_a(torch.OutOfMemoryError))
+
+
+def _objection(further: FurtherRuns, batch: Batch, case: int, entries: range) -> Failure | None:
+    for run, entry in enumerate(entries):
+        wrong = batch.raised(entry) or (accuracy.check(batch.trial(entry)) if batch.is_wrong(entry) else None)
+        failure = None if wrong is None else further.blame(batch.trial(case), run, wrong)
+        if failure is not None:
+            return failure
+    failure = further.compare(batch.results(case), [batch.results(entry) for entry in entries])
+    return None if failure is None else further.refine(batch.trial(case), failure)
+
+
+def _with_share(verdict: Verdict, shared_s: float) -> Verdict:
+    timing = verdict.timing
+    return msgspec.structs.replace(verdict, timing=msgspec.structs.replace(timing, total_s=timing.total_s + shared_s))
+
+
+def _is_small(plan: Plan) -> bool:
+    return plan.nbytes <= _SMALL_BYTES
+
+
+def _batches(items: Sequence[int], sizes: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """`items` in their order, cut where their sizes add up to more than `limit`."""
+    batch: list[int] = []
+    total = 0
+    for item, size in zip(items, sizes, strict=True):
+        if batch and total + size > limit:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += size
+    if batch:
+        yield batch

@@ -1,0 +1,254 @@
+"""Relations that compare two runs on inputs with the same exact result by the sum of their error bounds.
+
+Accuracy holds each run against float64, so by the triangle inequality these see nothing that accuracy does not see on
+the changed case (docs/oracles.md has the figures). They judge where they are asked for by name, and never otherwise.
+Bits they cannot compare:
+
+* `layout`: the same numbers with other strides, or in another layout of the cache. Compilers and libraries choose how
+  they load and add by strides and alignment.
+* `repaging`: the same tokens on pages of another size. Tiles may follow pages, and the order of additions with them.
+* `gqa_expansion`: K and V repeated, so that each query head has its own. Kernels that serve several query heads at once
+  multiply matrices where others multiply vectors.
+* `split_count`: another number of splits. Each split rounds its own sums, and so does their reduction.
+* `compose`: attention over the first and over the last tokens of each sequence, merged by their LSEs.
+
+The two runs of `compose` are merged in float64, with weights `w = exp(lse - lse_merged)`. If their LSEs are off by `d`
+and `e`, the weights are off by at most `w_first w_last expm1(d + e)`, since the logarithm of their ratio is off by `d +
+e`. So the merged output is off by at most
+
+    w_first b_first + w_last b_last + w_first w_last expm1(d + e) |o_first - o_last|
+
+with the bounds `b` of both outputs, and the merged LSE by `max(d, e)`. An LSE to another base or in another layout than
+declared gives other weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from attnfuzz.declaration import Declaration
+from attnfuzz.judging.comparison import Comparison, Reference, compare, extent, first_index
+from attnfuzz.judging.trial import Trial
+from attnfuzz.judging.words import element, number, ratio
+from attnfuzz.oracles.relations.relation import Changed, Relation, fits, run_on
+from attnfuzz.oracles.verdict import Failure, OracleName
+from attnfuzz.problems.cases import AttentionCase, Case, PagedAttentionCase, PagedDecodeCase, SplitDecodeCase
+from attnfuzz.problems.choices import block_sizes_of, layouts_of, split_counts_of, stride_kinds_of, strided_tensors_of
+from attnfuzz.problems.supported import supports_case
+from attnfuzz.problems.variants import PLAIN_VARIANT
+from attnfuzz.values import LogicalAttention
+
+__all__ = ["COMPOSE", "GQA_EXPANSION", "LAYOUT", "REPAGING", "SPLIT_COUNT"]
+
+Parts = dict[str, Comparison]
+Others = Callable[[Declaration, Case], Iterator[tuple[str, Case]]]
+"""Cases with the same exact result, each in words that end the sentence "the kernel returns x originally and y"."""
+
+
+def _relation(name: OracleName, others: Others, values_of: Callable[[Case, Any], Any] | None = None) -> Relation:
+    """Each of ``others`` gives what the case gives; ``values_of``: its numbers, if not those of the case."""
+
+    def applies(declaration: Declaration, case: Case) -> bool:
+        return next(others(declaration, case), None) is not None
+
+    def check(trial: Trial) -> Failure | None:
+        values = trial.reference.values_on(trial.device)
+        for words, case in others(trial.kernel.declaration, trial.case):
+            changed = Changed(words, case, values if values_of is None else values_of(trial.case, values))
+            failure = _beyond(name, trial, _compared(trial, changed), words)
+            if failure is not None:
+                return failure
+        return None
+
+    return Relation(name, applies, check)
+
+
+def _may_run(declaration: Declaration, case: Case) -> bool:
+    return supports_case(declaration.supports, declaration.options, case) and fits(case)
+
+
+def _compared(trial: Trial, changed: Changed) -> Parts:
+    """A run on `changed` against its own reference, in host memory: `out`, and `lse` if the kernel returns it."""
+    seen = run_on(trial, changed)
+    reference = Reference(
+        trial.kernel.declaration, changed.case, device=trial.device, tolerance=trial.reference.tolerance
+    )
+    reference.values = changed.values
+    return _on_host(compare(reference, seen))
+
+
+def _beyond(oracle: OracleName, trial: Trial, found: Parts, words: str) -> Failure | None:
+    """An objection to the first element that is further from the run on the case than both bounds together allow."""
+    for before in _on_host(trial.comparison).values():
+        after = found[before.name]
+        pair = Comparison(before.name, before.axes, after.got.double(), before.got.double(), before.bound + after.bound)
+        mask = pair.ratio > 1
+        if mask.any():
+            return _objection(oracle, pair, mask, words, float(before.expected[first_index(mask)]))
+    return None
+
+
+def _objection(oracle: OracleName, pair: Comparison, mask: Tensor, words: str, expected: float) -> Failure:
+    index = first_index(mask)
+    worst = float(pair.ratio[index])
+    as_it_is, changed = number(float(pair.expected[index])), number(float(pair.got[index]))
+    return Failure(
+        oracle=oracle,
+        kind=pair.name,
+        message=(
+            f"{element(pair.name, pair.axes, index)} is {as_it_is} originally, but {changed} {words}: "
+            f"the difference is {ratio(worst)} x what both error bounds allow together"
+        ),
+        details=(f"both should be {number(expected)}", f"it concerns {extent(pair.name, pair.axes, mask)}"),
+        error_ratio=worst,
+        tensor=pair.name,
+    )
+
+
+def _on_host(comparisons: list[Comparison]) -> Parts:
+    return {
+        one.name: Comparison(one.name, one.axes, one.got.cpu(), one.expected.cpu(), one.bound.cpu())
+        for one in comparisons
+        if one.name in ("out", "lse")
+    }
+
+
+def _with_other_layouts(declaration: Declaration, case: Case) -> Iterator[tuple[str, Case]]:
+    """With other strides, if there are any, and in each other layout of the cache."""
+    found = [*_with_other_strides(declaration, case)]
+    for layout in layouts_of(declaration.supports) if isinstance(case, PagedDecodeCase) else ():
+        if isinstance(case, PagedDecodeCase) and layout != case.layout:
+            try:
+                found.append((f"in the layout {layout}", msgspec.structs.replace(case, layout=layout)))
+            except ValueError:  # a head size or strides that it does not have
+                continue
+    yield from ((words, changed) for words, changed in found if _may_run(declaration, changed))
+
+
+def _with_other_strides(declaration: Declaration, case: Case) -> Iterator[tuple[str, Case]]:
+    if case.strides:
+        yield "with contiguous tensors", msgspec.structs.replace(case, strides={})
+        return
+    supports = declaration.supports
+    names = strided_tensors_of(case.problem, supports, case.layout if isinstance(case, PagedDecodeCase) else None)
+    kinds = {name: stride_kinds_of(supports.strides, name)[1:2] for name in names}
+    strides = {name: kind[0] for name, kind in kinds.items() if kind}
+    if strides:
+        yield "with rows that have gaps between them", msgspec.structs.replace(case, strides=strides)
+
+
+def _with_other_pages(declaration: Declaration, case: Case) -> Iterator[tuple[str, Case]]:
+    """On pages of the next size that the kernel takes; none is shared, which its number would no longer say."""
+    if not isinstance(case, PagedDecodeCase):
+        return
+    sizes = sorted(block_sizes_of(declaration.supports))
+    larger = [size for size in sizes if size > case.block_size]
+    pages = msgspec.structs.replace(case.pages, shared_blocks=0)
+    tried = (*larger, *sizes) if declaration.supports.combinations else (*larger[:1], *sizes[:1])
+    changed = (msgspec.structs.replace(case, block_size=size, pages=pages) for size in tried if size != case.block_size)
+    for one in islice((one for one in changed if _may_run(declaration, one)), 1):
+        yield f"on pages of {one.block_size} tokens instead of {case.block_size}", one
+
+
+def _with_heads_repeated(declaration: Declaration, case: Case) -> Iterator[tuple[str, Case]]:
+    if isinstance(case, AttentionCase) and case.gqa_ratio > 1 and not case.values_in_keys:
+        changed: Any = msgspec.structs.replace(case, num_kv_heads=case.num_q_heads)
+        if _may_run(declaration, changed):
+            yield f"with K and V repeated for {case.num_q_heads} KV heads instead of {case.num_kv_heads}", changed
+
+
+def _repeated(case: Any, values: LogicalAttention) -> LogicalAttention:
+    k, v = (part.repeat_interleave(case.gqa_ratio, dim=1) for part in (values.k, values.v))
+    scales = None if values.kv_scales is None else values.kv_scales.repeat_interleave(case.gqa_ratio, dim=1)
+    return replace(values, k=k, v=v, kv_scales=scales)
+
+
+def _with_other_splits(declaration: Declaration, case: Case) -> Iterator[tuple[str, Case]]:
+    """The case with the fewest and the most splits that the kernel takes, without its own."""
+    if isinstance(case, SplitDecodeCase):
+        counts = [count for count in split_counts_of(declaration.supports) if count != case.num_splits]
+        found: dict[int, Case] = {count: msgspec.structs.replace(case, num_splits=count) for count in counts}
+    else:
+        counts = [one for one in declaration.options.get("num_splits", ()) if type(one) is int]
+        own = case.options.get("num_splits", counts[0] if counts else None)
+        options = {count: {**case.options, "num_splits": count} for count in counts if count != own}
+        found = {count: msgspec.structs.replace(case, options=of_case) for count, of_case in options.items()}
+    supported = [
+        count for count, other in found.items() if supports_case(declaration.supports, declaration.options, other)
+    ]
+    for count in sorted({min(supported), max(supported)}) if supported else ():
+        if fits(found[count]):
+            yield f"in {count} split{'s' * (count != 1)}", found[count]
+
+
+def _can_be_cut(declaration: Declaration, case: Case) -> bool:
+    """Not with variants: where a key stands in its sequence, and a sink, count once for the whole of it."""
+    if not isinstance(case, AttentionCase) or declaration.supports.lse == "none" or case.variant != PLAIN_VARIANT:
+        return False
+    if isinstance(case, PagedAttentionCase):  # the query tokens of one sequence would have to be cut differently
+        return False
+    shortest = 0 if declaration.supports.empty_sequences else 2
+    return max(case.seq_lens) > 1 and min(case.seq_lens) >= shortest
+
+
+def _check_merged(trial: Trial) -> Failure | None:
+    values: LogicalAttention = trial.reference.values_on(trial.device)
+    first, last = (_part(trial, values, side) for side in range(2))
+    if "lse" not in first:
+        return None
+    return _beyond(
+        "compose", trial, _merged(first, last), "merged from runs on the first and the last half of its tokens"
+    )
+
+
+def _part(trial: Trial, values: LogicalAttention, side: int) -> Parts:
+    """The run on one half of each sequence, the first of which may be shorter."""
+    case: Any = trial.case
+    cuts = [(0, n // 2) if side == 0 else (n // 2, n) for n in case.seq_lens]
+    changes: dict[str, Any] = {
+        "seq_lens": tuple(end - start for start, end in cuts),
+        "values": msgspec.structs.replace(case.values, needles=()),
+    }
+    if isinstance(case, PagedDecodeCase):
+        changes["pages"] = msgspec.structs.replace(case.pages, shared_blocks=0)
+    pieces = [
+        (k[start:end], v[start:end])
+        for (start, end), (k, v) in zip(cuts, map(values.sequence, range(case.num_seqs)), strict=True)
+    ]
+    k, v = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    starts = tuple(sum(changes["seq_lens"][:i]) for i in range(case.num_seqs + 1))
+    words = f"on the {('first', 'last')[side]} half of its tokens"
+    changed = Changed(words, msgspec.structs.replace(case, **changes), replace(values, k=k, v=v, starts=starts))
+    return _compared(trial, changed)
+
+
+def _merged(first: Parts, last: Parts) -> Parts:
+    lse = torch.stack((first["lse"].got, last["lse"].got)).double()
+    out = torch.stack((first["out"].got, last["out"].got)).double()
+    bound = torch.stack((first["out"].bound, last["out"].bound))
+    lse_bound = torch.stack((first["lse"].bound, last["lse"].bound))
+    weights = lse.softmax(0).nan_to_num(0.0).unsqueeze(-1)  # NaN where both are empty
+    spread = weights.prod(0) * lse_bound.sum(0).expm1().unsqueeze(-1) * (out[0] - out[1]).abs()
+    merged_out, merged_lse = (weights * out).sum(0), lse.logsumexp(0)
+    return {
+        "out": _comparison(first["out"], merged_out, (weights * bound).sum(0) + spread),
+        "lse": _comparison(first["lse"], merged_lse, lse_bound.amax(0)),
+    }
+
+
+def _comparison(like: Comparison, got: torch.Tensor, bound: torch.Tensor) -> Comparison:
+    return Comparison(like.name, like.axes, got, got, bound)
+
+
+LAYOUT = _relation("layout", _with_other_layouts)
+REPAGING = _relation("repaging", _with_other_pages)
+GQA_EXPANSION = _relation("gqa_expansion", _with_heads_repeated, _repeated)
+SPLIT_COUNT = _relation("split_count", _with_other_splits)
+COMPOSE = Relation("compose", _can_be_cut, _check_merged)

@@ -1,0 +1,194 @@
+"""A problem of a user's file as the rest of an executor sees it: what it does not say follows from what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnfuzz.problems.allocation import Allocator, PlainAllocator, allocate
+from attnfuzz.problems.open_cases import OpenCase, ProblemError, Seed, implementation_of
+from attnfuzz.problems.own import Expected, Problem
+from attnfuzz.problems.shapes import tensor_specs
+from attnfuzz.problems.supports import Supports
+from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
+
+__all__ = ["OWN_TOLERANCES", "OpenValues", "Target"]
+
+OWN_TOLERANCES: dict[torch.dtype, FixedTolerance] = {
+    torch.float64: FixedTolerance(1e-9, 1e-9),
+    torch.float32: FixedTolerance(1e-5, 1e-5),
+    torch.float16: FixedTolerance(4e-3, 4e-3),
+    torch.bfloat16: FixedTolerance(3e-2, 3e-2),
+}
+"""For results that a problem gives no bound: about eight roundings to the dtype of numbers near 1, and in float32 what
+sums of a few hundred of these lose. Other dtypes are compared bit for bit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the result ``name`` is to hold, and how far each element may be off: float64, on the CPU.
+
+    ``where``: the elements that count; None for all.
+    """
+
+    name: str
+    value: Tensor
+    bound: Tensor
+    where: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenValues:
+    """Worked out once for a case. ``tolerance``: of results without a bound, ``targets`` by the tolerance asked for."""
+
+    targets: Callable[[Tolerance], list[Target]]
+    where: Mapping[str, Tensor | None]
+
+
+_LATEST: list[tuple[Problem, OpenCase, OpenValues]] = []
+"""Of the case that is being judged: its runs and all oracles ask for the same."""
+
+
+def values(case: OpenCase, device: torch.device | str, supports: Supports) -> OpenValues:
+    """What ``case`` is to give; the same on every device. Raises ProblemError."""
+    del device, supports
+    problem = _problem_of(case)
+    for known, last, found in _LATEST:
+        if known is problem and last == case:
+            return found
+    found = _worked_out(problem, case)
+    _LATEST[:] = [(problem, case, found)]
+    return found
+
+
+def _worked_out(problem: Problem, case: OpenCase) -> OpenValues:
+    tensors = allocate(case, PlainAllocator("cpu"))
+    _write(problem, case, tensors)
+    found = _asked(problem.reference, case, {name: tensor.clone() for name, tensor in tensors.items()})
+    expected = _checked(case, found)
+    bounds = dict(_asked(problem.bound, case, {name: tensor.clone() for name, tensor in tensors.items()}))
+    if unknown := set(bounds) - set(expected):
+        raise ProblemError(f"{case.problem}.bound: {sorted(unknown)} are no results; these are {', '.join(expected)}")
+
+    def targets(tolerance: Tolerance) -> list[Target]:
+        found = []
+        for name, one in expected.items():
+            value = torch.where(one.where, one.value, 0.0) if one.where is not None else one.value
+            bound = _bound(value, tensors[name].dtype, bounds.get(name), tolerance)
+            found.append(Target(name, value, bound, one.where))
+        return found
+
+    return OpenValues(targets, {name: one.where for name, one in expected.items()})
+
+
+def build(case: OpenCase, allocator: Allocator, supports: Supports, values: OpenValues) -> SimpleNamespace:
+    """The inputs, in the memory of ``allocator``."""
+    del supports
+    tensors = allocate(case, allocator)
+    _write(_problem_of(case), case, tensors)
+    for name in changed_names(case):
+        if (where := values.where[name]) is not None:
+            allocator.only_changes(name, where)
+    return inputs(case, tensors)
+
+
+def inputs(case: OpenCase, tensors: Mapping[str, Tensor]) -> SimpleNamespace:
+    """What a kernel is handed: the tensors, and the fields of the case but its seeds."""
+    fields = {name: getattr(case, name) for name, kind in case.problem.fields.items() if not isinstance(kind, Seed)}
+    return SimpleNamespace(**{**fields, **tensors})
+
+
+def returned_names(case: OpenCase, supports: Supports) -> tuple[str, ...]:
+    """The outputs, in the order in which a kernel may return them."""
+    del supports
+    return tuple(name for name, spec in tensor_specs(case).items() if spec.role == "output")
+
+
+def changed_names(case: OpenCase) -> tuple[str, ...]:
+    """The tensors that are changed in place."""
+    return tuple(name for name, spec in tensor_specs(case).items() if spec.role == "in_place")
+
+
+def owned(case: OpenCase, results: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``results`` with 0 in place of the elements that nobody looks at."""
+    where = values(case, "cpu", Supports()).where
+    return {name: _only(result, where[name]) for name, result in results.items()}
+
+
+def axes(case: OpenCase, name: str) -> tuple[str, ...]:
+    """Names of the dimensions of a tensor."""
+    spec = tensor_specs(case)[name]
+    named = spec.axes[: len(spec.shape)]
+    return (*named, *(f"axis {i}" for i in range(len(named), len(spec.shape))))
+
+
+def where_is(case: OpenCase, name: str, index: tuple[int, ...]) -> str:
+    """What the problem says of an element."""
+    return _problem_of(case).where_is(case, name, index) if name in tensor_specs(case) else ""
+
+
+def _problem_of(case: OpenCase) -> Problem:
+    problem = implementation_of(case.problem)
+    if not isinstance(problem, Problem):
+        raise ProblemError(f"{case.problem.place} has not been imported here; load a kernel of it first")
+    return problem
+
+
+def _write(problem: Problem, case: OpenCase, tensors: dict[str, Tensor]) -> None:
+    _asked(problem.write, case, tensors)
+
+
+def _asked(method: Callable[..., Any], case: OpenCase, tensors: dict[str, Tensor]) -> Any:
+    """What a user's ``method`` says. Raises ProblemError."""
+    try:
+        return method(case, tensors)
+    except (ProblemError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ProblemError.raised(method.__name__, case, error) from error
+
+
+def _only(result: Tensor, where: Tensor | None) -> Tensor:
+    if where is None:
+        return result
+    as_bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[result.dtype.itemsize]
+    return result.view(as_bits).masked_fill(~where.to(result.device), 0).view(result.dtype)
+
+
+def _checked(case: OpenCase, found: Mapping[str, Tensor | Expected]) -> dict[str, Expected]:
+    place = f"{case.problem}.reference"
+    specs = {name: spec for name, spec in tensor_specs(case).items() if spec.role != "input"}
+    if set(found) != set(specs):
+        raise ProblemError(f"{place}: gives {sorted(found)}; the results are {sorted(specs)}")
+    checked = {}
+    for name, spec in specs.items():
+        given = found[name]
+        one = given if isinstance(given, Expected) else Expected(given)
+        for part in (one.value, *(() if one.where is None else (one.where,))):
+            if tuple(part.shape) != spec.shape:
+                raise ProblemError(f"{place}: {name} has shape {tuple(part.shape)}; the tensor has {spec.shape}")
+        if one.where is not None and one.where.dtype is not torch.bool:
+            raise ProblemError(f"{place}: where of {name} is {one.where.dtype}; it must be bool")
+        value = one.value.to("cpu").double()
+        if bool((value.isnan() if one.where is None else value.isnan() & one.where).any()):
+            raise ProblemError(
+                f"{place}: {name} holds NaN, which is what dead memory holds; write all that the reference reads"
+            )
+        checked[name] = Expected(value, one.where)
+    return checked
+
+
+def _bound(value: Tensor, dtype: torch.dtype, own: Tensor | float | None, tolerance: Tolerance) -> Tensor:
+    if isinstance(tolerance, FixedTolerance):
+        found: Any = tolerance.bound(value)
+    elif own is not None:
+        found = torch.as_tensor(own, dtype=torch.float64, device="cpu").expand_as(value)
+    else:
+        usual = OWN_TOLERANCES.get(dtype)
+        found = torch.zeros_like(value) if usual is None else usual.bound(value)
+    return torch.as_tensor(found, dtype=torch.float64, device="cpu").expand_as(value)

@@ -1,0 +1,307 @@
+"""A case in one line, what a finding says in lines, and the order in which all reports tell findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import Any, TypeVar
+
+from attnfuzz.campaign.aspects import aspects
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.campaign.result import CampaignResult, Statistics
+from attnfuzz.campaign.triage.undeclared import declared_limits, supports_text
+from attnfuzz.corpus import FindingRecord
+from attnfuzz.oracles.verdict import ends_process, where_to_look
+from attnfuzz.problems.cases import (
+    AttentionCase,
+    Case,
+    MergeStatesCase,
+    PagedAttentionCase,
+    PagedDecodeCase,
+    SplitDecodeCase,
+)
+from attnfuzz.problems.open_cases import OpenCase
+
+__all__ = [
+    "CLOSE_TO_THE_BOUND",
+    "OUT_OF_CONTRACT",
+    "Severity",
+    "count",
+    "finding_lines",
+    "found_so_far",
+    "heading_of",
+    "headline",
+    "in_order",
+    "kernels_in_order",
+    "known_since",
+    "largest_ratio",
+    "listed",
+    "one_line",
+    "remedy_lines",
+    "restarts_of",
+    "severity_of",
+    "what_was_found",
+    "wrapped",
+]
+
+
+_One = TypeVar("_One")
+
+_MOST_LISTED = 8
+CLOSE_TO_THE_BOUND = 0.9
+"""Times the bound: above it an error stands out, though it is allowed."""
+
+
+def headline(case: Case) -> str:
+    """Problem, dtype, heads and pages: "paged_decode · float16 · head_size 64 · 4 query heads on 1 KV head · ..."."""
+    if isinstance(case, OpenCase):
+        told = (f"{name} {_value(getattr(case, name))}" for name in case.problem.fields)
+        return " · ".join([case.problem.name, *told])
+    parts: list[str] = [case.problem, case.dtype, f"head_size {case.head_size}"]
+    if isinstance(case, AttentionCase) and case.kv is not None:
+        parts[1] += f", cache {case.kv.dtype} with a scale per {case.kv.per}"
+    if isinstance(case, AttentionCase) and case.v_head_size is not None:
+        parts += [f"v_head_size {case.v_head_size}"]
+    if isinstance(case, MergeStatesCase):
+        parts += [count(case.num_tokens, "token"), count(case.num_q_heads, "query head")]
+    else:
+        parts += [f"{count(case.num_q_heads, 'query head')} on {count(case.num_kv_heads, 'KV head')}"]
+    if isinstance(case, PagedDecodeCase):
+        parts += [f"{case.layout}, pages of {count(case.block_size, 'token')}"]
+    return " · ".join(parts)
+
+
+def one_line(case: Case) -> str:
+    """What the case is in plain characters, with the lengths of its sequences, variants and options."""
+    parts = [headline(case).replace(" · ", ", ")]
+    if isinstance(case, PagedAttentionCase):
+        parts.append(f"query_lens {listed(case.query_lens)}")
+    if isinstance(case, AttentionCase):
+        parts += [f"seq_lens {listed(case.seq_lens)}", *case.variant.names]
+    if isinstance(case, SplitDecodeCase):
+        parts.append(f"num_splits={case.num_splits}")
+    return ", ".join([*parts, *(f"{name}={value}" for name, value in case.options.items())])
+
+
+def _value(value: object) -> str:
+    return f"({listed(value)})" if isinstance(value, tuple) else str(value)
+
+
+def listed(numbers: tuple[int, ...]) -> str:
+    """The first few of them."""
+    return ", ".join(map(str, numbers[:_MOST_LISTED])) + (", ..." if len(numbers) > _MOST_LISTED else "")
+
+
+def count(number: int, noun: str) -> str:
+    """ "1 token", "2 tokens"."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def largest_ratio(statistics: Statistics) -> float:
+    """The largest error over bound of all kernels."""
+    return max((kernel.max_error_ratio for kernel in statistics.kernels.values()), default=0.0)
+
+
+def wrapped(parts: Iterable[_One], width: int, width_of: Callable[[_One], int]) -> Iterator[list[_One]]:
+    """Lines of at least one part each, as many as fit into ``width``."""
+    line: list[_One] = []
+    for part in parts:
+        if line and sum(map(width_of, line)) + width_of(part) > width:
+            yield line
+            line = []
+        line.append(part)
+    if line:
+        yield line
+
+
+def restarts_of(statistics: Statistics) -> str:
+    """How often a kernel's process was lost."""
+    return f"kernel processes restarted {count(statistics.restarts, 'time')}"
+
+
+def found_so_far(statistics: Statistics) -> str:
+    """ "2 findings, and 1 possibly out of contract"; "0 findings" before there are any."""
+    counts, *others = _standings(statistics.findings, statistics)
+    return ", ".join([_findings(counts, statistics), *others])
+
+
+def what_was_found(result: CampaignResult) -> str:
+    """The same at the end; "nothing found" if nothing was."""
+    statistics = result.statistics
+    counts, *others = _standings(result.findings, statistics)
+    done = "confirmed" if result.unconfirmed and not result.findings else "found"
+    new = "new " if any(map(statistics.is_known, result.findings)) else ""
+    return ", ".join([_findings(counts, statistics) if counts else f"nothing {new}{done}", *others])
+
+
+def known_since(statistics: Statistics) -> str:
+    """Where to look up what is known."""
+    return f"known since {statistics.against.name}" if statistics.against is not None else "known"
+
+
+def _findings(number: int, statistics: Statistics) -> str:
+    return count(number, "finding" if statistics.against is None else "new finding")
+
+
+def _standings(found: Iterable[Finding], statistics: Statistics) -> tuple[int, *tuple[str, ...]]:
+    """How many count, and how many do not, and why."""
+    standings = [statistics.standing(one) for one in found]
+    known, outside = standings.count("known"), standings.count("outside")
+    others = (
+        *([f"{known} {known_since(statistics)}"] if known else []),
+        *([f"and {outside} possibly out of contract"] if outside else []),
+    )
+    return standings.count("counts"), *others
+
+
+def finding_lines(finding: FindingRecord, case: Case) -> tuple[str, ...]:
+    """What there is to say of ``finding`` beside its message: which lines to look at, details, what declares it away,
+    how else it shows."""
+    remedy = () if finding.remedy is None else remedy_lines(declared_limits(finding.remedy), case)
+    also = [
+        f"also shows as: {one.oracle}/{one.kind}"
+        + (f" [{', '.join(one.features)}]: {one.message}" if one.features else f": {one.message}")
+        for one in finding.also
+    ]
+    return (*where_to_look(finding.sources), *finding.details, *remedy, *also)
+
+
+def remedy_lines(limits: Mapping[str, Any], case: Case) -> tuple[str, ...]:
+    """That a kernel which is meant to do this declares ``limits``; nothing if there are none."""
+    return (f"if the kernel is {_words(case, limits)}, declare {supports_text(limits)}",) if limits else ()
+
+
+def _words(case: Case, limits: Mapping[str, Any]) -> str:
+    """What a kernel that declares ``limits`` is, seen from ``case``."""
+    places = []
+    if "strides" in limits:
+        contiguous = limits["strides"] == "contiguous"
+        places.append("contiguous tensors" if contiguous else "tensors whose last dimension is contiguous")
+    if "layouts" in limits:
+        places.append(f"the layout{'s' if len(limits['layouts']) > 1 else ''} {', '.join(limits['layouts'])}")
+    if places:
+        return f"only meant for {' and '.join(places)}"
+    (name,) = limits
+    if name == "lse":
+        return "meant to return logarithms to base 2" if limits[name] == "base2" else "not meant to return an LSE"
+    if name == "freed_pages":
+        return "only meant for caches that keep the pages behind a window"
+    if name == "empty_state_lse":
+        return f"only meant for empty states whose LSE is {limits[name][0]}"
+    if name in ("empty_sequences", "padding_tokens"):
+        return f"not meant to take {name.replace('_', ' ')}"
+    field = {"max_num_splits": "num_splits"}.get(name, name.removesuffix("s"))
+    return f"not meant to take {field} {getattr(case, field)}"
+
+
+OUT_OF_CONTRACT = "Possibly out of contract: each goes away if you add the declaration it names"
+_FLAKY = "Flaky: these do not fail in every run"
+_OUT_OF_BOUNDS = frozenset({"guard_page", "page_relocation", "red_zone"})
+_OF_DEAD_MEMORY = frozenset({"dead_memory", "unwritten"})
+_OF_EMPTIES = frozenset(
+    {
+        "both states empty",
+        "empty sequence",
+        "no query",
+        "one state empty",
+        "padding tokens",
+        "prefix empty",
+        "suffix empty",
+    }
+)
+"""What a case has that is about rows without keys or tokens."""
+_JUST_ABOVE = 10.0
+"""Times the error bound: a rounding that was not declared, rather than a wrong address."""
+
+
+class Severity(IntEnum):
+    """What a finding does, the worst first."""
+
+    FATAL = 0
+    WRONG = 1
+    DEAD_MEMORY = 2
+    CONTRACT = 3
+    NEAR = 4
+    FLAKY = 5
+
+    def __str__(self) -> str:
+        return _WORDS[self]
+
+
+_WORDS = {
+    Severity.FATAL: "crash, hang or out of bounds",
+    Severity.WRONG: "wrong or no result",
+    Severity.DEAD_MEMORY: "dead or unwritten memory",
+    Severity.CONTRACT: "contract question",
+    Severity.NEAR: "just above its bound",
+    Severity.FLAKY: "flaky",
+}
+
+
+def in_order(result: CampaignResult) -> list[Finding]:
+    """What is in the contract, kernel by kernel, that with the worst finding first; then so what is not.
+
+    Of a kernel crashes and accesses out of bounds, then wrong numbers, what memory without tokens does, questions of
+    the contract, errors just above their bound, and what is flaky; what has one cause stands together, at the place of
+    its worst.
+    """
+    in_contract = result.statistics.in_contract
+    bugs = [finding for finding in result.findings if in_contract(finding)]
+    others = [finding for finding in result.findings if not in_contract(finding)]
+    return [*_by_kernel(bugs), *_by_kernel(others)]
+
+
+def kernels_in_order(result: CampaignResult) -> list[str]:
+    """All kernels, those with findings first, as these are told."""
+    told = dict.fromkeys(finding.declaration.target for finding in in_order(result))
+    return [*(target for target in told if target in result.statistics.kernels)] + [
+        target for target in result.statistics.kernels if target not in told
+    ]
+
+
+def heading_of(finding: Finding, statistics: Statistics) -> str:
+    """What to say before the first of its kind; empty for what is certain to be a bug."""
+    if not statistics.in_contract(finding):
+        return OUT_OF_CONTRACT
+    return _FLAKY if finding.is_flaky else ""
+
+
+def severity_of(finding: Finding) -> Severity:
+    """What it does, for all that was seen."""
+    failure = finding.failure
+    if finding.is_flaky:
+        return Severity.FLAKY
+    if ends_process(failure) or failure.oracle in _OUT_OF_BOUNDS:
+        return Severity.FATAL
+    if finding.remedy is not None or _is_of_empties(finding):
+        return Severity.CONTRACT
+    if failure.oracle in _OF_DEAD_MEMORY:
+        return Severity.DEAD_MEMORY
+    is_near = failure.oracle == "accuracy" and 1.0 < (failure.error_ratio or 0.0) < _JUST_ABOVE
+    return Severity.NEAR if is_near else Severity.WRONG
+
+
+def _is_of_empties(finding: Finding) -> bool:
+    """Whether it is about nothing but what results hold where there are no keys: kernels differ in that."""
+    about = aspects(finding.signature.features)
+    return bool(about) and all(one in _OF_EMPTIES or (one.startswith("lse ") and "inf" in one) for one in about)
+
+
+def _by_kernel(findings: Iterable[Finding]) -> list[Finding]:
+    def by_cause(of_kernel: Sequence[Finding]) -> list[Finding]:
+        by_severity = sorted(of_kernel, key=severity_of)
+        return _grouped(by_severity, lambda finding: (finding.is_flaky, finding.cause))
+
+    kernels = dict[str, list[Finding]]()
+    for finding in findings:
+        kernels.setdefault(finding.declaration.target, []).append(finding)
+    ordered = [by_cause(of_kernel) for of_kernel in kernels.values()]
+    return [finding for of_kernel in sorted(ordered, key=lambda its: severity_of(its[0])) for finding in of_kernel]
+
+
+def _grouped(ordered: Iterable[_One], key: Callable[[_One], Hashable]) -> list[_One]:
+    """Equals moved up to the first of them."""
+    groups = dict[Hashable, list[_One]]()
+    for one in ordered:
+        groups.setdefault(key(one), []).append(one)
+    return [one for group in groups.values() for one in group]

@@ -1,0 +1,1 @@
+"""Decode over K and V in one dense tensor each."""

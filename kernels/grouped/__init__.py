@@ -1,0 +1,1 @@
+"""Decode at the speed of memory: the query heads of a KV head in one program."""

@@ -1,0 +1,153 @@
+"""Partial states of splits, not yet divided, become the result: the second half of ``grouped_decode``.
+
+    M = max_s row_max_s      w_s = exp(row_max_s - M)      out = Σ_s w_s · acc_s / Σ_s w_s · exp_sum_s
+    lse = M + log Σ_s w_s · exp_sum_s
+
+Splits are read a chunk at a time, and the chunks are carried over as an online softmax carries tiles over. Attention
+sinks are added here, once for each row (``score_variants``), unless the first half has stored the result.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Device code has no Python types.
+
+import triton
+import triton.language as tl
+
+from attnfuzz.kernels.common.score_variants import add_sink, count_sink
+from attnfuzz.kernels.common.softmax_state import store_state
+from attnfuzz.kernels.grouped.split_tiles import count_splits, first_tile_begin
+
+__all__ = ["combine_heads", "combine_partials_kernel"]
+
+
+# As in dense_decode: no specialisation on what only places a base pointer or divides an index.
+@triton.jit(
+    do_not_specialize=[
+        "num_splits", "num_q_heads", "stride_len", "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h",
+        "window", "stride_sink",
+    ]
+)  # fmt: skip
+def combine_partials_kernel(
+    # inputs
+    p_seq_lens,  # [num_seqs]
+    p_partial_acc,  # [num_seqs, num_q_heads, num_splits, v_head_size], float32, contiguous
+    p_partial_max,  # [num_seqs, num_q_heads, num_splits], float32, contiguous
+    p_partial_sum,  # [num_seqs, num_q_heads, num_splits], float32, contiguous
+    # outputs
+    p_out,  # [num_seqs, num_q_heads, v_head_size]
+    p_lse,  # [num_seqs, num_q_heads]
+    # scalars
+    num_splits,
+    num_q_heads,
+    v_head_size,
+    # strides in elements: s sequence, h head, d head dimension
+    stride_len,
+    stride_os, stride_oh, stride_od,
+    stride_lse_s, stride_lse_h,
+    # variants (see the wrapper): None or 0 unless asked for
+    p_sinks,  # [num_q_heads]
+    window,
+    stride_sink,
+    # constants
+    TILE: tl.constexpr,  # keys per step of the first half, whose splits are whole tiles
+    BLOCK_DV: tl.constexpr,  # v_head_size rounded up to a power of two
+    CHUNK: tl.constexpr,  # splits per step, a power of two
+    PDL: tl.constexpr,  # whether launched with programmatic dependent launch
+    HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """Grid ``num_seqs * num_q_heads``."""
+    i_seq = (tl.program_id(0) // num_q_heads).to(tl.int64)
+    i_head = (tl.program_id(0) % num_q_heads).to(tl.int64)
+    # Before the wait: the first half lets this kernel start only after waiting for what came before, and writes no
+    # lengths itself.
+    seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
+    begin = first_tile_begin(seq_len, window, TILE) if HAS_WINDOW else 0
+    splits_used = count_splits(seq_len, begin, num_splits, TILE)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if splits_used <= 1:  # stored by the first half
+        return
+
+    o_d = tl.arange(0, BLOCK_DV).to(tl.int64)
+    m_d = o_d < v_head_size
+    o_split = tl.arange(0, CHUNK)
+    o_state = (i_seq * num_q_heads + i_head) * num_splits
+    row_max = tl.full([], float("-inf"), tl.float32)
+    exp_sum = tl.full([], 0.0, tl.float32)
+    acc = tl.zeros([BLOCK_DV], tl.float32)
+    for start in range(0, splits_used, CHUNK):
+        i_s = start + o_split
+        m_s = i_s < splits_used
+        b_max = tl.load(p_partial_max + o_state + i_s, mask=m_s, other=float("-inf"))  # [CHUNK]
+        b_sum = tl.load(p_partial_sum + o_state + i_s, mask=m_s, other=0.0)  # [CHUNK]
+        o_acc = (o_state + i_s)[:, None] * v_head_size + o_d[None, :]
+        b_acc = tl.load(p_partial_acc + o_acc, mask=m_s[:, None] & m_d[None, :], other=0.0)  # [CHUNK, BLOCK_DV]
+
+        new_max = tl.maximum(row_max, tl.max(b_max, axis=0))
+        ref = tl.where(new_max == float("-inf"), 0.0, new_max)
+        alpha = tl.exp(row_max - ref)
+        b_w = tl.exp(b_max - ref)  # [CHUNK]
+        exp_sum = exp_sum * alpha + tl.sum(b_w * b_sum, axis=0)
+        acc = acc * alpha + tl.sum(b_w[:, None] * b_acc, axis=0)
+        row_max = new_max
+
+    if HAS_SINKS:
+        sink = tl.load(p_sinks + i_head * stride_sink)
+        row_max, exp_sum, acc = add_sink(row_max, exp_sum, acc, sink)
+
+    p_out += i_seq * stride_os + i_head * stride_oh
+    p_lse += i_seq * stride_lse_s + i_head * stride_lse_h
+    store_state(p_out, p_lse, o_d, m_d, stride_od, row_max, exp_sum, acc)
+
+
+@triton.jit
+def combine_heads(
+    p_partial_acc, p_partial_max, p_partial_sum,  # as above
+    p_out, p_lse,  # at this sequence
+    p_sinks,
+    i_head, m_head,  # [BLOCK_G]
+    o_state,  # [BLOCK_G], where the states of each head begin
+    splits_used,
+    v_head_size,
+    stride_oh, stride_od, stride_lse_h, stride_sink,
+    BLOCK_G: tl.constexpr,  # heads, a power of two
+    BLOCK_DV: tl.constexpr,
+    CHUNK: tl.constexpr,  # splits per step, a power of two
+    HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """The same for several heads at once, by the last of the programs that have just stored the states."""
+    o_d = tl.arange(0, BLOCK_DV).to(tl.int64)
+    m_d = o_d < v_head_size
+    o_split = tl.arange(0, CHUNK)
+    row_max = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    exp_sum = tl.zeros([BLOCK_G], tl.float32)
+    acc = tl.zeros([BLOCK_G, BLOCK_DV], tl.float32)
+    for start in range(0, splits_used, CHUNK):
+        i_s = start + o_split
+        m_s = m_head[:, None] & (i_s < splits_used)[None, :]
+        o_s = o_state[:, None] + i_s[None, :]
+        o_acc = o_s[:, :, None] * v_head_size + o_d[None, None, :]
+        m_acc = m_s[:, :, None] & m_d[None, None, :]
+        # From the second-level cache: what other programs write does not get into this one's first.
+        b_max = tl.load(p_partial_max + o_s, mask=m_s, other=float("-inf"), cache_modifier=".cg")  # [BLOCK_G, CHUNK]
+        b_sum = tl.load(p_partial_sum + o_s, mask=m_s, other=0.0, cache_modifier=".cg")  # [BLOCK_G, CHUNK]
+        b_acc = tl.load(p_partial_acc + o_acc, mask=m_acc, other=0.0, cache_modifier=".cg")  # [BLOCK_G, CHUNK, DV]
+
+        new_max = tl.maximum(row_max, tl.max(b_max, axis=1))
+        ref = tl.where(new_max == float("-inf"), 0.0, new_max)
+        alpha = tl.exp(row_max - ref)
+        b_w = tl.exp(b_max - ref[:, None])  # [BLOCK_G, CHUNK]
+        exp_sum = exp_sum * alpha + tl.sum(b_w * b_sum, axis=1)
+        acc = acc * alpha[:, None] + tl.sum(b_w[:, :, None] * b_acc, axis=1)
+        row_max = new_max
+
+    if HAS_SINKS:
+        sinks = tl.load(p_sinks + i_head * stride_sink, mask=m_head, other=0.0)  # [BLOCK_G]
+        row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sinks, False)
+        acc = acc * alpha[:, None]
+    divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
+    b_out = acc / divisor[:, None]  # [BLOCK_G, BLOCK_DV]
+    o_out = i_head[:, None] * stride_oh + o_d[None, :] * stride_od
+    tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_head[:, None] & m_d[None, :])
+    tl.store(p_lse + i_head * stride_lse_h, row_max + tl.log(divisor), mask=m_head)

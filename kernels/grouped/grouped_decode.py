@@ -1,0 +1,242 @@
+"""Paged decode attention at the speed of memory: query heads grouped, splits in parallel.
+
+A decode step reads each key and value once and does little with them, so it is as fast as the cache can be read. What
+stands between a simple kernel and that:
+
+* The query heads of a group read the same keys. One program takes all heads of a KV head, and both products are matrix
+  products (``tl.dot``) whose rows are the heads: K and V are read once instead of ``group_size`` times.
+* A few sequences are too few programs for a GPU. Each sequence is split among ``num_splits`` of them (Flash-Decoding).
+  Split ``s`` takes tiles ``s, s + num_splits, ...``: its first tile does not depend on the length, so the page ids of
+  that tile are on their way while the length is, and a launch that is made for long sequences serves short ones too.
+* An address in the cache depends on a page id, which is a load of its own. The ids of the next tile are loaded one step
+  ahead; otherwise they would take half of the pipeline's stages, and half as much of K and V would be on its way.
+* The second kernel, ``combine_partials``, would be launched when the last program of this one has ended. With
+  programmatic dependent launch (PDL) its programs, and those of whatever comes next, take their places as soon as all
+  programs of this one have read their tokens, and wait in ``gdc_wait`` for the memory they depend on.
+* Even then it costs a microsecond or two, also where no sequence is long enough to need it. With counters in memory
+  that the caller has zeroed once (``LAST_COMBINES``) there is no second kernel: each program counts itself when it has
+  stored its state, and who finds all others counted combines, and sets the counter back to 0. States are combined in
+  the order of the splits, whoever does it.
+
+Variants (``score_variants``): with a sliding window the tiles are counted from the one that holds the first token that
+the query sees, so that all splits have work; a sink is added where the result is stored, here or by the second kernel.
+
+The partial state of a split is ``(row_max, exp_sum, acc)`` as in ``softmax_state``, not yet divided. A sequence of one
+tile has one split, whose program stores the result itself. Probabilities are rounded to the dtype of q before they
+multiply V, and the numbers of an 8-bit cache take that dtype, which holds them exactly; everything else is float32.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Device code has no Python types.
+
+import triton
+import triton.language as tl
+
+from attnfuzz.kernels.common.matrix_units import as_operand
+from attnfuzz.kernels.common.score_variants import count_sink, vary_scores, window_begin
+from attnfuzz.kernels.grouped.combine_partials import combine_heads
+from attnfuzz.kernels.grouped.split_tiles import count_splits, first_tile_begin
+
+__all__ = ["grouped_decode_kernel"]
+
+
+# As in dense_decode: no specialisation on what only places a base pointer or divides an index.
+@triton.jit(
+    do_not_specialize=[
+        "max_blocks", "num_splits", "num_kv_heads", "group_size", "head_blocks", "block_size", "stride_qs", "stride_qh",
+        "stride_table_s", "stride_len", "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h",
+        "window", "stride_slope", "stride_sink", "stride_k_scale", "stride_v_scale",
+    ]
+)  # fmt: skip
+def grouped_decode_kernel(
+    # inputs
+    p_q,  # [num_seqs, num_q_heads, head_size]
+    p_k,  # see paged_walk
+    p_v,
+    p_table,  # [num_seqs, max_blocks_per_seq]
+    p_seq_lens,  # [num_seqs]
+    # outputs
+    p_out,  # [num_seqs, num_q_heads, v_head_size]
+    p_lse,  # [num_seqs, num_q_heads]
+    # to be combined: float32, contiguous; those of splits without tiles are left as they are
+    p_partial_acc,  # [num_seqs, num_q_heads, num_splits, v_head_size]
+    p_partial_max,  # [num_seqs, num_q_heads, num_splits]
+    p_partial_sum,  # [num_seqs, num_q_heads, num_splits]
+    p_counters,  # [num_seqs, num_q_heads], int32, 0 before and after; None unless LAST_COMBINES
+    # scalars
+    scale,
+    num_splits,
+    num_kv_heads,
+    group_size,  # query heads per KV head
+    head_blocks,  # cdiv(group_size, BLOCK_M)
+    block_size,  # tokens per page
+    head_size,
+    v_head_size,
+    max_blocks,  # entries of a row of the block table
+    # strides in elements, as in paged_decode
+    stride_qs, stride_qh, stride_qd,
+    stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,
+    stride_vb, stride_vt, stride_vh, stride_vd,
+    stride_table_s, stride_page,
+    stride_len,
+    stride_os, stride_oh, stride_od,
+    stride_lse_s, stride_lse_h,
+    # variants (see the wrapper): None or 0 unless asked for
+    p_slopes,  # [num_q_heads]
+    p_sinks,  # [num_q_heads]
+    window,
+    soft_cap,
+    stride_slope,
+    stride_sink,
+    # scales of an 8-bit cache (see kv_scales): None or 0 without
+    p_k_scale,  # [1] or [num_kv_heads]
+    p_v_scale,
+    stride_k_scale,
+    stride_v_scale,
+    # constants
+    X: tl.constexpr,  # innermost K elements of the packed layout, otherwise 1
+    TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
+    BLOCK_M: tl.constexpr,  # query heads of a program: a power of two of at least 16, for tl.dot
+    BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two of at least 16
+    BLOCK_DV: tl.constexpr,  # v_head_size likewise
+    OWN_V: tl.constexpr,  # whether v_head_size is not head_size: else one mask serves both
+    PDL: tl.constexpr,  # whether launched with programmatic dependent launch
+    LAST_COMBINES: tl.constexpr,  # whether there is no second kernel
+    BLOCK_G: tl.constexpr,  # LAST_COMBINES: as BLOCK_M, but no more than the group rounded up to a power of two
+    CHUNK: tl.constexpr,  # LAST_COMBINES: splits that are combined in one step, a power of two
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_KV_SCALES: tl.constexpr,
+):  # fmt: skip
+    """Grid ``num_seqs * num_kv_heads * head_blocks, num_splits``: neighbours read the same pages.
+
+    A GPU starts programs one after the other, some 200 in a microsecond. The first splits of all sequences come first:
+    they have tokens however short the sequences are.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    i_split = tl.program_id(1)
+    i_seq = tl.program_id(0) // (num_kv_heads * head_blocks)
+    i_block_of_seq = tl.program_id(0) - i_seq * (num_kv_heads * head_blocks)
+    i_kv_head = i_block_of_seq // head_blocks
+    i_head_block = i_block_of_seq - i_kv_head * head_blocks
+    i_seq = i_seq.to(tl.int64)
+    i_kv_head = i_kv_head.to(tl.int64)
+
+    o_t = tl.arange(0, TILE)
+    p_pages = p_table + i_seq * stride_table_s
+    step = num_splits * TILE
+    begin = 0
+    if HAS_WINDOW:
+        # Unlike without one, the first tile depends on the length.
+        seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
+        begin = first_tile_begin(seq_len, window, TILE)
+    i_t = begin + i_split * TILE + o_t
+    i_page = i_t // block_size
+    i_off = i_t - i_page * block_size
+    # Within the row, though perhaps past the last page: such an entry is read, but not followed.
+    i_block = tl.load(p_pages + i_page.to(tl.int64) * stride_page, mask=i_page < max_blocks, other=0)  # [TILE]
+    if not HAS_WINDOW:
+        seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
+    splits_used = tl.maximum(count_splits(seq_len, begin, num_splits, TILE), 1)
+    if i_split >= splits_used:
+        return
+    o_m = tl.arange(0, BLOCK_M)
+    o_d = tl.arange(0, BLOCK_D).to(tl.int64)
+    m_d = o_d < head_size
+    o_dv = o_d
+    m_dv = m_d
+    if OWN_V:
+        o_dv = tl.arange(0, BLOCK_DV).to(tl.int64)
+        m_dv = o_dv < v_head_size
+    i_member = i_head_block * BLOCK_M + o_m  # of the group
+    m_m = i_member < group_size
+    i_head = i_kv_head * group_size + i_member
+    m_md = m_m[:, None] & m_d[None, :]
+    m_mdv = m_m[:, None] & m_dv[None, :]
+    o_q = i_seq * stride_qs + i_head[:, None] * stride_qh + o_d[None, :] * stride_qd
+    b_q = tl.load(p_q + o_q, mask=m_md, other=0.0)  # [BLOCK_M, BLOCK_D]
+
+    p_k += i_kv_head * stride_kh
+    p_v += i_kv_head * stride_vh
+    o_kd = (o_d // X) * stride_kdo + (o_d % X) * stride_kx if X > 1 else o_d * stride_kdo
+    o_vd = o_dv * stride_vd
+
+    if HAS_KV_SCALES:
+        scale *= tl.load(p_k_scale + i_kv_head * stride_k_scale)
+    if HAS_ALIBI:
+        slopes = tl.load(p_slopes + i_head * stride_slope, mask=m_m, other=0.0)  # [BLOCK_M]
+    else:
+        slopes = tl.zeros([BLOCK_M], tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    exp_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    for start in range(begin + i_split * TILE, seq_len, step):
+        m_t = start + o_t < seq_len
+        if HAS_WINDOW:
+            m_t = m_t & (start + o_t >= window_begin(seq_len - 1, window))
+        m_td = m_t[:, None] & m_d[None, :]
+        m_tdv = m_t[:, None] & m_dv[None, :]
+        o_kt = i_block.to(tl.int64) * stride_kb + i_off.to(tl.int64) * stride_kt
+        o_vt = i_block.to(tl.int64) * stride_vb + i_off.to(tl.int64) * stride_vt
+        # Dead rows of a page may hold NaN: they are not read, since 0 · NaN is not 0.
+        b_k = tl.load(p_k + o_kt[:, None] + o_kd[None, :], mask=m_td, other=0.0)  # [TILE, BLOCK_D]
+        b_v = tl.load(p_v + o_vt[:, None] + o_vd[None, :], mask=m_tdv, other=0.0)  # [TILE, BLOCK_DV]
+        i_t = start + step + o_t
+        i_page = i_t // block_size
+        i_off = i_t - i_page * block_size
+        i_block = tl.load(p_pages + i_page.to(tl.int64) * stride_page, mask=i_t < seq_len, other=0)  # [TILE]
+
+        b_s = tl.dot(b_q, tl.trans(as_operand(b_k, b_q.dtype))) * scale  # [BLOCK_M, TILE]
+        if HAS_CAP or HAS_ALIBI:
+            i_key = start + o_t[None, :]
+            b_s = vary_scores(b_s, i_key, seq_len - 1, slopes[:, None], soft_cap, HAS_CAP, HAS_ALIBI)
+        b_s = tl.where(m_t[None, :], b_s, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(b_s, axis=1))
+        ref = tl.where(new_max == float("-inf"), 0.0, new_max)
+        alpha = tl.exp(row_max - ref)
+        b_p = tl.exp(b_s - ref[:, None])  # [BLOCK_M, TILE]
+        exp_sum = exp_sum * alpha + tl.sum(b_p, axis=1)
+        acc = tl.dot(b_p.to(b_q.dtype), as_operand(b_v, b_q.dtype), acc * alpha[:, None])
+        row_max = new_max
+    if PDL:
+        # Not before: programs of the second kernel would take the places, and the bandwidth, that are needed here.
+        tl.extra.cuda.gdc_launch_dependents()
+    if HAS_KV_SCALES:
+        acc *= tl.load(p_v_scale + i_kv_head * stride_v_scale)
+
+    p_out += i_seq * stride_os
+    p_lse += i_seq * stride_lse_s
+    if splits_used == 1:
+        if HAS_SINKS:
+            sinks = tl.load(p_sinks + i_head * stride_sink, mask=m_m, other=0.0)  # [BLOCK_M]
+            row_max, exp_sum, alpha = count_sink(row_max, exp_sum, sinks, False)
+            acc = acc * alpha[:, None]
+        divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
+        b_out = acc / divisor[:, None]  # [BLOCK_M, BLOCK_DV]
+        o_out = i_head[:, None] * stride_oh + o_dv[None, :] * stride_od
+        tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_mdv)
+        tl.store(p_lse + i_head * stride_lse_h, row_max + tl.log(divisor), mask=m_m)
+        return
+
+    num_q_heads = num_kv_heads * group_size
+    o_state = (i_seq * num_q_heads + i_head) * num_splits + i_split  # [BLOCK_M]
+    tl.store(p_partial_acc + o_state[:, None] * v_head_size + o_dv[None, :], acc, mask=m_mdv)
+    tl.store(p_partial_max + o_state, row_max, mask=m_m)
+    tl.store(p_partial_sum + o_state, exp_sum, mask=m_m)
+    if LAST_COMBINES:
+        # All threads have stored before one of them counts, and that one's release makes it visible to who acquires.
+        tl.debug_barrier()
+        # One for each block of heads, of which a sequence has no more than heads.
+        p_counter = p_counters + i_seq * num_q_heads + i_block_of_seq
+        arrived = tl.atomic_add(p_counter, 1, sem="acq_rel")
+        if arrived == splits_used - 1:
+            tl.store(p_counter, 0)
+            i_in_group = i_head_block * BLOCK_M + tl.arange(0, BLOCK_G)
+            i_heads = i_kv_head * group_size + i_in_group
+            combine_heads(
+                p_partial_acc, p_partial_max, p_partial_sum, p_out, p_lse, p_sinks, i_heads, i_in_group < group_size,
+                (i_seq * num_q_heads + i_heads) * num_splits, splits_used, v_head_size,
+                stride_oh, stride_od, stride_lse_h, stride_sink, BLOCK_G, BLOCK_DV, CHUNK, HAS_SINKS,
+            )  # fmt: skip

@@ -1,0 +1,262 @@
+"""Checked wrapper of grouped paged decode: how many splits, how large a tile, and the memory between both kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from attnfuzz.kernels.common.checks import check_launch, check_positive, check_power_of_two
+from attnfuzz.kernels.common.device import on_device_of
+from attnfuzz.kernels.common.kv_scales import KvScales
+from attnfuzz.kernels.common.launch_again import launch_again
+from attnfuzz.kernels.common.layouts import cache_strides
+from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT, block_columns
+from attnfuzz.kernels.common.prepare import prepare_paged
+from attnfuzz.kernels.common.variants import Variant, check_variant, sink_arguments
+from attnfuzz.kernels.grouped.combine_partials import combine_partials_kernel
+from attnfuzz.kernels.grouped.grouped_decode import grouped_decode_kernel
+
+__all__ = ["GroupedPlan", "grouped_decode", "plan_grouped"]
+
+_DTYPES = (torch.float16, torch.bfloat16)
+_MOST_HEADS = 64
+_MOST_ELEMENTS = 16384
+"""Query heads of one program, and elements of its accumulator. Larger groups are shared out."""
+_CHUNK_ELEMENTS = 8192
+"""Of partial outputs that a program combines in one step: 128 registers of each of 64 threads."""
+_WARPS_OF_COMBINATION = 2
+"""64 splits of 128 elements: 6.5 us in all at one sequence of 4,096 tokens with 2 KV heads, and 7.1 with four warps."""
+_MOST_SPLITS = 65535
+"""CUDA's limit of a grid's second dimension."""
+_SHARED_BYTES = 160 << 10
+"""Of the tiles that are on their way at a time; a multiprocessor of an A100 has 164 KiB, of an H100 228."""
+_PDL_CAPABILITY = (9, 0)
+_SECOND_KERNEL = {"LAST_COMBINES": False, "BLOCK_G": 1, "CHUNK": 1}
+
+
+class GroupedPlan(NamedTuple):
+    """How ``grouped_decode`` is launched. ``pdl``: with programmatic dependent launch, where the GPU has it."""
+
+    num_splits: int
+    tile: int
+    num_warps: int
+    num_stages: int
+    pdl: bool
+
+
+def plan_grouped(pairs: int, max_seq_len: int, processors: int, block_d: int) -> GroupedPlan:
+    """The launch for ``pairs`` of a sequence and a block of query heads, on a GPU with so many ``processors``.
+
+    ``max_seq_len``: what the block table has room for, since the lengths are on the GPU. ``block_d``: the larger head
+    size rounded up to a power of two. Measured on an H100 with 8 KV heads of size 128, four query heads each: two
+    programs a multiprocessor read about as fast as any number does, and fewer splits are less to combine; splits want a
+    small launch, which serves short lengths too, and whole sequences, if long, more loads on their way.
+    """
+    tile = max(LEAST_FOR_DOT, min(64, 8192 // block_d))
+    num_splits = max(1, min(2 * processors // max(1, pairs), triton.cdiv(max_seq_len, tile)))
+    if num_splits > 1:
+        return GroupedPlan(num_splits, tile, num_warps=4, num_stages=2, pdl=True)
+    if max_seq_len <= tile:
+        return GroupedPlan(1, tile, num_warps=4, num_stages=2, pdl=True)
+    if max_seq_len >= 1024:
+        return GroupedPlan(1, tile, num_warps=8, num_stages=3, pdl=False)
+    return GroupedPlan(1, max(LEAST_FOR_DOT, tile // 2), num_warps=4, num_stages=3, pdl=False)
+
+
+def grouped_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    block_size: int,
+    layout: str,
+    *,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    num_splits: int | None = None,
+    tile: int | None = None,
+    num_warps: int | None = None,
+    num_stages: int | None = None,
+    pdl: bool | None = None,
+    block_m: int | None = None,
+    num_combined: int | None = None,
+    counters: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``launch_paged.paged_decode`` at the speed of memory, in float16 or bfloat16.
+
+    Arguments and result as there. ``num_splits``: programs that share a sequence, at most. ``tile`` and ``num_stages``
+    are taken as far as they fit into shared memory. ``pdl``: programmatic dependent launch. What is not given is chosen
+    by ``plan_grouped``. ``block_m``: query heads of a program, a power of two, at least 16 and as far as registers hold
+    its accumulator; larger groups are shared out. ``num_combined``: splits that are combined in one step, a power of
+    two, as far as registers hold them.
+
+    ``counters [num_seqs, num_q_heads]`` int32, contiguous and zero: with it there is no second kernel, since the last
+    program of a sequence's splits combines them. It is zero again afterwards, so one tensor serves any number of calls
+    one after the other, but none that run at the same time. Raises ValueError.
+    """
+    variant = Variant(window, soft_cap, alibi_slopes, sinks)
+    check_variant(variant)
+    scales = KvScales(k_scale, v_scale)
+    inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    inputs |= variant.tensors | scales.tensors
+    out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
+    num_seqs, num_q_heads, head_size = q.shape
+    v_head_size = sizes["v_head_size"]
+    num_tokens = block_table.shape[1] * block_size
+    num_tokens = num_tokens if window is None else min(num_tokens, window)
+    launch = _launch(
+        num_seqs, num_q_heads, sizes["num_kv_heads"], head_size, v_head_size, num_tokens,
+        q.dtype, q.device, num_splits, tile, num_warps, num_stages, pdl, block_m, num_combined,
+    )  # fmt: skip
+    num_splits = launch.num_splits
+    if counters is not None:
+        _check_counters(counters, q)
+    partials = (num_seqs, num_q_heads, num_splits) if num_splits > 1 else (0,)
+    partial_acc = torch.empty((*partials, v_head_size), dtype=torch.float32, device=q.device)
+    partial_max = torch.empty(partials, dtype=torch.float32, device=q.device)
+    partial_sum = torch.empty(partials, dtype=torch.float32, device=q.device)
+    k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
+    strides = *seq_lens.stride(), *out.stride(), *lse.stride()
+    of_sinks = sink_arguments(sinks)
+    with on_device_of(q):
+        launch_again(
+            grouped_decode_kernel, (num_seqs * sizes["num_kv_heads"] * launch.head_blocks, num_splits, 1),
+            (
+                q, k_cache, v_cache, block_table, seq_lens, out, lse, partial_acc, partial_max, partial_sum, counters,
+                float(scale), num_splits, sizes["num_kv_heads"], sizes["group_size"], launch.head_blocks, block_size,
+                head_size, v_head_size, block_table.shape[1],
+                *q.stride(), *k_strides, *v_strides, *block_table.stride(), *strides,
+            ),
+            {
+                "X": x, **launch.of_splits, **(_SECOND_KERNEL if counters is None else launch.of_last),
+                **variant.of_scores, **of_sinks, **scales.arguments,
+            },
+            launch.options,
+        )  # fmt: skip
+        if num_splits > 1 and counters is None:
+            launch_again(
+                combine_partials_kernel, (num_seqs * num_q_heads, 1, 1),
+                (
+                    seq_lens, partial_acc, partial_max, partial_sum, out, lse, num_splits, num_q_heads, v_head_size,
+                    *strides,
+                ),
+                {**launch.of_combination, "window": window or 0, "HAS_WINDOW": window is not None, **of_sinks},
+                launch.options_of_combination,
+            )  # fmt: skip
+    return out, lse
+
+
+class _Launch(NamedTuple):
+    """What follows from shapes and options.
+
+    ``head_blocks``: programs that share the query heads of a KV head.
+    ``of_splits``, ``of_combination``: constants of the two kernels. ``of_last``: of the first without the second. The
+    ``options`` are those of ``triton.Config``.
+    """
+
+    head_blocks: int
+    num_splits: int
+    of_splits: Mapping[str, Any]
+    of_combination: Mapping[str, Any]
+    of_last: Mapping[str, Any]
+    options: Mapping[str, Any]
+    options_of_combination: Mapping[str, Any]
+
+
+@lru_cache(maxsize=1024)
+def _launch(
+    num_seqs: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    v_head_size: int,
+    num_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_splits: int | None,
+    tile: int | None,
+    num_warps: int | None,
+    num_stages: int | None,
+    pdl: bool | None,
+    block_m: int | None,
+    num_combined: int | None,
+) -> _Launch:
+    """Computed once: eager decoding is as fast as the host can launch. Raises ValueError."""
+    if dtype not in _DTYPES:
+        raise ValueError(f"q.dtype={dtype} must be one of {_DTYPES}, for matrix units; use launch_paged.paged_decode")
+    group_size = num_q_heads // num_kv_heads
+    widest = triton.next_power_of_2(max(head_size, v_head_size))
+    most_heads = max(LEAST_FOR_DOT, min(_MOST_HEADS, _MOST_ELEMENTS // widest))
+    check_power_of_two("block_m", most_heads if block_m is None else block_m)
+    block_m = max(LEAST_FOR_DOT, min(most_heads, block_m or most_heads, triton.next_power_of_2(group_size)))
+    block_d, block_dv = (block_columns(size, block_m) for size in (head_size, v_head_size))
+    head_blocks = triton.cdiv(group_size, block_m)
+    pairs = num_seqs * num_kv_heads * head_blocks
+    plan = plan_grouped(pairs, num_tokens, _processors(device), max(block_d, block_dv))
+    num_splits = plan.num_splits if num_splits is None else num_splits
+    check_positive("num_splits", num_splits)
+    if num_splits > _MOST_SPLITS:
+        raise ValueError(
+            f"num_splits={num_splits} must be at most {_MOST_SPLITS}, as a grid's second dimension; use 64"
+        )
+    tile = plan.tile if tile is None else tile
+    check_power_of_two("tile", tile)
+    token_bytes = (block_d + block_dv) * dtype.itemsize
+    tile = max(LEAST_FOR_DOT, min(tile, triton.next_power_of_2(_SHARED_BYTES // token_bytes + 1) // 2))
+    stages_that_fit = _SHARED_BYTES // (tile * token_bytes) + 1
+    warps_and_stages = check_launch(
+        plan.num_warps if num_warps is None else num_warps,
+        max(1, min(plan.num_stages if num_stages is None else num_stages, stages_that_fit)),
+    )
+    most = max(1, _CHUNK_ELEMENTS // block_dv)
+    check_power_of_two("num_combined", most if num_combined is None else num_combined)
+    chunk = min(most, num_combined or most, triton.next_power_of_2(num_splits))
+    pdl = _has_pdl(device) and (plan.pdl if pdl is None else pdl)
+    own_v = v_head_size != head_size
+    both = {"TILE": tile, "BLOCK_DV": block_dv, "PDL": pdl}
+    dependent = {"launch_pdl": True} if pdl else {}
+    block_g = min(block_m, triton.next_power_of_2(group_size))
+    # More would be more registers than two programs of a multiprocessor have.
+    elements = _CHUNK_ELEMENTS if warps_and_stages["num_warps"] <= 4 else _CHUNK_ELEMENTS // 4
+    in_one_step = max(1, min(chunk, elements // (block_g * block_dv)))
+    return _Launch(
+        head_blocks=head_blocks,
+        num_splits=num_splits,
+        of_splits={"BLOCK_M": block_m, "BLOCK_D": block_d, "OWN_V": own_v, **both},
+        of_combination={"CHUNK": chunk, **both},
+        of_last={"LAST_COMBINES": True, "BLOCK_G": block_g, "CHUNK": in_one_step},
+        options={**warps_and_stages, **dependent},
+        options_of_combination={"num_warps": _WARPS_OF_COMBINATION, **dependent},
+    )
+
+
+def _check_counters(counters: Tensor, q: Tensor) -> None:
+    if counters.shape != q.shape[:2] or counters.dtype != torch.int32 or not counters.is_contiguous():
+        raise ValueError(
+            f"counters.shape={list(counters.shape)}, {counters.dtype}, strides {counters.stride()}, must be "
+            f"[num_seqs, num_q_heads]={list(q.shape[:2])}, torch.int32 and contiguous; make them with torch.zeros"
+        )
+    if counters.device != q.device:
+        raise ValueError(f"counters.device={counters.device} must be {q.device}, that of q; make them there")
+
+
+def _processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; a few for the interpreter, so that there are splits."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 8
+
+
+def _has_pdl(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _PDL_CAPABILITY

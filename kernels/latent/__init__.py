@@ -1,0 +1,1 @@
+"""Kernels of latent attention, and what launches them."""

@@ -1,0 +1,108 @@
+"""Multi-head latent attention: decode on a cache whose rows are keys, and in their first numbers values.
+
+One row of the cache is a token's latent vector, ``rank`` numbers, and the part of its key that turns with the position
+(RoPE), ``rope_size`` numbers (DeepSeek-V2, arXiv 2405.04434). All query heads attend to this one KV head:
+
+    s = scale · (q[:rank] · latent + q[rank:] · rope)        out = Σ softmax(s) · latent
+
+So a tile of latent vectors is loaded once and multiplied twice, with the queries and with the weights. That is what
+makes decode of latent attention cheap: of 576 numbers of a row 512 are used twice, by up to 128 query heads.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Device code has no Python types.
+
+import triton
+import triton.language as tl
+
+from attnfuzz.kernels.common.score_variants import cap_scores
+
+__all__ = ["latent_decode_kernel"]
+
+
+@triton.jit
+def latent_decode_kernel(
+    # inputs
+    p_q,  # [num_seqs, num_q_heads, rank + rope_size]
+    p_cache,  # [num_blocks, block_size, rank + rope_size]
+    p_table,  # [num_seqs, max_blocks_per_seq]
+    p_seq_lens,  # [num_seqs]
+    # outputs
+    p_out,  # [num_seqs, num_q_heads, rank]
+    p_lse,  # [num_seqs, num_q_heads]
+    # scalars
+    scale,
+    soft_cap,
+    num_q_heads,
+    block_size,  # tokens per page
+    rank,
+    rope_size,
+    # strides in elements
+    stride_qs, stride_qh, stride_qd,
+    stride_cb, stride_ct, stride_cd,
+    stride_table_s, stride_page,
+    stride_len,
+    stride_os, stride_oh, stride_od,
+    stride_lse_s, stride_lse_h,
+    # constants
+    TILE: tl.constexpr,  # tokens per step, a power of two, whatever the page size
+    BLOCK_M: tl.constexpr,  # query heads of a program: a power of two of at least 16, for tl.dot
+    BLOCK_R: tl.constexpr,  # rank rounded up to a power of two of at least 16
+    BLOCK_P: tl.constexpr,  # rope_size likewise
+    HAS_ROPE: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+):  # fmt: skip
+    """Grid ``num_seqs, cdiv(num_q_heads, BLOCK_M)``."""
+    i_seq = tl.program_id(0).to(tl.int64)
+    i_head = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m_head = i_head < num_q_heads
+    o_t = tl.arange(0, TILE)
+    o_r = tl.arange(0, BLOCK_R).to(tl.int64)
+    m_r = o_r < rank
+    o_p = tl.arange(0, BLOCK_P).to(tl.int64)
+    m_p = o_p < rope_size
+    seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
+
+    p_heads = p_q + i_seq * stride_qs + i_head[:, None] * stride_qh
+    m_hr = m_head[:, None] & m_r[None, :]
+    b_q = tl.load(p_heads + o_r[None, :] * stride_qd, mask=m_hr, other=0.0)  # [BLOCK_M, BLOCK_R]
+    if HAS_ROPE:
+        m_hp = m_head[:, None] & m_p[None, :]
+        b_q_rope = tl.load(p_heads + (rank + o_p)[None, :] * stride_qd, mask=m_hp, other=0.0)  # [BLOCK_M, BLOCK_P]
+
+    p_pages = p_table + i_seq * stride_table_s
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    exp_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
+    for start in range(0, seq_len, TILE):
+        i_t = start + o_t
+        m_t = i_t < seq_len
+        # Entries past the last page may be anything and are not read. Ids are int64 before they meet a stride.
+        i_page = (i_t // block_size).to(tl.int64)
+        i_off = (i_t % block_size).to(tl.int64)
+        i_block = tl.load(p_pages + i_page * stride_page, mask=m_t, other=0).to(tl.int64)  # [TILE]
+        p_rows = p_cache + (i_block * stride_cb + i_off * stride_ct)[:, None]
+        # Dead rows of a page may hold NaN: they are not read, since 0 · NaN is not 0.
+        m_tr = m_t[:, None] & m_r[None, :]
+        b_latent = tl.load(p_rows + o_r[None, :] * stride_cd, mask=m_tr, other=0.0)  # [TILE, BLOCK_R]
+        b_s = tl.dot(b_q, tl.trans(b_latent))  # [BLOCK_M, TILE]
+        if HAS_ROPE:
+            m_tp = m_t[:, None] & m_p[None, :]
+            b_rope = tl.load(p_rows + (rank + o_p)[None, :] * stride_cd, mask=m_tp, other=0.0)  # [TILE, BLOCK_P]
+            b_s = tl.dot(b_q_rope, tl.trans(b_rope), b_s)
+        b_s *= scale
+        if HAS_CAP:
+            b_s = cap_scores(b_s, soft_cap)
+        b_s = tl.where(m_t[None, :], b_s, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(b_s, axis=1))
+        ref = tl.where(new_max == float("-inf"), 0.0, new_max)
+        alpha = tl.exp(row_max - ref)
+        b_w = tl.exp(b_s - ref[:, None])  # [BLOCK_M, TILE]
+        exp_sum = exp_sum * alpha + tl.sum(b_w, axis=1)
+        acc = tl.dot(b_w.to(b_latent.dtype), b_latent, acc * alpha[:, None])
+        row_max = new_max
+
+    divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
+    b_out = acc / divisor[:, None]  # [BLOCK_M, BLOCK_R]
+    o_out = i_seq * stride_os + i_head[:, None] * stride_oh + o_r[None, :] * stride_od
+    tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_hr)
+    tl.store(p_lse + i_seq * stride_lse_s + i_head * stride_lse_h, row_max + tl.log(divisor), mask=m_head)

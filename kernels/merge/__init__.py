@@ -1,0 +1,1 @@
+"""Attention states over disjoint keys become one."""

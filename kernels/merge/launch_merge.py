@@ -1,0 +1,119 @@
+"""Checked wrappers of the wide merge of two states, in its own memory or in place, and of the merge of many.
+
+As in ``launch``: results are allocated unless given, strides are honoured, nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from attnfuzz.kernels.common.alignment import common_alignment, in_units
+from attnfuzz.kernels.common.checks import check_launch
+from attnfuzz.kernels.common.device import on_device_of
+from attnfuzz.kernels.common.prepare import prepare_merge, prepare_merge_many
+from attnfuzz.kernels.merge.merge_blocks import block_of, takes_place_of
+from attnfuzz.kernels.merge.merge_many import merge_many_kernel
+from attnfuzz.kernels.merge.merge_states_wide import merge_states_wide_kernel
+
+__all__ = ["merge_many", "merge_states_in_place", "merge_states_wide"]
+
+
+def merge_states_wide(
+    prefix_output: Tensor,
+    prefix_lse: Tensor,
+    suffix_output: Tensor,
+    suffix_lse: Tensor,
+    *,
+    lse_layout: str = "HT",
+    output: Tensor | None = None,
+    output_lse: Tensor | None = None,
+    block_elements: int = 4096,
+    block_tokens: int = 4,
+    num_warps: int = 4,
+) -> tuple[Tensor, Tensor]:
+    """``launch.merge_states`` with programs that take a block of tokens × heads; arguments and result as there.
+
+    ``block_elements``, ``block_tokens``: elements of a state that a program takes, and the tokens that they belong to
+    if there are heads enough; powers of two. They change the speed only.
+    """
+    inputs = {"prefix_output": prefix_output, "prefix_lse": prefix_lse}
+    inputs |= {"suffix_output": suffix_output, "suffix_lse": suffix_lse}
+    output, output_lse, sizes = prepare_merge(inputs, lse_layout, output, output_lse)
+    in_place = takes_place_of({"output": output, "output_lse": output_lse}, inputs)
+    num_tokens, num_heads, head_size = (sizes[axis] for axis in ("num_tokens", "num_q_heads", "head_size"))
+    launch = check_launch(num_warps, 1)
+    block = block_of(num_heads, head_size, block_elements, block_tokens)
+    align = common_alignment(prefix_output, suffix_output, output)
+    lse_strides = [_tokens_first(lse, lse_layout).stride() for lse in (prefix_lse, suffix_lse, output_lse)]
+    with on_device_of(output):
+        merge_states_wide_kernel[(block.number_for(num_tokens, num_heads),)](
+            prefix_output, suffix_output, prefix_lse, suffix_lse, output, output_lse,
+            num_tokens, num_heads,
+            *in_units(prefix_output.stride(), align), *in_units(suffix_output.stride(), align),
+            *lse_strides[0], *lse_strides[1], *in_units(output.stride(), align), *lse_strides[2],
+            HEAD_SIZE=head_size, ALIGN=align, BLOCK_T=block.tokens, BLOCK_H=block.heads, BLOCK_D=block.head_size,
+            IN_PLACE=in_place, **launch,
+        )  # fmt: skip
+    return output, output_lse
+
+
+def merge_states_in_place(
+    output: Tensor,
+    output_lse: Tensor,
+    suffix_output: Tensor,
+    suffix_lse: Tensor,
+    *,
+    lse_layout: str = "HT",
+    block_elements: int = 4096,
+    block_tokens: int = 4,
+    num_warps: int = 4,
+) -> tuple[Tensor, Tensor]:
+    """Merge a state into ``output`` and ``output_lse``, which are returned; otherwise ``merge_states_wide``."""
+    return merge_states_wide(
+        output, output_lse, suffix_output, suffix_lse,
+        lse_layout=lse_layout, output=output, output_lse=output_lse,
+        block_elements=block_elements, block_tokens=block_tokens, num_warps=num_warps,
+    )  # fmt: skip
+
+
+def merge_many(
+    outputs: Tensor,
+    lses: Tensor,
+    *,
+    lse_layout: str = "HT",
+    output: Tensor | None = None,
+    output_lse: Tensor | None = None,
+    block_elements: int = 4096,
+    block_tokens: int = 4,
+    num_warps: int = 4,
+) -> tuple[Tensor, Tensor]:
+    """Merge any number of attention states of the same queries over disjoint keys.
+
+    Shapes: ``outputs [num_states, num_tokens, num_q_heads, head_size]`` in float16, bfloat16 or float32; ``lses``
+    float32, natural log, ``[num_states, num_q_heads, num_tokens]`` for ``lse_layout="HT"``,
+    ``[num_states, num_tokens, num_q_heads]`` for ``"TH"``. An LSE of -inf or +inf marks an empty state, whose output is
+    not used. ``block_elements``, ``block_tokens`` as for ``merge_states_wide``.
+
+    Returns ``(output, output_lse)`` of the same shapes without the first axis: 0 and -inf where all states are empty.
+    Given ones must not overlap with the inputs. Raises ValueError.
+    """
+    output, output_lse, sizes = prepare_merge_many(outputs, lses, lse_layout, output, output_lse)
+    num_tokens, num_heads, head_size = (sizes[axis] for axis in ("num_tokens", "num_q_heads", "head_size"))
+    launch = check_launch(num_warps, 1)
+    block = block_of(num_heads, head_size, block_elements, block_tokens)
+    align = common_alignment(outputs, output)
+    with on_device_of(output):
+        merge_many_kernel[(block.number_for(num_tokens, num_heads),)](
+            outputs, lses, output, output_lse,
+            sizes["num_states"], num_tokens, num_heads,
+            *in_units(outputs.stride(), align), *_tokens_first(lses, lse_layout).stride(),
+            *in_units(output.stride(), align), *_tokens_first(output_lse, lse_layout).stride(),
+            HEAD_SIZE=head_size, ALIGN=align, BLOCK_T=block.tokens, BLOCK_H=block.heads, BLOCK_D=block.head_size,
+            **launch,
+        )  # fmt: skip
+    return output, output_lse
+
+
+def _tokens_first(lse: Tensor, lse_layout: str) -> Tensor:
+    """A view with the last axes (token, head)."""
+    return lse.mT if lse_layout == "HT" else lse

@@ -1,0 +1,1 @@
+"""Decode and prefill over a block table, one query head a program."""

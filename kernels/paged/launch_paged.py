@@ -1,0 +1,223 @@
+"""Checked wrappers of the kernels on a paged KV cache: paged decode, and split-K decode with its reduction.
+
+As in ``launch``: results are allocated unless given, strides are honoured, nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+from torch import Tensor
+
+from attnfuzz.kernels.common.checks import check_launch, check_power_of_two
+from attnfuzz.kernels.common.device import count_sms, on_device_of
+from attnfuzz.kernels.common.kv_scales import KvScales
+from attnfuzz.kernels.common.layouts import cache_strides, size_of_values
+from attnfuzz.kernels.common.prepare import empty_partials, prepare_paged, prepare_reduce, prepare_split
+from attnfuzz.kernels.common.variants import Variant, check_variant, sink_arguments
+from attnfuzz.kernels.paged.num_splits import resolve_num_splits
+from attnfuzz.kernels.paged.paged_decode import paged_decode_kernel
+from attnfuzz.kernels.paged.reduce_splits import reduce_splits_kernel
+from attnfuzz.kernels.paged.split_decode import split_decode_kernel
+
+__all__ = ["paged_decode", "reduce_splits", "split_decode", "split_paged_decode"]
+
+_SPLITS_PER_STEP = 4
+"""At least. Fewer than a kernel is declared to be tried with, so that more than one step is."""
+_ELEMENTS_PER_STEP = 8192
+"""Of partial outputs, at most: 64 registers of each of 128 threads."""
+
+
+def paged_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    block_size: int,
+    layout: str,
+    *,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    tile: int = 32,
+    num_warps: int = 4,
+    num_stages: int = 3,
+) -> tuple[Tensor, Tensor]:
+    """Attention of one query token per sequence over a paged KV cache.
+
+    Shapes: ``q [num_seqs, num_q_heads, head_size]``; ``k_cache, v_cache`` as ``layouts`` says for ``layout``, all in
+    float16, bfloat16 or float32; ``block_table [num_seqs, max_blocks_per_seq]`` and ``seq_lens [num_seqs]`` int32 or
+    int64. ``block_size``: tokens per page. ``tile``: keys per step, a power of two. ``num_warps``, ``num_stages``: of
+    the launch, as in ``triton.Config``; they change the speed only. Entries past a sequence's last page are not read.
+
+    ``window``: the query sees so many keys, its own included. ``soft_cap``: ``s`` becomes ``soft_cap · tanh(s /
+    soft_cap)``. ``alibi_slopes``: times ``key position - query position``, added to a head's scores. ``sinks``: a
+    logit of each head that takes weight and has no value; the LSE includes it. Both float32 ``[num_q_heads]``.
+    ``k_scale``, ``v_scale``: of caches in float8_e4m3fn or float8_e5m2, what their numbers are multiplied with: float32
+    ``[1]`` or ``[num_kv_heads]``. A GPU needs compute capability 8.9 for the former format.
+
+    Returns ``out [num_seqs, num_q_heads, v_head_size]`` in q's dtype and ``lse [num_seqs, num_q_heads]`` float32,
+    natural log: 0 and -inf (or the sink) for an empty sequence. Raises ValueError.
+    """
+    variant = Variant(window, soft_cap, alibi_slopes, sinks)
+    check_variant(variant)
+    scales = KvScales(k_scale, v_scale)
+    inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    inputs |= variant.tensors | scales.tensors
+    out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
+    check_power_of_two("tile", tile)
+    launch = check_launch(num_warps, num_stages)
+    k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
+    with on_device_of(q):
+        paged_decode_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
+            q, k_cache, v_cache, block_table, seq_lens, out, lse,
+            float(scale), block_size, sizes["group_size"], sizes["head_size"], sizes["v_head_size"],
+            *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
+            *out.stride(), *lse.stride(),
+            X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
+            BLOCK_DV=triton.next_power_of_2(sizes["v_head_size"]), **launch,
+            **variant.of_scores, **sink_arguments(sinks), **scales.arguments,
+        )  # fmt: skip
+    return out, lse
+
+
+def split_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    block_size: int,
+    layout: str,
+    num_splits: int,
+    *,
+    partial_out: Tensor | None = None,
+    partial_lse: Tensor | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    tile: int = 32,
+    num_warps: int = 4,
+    num_stages: int = 3,
+) -> tuple[Tensor, Tensor]:
+    """Partial states of ``paged_decode`` over ``num_splits`` consecutive ranges of each sequence's tokens.
+
+    Arguments as for ``paged_decode``. Split ``s`` covers tokens ``[s * n, min((s + 1) * n, seq_len))``, with
+    ``n = ceil(seq_len / num_splits)``.
+
+    Returns ``partial_out [num_seqs, num_q_heads, num_splits, v_head_size]``, in q's dtype unless given in another, and
+    ``partial_lse [num_seqs, num_q_heads, num_splits]`` float32: 0 and -inf for an empty split. Raises ValueError.
+    """
+    variant = Variant(window, soft_cap, alibi_slopes)
+    check_variant(variant)
+    scales = KvScales(k_scale, v_scale)
+    inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    inputs |= variant.tensors | scales.tensors
+    partial_out, partial_lse, sizes = prepare_split(inputs, layout, block_size, num_splits, partial_out, partial_lse)
+    check_power_of_two("tile", tile)
+    launch = check_launch(num_warps, num_stages)
+    k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
+    with on_device_of(q):
+        split_decode_kernel[(sizes["num_seqs"], sizes["num_q_heads"], num_splits)](
+            q, k_cache, v_cache, block_table, seq_lens, partial_out, partial_lse,
+            float(scale), num_splits, block_size, sizes["group_size"], sizes["head_size"], sizes["v_head_size"],
+            *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
+            *partial_out.stride(), *partial_lse.stride(),
+            X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
+            BLOCK_DV=triton.next_power_of_2(sizes["v_head_size"]), **launch,
+            **variant.of_scores, **scales.arguments,
+        )  # fmt: skip
+    return partial_out, partial_lse
+
+
+def reduce_splits(
+    partial_out: Tensor,
+    partial_lse: Tensor,
+    *,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    sinks: Tensor | None = None,
+    num_warps: int = 4,
+    num_stages: int = 3,
+) -> tuple[Tensor, Tensor]:
+    """Combine the partial states that ``split_decode`` returns, and ``sinks`` as in ``paged_decode``.
+
+    Returns ``out [num_seqs, num_q_heads, head_size]``, in partial_out's dtype unless given in another, and
+    ``lse [num_seqs, num_q_heads]`` float32: 0 and -inf where all splits are empty. Raises ValueError.
+    """
+    out, lse, sizes = prepare_reduce(partial_out, partial_lse, out, lse, sinks)
+    launch = check_launch(num_warps, num_stages)
+    num_splits, block_d = sizes["num_splits"], triton.next_power_of_2(sizes["head_size"])
+    # Steps wait for each other: many splits are read in four.
+    chunk = max(_SPLITS_PER_STEP, min(triton.next_power_of_2(num_splits) // 4, _ELEMENTS_PER_STEP // block_d))
+    with on_device_of(out):
+        reduce_splits_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
+            partial_out, partial_lse, out, lse,
+            num_splits, sizes["head_size"],
+            *partial_out.stride(), *partial_lse.stride(), *out.stride(), *lse.stride(),
+            CHUNK=chunk, BLOCK_D=block_d, **launch,
+            **sink_arguments(sinks),
+        )  # fmt: skip
+    return out, lse
+
+
+def split_paged_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    block_size: int,
+    layout: str,
+    num_splits: int | str,
+    *,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    max_seq_len: int | None = None,
+    num_sms: int | None = None,
+    tile: int = 32,
+    partial_dtype: str = "float32",
+    num_warps: int = 4,
+    num_stages: int = 3,
+) -> tuple[Tensor, Tensor]:
+    """``paged_decode`` in two stages, ``split_decode`` and ``reduce_splits``.
+
+    ``num_splits``: a number, or ``"seed"`` or ``"device"`` for one chosen by ``num_splits`` from the shapes, an upper
+    bound ``max_seq_len`` of the lengths (by default what the table has entries for) and the number of multiprocessors
+    ``num_sms`` (by default q's device's). The result of a row then depends on its batch, in its last bits.
+    ``partial_dtype``: ``"float32"``, or ``"input"`` to keep the partial outputs in q's dtype, which halves their
+    traffic and costs them one more rounding. Other arguments and the result as for ``paged_decode``. Raises ValueError.
+    """
+    max_seq_len = block_table.shape[-1] * block_size if max_seq_len is None else max_seq_len
+    num_programs = math.prod(q.shape[:-1])
+    num_splits = resolve_num_splits(num_splits, max_seq_len, num_programs, num_sms or count_sms(q))
+    v_head_size = size_of_values(v_cache, layout)
+    partial_out = empty_partials(q, num_splits, partial_dtype, v_head_size)
+    out = torch.empty((*q.shape[:-1], v_head_size), dtype=q.dtype, device=q.device) if out is None else out
+    partial_out, partial_lse = split_decode(
+        q, k_cache, v_cache, block_table, seq_lens, scale, block_size, layout, num_splits,
+        partial_out=partial_out, tile=tile, num_warps=num_warps, num_stages=num_stages,
+        window=window, soft_cap=soft_cap, alibi_slopes=alibi_slopes, k_scale=k_scale, v_scale=v_scale,
+    )  # fmt: skip
+    return reduce_splits(
+        partial_out, partial_lse, out=out, lse=lse, sinks=sinks, num_warps=num_warps, num_stages=num_stages
+    )

@@ -1,0 +1,206 @@
+"""PagedAttention v2: each sequence in partitions of a fixed number of tokens, in parallel, and a second kernel.
+
+Partition ``p`` covers tokens ``[p · n, min((p + 1) · n, seq_len))`` with n = 512 by default. It leaves three things,
+for its tokens alone:
+
+    max_logits = max s_i                          exp_sums = Σ exp(s_i - max_logits)
+    partial_out = Σ exp(s_i - max_logits) · v_i / exp_sums
+
+and the second kernel puts them together:
+
+    m = max_p max_logits_p       w_p = exp_sums_p · exp(max_logits_p - m)
+    out = Σ_p (w_p / Σ w) · partial_out_p        lse = m + log Σ_p w_p
+
+Unlike split-K (``split_decode``), which cuts every sequence into equally many parts, the partitions of a short sequence
+are few: it has ``ceil(seq_len / n)``. The grid has as many as a full block table needs, since the host does not know
+the lengths; a program beyond the last partition of its sequence returns at once. What it leaves unwritten, the second
+kernel does not read. With a sliding window the same holds for partitions before the window.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Device code has no Python types.
+
+import triton
+import triton.language as tl
+
+from attnfuzz.kernels.common.score_variants import count_sink, window_begin
+from attnfuzz.kernels.paged.paged_attention_walk import attend_packed
+
+__all__ = ["paged_attention_v2_kernel", "paged_attention_v2_reduce_kernel"]
+
+
+# As in dense_decode: no specialisation on what only places a base pointer or divides an index.
+@triton.jit(
+    do_not_specialize=[
+        "partition_size", "block_size", "group_size", "stride_qs", "stride_qh",
+        "stride_kb", "stride_kt", "stride_kh", "stride_kdo", "stride_table_s", "stride_len",
+        "stride_logit_s", "stride_logit_h", "stride_ps", "stride_ph", "stride_pp", "stride_stat_s", "stride_stat_h",
+        "window", "stride_slope", "stride_k_scale", "stride_v_scale",
+    ]
+)  # fmt: skip
+def paged_attention_v2_kernel(
+    # inputs
+    p_q,  # [num_seqs, num_q_heads, head_size]
+    p_k,  # [num_blocks, num_kv_heads, head_size / X, block_size, X]
+    p_v,  # [num_blocks, num_kv_heads, v_head_size, block_size]
+    p_table,  # [num_seqs, max_blocks_per_seq]
+    p_seq_lens,  # [num_seqs]
+    # workspace and outputs
+    p_logits,  # [num_seqs, num_q_heads, max_blocks_per_seq * block_size]
+    p_partial_out,  # [num_seqs, num_q_heads, num_partitions, v_head_size], each partition's softmax already normalised
+    p_max_logits,  # [num_seqs, num_q_heads, num_partitions], contiguous
+    p_exp_sums,  # like p_max_logits
+    # scalars
+    scale,
+    partition_size,  # tokens
+    block_size,  # tokens per page
+    group_size,  # query heads per KV head
+    head_size,
+    v_head_size,
+    # strides in elements: p partition, otherwise as in paged_attention_v1
+    stride_qs, stride_qh, stride_qd,
+    stride_kb, stride_kt, stride_kh, stride_kdo, stride_kx,  # all but the last in units of ALIGN elements
+    stride_vb, stride_vt, stride_vh, stride_vd,
+    stride_table_s, stride_page,
+    stride_len,
+    stride_logit_s, stride_logit_h,
+    stride_ps, stride_ph, stride_pp, stride_pd,
+    stride_stat_s, stride_stat_h,
+    # variants (see the wrapper): None or 0 unless asked for
+    p_slopes,  # [num_q_heads]
+    window,
+    soft_cap,
+    stride_slope,
+    # scales of an 8-bit cache (see kv_scales): None or 0 without
+    p_k_scale,  # [1] or [num_kv_heads]
+    p_v_scale,
+    stride_k_scale,
+    stride_v_scale,
+    # constants
+    ALIGN: tl.constexpr,  # elements, a divisor of K's strides but the last
+    X: tl.constexpr,  # innermost K elements, a divisor of head_size
+    TILE: tl.constexpr,  # keys per step, a power of two, whatever the page size
+    BLOCK_D: tl.constexpr,  # head_size rounded up to a power of two
+    BLOCK_DV: tl.constexpr,  # v_head_size likewise
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    HAS_KV_SCALES: tl.constexpr,
+):  # fmt: skip
+    """Grid ``(num_seqs, num_q_heads, num_partitions)``."""
+    i_seq = tl.program_id(0).to(tl.int64)
+    i_head = tl.program_id(1).to(tl.int64)
+    i_part = tl.program_id(2).to(tl.int64)
+    i_kv_head = i_head // group_size
+    o_d = tl.arange(0, BLOCK_D).to(tl.int64)
+    o_dv = tl.arange(0, BLOCK_DV).to(tl.int64)
+    m_d = o_d // X < head_size // X
+    m_dv = o_dv < v_head_size
+
+    seq_len = tl.load(p_seq_lens + i_seq * stride_len).to(tl.int32)
+    begin = tl.program_id(2) * partition_size
+    end = tl.minimum(begin + partition_size, seq_len)
+    is_seen = begin < seq_len
+    if HAS_WINDOW:
+        is_seen = is_seen & (end > window_begin(seq_len - 1, window))
+    if is_seen:
+        p_q += i_seq * stride_qs + i_head * stride_qh
+        b_q = tl.load(p_q + o_d * stride_qd, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK_D]
+        slope = tl.load(p_slopes + i_head * stride_slope) if HAS_ALIBI else 0.0
+        if HAS_KV_SCALES:
+            scale *= tl.load(p_k_scale + i_kv_head * stride_k_scale)
+        qk_max, exp_sum, b_out = attend_packed(
+            b_q, p_k + i_kv_head * stride_kh * ALIGN, p_v + i_kv_head * stride_vh, p_table + i_seq * stride_table_s,
+            p_logits + i_seq * stride_logit_s + i_head * stride_logit_h,
+            begin, end, scale, block_size,
+            stride_kb, stride_kt, stride_kdo, stride_kx, stride_vb, stride_vt, stride_vd, stride_page,
+            o_d, m_d, o_dv, m_dv, seq_len - 1, window, soft_cap, slope, ALIGN, X, TILE, BLOCK_DV,
+            HAS_WINDOW, HAS_CAP, HAS_ALIBI,
+        )  # fmt: skip
+        if HAS_KV_SCALES:
+            b_out *= tl.load(p_v_scale + i_kv_head * stride_v_scale)
+
+        p_partial_out += i_seq * stride_ps + i_head * stride_ph + i_part * stride_pp
+        tl.store(p_partial_out + o_dv * stride_pd, b_out.to(p_partial_out.dtype.element_ty), mask=m_dv)  # [BLOCK_DV]
+        o_stat = i_seq * stride_stat_s + i_head * stride_stat_h + i_part
+        tl.store(p_max_logits + o_stat, qk_max)
+        tl.store(p_exp_sums + o_stat, exp_sum)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "partition_size", "stride_ps", "stride_ph", "stride_pp", "stride_stat_s", "stride_stat_h", "stride_len",
+        "stride_os", "stride_oh", "stride_lse_s", "stride_lse_h", "window", "stride_sink",
+    ]
+)  # fmt: skip
+def paged_attention_v2_reduce_kernel(
+    # inputs
+    p_partial_out,  # [num_seqs, num_q_heads, num_partitions, v_head_size]
+    p_max_logits,  # [num_seqs, num_q_heads, num_partitions], contiguous
+    p_exp_sums,  # like p_max_logits
+    p_seq_lens,  # [num_seqs]
+    # outputs
+    p_out,  # [num_seqs, num_q_heads, v_head_size]
+    p_lse,  # [num_seqs, num_q_heads]
+    # scalars
+    partition_size,
+    v_head_size,
+    # strides in elements
+    stride_ps, stride_ph, stride_pp, stride_pd,
+    stride_stat_s, stride_stat_h,
+    stride_len,
+    stride_os, stride_oh, stride_od,
+    stride_lse_s, stride_lse_h,
+    # variants (see the wrapper): None or 0 unless asked for
+    p_sinks,  # [num_q_heads]
+    window,
+    stride_sink,
+    # constants
+    CHUNK: tl.constexpr,  # partitions per step, a power of two
+    BLOCK_DV: tl.constexpr,  # v_head_size rounded up to a power of two
+    HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """Grid ``(num_seqs, num_q_heads)``."""
+    i_seq = tl.program_id(0).to(tl.int64)
+    i_head = tl.program_id(1).to(tl.int64)
+    o_part = tl.arange(0, CHUNK).to(tl.int64)
+    o_d = tl.arange(0, BLOCK_DV).to(tl.int64)
+    m_d = o_d < v_head_size
+    seq_len = tl.load(p_seq_lens + i_seq * stride_len)
+    num_partitions = tl.cdiv(seq_len, partition_size)
+    first_partition = 0
+    if HAS_WINDOW:
+        first_partition = tl.maximum(window_begin(seq_len - 1, window), 0) // partition_size
+    p_partial_out += i_seq * stride_ps + i_head * stride_ph
+    p_max_logits += i_seq * stride_stat_s + i_head * stride_stat_h
+    p_exp_sums += i_seq * stride_stat_s + i_head * stride_stat_h
+
+    b_max = tl.full([CHUNK], float("-inf"), tl.float32)
+    for start in range(first_partition, num_partitions, CHUNK):  # pass 1: the maximum
+        i_part = start + o_part
+        b_one = tl.load(p_max_logits + i_part, mask=i_part < num_partitions, other=float("-inf"))  # [CHUNK]
+        b_max = tl.maximum(b_max, b_one)
+    global_max = tl.max(b_max, axis=0)
+    ref = tl.where(global_max == float("-inf"), 0.0, global_max)
+
+    b_sum = tl.zeros([CHUNK], tl.float32)
+    acc = tl.zeros([BLOCK_DV], tl.float32)
+    for start in range(first_partition, num_partitions, CHUNK):  # pass 2: the sums
+        i_part = start + o_part
+        m_part = i_part < num_partitions
+        b_one = tl.load(p_max_logits + i_part, mask=m_part, other=float("-inf"))  # [CHUNK]
+        b_w = tl.load(p_exp_sums + i_part, mask=m_part, other=0.0) * tl.exp(b_one - ref)  # [CHUNK]
+        o_partial = (i_part * stride_pp)[:, None] + (o_d * stride_pd)[None, :]
+        b_out = tl.load(p_partial_out + o_partial, mask=m_part[:, None] & m_d[None, :], other=0.0)  # [CHUNK, BLOCK_DV]
+        b_sum += b_w
+        acc += tl.sum(b_w[:, None] * b_out.to(tl.float32), axis=0)
+    exp_sum = tl.sum(b_sum, axis=0)
+    if HAS_SINKS:
+        sink = tl.load(p_sinks + i_head * stride_sink)
+        global_max, exp_sum, alpha = count_sink(global_max, exp_sum, sink, False)
+        acc = acc * alpha
+    divisor = tl.where(exp_sum == 0.0, 1.0, exp_sum)
+
+    p_out += i_seq * stride_os + i_head * stride_oh
+    tl.store(p_out + o_d * stride_od, (acc / divisor).to(p_out.dtype.element_ty), mask=m_d)  # [BLOCK_DV]
+    tl.store(p_lse + i_seq * stride_lse_s + i_head * stride_lse_h, global_max + tl.log(divisor))

@@ -1,0 +1,1 @@
+"""Prefill, decode and mixed batches: query tokens times heads in one block."""

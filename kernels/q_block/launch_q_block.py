@@ -1,0 +1,221 @@
+"""Checked wrapper of the Q-Block kernels: paged attention for prefill, decode and mixed batches.
+
+As in ``launch_paged``: results are allocated unless given, strides are honoured, nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+from torch import Tensor
+
+from attnfuzz.kernels.common.checks import check_launch, check_positive
+from attnfuzz.kernels.common.device import on_device_of
+from attnfuzz.kernels.common.kv_scales import KvScales
+from attnfuzz.kernels.common.layouts import cache_strides
+from attnfuzz.kernels.common.matrix_units import block_columns
+from attnfuzz.kernels.common.prepare import prepare_attention
+from attnfuzz.kernels.common.variants import Variant, check_variant, sink_arguments
+from attnfuzz.kernels.q_block.heuristics_hopper import MAX_SEGMENTS, Launch, choose, fitting, programs_per_sm
+from attnfuzz.kernels.q_block.q_block import q_block_kernel
+from attnfuzz.kernels.q_block.reduce_segments import reduce_segments_kernel
+
+__all__ = ["q_block_attention"]
+
+_INPUTS = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q")
+_SMS_OF_A_CPU = 2
+"""In the interpreter, programs run one after the other."""
+
+
+def q_block_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    scale: float,
+    block_size: int,
+    layout: str,
+    *,
+    max_query_len: int,
+    max_seq_len: int,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    block_m: int | None = None,
+    tile: int | None = None,
+    num_warps: int | None = None,
+    num_stages: int | None = None,
+    num_segments: int | None = None,
+    static_grid: bool = False,
+    num_programs: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Causal attention of the queries of all sequences over a paged KV cache that holds their keys already.
+
+    Shapes: ``q [num_tokens, num_q_heads, head_size]``, those of sequence i from ``cu_seqlens_q[i]`` up to
+    ``cu_seqlens_q[i + 1]``; ``k_cache, v_cache`` as ``layouts`` says for ``layout``, all in float16, bfloat16 or
+    float32; ``block_table [num_seqs, max_blocks_per_seq]``, ``seq_lens [num_seqs]`` (with the queries) and
+    ``cu_seqlens_q [num_seqs + 1]`` int32 or int64. ``block_size``: tokens per page. Query j of n of a sequence of
+    length L sees tokens 0 to L - n + j; n may be 0. Later rows of q are nobody's, and those of the results are left as
+    they are.
+
+    ``max_query_len``, ``max_seq_len``: what the host knows of the longest. ``heuristics_hopper`` chooses by them what
+    is not given; nothing else depends on them. ``block_m``: query tokens times heads of a program, a power of two of
+    at least 16; ``tile``: keys per step, likewise; ``num_warps``, ``num_stages``: as in ``triton.Config``. All but the
+    warps are lowered until they fit into registers and shared memory. ``num_segments``: ranges of each sequence that
+    run in parallel, and are combined by a second kernel; 1 for none. ``static_grid``: launch ``num_programs`` (by
+    default as many as run at once) that share out the work on the device. ``window``, ``soft_cap``, ``alibi_slopes``,
+    ``sinks``, ``k_scale``, ``v_scale``: as for ``launch_paged.paged_decode``, from the position of each query token.
+
+    Returns ``out [num_tokens, num_q_heads, v_head_size]`` in q's dtype and ``lse [num_tokens, num_q_heads]`` float32,
+    natural log: 0 and -inf (or the sink) for a query that sees nothing. Raises ValueError.
+    """
+    variant = Variant(window, soft_cap, alibi_slopes, sinks)
+    check_variant(variant)
+    scales = KvScales(k_scale, v_scale)
+    inputs = {
+        "q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens,
+        "cu_seqlens_q": cu_seqlens_q, **variant.tensors, **scales.tensors,
+    }  # fmt: skip
+    out, lse, sizes = prepare_attention(inputs, layout, block_size, out, lse)
+    num_sms = _num_sms(q)
+    given = {
+        "block_m": block_m, "tile": tile, "num_warps": num_warps, "num_stages": num_stages,
+        "num_segments": num_segments,
+    }  # fmt: skip
+    longest = max_seq_len if window is None else min(max_seq_len, window + max(1, max_query_len) - 1)
+    launch = _launch(given, sizes, q.element_size(), max_query_len, longest, num_sms)
+    resident = programs_per_sm(launch, head_size=_widest(sizes), itemsize=q.element_size())
+    programs = resident * num_sms if num_programs is None else num_programs
+    check_positive("num_programs", programs)
+    if sizes["num_seqs"] == 0 or sizes["num_tokens"] == 0:
+        return out, lse
+    with on_device_of(q):
+        if launch.num_segments == 1:
+            results = (out, lse, lse)
+            strides = (*out.stride()[:2], 0, out.stride(2), *lse.stride(), 0)
+            _attend(inputs, results, strides, scale, block_size, layout, launch, sizes, static_grid, programs, variant)
+        else:
+            states = _empty_states(out, launch.num_segments)
+            strides = (*states[0].stride(), *states[1].stride())
+            partial = variant._replace(sinks=None)
+            _attend(inputs, states, strides, scale, block_size, layout, launch, sizes, static_grid, programs, partial)
+            _reduce(states, cu_seqlens_q, out, lse, sizes, sinks)
+    return out, lse
+
+
+def _attend(
+    inputs: Mapping[str, Tensor],
+    results: tuple[Tensor, Tensor, Tensor],
+    result_strides: tuple[int, ...],
+    scale: float,
+    block_size: int,
+    layout: str,
+    launch: Launch,
+    sizes: Mapping[str, int],
+    static_grid: bool,
+    num_programs: int,
+    variant: Variant,
+) -> None:
+    q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q = (inputs[name] for name in _INPUTS)
+    scales = KvScales(inputs.get("k_scale"), inputs.get("v_scale"))
+    k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
+    head_size, v_head_size, group = sizes["head_size"], sizes["v_head_size"], sizes["group_size"]
+    block_d, block_dv = (block_columns(size, launch.block_m) for size in (head_size, v_head_size))
+    heads = min(group, launch.block_m)
+    num_blocks = sizes["num_tokens"] // (launch.block_m // heads) + sizes["num_seqs"]
+    num_work = num_blocks * launch.num_segments * sizes["num_kv_heads"] * triton.cdiv(group, heads)
+    is_worth_compiling = block_size % launch.tile == 0 or block_size & (block_size - 1) == 0
+    q_block_kernel[(min(num_programs, num_work) if static_grid else num_work,)](
+        q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, *results,
+        float(scale), sizes["num_seqs"], sizes["num_kv_heads"], launch.num_segments, block_size,
+        head_size, v_head_size,
+        *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(), *cu_seqlens_q.stride(),
+        *result_strides,
+        GROUP=group, X=x, BLOCK_M=launch.block_m, TILE=launch.tile, BLOCK_D=block_d, BLOCK_DV=block_dv,
+        WHOLE_HEAD=block_d == head_size, WHOLE_V=block_dv == v_head_size,
+        BLOCK_SIZE=block_size if is_worth_compiling else 0, SEGMENTED=launch.num_segments > 1, STATIC=static_grid,
+        num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=False,  # see q_block_walk
+        **variant.of_scores, **sink_arguments(variant.sinks), **scales.arguments,
+    )  # fmt: skip
+
+
+def _reduce(
+    states: tuple[Tensor, Tensor, Tensor],
+    cu_seqlens_q: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    sizes: Mapping[str, int],
+    sinks: Tensor | None,
+) -> None:
+    acc, row_max, exp_sum = states
+    num_segments, v_head_size = acc.shape[2:]
+    reduce_segments_kernel[(sizes["num_tokens"], sizes["num_q_heads"])](
+        acc, row_max, exp_sum, cu_seqlens_q, out, lse,
+        sizes["num_seqs"], num_segments, v_head_size,
+        *cu_seqlens_q.stride(), *acc.stride(), *row_max.stride(), *out.stride(), *lse.stride(),
+        SEGMENTS=triton.next_power_of_2(num_segments), BLOCK_DV=triton.next_power_of_2(v_head_size),
+        **sink_arguments(sinks),
+    )  # fmt: skip
+
+
+def _empty_states(out: Tensor, num_segments: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for ``acc``, ``row_max`` and ``exp_sum`` of each segment, float32."""
+    num_tokens, num_q_heads, v_head_size = out.shape
+    shape = (num_tokens, num_q_heads, num_segments)
+    sums = (torch.empty(shape, dtype=torch.float32, device=out.device) for _ in range(2))
+    return torch.empty((*shape, v_head_size), dtype=torch.float32, device=out.device), next(sums), next(sums)
+
+
+def _widest(sizes: Mapping[str, int]) -> int:
+    """What registers and shared memory are counted for: the larger heads of K and V."""
+    return max(sizes["head_size"], sizes["v_head_size"])
+
+
+def _launch(
+    given: Mapping[str, int | None],
+    sizes: Mapping[str, int],
+    itemsize: int,
+    max_query_len: int,
+    max_seq_len: int,
+    num_sms: int,
+) -> Launch:
+    """What is given, and for the rest what the heuristics choose. Raises ValueError."""
+    chosen = choose(
+        num_seqs=sizes["num_seqs"],
+        num_q_heads=sizes["num_q_heads"],
+        num_kv_heads=sizes["num_kv_heads"],
+        head_size=_widest(sizes),
+        itemsize=itemsize,
+        max_query_len=max(1, max_query_len),
+        max_seq_len=max_seq_len,
+        num_sms=num_sms,
+    )
+    launch = chosen._replace(**{name: value for name, value in given.items() if value is not None})
+    check_launch(launch.num_warps, launch.num_stages)
+    _check_block("block_m", launch.block_m)
+    _check_block("tile", launch.tile)
+    check_positive("num_segments", launch.num_segments)
+    if launch.num_segments > MAX_SEGMENTS:
+        raise ValueError(
+            f"num_segments={launch.num_segments} must be at most {MAX_SEGMENTS}, since one program combines all of a "
+            "row; longer segments keep a GPU as busy"
+        )
+    return fitting(launch, head_size=_widest(sizes), itemsize=itemsize)
+
+
+def _check_block(name: str, value: int) -> None:
+    if not isinstance(value, int) or value < 16 or value & (value - 1):
+        raise ValueError(f"{name}={value!r} must be a power of two of at least 16, as tl.dot wants it; choose 16 or 64")
+
+
+def _num_sms(q: Tensor) -> int:
+    return torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else _SMS_OF_A_CPU

@@ -1,0 +1,202 @@
+"""attnfuzz.campaign.counts: what workers report adds up, and no case falls beside a bin or an interval."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from attnfuzz.campaign.counts import (
+    EXACT,
+    LEAST,
+    MOST,
+    NOT_FINITE,
+    KernelStatistics,
+    ProgressMeter,
+    Throughput,
+    above,
+    ratio_bin,
+)
+from attnfuzz.campaign.messages import WorkerProgress
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import Failure, OracleName, Timing, Verdict
+from attnfuzz.problems.cases import DenseDecodeCase
+from attnfuzz.problems.input_space import InputSpace, pair_number
+
+KERNEL = Declaration(name="k", problem="dense_decode", target="k")
+
+
+CASE = DenseDecodeCase(num_q_heads=1, head_size=16, num_kv_heads=1, seq_lens=(1,), scale=0.25)
+
+
+def failed(oracle: OracleName, ratio: float = 0.0) -> Verdict:
+    return Verdict(failure=Failure(oracle=oracle, kind="kind", message="wrong"), error_ratio=ratio)
+
+
+def test_reports_add_up() -> None:
+    """The final table is the sum of these reports; a case lost between two of them is a wrong number."""
+    sent: list[WorkerProgress] = []
+    now = [0.0]
+    meter = ProgressMeter(sent.append, clock=lambda: now[0])
+    timing = Timing(build_s=0.01, compile_s=0.02, kernel_s=0.03, reference_s=0.04)
+    for _ in range(10):
+        now[0] += 0.1
+        meter.judged(KERNEL, CASE, 0.1, Verdict(error_ratio=0.25, timing=timing))
+    meter.flush()
+    meter.flush()
+    assert 1 < len(sent) < 10
+    assert sum(progress.cases for progress in sent) == meter.cases("k") == 10
+    for name, total in {"seconds": 1.0, "build_s": 0.1, "compile_s": 0.2, "kernel_s": 0.3, "reference_s": 0.4}.items():
+        assert math.isclose(sum(getattr(progress, name) for progress in sent), total)
+    assert max(progress.max_error_ratio for progress in sent) == 0.25
+    assert sum(progress.ratios["float16"][ratio_bin(0.25)] for progress in sent) == 10
+
+
+def test_what_cannot_run_here_is_counted_by_itself() -> None:
+    """A kernel that nothing is known of would be said to have been judged on thousands of cases."""
+    sent: list[WorkerProgress] = []
+    meter = ProgressMeter(sent.append)
+    for verdict in (Verdict(not_runnable="no asm"), Verdict(), Verdict(not_runnable="no asm")):
+        meter.judged(KERNEL, CASE, 0.1, verdict)
+    meter.flush()
+    (progress,) = sent
+    assert (progress.cases, progress.not_runnable) == (1, {"no asm": 2})
+    statistics = KernelStatistics(declaration=KERNEL)
+    for _ in range(2):
+        statistics.add(progress)
+    assert (statistics.cases, statistics.not_runnable) == (2, {"no asm": 4})
+    assert sum(statistics.ratios["float16"].values()) == 2
+
+
+def test_an_infinite_ratio_is_no_measure_of_accuracy() -> None:
+    """JSON has no infinity, and a wrong NaN is a finding; the histogram has a place of its own for it."""
+    sent: list[WorkerProgress] = []
+    meter = ProgressMeter(sent.append)
+    meter.judged(KERNEL, CASE, 0.1, failed("accuracy", math.inf))
+    meter.flush()
+    assert sent[0].max_error_ratio == 0.0
+    assert sent[0].ratios == {"float16": {NOT_FINITE: 1}}
+
+
+def test_a_case_without_a_result_is_not_counted_as_exact() -> None:
+    """A kernel that only ever crashes would look like the most accurate of all."""
+    sent: list[WorkerProgress] = []
+    meter = ProgressMeter(sent.append)
+    for oracle in ("crash", "hang", "exception"):
+        meter.judged(KERNEL, CASE, 0.1, failed(oracle))
+    meter.judged(KERNEL, CASE, 0.1, failed("red_zone"))
+    meter.flush()
+    assert sent[0].cases == 4
+    assert sent[0].ratios == {"float16": {EXACT: 1}}
+
+
+def test_executors_lost_to_a_case_are_counted() -> None:
+    """What crashes cost would not be seen."""
+    sent: list[WorkerProgress] = []
+    meter = ProgressMeter(sent.append, device="GPU-1")
+    for verdict in (Verdict(), failed("crash"), failed("hang"), Verdict(fatal=True), failed("accuracy")):
+        meter.judged(KERNEL, CASE, 0.1, verdict)
+    meter.flush()
+    assert (sent[0].restarts, sent[0].device) == (3, "GPU-1")
+
+
+def test_where_cases_lie_travels_with_the_report() -> None:
+    """Coverage is added up from these counts, which must survive the way through JSON."""
+    sent: list[WorkerProgress] = []
+    meter = ProgressMeter(sent.append)
+    for _ in range(3):
+        meter.judged(KERNEL, CASE, 0.1, Verdict())
+    meter.flush()
+    (progress,) = [msgspec.json.decode(msgspec.json.encode(one), type=WorkerProgress) for one in sent]
+    numbers = InputSpace("dense_decode", KERNEL.supports, {}).numbers
+    dtype, length = numbers["dtype"]["float16"], numbers["length"]["1"]
+    assert progress.coverage[pair_number(dtype, length)] == 3
+    assert progress.coverage[pair_number(length, length)] == 3
+    assert set(progress.coverage.values()) == {3}
+
+
+def test_the_share_of_known_deaths_is_measured_in_time() -> None:
+    """It decides when cases that would crash again are skipped."""
+    meter = ProgressMeter(lambda progress: None)
+    assert meter.share_of_known_deaths("k") == 0.0
+    for _ in range(4):
+        meter.judged(KERNEL, CASE, 1.0, Verdict())
+    meter.known("k", 1.0)
+    meter.skipped("k")
+    assert meter.share_of_known_deaths("k") == 0.25
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [
+        (0.0, EXACT),
+        (1e-300, LEAST),
+        (0.5, -2),
+        (0.5001, -1),
+        (1.0, 0),
+        (math.nextafter(1.0, 2), 1),
+        (1e300, MOST),
+        (math.inf, NOT_FINITE),
+        (math.nan, NOT_FINITE),
+    ],
+)
+def test_ratios_fall_into_their_bins(ratio: float, expected: int) -> None:
+    """A case exactly at its bound has passed, and would be drawn among the failures."""
+    assert ratio_bin(ratio) == expected
+
+
+def test_edges_belong_to_the_bin_below() -> None:
+    """What is drawn beyond the edge of the bound would be less than it."""
+    for number in range(LEAST, MOST):
+        assert ratio_bin(above(number) * (1 - 1e-9)) == number
+        assert ratio_bin(above(number) * (1 + 1e-9)) == number + 1
+
+
+def test_no_case_is_lost_when_intervals_double() -> None:
+    """The area under the curve is the number of cases, after a minute and after a day."""
+    throughput = Throughput()
+    for at_s in range(0, 90_000, 10):
+        throughput.add("0", at_s + 0.5, 7)
+        throughput.add("1", at_s + 0.5, 3)
+    assert {device: sum(counts) for device, counts in throughput.counts.items()} == {"0": 63_000, "1": 27_000}
+    assert all(len(counts) <= 240 for counts in throughput.counts.values())
+    assert throughput.interval_s * 240 >= 90_000
+
+
+def test_cases_stay_where_they_were_when_intervals_double() -> None:
+    """A pause after the first minute must still be seen there after an hour."""
+    throughput = Throughput()
+    throughput.add("", 59.0, 100)
+    throughput.add("", 1000.0, 1)
+    place = throughput.counts[""].index(100)
+    assert place * throughput.interval_s <= 59.0 < (place + 1) * throughput.interval_s
+
+
+def test_rates_are_those_of_the_last_ten_seconds() -> None:
+    """A GPU that has stopped would go on at the average of its better days."""
+    throughput = Throughput()
+    for at_s in range(100):
+        throughput.add("0", float(at_s), 50)
+        if at_s < 50:
+            throughput.add("1", float(at_s), 50)
+    rates = throughput.rates(99.0)
+    assert math.isclose(rates["0"], 55.0, rel_tol=0.1)
+    assert rates["1"] == 0.0
+
+
+def test_the_first_seconds_are_not_taken_for_ten() -> None:
+    """A campaign of five seconds would show half its rate."""
+    throughput = Throughput()
+    for at_s in (1.0, 2.0, 3.0, 4.0):
+        throughput.add("", at_s, 10)
+    assert math.isclose(throughput.rates(4.0)[""], 10.0)
+
+
+def test_a_later_campaign_is_counted_when_it_ran() -> None:
+    """The page of two campaigns would show the cases of both in the first minute."""
+    first, later = Throughput(), Throughput()
+    first.add("", 1.0, 5)
+    later.add("", 2.0, 7)
+    first.add_later(later, 10.0)
+    assert (first.counts[""][1], first.counts[""][12]) == (5, 7)

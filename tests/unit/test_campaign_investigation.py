@@ -1,0 +1,244 @@
+"""campaign.triage.investigation with real processes: failures after other cases, by chance, and of many cases."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import msgspec
+import pytest
+
+from attnfuzz.campaign.identity.signature import KnownFindings, Signature
+from attnfuzz.campaign.judge.journal import Journal
+from attnfuzz.campaign.judge.judging import TimedJudge
+from attnfuzz.campaign.messages import Confirmed, Duplicate, Minimised, Smaller
+from attnfuzz.campaign.triage.failing import FailingCase
+from attnfuzz.corpus import Regression, load_regression
+from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.verdict import USUAL_ORACLES, Failure, Relations, Verdict
+from attnfuzz.problems.cases import Case, DenseDecodeCase, MergeStatesCase, decode_case
+from attnfuzz.problems.choices import default_scale
+from attnfuzz.problems.recipes import LseKind
+from tests.faults.campaigns import Campaign, saved
+from tests.unit.pretended_process import WRONG, PretendedProcess, a_case, looked_into
+
+Message = TypeVar("Message", bound=msgspec.Struct)
+
+KERNELS = Path(__file__).parent / "stateful_kernels.py"
+EMPTY = {"-inf", "+inf"}
+
+
+def investigated(process: PretendedProcess, suspect: FailingCase) -> list[msgspec.Struct]:
+    """What the coordinator is told."""
+    is_bug, sent = looked_into(suspect, process.timed())
+    assert is_bug
+    return sent
+
+
+def last(sent: list[msgspec.Struct], kind: type[Message]) -> Message:
+    return [message for message in sent if isinstance(message, kind)][-1]
+
+
+MERGE = Declaration(name="merge", problem="merge_states", target="kernels.py:merge")
+NAN = Failure(oracle="dead_memory", kind="output", message="NaN in the output of an empty state")
+
+
+@pytest.mark.parametrize(
+    ("fails_with", "features"),
+    [
+        (lambda prefix, suffix: (prefix in EMPTY) != (suffix in EMPTY), {"one state empty"}),
+        (lambda prefix, suffix: prefix in EMPTY and suffix not in EMPTY, {"one state empty", "prefix empty"}),
+        (
+            lambda prefix, suffix: prefix in EMPTY and suffix in EMPTY,
+            {"both states empty", "prefix empty", "suffix empty"},
+        ),
+        (
+            lambda prefix, suffix: "+inf" in (prefix, suffix) and not {prefix, suffix} <= EMPTY,
+            {"one state empty", "some lse +inf"},
+        ),
+        (
+            lambda prefix, suffix: (prefix, suffix) == ("low", "high"),
+            {"lse low/high", "some lse low", "some lse high", "some lse far apart"},
+        ),
+    ],
+    ids=["either side", "prefix", "both", "+inf", "one pair"],
+)
+def test_what_fails_with_other_log_sum_exps_alike_is_told_once(
+    fails_with: Callable[[str, str], bool], features: set[str]
+) -> None:
+    """One mistake about empty states would be a finding for each pair of LSEs, and another be taken for it."""
+
+    def judge(
+        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
+    ) -> Verdict:
+        assert isinstance(case, MergeStatesCase)
+        return Verdict(failure=NAN if any(fails_with(*pair) for pair in case.lse_pairs) else None)
+
+    pairs = tuple((prefix, suffix) for prefix in get_args(LseKind) for suffix in get_args(LseKind))
+    case = MergeStatesCase(num_q_heads=2, head_size=16, num_tokens=len(pairs), lse_pairs=pairs)
+    timed = TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(None))
+    is_bug, sent = looked_into(FailingCase(MERGE, case, NAN), timed)
+    assert is_bug
+    assert last(sent, Minimised).features == features
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_declaration_is_suggested_only_where_it_ends_the_failure(ends: bool) -> None:
+    """Whoever copies it would see the finding again."""
+    missing = Failure(oracle="unwritten", kind="lse", message="lse was never written", remedy={"lse": "none"})
+
+    def judge(
+        declaration: Declaration, case: Case, *, timeout_s: float, afresh: bool = False, relations: Relations = None
+    ) -> Verdict:
+        return Verdict(failure=None if ends and declaration.supports.lse == "none" else missing)
+
+    timed = TimedJudge(judge, deadline=1e12, longest_s=10.0, journal=Journal(None))
+    is_bug, sent = looked_into(
+        PretendedProcess(lambda case, earlier: missing).suspect(a_case(), failure=missing), timed
+    )
+    assert is_bug
+    assert last(sent, Minimised).declarable is ends
+
+
+def test_shrinking_does_not_lean_on_what_earlier_tries_left_behind() -> None:
+    """The smallest case would pass in a fresh process, and the finding be saved unshrunk, or as one that passes."""
+
+    def bug(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
+        wide = [one for one in (*earlier, case) if one.head_size == 32]
+        return WRONG if case.num_q_heads == 3 and wide else None
+
+    process = PretendedProcess(bug)
+    case = DenseDecodeCase(num_q_heads=3, head_size=32, num_kv_heads=1, seq_lens=(5, 0, 33), scale=0.5, extra_rows=3)
+    sent = investigated(process, process.suspect(case, failure=WRONG))
+    smallest = decode_case("dense_decode", bytes(last(sent, Smaller).case))
+    assert smallest == DenseDecodeCase(
+        num_q_heads=3, head_size=32, num_kv_heads=1, seq_lens=(1,), scale=default_scale(32)
+    )
+    assert last(sent, Minimised).features == {"head_size>16", "gqa_ratio>1", "gqa_ratio not pow2"}
+    assert last(sent, Confirmed).failed == last(sent, Confirmed).runs
+
+
+def test_a_bug_that_others_find_while_it_is_shrunk_is_known() -> None:
+    """Every smaller case would be refused as known, and what is left, unshrunk, be reported as a second bug."""
+
+    def bug(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
+        return WRONG if max(case.seq_lens) > 1 else None
+
+    process = PretendedProcess(bug)
+    case = DenseDecodeCase(num_q_heads=3, head_size=32, num_kv_heads=1, seq_lens=(5, 0, 33), scale=0.5, extra_rows=3)
+    suspect = process.suspect(case, failure=WRONG)
+    known = KnownFindings()
+
+    def others_find_it() -> bool:
+        known.add(Signature(suspect.symptom, frozenset({"seq_len>1"})))
+        return False
+
+    is_bug, sent = looked_into(suspect, process.timed(), known, is_over=others_find_it)
+    assert is_bug
+    assert last(sent, Duplicate).finding == "0-1"
+    assert not any(isinstance(message, Minimised) for message in sent)
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What one worker made of one kernel."""
+
+    finding: dict[str, Any]
+    saved: Regression
+    path: Path
+    output: str
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        assert isinstance(self.saved.case, DenseDecodeCase)
+        return self.saved.case.seq_lens
+
+
+def explore(kernel: str, folder: Path) -> Explored:
+    """What one worker makes of a kernel's first bug; as long as it takes, on a machine that has much to do.
+
+    Without relations, whose further calls let a single case do what takes several others.
+    """
+    options: tuple[str, ...] = (
+        "--budget",
+        "300s",
+        "--device",
+        "cpu",
+        "--seed",
+        "1",
+        "--fail-fast",
+        "--json",
+        "summary.json",
+    )
+    options += tuple(word for name in USUAL_ORACLES for word in ("--oracle", name))
+    target = kernel if ":" in kernel else f"{KERNELS}:{kernel}"
+    with Campaign(folder, *options, kernels=target, workers=1) as campaign:
+        assert campaign.wait(timeout_s=330.0) == 1, campaign.output
+    findings = json.loads((folder / "summary.json").read_text())["kernels"][0]["findings"]
+    # a race may come up as another symptom before the one that was seen first has been shrunk, and is cut off then
+    finding, *cut_off = sorted(findings, key=lambda one: one["shrunk_s"] is None)
+    assert all(one["shrunk_s"] is None for one in cut_off), campaign.output
+    path = folder / finding["path"]
+    return Explored(finding, load_regression(path), path, campaign.output)
+
+
+def replay(path: Path, folder: Path) -> dict[str, Any]:
+    """The result on the kernel that the file names."""
+    out = folder / "replayed.json"
+    command = [sys.executable, "-m", "attnfuzz", "replay", str(path), "--device", "cpu", "--json", str(out)]
+    subprocess.run(command, capture_output=True, timeout=120)
+    results: list[dict[str, Any]] = json.loads(out.read_text())["results"]
+    return results[0]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "oracle", "preceding"),
+    [
+        ("crashes_after_wide_heads", "crash", 1),
+        ("crashes_at_the_tenth_call", "crash", 4),
+        ("reuses_a_buffer", "accuracy", 1),
+    ],
+)
+def test_what_needs_other_cases_is_saved_with_them(kernel: str, oracle: str, preceding: int, tmp_path: Path) -> None:
+    """Such a failure passes when it is run alone, and would be dropped or saved as a case that passes."""
+    found = explore(kernel, tmp_path)
+    assert found.finding["oracle"] == oracle
+    assert "in the same process" in found.finding["message"]
+    assert len(found.saved.preceding) == preceding
+    assert found.lengths == (1,)
+    assert replay(found.path, tmp_path)["outcome"] == "fail"
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("kernel", ["wrong_one_time_in_four", "crashes_one_time_in_four"])
+def test_a_flaky_finding_has_its_rate(kernel: str, tmp_path: Path) -> None:
+    """Whoever tries it once and sees it pass has to know how often to try."""
+    found = explore(kernel, tmp_path)
+    record = found.saved.finding
+    assert record.runs == found.finding["runs"] == 20
+    assert 0 < record.failed == found.finding["failed"] < 20
+    assert found.saved.preceding == ()
+    assert f"flaky: failed {record.failed} of 20 runs" in found.output
+    assert replay(found.path, tmp_path)["runs"] > 1
+
+
+@pytest.mark.night
+def test_a_crash_of_one_case_in_twenty_costs_few_processes(tmp_path: Path) -> None:
+    """A process for each such case slows the search for other bugs of the same kernel."""
+    options: tuple[str, ...] = ("--budget", "300s", "--device", "cpu", "--seed", "1")
+    with Campaign(tmp_path, *options, kernels=f"{KERNELS}:crashes_at_80_and_odd", workers=1) as campaign:
+        campaign.wait_for("shrunk")
+        campaign.wait_for_cases(500)
+        campaign.end()
+    restarted = int(re.findall(r"kernel processes restarted (\d+) times?", campaign.output)[-1])
+    cases = int(re.findall(r"finding in (\d+) cases", campaign.output)[-1])
+    (regression,) = saved(tmp_path)
+    assert isinstance(regression.case, DenseDecodeCase)
+    assert (regression.case.head_size, regression.case.seq_lens) == (80, (1,))
+    assert restarted < cases / 25, campaign.output

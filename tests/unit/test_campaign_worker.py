@@ -1,0 +1,298 @@
+"""attnfuzz.campaign.worker: bugs of a pretended kernel are found, confirmed, shrunk and told apart."""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+
+import msgspec
+
+from attnfuzz.campaign.messages import (
+    Busy,
+    Confirmed,
+    Found,
+    Join,
+    Known,
+    Minimised,
+    Smaller,
+    Stop,
+    Unconfirmed,
+    Unfinished,
+    WorkerProgress,
+)
+from attnfuzz.oracles.verdict import Failure
+from attnfuzz.problems.cases import DenseDecodeCase, decode_case, encode_case
+from tests.unit.search_bench import CRASH, KERNEL, WRONG, Bench, after, grouped, long
+
+WRONG_LSE = Failure(oracle="accuracy", kind="lse:value", message="lse is wrong")
+
+
+def test_a_bug_is_found_confirmed_and_shrunk_to_what_triggers_it() -> None:
+    """This is the whole job."""
+    bench = Bench(grouped, enough=after(Minimised)).run()
+    found, confirmed, minimised = bench.of(Found)[0], bench.of(Confirmed)[0], bench.of(Minimised)[0]
+    assert found.kernel == KERNEL.target
+    assert grouped(cast(DenseDecodeCase, decode_case("dense_decode", bytes(found.case)))) == WRONG
+    assert (confirmed.failed, confirmed.runs) == (3, 3)
+    assert minimised.complete
+    assert minimised.features == {"gqa_ratio>1", "gqa_ratio not pow2"}
+    smallest = decode_case("dense_decode", bytes(bench.of(Smaller)[-1].case))
+    assert isinstance(smallest, DenseDecodeCase)
+    assert (smallest.num_q_heads, smallest.num_kv_heads, smallest.seq_lens) == (3, 1, (1,))
+
+
+def test_the_unshrunk_case_is_reported_before_it_is_run_again() -> None:
+    """If the machine goes down while shrinking, the failing case must be with the coordinator."""
+    bench = Bench(grouped, enough=after(Found)).run()
+    kinds = [type(message) for message in bench.sent if not isinstance(message, WorkerProgress)]
+    assert kinds[0] is Found
+
+
+def test_values_are_confirmed_in_a_fresh_process() -> None:
+    """A process damaged by another kernel's stray write fails everything after it."""
+    assert Bench(grouped, enough=after(Minimised)).run().afresh == 2  # as it was found, and as it is saved
+
+
+def test_a_known_bug_passes_silently_and_others_are_still_found() -> None:
+    """One bug per campaign, or one bug reported a thousand times, would both be useless."""
+
+    def two_bugs(case: DenseDecodeCase) -> Failure | None:
+        return grouped(case) or long(case)
+
+    bench = Bench(two_bugs, enough=after(Minimised, 2)).run()
+    features = [message.features for message in bench.of(Minimised)]
+    assert {"gqa_ratio>1", "gqa_ratio not pow2"} in features
+    assert {"seq_len>1"} in features
+    seen = bench.of(Found)
+    assert len(seen) == 2
+
+
+def test_one_bug_is_reported_once() -> None:
+    """De-duplication is judged by how often the same bug comes up again in the time that is left."""
+    bench = Bench(grouped, budget_s=2.0).run()
+    assert len(bench.of(Found)) == 1
+    assert sum(progress.known for progress in bench.of(WorkerProgress)) > 0
+
+
+def test_what_another_worker_found_is_known_here() -> None:
+    """Two workers must not shrink the same bug twice."""
+    known = Known(kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}))
+    bench = Bench(grouped, budget_s=1.0, mail=[known]).run()
+    assert bench.of(Found) == []
+    assert sum(progress.known for progress in bench.of(WorkerProgress)) > 0
+
+
+def test_known_failures_are_counted_by_what_explains_them() -> None:
+    """Nobody could tell which of two known bugs nearly every case meets."""
+    known = Known(
+        kernel=KERNEL.target, oracle="accuracy", kind="out:value", features=frozenset({"gqa_ratio>1"}), finding="0a1b2c"
+    )
+    progress = Bench(grouped, budget_s=1.0, mail=[known]).run().of(WorkerProgress)
+    counted = sum(one.known_by_finding.get("0a1b2c", 0) for one in progress)
+    assert counted == sum(one.known for one in progress) > 0
+
+
+def test_failures_count_that_were_known_before_their_finding_had_a_name() -> None:
+    """What this worker passes over until the coordinator has answered would be missing."""
+    told: list[Minimised] = []
+
+    def answer(sent: list[msgspec.Struct]) -> bool:
+        if not told and (closed := [message for message in sent if isinstance(message, Minimised)]):
+            told.extend(closed)
+        elif (
+            told and bench.mail == [] and sum(isinstance(message, WorkerProgress) and message.known for message in sent)
+        ):
+            known = Known(
+                kernel=KERNEL.target,
+                oracle="accuracy",
+                kind="out:value",
+                features=told[0].features,
+                finding="0a1b2c",
+            )
+            bench.mail.append(known)
+        return False
+
+    bench = Bench(grouped, budget_s=2.0, enough=answer)
+    progress = bench.run().of(WorkerProgress)
+    counted = sum(one.known_by_finding.get("0a1b2c", 0) for one in progress)
+    assert counted == sum(one.known for one in progress) > 0
+
+
+def test_what_another_worker_is_at_waits_until_it_is_done() -> None:
+    """While a symptom is being shrunk elsewhere its cases are kept, and taken up if they turn out to be another bug."""
+    busy = Busy(kernel=KERNEL.target, oracle="accuracy", kind="out:value", busy=True)
+    waiting = Bench(grouped, budget_s=0.5, mail=[busy]).run()
+    assert waiting.of(Found) == []
+
+    def done(sent: list[msgspec.Struct]) -> bool:
+        if len(sent) == 3:
+            bench.mail.append(Busy(kernel=KERNEL.target, oracle="accuracy", kind="out:value", busy=False))
+        return after(Minimised)(sent)
+
+    bench = Bench(grouped, mail=[busy], enough=done)
+    assert len(bench.run().of(Minimised)) == 1
+
+
+def test_a_failure_that_never_comes_back_is_not_a_finding() -> None:
+    """A disturbance of the machine must not be reported as a bug of the kernel."""
+    hits: list[DenseDecodeCase] = []
+
+    def once(case: DenseDecodeCase) -> Failure | None:
+        if len(hits) < 1 and case.gqa_ratio > 1:
+            hits.append(case)
+            return WRONG
+        return None
+
+    bench = Bench(once, budget_s=1.0).run()
+    assert [message.runs for message in bench.of(Unconfirmed)] == [20]
+    assert bench.of(Confirmed) == []
+
+
+def test_failures_that_never_come_back_are_not_chased_for_ever() -> None:
+    """A kernel that is wrong now and then must not take the whole budget in vain confirmations."""
+    last: list[DenseDecodeCase] = []
+
+    def first_time_only(case: DenseDecodeCase) -> Failure | None:
+        if case in last:
+            return None
+        last.append(case)
+        return WRONG if case.gqa_ratio > 1 else None
+
+    assert len(Bench(first_time_only, budget_s=1.5).run().of(Unconfirmed)) == 3
+
+
+def test_a_flaky_bug_is_confirmed_with_its_rate_and_shrunk() -> None:
+    """A race is a bug although it does not show in every run."""
+    calls = 0
+
+    def two_of_three(case: DenseDecodeCase) -> Failure | None:
+        nonlocal calls
+        calls += case.gqa_ratio == 3
+        return grouped(case) if calls % 3 else None
+
+    bench = Bench(two_of_three, enough=after(Minimised)).run()
+    assert bench.of(Confirmed)[0].failed < bench.of(Confirmed)[0].runs
+    assert bench.of(Minimised)[0].features == {"gqa_ratio>1", "gqa_ratio not pow2"}
+
+
+def test_shrinking_does_not_slip_from_one_bug_to_another() -> None:
+    """A crash that shrinks into a wrong value would lose the crash."""
+
+    def crash_inside_wrong(case: DenseDecodeCase) -> Failure | None:
+        if max(case.seq_lens) <= 1:
+            return None
+        return CRASH if case.gqa_ratio == 3 else WRONG
+
+    bench = Bench(crash_inside_wrong, enough=after(Minimised, 2)).run()
+    by_finding = {message.finding: message.features for message in bench.of(Minimised)}
+    oracles = {message.finding: message.failure.oracle for message in bench.of(Found)}
+    assert {oracles[name]: features for name, features in by_finding.items()} == {
+        "crash": {"gqa_ratio>1", "gqa_ratio not pow2", "seq_len>1"},
+        "accuracy": {"seq_len>1"},
+    }
+    for message in bench.of(Smaller):
+        assert message.failure.oracle == oracles[message.finding]
+
+
+def test_known_crashes_are_skipped_once_they_cost_too_much() -> None:
+    """Each crash costs a process; a kernel that crashes for half of its inputs still has another half to search."""
+
+    def slow_crash(case: DenseDecodeCase) -> Failure | None:
+        time.sleep(0.02 if case.gqa_ratio > 1 else 0.001)
+        return CRASH if case.gqa_ratio > 1 else None
+
+    bench = Bench(slow_crash, budget_s=4.0).run()
+    assert len(bench.of(Minimised)) == 1
+    assert sum(progress.skipped for progress in bench.of(WorkerProgress)) > 0
+
+
+def test_a_case_that_passed_is_not_judged_again() -> None:
+    """Every round begins with the simplest cases, which say nothing new the second time."""
+    bench = Bench(lambda case: None, budget_s=1.5).run()
+    encoded = [msgspec.json.encode(case, order="deterministic") for case in bench.judged]
+    assert len(encoded) == len(set(encoded)) == sum(progress.cases for progress in bench.of(WorkerProgress))
+
+
+def test_all_kernels_get_their_turn() -> None:
+    """A kernel that comes last must not come never."""
+    others = tuple(msgspec.structs.replace(KERNEL, target=f"kernels.py:k{i}") for i in range(5))
+    bench = Bench(lambda case: None, budget_s=2.0, kernels=others).run()
+    assert {progress.kernel for progress in bench.of(WorkerProgress)} == {kernel.target for kernel in others}
+
+
+def test_the_search_ends_at_the_deadline_and_on_stop() -> None:
+    """A worker that overstays is killed, and with it what it was shrinking."""
+    started = time.monotonic()
+    Bench(lambda case: None, budget_s=0.5).run()
+    Bench(lambda case: None, mail=[Stop()]).run()
+    assert time.monotonic() - started < 5.0
+
+
+def test_shrinking_stops_at_the_deadline_with_what_it_has() -> None:
+    """A finding cut off in the middle is still a finding."""
+
+    def slow(case: DenseDecodeCase) -> Failure | None:
+        failure = grouped(case)
+        time.sleep(0.2 if failure else 0.0)
+        return failure
+
+    bench = Bench(slow, budget_s=1.2).run()
+    assert len(bench.of(Confirmed)) == 1
+    assert [message.complete for message in bench.of(Minimised)] == [False]
+
+
+def test_a_wrong_lse_that_becomes_a_wrong_output_is_one_bug() -> None:
+    """Where a needle hides the error from the output, the same bug shows in the LSE alone."""
+
+    def diluted(case: DenseDecodeCase) -> Failure | None:
+        if max(case.seq_lens) <= 1:
+            return None
+        return WRONG_LSE if case.values.needles else WRONG
+
+    bench = Bench(diluted, budget_s=3.0).run()
+    assert [message.features for message in bench.of(Minimised)] == [{"seq_len>1"}]
+    assert bench.of(Smaller)[-1].failure == WRONG
+
+
+def test_a_wrong_output_never_becomes_a_wrong_lse() -> None:
+    """Shrinking must not drift from what users see to what they may not look at."""
+
+    def both(case: DenseDecodeCase) -> Failure | None:
+        if max(case.seq_lens) <= 1:
+            return WRONG_LSE
+        return WRONG if case.gqa_ratio > 1 else WRONG_LSE
+
+    bench = Bench(both, enough=after(Minimised, 2)).run()
+    kinds = {message.finding: message.failure.kind for message in bench.of(Found)}
+    for message in bench.of(Smaller):
+        assert (kinds[message.finding], message.failure.kind) != ("out:value", "lse:value")
+
+
+def test_a_bug_behind_one_that_is_nearly_always_there_is_found() -> None:
+    """Most cases have more than one token; a bug that needs that hides every other wrong value."""
+
+    def nearly_always(case: DenseDecodeCase) -> Failure | None:
+        return WRONG if max(case.seq_lens) > 1 or case.gqa_ratio == 3 else None
+
+    bench = Bench(nearly_always, enough=after(Minimised, 2), budget_s=10.0).run()
+    assert {frozenset(message.features) for message in bench.of(Minimised)} == {
+        frozenset({"seq_len>1"}),
+        frozenset({"gqa_ratio>1", "gqa_ratio not pow2"}),
+    }
+
+
+def test_a_kernel_is_searched_only_in_what_is_built_of_it() -> None:
+    """Each worker would start compilers of its own, which spoil each other's results and hold up its search."""
+    part = Join(kernel=KERNEL, built=({"head_size": (32,)},))
+    bench = Bench(lambda case: None, kernels=(), mail=[part], most_cases=100).run()
+    assert {case.head_size for case in bench.judged} == {32}
+    bench = Bench(lambda case: None, kernels=(), mail=[part, Join(kernel=KERNEL)], most_cases=200).run()
+    assert {case.head_size for case in bench.judged} == {16, 32}
+
+
+def test_what_a_lost_worker_was_at_waits_until_its_kernel_is_built() -> None:
+    """A campaign that goes on after an interrupt would end with a traceback, or lose the failure."""
+    case = DenseDecodeCase(num_q_heads=3, num_kv_heads=1, head_size=16, seq_lens=(1,), scale=0.25)
+    unfinished = Unfinished(kernel=KERNEL.target, case=msgspec.Raw(encode_case(case)), failure=WRONG)
+    bench = Bench(grouped, kernels=(), mail=[unfinished, Join(kernel=KERNEL)], enough=after(Found)).run()
+    assert bytes(bench.of(Found)[0].case) == encode_case(case)

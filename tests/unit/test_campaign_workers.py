@@ -1,0 +1,297 @@
+"""attnfuzz.campaign.workers: how many there are, how they are started again, and what they borrow."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import msgspec
+import pytest
+
+from attnfuzz.campaign.messages import Channel, FromWorker, Setup
+from attnfuzz.campaign.workers import (
+    PROBE_KERNEL,
+    BorrowedZygote,
+    Choice,
+    LastWords,
+    ProbeLoad,
+    Workers,
+    by_formula,
+    calibrate,
+    lend_connection,
+    levels,
+)
+from attnfuzz.isolation.devices import Gpu
+from attnfuzz.isolation.outcomes import ExecutorUnavailable
+from attnfuzz.isolation.zygote_client import Zygote
+from attnfuzz.judging.runner import SERVICE, Runner
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES
+
+
+class Worker:
+    """One that never says anything."""
+
+    def __init__(self) -> None:
+        mine, self.other = socket.socketpair()
+        self.channel: Channel[FromWorker] = Channel(mine, msgspec.json.Decoder(FromWorker), patient=False)
+
+    def stop(self) -> None:
+        return
+
+    def kill(self, *, grace_s: float = 0.0) -> LastWords:
+        self.channel.close()
+        self.other.close()
+        return LastWords("")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def some_workers(size: int = 1, *, refuse: bool = False) -> tuple[Workers, Clock, list[Setup]]:
+    """A workers, its clock and what its workers were started with."""
+    setups: list[Setup] = []
+
+    def launch(setup: Setup) -> Worker:
+        setups.append(setup)
+        if refuse:
+            raise OSError("no more processes")
+        return Worker()
+
+    def setup_for(number: int, starts: int) -> Setup:
+        return Setup(
+            worker=number, num_workers=size, seed=starts, kernels=(), deadline=0.0, device="cpu",
+            oracles=DEFAULT_ORACLES,
+        )  # fmt: skip
+
+    clock = Clock()
+    return Workers(size, launch=launch, setup_for=setup_for, clock=clock), clock, setups
+
+
+def deaths_until_given_up(workers: Workers, clock: Clock, *, killed: bool) -> int:
+    for death in range(1, 100):
+        clock.now += 100.0
+        assert workers.start_due() == [0]
+        workers.lose(0)
+        if not workers.start_again(0, killed=killed):
+            return death
+    raise AssertionError("never given up")
+
+
+@pytest.mark.parametrize(("killed", "deaths"), [(False, 4), (True, 25)])
+def test_a_worker_that_gets_nowhere_is_given_up(killed: bool, deaths: int) -> None:
+    """It would be started for ever; but whoever kills it may stop, which a bug does not."""
+    workers, clock, setups = some_workers()
+    assert deaths_until_given_up(workers, clock, killed=killed) == deaths
+    assert workers.is_lost
+    assert [setup.seed for setup in setups] == list(range(deaths))
+    workers.close()
+
+
+def test_a_worker_that_judges_cases_is_started_again_at_once_and_for_ever() -> None:
+    """A campaign of days would slow down and end, if something kills a worker now and then."""
+    workers, clock, _ = some_workers()
+    for _ in range(50):
+        assert workers.start_due() == [0]
+        workers.has_judged(0)
+        workers.lose(0)
+        assert workers.start_again(0)
+    assert clock.now == 0.0
+    workers.close()
+
+
+def test_starts_in_vain_are_spread_out() -> None:
+    """Starting processes that die at once would take the machine's time from the others."""
+    workers, clock, _ = some_workers()
+    for _ in range(2):
+        workers.start_due()
+        workers.lose(0)
+        workers.start_again(0)
+    assert workers.start_due() == []
+    clock.now += 60.0
+    assert workers.start_due() == [0]
+    workers.close()
+
+
+def start_for_ever(workers: Workers, clock: Clock) -> None:
+    while True:
+        clock.now += 100.0
+        workers.start_due()
+
+
+def test_the_system_s_refusal_is_raised_once_nothing_is_left() -> None:
+    """A machine out of processes would be waited for without a word."""
+    workers, clock, setups = some_workers(size=2, refuse=True)
+    with pytest.raises(OSError, match="no more processes"):
+        start_for_ever(workers, clock)
+    assert len(setups) > 2
+
+
+def test_one_that_is_given_up_stays_away() -> None:
+    """Workers of a GPU that does not answer would come back to it."""
+    workers, _, _ = some_workers(size=2)
+    assert workers.start_due() == [0, 1]
+    assert workers.give_up(0)
+    workers.lose(0)
+    assert not workers.start_again(0, killed=True)
+    assert (workers.working, workers.is_lost) == ([1], False)
+    workers.close()
+    assert workers.working == []
+
+
+GIB = 1 << 30
+
+
+LARGE = Gpu("GPU-a", "large", 80 * GIB, 79 * GIB)
+
+
+def chosen(measure: Callable[[int], float], *, gpus: int = 1, budget_s: float = 3600.0) -> Choice:
+    ticks = iter(range(100))
+    return calibrate(16 * gpus, [LARGE] * gpus, budget_s=budget_s, measure=measure, clock=lambda: float(next(ticks)))
+
+
+def test_without_a_gpu_every_core_has_a_worker() -> None:
+    """Cores would be idle, or shared."""
+    assert by_formula(6, ()).workers == 6
+
+
+def test_gpus_share_the_cores() -> None:
+    """Workers of all GPUs together would be more than there are cores."""
+    assert by_formula(16, [LARGE] * 4).workers == 16
+    assert by_formula(2, [LARGE] * 4).workers == 4, "each GPU has one at least"
+
+
+def test_a_small_gpu_takes_what_its_memory_holds() -> None:
+    """Executors would run out of GPU memory, which looks like a fault of the kernel."""
+    assert by_formula(16, [Gpu("0", "small", 8 * GIB, 6 * GIB)]).workers == 4
+    assert max(levels(16, [Gpu("0", "small", 8 * GIB, 6 * GIB)])) == 4
+
+
+def test_more_workers_are_tried_while_they_help() -> None:
+    """A GPU would be left half idle, or shared by more than it serves."""
+    assert chosen(lambda level: float(level)).workers == 24
+    assert chosen(lambda level: float(min(level, 16))).workers == 16
+    assert chosen(lambda level: 100.0).workers == 8
+
+
+def test_one_gpu_among_many_cores_is_not_crowded_without_a_try() -> None:
+    """Twice as many processes as a GPU serves would share it, since there are cores for them."""
+    assert levels(64, [LARGE]) == [16, 32]
+    assert levels(16, [LARGE]) == [8, 16, 24]
+    assert levels(2, [LARGE]) == [1, 2, 3]
+
+
+def test_the_choice_for_one_gpu_holds_for_each() -> None:
+    """Three GPUs of four would get nothing to do."""
+    assert chosen(lambda level: float(level), gpus=4).workers == 96
+
+
+def test_the_line_says_what_was_measured() -> None:
+    """Nobody could tell why there are so many."""
+    assert "8: 1.00, 16: 1.05" in chosen(lambda level: 1.0 if level == 8 else 1.05).reason
+
+
+def test_what_does_not_fit_is_not_taken() -> None:
+    """A campaign would end before it begins where fewer workers would do."""
+
+    def measure(level: int) -> float:
+        if level > 8:
+            raise ExecutorUnavailable("no memory")
+        return 1.0
+
+    assert chosen(measure).workers == 8
+
+
+def test_a_short_campaign_is_not_calibrated() -> None:
+    """A minute's budget would go into finding out how to use it."""
+
+    def measure(level: int) -> float:
+        raise AssertionError("nothing is to be measured")
+
+    assert chosen(measure, budget_s=60.0).workers == 16
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Zygote:
+    return Zygote.start("cpu", service=SERVICE)
+
+
+def test_the_probe_judges_its_cases(zygote: Zygote) -> None:
+    """The choice would rest on cases that fail, or on none."""
+    with zygote, Runner(device="cpu", zygote=zygote) as runner:
+        (kernel,) = runner.declarations((PROBE_KERNEL,))
+        with ProbeLoad(kernel, zygote, device="cpu", environment={}) as load:
+            assert load.measure(2) > 0
+
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+class PretendedZygote:
+    """Hands out one end of a socket pair and keeps the other."""
+
+    def __init__(self, failure: str = "") -> None:
+        self.failure = failure
+        self.mine: list[socket.socket] = []
+
+    def connect(self) -> socket.socket:
+        if self.failure:
+            raise ExecutorUnavailable(self.failure)
+        mine, other = socket.socketpair()
+        self.mine.append(mine)
+        return other
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    coordinator, worker = socket.socketpair()
+    with coordinator, worker:
+        yield coordinator, worker
+
+
+def lend(pretended: PretendedZygote, broker: socket.socket) -> threading.Thread:
+    thread = threading.Thread(target=lend_connection, args=(cast(Zygote, pretended), broker))
+    thread.start()
+    return thread
+
+
+def test_a_borrowed_connection_reaches_the_zygote(pair: Pair) -> None:
+    """The descriptor that arrives must be the connection, and the only copy of it."""
+    coordinator, worker = pair
+    zygote = PretendedZygote()
+    thread = lend(zygote, coordinator)
+    with BorrowedZygote(worker).connect() as connection, zygote.mine[0] as mine:
+        thread.join()
+        connection.sendall(b"fork")
+        assert mine.recv(16) == b"fork"
+        connection.close()
+        assert mine.recv(16) == b""
+
+
+def test_why_there_is_no_connection_is_passed_on(pair: Pair) -> None:
+    """The reason names the remedy, and only the coordinator knows it."""
+    coordinator, worker = pair
+    thread = lend(PretendedZygote("the zygote died 4 times"), coordinator)
+    with pytest.raises(ExecutorUnavailable, match="died 4 times"):
+        BorrowedZygote(worker).connect()
+    thread.join()
+
+
+def test_a_worker_notices_that_the_coordinator_is_gone(pair: Pair) -> None:
+    """It has to end instead of waiting for a connection."""
+    coordinator, worker = pair
+    coordinator.close()
+    with pytest.raises(ExecutorUnavailable):
+        BorrowedZygote(worker).connect()
+
+
+def test_the_coordinator_notices_that_a_worker_is_gone(pair: Pair) -> None:
+    """A socket that is always readable would keep the coordinator's loop spinning."""
+    coordinator, worker = pair
+    worker.close()
+    assert not lend_connection(cast(Zygote, PretendedZygote()), coordinator)

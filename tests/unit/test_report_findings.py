@@ -1,0 +1,133 @@
+"""Findings in lines, and in which order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from attnfuzz.campaign.identity.finding import Finding
+from attnfuzz.problems.cases import Problem, case_from_builtins
+from attnfuzz.problems.supports import Supports
+from attnfuzz.report.findings import heading_of, in_order, kernels_in_order, one_line, severity_of
+from tests.unit.report_results import CASES, MERGE, a_result
+from tests.unit.test_campaign_undeclared import finding, paged
+
+HEADS: dict[str, Any] = {"num_q_heads": 2, "head_size": 16}
+DENSE: dict[str, Any] = {**HEADS, "num_kv_heads": 1, "scale": 0.25, "seq_lens": [3, 0]}
+PAGED: dict[str, Any] = {**DENSE, "block_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("problem", "fields", "end"),
+    [
+        ("dense_decode", DENSE, "2 query heads on 1 KV head, seq_lens 3, 0"),
+        ("dense_decode", {**DENSE, "seq_lens": [1] * 9}, "seq_lens 1, 1, 1, 1, 1, 1, 1, 1, ..."),
+        (
+            "paged_decode",
+            {**PAGED, "variant": {"sinks": "high"}, "options": {"num_splits": 2}},
+            "pages of 4 tokens, seq_lens 3, 0, sinks, num_splits=2",
+        ),
+        ("split_decode", {**PAGED, "num_splits": 3}, "seq_lens 3, 0, num_splits=3"),
+        ("paged_attention", {**PAGED, "query_lens": [2, 0]}, "query_lens 2, 0, seq_lens 3, 0"),
+        ("merge_states", {**HEADS, "num_tokens": 1, "options": {"warps": 4}}, "1 token, 2 query heads, warps=4"),
+    ],
+)
+def test_a_case_in_one_line(problem: Problem, fields: dict[str, Any], end: str) -> None:
+    """The reader of a report would have to open the file to see which lengths, options or variants fail."""
+    line = one_line(case_from_builtins(problem, fields))
+    assert line.startswith(f"{problem}, float16, head_size 16, ")
+    assert line.endswith(end)
+
+
+def with_failure(**fields: Any) -> Finding:
+    one = finding(paged())
+    one.failure = msgspec.structs.replace(one.failure, **fields)
+    return one
+
+
+def of_kernel(target: str) -> Finding:
+    one = finding(paged())
+    one.declaration = msgspec.structs.replace(one.declaration, target=target)
+    return one
+
+
+def ended(one: Finding) -> Finding:
+    """By a declaration."""
+    one.remedy = Supports(strides="contiguous")
+    return one
+
+
+BUG = finding(paged(num_q_heads=2), "gqa_ratio>1")
+UNDECLARED = ended(finding(paged(strides={"q": "every_other"}), "strides:q=every_other"))
+FLAKY = finding(paged(), failed=1)
+CRASH = with_failure(oracle="crash", kind="SIGSEGV")
+DEAD = with_failure(oracle="dead_memory", kind="out")
+NEAR = with_failure(oracle="accuracy", kind="out:value", error_ratio=1.3)
+EMPTY = finding(paged(seq_lens=(0,)), "empty sequence")
+
+
+def told(*findings: Finding, pedantic: bool = False) -> list[Finding]:
+    result = a_result(*findings)
+    result.statistics.pedantic = pedantic
+    return in_order(result)
+
+
+def test_the_worst_comes_first() -> None:
+    """A wrong head map would be told after ten ways in which a kernel for contiguous tensors fails on others."""
+    assert told(FLAKY, NEAR, EMPTY, UNDECLARED, DEAD, BUG, CRASH) == [CRASH, BUG, DEAD, EMPTY, NEAR, FLAKY, UNDECLARED]
+    severities = [severity_of(one) for one in (CRASH, BUG, DEAD, EMPTY, NEAR, FLAKY)]
+    assert severities == sorted(set(severities))
+
+
+def test_what_kernels_differ_in_is_a_question_and_a_fault_of_it_is_none() -> None:
+    """What an empty state holds would be told before wrong numbers of every case, or after a rounding."""
+    assert severity_of(UNDECLARED) == severity_of(EMPTY)
+    states = finding(CASES[MERGE.target], "lse +inf/-inf", "both states empty")
+    assert severity_of(states) == severity_of(EMPTY)
+    more = finding(paged(seq_lens=(0,), num_q_heads=2), "empty sequence", "gqa_ratio>1")
+    assert severity_of(more) == severity_of(BUG)
+    dies = ended(with_failure(oracle="crash", kind="SIGSEGV"))
+    assert severity_of(dies) == severity_of(CRASH)
+
+
+def test_all_is_a_bug_where_all_is_the_contract() -> None:
+    """With --pedantic, strides were asked for."""
+    assert told(NEAR, UNDECLARED, CRASH, pedantic=True) == [CRASH, UNDECLARED, NEAR]
+
+
+def test_findings_of_one_kernel_stand_together() -> None:
+    """Who maintains one of them would look for its bugs among those of all others."""
+    other, its_undeclared = of_kernel("other"), ended(of_kernel("other"))
+    assert told(FLAKY, other, CRASH) == [CRASH, FLAKY, other]
+    assert told(its_undeclared, UNDECLARED, other, CRASH) == [CRASH, other, its_undeclared, UNDECLARED]
+
+
+def test_findings_of_one_cause_stand_together() -> None:
+    """One repair ends them, and a reader would make it twice."""
+    worst = with_failure(oracle="crash", kind="SIGSEGV", cause="ignored_stride")
+    other = with_failure(oracle="crash", kind="SIGBUS")
+    same = with_failure(oracle="accuracy", kind="out:value", cause="ignored_stride")
+    assert told(same, worst, other, BUG) == [worst, same, other, BUG]
+
+
+def test_kernels_are_told_as_their_findings_are() -> None:
+    """Files for programs and CI systems would have another order than the terminal."""
+    mine = of_kernel("merge")
+    assert kernels_in_order(a_result(mine)) == ["merge", "my kernels.py:paged", "dense"]
+    assert kernels_in_order(a_result()) == ["my kernels.py:paged", "dense", "merge"]
+
+
+def test_findings_of_one_kind_stay_in_the_order_in_which_they_were_seen() -> None:
+    """Their numbers would not follow the time line of the report."""
+    other = finding(paged(num_q_heads=3), "gqa_ratio>1", "num_kv_heads>1")
+    assert told(other, UNDECLARED, BUG) == [other, BUG, UNDECLARED]
+
+
+def test_each_kind_says_what_it_is() -> None:
+    """A reader would take what a declaration ends for one more bug, or a flaky failure for a certain one."""
+    headings = [heading_of(one, a_result().statistics) for one in (BUG, UNDECLARED, FLAKY)]
+    assert headings[0] == ""
+    assert headings[1].startswith("Possibly out of contract: ")
+    assert headings[2].startswith("Flaky: ")
