@@ -20,12 +20,12 @@ _ROOT = os.path.dirname(_PACKAGE)  # noqa: PTH120
 _ELSEWHERE = "--elsewhere"
 
 
-def command(module: str, *arguments: str, python: str | None = None) -> list[str]:
+def command(module: str, *arguments: str, python: "os.PathLike[str] | None" = None) -> list[str]:
     """The command line of a process that runs ``module``, found from any working directory.
 
     ``python``: the interpreter, if it is to be another than this one; of Python 3.11 or newer.
     """
-    interpreter = [python or sys.executable, "-P", os.path.join(_PACKAGE, "safe_start.py")]  # noqa: PTH118
+    interpreter = [os.fspath(python or sys.executable), "-P", os.path.join(_PACKAGE, "safe_start.py")]  # noqa: PTH118
     return [*interpreter, *([_ELSEWHERE] if python else []), module, *arguments]
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from attnfuzz.campaign.startup import CampaignRequest
     from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
-    from attnfuzz.sanitizer.running import Tool
+    from attnfuzz.sanitizer.tool import Tool
 
 __all__ = ["command", "exit_status", "usable_save_folder"]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from attnfuzz.campaign.saved.replay import SavedCase
     from attnfuzz.isolation.pythons import Python
     from attnfuzz.problems.tolerance import Tolerance
-    from attnfuzz.sanitizer.running import Tool
+    from attnfuzz.sanitizer.tool import Tool
 
 __all__ = ["command", "load_saved", "read_saved"]
 

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from attnfuzz.cli.output import Refusal
-from attnfuzz.sanitizer.running import TOOLS, SanitizerUnavailable, Tool
+from attnfuzz.sanitizer.tool import TOOLS, SanitizerUnavailable, Tool
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -86,11 +86,23 @@ def prefer_as_oom_victim() -> None:
 
 def resident_bytes(pid: int) -> int | None:
     """Resident memory of a process in bytes, shared pages included; None if it is gone or /proc is not there."""
+    resident, _ = _resident_and_shared(pid)
+    return resident
+
+
+def private_bytes(pid: int) -> int:
+    """Resident memory of a process in bytes, without pages of files; 0 if it is gone."""
+    resident, shared = _resident_and_shared(pid)
+    return 0 if resident is None else resident - shared
+
+
+def _resident_and_shared(pid: int) -> tuple[int | None, int]:
+    """Bytes of memory, and of pages of files among it (proc(5)); None for a process that is gone."""
     try:
-        fields = Path(f"/proc/{pid}/statm").read_bytes().split()
-    except OSError:
-        return None
-    return int(fields[1]) * resource.getpagesize() if len(fields) > 1 else None
+        resident, shared = map(int, Path(f"/proc/{pid}/statm").read_bytes().split()[1:3])
+    except (OSError, ValueError):
+        return None, 0
+    return resident * resource.getpagesize(), shared * resource.getpagesize()
 
 
 def descendant_bytes(pid: int) -> int:
@@ -108,15 +120,6 @@ def _listed_children(pid: int) -> list[int]:
             with contextlib.suppress(OSError):  # the thread has ended, or the kernel does not list children
                 children += map(int, (task / "children").read_bytes().split())
     return children
-
-
-def private_bytes(pid: int) -> int:
-    """Resident memory of a process in bytes, without pages of files; 0 if it is gone."""
-    try:
-        resident, shared = (int(field) for field in Path(f"/proc/{pid}/statm").read_bytes().split()[1:3])
-    except (OSError, ValueError):  # gone
-        return 0
-    return (resident - shared) * resource.getpagesize()
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +210,7 @@ def _text_of(path: Path) -> str:
 
 def child_pids(parent_pid: int) -> list[int]:
     """Process IDs of a process's children, zombies included (proc(5); /proc/*/children is not in every kernel)."""
-    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _parent_pid(entry) == parent_pid]
+    return [pid for pid, seen in all_processes().items() if seen.parent == parent_pid]
 
 
 def start_time(pid: int) -> int | None:
@@ -238,11 +241,6 @@ def ended_child() -> int | None:
     except ChildProcessError:
         return None
     return None if ended is None else ended.si_pid
-
-
-def _parent_pid(entry: Path) -> int | None:
-    fields = _stat_fields(entry)
-    return int(fields[1]) if fields else None
 
 
 def _name_and_stat(entry: Path) -> tuple[str, list[bytes]] | None:

@@ -102,7 +102,7 @@ def _asked(interpreter: Path, told: str, timeout_s: float) -> tuple[int, bytes, 
     with tempfile.TemporaryFile() as complaints:
         try:
             process = subprocess.Popen(
-                safe_start.command("attnfuzz.environment", python=os.fspath(interpreter)),
+                safe_start.command("attnfuzz.environment", python=interpreter),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=complaints,

@@ -20,7 +20,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -41,7 +40,7 @@ from attnfuzz.isolation.process import adopt_orphans, child_pids, ended_child, k
 from attnfuzz.isolation.serve import ExecutorDescriptors, load_service, run_executor
 from attnfuzz.triton_compat.compiling import compute_compiler_key
 
-__all__ = ["READY", "ControlConnection", "Nursery", "main", "prepare_environment"]
+__all__ = ["READY", "ControlConnection", "ForkServer", "main", "prepare_environment"]
 
 
 class ControlConnection:
@@ -87,7 +86,7 @@ class ControlConnection:
 _SHUTDOWN_S = 2.0
 
 
-class Nursery:
+class ForkServer:
     """Owns every executor forked from this process.
 
     `listener` takes drivers' control connections; `lifeline` is a file descriptor at whose end of file, when the driver
@@ -314,9 +313,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             listener.listen()
             os.write(ready, READY)
             os.close(ready)
-            Nursery(listener, _LIFELINE, loaded).run()
+            ForkServer(listener, _LIFELINE, loaded).run()
         finally:
-            with suppress(OSError):  # the driver may have removed them first
+            with contextlib.suppress(OSError):  # the driver may have removed them first
                 options.socket.unlink()
                 options.socket.parent.rmdir()
 

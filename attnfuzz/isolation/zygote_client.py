@@ -1,6 +1,7 @@
 """The driver's handle on a zygote: start it, connect to it, start it again if it dies, end it."""
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -9,8 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Literal, Self
@@ -21,34 +21,43 @@ from attnfuzz.isolation.outcomes import ExecutorUnavailable
 from attnfuzz.isolation.process import why_no_proc
 from attnfuzz.said import only_printable
 
-__all__ = ["DEFAULT_PRELOAD", "LaunchSettings", "Zygote", "ZygoteProcess"]
+__all__ = ["DEFAULT_PRELOAD", "Zygote", "ZygoteProcess"]
 
 _MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes (unix(7))
 _LOG_TAIL_BYTES = 4000
 _STOP_S = 5.0
 
+DEFAULT_PRELOAD = ("numpy", "torch", "triton")
+"""Modules that the zygote imports, as far as they are installed, before it loads the service."""
 
-@dataclass(frozen=True, slots=True)
-class LaunchSettings:
-    """What a zygote is started with; see `Zygote.start`."""
-
-    device: str
-    service: str
-    preload: tuple[str, ...]
-    startup_timeout_s: float
-    python: Path | None = None
+_SETTLED_S = 5.0
+"""A zygote that lived this long is no sign that the next will die too."""
 
 
 class ZygoteProcess:
     """Starts a zygote; `await_ready` before the first `connect`, `stop` at the end."""
 
-    def __init__(self, settings: LaunchSettings) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        device: str,
+        *,
+        service: str,
+        preload: tuple[str, ...] = (),
+        startup_timeout_s: float = 120.0,
+        python: Path | None = None,
+    ) -> None:
+        """See `Zygote.start`."""
+        self._startup_timeout_s = startup_timeout_s
+        self._imports = f"{list(preload)} and service {service!r}"
         self._folder = _private_folder()
         self._socket_path = self._folder.path / "zygote.sock"
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
         self.process = subprocess.Popen(
-            _command(self._socket_path, settings),
+            [
+                *safe_start.command("attnfuzz.isolation.zygote", os.fspath(self._socket_path), python=python),
+                *("--service", service, "--device", device),
+                *(argument for name in preload for argument in ("--preload", name)),
+            ],
             stdin=subprocess.PIPE,  # the zygote ends when this closes, however this process ends
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -62,16 +71,16 @@ class ZygoteProcess:
             return "the zygote was started without a pipe for its readiness"
         poller = select.poll()
         poller.register(stdout, select.POLLIN)
-        if not poller.poll(self._settings.startup_timeout_s * 1000):
+        if not poller.poll(self._startup_timeout_s * 1000):
             return (
-                f"the zygote was not ready within startup_timeout_s={self._settings.startup_timeout_s!r}; "
+                f"the zygote was not ready within startup_timeout_s={self._startup_timeout_s!r}; "
                 f"raise that limit, or find what takes so long to import. Its output:\n{self.log_tail()}"
             )
         if os.read(stdout.fileno(), 64):
             return None
         return (
-            f"the zygote ended with status {self.process.wait()} while importing {list(self._settings.preload)} and "
-            f"service {self._settings.service!r}; repair what its output shows:\n{self.log_tail()}"
+            f"the zygote ended with status {self.process.wait()} while importing {self._imports}; "
+            f"repair what its output shows:\n{self.log_tail()}"
         )
 
     def connect(self) -> socket.socket | None:
@@ -115,25 +124,11 @@ def _private_folder() -> PrivateFolder:
     return PrivateFolder(Path("/tmp"))
 
 
-def _command(socket_path: Path, settings: LaunchSettings) -> list[str]:
-    preload = [argument for name in settings.preload for argument in ("--preload", name)]
-    python = None if settings.python is None else os.fspath(settings.python)
-    module = safe_start.command("attnfuzz.isolation.zygote", os.fspath(socket_path), python=python)
-    return [*module, "--service", settings.service, "--device", settings.device, *preload]
-
-
-DEFAULT_PRELOAD = ("numpy", "torch", "triton")
-"""Modules that the zygote imports, as far as they are installed, before it loads the service."""
-
-_SETTLED_S = 5.0
-"""A zygote that lived this long is no sign that the next will die too."""
-
-
 class Zygote:
     """A running zygote, for any number of executors and threads of this process. Made by `Zygote.start`."""
 
-    def __init__(self, settings: LaunchSettings, max_restarts: int) -> None:
-        self._settings = settings
+    def __init__(self, start_process: Callable[[], ZygoteProcess], max_restarts: int) -> None:
+        self._start_process = start_process
         self._max_restarts = max_restarts
         self._lock = threading.Lock()
         self._closed = False
@@ -163,7 +158,15 @@ class Zygote:
         """
         if device not in ("cpu", "cuda"):
             raise ValueError(f"device={device!r} must be 'cpu' or 'cuda'")
-        return cls(LaunchSettings(device, service, tuple(preload), startup_timeout_s, python), max_restarts)
+        start_process = functools.partial(
+            ZygoteProcess,
+            device,
+            service=service,
+            preload=tuple(preload),
+            startup_timeout_s=startup_timeout_s,
+            python=python,
+        )
+        return cls(start_process, max_restarts)
 
     @property
     def pid(self) -> int:
@@ -216,7 +219,7 @@ class Zygote:
             raise ExecutorUnavailable(no_proc)
         while True:
             try:
-                self._zygote = zygote = ZygoteProcess(self._settings)
+                self._zygote = zygote = self._start_process()
             except OSError as error:
                 raise ExecutorUnavailable(
                     f"the zygote cannot be started ({error}); free memory, process IDs or room for temporary files"

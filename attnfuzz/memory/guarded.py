@@ -178,7 +178,7 @@ class HostGuardedMemory:
 
         Raises `OSError` if the system has no memory, address space or number of mappings left for it.
         """
-        size = _block_bytes(nbytes)
+        size = _block_bytes(nbytes, mmap.PAGESIZE)
         spare = self._spare[size]
         if spare:
             self._spare_bytes += size
@@ -232,14 +232,15 @@ def _error(call: str, size: int) -> OSError:
     )
 
 
-def _block_bytes(nbytes: int) -> int:
-    """Whole pages, at least one; of large blocks few sizes, so that they are used again."""
-    pages = max(1, -(-nbytes // mmap.PAGESIZE))
-    step = 1 << max(0, pages.bit_length() - 3)
-    return -(-pages // step) * step * mmap.PAGESIZE
+def _block_bytes(nbytes: int, unit: int) -> int:
+    """Whole units, at least one; of large blocks few sizes, so that they are used again."""
+    units = max(1, -(-nbytes // unit))
+    step = 1 << max(0, units.bit_length() - 3)
+    return -(-units // step) * step * unit
 
 
 _ROOM_BYTES = 1 << 16
+"""Of a block on a GPU beyond its tensor, to tell one edge of the tensor from the other."""
 
 
 class CudaGuardedMemory:
@@ -266,7 +267,7 @@ class CudaGuardedMemory:
 
     def take(self, nbytes: int) -> UInt8[Tensor, " block_nbytes"]:
         """A block of at least so many bytes. Raises `torch.OutOfMemoryError` and `DriverError`."""
-        size = self._block_bytes(nbytes)
+        size = _block_bytes(nbytes + _ROOM_BYTES, self._memory.granule)
         if not self._spare[size]:
             self._trim()
             self._spare[size].append(self._map(size))
@@ -305,12 +306,6 @@ class CudaGuardedMemory:
     def _unmap(self, address: int, size: int) -> None:
         self._memory.unmap(address, size)
         self._memory.give_back(address - self.gap_bytes, size + 2 * self.gap_bytes)
-
-    def _block_bytes(self, nbytes: int) -> int:
-        """Whole granules, with room to tell one edge of a tensor from the other; of large blocks few sizes."""
-        granules = -(-(nbytes + _ROOM_BYTES) // self._memory.granule)
-        step = 1 << max(0, granules.bit_length() - 3)
-        return -(-granules // step) * step * self._memory.granule
 
 
 @cache

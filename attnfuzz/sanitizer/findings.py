@@ -14,7 +14,8 @@ from attnfuzz.judging.words import plural
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.cases import Case
 from attnfuzz.sanitizer.report import Report
-from attnfuzz.sanitizer.running import Note, Outcome, Place, Sanitizer, Tool
+from attnfuzz.sanitizer.running import Note, Outcome, Place, Sanitizer
+from attnfuzz.sanitizer.tool import Tool
 
 __all__ = ["Culprit", "SanitizedSearch", "Search", "failure_of", "first_failure", "judge_sanitized"]
 

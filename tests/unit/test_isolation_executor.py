@@ -72,7 +72,7 @@ def test_stack_of_a_segfault_names_the_service(executor: Executor) -> None:
     tail = died(call(executor, "segfault")).output_tail
     assert "Segmentation fault" in tail
     assert "in segfault" in tail
-    assert "nursery.py" not in tail
+    assert "isolation/zygote.py" not in tail
 
 
 def test_text_of_sys_exit_is_kept(executor: Executor) -> None:

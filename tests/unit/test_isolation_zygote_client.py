@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from attnfuzz.isolation import Executor, ExecutorUnavailable, Reply, Zygote, process, zygote_client
-from attnfuzz.isolation.zygote_client import LaunchSettings, ZygoteProcess
+from attnfuzz.isolation.zygote_client import ZygoteProcess
 
 SERVICES = Path(__file__).with_name("execution_services.py")
 
@@ -192,7 +192,7 @@ def test_zygote_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_stopped_process_accepts_no_connection() -> None:
     """A connection would be waited on that nobody accepts."""
-    process = ZygoteProcess(LaunchSettings("cpu", f"{SERVICES}:Rogue", (), 60.0))
+    process = ZygoteProcess("cpu", service=f"{SERVICES}:Rogue", startup_timeout_s=60.0)
     assert process.await_ready() is None
     process.stop()
     assert process.connect() is None
