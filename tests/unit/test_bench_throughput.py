@@ -87,7 +87,8 @@ def test_a_campaign_is_measured_after_its_warm_up(monkeypatch: pytest.MonkeyPatc
         [KERNEL], seconds=2.0, warmup_s=1.0, workers=1, device="cpu", environment={"ATTNFUZZ_TEST_MARK": "during"}
     )
     assert 0 < measured.cases[KERNEL] < measured.result.statistics.cases
-    assert measured.seconds == pytest.approx(2.0, abs=1.0)
+    assert 0 < measured.seconds < measured.result.elapsed_s  # how much longer depends on what else the machine does
+    assert measured.campaign_s == pytest.approx(1.0 + measured.seconds)
     assert measured.rate == pytest.approx(measured.cases[KERNEL] / measured.seconds)
     assert measured.rate_of([KERNEL]) == measured.rate
     assert measured.rate_of(["another"]) == 0
