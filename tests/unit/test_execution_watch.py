@@ -14,7 +14,7 @@ from attnfuzz.execution.judge_messages import JudgeManyReply, JudgeManyRequest, 
 from attnfuzz.execution.judging import JudgingService
 from attnfuzz.execution.service import ExitAfterReply
 from attnfuzz.execution.watch import Watch
-from attnfuzz.judging import comparison, trial
+from attnfuzz.judging import comparison, symptoms
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES
 from attnfuzz.problems.cases import DenseDecodeCase, encode_case
 
@@ -43,7 +43,7 @@ def mine(i):
         (torch.cuda.Event, "elapsed_time", "torch.cuda.Event.elapsed_time"),
         (time, "perf_counter", "time.perf_counter"),
         (comparison, "error_ratio", "attnfuzz.judging.comparison.error_ratio"),
-        (trial.Symptoms, "any", "attnfuzz.judging.trial.Symptoms.any"),
+        (symptoms.Symptoms, "any", "attnfuzz.judging.symptoms.Symptoms.any"),
     ],
 )
 def test_what_judges_and_times_is_watched(owner: Any, name: str, called: str, monkeypatch: pytest.MonkeyPatch) -> None:
