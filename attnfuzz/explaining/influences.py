@@ -16,6 +16,7 @@ from torch import Tensor
 from attnfuzz.explaining.places import Places, key_slots, name_of, value_tensors
 from attnfuzz.explaining.reruns import Reruns, Results
 from attnfuzz.explaining.row import row_name
+from attnfuzz.judging.comparison import axes_of
 from attnfuzz.judging.words import ranges, shape_of
 from attnfuzz.memory.patterns import bits, holds_prefill
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
@@ -242,7 +243,7 @@ def _workspaces(reruns: Reruns) -> Iterator[str]:
 
 
 def _where(name: str, differs: Bool[Tensor, "..."], case: Case) -> str:
-    where = _along(differs, _axes(name, differs.dim(), case))
+    where = _along(differs, axes_of(name, case))
     return f"[{where}]" if where else ""
 
 
@@ -255,15 +256,6 @@ def _along(differs: Bool[Tensor, "..."], axes: tuple[str, ...]) -> str:
         if not bool(some.all()):
             parts.append(f"{label} {ranges(some.nonzero()[:, 0].tolist())}")
     return ", ".join(parts)
-
-
-def _axes(name: str, count: int, case: Case) -> tuple[str, ...]:
-    if isinstance(case, MergeStatesCase):
-        heads_first = name.endswith("lse") and case.lse_layout == "HT"
-        return (*(("head", "token") if heads_first else ("token", "head")), "dim")[:count]
-    if name.startswith("partial"):
-        return ("seq", "head", "split", "dim")[:count]
-    return ("token" if case.problem == "paged_attention" else "seq", "head", "dim")[:count]
 
 
 def _rows_of(differs: Bool[Tensor, "..."], case: Case) -> set[int]:

@@ -21,10 +21,9 @@ from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeS
 from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.layouts import token_views
 
-__all__ = ["Places", "name_of", "token_name", "tokens_name"]
+__all__ = ["Places", "name_of"]
 
 SIDES = ("prefix", "suffix")
-_MOST_LISTED = 6
 
 
 @dataclass(frozen=True)
@@ -136,31 +135,6 @@ def key_slots(inputs: Any) -> Float[Tensor, "..."]:
         return token_views(inputs.k_cache, inputs.v_cache, inputs.layout).k
     found: Tensor = inputs.k
     return found
-
-
-def token_name(case: AttentionCase, position: int) -> str:
-    """`token 16 (page 1, offset 0)`: pages as the sequence counts them."""
-    if not isinstance(case, PagedDecodeCase):
-        return f"token {position}"
-    page, offset = divmod(position, case.block_size)
-    return f"token {position} (page {page}, offset {offset})"
-
-
-def tokens_name(case: AttentionCase, positions: list[int]) -> str:
-    """`tokens 16-31 (page 1)`, or `tokens 3, 7, 11`."""
-    if len(positions) == 1:
-        return token_name(case, positions[0])
-    first, last = positions[0], positions[-1]
-    is_range = last - first + 1 == len(positions)
-    text = f"tokens {first}-{last}" if is_range else "tokens " + _listed(positions)
-    if is_range and isinstance(case, PagedDecodeCase):
-        pages = first // case.block_size, last // case.block_size
-        text += f" (page {pages[0]})" if pages[0] == pages[1] else f" (pages {pages[0]}-{pages[1]})"
-    return text
-
-
-def _listed(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers[:_MOST_LISTED])) + (", ..." if len(numbers) > _MOST_LISTED else "")
 
 
 def name_of(reruns: Reruns, places: Places, unit: int) -> tuple[str, str]:
