@@ -26,18 +26,7 @@ from attnfuzz.problems.reference import row_weights
 from attnfuzz.values import LogicalAttention
 from attnfuzz.values.tokens import token_table
 
-__all__ = [
-    "MAX_PLACES",
-    "MAX_WEIGHTS",
-    "Groups",
-    "Probe",
-    "Weights",
-    "measure",
-    "probe",
-    "run_with",
-    "settle_keys",
-    "unit_of_rows",
-]
+__all__ = ["MAX_PLACES", "MAX_WEIGHTS", "Groups", "Probe", "Weights", "measure", "probe", "settle_keys"]
 
 _ONE = 64.0
 """The element of a basis vector that is not 0: keeps small weights above the smallest number of float16."""
