@@ -17,7 +17,7 @@ from attnfuzz.explaining.influences import dead_influences, find_unwritten, fore
 from attnfuzz.explaining.merge_reading import MergedRow, read_merged_row
 from attnfuzz.explaining.places import Places, key_slots
 from attnfuzz.explaining.reading import read_row, split_mistakes
-from attnfuzz.explaining.rig import OutOfRuns, Rig
+from attnfuzz.explaining.reruns import OutOfRuns, Reruns
 from attnfuzz.explaining.row import MeasuredRow, Reading, joined, row_name, scope
 from attnfuzz.explaining.rows_to_draw import rows_to_draw, tokens_to_blame
 from attnfuzz.explaining.weights import MAX_PLACES, MAX_WEIGHTS, Weights, measure, settle_keys
@@ -89,7 +89,7 @@ def explain_case(
     if isinstance(case, OpenCase):  # weights are those of attention
         return Explanation()
     until = time.monotonic() + seconds
-    explaining = _Explaining(Rig(kernel, case, device=device, is_over=lambda: time.monotonic() > until), oracle)
+    explaining = _Explaining(Reruns(kernel, case, device=device, is_over=lambda: time.monotonic() > until), oracle)
     try:
         explaining.explain()
     except OutOfRuns:
@@ -105,17 +105,17 @@ def explain_case(
         lines=tuple(explaining.lines[:_MOST_LINES]),
         rows=tuple(explaining.drawn),
         blame=explaining.blamed,
-        runs=explaining.rig.runs,
+        runs=explaining.reruns.runs,
     )
 
 
 class _Explaining:
     """Collects `lines` and `drawn` rows, so that nothing is lost where time runs out."""
 
-    def __init__(self, rig: Rig, oracle: OracleName) -> None:
-        self.rig = rig
+    def __init__(self, reruns: Reruns, oracle: OracleName) -> None:
+        self.reruns = reruns
         self.oracle = oracle
-        self.places = Places.of(rig)
+        self.places = Places.of(reruns)
         self.lines: list[str] = []
         self.drawn: list[WeightedRow] = []
         self.blamed = Blame()
@@ -124,7 +124,7 @@ class _Explaining:
         """All steps; where dead memory enters is found out first if that is what the failure is about."""
         if self._is_unstable():
             return
-        settle_keys(self.rig)
+        settle_keys(self.reruns)
         if self.places.count > MAX_PLACES or self.places.count * self._num_rows > MAX_WEIGHTS:
             self.lines.append(
                 f"the case has {self.places.count} places to read from and {self._num_rows} rows, too many to measure "
@@ -132,7 +132,7 @@ class _Explaining:
             )
             self._trace()
             return
-        if self.rig.case.scores_read_values:
+        if self.reruns.case.scores_read_values:
             self.lines.append(
                 "V is a part of the keys that the queries are multiplied with, so the weights of tokens cannot be read "
                 "off with unit vectors in its place"
@@ -144,16 +144,16 @@ class _Explaining:
 
     @property
     def _num_rows(self) -> int:
-        case = self.rig.case
+        case = self.reruns.case
         return (case.num_tokens if isinstance(case, MergeStatesCase) else case.num_rows) * case.num_q_heads
 
     def _is_unstable(self) -> bool:
         """Whether runs of the same input disagree."""
         runs = []
         for _ in range(2):
-            self.rig.reset()
-            runs.append(self.rig.run())
-        self.lines += [f"the kernel changes its input {name}" for name in self.rig.changed_inputs()]
+            self.reruns.reset()
+            runs.append(self.reruns.run())
+        self.lines += [f"the kernel changes its input {name}" for name in self.reruns.changed_inputs()]
         differs = [name for name, part in runs[0].items() if bool((bits(part) != bits(runs[1][name])).any())]
         if differs:
             self.lines.append(
@@ -163,28 +163,28 @@ class _Explaining:
         return bool(differs)
 
     def _weigh(self) -> None:
-        unwritten = find_unwritten(self.rig)
+        unwritten = find_unwritten(self.reruns)
         self.lines += unwritten.lines
         if unwritten.lacks_lse:
-            self.rig.leave_out_lse()
-        weights = measure(self.rig, self.places)
+            self.reruns.leave_out_lse()
+        weights = measure(self.reruns, self.places)
         suspects = self._suspects(weights)
         readings = {row: reading for row in suspects[:_MOST_ROWS] if (reading := self._read(weights, row))}
-        self.drawn = rows_to_draw(self.rig.case, self.places, weights, sorted(readings))
-        self.blamed = tokens_to_blame(self.rig.case, self.places, weights, sorted(readings))
-        told = {row: reading for row, reading in readings.items() if row not in unwritten.rows}
+        self.drawn = rows_to_draw(self.reruns.case, self.places, weights, sorted(readings))
+        self.blamed = tokens_to_blame(self.reruns.case, self.places, weights, sorted(readings))
+        written = {row: reading for row, reading in readings.items() if row not in unwritten.rows}
         if not unwritten.rows:
             self.lines += self._dimensions(weights)
-        self.lines += summarise(self.rig.case, told, count=self._num_rows)
+        self.lines += summarise(self.reruns.case, written, count=self._num_rows)
         self.lines += self._constants(weights, unwritten.rows)
-        self.lines += self._foreign([row for row, reading in told.items() if reading.vague])
+        self.lines += self._foreign([row for row, reading in written.items() if reading.vague])
         if not readings and not self.lines:
             right = "every weight is right" + ("" if weights.lse is None else ", and so is the LSE")
             self.lines.append(right + self._what_else())
 
     def _suspects(self, weights: Weights) -> list[int]:
         """Rows that may be wrong."""
-        case = self.rig.case
+        case = self.reruns.case
         rows = set(weights.wrong_rows)
         if isinstance(case, AttentionCase):
             rows |= {row for row in range(self._num_rows) if not case.row_lens[row // case.num_q_heads]}
@@ -201,11 +201,11 @@ class _Explaining:
         return ": the error shows only with the numbers that the case has in place of the unit vectors"
 
     def _read(self, weights: Weights, row: int) -> Reading | None:
-        if isinstance(self.rig.case, OpenCase):
+        if isinstance(self.reruns.case, OpenCase):
             return None
-        if isinstance(self.rig.case, MergeStatesCase):
-            return read_merged_row(MergedRow(self.rig.case, self.places, weights, self._states(), row))
-        measured = MeasuredRow(self.rig.case, self.places, weights, *self._read_from, row)
+        if isinstance(self.reruns.case, MergeStatesCase):
+            return read_merged_row(MergedRow(self.reruns.case, self.places, weights, self._states(), row))
+        measured = MeasuredRow(self.reruns.case, self.places, weights, *self._read_from, row)
         found = read_row(measured)
         if mistakes := tuple(split_mistakes(measured)):
             exact = "; ".join(mistakes[:2])
@@ -215,17 +215,17 @@ class _Explaining:
     @functools.cached_property
     def _read_from(self) -> tuple[LogicalAttention, Tensor]:
         """Values on the host, and the key of every place, times its scale in an 8-bit cache."""
-        values = self.rig.values
+        values = self.reruns.values
         scales = None if values.kv_scales is None else values.kv_scales.cpu()
         logical = LogicalAttention(values.q.cpu(), values.k.cpu(), values.v.cpu(), values.starts, scales)
-        keys = key_slots(self.rig.reset()).reshape(self.places.count, self.rig.case.head_size).double().cpu()
+        keys = key_slots(self.reruns.reset()).reshape(self.places.count, self.reruns.case.head_size).double().cpu()
         if scales is not None:
             keys *= scales[0].repeat(self.places.count // self.places.shape[2])[:, None]
         return logical, keys
 
     def _states(self) -> LogicalStates:
         """Those of a merge, on the host."""
-        values = self.rig.values
+        values = self.reruns.values
         return LogicalStates(
             prefix_output=values.prefix_output.cpu(),
             suffix_output=values.suffix_output.cpu(),
@@ -245,8 +245,8 @@ class _Explaining:
     def _constants(self, weights: Weights, unwritten: frozenset[int]) -> Iterator[str]:
         finite = weights.constant.isfinite().all(-1)
         rows = [row for row in (weights.has_constant & finite).nonzero()[:, 0].tolist() if row not in unwritten]
-        if isinstance(self.rig.case, AttentionCase):
-            rows = [row for row in rows if self.rig.case.row_lens[row // self.rig.case.num_q_heads]]
+        if isinstance(self.reruns.case, AttentionCase):
+            rows = [row for row in rows if self.reruns.case.row_lens[row // self.reruns.case.num_q_heads]]
         if rows:
             part = weights.constant[rows[0]]
             dim = int(part.abs().argmax())
@@ -258,16 +258,16 @@ class _Explaining:
     def _foreign(self, vague: list[int]) -> Iterator[str]:
         """Inputs of other rows that enter one whose weights point to no mistake."""
         if vague:
-            for what in foreign_influences(self.rig, self.places, vague[0]):
+            for what in foreign_influences(self.reruns, self.places, vague[0]):
                 yield f"{self._where(vague[:1])}depends on {what}, which it must not read"
 
     def _trace(self) -> None:
         """Where memory enters the result that must not matter."""
-        for place, rows in dead_influences(self.rig, self.places):
+        for place, rows in dead_influences(self.reruns, self.places):
             self.lines.append(f"{self._where(rows)}NaN enters from {place}")
-        for place, rows in table_influences(self.rig):
+        for place, rows in table_influences(self.reruns):
             self.lines.append(f"{self._where(rows)}depends on {place}")
 
     def _where(self, rows: Collection[int]) -> str:
         """The rows that a line is about; nothing if there is only one."""
-        return "" if self._num_rows == 1 else f"{scope(self.rig.case, rows, count=self._num_rows)}: "
+        return "" if self._num_rows == 1 else f"{scope(self.reruns.case, rows, count=self._num_rows)}: "

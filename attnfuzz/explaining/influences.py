@@ -14,8 +14,9 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from attnfuzz.explaining.places import Places, key_slots, name_of, value_tensors
-from attnfuzz.explaining.rig import Results, Rig
+from attnfuzz.explaining.reruns import Reruns, Results
 from attnfuzz.explaining.row import row_name
+from attnfuzz.judging.comparison import axes_of
 from attnfuzz.judging.words import ranges, shape_of
 from attnfuzz.memory.patterns import bits, holds_prefill
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedDecodeCase
@@ -30,19 +31,19 @@ Influence = tuple[str, Rows]
 """A place, and the rows of the result that depend on it."""
 
 
-def dead_influences(rig: Rig, places: Places) -> Iterator[Influence]:
+def dead_influences(reruns: Reruns, places: Places) -> Iterator[Influence]:
     """Dead memory from which a NaN enters the result."""
-    units = rig.dead_units()
+    units = reruns.dead_units()
     found: set[str] = set()
-    search = _Search(rig, lambda chosen: rig.poison_(units[chosen]))
+    search = _Search(reruns, lambda chosen: reruns.poison_(units[chosen]))
     remaining = torch.arange(len(units), device="cpu")
     while len(found) < _MOST and (first := search.first(remaining)) is not None:
-        stretch, name = name_of(rig, places, int(units[first]))
+        stretch, name = name_of(reruns, places, int(units[first]))
         rows = search.rows_changed(remaining[remaining == first])
         if stretch not in found:
             found.add(stretch)
             yield name, rows
-        remaining = _beyond(stretch, remaining[remaining > first], lambda i: name_of(rig, places, int(units[i]))[0])
+        remaining = _beyond(stretch, remaining[remaining > first], lambda i: name_of(reruns, places, int(units[i]))[0])
 
 
 def _beyond(stretch: str, remaining: Int64[Tensor, " n"], stretch_of: Callable[[int], str]) -> Int64[Tensor, " rest"]:
@@ -51,27 +52,27 @@ def _beyond(stretch: str, remaining: Int64[Tensor, " n"], stretch_of: Callable[[
     return remaining[end:]
 
 
-def table_influences(rig: Rig) -> Iterator[Influence]:
+def table_influences(reruns: Reruns) -> Iterator[Influence]:
     """Integers beside the elements of a tensor, and unused entries of the block table, that change the result."""
-    for name, (words, dead) in rig.dead_integers().items():
-        other = 1 if name == "seq_lens" else _other_page(rig)
+    for name, (words, dead) in reruns.dead_integers().items():
+        other = 1 if name == "seq_lens" else _other_page(reruns)
 
         def change(chosen: Int64[Tensor, " n"], words: Tensor = words, dead: Tensor = dead, other: int = other) -> None:
             words[dead[chosen.to(dead.device)]] = other
 
-        search = _Search(rig, change)
+        search = _Search(reruns, change)
         first = search.first(torch.arange(len(dead), device="cpu"))
         if first is not None:
             yield f"an integer in memory beside the elements of {name}", search.rows_changed(_only(first))
-    if isinstance(rig.case, PagedDecodeCase):
-        yield from _unused_entries(rig, rig.case)
+    if isinstance(reruns.case, PagedDecodeCase):
+        yield from _unused_entries(reruns, reruns.case)
 
 
-def foreign_influences(rig: Rig, places: Places, row: int) -> list[str]:
+def foreign_influences(reruns: Reruns, places: Places, row: int) -> list[str]:
     """Live inputs of other rows on which row number `row` depends, although it must not."""
     found = []
-    for name, candidates, change in _foreign(rig, places, row):
-        search = _Search(rig, change, row=row)
+    for name, candidates, change in _foreign(reruns, places, row):
+        search = _Search(reruns, change, row=row)
         first = search.first(torch.arange(len(candidates), device="cpu"))
         if first is not None:
             found.append(name(candidates[first]))
@@ -81,12 +82,14 @@ def foreign_influences(rig: Rig, places: Places, row: int) -> list[str]:
 class _Search:
     """Finds the first of numbered changes to the memory that shows in the result, or in one row of it."""
 
-    def __init__(self, rig: Rig, change: Callable[[Int64[Tensor, " n"]], None], *, row: int | None = None) -> None:
-        self._rig = rig
+    def __init__(
+        self, reruns: Reruns, change: Callable[[Int64[Tensor, " n"]], None], *, row: int | None = None
+    ) -> None:
+        self._reruns = reruns
         self._change = change
         self._row = row
-        rig.reset()
-        self._before = rig.run()
+        reruns.reset()
+        self._before = reruns.run()
 
     def first(self, candidates: Int64[Tensor, " n"]) -> int | None:
         """The smallest of `candidates` that matters; None if none does."""
@@ -100,9 +103,9 @@ class _Search:
 
     def rows_changed(self, chosen: Int64[Tensor, " n"]) -> Rows:
         """Rows of the result that are not what they were, if these changes are made."""
-        self._rig.reset()
+        self._reruns.reset()
         self._change(chosen)
-        return _rows_that_differ(self._before, self._rig.run(), self._rig)
+        return _rows_that_differ(self._before, self._reruns.run(), self._reruns)
 
     def _matters(self, chosen: Int64[Tensor, " n"]) -> bool:
         rows = self.rows_changed(chosen)
@@ -113,9 +116,9 @@ def _only(change: int) -> Int64[Tensor, "1"]:
     return torch.tensor([change], dtype=torch.int64, device="cpu")
 
 
-def _rows_that_differ(one: Results, other: Results, rig: Rig) -> Rows:
-    first, second = rig.logical(one), rig.logical(other)
-    heads = rig.case.num_q_heads
+def _rows_that_differ(one: Results, other: Results, reruns: Reruns) -> Rows:
+    first, second = reruns.logical(one), reruns.logical(other)
+    heads = reruns.case.num_q_heads
     differs = torch.zeros(first[0].shape[0] * heads, dtype=torch.bool, device="cpu")
     for before, after in zip(first, second, strict=True):
         if before is not None and after is not None:
@@ -123,25 +126,25 @@ def _rows_that_differ(one: Results, other: Results, rig: Rig) -> Rows:
     return frozenset(differs.nonzero()[:, 0].tolist())
 
 
-def _other_page(rig: Rig) -> int:
-    blocks = rig.inputs.k_cache.shape[0] if hasattr(rig.inputs, "k_cache") else 1
+def _other_page(reruns: Reruns) -> int:
+    blocks = reruns.inputs.k_cache.shape[0] if hasattr(reruns.inputs, "k_cache") else 1
     return int(blocks) - 1 if blocks > 1 else 1  # one past a single page lies in the red zone, which can be read
 
 
-def _unused_entries(rig: Rig, case: PagedDecodeCase) -> Iterator[Influence]:
+def _unused_entries(reruns: Reruns, case: PagedDecodeCase) -> Iterator[Influence]:
     columns = case.max_blocks_per_seq
     unused = [seq * columns + i for seq in range(case.num_seqs) for i in range(case.blocks_of(seq), columns)]
     if not unused:
         return
-    pages = rig.inputs.k_cache.shape[0]
+    pages = reruns.inputs.k_cache.shape[0]
 
     def change(chosen: Int64[Tensor, " n"]) -> None:
-        table = rig.inputs.block_table
+        table = reruns.inputs.block_table
         for i in chosen.tolist():
             seq, column = divmod(unused[i], columns)
             table[seq, column] = 0 if int(table[seq, column]) != 0 else min(1, pages - 1)
 
-    search = _Search(rig, change)
+    search = _Search(reruns, change)
     first = search.first(torch.arange(len(unused), device="cpu"))
     if first is not None:
         seq, column = divmod(unused[first], columns)
@@ -150,10 +153,10 @@ def _unused_entries(rig: Rig, case: PagedDecodeCase) -> Iterator[Influence]:
 
 
 def _foreign(
-    rig: Rig, places: Places, row: int
+    reruns: Reruns, places: Places, row: int
 ) -> Iterator[tuple[Callable[[int], str], Sequence[int], Callable[[Int64[Tensor, " n"]], None]]]:
     """Groups of inputs that a row must not depend on: how to name and how to change one."""
-    case = rig.case
+    case = reruns.case
     if not isinstance(case, AttentionCase):
         return
     row_of_q, head = divmod(row, case.num_q_heads)
@@ -161,7 +164,7 @@ def _foreign(
     length = case.row_lens[row_of_q]
     first = max(0, length - (case.variant.window or length))
     own = set(places.own(seq, head // case.gqa_ratio)[first:length].tolist())
-    for tensor_name, slots in (("K", key_slots(rig.inputs)), ("V", value_tensors(rig.inputs)[0])):
+    for tensor_name, slots in (("K", key_slots(reruns.inputs)), ("V", value_tensors(reruns.inputs)[0])):
         others = [place for place in range(places.count) if place not in own]
 
         def negate(chosen: Int64[Tensor, " n"], slots: Tensor = slots, others: list[int] = others) -> None:
@@ -177,7 +180,7 @@ def _foreign(
     def turn(chosen: Int64[Tensor, " n"]) -> None:
         for i in chosen.tolist():
             other, head = divmod(queries[i], case.num_q_heads)
-            rig.inputs.q[other, head] = 1 - 2 * rig.inputs.q[other, head]
+            reruns.inputs.q[other, head] = 1 - 2 * reruns.inputs.q[other, head]
 
     yield _query_name(case), queries, turn
 
@@ -202,35 +205,35 @@ class Unwritten:
     lacks_lse: bool = False
 
 
-def find_unwritten(rig: Rig) -> Unwritten:
-    """Compare runs with different pre-fill. Raises what `Rig.run` raises."""
-    rig.reset()
-    one = rig.run(prefill="finite")
-    rig.reset()
-    rig.prefill("low")
-    third = rig.run(prefill="low")
-    rig.reset()
-    rig.prefill("nan")
-    other = rig.run(prefill="nan")
+def find_unwritten(reruns: Reruns) -> Unwritten:
+    """Compare runs with different pre-fill. Raises what `Reruns.run` raises."""
+    reruns.reset()
+    one = reruns.run(prefill="finite")
+    reruns.reset()
+    reruns.prefill("low")
+    third = reruns.run(prefill="low")
+    reruns.reset()
+    reruns.prefill("nan")
+    other = reruns.run(prefill="nan")
     lines, rows, lacks_lse = [], set(), False
     for name, part in one.items():
         differs = bits(part) != bits(other[name])
         if bool(differs.any()):
             held = holds_prefill(other[name], "nan") & holds_prefill(third[name], "low")
             what = "is not written" if torch.equal(held, differs) else "is made of memory that was never written"
-            lines.append(f"{name}{_where(name, differs, rig.case)} {what}")
+            lines.append(f"{name}{_where(name, differs, reruns.case)} {what}")
             if name in ("lse", "output_lse") and bool((held & differs).all()):
                 lacks_lse = True
             else:
-                rows |= _rows_of(differs, rig.case)
+                rows |= _rows_of(differs, reruns.case)
     if any("made of" in line for line in lines):
-        lines += _workspaces(rig)
+        lines += _workspaces(reruns)
     return Unwritten(tuple(lines), frozenset(rows), lacks_lse)
 
 
-def _workspaces(rig: Rig) -> Iterator[str]:
+def _workspaces(reruns: Reruns) -> Iterator[str]:
     """What the kernel allocated and did not write in the last run, results aside."""
-    for workspace in rig.workspaces:
+    for workspace in reruns.workspaces:
         held = holds_prefill(workspace, "nan")
         if bool(held.any()) and not bool(held.all()):
             axes = tuple(f"index along axis {i}:" for i in range(held.dim()))
@@ -240,7 +243,7 @@ def _workspaces(rig: Rig) -> Iterator[str]:
 
 
 def _where(name: str, differs: Bool[Tensor, "..."], case: Case) -> str:
-    where = _along(differs, _axes(name, differs.dim(), case))
+    where = _along(differs, axes_of(name, case))
     return f"[{where}]" if where else ""
 
 
@@ -253,15 +256,6 @@ def _along(differs: Bool[Tensor, "..."], axes: tuple[str, ...]) -> str:
         if not bool(some.all()):
             parts.append(f"{label} {ranges(some.nonzero()[:, 0].tolist())}")
     return ", ".join(parts)
-
-
-def _axes(name: str, count: int, case: Case) -> tuple[str, ...]:
-    if isinstance(case, MergeStatesCase):
-        heads_first = name.endswith("lse") and case.lse_layout == "HT"
-        return (*(("head", "token") if heads_first else ("token", "head")), "dim")[:count]
-    if name.startswith("partial"):
-        return ("seq", "head", "split", "dim")[:count]
-    return ("token" if case.problem == "paged_attention" else "seq", "head", "dim")[:count]
 
 
 def _rows_of(differs: Bool[Tensor, "..."], case: Case) -> set[int]:

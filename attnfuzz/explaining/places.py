@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from attnfuzz.explaining.rig import Rig
+from attnfuzz.explaining.reruns import Reruns
 from attnfuzz.judging.words import plural
 from attnfuzz.memory.arena import Region
 from attnfuzz.problems.block_table import physical_pages
@@ -21,10 +21,9 @@ from attnfuzz.problems.cases import AttentionCase, Case, DenseDecodeCase, MergeS
 from attnfuzz.problems.freed import freed_tokens
 from attnfuzz.problems.layouts import token_views
 
-__all__ = ["Places", "name_of", "token_name", "tokens_name"]
+__all__ = ["Places", "name_of"]
 
 SIDES = ("prefix", "suffix")
-_MOST_LISTED = 6
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,12 @@ class Places:
     shape: tuple[int, int, int]
 
     @classmethod
-    def of(cls, rig: Rig) -> Places:
-        """The places of the rig's case."""
-        case = rig.case
+    def of(cls, reruns: Reruns) -> Places:
+        """The places of the reruns's case."""
+        case = reruns.case
         if isinstance(case, MergeStatesCase):
             return cls(case, (2, case.num_tokens, case.num_q_heads))
-        a, b, heads = value_tensors(rig.inputs)[0].shape[:3]
+        a, b, heads = value_tensors(reruns.inputs)[0].shape[:3]
         return cls(case, (a, b, heads))
 
     @property
@@ -138,52 +137,27 @@ def key_slots(inputs: Any) -> Float[Tensor, "..."]:
     return found
 
 
-def token_name(case: AttentionCase, position: int) -> str:
-    """`token 16 (page 1, offset 0)`: pages as the sequence counts them."""
-    if not isinstance(case, PagedDecodeCase):
-        return f"token {position}"
-    page, offset = divmod(position, case.block_size)
-    return f"token {position} (page {page}, offset {offset})"
-
-
-def tokens_name(case: AttentionCase, positions: list[int]) -> str:
-    """`tokens 16-31 (page 1)`, or `tokens 3, 7, 11`."""
-    if len(positions) == 1:
-        return token_name(case, positions[0])
-    first, last = positions[0], positions[-1]
-    is_range = last - first + 1 == len(positions)
-    text = f"tokens {first}-{last}" if is_range else "tokens " + _listed(positions)
-    if is_range and isinstance(case, PagedDecodeCase):
-        pages = first // case.block_size, last // case.block_size
-        text += f" (page {pages[0]})" if pages[0] == pages[1] else f" (pages {pages[0]}-{pages[1]})"
-    return text
-
-
-def _listed(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers[:_MOST_LISTED])) + (", ..." if len(numbers) > _MOST_LISTED else "")
-
-
-def name_of(rig: Rig, places: Places, unit: int) -> tuple[str, str]:
+def name_of(reruns: Reruns, places: Places, unit: int) -> tuple[str, str]:
     """The stretch of dead memory that an address lies in, and the very place in it.
 
     A stretch is what lies past the end of a sequence in its last page, an unowned page, a gap, or a red zone.
     """
-    region, distance = rig.place_of(unit)
+    region, distance = reruns.place_of(unit)
     itemsize = region.tensor.dtype.itemsize
     size = region.end - region.start
     if distance < 0:
         before = plural(-(distance // itemsize), "element")
-        return f"zone {rig.zone_of(unit)}", f"{before} before the start of {region.name}"
+        return f"zone {reruns.zone_of(unit)}", f"{before} before the start of {region.name}"
     if distance >= size:
         past = plural((distance - size) // itemsize + 1, "element")
-        return f"zone {rig.zone_of(unit)}", f"{past} past the end of {region.name}"
-    return _inside(rig, places, region, distance // itemsize)
+        return f"zone {reruns.zone_of(unit)}", f"{past} past the end of {region.name}"
+    return _inside(reruns, places, region, distance // itemsize)
 
 
-def _inside(rig: Rig, places: Places, region: Region, element: int) -> tuple[str, str]:
+def _inside(reruns: Reruns, places: Places, region: Region, element: int) -> tuple[str, str]:
     """A place between the first and the last element of a tensor."""
-    if isinstance(rig.case, AttentionCase) and region.name in ("k", "v", "k_cache", "v_cache", "kv_cache"):
-        for what, view in (("K", key_slots(rig.inputs)), ("V", value_tensors(rig.inputs)[0])):
+    if isinstance(reruns.case, AttentionCase) and region.name in ("k", "v", "k_cache", "v_cache", "kv_cache"):
+        for what, view in (("K", key_slots(reruns.inputs)), ("V", value_tensors(reruns.inputs)[0])):
             index = _index_in(view, region, element)
             if index is not None:
                 a, b = index[:2]

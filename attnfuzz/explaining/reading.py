@@ -24,16 +24,7 @@ from attnfuzz.problems.block_table import block_table_rows, num_blocks
 from attnfuzz.problems.cases import PagedDecodeCase
 from attnfuzz.problems.variants import PLAIN_VARIANT
 
-__all__ = [
-    "RULES",
-    "another_page",
-    "diagnosed",
-    "read_elsewhere",
-    "read_row",
-    "read_through_table",
-    "read_variant",
-    "split_mistakes",
-]
+__all__ = ["RULES", "another_page", "read_row", "split_mistakes"]
 
 RULES = _NEXT, _BEFORE, _FIRST, _NUMBER, _OTHER_ROW = (
     "a page is read through the next entry of the block table",

@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from attnfuzz.explaining.places import Places, tokens_name
+from attnfuzz.explaining.places import Places
 from attnfuzz.explaining.weights import Weights
-from attnfuzz.judging.words import number, ranges, row_words
+from attnfuzz.judging.words import number, ranges, row_words, tokens_name
 from attnfuzz.oracles.diagnosis.row import AttentionRow
 from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase
 from attnfuzz.problems.open_cases import OpenCase

@@ -142,8 +142,8 @@ class _Reader:
             return
         name = operation["name"]
         within.add(name)
-        told, _, types = rest.rpartition(" : ")
-        operands = self._known(_VALUE.findall(told))
+        said, _, types = rest.rpartition(" : ")
+        operands = self._known(_VALUE.findall(said))
         if match is None:
             if "store" in name or "atomic" in name:
                 self.operations.append(Operation("store", "float32", place, self._launch, operands))
@@ -155,18 +155,18 @@ class _Reader:
             dtype, is_pointer = _element(of_type)
             if is_pointer and name != "tt.load":
                 continue
-            self._make(result, self._kind(name, told, operands), dtype, place, [] if "load" in name else operands)
+            self._make(result, self._kind(name, said, operands), dtype, place, [] if "load" in name else operands)
 
-    def _kind(self, name: str, told: str, operands: list[Operation]) -> Kind:
+    def _kind(self, name: str, said: str, operands: list[Operation]) -> Kind:
         if "load" in name:
             return "load"
         if (
             name == "tt.dot"
-            and any(mode in told for mode in _TF32)
+            and any(mode in said for mode in _TF32)
             and any(one.dtype == "float32" for one in operands[:2])
         ):
             return "tf32_dot"
-        if _EXPONENTIAL.search(told):
+        if _EXPONENTIAL.search(said):
             return "exp"
         return _KINDS.get(name, "other")
 

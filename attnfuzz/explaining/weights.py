@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from attnfuzz.explaining.places import Places, key_slots, value_tensors
-from attnfuzz.explaining.rig import Results, Rig
+from attnfuzz.explaining.reruns import Reruns, Results
 from attnfuzz.judging.comparison import natural_lse
 from attnfuzz.judging.expectations import expectations
 from attnfuzz.memory.patterns import bits
@@ -26,18 +26,7 @@ from attnfuzz.problems.reference import row_weights
 from attnfuzz.values import LogicalAttention
 from attnfuzz.values.tokens import token_table
 
-__all__ = [
-    "MAX_PLACES",
-    "MAX_WEIGHTS",
-    "Groups",
-    "Probe",
-    "Weights",
-    "measure",
-    "probe",
-    "run_with",
-    "settle_keys",
-    "unit_of_rows",
-]
+__all__ = ["MAX_PLACES", "MAX_WEIGHTS", "Groups", "Probe", "Weights", "measure", "probe", "settle_keys"]
 
 _ONE = 64.0
 """The element of a basis vector that is not 0: keeps small weights above the smallest number of float16."""
@@ -58,13 +47,13 @@ class Probe:
     lse_bound: Float64[Tensor, " rows"]
 
 
-def settle_keys(rig: Rig) -> None:
+def settle_keys(reruns: Reruns) -> None:
     """Let dead keys be copies of live ones, so that a dead place that is read has a weight that can be seen."""
-    if isinstance(rig.case, MergeStatesCase):
+    if isinstance(reruns.case, MergeStatesCase):
         return
-    keys = bits(key_slots(rig.inputs))
+    keys = bits(key_slots(reruns.inputs))
     live = torch.zeros(keys.shape[:2], dtype=torch.bool, device=keys.device)
-    slots = _slots(rig)
+    slots = _slots(reruns)
     live[slots] = True
     if not len(slots[0]):
         keys.zero_()
@@ -72,11 +61,11 @@ def settle_keys(rig: Rig) -> None:
         dead = (~live).nonzero()
         copied = torch.arange(len(dead), device=keys.device) % len(slots[0])
         keys[dead[:, 0], dead[:, 1]] = keys[slots[0][copied], slots[1][copied]].clone()
-    rig.keep()
+    reruns.keep()
 
 
 def probe(
-    rig: Rig,
+    reruns: Reruns,
     places: Places,
     chosen: Int64[Tensor, " n"],
     dims: Int64[Tensor, " n"],
@@ -84,16 +73,16 @@ def probe(
 ) -> Probe:
     """One run. Places that share a dimension have the sum of their weights there. `constant`: the output without any.
 
-    Raises what `Rig.run` raises.
+    Raises what `Reruns.run` raises.
     """
-    results = run_with(rig, places, chosen, dims)
-    out, _ = rig.logical(results)
-    request = (rig.kernel.declaration, rig.case, _logical_values(rig))
-    (right,) = expectations([request], tolerance="bound", one_copy=rig.device == "cpu")
-    unit = unit_of_rows(rig)
+    results = run_with(reruns, places, chosen, dims)
+    out, _ = reruns.logical(results)
+    request = (reruns.kernel.declaration, reruns.case, _logical_values(reruns))
+    (right,) = expectations([request], tolerance="bound", one_copy=reruns.device == "cpu")
+    unit = unit_of_rows(reruns)
     expected, bound = (part.flatten(0, 1)[:, dims] / unit for part in (right.expected.out, right.bound.out))
     raw = next(iter(results.values())).double().flatten(0, 1)[..., dims]
-    roundoff = torch.finfo(getattr(torch, rig.case.dtype)).eps
+    roundoff = torch.finfo(getattr(torch, reruns.case.dtype)).eps
     return Probe(
         got=(out.flatten(0, 1) - constant)[:, dims] / unit,
         expected=expected,
@@ -104,20 +93,20 @@ def probe(
     )
 
 
-def unit_of_rows(rig: Rig) -> Float64[Tensor, "rows 1"]:
+def unit_of_rows(reruns: Reruns) -> Float64[Tensor, "rows 1"]:
     """What each row has of a place with weight 1: in an 8-bit cache `_ONE` stands for its product with V's scale."""
-    case = rig.case
+    case = reruns.case
     if isinstance(case, MergeStatesCase):
         return torch.full((case.num_tokens * case.num_q_heads, 1), _ONE, dtype=torch.float64, device="cpu")
     of_head = torch.ones(case.num_kv_heads, dtype=torch.float64, device="cpu")
-    if rig.values.kv_scales is not None:
-        of_head = rig.values.kv_scales[1].cpu()
+    if reruns.values.kv_scales is not None:
+        of_head = reruns.values.kv_scales[1].cpu()
     return _ONE * of_head.repeat_interleave(case.gqa_ratio).repeat(case.num_rows)[:, None]
 
 
-def run_with(rig: Rig, places: Places, chosen: Int64[Tensor, " n"], dims: Int64[Tensor, " n"] | None) -> Results:
+def run_with(reruns: Reruns, places: Places, chosen: Int64[Tensor, " n"], dims: Int64[Tensor, " n"] | None) -> Results:
     """A run in which the values of chosen places are basis vectors, or 1 in all dimensions, and all others 0."""
-    tensors = value_tensors(rig.reset())
+    tensors = value_tensors(reruns.reset())
     first = 0
     for tensor in tensors:
         tensor.zero_()
@@ -130,27 +119,27 @@ def run_with(rig: Rig, places: Places, chosen: Int64[Tensor, " n"], dims: Int64[
         else:
             bits(tensor)[(*where, dims[mine].to(tensor.device))] = one
         first += size
-    return rig.run()
+    return reruns.run()
 
 
-def _logical_values(rig: Rig) -> Any:
+def _logical_values(reruns: Reruns) -> Any:
     """The case's logical values with those that the memory now holds, on the host."""
-    tensors = value_tensors(rig.inputs)
-    if not isinstance(rig.case, AttentionCase):
+    tensors = value_tensors(reruns.inputs)
+    if not isinstance(reruns.case, AttentionCase):
         prefix, suffix = (tensor.cpu().clone() for tensor in tensors)
-        lses = {name: getattr(rig.values, name).cpu() for name in ("prefix_lse", "suffix_lse")}
-        return dataclasses.replace(rig.values, prefix_output=prefix, suffix_output=suffix, **lses)
-    v = bits(tensors[0])[_slots(rig)].view(tensors[0].dtype).cpu()
-    for start, freed in zip(rig.values.starts[:-1], freed_tokens(rig.case), strict=True):
-        v[start : start + freed] = rig.values.v[start : start + freed].cpu()  # what lies there instead has no weight
-    scales = None if rig.values.kv_scales is None else rig.values.kv_scales.cpu()
-    return LogicalAttention(rig.values.q.cpu(), rig.values.k.cpu(), v, rig.values.starts, scales)
+        lses = {name: getattr(reruns.values, name).cpu() for name in ("prefix_lse", "suffix_lse")}
+        return dataclasses.replace(reruns.values, prefix_output=prefix, suffix_output=suffix, **lses)
+    v = bits(tensors[0])[_slots(reruns)].view(tensors[0].dtype).cpu()
+    for start, freed in zip(reruns.values.starts[:-1], freed_tokens(reruns.case), strict=True):
+        v[start : start + freed] = reruns.values.v[start : start + freed].cpu()  # what lies there instead has no weight
+    scales = None if reruns.values.kv_scales is None else reruns.values.kv_scales.cpu()
+    return LogicalAttention(reruns.values.q.cpu(), reruns.values.k.cpu(), v, reruns.values.starts, scales)
 
 
-def _slots(rig: Rig) -> tuple[Tensor, Tensor]:
-    if not isinstance(rig.case, AttentionCase):
-        raise TypeError(f"{rig.case.problem} has no tokens")
-    (placement,) = placements([rig.case], token_table([rig.case], rig.device))
+def _slots(reruns: Reruns) -> tuple[Tensor, Tensor]:
+    if not isinstance(reruns.case, AttentionCase):
+        raise TypeError(f"{reruns.case.problem} has no tokens")
+    (placement,) = placements([reruns.case], token_table([reruns.case], reruns.device))
     return placement.slots
 
 
@@ -229,18 +218,20 @@ class Weights:
         return wrong.nonzero()[:, 0].tolist()
 
 
-def measure(rig: Rig, places: Places) -> Weights:
+def measure(reruns: Reruns, places: Places) -> Weights:
     """Read off all weights: one run for as many places as the head has dimensions, and two or three to check them.
 
     Of many places, first the sums of groups that lie far apart are read off, then single ones where sums are wrong.
-    Raises what `Rig.run` raises.
+    Raises what `Reruns.run` raises.
     """
-    empty = run_with(rig, places, _NONE, _NONE)
-    blank, lse = rig.logical(empty)
+    empty = run_with(reruns, places, _NONE, _NONE)
+    blank, lse = reruns.logical(empty)
     constant = blank.flatten(0, 1)
-    is_large = places.count > _EXACT_RUNS * rig.case.value_size
-    found, groups = weigh_in_groups(rig, places, constant) if is_large else (weigh_each(rig, places, constant), None)
-    has_splits = isinstance(rig.case, SplitDecodeCase) and not is_large
+    is_large = places.count > _EXACT_RUNS * reruns.case.value_size
+    found, groups = (
+        weigh_in_groups(reruns, places, constant) if is_large else (weigh_each(reruns, places, constant), None)
+    )
+    has_splits = isinstance(reruns.case, SplitDecodeCase) and not is_large
     return Weights(
         got=found.got,
         expected=found.expected,
@@ -249,36 +240,38 @@ def measure(rig: Rig, places: Places) -> Weights:
         lse=None if lse is None else lse.flatten(),
         expected_lse=found.lse,
         lse_bound=found.lse_bound,
-        dims_differ=_dims_that_differ(rig, places, None if is_large else found, constant),
+        dims_differ=_dims_that_differ(reruns, places, None if is_large else found, constant),
         groups=groups,
         by_split=found.raw if has_splits else None,
-        split_lse=_split_lse(rig, empty) if has_splits else None,
+        split_lse=_split_lse(reruns, empty) if has_splits else None,
     )
 
 
-def weigh_each(rig: Rig, places: Places, constant: Float64[Tensor, "rows v_head_size"]) -> Probe:
+def weigh_each(reruns: Reruns, places: Places, constant: Float64[Tensor, "rows v_head_size"]) -> Probe:
     """All places, each in a dimension of its own."""
-    return _weigh(rig, places, torch.arange(places.count, device="cpu"), constant)
+    return _weigh(reruns, places, torch.arange(places.count, device="cpu"), constant)
 
 
-def weigh_in_groups(rig: Rig, places: Places, constant: Float64[Tensor, "rows v_head_size"]) -> tuple[Probe, Groups]:
+def weigh_in_groups(
+    reruns: Reruns, places: Places, constant: Float64[Tensor, "rows v_head_size"]
+) -> tuple[Probe, Groups]:
     """Groups of places, then the members of those groups that differ most from the others, relative to what is right.
 
     Members that are not looked at are taken to be off by the factor of their group, with an error that says how little
     that means.
     """
-    size = rig.case.value_size
+    size = reruns.case.value_size
     count = _GROUP_RUNS * size - 1 + _GROUP_RUNS * size % 2  # odd, as pages hold even numbers of places
     group = torch.arange(places.count, device="cpu") % count
-    sums = _probe_groups(rig, places, group, constant)
+    sums = _probe_groups(reruns, places, group, constant)
     factor = torch.where(sums.expected > sums.bound, sums.got / sums.expected, 1.0)
     usual = factor.median(-1, keepdim=True).values  # of a token that is missing all others have a share
     odd = ((sums.got - usual * sums.expected).abs() / (sums.bound + _TINY)).nan_to_num(torch.inf).amax(0)
     chosen = odd.argsort(descending=True, stable=True)[: _EXACT_RUNS * size]
     chosen = chosen.sort().values
-    expected = expected_weights(rig, places)
+    expected = expected_weights(reruns, places)
     got, bound = expected * factor, expected * _UNCERTAIN + _TINY
-    exact = _weigh(rig, places, chosen, constant)
+    exact = _weigh(reruns, places, chosen, constant)
     got[:, chosen], expected[:, chosen], bound[:, chosen] = exact.got, exact.expected, exact.bound
     measured = torch.zeros(places.count, dtype=torch.bool, device="cpu")
     measured[chosen] = True
@@ -286,9 +279,9 @@ def weigh_in_groups(rig: Rig, places: Places, constant: Float64[Tensor, "rows v_
     return dataclasses.replace(sums, got=got, expected=expected, bound=bound), groups
 
 
-def expected_weights(rig: Rig, places: Places) -> Float64[Tensor, "rows places"]:
+def expected_weights(reruns: Reruns, places: Places) -> Float64[Tensor, "rows places"]:
     """The right weight of every place, in float64."""
-    case, values = rig.case, rig.values
+    case, values = reruns.case, reruns.values
     if not isinstance(case, AttentionCase):
         parts = torch.stack((values.prefix_lse, values.suffix_lse)).cpu().double().flatten(1)
         parts = torch.where(parts.isinf(), -torch.inf, parts * (math.log(2) if values.lse_base2 else 1.0))
@@ -306,24 +299,24 @@ def expected_weights(rig: Rig, places: Places) -> Float64[Tensor, "rows places"]
 
 
 def _probe_groups(
-    rig: Rig, places: Places, group: Int64[Tensor, " places"], constant: Float64[Tensor, "rows v_head_size"]
+    reruns: Reruns, places: Places, group: Int64[Tensor, " places"], constant: Float64[Tensor, "rows v_head_size"]
 ) -> Probe:
     """For each place what its group has in all."""
-    size = rig.case.value_size
+    size = reruns.case.value_size
     probes, order = [], []
     for start in range(0, int(group.max()) + 1, size):
         chosen = ((group >= start) & (group < start + size)).nonzero()[:, 0]
-        probes.append(probe(rig, places, chosen, group[chosen] - start, constant))
+        probes.append(probe(reruns, places, chosen, group[chosen] - start, constant))
         order.append(chosen)
     return _joined(probes, torch.cat(order).argsort())
 
 
 def _weigh(
-    rig: Rig, places: Places, chosen: Int64[Tensor, " n"], constant: Float64[Tensor, "rows v_head_size"]
+    reruns: Reruns, places: Places, chosen: Int64[Tensor, " n"], constant: Float64[Tensor, "rows v_head_size"]
 ) -> Probe:
-    size = rig.case.value_size
+    size = reruns.case.value_size
     parts = torch.split(chosen, size)
-    probes = [probe(rig, places, part, torch.arange(len(part), device="cpu"), constant) for part in parts]
+    probes = [probe(reruns, places, part, torch.arange(len(part), device="cpu"), constant) for part in parts]
     return _joined(probes, torch.arange(len(chosen), device="cpu"))
 
 
@@ -336,23 +329,23 @@ def _joined(probes: list[Probe], order: Int64[Tensor, " n"]) -> Probe:
     return Probe(got, expected, bound, raw, probes[0].lse, probes[0].lse_bound)
 
 
-def _split_lse(rig: Rig, results: dict[str, Tensor]) -> Float64[Tensor, "rows num_splits"] | None:
+def _split_lse(reruns: Reruns, results: dict[str, Tensor]) -> Float64[Tensor, "rows num_splits"] | None:
     _, *lse = results.values()
-    return natural_lse(rig.kernel.declaration, lse[0]).flatten(0, 1) if lse else None
+    return natural_lse(reruns.kernel.declaration, lse[0]).flatten(0, 1) if lse else None
 
 
 def _dims_that_differ(
-    rig: Rig, places: Places, found: Probe | None, constant: Float64[Tensor, "rows v_head_size"]
+    reruns: Reruns, places: Places, found: Probe | None, constant: Float64[Tensor, "rows v_head_size"]
 ) -> Bool[Tensor, " v_head_size"]:
     """Where every value is 1, each dimension must be the sum of the same weights: those `found`, if they are known."""
-    out, _ = rig.logical(run_with(rig, places, torch.arange(places.count, device="cpu"), None))
-    sums = (out.flatten(0, 1) - constant) / unit_of_rows(rig)
+    out, _ = reruns.logical(run_with(reruns, places, torch.arange(places.count, device="cpu"), None))
+    sums = (out.flatten(0, 1) - constant) / unit_of_rows(reruns)
     usual = sums.median(-1, keepdim=True).values
     total = usual if found is None else found.got.sum(-1, keepdim=True)
-    slack = 4 * torch.finfo(getattr(torch, rig.case.dtype)).eps * (total.abs() + sums.abs())
+    slack = 4 * torch.finfo(getattr(torch, reruns.case.dtype)).eps * (total.abs() + sums.abs())
     if found is not None:
         slack = slack + 4 * found.bound.sum(-1, keepdim=True)
     differ = ((sums - usual).abs() > slack) | (sums.isnan() != usual.isnan())
-    if rig.case.value_size > 1 and bool(differ.any()):
+    if reruns.case.value_size > 1 and bool(differ.any()):
         return differ.any(0)
     return ((sums - total).abs() > slack).any(0)

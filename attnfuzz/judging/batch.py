@@ -18,8 +18,8 @@ from attnfuzz.declaration import Declaration, Kernel
 from attnfuzz.judging.comparison import Reference
 from attnfuzz.judging.expectations import DistantExpectations, Expectation, expectations
 from attnfuzz.judging.observation import KernelRaised, Observation, call
-from attnfuzz.judging.symptoms import Seen, look
-from attnfuzz.judging.trial import Symptoms, Trial
+from attnfuzz.judging.symptoms import Seen, Symptoms, look
+from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.allocations import TrackedAllocations, WorkspacePool
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.guarded import Guard
@@ -286,12 +286,9 @@ class Batch:
 
     def _look_on_host(self) -> dict[int, Symptoms]:
         chosen = [i for i in self._drawn if self._attempts[i].runs and self._attempts[i].raised is None]
-        seen = [Seen(self._entries[i].case, self._results(i), self._expectations[i]) for i in chosen]
         self._damaged = damaged = self._damage()
-        return {
-            i: Symptoms(damaged[i], summary.unwritten, summary.differs, summary.error_ratio)
-            for i, summary in zip(chosen, look(self.kernel.declaration, seen), strict=True)
-        }
+        seen = [Seen(self._entries[i].case, self._results(i), self._expectations[i], damaged[i]) for i in chosen]
+        return dict(zip(chosen, look(self.kernel.declaration, seen), strict=True))
 
     def _look_on_device(self) -> dict[int, Symptoms]:
         trials = {i: self._trial(i) for i, attempt in enumerate(self._attempts) if attempt.raised is None}

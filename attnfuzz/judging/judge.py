@@ -18,7 +18,8 @@ import torch
 from attnfuzz.declaration import Kernel
 from attnfuzz.judging.batch import Asked, Batch
 from attnfuzz.judging.observation import KernelRaised
-from attnfuzz.judging.trial import Symptoms, Trial
+from attnfuzz.judging.symptoms import Symptoms
+from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.guarded import Guard
 from attnfuzz.memory.image import Plan, plan_of
 from attnfuzz.oracles import accuracy, dead_memory, determinism, exception, red_zone, unwritten

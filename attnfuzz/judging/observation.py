@@ -43,7 +43,6 @@ __all__ = [
     "call",
     "call_options",
     "check_finished",
-    "check_joined",
     "living_threads",
     "named_results",
     "observe",

@@ -15,7 +15,7 @@ from attnfuzz.declaration import Kernel
 from attnfuzz.explaining import torch_operations
 from attnfuzz.explaining.explanation import Explanation
 from attnfuzz.explaining.operations import Operation, Operations, SourcePlace, places_of
-from attnfuzz.explaining.rig import Rig
+from attnfuzz.explaining.reruns import Reruns
 from attnfuzz.explaining.ttir import operations_of_ttir
 from attnfuzz.isolation.memory_faults import FaultMap, installed
 from attnfuzz.isolation.process import descendant_bytes, resident_bytes
@@ -133,13 +133,13 @@ def cause_lines(
 
 def _recorded(kernel: Kernel, case: Case, device: str) -> list[Operation]:
     """What torch and Triton's interpreter compute in a run."""
-    rig = Rig(kernel, case, device=device, is_over=lambda: False)
+    reruns = Reruns(kernel, case, device=device, is_over=lambda: False)
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules
     with contextlib.ExitStack() as recording:
         parts = [recording.enter_context(torch_operations.recorded())]
         if is_interpreted:
             parts.append(recording.enter_context(interpreter_operations.recorded()))
-        rig.run()
+        reruns.run()
     return [one for part in parts for one in part]
 
 

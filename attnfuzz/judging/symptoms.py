@@ -4,6 +4,8 @@
 element by element is reduced to a number for each case.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 from collections import defaultdict
@@ -13,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 
 from attnfuzz.declaration import Declaration
@@ -25,59 +27,82 @@ from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, SplitD
 from attnfuzz.problems.merge_states import tokens_first
 from attnfuzz.problems.reference import merge_all
 
-__all__ = ["Seen", "Summary", "look"]
+__all__ = ["Seen", "Symptoms", "elements_differ", "look"]
+
+
+@dataclass(frozen=True, slots=True)
+class Symptoms:
+    """What is wrong with the first two runs, before any cause is looked for.
+
+    `damaged`: per run, whether memory changed that may not. `unwritten`: an element still holds pre-fill. `differs`:
+    the runs disagree. `error_ratio`: the largest error over bound of the first run.
+    """
+
+    damaged: tuple[bool, ...]
+    unwritten: bool
+    differs: bool
+    error_ratio: float
+
+    @classmethod
+    def read(cls, flags: Sequence[float], *, runs: int) -> Symptoms:
+        """From the numbers of `Trial.flags` of a trial of so many `runs`."""
+        *damaged, unwritten, differs, error_ratio = flags
+        return cls(tuple(map(bool, damaged[:runs])), bool(unwritten), bool(differs), error_ratio)
+
+    def any(self) -> bool:
+        """Whether anything is wrong."""
+        return any(self.damaged) or self.unwritten or self.differs or self.error_ratio > 1
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A case with the results of its first run and, if there was one, its second: output first, then the LSE."""
+    """A case with the results of its first run and, if there was one, its second: output first, then the LSE.
+
+    `damaged`: as in `Symptoms`.
+    """
 
     case: Case
     runs: Sequence[Sequence[Tensor]]
     expectation: Expectation
+    damaged: tuple[bool, ...] = ()
 
 
-@dataclass(slots=True)
-class Summary:
-    """As in `Symptoms`."""
-
-    unwritten: bool = False
-    differs: bool = False
-    error_ratio: float = 0.0
-
-
-def look(declaration: Declaration, seen: Sequence[Seen]) -> list[Summary]:
-    """What is wrong with the results of each case; all of them are on the host."""
-    found = [Summary() for _ in seen]
-    _look_at_bits(declaration, seen, found)
-    _compare(declaration, seen, found)
-    return found
+def look(declaration: Declaration, seen: Sequence[Seen]) -> list[Symptoms]:
+    """What is wrong with the runs of each case; all results are on the host."""
+    unwritten, differs = _look_at_bits(declaration, seen)
+    ratios = _compare(declaration, seen)
+    damaged = (one.damaged for one in seen)
+    return list(map(Symptoms, damaged, unwritten, differs, ratios))
 
 
-def _look_at_bits(declaration: Declaration, seen: Sequence[Seen], found: Sequence[Summary]) -> None:
-    """Elements that were not written, and those that differ between runs."""
+def _look_at_bits(declaration: Declaration, seen: Sequence[Seen]) -> tuple[list[bool], list[bool]]:
+    """Of each case, whether elements were not written, and whether any differ between runs."""
+    unwritten, differs = [False] * len(seen), [False] * len(seen)
     for group in _groups(seen, lambda one: tuple(tuple(part.dtype for part in run) for run in one.runs)):
         first, *second = zip(*(seen[i].runs for i in group), strict=True)
         for position in range(len(first[0])):
             ones, starts = _joined([results[position] for results in first])
-            for i, unwritten in zip(group, _any(holds_prefill(ones, RUNS[0]), starts), strict=True):
-                found[i].unwritten |= unwritten
+            for i, held in zip(group, _any(holds_prefill(ones, RUNS[0]), starts), strict=True):
+                unwritten[i] |= held
             for other in second:
                 others, _ = _joined([results[position] for results in other])
-                mask = _differ(ones, others, by_bits=declaration.supports.deterministic)
-                for i, differs in zip(group, _any(mask, starts), strict=True):
-                    found[i].differs |= differs
+                mask = elements_differ(ones, others, by_bits=declaration.supports.deterministic)
+                for i, differ in zip(group, _any(mask, starts), strict=True):
+                    differs[i] |= differ
+    return unwritten, differs
 
 
-def _compare(declaration: Declaration, seen: Sequence[Seen], found: Sequence[Summary]) -> None:
-    """Errors over bounds of the first run."""
+def _compare(declaration: Declaration, seen: Sequence[Seen]) -> list[float]:
+    """The largest error over bound of each first run."""
+    found = [0.0] * len(seen)
     unit = math.log(2) if declaration.supports.lse == "base2" else 1.0
     for group in _groups(seen, _kind):
         chosen = [seen[i] for i in group]
         split = isinstance(chosen[0].case, SplitDecodeCase) and len(chosen[0].runs[0]) == 2
         worst = _worst_of_splits(chosen, unit) if split else _worst(chosen, unit)
         for i, ratio in zip(group, worst, strict=True):
-            found[i].error_ratio = ratio
+            found[i] = ratio
+    return found
 
 
 def _kind(one: Seen) -> tuple[Any, ...]:
@@ -166,7 +191,10 @@ def _joined(parts: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
     return torch.cat([part.reshape(-1) for part in parts]), starts
 
 
-def _differ(one: Tensor, other: Tensor, *, by_bits: bool) -> Bool[Tensor, " elements"]:
+def elements_differ(
+    one: Shaped[Tensor, "*shape"], other: Shaped[Tensor, "*shape"], *, by_bits: bool
+) -> Bool[Tensor, "*shape"]:
+    """Whether bits differ; unless `by_bits`, or of other dtypes, whether only one of them is NaN."""
     if by_bits and one.dtype == other.dtype:
         return bits(one) != bits(other)
     return one.isnan() != other.isnan()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
@@ -13,36 +13,13 @@ from torch import Tensor
 from attnfuzz.declaration import Kernel
 from attnfuzz.judging.comparison import Comparison, Reference, compare, worst_ratio
 from attnfuzz.judging.observation import Observation, observe, observe_guarded
+from attnfuzz.judging.symptoms import Symptoms, elements_differ
 from attnfuzz.memory.guarded import Guard
-from attnfuzz.memory.patterns import Fill, bits, holds_prefill
+from attnfuzz.memory.patterns import Fill, holds_prefill
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.tolerance import Tolerance
 
-__all__ = ["Cause", "Symptoms", "Trial", "cause_of_difference"]
-
-
-@dataclass(frozen=True, slots=True)
-class Symptoms:
-    """What is wrong with the first two runs, before any cause is looked for.
-
-    `damaged`: per run, whether memory changed that may not. `unwritten`: an element still holds pre-fill. `differs`:
-    the runs disagree. `error_ratio`: the largest error over bound of the first run.
-    """
-
-    damaged: tuple[bool, ...]
-    unwritten: bool
-    differs: bool
-    error_ratio: float
-
-    @classmethod
-    def read(cls, flags: Sequence[float], *, runs: int) -> "Symptoms":
-        """From the numbers of `Trial.flags` of a trial of so many `runs`."""
-        *damaged, unwritten, differs, error_ratio = flags
-        return cls(tuple(map(bool, damaged[:runs])), bool(unwritten), bool(differs), error_ratio)
-
-    def any(self) -> bool:
-        """Whether anything is wrong."""
-        return any(self.damaged) or self.unwritten or self.differs or self.error_ratio > 1
+__all__ = ["Cause", "Trial", "cause_of_difference"]
 
 
 class Trial:
@@ -192,7 +169,7 @@ class Trial:
     def differences(self, one: Observation, other: Observation) -> dict[str, Bool[Tensor, "..."]]:
         """`disagree`, for each element of each result."""
         by_bits = self.kernel.declaration.supports.deterministic
-        return {name: _differs(part, other.results[name], by_bits=by_bits) for name, part in one.results.items()}
+        return {name: elements_differ(part, other.results[name], by_bits=by_bits) for name, part in one.results.items()}
 
     def _guarded_second(self) -> Observation | None:
         """The second run in guarded memory; None if it is to be an ordinary one."""
@@ -233,12 +210,6 @@ class Trial:
 def _output_of(seen: Observation) -> Observation:
     output = next(iter(seen.results))  # output first: `named_results`
     return replace(seen, results={output: seen.results[output]})
-
-
-def _differs(one: Tensor, other: Tensor, *, by_bits: bool) -> Bool[Tensor, "..."]:
-    if by_bits and one.dtype == other.dtype:
-        return bits(one) != bits(other)
-    return one.isnan() != other.isnan()
 
 
 def _damaged(seen: Observation) -> Bool[Tensor, ""]:

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
-from attnfuzz.problems.cases import AttentionCase
+from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
 
-__all__ = ["element", "number", "plural", "ranges", "ratio", "row_words", "shape_of"]
+__all__ = ["element", "number", "plural", "ranges", "ratio", "row_words", "shape_of", "token_name", "tokens_name"]
+
+
+_MOST_LISTED = 6
 
 
 def number(value: float) -> str:
@@ -51,3 +54,28 @@ def ranges(numbers: Iterable[int], *, most: int = 6) -> str:
             runs.append([i, i])
     words = [str(low) if low == high else f"{low}-{high}" for low, high in runs[:most]]
     return ", ".join(words + (["..."] if len(runs) > most else []))
+
+
+def token_name(case: AttentionCase, position: int) -> str:
+    """`token 16 (page 1, offset 0)`: pages as the sequence counts them."""
+    if not isinstance(case, PagedDecodeCase):
+        return f"token {position}"
+    page, offset = divmod(position, case.block_size)
+    return f"token {position} (page {page}, offset {offset})"
+
+
+def tokens_name(case: AttentionCase, positions: Sequence[int]) -> str:
+    """`tokens 16-31 (page 1)`, or `tokens 3, 7, 11`."""
+    if len(positions) == 1:
+        return token_name(case, positions[0])
+    first, last = positions[0], positions[-1]
+    is_range = last - first + 1 == len(positions)
+    text = f"tokens {first}-{last}" if is_range else "tokens " + _listed(positions)
+    if is_range and isinstance(case, PagedDecodeCase):
+        pages = first // case.block_size, last // case.block_size
+        text += f" (page {pages[0]})" if pages[0] == pages[1] else f" (pages {pages[0]}-{pages[1]})"
+    return text
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:_MOST_LISTED])) + (", ..." if len(numbers) > _MOST_LISTED else "")

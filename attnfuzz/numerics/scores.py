@@ -40,7 +40,6 @@ __all__ = [
     "VariantUnits",
     "count_rescales",
     "declared_exponent_error",
-    "dot_copy_error",
     "dot_product_error",
     "exponent_error",
     "score_copies_error",

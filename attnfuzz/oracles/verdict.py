@@ -30,7 +30,6 @@ __all__ = [
     "Sight",
     "SourceLine",
     "Timing",
-    "Told",
     "Verdict",
     "ends_process",
     "is_fault",
@@ -232,7 +231,7 @@ _FAULTS: dict[str, tuple[str, ...]] = {
 """How the kinds of faults begin, by relation. On a GPU the context is lost; of a capture that failed, the allocator."""
 
 
-class Told(Protocol):
+class _OfKind(Protocol):
     """What tells failures apart."""
 
     @property
@@ -242,7 +241,7 @@ class Told(Protocol):
     def kind(self) -> str: ...
 
 
-class Diagnosed(Told, Protocol):
+class Diagnosed(_OfKind, Protocol):
     """What tells bugs apart before a case has been shrunk."""
 
     @property
@@ -255,7 +254,7 @@ class Diagnosed(Told, Protocol):
     def maybe(self) -> tuple[str, ...]: ...
 
 
-def ends_process(failure: Told | None) -> bool:
+def ends_process(failure: _OfKind | None) -> bool:
     """Whether the process that ran the case was gone after it."""
     return failure is not None and (failure.oracle in ("crash", "hang") or is_fault(failure.oracle, failure.kind))
 

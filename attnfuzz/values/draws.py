@@ -39,7 +39,6 @@ __all__ = [
     "exact",
     "exact_on_host",
     "fill_blocks",
-    "fine_bits",
 ]
 
 NORMAL_EXPONENT = -5

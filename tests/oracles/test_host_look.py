@@ -14,7 +14,8 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.judging.batch import Batch
-from attnfuzz.judging.trial import Symptoms, Trial
+from attnfuzz.judging.symptoms import Symptoms
+from attnfuzz.judging.trial import Trial
 from attnfuzz.memory.image import plan_of
 from attnfuzz.problems.cases import Case
 

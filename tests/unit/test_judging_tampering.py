@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attnfuzz.isolation.serve import ExitAfterReply
-from attnfuzz.judging import comparison, trial
+from attnfuzz.judging import comparison, symptoms
 from attnfuzz.judging.messages import JudgeReply, JudgeRequest
 from attnfuzz.judging.service import JudgingService
 from attnfuzz.judging.tampering import Watch
@@ -43,7 +43,7 @@ def mine(i):
         (torch.cuda.Event, "elapsed_time", "torch.cuda.Event.elapsed_time"),
         (time, "perf_counter", "time.perf_counter"),
         (comparison, "error_ratio", "attnfuzz.judging.comparison.error_ratio"),
-        (trial.Symptoms, "any", "attnfuzz.judging.trial.Symptoms.any"),
+        (symptoms.Symptoms, "any", "attnfuzz.judging.symptoms.Symptoms.any"),
     ],
 )
 def test_what_judges_and_times_is_watched(owner: Any, name: str, called: str, monkeypatch: pytest.MonkeyPatch) -> None:

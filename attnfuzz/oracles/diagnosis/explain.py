@@ -31,7 +31,6 @@ __all__ = [
     "Compared",
     "explain",
     "explain_lse",
-    "explain_merge",
     "explain_row",
     "lse_mistakes",
     "output_mistakes",

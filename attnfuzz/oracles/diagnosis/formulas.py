@@ -162,19 +162,20 @@ Outcome = tuple[Float64[Tensor, " v_head_size"], float, str]
 
 def scale_mistakes(row: AttentionRow) -> Iterator[Suspect]:
     """All mistakes as one family, since there are few; nothing for a plain cache."""
-    yield from _family([*_wrong_factors(row), *_another_format(row)])
+    yield from _family("kv_scales", [*_wrong_factors(row), *_another_format(row)])
 
 
 def wrong_scales(row: AttentionRow) -> Iterator[Suspect]:
     """Those that look at no cached number: of a row whose V is not what its cache holds."""
-    yield from _family([*_wrong_factors(row)])
+    yield from _family("kv_scales", [*_wrong_factors(row)])
 
 
-def _family(found: list[Outcome]) -> Iterator[Suspect]:
+def _family(cause: str, found: list[Outcome]) -> Iterator[Suspect]:
+    """Mistakes of which there are few, as one family; none where there is none."""
     if found:
         outs, lses, words = zip(*found, strict=True)
         yield Suspect(
-            "kv_scales", torch.stack(outs), torch.tensor(lses, dtype=torch.float64, device="cpu"), lambda i: words[i]
+            cause, torch.stack(outs), torch.tensor(lses, dtype=torch.float64, device="cpu"), lambda i: words[i]
         )
 
 
@@ -249,11 +250,7 @@ _MOST_COUNTS = 8
 def variant_mistakes(row: AttentionRow) -> Iterator[Suspect]:
     """All mistakes as one family, since there are few; nothing for a plain case."""
     found = [*_left_out(row), *_other_windows(row), *_of_other_heads(row), *_other_formulas(row)]
-    if found:
-        outs, lses, words = zip(*found, strict=True)
-        yield Suspect(
-            "variant", torch.stack(outs), torch.tensor(lses, dtype=torch.float64, device="cpu"), lambda i: words[i]
-        )
+    yield from _family("variant", found)
 
 
 def _left_out(row: AttentionRow) -> Iterator[Outcome]:

@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
+from attnfuzz.judging.words import token_name, tokens_name
+from attnfuzz.problems.cases import AttentionCase
 from attnfuzz.problems.reference import row_weights
 from attnfuzz.values import LogicalAttention
 
@@ -130,20 +131,11 @@ class AttentionRow:
 
     def token(self, position: int) -> str:
         """`token 16 (page 1, offset 0)`."""
-        if not isinstance(self.case, PagedDecodeCase):
-            return f"token {position}"
-        page, offset = divmod(position, self.case.block_size)
-        return f"token {position} (page {page}, offset {offset})"
+        return token_name(self.case, position)
 
     def tokens(self, start: int, end: int) -> str:
         """`tokens 16-31 (page 1)`: `start` up to, not including, `end`."""
-        if end - start == 1:
-            return self.token(start)
-        pages = ""
-        if isinstance(self.case, PagedDecodeCase):
-            first, last = start // self.case.block_size, (end - 1) // self.case.block_size
-            pages = f" (page {first})" if first == last else f" (pages {first}-{last})"
-        return f"tokens {start}-{end - 1}{pages}"
+        return tokens_name(self.case, range(start, end))
 
 
 def softmax_average(

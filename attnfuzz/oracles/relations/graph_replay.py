@@ -65,7 +65,8 @@ class CapturedCall:
     It writes where the graph reads, or the graph is wrong.
     """
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, results: dict[str, Tensor], plan: Plan) -> None:
+    def __init__(self, graph: Any, results: dict[str, Tensor], plan: Plan) -> None:
+        """`graph`: a `torch.cuda.CUDAGraph`, or what is replayed as one is."""
         self.results = results
         self._graph = graph
         self._plan = plan
@@ -329,25 +330,25 @@ def _applies(declaration: Declaration, case: Case) -> bool:
 
 
 def _check(trial: Trial) -> Failure | None:
-    rig = _Rig.of(trial)
-    contents = [(content, _image(trial, content)) for content in rig.contents]
+    held = _HeldTensors.of(trial)
+    contents = [(content, _image(trial, content)) for content in held.contents]
     first, image = contents[0]
-    rig.load(image)
-    with captured_call(trial.kernel, rig.captured, rig.inputs) as graph:
-        replayed = [rig.replayed(graph, *content) for content in contents]
-        eager = [rig.eager(trial.kernel, *content) for content in contents]
-        for content, right, found in zip(rig.contents, eager, replayed, strict=True):
+    held.load(image)
+    with captured_call(trial.kernel, held.captured, held.inputs) as graph:
+        replayed = [held.replayed(graph, *content) for content in contents]
+        eager = [held.eager(trial.kernel, *content) for content in contents]
+        for content, right, found in zip(held.contents, eager, replayed, strict=True):
             if (failure := _objection(trial, content, right, found)) is not None:
                 return failure
         again = Content(first.case, f"{first.words}, after calls on other contents")
-        if (failure := _objection(trial, again, eager[0], rig.replayed(graph, again, image))) is not None:
+        if (failure := _objection(trial, again, eager[0], held.replayed(graph, again, image))) is not None:
             return failure
-    stale = (_stale(rig, *content, found) for content, found in zip(contents[1:], eager[1:], strict=True))
+    stale = (_stale(held, *content, found) for content, found in zip(contents[1:], eager[1:], strict=True))
     return next(filter(None, stale), None)
 
 
 @dataclass(frozen=True, slots=True)
-class _Rig:
+class _HeldTensors:
     """The tensors that a call is captured with, and what goes into them."""
 
     trial: Trial
@@ -357,7 +358,7 @@ class _Rig:
     contents: Sequence[Content]
 
     @classmethod
-    def of(cls, trial: Trial) -> _Rig:
+    def of(cls, trial: Trial) -> _HeldTensors:
         declaration = trial.kernel.declaration
         captured = with_room(declaration, trial.case)
         tensors, memory = _allocated(captured, trial.device)
@@ -424,17 +425,17 @@ def _beyond_bounds(trial: Trial, case: Case, eager: Tensors, replayed: Tensors, 
     return None
 
 
-def _stale(rig: _Rig, content: Content, image: Memory, eager: Tensors) -> Failure | None:
+def _stale(held: _HeldTensors, content: Content, image: Memory, eager: Tensors) -> Failure | None:
     """An objection to what replays and eager calls agree on, if it is right before any other call.
 
     Such a kernel has kept for the eager calls, too, what it worked out when it was first called with these shapes.
     """
-    trial = rig.trial
+    trial = held.trial
     found = next((one for one in _compared(trial, content.case, eager) if bool((one.ratio > 1).any())), None)
     fresh = None if found is None else fresh_copy(trial.kernel)
     if found is None or fresh is None:
         return None
-    anew = _compared(trial, content.case, rig.eager(fresh, content, image))
+    anew = _compared(trial, content.case, held.eager(fresh, content, image))
     if any(bool((one.ratio > 1).any()) for one in anew):
         return None  # it is wrong by itself
     mask = found.ratio > 1

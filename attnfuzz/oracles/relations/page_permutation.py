@@ -12,34 +12,30 @@ Reproducible Results").
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from attnfuzz.declaration import Declaration
+from attnfuzz.oracles.relations.page_relocation import pages_to_same_alignment
 from attnfuzz.oracles.relations.relation import Changed, FurtherRuns, Relation, Results, one_by_one, unequal_bits
 from attnfuzz.oracles.verdict import Failure
 from attnfuzz.problems.block_table import num_blocks, physical_pages, used_blocks
 from attnfuzz.problems.cases import Case, PagedDecodeCase
 from attnfuzz.problems.placement import Placement, placements
 from attnfuzz.problems.registry import Contents
-from attnfuzz.problems.shapes import ITEMSIZE, strides_of, tensor_specs
-from attnfuzz.problems.strides import strided_layout
 from attnfuzz.values.tokens import token_table
 
 __all__ = ["PAGE_PERMUTATION"]
 
-_ALIGNMENT = 64
-"""Bytes: the widest vector register, and a cache line."""
 _SHOWN_PAGES = 6
 
 
 def _applies(declaration: Declaration, case: Case) -> bool:
     if not isinstance(case, PagedDecodeCase) or not declaration.supports.deterministic:
         return False
-    return used_blocks(case) > 0 and num_blocks(case) > _pages_to_same_alignment(case)
+    return used_blocks(case) > 0 and num_blocks(case) > pages_to_same_alignment(case)
 
 
 def _further(declaration: Declaration, case: Case, contents: Contents) -> FurtherRuns | None:
@@ -61,23 +57,13 @@ def _further(declaration: Declaration, case: Case, contents: Contents) -> Furthe
 
 def _reversed_order(case: PagedDecodeCase) -> list[int]:
     """The new place of each page: the order is reversed among pages of the same alignment."""
-    total, step = num_blocks(case), _pages_to_same_alignment(case)
+    total, step = num_blocks(case), pages_to_same_alignment(case)
     moved_to = list(range(total))
     for first in range(min(step, total)):
         places = range(first, total, step)
         for page, place in zip(places, reversed(places), strict=True):
             moved_to[page] = place
     return moved_to
-
-
-def _pages_to_same_alignment(case: PagedDecodeCase) -> int:
-    specs = tensor_specs(case)
-    distances = [
-        strided_layout(specs[name].shape, strides_of(case, name), ITEMSIZE[case.kv_dtype]).strides[0]
-        for name in ("k_cache", "v_cache", "kv_cache")
-        if name in specs
-    ]
-    return math.lcm(*(_ALIGNMENT // math.gcd(_ALIGNMENT, step * ITEMSIZE[case.kv_dtype]) for step in distances))
 
 
 def _moved(case: PagedDecodeCase, moved_to: list[int], contents: Contents) -> Placement:

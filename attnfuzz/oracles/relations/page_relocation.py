@@ -66,7 +66,6 @@ __all__ = [
     "limits_of",
     "page_strides",
     "pages_to_same_alignment",
-    "run_far",
     "stretched_axes",
     "stretched_cache_axes",
 ]

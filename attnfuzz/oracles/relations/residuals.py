@@ -188,32 +188,32 @@ def _objection(case: _Attention, found: Sequence[_Token]) -> Failure | None:
             continue
         towards = expected[:, part].sign() if name == "out" else 1.0
         most_sharing = case.gqa_ratio if name == "out" else 0
-        told = residuals(errors[:, part] * towards, spread[:, part], fixed[:, part], most_sharing=most_sharing)
-        if told.is_too_large or told.is_one_sided:
-            return _failure(name, told, found)
+        sums = residuals(errors[:, part] * towards, spread[:, part], fixed[:, part], most_sharing=most_sharing)
+        if sums.is_too_large or sums.is_one_sided:
+            return _failure(name, sums, found)
     return None
 
 
-def _failure(name: str, told: Residuals, found: Sequence[_Token]) -> Failure:
+def _failure(name: str, sums: Residuals, found: Sequence[_Token]) -> Failure:
     mistake = _replayed(found)
-    if told.is_too_large:
-        kind, times = "size", told.size / told.largest_size
+    if sums.is_too_large:
+        kind, times = "size", sums.size / sums.largest_size
         message = (
-            f"each error of {name} is within its bound, but together they are {number(told.size)} x what the roundings "
-            f"make that the kernel may make; above {number(told.largest_size)} x that is no chance"
+            f"each error of {name} is within its bound, but together they are {number(sums.size)} x what the roundings "
+            f"make that the kernel may make; above {number(sums.largest_size)} x that is no chance"
         )
     else:
-        kind, times = "lean", abs(told.lean) / told.largest_lean
+        kind, times = "lean", abs(sums.lean) / sums.largest_lean
         side = {("out", True): "away from zero", ("out", False): "towards zero", ("lse", True): "upwards"}
         message = (
-            f"each error of {name} is within its bound, but they go {side.get((name, told.lean > 0), 'downwards')}: on "
-            f"average by {number(abs(told.lean))} x their size; above {number(told.largest_lean)} x that is no chance"
+            f"each error of {name} is within its bound, but they go {side.get((name, sums.lean > 0), 'downwards')}: on "
+            f"average by {number(abs(sums.lean))} x their size; above {number(sums.largest_lean)} x that is no chance"
         )
     return Failure(
         oracle="residuals",
         kind=f"{name}:{kind}",
         message=message + (f"; {mistake.words}" if mistake is not None else ""),
-        details=(f"of {told.num_rows} rows with other numbers of the same shapes",),
+        details=(f"of {sums.num_rows} rows with other numbers of the same shapes",),
         error_ratio=times,
         tensor=name,
         cause="" if mistake is None else mistake.cause,

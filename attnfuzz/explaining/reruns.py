@@ -21,7 +21,7 @@ from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.shapes import tensor_specs
 
-__all__ = ["UNIT", "OutOfRuns", "Rig"]
+__all__ = ["UNIT", "OutOfRuns", "Reruns"]
 
 UNIT = 2
 """Bytes of the smallest piece of memory that is changed by itself: one element of float16, two of an 8-bit cache."""
@@ -35,7 +35,7 @@ class OutOfRuns(Exception):  # noqa: N818 - control flow, like StopIteration
     """The time for explaining is over."""
 
 
-class Rig:
+class Reruns:
     """Runs `kernel` on `case` as often as asked, each time from the same memory.
 
     Dead memory holds small numbers, and 0 beside integer tensors, so that what a kernel reads by mistake neither kills
