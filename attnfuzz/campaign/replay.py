@@ -256,7 +256,7 @@ def _is_named(target: str, saved: SavedCase) -> bool:
 
 
 def _as_of(saved: SavedCase, declaration: Declaration) -> SavedCase:
-    """The saved case by what its problem says by now, if that is a user's. Raises KernelLoadError where it is none of it."""
+    """The saved case by what its problem says by now. Raises KernelLoadError where that has no such case any more."""
     try:
         return replace(saved, regression=as_of(saved.regression, declaration.problem))
     except ValueError as error:

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from attnfuzz.oracles.verdict import Blame
 from attnfuzz.oracles.words import element, number, ranges
-from attnfuzz.problems.cases import AttentionCase, Case
-from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.cases import Case
 from attnfuzz.problems.registry import problem_of
 
 __all__ = ["axes_of", "blame_of", "differing", "extent", "first_index", "place_of"]
@@ -40,12 +39,12 @@ def extent(name: str, axes: Sequence[str], mask: Bool[Tensor, "*shape"]) -> str:
 
 def blame_of(case: Case, axes: Sequence[str], index: Sequence[int]) -> Blame:
     """The row that one element of a result belongs to, and its sequence; nothing where results have no such rows."""
-    at = dict(zip(axes, index, strict=True))
-    if isinstance(case, OpenCase):
+    seqs_of = problem_of(case).seqs_of
+    if seqs_of is None:
         return Blame()
+    at = dict(zip(axes, index, strict=True))
     row = at.get("seq", at.get("token", 0))
-    seqs = (case.row_seqs[row],) if isinstance(case, AttentionCase) else ()
-    return Blame(rows=((row, at["head"]),), seqs=seqs)
+    return Blame(rows=((row, at["head"]),), seqs=seqs_of(case, row))
 
 
 def differing(

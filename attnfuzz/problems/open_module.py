@@ -67,8 +67,7 @@ def values(case: OpenCase, device: torch.device | str, supports: Supports) -> Op
 
 
 def _worked_out(problem: Problem, case: OpenCase) -> OpenValues:
-    tensors = allocate(case, PlainAllocator("cpu"))
-    _write(problem, case, tensors)
+    tensors = filled(case)
     found = _asked(problem.reference, case, {name: tensor.clone() for name, tensor in tensors.items()})
     expected = _checked(case, found)
     bounds = dict(_asked(problem.bound, case, {name: tensor.clone() for name, tensor in tensors.items()}))
@@ -84,6 +83,13 @@ def _worked_out(problem: Problem, case: OpenCase) -> OpenValues:
         return found
 
     return OpenValues(targets, {name: one.where for name, one in expected.items()})
+
+
+def filled(case: OpenCase) -> dict[str, Tensor]:
+    """All tensors on the host, as the problem writes them."""
+    tensors = allocate(case, PlainAllocator("cpu"))
+    _write(_problem_of(case), case, tensors)
+    return tensors
 
 
 def build(case: OpenCase, allocator: Allocator, supports: Supports, values: OpenValues) -> SimpleNamespace:
@@ -125,6 +131,12 @@ def axes(case: OpenCase, name: str) -> tuple[str, ...]:
     spec = tensor_specs(case)[name]
     named = spec.axes[: len(spec.shape)]
     return (*named, *(f"axis {i}" for i in range(len(named), len(spec.shape))))
+
+
+def dead_words(case: OpenCase, supports: Supports, row: int) -> list[str]:
+    """What holds for each element."""
+    del supports, row
+    return [f"what must not matter here: whatever {case.problem}.write leaves out, and what lies around the tensors"]
 
 
 def where_is(case: OpenCase, name: str, index: tuple[int, ...]) -> str:

@@ -18,6 +18,7 @@ from attnfuzz.campaign.replay import replay_command
 from attnfuzz.campaign.result import CampaignResult, KernelStatistics, Statistics
 from attnfuzz.corpus import current_environment, encode_regression
 from attnfuzz.oracles.verdict import ends_process
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.report.case_svg import case_svg
 from attnfuzz.report.coverage_svg import CoverageMap, PairTable, coverage_map, pair_tables
 from attnfuzz.report.drawing import Drawing, draw
@@ -261,8 +262,9 @@ def _status(finding: Finding, statistics: Statistics) -> str:
 
 
 def _weigh(finding: Finding) -> str:
-    """States that are merged have no weights; a case that hangs, or needs others before it, is not weighed."""
-    if finding.weights or finding.path is None or finding.declaration.problem == "merge_states":
+    """A merge has no weights, nor do users' problems; a case that hangs, or needs others before it, is not weighed."""
+    problem = finding.declaration.problem
+    if finding.weights or finding.path is None or problem == "merge_states" or isinstance(problem, OpenProblem):
         return ""
     if finding.failure.oracle == "hang" or finding.preceding:
         return ""
