@@ -140,7 +140,8 @@ def natural_lse(declaration: Declaration, lse: Float[Tensor, "*shape"]) -> Float
 
 def worst_ratio(comparisons: list[Comparison]) -> Float64[Tensor, ""]:
     """The largest error over bound, on the device of the results."""
-    return torch.stack([comparison.ratio.amax() for comparison in comparisons if comparison.ratio.numel()]).amax()
+    ratios = [comparison.ratio.amax() for comparison in comparisons if comparison.ratio.numel()]
+    return torch.stack(ratios).amax() if ratios else comparisons[0].ratio.new_zeros(())
 
 
 def _out_and_lse(declaration: Declaration, seen: Observation) -> tuple[Tensor, Tensor | None]:

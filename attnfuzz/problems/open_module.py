@@ -68,6 +68,12 @@ def values(case: OpenCase, device: torch.device | str, supports: Supports) -> Op
 
 def _worked_out(problem: Problem, case: OpenCase) -> OpenValues:
     tensors = filled(case)
+    for name, again in filled(case).items():
+        if not torch.equal(_bits(tensors[name]), _bits(again)):
+            raise ProblemError(
+                f"{case.problem}.write gives {name} other numbers at each call, so that no two runs compare; take them "
+                "from attnfuzz.numbers, or a torch.Generator with the case's seed"
+            )
     found = _asked(problem.reference, case, {name: tensor.clone() for name, tensor in tensors.items()})
     expected = _checked(case, found)
     bounds = dict(_asked(problem.bound, case, {name: tensor.clone() for name, tensor in tensors.items()}))
@@ -168,13 +174,18 @@ def _asked(method: Callable[..., Any], case: OpenCase, tensors: dict[str, Tensor
 def _only(result: Tensor, where: Tensor | None) -> Tensor:
     if where is None:
         return result
-    as_bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[result.dtype.itemsize]
-    return result.view(as_bits).masked_fill(~where.to(result.device), 0).view(result.dtype)
+    return _bits(result).masked_fill(~where.to(result.device), 0).view(result.dtype)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize])
 
 
 def _checked(case: OpenCase, found: Mapping[str, Tensor | Expected]) -> dict[str, Expected]:
     place = f"{case.problem}.reference"
     specs = {name: spec for name, spec in tensor_specs(case).items() if spec.role != "input"}
+    if not specs:
+        raise ProblemError(f'{case.problem}.tensors: nothing is "output" or "in_place"; name what is computed')
     if set(found) != set(specs):
         raise ProblemError(f"{place}: gives {sorted(found)}; the results are {sorted(specs)}")
     checked = {}
