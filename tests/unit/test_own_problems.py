@@ -228,6 +228,11 @@ class ReadsTooMuch(Doubled):
         tensors["x"][1:].zero_()
 
 
+class NoTensor(Doubled):
+    def reference(self, case: Any, tensors: Any) -> dict[str, Any]:
+        return {"y": 2.0}
+
+
 class Misnames(Doubled):
     def reference(self, case: Any, tensors: Any) -> dict[str, Any]:
         return {"z": tensors["x"]}
@@ -277,6 +282,11 @@ def reads_too_much(inputs: Any) -> None:
     pass
 
 
+@attnfuzz.kernel(NoTensor())
+def no_tensor(inputs: Any) -> None:
+    pass
+
+
 @attnfuzz.kernel(Misnames())
 def misnames(inputs: Any) -> None:
     pass
@@ -288,6 +298,7 @@ def misnames(inputs: Any) -> None:
         (fails, "Fails.reference raised IndexError: list index out of range on {"),
         (reads_too_much, "ReadsTooMuch.reference: y holds NaN, which is what dead memory holds"),
         (changes_each_time, "Unseeded.write gives x other numbers at each call"),
+        (no_tensor, "NoTensor.reference: y is 2.0; it must be a tensor, or an attnfuzz.Expected of two"),
         (misnames, "Misnames.reference: gives ['z']; the results are ['y']"),
     ],
 )
