@@ -174,6 +174,8 @@ def kernel(
     described: Problem
     if isinstance(problem, OwnProblem):
         described, supports = _described(problem, supports or Supports())
+        if numerics is not None:
+            raise ValueError(f"numerics={numerics!r:.80}: they are of attention; {described} has a bound of its own")
     else:
         described = problem
     if isinstance(supports, Supports) and not own:

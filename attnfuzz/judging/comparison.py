@@ -17,8 +17,7 @@ from attnfuzz.judging.observation import Observation
 from attnfuzz.judging.words import element, number, ranges
 from attnfuzz.numerics import Bound, error_ratio
 from attnfuzz.oracles.verdict import Blame
-from attnfuzz.problems.cases import AttentionCase, Case, MergeStatesCase, SplitDecodeCase
-from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.cases import Case, MergeStatesCase, SplitDecodeCase
 from attnfuzz.problems.reference import Expected
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.problems.tolerance import Tolerance
@@ -64,12 +63,12 @@ def extent(name: str, axes: Sequence[str], mask: Bool[Tensor, "*shape"]) -> str:
 
 def blame_of(case: Case, axes: Sequence[str], index: Sequence[int]) -> Blame:
     """The row that one element of a result belongs to, and its sequence; nothing where results have no such rows."""
-    at = dict(zip(axes, index, strict=True))
-    if isinstance(case, OpenCase):
+    seqs_of = problem_of(case).seqs_of
+    if seqs_of is None:
         return Blame()
+    at = dict(zip(axes, index, strict=True))
     row = at.get("seq", at.get("token", 0))
-    seqs = (case.row_seqs[row],) if isinstance(case, AttentionCase) else ()
-    return Blame(rows=((row, at["head"]),), seqs=seqs)
+    return Blame(rows=((row, at["head"]),), seqs=seqs_of(case, row))
 
 
 def differing(
@@ -202,7 +201,8 @@ def natural_lse(declaration: Declaration, lse: Float[Tensor, "*shape"]) -> Float
 
 def worst_ratio(comparisons: list[Comparison]) -> Float64[Tensor, ""]:
     """The largest error over bound, on the device of the results."""
-    return torch.stack([comparison.ratio.amax() for comparison in comparisons if comparison.ratio.numel()]).amax()
+    ratios = [comparison.ratio.amax() for comparison in comparisons if comparison.ratio.numel()]
+    return torch.stack(ratios).amax() if ratios else comparisons[0].ratio.new_zeros(())
 
 
 def _out_and_lse(declaration: Declaration, seen: Observation) -> tuple[Tensor, Tensor | None]:

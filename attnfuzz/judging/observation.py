@@ -27,11 +27,11 @@ from attnfuzz.memory.allocations import TrackedAllocations
 from attnfuzz.memory.arena import Arena
 from attnfuzz.memory.guarded import Guard, GuardedArena, guarded_memory
 from attnfuzz.memory.patterns import Fill, bits
-from attnfuzz.problems.allocation import Allocator, PlainAllocator, allocate, role_of
+from attnfuzz.problems.allocation import Allocator, allocate, role_of
 from attnfuzz.problems.cases import Case
 from attnfuzz.problems.limits import tensor_nbytes
 from attnfuzz.problems.placement import Placement
-from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.registry import filled, problem_of
 from attnfuzz.problems.shapes import strides_of, tensor_specs
 from attnfuzz.problems.supports import OptionValue, Supports
 
@@ -323,10 +323,7 @@ def build_through_host(
 
     ``edit`` may change tensors while they are on the host, by name.
     """
-    problem = problem_of(case)
-    (contents,) = problem.contents([case], "cpu", supports)
-    written = allocate(case, PlainAllocator("cpu"))
-    problem.write(case, {name: tensor[None] for name, tensor in written.items()}, contents.values, contents.placement)
+    written = filled(case, supports)
     for name, change in (edit or {}).items():
         if name in written:
             change(written[name])
@@ -334,10 +331,10 @@ def build_through_host(
     for name, spec in tensor_specs(case).items():
         dtype = getattr(torch, spec.dtype)
         given = allocator.tensor(name, spec.shape, dtype, strides=strides_of(case, name), role=role_of(spec))
-        if spec.role == "input":
+        if spec.role != "output":
             _send(written[name], given)
         tensors[name] = given
-    return problem.inputs(case, tensors)
+    return problem_of(case).inputs(case, tensors)
 
 
 def _send(source: Tensor, target: Tensor) -> None:

@@ -1,8 +1,11 @@
 """Numbers, elements and ranges as they appear in messages."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
+from attnfuzz.problems.told import plural as plural
+from attnfuzz.problems.told import query_of_row
+from attnfuzz.problems.told import ranges as ranges
 
 __all__ = ["element", "number", "plural", "ranges", "ratio", "row_words", "shape_of", "token_name", "tokens_name"]
 
@@ -21,11 +24,6 @@ def ratio(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:.2g}" if value >= 1e6 else f"{value:.0f}"
 
 
-def plural(count: int, noun: str) -> str:
-    """`1 token`, `2 tokens`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def element(name: str, axes: Sequence[str], index: Sequence[int]) -> str:
     """`out[seq 0, head 3, dim 5]`."""
     return f"{name}[{', '.join(f'{axis} {i}' for axis, i in zip(axes, index, strict=True))}]"
@@ -36,24 +34,12 @@ def row_words(case: AttentionCase, row: int) -> str:
     seq = case.row_seqs[row]
     if case.problem != "paged_attention":
         return f"sequence {seq}"
-    return f"query {row - case.rows_of(seq).start} of sequence {seq}"
+    return query_of_row(case, row)
 
 
 def shape_of(dtype: str, shape: Sequence[int]) -> str:
     """`float16 [2, 3, 16]`."""
     return f"{dtype} {list(shape)}"
-
-
-def ranges(numbers: Iterable[int], *, most: int = 6) -> str:
-    """`0-3, 7`; the rest is left out after `most` runs."""
-    runs: list[list[int]] = []
-    for i in sorted(set(numbers)):
-        if runs and runs[-1][1] == i - 1:
-            runs[-1][1] = i
-        else:
-            runs.append([i, i])
-    words = [str(low) if low == high else f"{low}-{high}" for low, high in runs[:most]]
-    return ", ".join(words + (["..."] if len(runs) > most else []))
 
 
 def token_name(case: AttentionCase, position: int) -> str:

@@ -1,16 +1,11 @@
 """Results that depend on memory no sequence owns: page tails, spare pages, rows past a length, gaps, red zones."""
 
-from torch import Tensor
-
 from attnfuzz.judging.comparison import axes_of, blame_of, differing, extent, first_index, place_of
 from attnfuzz.judging.observation import Observation
 from attnfuzz.judging.trial import Trial, cause_of_difference
-from attnfuzz.judging.words import ranges
 from attnfuzz.oracles.diagnosis import Diagnosis, explain, past_the_end_within_bounds
 from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, WITHOUT_WEIGHT, Blame, Failure
-from attnfuzz.problems.cases import AttentionCase, DenseDecodeCase, PagedDecodeCase
-from attnfuzz.problems.freed import freed_tokens
-from attnfuzz.problems.open_cases import OpenCase
+from attnfuzz.problems.registry import problem_of
 
 __all__ = ["check"]
 
@@ -34,7 +29,7 @@ def check(trial: Trial) -> Failure | None:
         details=(
             f"it changes {extent(name, axes, masks[name])}",
             *place_of(trial.case, name, index),
-            *_what_is_dead(trial, masks[name]),
+            *problem_of(trial.case).dead_words(trial.case, trial.kernel.declaration.supports, index[0]),
         ),
         tensor=name,
         cause="" if found is None else found.cause,
@@ -55,33 +50,3 @@ def _reason(trial: Trial, second: Observation, index: tuple[int, ...] | None) ->
         return read or Diagnosis(without, WITHOUT_WEIGHT)
     found = explain(trial.reference, second.poison, comparisons, failed, first_index(failed.ratio > 1))
     return None if found is not None and found.cause in IDENTIFYING_CAUSES else found
-
-
-def _what_is_dead(trial: Trial, mask: Tensor) -> list[str]:
-    case = trial.case
-    if isinstance(case, OpenCase):
-        return ["what must not matter here: whatever the problem does not write, and what lies around the tensors"]
-    if not isinstance(case, AttentionCase):
-        unwritten = trial.kernel.declaration.supports.empty_state_outputs == "anything"
-        states = "outputs of states whose LSE is -inf or +inf, and " if unwritten else ""
-        return [f"what must not matter here: {states}whatever lies around the tensors"]
-    seq = case.row_seqs[first_index(mask)[0]]
-    seq_len = case.seq_lens[seq]
-    if isinstance(case, DenseDecodeCase):
-        return [f"sequence {seq} has no token in rows {seq_len} and up of k and v (its length is {seq_len})"]
-    return [_dead_pages(case, seq)] if isinstance(case, PagedDecodeCase) else []
-
-
-def _dead_pages(case: PagedDecodeCase, seq: int) -> str:
-    seq_len, last = case.seq_lens[seq], case.blocks_of(seq) - 1
-    if last < 0:
-        return f"sequence {seq} is empty: it has no token anywhere in the cache, and no page in its block-table row"
-    used = seq_len - last * case.block_size
-    free = ranges(range(used, case.block_size))
-    offsets = f"offset{'s' if case.block_size - used > 1 else ''} {free}"
-    tail = f"{offsets} of its page {last}, " if used < case.block_size else ""
-    freed = freed_tokens(case)[seq] // case.block_size
-    pages = "page 0, which lies" if freed == 1 else f"pages 0-{freed - 1}, which lie"
-    behind = f"{pages} behind its window and may be another sequence's by now, " if freed else ""
-    after = f"{tail}pages that its block-table row names after page {last}"
-    return f"sequence {seq} (length {seq_len}) has no token in: {behind}{after}"

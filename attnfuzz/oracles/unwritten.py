@@ -9,11 +9,11 @@ from torch import Tensor
 from attnfuzz.judging.comparison import axes_of, blame_of, differing, extent, first_index, place_of
 from attnfuzz.judging.observation import Observation
 from attnfuzz.judging.trial import Trial, cause_of_difference
-from attnfuzz.judging.words import element, plural, row_words, shape_of
+from attnfuzz.judging.words import element, shape_of
 from attnfuzz.memory.allocations import WORKSPACE
 from attnfuzz.memory.patterns import holds_prefill
 from attnfuzz.oracles.verdict import Failure
-from attnfuzz.problems.cases import AttentionCase
+from attnfuzz.problems.registry import problem_of
 
 __all__ = ["check", "lacks_lse"]
 
@@ -29,6 +29,8 @@ def check(trial: Trial) -> Failure | None:
 
 def lacks_lse(trial: Trial) -> bool:
     """Whether all of the output was written and nothing of the log-sum-exp beside it."""
+    if not problem_of(trial.case).results:
+        return False
     untouched = _untouched(trial)
     if untouched.keys() not in ({"out", "lse"}, {"output", "output_lse"}):
         return False  # partial states are merged by their LSE
@@ -55,11 +57,14 @@ def _holding_prefill(runs: Sequence[Observation]) -> dict[str, Tensor]:
 def _never_written(trial: Trial, name: str, mask: Tensor) -> Failure:
     axes = axes_of(name, trial.case)
     index = first_index(mask)
-    details = [f"never written: {extent(name, axes, mask)}", *place_of(trial.case, name, index)]
-    if isinstance(trial.case, AttentionCase):
-        details.append(_length_of(trial.case, index[0]))
+    problem = problem_of(trial.case)
+    details = [
+        f"never written: {extent(name, axes, mask)}",
+        *place_of(trial.case, name, index),
+        *problem.length_words(trial.case, index[0]),
+    ]
     remedy = {}
-    if name.endswith("lse") and mask.all():
+    if name in problem.results and name.endswith("lse") and mask.all():
         remedy = {"lse": "none"}
     return Failure(
         oracle="unwritten",
@@ -70,12 +75,6 @@ def _never_written(trial: Trial, name: str, mask: Tensor) -> Failure:
         blame=blame_of(trial.case, axes, index),
         remedy=remedy,
     )
-
-
-def _length_of(case: AttentionCase, row: int) -> str:
-    if case.problem == "paged_attention":
-        return f"token {row} of the batch is {row_words(case, row)} and attends to {plural(case.row_lens[row], 'key')}"
-    return f"sequence {row} has length {case.seq_lens[row]}"
 
 
 def _read_before_written(trial: Trial) -> Failure:

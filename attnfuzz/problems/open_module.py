@@ -16,6 +16,7 @@ from attnfuzz.problems.own import Expected, Problem
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.problems.supports import Supports
 from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
+from attnfuzz.said import text_of, type_name
 
 __all__ = ["OWN_TOLERANCES", "OpenValues", "Target"]
 
@@ -33,18 +34,17 @@ sums of a few hundred of these lose. Other dtypes are compared bit for bit."""
 class Target:
     """What the result ``name`` is to hold, and how far each element may be off: float64, on the CPU.
 
-    ``where``: the elements that count; None for all.
+    Where nobody looks, both are 0.
     """
 
     name: str
     value: Tensor
     bound: Tensor
-    where: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class OpenValues:
-    """Worked out once for a case. ``tolerance``: of results without a bound, ``targets`` by the tolerance asked for."""
+    """Worked out once for a case: what is to come of it by a tolerance, and ``where`` in each result that counts."""
 
     targets: Callable[[Tolerance], list[Target]]
     where: Mapping[str, Tensor | None]
@@ -67,8 +67,13 @@ def values(case: OpenCase, device: torch.device | str, supports: Supports) -> Op
 
 
 def _worked_out(problem: Problem, case: OpenCase) -> OpenValues:
-    tensors = allocate(case, PlainAllocator("cpu"))
-    _write(problem, case, tensors)
+    tensors = filled(case)
+    for name, again in filled(case).items():
+        if not torch.equal(_bits(tensors[name]), _bits(again)):
+            raise ProblemError(
+                f"{case.problem}.write gives {name} other numbers at each call, so that no two runs compare; take them "
+                "from attnfuzz.numbers, or a torch.Generator with the case's seed"
+            )
     found = _asked(problem.reference, case, {name: tensor.clone() for name, tensor in tensors.items()})
     expected = _checked(case, found)
     bounds = dict(_asked(problem.bound, case, {name: tensor.clone() for name, tensor in tensors.items()}))
@@ -80,10 +85,17 @@ def _worked_out(problem: Problem, case: OpenCase) -> OpenValues:
         for name, one in expected.items():
             value = torch.where(one.where, one.value, 0.0) if one.where is not None else one.value
             bound = _bound(value, tensors[name].dtype, bounds.get(name), tolerance)
-            found.append(Target(name, value, bound, one.where))
+            found.append(Target(name, value, bound if one.where is None else torch.where(one.where, bound, 0.0)))
         return found
 
     return OpenValues(targets, {name: one.where for name, one in expected.items()})
+
+
+def filled(case: OpenCase) -> dict[str, Tensor]:
+    """All tensors on the host, as the problem writes them."""
+    tensors = allocate(case, PlainAllocator("cpu"))
+    _write(_problem_of(case), case, tensors)
+    return tensors
 
 
 def build(case: OpenCase, allocator: Allocator, supports: Supports, values: OpenValues) -> SimpleNamespace:
@@ -127,9 +139,20 @@ def axes(case: OpenCase, name: str) -> tuple[str, ...]:
     return (*named, *(f"axis {i}" for i in range(len(named), len(spec.shape))))
 
 
+def dead_words(case: OpenCase, supports: Supports, row: int) -> list[str]:
+    """What holds for each element."""
+    del supports, row
+    return [f"what must not matter here: whatever {case.problem}.write leaves out, and what lies around the tensors"]
+
+
 def where_is(case: OpenCase, name: str, index: tuple[int, ...]) -> str:
     """What the problem says of an element."""
-    return _problem_of(case).where_is(case, name, index) if name in tensor_specs(case) else ""
+    if name not in tensor_specs(case):  # a workspace
+        return ""
+    try:
+        return str(_problem_of(case).where_is(case, name, index))
+    except Exception as error:  # noqa: BLE001 - a finding is not lost to its words
+        return f"({case.problem}.where_is raised {type_name(error)}: {text_of(error)})"
 
 
 def _problem_of(case: OpenCase) -> Problem:
@@ -156,25 +179,33 @@ def _asked(method: Callable[..., Any], case: OpenCase, tensors: dict[str, Tensor
 def _only(result: Tensor, where: Tensor | None) -> Tensor:
     if where is None:
         return result
-    as_bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[result.dtype.itemsize]
-    return result.view(as_bits).masked_fill(~where.to(result.device), 0).view(result.dtype)
+    return _bits(result).masked_fill(~where.to(result.device), 0).view(result.dtype)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize])
 
 
 def _checked(case: OpenCase, found: Mapping[str, Tensor | Expected]) -> dict[str, Expected]:
     place = f"{case.problem}.reference"
     specs = {name: spec for name, spec in tensor_specs(case).items() if spec.role != "input"}
+    if not specs:
+        raise ProblemError(f'{case.problem}.tensors: nothing is "output" or "in_place"; name what is computed')
     if set(found) != set(specs):
         raise ProblemError(f"{place}: gives {sorted(found)}; the results are {sorted(specs)}")
     checked = {}
     for name, spec in specs.items():
         given = found[name]
         one = given if isinstance(given, Expected) else Expected(given)
+        if not isinstance(one.value, Tensor) or not isinstance(one.where, Tensor | None):
+            raise ProblemError(f"{place}: {name} is {given!r:.80}; it must be a tensor, or an attnfuzz.Expected of two")
+        one = Expected(one.value.to("cpu"), None if one.where is None else one.where.to("cpu"))
         for part in (one.value, *(() if one.where is None else (one.where,))):
             if tuple(part.shape) != spec.shape:
                 raise ProblemError(f"{place}: {name} has shape {tuple(part.shape)}; the tensor has {spec.shape}")
         if one.where is not None and one.where.dtype is not torch.bool:
             raise ProblemError(f"{place}: where of {name} is {one.where.dtype}; it must be bool")
-        value = one.value.to("cpu").double()
+        value = one.value.double()
         if bool((value.isnan() if one.where is None else value.isnan() & one.where).any()):
             raise ProblemError(
                 f"{place}: {name} holds NaN, which is what dead memory holds; write all that the reference reads"

@@ -17,8 +17,10 @@ from attnfuzz.problems import (
     paged_attention,
     paged_decode,
     split_decode,
+    told,
 )
-from attnfuzz.problems.cases import BundledProblem, Case, MergeStatesCase, PagedAttentionCase
+from attnfuzz.problems.allocation import PlainAllocator, allocate
+from attnfuzz.problems.cases import AttentionCase, BundledProblem, Case, MergeStatesCase, PagedAttentionCase
 from attnfuzz.problems.open_cases import OpenCase
 from attnfuzz.problems.open_module import Target
 from attnfuzz.problems.placement import Placement, placements
@@ -29,7 +31,7 @@ from attnfuzz.values.attention import attention_values, attention_values_of_many
 from attnfuzz.values.states import LogicalStates, merge_values, merge_values_of_many
 from attnfuzz.values.tokens import token_table
 
-__all__ = ["Contents", "ProblemModule", "problem_of"]
+__all__ = ["Contents", "ProblemModule", "filled", "problem_of"]
 
 Build = Callable[..., Any]
 
@@ -53,11 +55,16 @@ class ProblemModule:
     ``results`` names the two output tensors, out first.
 
     ``returned_names(case, supports)``: what a kernel may return, in this order, or write into its inputs;
-    ``changed_names(case)``: the inputs that it changes in place. ``owned(case, results)`` leaves out of the
-    results what nobody looks at. ``axes(case, name)`` names the dimensions of a result, ``where_is(case, name, index)``
-    says what an element is. ``targets(values, tolerance)``: what the results are to hold, where the problem says that
-    itself; None for attention, whose bounds are derived (`attnfuzz.oracles.expectations`). ``in_parts``: whether there
-    are `contents`, so that many cases can be built and judged at once.
+    ``changed_names(case)``: the inputs that it changes in place. ``owned(case, results)`` leaves out of the results
+    what nobody looks at. ``axes(case, name)`` names the dimensions of a result.
+
+    In words: ``where_is(case, name, index)`` says what an element is, ``dead_words(case, supports, row)`` which memory
+    must not matter to a row, and ``length_words(case, row)`` how much there is to it. ``seqs_of(case, row)``: the
+    sequences that a row belongs to; None where results have no rows with heads.
+
+    ``targets(values, tolerance)``: what the results are to hold, where the problem says that itself; None for
+    attention, whose bounds are derived (`attnfuzz.oracles.expectations`). ``in_parts``: whether there are `contents`,
+    so that many cases can be built and judged at once.
     """
 
     results: tuple[str, ...]
@@ -70,9 +77,12 @@ class ProblemModule:
     inputs: Callable[[Any, dict[str, Tensor]], Any]
     returned_names: Callable[[Any, Supports], tuple[str, ...]]
     axes: Callable[[Any, str], tuple[str, ...]]
+    dead_words: Callable[[Any, Supports, int], list[str]]
     owned: Callable[[Any, dict[str, Tensor]], dict[str, Tensor]]
     changed_names: Callable[[Any], tuple[str, ...]] = lambda case: ()
     where_is: Callable[[Any, str, tuple[int, ...]], str] = lambda case, name, index: ""
+    length_words: Callable[[Any, int], list[str]] = lambda case, row: []
+    seqs_of: Callable[[Any, int], tuple[int, ...]] | None = None
     targets: Callable[[Any, Tolerance], list[Target]] | None = None
     in_parts: bool = True
 
@@ -80,6 +90,17 @@ class ProblemModule:
 def problem_of(case: Case) -> ProblemModule:
     """The functions of ``case``'s problem."""
     return _OPEN if isinstance(case, OpenCase) else _PROBLEMS[case.problem]
+
+
+def filled(case: Case, supports: Supports) -> dict[str, Tensor]:
+    """All tensors of ``case`` on the host, by name, with what a kernel may read; dead elements are NaN, or -1."""
+    if isinstance(case, OpenCase):
+        return open_module.filled(case)
+    problem = problem_of(case)
+    (contents,) = problem.contents([case], "cpu", supports)
+    tensors = allocate(case, PlainAllocator("cpu"))
+    problem.write(case, {name: tensor[None] for name, tensor in tensors.items()}, contents.values, contents.placement)
+    return tensors
 
 
 def _attention_values(case: Any, device: torch.device | str, supports: Supports) -> Any:
@@ -153,6 +174,20 @@ def _split_axes(case: Any, name: str) -> tuple[str, ...]:
     return axes if name.endswith("lse") else (*axes, "dim")
 
 
+def _own_seq(case: AttentionCase, row: int) -> tuple[int, ...]:
+    return (case.row_seqs[row],)
+
+
+def _no_seq(case: Any, row: int) -> tuple[int, ...]:
+    del case, row
+    return ()
+
+
+def _keys_of_query(case: PagedAttentionCase, row: int) -> list[str]:
+    keys = told.plural(case.row_lens[row], "key")
+    return [f"token {row} of the batch is {told.query_of_row(case, row)} and attends to {keys}"]
+
+
 def _not_in_parts(*arguments: Any) -> Any:
     raise TypeError(f"inputs of an open problem are built one case at a time, not from {arguments!r:.80}")
 
@@ -170,6 +205,7 @@ _OPEN = ProblemModule(
     changed_names=open_module.changed_names,
     owned=open_module.owned,
     axes=open_module.axes,
+    dead_words=open_module.dead_words,
     where_is=open_module.where_is,
     targets=lambda values, tolerance: values.targets(tolerance),
     in_parts=False,
@@ -188,6 +224,9 @@ _PROBLEMS: dict[BundledProblem, ProblemModule] = {
         returned_names=_as_declared("out", "lse"),
         axes=_axes("seq", "head"),
         owned=_all,
+        dead_words=told.dead_rows,
+        length_words=told.length_of_row,
+        seqs_of=_own_seq,
     ),
     "paged_decode": ProblemModule(
         results=("out", "lse"),
@@ -201,6 +240,9 @@ _PROBLEMS: dict[BundledProblem, ProblemModule] = {
         returned_names=_as_declared("out", "lse"),
         axes=_axes("seq", "head"),
         owned=_all,
+        dead_words=told.dead_pages,
+        length_words=told.length_of_row,
+        seqs_of=_own_seq,
     ),
     "split_decode": ProblemModule(
         results=("partial_out", "partial_lse"),
@@ -214,6 +256,9 @@ _PROBLEMS: dict[BundledProblem, ProblemModule] = {
         returned_names=_as_declared("partial_out", "partial_lse"),
         axes=_split_axes,
         owned=_all,
+        dead_words=told.dead_pages,
+        length_words=told.length_of_row,
+        seqs_of=_own_seq,
     ),
     "merge_states": ProblemModule(
         results=("output", "output_lse"),
@@ -227,6 +272,8 @@ _PROBLEMS: dict[BundledProblem, ProblemModule] = {
         returned_names=_as_declared("output", "output_lse"),
         axes=_merge_axes,
         owned=_all,
+        dead_words=told.dead_states,
+        seqs_of=_no_seq,
     ),
     "paged_attention": ProblemModule(
         results=("out", "lse"),
@@ -240,6 +287,9 @@ _PROBLEMS: dict[BundledProblem, ProblemModule] = {
         returned_names=_as_declared("out", "lse"),
         axes=_axes("token", "head"),
         owned=_without_padding,
+        dead_words=told.dead_pages,
+        length_words=_keys_of_query,
+        seqs_of=_own_seq,
     ),
     "latent_decode": ProblemModule(
         results=("out", "lse"),
@@ -253,5 +303,8 @@ _PROBLEMS: dict[BundledProblem, ProblemModule] = {
         returned_names=_as_declared("out", "lse"),
         axes=_axes("seq", "head"),
         owned=_all,
+        dead_words=told.dead_pages,
+        length_words=told.length_of_row,
+        seqs_of=_own_seq,
     ),
 }

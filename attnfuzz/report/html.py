@@ -26,6 +26,7 @@ from attnfuzz.corpus import current_environment, decode_regression, encode_regre
 from attnfuzz.declaration import KernelLoadError
 from attnfuzz.oracles.verdict import RELATION_ORACLES, ends_process
 from attnfuzz.problems.limits import CaseTooLarge
+from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.report.charts import (
     CoverageMap,
     PairTable,
@@ -361,8 +362,9 @@ def _status(finding: Finding, statistics: Statistics) -> str:
 
 
 def _weigh(finding: Finding) -> str:
-    """States that are merged have no weights; a case that hangs, or needs others before it, is not weighed."""
-    if finding.weights or finding.path is None or finding.declaration.problem == "merge_states":
+    """A merge has no weights, nor do users' problems; a case that hangs, or needs others before it, is not weighed."""
+    problem = finding.declaration.problem
+    if finding.weights or finding.path is None or problem == "merge_states" or isinstance(problem, OpenProblem):
         return ""
     if finding.failure.oracle == "hang" or finding.preceding:
         return ""

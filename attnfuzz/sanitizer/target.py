@@ -19,9 +19,8 @@ from torch import Tensor
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging.observation import call_options
 from attnfuzz.overlay import install_overlay
-from attnfuzz.problems.allocation import PlainAllocator, allocate
 from attnfuzz.problems.cases import Case, decode_case
-from attnfuzz.problems.registry import problem_of
+from attnfuzz.problems.registry import filled, problem_of
 from attnfuzz.problems.shapes import tensor_specs
 from attnfuzz.said import text_of, type_name
 from attnfuzz.sanitizer.running import Note, Place, Work
@@ -45,12 +44,8 @@ def main(work_file: Path) -> None:
 
 def exact_tensors(kernel: Kernel, case: Case, device: str) -> dict[str, Tensor]:
     """The tensors of `case`, each in storage of its own; outputs hold nothing yet."""
-    problem = problem_of(case)
-    (contents,) = problem.contents([case], "cpu", kernel.declaration.supports)
-    filled = allocate(case, PlainAllocator("cpu"))
-    problem.write(case, {name: t[None] for name, t in filled.items()}, contents.values, contents.placement)
-    specs = tensor_specs(case)
-    return {name: _moved(tensor, device, copy=specs[name].role == "input") for name, tensor in filled.items()}
+    specs, tensors = tensor_specs(case), filled(case, kernel.declaration.supports)
+    return {name: _moved(tensor, device, copy=specs[name].role != "output") for name, tensor in tensors.items()}
 
 
 def _moved(tensor: Tensor, device: str, *, copy: bool) -> Tensor:

@@ -132,7 +132,7 @@ def right(inputs: Any) -> None:
     step(inputs)
 
 
-@attnfuzz.kernel(RopeAppend())
+@attnfuzz.kernel(RopeAppend(first_position=attnfuzz.Integer(1, 900)))  # nothing is rotated at position 0
 def wrong_pairs(inputs: Any) -> None:
     step(inputs, pairs="neighbours")
 

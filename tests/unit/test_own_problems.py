@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 import attnfuzz
 from attnfuzz.corpus import RegressionError, load_regression
@@ -227,9 +228,33 @@ class ReadsTooMuch(Doubled):
         tensors["x"][1:].zero_()
 
 
+class NoTensor(Doubled):
+    def reference(self, case: Any, tensors: Any) -> dict[str, Any]:
+        return {"y": 2.0}
+
+
 class Misnames(Doubled):
     def reference(self, case: Any, tensors: Any) -> dict[str, Any]:
         return {"z": tensors["x"]}
+
+
+class Unseeded(Doubled):
+    def write(self, case: Any, tensors: Any) -> None:
+        tensors["x"].copy_(torch.randn(case.size))
+
+
+class Empty(Doubled):
+    size = attnfuzz.Integer(0, 3)
+
+
+@attnfuzz.kernel(Empty())
+def doubles_nothing(inputs: Any) -> Any:
+    return inputs.x * 2
+
+
+@attnfuzz.kernel(Unseeded())
+def changes_each_time(inputs: Any) -> None:
+    pass
 
 
 @attnfuzz.kernel(Doubled(), options={"way": (1, 2)})
@@ -257,6 +282,11 @@ def reads_too_much(inputs: Any) -> None:
     pass
 
 
+@attnfuzz.kernel(NoTensor())
+def no_tensor(inputs: Any) -> None:
+    pass
+
+
 @attnfuzz.kernel(Misnames())
 def misnames(inputs: Any) -> None:
     pass
@@ -267,6 +297,8 @@ def misnames(inputs: Any) -> None:
     [
         (fails, "Fails.reference raised IndexError: list index out of range on {"),
         (reads_too_much, "ReadsTooMuch.reference: y holds NaN, which is what dead memory holds"),
+        (changes_each_time, "Unseeded.write gives x other numbers at each call"),
+        (no_tensor, "NoTensor.reference: y is 2.0; it must be a tensor, or an attnfuzz.Expected of two"),
         (misnames, "Misnames.reference: gives ['z']; the results are ['y']"),
     ],
 )
@@ -281,6 +313,7 @@ def test_results_are_returned_or_written() -> None:
     """One of the ways in which kernels hand over a result would not be seen, or a wrong number of them be taken."""
     for way in (1, 2):
         attnfuzz.check(doubles, {"size": 3, "options": {"way": way}}, device="cpu")
+    attnfuzz.check(doubles_nothing, {}, device="cpu")
     with pytest.raises(attnfuzz.KernelFailure, match=r"y\[axis 0 0\] = .*, expected"):
         attnfuzz.check(triples, {}, device="cpu")
     with pytest.raises(attnfuzz.KernelFailure, match=r"it must return y, or None after writing into inputs\.y"):

@@ -377,7 +377,7 @@ def _is_named(target: str, saved: SavedCase) -> bool:
 
 
 def _as_of(saved: SavedCase, declaration: Declaration) -> SavedCase:
-    """The saved case by what its problem says now, if a user defines that. Raises KernelLoadError where it is none."""
+    """The saved case by what its problem says by now. Raises KernelLoadError where that has no such case any more."""
     try:
         return replace(saved, regression=as_of(saved.regression, declaration.problem))
     except ValueError as error:

@@ -304,8 +304,11 @@ def past_the_end_within_bounds(
     reference: Reference, poison: Fill, comparisons: list[Comparison], index: tuple[int, ...]
 ) -> Diagnosis | None:
     """Tokens past the end that take weight in row ``index``, which is within its bounds, but nearer to that."""
-    case, (number, head, *_) = reference.case, index
-    if isinstance(case, MergeStatesCase | OpenCase) or case.row_lens[number] == 0:
+    case = reference.case
+    if isinstance(case, MergeStatesCase | OpenCase):
+        return None
+    number, head = index[:2]
+    if case.row_lens[number] == 0:
         return None
     held = poison_value(getattr(torch, case.kv_dtype), poison)
     row = row_of(reference, case, comparisons, number, head, held)

@@ -113,7 +113,7 @@ def run_guarded(trial: Trial, guarding: Guarding, fault_map: FaultMap) -> list[G
 
 def _built(trial: Trial, allocator: Allocator) -> Any:
     case, supports = trial.case, trial.kernel.declaration.supports
-    if trial.device != "cpu" and tensor_nbytes(case) <= _SMALL_NBYTES and problem_of(case).in_parts:
+    if trial.device != "cpu" and tensor_nbytes(case) <= _SMALL_NBYTES:
         return build_through_host(case, allocator, supports)
     return problem_of(case).build(case, allocator, supports, trial.reference.values_on(trial.device))
 
