@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels.grouped.launch_grouped import grouped_decode, plan_grouped
+from attnfuzz.kernels.grouped.launch import grouped_decode, plan_grouped
 
 Make = Callable[..., Any]
 
