@@ -230,7 +230,7 @@ class _Scoring(NamedTuple):
 
     def part(self, rows: slice) -> _Scoring:
         """That of some sequences, a row for each split of each."""
-        is_live, distance = (of[rows].reshape(-1, of.shape[-1]) for of in (self.is_live, self.distance))
+        is_live, distance = (of[rows].flatten(0, -2) for of in (self.is_live, self.distance))
         return self._replace(is_live=is_live, distance=distance)
 
     def applied(self, scores: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ __all__ = [
     "REDUCE",
     "Specs",
     "check_choice",
+    "check_grid",
     "check_launch",
     "check_positive",
     "check_power_of_two",
@@ -38,6 +39,8 @@ _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "scale": (torch.float32,),
     "index": (torch.int32, torch.int64),
 }
+MOST_PROGRAMS = 65535
+"""CUDA's limit of a grid's second and third dimension."""
 _NUM_WARPS = (1, 2, 4, 8, 16, 32)
 
 Specs = Mapping[str, tuple[str, str]]
@@ -192,6 +195,12 @@ def check_choice(name: str, value: str, choices: Mapping[str, object]) -> None:
     """Raise ValueError unless ``value`` is a key of ``choices``."""
     if value not in choices:
         raise ValueError(f"{name}={value!r} must be one of {tuple(choices)}; name the one that the tensors have")
+
+
+def check_grid(name: str, value: int, remedy: str) -> None:
+    """Raise ValueError unless ``value`` programs fit into the second or third dimension of CUDA's grid."""
+    if value > MOST_PROGRAMS:
+        raise ValueError(f"{name}={value} must be at most {MOST_PROGRAMS}, as a dimension of a grid; {remedy}")
 
 
 def check_positive(name: str, value: int) -> None:

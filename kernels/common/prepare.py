@@ -20,6 +20,7 @@ from attnfuzz.kernels.common.checks import (
     PAGED,
     REDUCE,
     check_choice,
+    check_grid,
     check_positive,
     check_tensors,
     group_size_of,
@@ -129,6 +130,7 @@ def prepare_split(
     if variant.sinks is not None:
         raise ValueError("sinks are added once for a row, not for each split; pass them to reduce_splits")
     check_positive("num_splits", num_splits)
+    check_grid("num_splits", num_splits, "use 64")
     shape = (*q.shape[:-1], num_splits)
     partial_out = _empty_unless_given(partial_out, (*shape, size_of_values(v_cache, layout)), q.dtype, q)
     partial_lse = _empty_unless_given(partial_lse, shape, torch.float32, q)

@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from attnfuzz.kernels.common.checks import check_launch, check_positive, check_power_of_two
+from attnfuzz.kernels.common.checks import check_grid, check_launch, check_positive, check_power_of_two
 from attnfuzz.kernels.common.device import on_device_of
 from attnfuzz.kernels.common.launch_again import launch_again
 from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT, block_columns
@@ -29,8 +29,6 @@ _CHUNK_ELEMENTS = 8192
 """Of partial outputs that a program combines in one step: 128 registers of each of 64 threads."""
 _WARPS_OF_COMBINATION = 2
 """64 splits of 128 elements: 6.5 us in all at one sequence of 4,096 tokens with 2 KV heads, and 7.1 with four warps."""
-_MOST_SPLITS = 65535
-"""CUDA's limit of a grid's second dimension."""
 _SHARED_BYTES = 160 << 10
 """Of the tiles that are on their way at a time; a multiprocessor of an A100 has 164 KiB, of an H100 228."""
 _PDL_CAPABILITY = (9, 0)
@@ -198,10 +196,7 @@ def _launch(
     plan = plan_grouped(pairs, num_tokens, _processors(device), max(block_d, block_dv))
     num_splits = plan.num_splits if num_splits is None else num_splits
     check_positive("num_splits", num_splits)
-    if num_splits > _MOST_SPLITS:
-        raise ValueError(
-            f"num_splits={num_splits} must be at most {_MOST_SPLITS}, as a grid's second dimension; use 64"
-        )
+    check_grid("num_splits", num_splits, "use 64")
     tile = plan.tile if tile is None else tile
     check_power_of_two("tile", tile)
     token_bytes = (block_d + block_dv) * dtype.itemsize
@@ -249,4 +244,6 @@ def _processors(device: torch.device) -> int:
 
 
 def _has_pdl(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _PDL_CAPABILITY
+    """Of NVIDIA only: capabilities of ROCm's devices are other numbers, (9, 4) for one that has no such thing."""
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device) >= _PDL_CAPABILITY

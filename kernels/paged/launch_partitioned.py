@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from attnfuzz.kernels.common.alignment import common_alignment, in_units
-from attnfuzz.kernels.common.checks import check_launch, check_positive, check_power_of_two
+from attnfuzz.kernels.common.checks import check_grid, check_launch, check_positive, check_power_of_two
 from attnfuzz.kernels.common.device import on_device_of
 from attnfuzz.kernels.common.prepare import empty_partials, prepare_paged
 from attnfuzz.kernels.common.variants import Variants, sink_arguments
@@ -92,6 +92,7 @@ def paged_attention_v2(
     logits = _empty_logits(q, block_table, block_size)
     partition_size = min(partition_size, max(1, logits.shape[-1]))
     num_partitions = max(1, triton.cdiv(logits.shape[-1], partition_size))
+    check_grid("num_partitions", num_partitions, f"make partition_size={partition_size} larger")
     partial_out = empty_partials(q, num_partitions, partial_dtype, sizes["v_head_size"])
     max_logits = torch.empty(partial_out.shape[:-1], dtype=torch.float32, device=q.device)
     exp_sums = torch.empty_like(max_logits)

@@ -156,3 +156,12 @@ def test_the_simple_kernel(
     """The kernel that others are explained by would be wrong itself."""
     problem = paged_problem(lens, block_size=block_size, heads=(6, 2), head_size=24)
     check(paged_simple(*problem.args[:6]), problem.expected)
+
+
+def test_a_table_without_columns(paged_problem: Callable[..., Any], check: Callable[..., None]) -> None:
+    """A batch of empty sequences whose table has no entry would raise instead of being empty."""
+    q, k, v, table, lens, *rest = paged_problem([0, 0]).args
+    for kernels in (launch_paged, eager):
+        for splits in ((), (2,)):
+            decode = kernels.split_paged_decode if splits else kernels.paged_decode
+            check(decode(q, k, v, table[:, :0], lens, *rest, *splits), paged_problem([0, 0]).expected)
