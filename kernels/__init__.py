@@ -1,5 +1,6 @@
 """Bundled decode-attention kernels: the code attnfuzz is demonstrated on, in Triton and in PyTorch eager.
 
-Files named after a kernel hold JIT code only; ``launch`` and ``launch_paged`` check arguments and launch;
-``eager`` holds the PyTorch versions; ``bundled`` declares all of them to attnfuzz.
+Each folder holds kernels, which are JIT code only, and in ``launch`` what checks arguments and launches them;
+``common`` holds what they share. ``paged.paged_simple`` is the one to read first. ``eager`` holds the PyTorch versions;
+``bundled`` declares all of them to attnfuzz.
 """

@@ -1,13 +1,15 @@
 """The bundled kernels as attnfuzz knows them: what each declares, and how it is called on a problem's inputs.
 
-All take any head size, page size, GQA ratio and strides, never follow an unused block-table entry, give empty
-sequences, splits and states their defined result. They multiply and add in float32 without
-matrix units, so nothing is rounded but results, and partial outputs where those are kept in the input dtype. Those of
-``launch_q_block`` and ``launch_grouped`` do use them: sums are truncated there, and weights rounded to the input dtype.
+All take any head size, page size, GQA ratio and, but for ``paged_simple``, any strides, never follow an unused
+block-table entry, give empty sequences, splits and states their defined result. They multiply and add in float32
+without matrix units, so nothing is rounded but results, and partial outputs where those are kept in the input dtype.
+Those of ``q_block.launch`` and ``grouped.launch`` do use them: sums are truncated there, and weights rounded to the
+input dtype.
 
-The Triton kernels write into the results they are given and compute each row alone; the eager ones allocate theirs, and
-those of attention pad rows to a common length, on which the order of additions depends, and may wait for the device to
-take a number from the host. All others can be captured into a CUDA graph: the host knows nothing of the lengths.
+The Triton kernels, but for ``paged_simple``, write into the results they are given. They compute each row alone; the
+eager ones allocate their results, and those of attention pad rows to a common length, on which the order of additions
+depends, and may wait for the device to take a number from the host. All others can be captured into a CUDA graph: the
+host knows nothing of the lengths.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from torch import Tensor
 import attnfuzz
 from attnfuzz.kernels import eager, eager_attention
 from attnfuzz.kernels.dense import launch
-from attnfuzz.kernels.grouped import launch_grouped
-from attnfuzz.kernels.latent import launch_latent
-from attnfuzz.kernels.merge import launch_merge
-from attnfuzz.kernels.paged import launch_attention, launch_paged, launch_partitioned
-from attnfuzz.kernels.q_block import launch_q_block
+from attnfuzz.kernels.grouped import launch as launch_grouped
+from attnfuzz.kernels.latent import launch as launch_latent
+from attnfuzz.kernels.merge import launch as launch_merge
+from attnfuzz.kernels.paged import launch as launch_paged
+from attnfuzz.kernels.paged import launch_attention, launch_partitioned
+from attnfuzz.kernels.paged import paged_simple as simple
+from attnfuzz.kernels.q_block import launch as launch_q_block
 
 __all__ = [
     "dense_eager",
@@ -50,6 +54,7 @@ __all__ = [
     "paged_grouped",
     "paged_grouped_auto",
     "paged_naive",
+    "paged_simple",
     "paged_split_k",
     "paged_split_k_auto",
     "paged_split_k_eager",
@@ -73,6 +78,9 @@ _STATES = attnfuzz.Supports(**_ANY_STATES)
 _TOKENS_FIRST = attnfuzz.Supports(lse_layout="TH", **_ANY_STATES)
 _DENSE = attnfuzz.Supports(strides="any", v_head_sizes="any", infinite_scores=True, **_ROW_BY_ROW)
 _DENSE_PADDED = attnfuzz.Supports(strides="any", v_head_sizes="any", infinite_scores=True)
+_SIMPLE = attnfuzz.Supports(
+    layouts=("NHD",), strides="contiguous", unused_table_entries="garbage", infinite_scores=True, **_ROW_BY_ROW
+)
 _PAGED = attnfuzz.Supports(**_ANY_CACHE, **_ROW_BY_ROW)
 _BY_SHAPE = attnfuzz.Supports(**_ANY_CACHE, graph_replay=True)
 _PAGED_PADDED = attnfuzz.Supports(**_ANY_CACHE)
@@ -130,6 +138,14 @@ def dense_eager(inputs: Any) -> State:
     return eager.dense_decode(inputs.q, inputs.k, inputs.v, inputs.seq_lens, inputs.scale)
 
 
+@attnfuzz.kernel("paged_decode", supports=_SIMPLE, numerics=_FLOAT32)
+def paged_simple(inputs: Any) -> State:
+    """The algorithm and nothing else, on contiguous tensors: the one to read first."""
+    return simple.paged_simple(
+        inputs.q, inputs.k_cache, inputs.v_cache, inputs.block_table, inputs.seq_lens, inputs.scale
+    )
+
+
 @attnfuzz.kernel("paged_decode", supports=_PAGED, options=_TILED, numerics=_FLOAT32)
 def paged_naive(inputs: Any, **options: Any) -> State:
     """One program per sequence and query head, over any layout."""
@@ -150,10 +166,11 @@ def paged_split_k(inputs: Any, *, num_splits: int, partials: str, **options: Any
     )
 
 
+# "one_per_sm" was called "seed": a saved case with a choice that is not offered takes the first.
 @attnfuzz.kernel(
     "paged_decode",
     supports=_BY_SHAPE,
-    options={"num_splits": ("seed", "device"), "num_sms": (132, 8), "partials": ("float32", "input"), **_TILED},
+    options={"num_splits": ("one_per_sm", "device"), "num_sms": (132, 8), "partials": ("float32", "input"), **_TILED},
     numerics=_SHORT_PARTIALS,
 )
 def paged_split_k_auto(inputs: Any, *, partials: str, **options: Any) -> State:
@@ -247,13 +264,13 @@ def split_k_partials_eager(inputs: Any) -> State:
 @attnfuzz.kernel("merge_states", supports=_STATES, options=_NUM_WARPS, numerics=_FLOAT32)
 def merge_states_triton(inputs: Any, **options: Any) -> State:
     """One program per token and head, LSEs with heads first."""
-    return launch.merge_states(**_states(inputs), output=inputs.output, output_lse=inputs.output_lse, **options)
+    return launch_merge.merge_states(**_states(inputs), output=inputs.output, output_lse=inputs.output_lse, **options)
 
 
 @attnfuzz.kernel("merge_states", supports=_TOKENS_FIRST, options=_NUM_WARPS, numerics=_FLOAT32)
 def merge_states_triton_th(inputs: Any, **options: Any) -> State:
     """The same with tokens first."""
-    return launch.merge_states(
+    return launch_merge.merge_states(
         **_states(inputs), lse_layout="TH", output=inputs.output, output_lse=inputs.output_lse, **options
     )
 

@@ -1,6 +1,6 @@
 """The bundled kernels once more, in plain PyTorch: padded rows, float32 arithmetic, no Triton.
 
-Same arguments, results and errors as the wrappers in ``launch`` and ``launch_paged``, less the tile. A row is one
+Same arguments, results and errors as the wrappers in ``launch`` of each folder, less the tile. A row is one
 sequence, or one split of one; all rows are padded to the length of the longest that the shapes allow, so that nothing
 waits for the device to tell a length. Products are multiply-and-sum, because matrix products follow the process's TF32
 and reduced-precision switches. Padding adds zeros to a row's sums, and may so change the order of its additions.
@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels.common.kv_scales import KvScales
 from attnfuzz.kernels.common.layouts import gather_pages, size_of_values
 from attnfuzz.kernels.common.prepare import (
     empty_partials,
@@ -25,7 +24,7 @@ from attnfuzz.kernels.common.prepare import (
     prepare_reduce,
     prepare_split,
 )
-from attnfuzz.kernels.common.variants import Variant, check_variant
+from attnfuzz.kernels.common.variants import Variant, Variants
 
 __all__ = ["dense_decode", "merge_states", "paged_decode", "reduce_splits", "split_decode", "split_paged_decode"]
 
@@ -43,7 +42,7 @@ def dense_decode(
     out: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See ``launch.dense_decode``."""
+    """See ``dense.launch.dense_decode``."""
     out, lse, sizes = prepare_dense(q, k, v, seq_lens, out, lse)
     is_live = _is_live(seq_lens, k.shape[1])
     for rows in _chunks(is_live, sizes):
@@ -63,29 +62,20 @@ def paged_decode(
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
+    **variants: Unpack[Variants],
 ) -> tuple[Tensor, Tensor]:
-    """See ``launch_paged.paged_decode``."""
-    variant = Variant(window, soft_cap, alibi_slopes, sinks)
-    check_variant(variant)
-    scales = KvScales(k_scale, v_scale)
-    inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs |= variant.tensors | scales.tensors
-    out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
+    """See ``paged.launch.paged_decode``."""
+    call = prepare_paged(q, k_cache, v_cache, block_table, seq_lens, block_size, layout, out, lse, variants)
+    (out, lse), sizes, variant = call.results, call.sizes, call.variant
     is_live = _is_live(seq_lens, block_table.shape[1] * block_size)
     pages = block_table.where(is_live[:, ::block_size], 0)  # of a page in use, the first token is live
     position = torch.arange(is_live.shape[1], device=q.device).expand_as(is_live)
     scoring = _Scoring.of(variant, position, is_live, seq_lens)
-    of_heads = scales.of_heads(sizes["num_kv_heads"])
+    of_heads = variant.kv_scales_of_heads(sizes["num_kv_heads"])
     for rows in _chunks(is_live, sizes):
         k, v = gather_pages(k_cache, v_cache, layout, pages[rows])
         states = _attend(q[rows], k, v, scoring.is_live[rows], scale, scoring.part(rows), of_heads)
-        out[rows], lse[rows] = _with_sinks(*states, sinks)
+        out[rows], lse[rows] = _with_sinks(*states, variant.sinks)
     return out, lse
 
 
@@ -102,24 +92,18 @@ def split_decode(
     *,
     partial_out: Tensor | None = None,
     partial_lse: Tensor | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
+    **variants: Unpack[Variants],
 ) -> tuple[Tensor, Tensor]:
-    """See ``launch_paged.split_decode``."""
-    variant = Variant(window, soft_cap, alibi_slopes)
-    check_variant(variant)
-    scales = KvScales(k_scale, v_scale)
-    inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs |= variant.tensors | scales.tensors
-    partial_out, partial_lse, sizes = prepare_split(inputs, layout, block_size, num_splits, partial_out, partial_lse)
+    """See ``paged.launch.split_decode``."""
+    call = prepare_split(
+        q, k_cache, v_cache, block_table, seq_lens, block_size, layout, num_splits, partial_out, partial_lse, variants
+    )  # fmt: skip
+    (partial_out, partial_lse), sizes, variant = call.results, call.sizes, call.variant
     tokens = block_table.shape[1] * block_size
     pages = block_table.where(_is_live(seq_lens, tokens)[:, ::block_size], 0)
     position, is_live = _split_positions(seq_lens, tokens, num_splits)
     scoring = _Scoring.of(variant, position, is_live, seq_lens)
-    of_heads = scales.of_heads(sizes["num_kv_heads"])
+    of_heads = variant.kv_scales_of_heads(sizes["num_kv_heads"])
     for rows in _chunks(is_live.flatten(1), sizes):
         k, v = (_split(x, position[rows]) for x in gather_pages(k_cache, v_cache, layout, pages[rows]))
         queries = q[rows].repeat_interleave(num_splits, dim=0)
@@ -138,7 +122,7 @@ def reduce_splits(
     lse: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See ``launch_paged.reduce_splits``."""
+    """See ``paged.launch.reduce_splits``."""
     out, lse, _ = prepare_reduce(partial_out, partial_lse, out, lse, sinks)
     merged, merged_lse = _with_sinks(*_merge(partial_out, partial_lse), sinks)
     return out.copy_(merged), lse.copy_(merged_lse)
@@ -157,22 +141,17 @@ def split_paged_decode(
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
     partial_dtype: str = "float32",
+    **variants: Unpack[Variants],
 ) -> tuple[Tensor, Tensor]:
-    """See ``launch_paged.split_paged_decode``."""
+    """See ``paged.launch.split_paged_decode``."""
+    sinks = variants.pop("sinks", None)
     v_head_size = size_of_values(v_cache, layout)
     partial_out = empty_partials(q, num_splits, partial_dtype, v_head_size)
     out = torch.empty((*q.shape[:-1], v_head_size), dtype=q.dtype, device=q.device) if out is None else out
     partial_out, partial_lse = split_decode(
         q, k_cache, v_cache, block_table, seq_lens, scale, block_size, layout, num_splits,
-        partial_out=partial_out, window=window, soft_cap=soft_cap, alibi_slopes=alibi_slopes,
-        k_scale=k_scale, v_scale=v_scale,
+        partial_out=partial_out, **variants,
     )  # fmt: skip
     return reduce_splits(partial_out, partial_lse, out=out, lse=lse, sinks=sinks)
 
@@ -187,7 +166,7 @@ def merge_states(
     output: Tensor | None = None,
     output_lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See ``launch.merge_states``."""
+    """See ``merge.launch.merge_states``."""
     inputs = {"prefix_output": prefix_output, "prefix_lse": prefix_lse}
     inputs |= {"suffix_output": suffix_output, "suffix_lse": suffix_lse}
     output, output_lse, _ = prepare_merge(inputs, lse_layout, output, output_lse)
@@ -251,7 +230,7 @@ class _Scoring(NamedTuple):
 
     def part(self, rows: slice) -> _Scoring:
         """That of some sequences, a row for each split of each."""
-        is_live, distance = (of[rows].reshape(-1, of.shape[-1]) for of in (self.is_live, self.distance))
+        is_live, distance = (of[rows].flatten(0, -2) for of in (self.is_live, self.distance))
         return self._replace(is_live=is_live, distance=distance)
 
     def applied(self, scores: Tensor) -> Tensor:

@@ -6,14 +6,15 @@ reads a sequence's pages once for each of its query tokens; see ``eager`` for th
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from attnfuzz.kernels import eager
 from attnfuzz.kernels.common.checks import check_positive
-from attnfuzz.kernels.common.kv_scales import KvScales
-from attnfuzz.kernels.common.prepare import prepare_attention
-from attnfuzz.kernels.common.variants import Variant, check_variant
+from attnfuzz.kernels.common.prepare import prepare_paged
+from attnfuzz.kernels.common.variants import Variants
 
 __all__ = ["paged_attention"]
 
@@ -33,20 +34,12 @@ def paged_attention(
     max_seq_len: int,
     out: Tensor | None = None,
     lse: Tensor | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
+    **variants: Unpack[Variants],
 ) -> tuple[Tensor, Tensor]:
-    """See ``launch_attention.paged_attention``."""
-    variant = Variant(window, soft_cap, alibi_slopes, sinks)
-    check_variant(variant)
-    scales = KvScales(k_scale, v_scale)
-    inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs |= {"cu_seqlens_q": cu_seqlens_q, **variant.tensors, **scales.tensors}
-    out, lse, _ = prepare_attention(inputs, layout, block_size, out, lse)
+    """See ``paged.launch_attention.paged_attention``."""
+    out, lse = prepare_paged(
+        q, k_cache, v_cache, block_table, seq_lens, block_size, layout, out, lse, variants, cu_seqlens_q
+    ).results
     check_positive("max_query_len", max_query_len)
     check_positive("max_seq_len", max_seq_len)
     seq, row_lens = _rows(seq_lens, cu_seqlens_q, len(q))
@@ -61,9 +54,7 @@ def paged_attention(
         layout,
         out=out,
         lse=lse,
-        **variant._asdict(),
-        k_scale=k_scale,
-        v_scale=v_scale,
+        **variants,
     )
 
 

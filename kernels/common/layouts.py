@@ -17,8 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels.common.checks import FLOAT8, Specs, check_choice, check_tensors, group_size_of
-from attnfuzz.kernels.common.specs import PAGED
+from attnfuzz.kernels.common.checks import FLOAT8, PAGED, Specs, check_choice, check_tensors, group_size_of
 
 __all__ = ["CacheStrides", "cache_strides", "check_paged", "gather_pages", "size_of_values"]
 

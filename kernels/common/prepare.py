@@ -1,20 +1,36 @@
-"""What every wrapper does first: allocate the results it was not given, and check all tensors.
+"""What every wrapper does first: allocate the results it was not given, and check all tensors. Raises ValueError.
 
-Each function returns the two results and the size of every axis, and raises ValueError.
+On a paged cache that gives a ``PagedCall``, which has all that a kernel is launched with; otherwise the two results and
+the size of every axis.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+import triton
 from torch import Tensor
 
-from attnfuzz.kernels.common.checks import check_choice, check_positive, check_tensors, group_size_of
-from attnfuzz.kernels.common.layouts import check_paged, size_of_values
-from attnfuzz.kernels.common.specs import ATTENTION, DENSE, MERGE, MERGE_MANY, REDUCE
+from attnfuzz.kernels.common.checks import (
+    ATTENTION,
+    DENSE,
+    MERGE,
+    MERGE_MANY,
+    PAGED,
+    REDUCE,
+    check_choice,
+    check_grid,
+    check_positive,
+    check_tensors,
+    group_size_of,
+)
+from attnfuzz.kernels.common.layouts import CacheStrides, cache_strides, check_paged, size_of_values
+from attnfuzz.kernels.common.variants import Variant, Variants, check_variant
 
 __all__ = [
+    "PagedCall",
     "empty_partials",
-    "prepare_attention",
     "prepare_dense",
     "prepare_merge",
     "prepare_merge_many",
@@ -37,48 +53,93 @@ def prepare_dense(
     return out, lse, {**sizes, "group_size": group_size_of(sizes["num_q_heads"], sizes["num_kv_heads"])}
 
 
+class PagedCall(NamedTuple):
+    """A call on a paged cache, checked: what a kernel gets beside the tensors that the wrapper was given."""
+
+    out: Tensor
+    lse: Tensor
+    variant: Variant
+    sizes: dict[str, int]
+    """Of every axis, and ``group_size``: query heads per KV head."""
+    strides: CacheStrides
+
+    @property
+    def results(self) -> tuple[Tensor, Tensor]:
+        """What the wrapper returns."""
+        return self.out, self.lse
+
+    @property
+    def head_sizes(self) -> tuple[int, int]:
+        """Of q and K, and of V."""
+        return self.sizes["head_size"], self.sizes["v_head_size"]
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """``X`` of the layout, and both head sizes rounded up to powers of two, as a kernel's blocks are."""
+        head_size, v_head_size = self.head_sizes
+        block_d, block_dv = triton.next_power_of_2(head_size), triton.next_power_of_2(v_head_size)
+        return {"X": self.strides.x, "BLOCK_D": block_d, "BLOCK_DV": block_dv}
+
+
 def prepare_paged(
-    inputs: dict[str, Tensor], layout: str, block_size: int, out: Tensor | None, lse: Tensor | None
-) -> Prepared:
-    """Of ``paged_decode``; ``inputs`` are q, k_cache, v_cache, block_table and seq_lens."""
-    q = inputs["q"]
-    out, lse = _results_unless_given(out, lse, q, size_of_values(inputs["v_cache"], layout))
-    return out, lse, check_paged({**inputs, "out": out, "lse": lse}, layout, block_size)
-
-
-def prepare_attention(
-    inputs: dict[str, Tensor], layout: str, block_size: int, out: Tensor | None, lse: Tensor | None
-) -> Prepared:
-    """Of ``paged_attention``; ``inputs`` are q, k_cache, v_cache, block_table, seq_lens and cu_seqlens_q."""
-    q = inputs["q"]
-    out, lse = _results_unless_given(out, lse, q, size_of_values(inputs["v_cache"], layout))
-    sizes = check_paged({**inputs, "out": out, "lse": lse}, layout, block_size, ATTENTION)
-    if sizes["num_seqs_plus_1"] != sizes["num_seqs"] + 1:
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    block_size: int,
+    layout: str,
+    out: Tensor | None,
+    lse: Tensor | None,
+    variants: Variants,
+    cu_seqlens_q: Tensor | None = None,
+) -> PagedCall:
+    """Of ``paged_decode``; with ``cu_seqlens_q`` of ``paged_attention``."""
+    variant = Variant(**variants)
+    check_variant(variant)
+    v_head_size = size_of_values(v_cache, layout)
+    out, lse = _results_unless_given(out, lse, q, v_head_size)
+    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    tensors |= {} if cu_seqlens_q is None else {"cu_seqlens_q": cu_seqlens_q}
+    tensors |= variant.tensors | {"out": out, "lse": lse}
+    sizes = check_paged(tensors, layout, block_size, PAGED if cu_seqlens_q is None else ATTENTION)
+    if cu_seqlens_q is not None and sizes["num_seqs_plus_1"] != sizes["num_seqs"] + 1:
         raise ValueError(
             f"cu_seqlens_q.shape=[{sizes['num_seqs_plus_1']}] must be [num_seqs + 1] with num_seqs={sizes['num_seqs']} "
             "as block_table has it; pass the running total that begins with 0"
         )
-    return out, lse, sizes
+    return PagedCall(out, lse, variant, sizes, cache_strides(k_cache, v_cache, layout))
 
 
 def prepare_split(
-    inputs: dict[str, Tensor],
-    layout: str,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
     block_size: int,
+    layout: str,
     num_splits: int,
     partial_out: Tensor | None,
     partial_lse: Tensor | None,
-) -> Prepared:
-    """Of ``split_decode``."""
+    variants: Variants,
+) -> PagedCall:
+    """Of ``split_decode``, whose results are those of splits."""
+    variant = Variant(**variants)
+    check_variant(variant)
+    if variant.sinks is not None:
+        raise ValueError("sinks are added once for a row, not for each split; pass them to reduce_splits")
     check_positive("num_splits", num_splits)
-    q = inputs["q"]
+    check_grid("num_splits", num_splits, "use 64")
     shape = (*q.shape[:-1], num_splits)
-    partial_out = _empty_unless_given(partial_out, (*shape, size_of_values(inputs["v_cache"], layout)), q.dtype, q)
+    partial_out = _empty_unless_given(partial_out, (*shape, size_of_values(v_cache, layout)), q.dtype, q)
     partial_lse = _empty_unless_given(partial_lse, shape, torch.float32, q)
-    sizes = check_paged({**inputs, "partial_out": partial_out, "partial_lse": partial_lse}, layout, block_size)
+    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    tensors |= variant.tensors | {"partial_out": partial_out, "partial_lse": partial_lse}
+    sizes = check_paged(tensors, layout, block_size)
     if sizes["num_splits"] != num_splits:
         raise ValueError(f"num_splits={num_splits} must be partial_out.shape[2]={sizes['num_splits']}; pass equal ones")
-    return partial_out, partial_lse, sizes
+    return PagedCall(partial_out, partial_lse, variant, sizes, cache_strides(k_cache, v_cache, layout))
 
 
 def empty_partials(q: Tensor, num_splits: int, dtype: str, v_head_size: int) -> Tensor:

@@ -3,6 +3,9 @@
     M = max_s row_max_s      w_s = exp(row_max_s - M)      out = Σ_s w_s · acc_s / Σ_s w_s · exp_sum_s
     lse = M + log Σ_s w_s · exp_sum_s
 
+Split ``s`` takes tiles ``s, s + num_splits, ...`` from the first one that the query sees, so splits that have a tile
+are the first ``min(number of tiles, num_splits)``. The others leave nothing, and nothing of them is read.
+
 Splits are read a chunk at a time, and the chunks are carried over as an online softmax carries tiles over. Attention
 sinks are added here, once for each row (``score_variants``), unless the first half has stored the result.
 """
@@ -12,11 +15,22 @@ sinks are added here, once for each row (``score_variants``), unless the first h
 import triton
 import triton.language as tl
 
-from attnfuzz.kernels.common.score_variants import add_sink, count_sink
+from attnfuzz.kernels.common.score_variants import add_sink, count_sink, window_begin
 from attnfuzz.kernels.common.softmax_state import store_state
-from attnfuzz.kernels.grouped.split_tiles import count_splits, first_tile_begin
 
-__all__ = ["combine_heads", "combine_partials_kernel"]
+__all__ = ["combine_heads", "combine_partials_kernel", "count_splits", "first_tile_begin"]
+
+
+@triton.jit
+def count_splits(seq_len, begin, num_splits, TILE: tl.constexpr):
+    """How many splits of the tokens ``[begin, seq_len)`` have a tile."""
+    return tl.minimum(tl.cdiv(seq_len - begin, TILE), num_splits)
+
+
+@triton.jit
+def first_tile_begin(seq_len, window, TILE: tl.constexpr):
+    """Where the tile begins that holds the first token in the window of a sequence's last one."""
+    return tl.maximum(window_begin(seq_len - 1, window), 0) // TILE * TILE
 
 
 # As in dense_decode: no specialisation on what only places a base pointer or divides an index.

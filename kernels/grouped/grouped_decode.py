@@ -33,8 +33,7 @@ import triton.language as tl
 
 from attnfuzz.kernels.common.matrix_units import as_operand
 from attnfuzz.kernels.common.score_variants import count_sink, vary_scores, window_begin
-from attnfuzz.kernels.grouped.combine_partials import combine_heads
-from attnfuzz.kernels.grouped.split_tiles import count_splits, first_tile_begin
+from attnfuzz.kernels.grouped.combine_partials import combine_heads, count_splits, first_tile_begin
 
 __all__ = ["grouped_decode_kernel"]
 

@@ -1,22 +1,22 @@
 """Checked wrappers of PagedAttention v1 and v2, on the packed KV cache.
 
-As in ``launch``: results are allocated unless given, strides are honoured, nothing waits for the device. The host does
-not know the lengths: workspaces and grids have room for as many tokens as the block table has entries for.
+As in ``dense.launch``: results are allocated unless given, strides are honoured, nothing waits for the device. The
+host does not know the lengths: workspaces and grids have room for as many tokens as the block table has entries for.
 """
 
 from __future__ import annotations
+
+from typing import Unpack
 
 import torch
 import triton
 from torch import Tensor
 
 from attnfuzz.kernels.common.alignment import common_alignment, in_units
-from attnfuzz.kernels.common.checks import check_launch, check_positive, check_power_of_two
+from attnfuzz.kernels.common.checks import check_grid, check_launch, check_positive, check_power_of_two
 from attnfuzz.kernels.common.device import on_device_of
-from attnfuzz.kernels.common.kv_scales import KvScales
-from attnfuzz.kernels.common.layouts import cache_strides
 from attnfuzz.kernels.common.prepare import empty_partials, prepare_paged
-from attnfuzz.kernels.common.variants import Variant, check_variant, sink_arguments
+from attnfuzz.kernels.common.variants import Variants, sink_arguments
 from attnfuzz.kernels.paged.paged_attention_v1 import paged_attention_v1_kernel
 from attnfuzz.kernels.paged.paged_attention_v2 import paged_attention_v2_kernel, paged_attention_v2_reduce_kernel
 
@@ -34,37 +34,25 @@ def paged_attention_v1(
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
     tile: int = 16,
     num_warps: int = 4,
     num_stages: int = 3,
+    **variants: Unpack[Variants],
 ) -> tuple[Tensor, Tensor]:
-    """``launch_paged.paged_decode`` on a cache in the packed layout; arguments, result and errors as there."""
-    variant = Variant(window, soft_cap, alibi_slopes, sinks)
-    check_variant(variant)
-    scales = KvScales(k_scale, v_scale)
-    inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs |= variant.tensors | scales.tensors
-    out, lse, sizes = prepare_paged(inputs, "packed", block_size, out, lse)
+    """``paged.launch.paged_decode`` on a cache in the packed layout; arguments, result and errors as there."""
+    call = prepare_paged(q, k_cache, v_cache, block_table, seq_lens, block_size, "packed", out, lse, variants)
+    (out, lse), sizes = call.results, call.sizes
     check_power_of_two("tile", tile)
     launch = check_launch(num_warps, num_stages)
-    k_strides, v_strides, x = cache_strides(k_cache, v_cache, "packed")
     align = common_alignment(k_cache)
     logits = _empty_logits(q, block_table, block_size)
     with on_device_of(q):
         paged_attention_v1_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
             q, k_cache, v_cache, block_table, seq_lens, logits, out, lse,
-            float(scale), block_size, sizes["group_size"], sizes["head_size"], sizes["v_head_size"],
-            *q.stride(), *in_units(k_strides, align), *v_strides, *block_table.stride(), *seq_lens.stride(),
-            *logits.stride()[:-1], *out.stride(), *lse.stride(),
-            ALIGN=align, X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
-            BLOCK_DV=triton.next_power_of_2(sizes["v_head_size"]), **launch,
-            **variant.of_scores, **sink_arguments(sinks), **scales.arguments,
+            float(scale), block_size, sizes["group_size"], *call.head_sizes,
+            *q.stride(), *in_units(call.strides.k, align), *call.strides.v,
+            *block_table.stride(), *seq_lens.stride(), *logits.stride()[:-1], *out.stride(), *lse.stride(),
+            ALIGN=align, TILE=tile, **call.constants, **launch, **call.variant.of_rows,
         )  # fmt: skip
     return out, lse
 
@@ -80,18 +68,13 @@ def paged_attention_v2(
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
     partition_size: int = 512,
     partial_dtype: str = "float32",
     tile: int = 16,
     num_warps: int = 4,
     num_stages: int = 3,
     num_combined: int = 4,
+    **variants: Unpack[Variants],
 ) -> tuple[Tensor, Tensor]:
     """``paged_attention_v1`` in partitions of ``partition_size`` tokens, any number of them, and their reduction.
 
@@ -99,41 +82,36 @@ def paged_attention_v2(
     halves their traffic and costs them one more rounding. ``num_combined``: partitions that the reduction takes in one
     step, a power of two. Other arguments, result and errors as for v1.
     """
-    variant = Variant(window, soft_cap, alibi_slopes, sinks)
-    check_variant(variant)
-    scales = KvScales(k_scale, v_scale)
-    inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs |= variant.tensors | scales.tensors
-    out, lse, sizes = prepare_paged(inputs, "packed", block_size, out, lse)
+    call = prepare_paged(q, k_cache, v_cache, block_table, seq_lens, block_size, "packed", out, lse, variants)
+    (out, lse), sizes = call.results, call.sizes
     check_power_of_two("tile", tile)
     check_positive("partition_size", partition_size)
     check_power_of_two("num_combined", num_combined)
     launch = check_launch(num_warps, num_stages)
-    k_strides, v_strides, x = cache_strides(k_cache, v_cache, "packed")
     align = common_alignment(k_cache)
     logits = _empty_logits(q, block_table, block_size)
     partition_size = min(partition_size, max(1, logits.shape[-1]))
     num_partitions = max(1, triton.cdiv(logits.shape[-1], partition_size))
+    check_grid("num_partitions", num_partitions, f"make partition_size={partition_size} larger")
     partial_out = empty_partials(q, num_partitions, partial_dtype, sizes["v_head_size"])
     max_logits = torch.empty(partial_out.shape[:-1], dtype=torch.float32, device=q.device)
     exp_sums = torch.empty_like(max_logits)
-    block_d, block_dv = (triton.next_power_of_2(sizes[name]) for name in ("head_size", "v_head_size"))
+    window = call.variant.window
     statistics = (*partial_out.stride(), *max_logits.stride()[:-1])
     with on_device_of(q):
         paged_attention_v2_kernel[(sizes["num_seqs"], sizes["num_q_heads"], num_partitions)](
             q, k_cache, v_cache, block_table, seq_lens, logits, partial_out, max_logits, exp_sums,
-            float(scale), partition_size, block_size, sizes["group_size"], sizes["head_size"], sizes["v_head_size"],
-            *q.stride(), *in_units(k_strides, align), *v_strides, *block_table.stride(), *seq_lens.stride(),
-            *logits.stride()[:-1], *statistics,
-            ALIGN=align, X=x, TILE=tile, BLOCK_D=block_d, BLOCK_DV=block_dv, **launch,
-            **variant.of_scores, **scales.arguments,
+            float(scale), partition_size, block_size, sizes["group_size"], *call.head_sizes,
+            *q.stride(), *in_units(call.strides.k, align), *call.strides.v,
+            *block_table.stride(), *seq_lens.stride(), *logits.stride()[:-1], *statistics,
+            ALIGN=align, TILE=tile, **call.constants, **launch, **call.variant.of_scores,
         )  # fmt: skip
         paged_attention_v2_reduce_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
             partial_out, max_logits, exp_sums, seq_lens, out, lse,
             partition_size, sizes["v_head_size"],
             *statistics, *seq_lens.stride(), *out.stride(), *lse.stride(),
-            CHUNK=num_combined, BLOCK_DV=block_dv, **launch,
-            window=window or 0, HAS_WINDOW=window is not None, **sink_arguments(sinks),
+            CHUNK=num_combined, BLOCK_DV=call.constants["BLOCK_DV"], **launch,
+            window=window or 0, HAS_WINDOW=window is not None, **sink_arguments(call.variant.sinks),
         )  # fmt: skip
     return out, lse
 

@@ -3,7 +3,7 @@
 That is the shape of the batch, the device, and an upper bound of the lengths: what the block table has room for, or
 less if the engine knows better. The lengths themselves are on the device, and asking for them would wait for it.
 
-``"seed"`` fills each multiprocessor with one program, and gives a split 64 tokens at least:
+``"one_per_sm"`` fills each multiprocessor with one program, and gives a split 64 tokens at least:
 
     num_splits = min(max(1, max_seq_len // 64), max(1, ceil(num_sms / (num_seqs · num_q_heads))))
 
@@ -25,7 +25,7 @@ from functools import lru_cache
 
 from attnfuzz.kernels.common.checks import check_choice, check_positive
 
-__all__ = ["device_num_splits", "resolve_num_splits", "seed_num_splits"]
+__all__ = ["device_num_splits", "one_per_sm_num_splits", "resolve_num_splits"]
 
 _TOKENS_PER_SPLIT = 64
 _START = 32
@@ -34,11 +34,14 @@ _WORTH_A_CUT = 1.1
 _MOST_SPLITS = 256
 """Partial results are memory, and the second kernel reads them one after the other."""
 
-_HEURISTICS = {"seed": "that of the source document", "device": "that weighs waves"}
+_HEURISTICS = {"one_per_sm": "as many programs as multiprocessors", "device": "that weighs waves"}
 
 
-def seed_num_splits(max_seq_len: int, num_programs: int, num_sms: int) -> int:
-    """The source document's choice; ``num_programs``: without splits, a program for each sequence and query head."""
+def one_per_sm_num_splits(max_seq_len: int, num_programs: int, num_sms: int) -> int:
+    """As many as give each multiprocessor a program, of enough tokens.
+
+    ``num_programs``: without splits, a program for each sequence and query head.
+    """
     return min(max(1, max_seq_len // _TOKENS_PER_SPLIT), max(1, math.ceil(num_sms / max(1, num_programs))))
 
 
@@ -67,5 +70,5 @@ def resolve_num_splits(num_splits: int | str, max_seq_len: int, num_programs: in
         check_positive("num_splits", num_splits)
         return num_splits
     check_choice("num_splits", num_splits, _HEURISTICS)
-    choose = seed_num_splits if num_splits == "seed" else device_num_splits
+    choose = one_per_sm_num_splits if num_splits == "one_per_sm" else device_num_splits
     return choose(max_seq_len, num_programs, num_sms)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.kernels.dense import launch
-from attnfuzz.kernels.paged import launch_paged
+from attnfuzz.kernels.paged import launch as launch_paged
 
 FAR = 1 << 44  # elements: further away than any memory of the process
 SPIN_S = 60  # a hang that outlives its test ends by itself

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.kernels.dense import launch
-from attnfuzz.kernels.paged import launch_paged
+from attnfuzz.kernels.paged import launch as launch_paged
 
 PROMISED = attnfuzz.Supports(graph_replay=True)
 PROMISED_ROUGHLY = attnfuzz.Supports(graph_replay=True, deterministic=False)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 import attnfuzz
 from attnfuzz.kernels.dense import launch
-from attnfuzz.kernels.paged import launch_paged
+from attnfuzz.kernels.merge import launch as launch_merge
+from attnfuzz.kernels.paged import launch as launch_paged
 
 _A_LITTLE = 2.0**-22
 _INVARIANT = attnfuzz.Supports(batch_invariant=True)
@@ -74,7 +75,7 @@ def rounds_by_strides(inputs: Any) -> Any:
 
 @attnfuzz.kernel("merge_states")
 def counts_empty_states(inputs: Any) -> Any:
-    output, lse = launch.merge_states(
+    output, lse = launch_merge.merge_states(
         inputs.prefix_output, inputs.prefix_lse, inputs.suffix_output, inputs.suffix_lse,
         output=inputs.output, output_lse=inputs.output_lse,
     )  # fmt: skip

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging.judge import judge
-from attnfuzz.kernels.grouped import launch_grouped
-from attnfuzz.kernels.paged import launch_paged
+from attnfuzz.kernels.grouped import launch as launch_grouped
+from attnfuzz.kernels.paged import launch as launch_paged
 from attnfuzz.problems.cases import (
     Case,
     Problem,
@@ -23,6 +23,7 @@ from attnfuzz.problems.supports import Supports
 NAMES = {
     "dense_naive": "dense_decode",
     "dense_eager": "dense_decode",
+    "paged_simple": "paged_decode",
     "paged_naive": "paged_decode",
     "paged_split_k": "paged_decode",
     "paged_split_k_auto": "paged_decode",
@@ -63,7 +64,7 @@ CASES: dict[Problem, dict[str, object]] = {
     },
 }
 KERNELS = load_kernels("*")
-ONE_LAYOUT = {"paged_attention_v1", "paged_attention_v2"}
+ONE_LAYOUT = {"paged_simple", "paged_attention_v1", "paged_attention_v2"}
 """Kernels that are about one layout of the cache."""
 BY_SHAPE = {"paged_attention_auto", "paged_grouped_auto", "paged_split_k_auto"}
 """Kernels that cut a sequence by the shapes of its batch, on which the order of additions then depends."""
@@ -114,6 +115,7 @@ def test_everything_is_supported(kernel: Kernel) -> None:
         *(["empty_state_outputs"] if kernel.declaration.problem == "merge_states" else []),
     )
     limited = ["layouts"] if kernel.declaration.name in ONE_LAYOUT else []
+    limited += ["strides"] if kernel.declaration.name == "paged_simple" else []
     if kernel.declaration.name.startswith("paged_grouped"):
         limited = ["dtypes"]  # matrix units multiply float32 in TF32 only
     assert [name for name in limits if getattr(supports, name) != getattr(unlimited, name)] == limited

@@ -11,7 +11,8 @@ import torch
 
 from attnfuzz.kernels import eager
 from attnfuzz.kernels.dense import launch
-from attnfuzz.kernels.paged import launch_paged
+from attnfuzz.kernels.merge import launch as launch_merge
+from attnfuzz.kernels.paged import launch as launch_paged
 
 Make = Callable[..., Any]
 
@@ -121,7 +122,7 @@ def test_wrong_results(kernels: ModuleType, dense_problem: Make) -> None:
         kernels.dense_decode(*(a.double() for a in args[:3]), *args[3:])
 
 
-@pytest.mark.parametrize("kernels", [launch, eager], ids=["triton", "eager"])
+@pytest.mark.parametrize("kernels", [launch_merge, eager], ids=["triton", "eager"])
 def test_wrong_merge_arguments(kernels: ModuleType) -> None:
     """LSEs in the other layout would be read as if transposed."""
     out, lse = torch.zeros(3, 2, 8), torch.zeros(3, 2)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels.grouped.launch_grouped import grouped_decode, plan_grouped
+from attnfuzz.kernels.grouped.launch import grouped_decode, plan_grouped
 from attnfuzz.kernels.paged.launch_partitioned import paged_attention_v1, paged_attention_v2
-from attnfuzz.kernels.q_block.launch_q_block import q_block_attention
+from attnfuzz.kernels.q_block.launch import q_block_attention
 from tests.kernels.arguments import absent_sinks, made, sinks, slopes
 
 HEADS, KV_HEADS, SIZE, PAGE, SCALE = 4, 2, 16, 4, 0.5

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels.grouped.launch_grouped import grouped_decode, plan_grouped
+from attnfuzz.kernels.grouped import launch as grouped_launch
+from attnfuzz.kernels.grouped.launch import grouped_decode, plan_grouped
 
 Make = Callable[..., Any]
 
@@ -114,3 +115,20 @@ def test_a_launch_fills_the_gpu_and_no_split_is_without_room() -> None:
         assert plan.tile >= 16
     assert plan_grouped(8, 32768, 132, 128).num_splits == 33
     assert plan_grouped(512, 512, 132, 128) == (1, 32, 4, 3, False)
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "expected"),
+    [((9, 0), None, True), ((10, 0), None, True), ((8, 9), None, False), ((9, 4), "6.4", False)],
+)
+def test_dependent_launch_is_for_nvidia(
+    capability: tuple[int, int], hip: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On AMD's GPUs, whose capabilities begin with 9 too, no kernel would compile: "invalid instruction"."""
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(grouped_launch, "_processors", lambda device: 132)
+    launch = grouped_launch._launch.__wrapped__(
+        1, 4, 1, 128, 128, 4096, torch.float16, torch.device("cuda"), *[None] * 7
+    )
+    assert launch.options.get("launch_pdl", False) is expected

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from attnfuzz.kernels import eager, eager_attention
-from attnfuzz.kernels.grouped import launch_grouped
-from attnfuzz.kernels.paged import launch_attention, launch_paged, launch_partitioned
-from attnfuzz.kernels.q_block import launch_q_block
+from attnfuzz.kernels.grouped import launch as launch_grouped
+from attnfuzz.kernels.paged import launch as launch_paged
+from attnfuzz.kernels.paged import launch_attention, launch_partitioned
+from attnfuzz.kernels.q_block import launch as launch_q_block
 from tests.kernels.arguments import made
 
 HEADS, KV_HEADS, SIZE, PAGE = 4, 2, 16, 4

@@ -124,3 +124,12 @@ def test_other_layouts_are_refused(attend: Make, paged_problem: Make) -> None:
     """A cache in another layout would be read at the wrong places."""
     with pytest.raises(ValueError, match=r"k_cache.shape=.* must be \[num_blocks, num_kv_heads, head_chunks"):
         attend(*paged_problem([3], layout="NHD").args[:-1])
+
+
+def test_more_partitions_than_a_grid_has_programs_are_refused(paged_problem: Make) -> None:
+    """CUDA would refuse the launch with an error that names neither argument nor remedy."""
+    args = list(paged_problem([1], block_size=1, layout="packed").args[:7])
+    args[3] = args[3][:, :1].expand(1, 65536).contiguous()
+    message = r"num_partitions=65536 must be at most 65535, as .*; make partition_size=1 larger"
+    with pytest.raises(ValueError, match=message):
+        paged_attention_v2(*args, partition_size=1)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from attnfuzz.kernels.common.matrix_units import block_columns
-from attnfuzz.kernels.grouped.launch_grouped import grouped_decode
-from attnfuzz.kernels.q_block.launch_q_block import q_block_attention
+from attnfuzz.kernels.grouped.launch import grouped_decode
+from attnfuzz.kernels.q_block.launch import q_block_attention
 
 QUERIES, LENGTH, PAGE = 3, 70, 2
 

@@ -35,7 +35,24 @@ def test_memory_of_another_tensor_is_known() -> None:
     assert takes_place_of({"output": memory}, {"prefix": torch.zeros(4, 4), "suffix": memory})
     assert not takes_place_of({"output": memory[1:]}, {"suffix": memory[:1]})
     assert not takes_place_of({"output": torch.zeros(0, 4)}, {"suffix": torch.zeros(0, 4)})
-    with pytest.raises(
-        ValueError, match=r"output.stride\(\)=\(1, 4\) must be \(4, 1\), as suffix has them, to replace"
-    ):
+    with pytest.raises(ValueError, match=r"output.stride\(\)=\(1, 4\) must be \(4, 1\), as suffix has them"):
         takes_place_of({"output": memory.t()}, {"suffix": memory})
+
+
+def test_results_that_overlap_with_an_input_are_refused() -> None:
+    """Programs would read rows that others have replaced already: another result each time."""
+    memory = torch.zeros(6, 2, 8)
+    with pytest.raises(ValueError, match="output, which begins 64 bytes behind suffix, must not overlap"):
+        takes_place_of({"output": memory[1:]}, {"suffix": memory[:-1]})
+    with pytest.raises(ValueError, match="-128 bytes behind suffix, must not overlap"):
+        takes_place_of({"output": memory[:4, :, ::2]}, {"suffix": memory[2:, :, ::2]})
+    with pytest.raises(ValueError, match="must not overlap"):
+        takes_place_of({"output": memory[:2].view(4, 8)}, {"suffix": memory[1:]})
+
+
+def test_tensors_that_lie_between_each_other_do_not_overlap() -> None:
+    """States that are kept side by side could not be merged into memory beside them."""
+    memory = torch.zeros(6, 4, 8)
+    assert not takes_place_of({"output": memory[:, 0]}, {"prefix": memory[:, 1], "suffix": memory[:, 3]})
+    assert not takes_place_of({"output": memory[:, :, ::2]}, {"prefix": memory[:, :, 1::2]})
+    assert not takes_place_of({"output": memory[1::2]}, {"prefix": memory[::2]})

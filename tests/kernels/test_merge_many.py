@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels.merge.launch_merge import merge_many
+from attnfuzz.kernels.merge.launch import merge_many
 from attnfuzz.problems.reference import merge_all
 
 Make = Callable[..., Any]

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from attnfuzz.kernels import eager
-from attnfuzz.kernels.dense import launch
-from attnfuzz.kernels.merge.launch_merge import merge_states_in_place, merge_states_wide
+from attnfuzz.kernels.merge import launch as launch_merge
+from attnfuzz.kernels.merge.launch import merge_states_in_place, merge_states_wide
 
 Make = Callable[..., Any]
 INF = math.inf
 LSES = [0.0, 3.0, -40.0, -INF, INF]
 """Every pair of these is one token."""
 
-KERNELS = {"triton": launch.merge_states, "wide": merge_states_wide, "eager": eager.merge_states}
+KERNELS = {"triton": launch_merge.merge_states, "wide": merge_states_wide, "eager": eager.merge_states}
 
 each = pytest.mark.parametrize("merge_states", KERNELS.values(), ids=KERNELS)
 layouts = pytest.mark.parametrize("lse_layout", ["HT", "TH"])
@@ -127,7 +127,7 @@ def test_merging_in_place_returns_the_prefix(lse_layout: str, merge: Make, check
     assert torch.equal(suffix_lse, kept[1])
 
 
-@pytest.mark.parametrize("merge_states", [launch.merge_states, merge_states_wide], ids=["triton", "wide"])
+@pytest.mark.parametrize("merge_states", [launch_merge.merge_states, merge_states_wide], ids=["triton", "wide"])
 def test_an_input_is_replaced_element_for_element_or_not_at_all(merge_states: Make) -> None:
     """A result in another order than the input whose memory it takes would overwrite what is yet to be read."""
     out, lse = torch.zeros(2, 2, 8), torch.zeros(2, 2)

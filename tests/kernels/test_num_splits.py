@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from attnfuzz.kernels.paged import launch_paged
-from attnfuzz.kernels.paged.num_splits import device_num_splits, resolve_num_splits, seed_num_splits
+from attnfuzz.declaration import load_kernels
+from attnfuzz.kernels.paged import launch as launch_paged
+from attnfuzz.kernels.paged.num_splits import device_num_splits, one_per_sm_num_splits, resolve_num_splits
+from attnfuzz.problems.cases import case_from_builtins
+from attnfuzz.problems.supported import adapt_options
 
 Make = Callable[..., Any]
 
@@ -38,7 +41,7 @@ SMS = 132
 )
 def test_seed(max_seq_len: int, num_programs: int, num_sms: int, expected: int) -> None:
     """The figures that the heuristic is known for could not be made again."""
-    assert seed_num_splits(max_seq_len, num_programs, num_sms) == expected
+    assert one_per_sm_num_splits(max_seq_len, num_programs, num_sms) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,7 @@ def test_device_is_within_its_limits_and_never_beaten_by_the_seed(max_seq_len: i
     def tokens_in_a_row(num_splits: int) -> int:
         return math.ceil(num_programs * num_splits / (4 * SMS)) * math.ceil(max_seq_len / num_splits)
 
-    seed = seed_num_splits(max_seq_len, num_programs, SMS)
+    seed = one_per_sm_num_splits(max_seq_len, num_programs, SMS)
     # The model gives a kernel's start 32 tokens, the second kernel 128, and does not cut for a tenth.
     waves = math.ceil(num_programs * seed / (4 * SMS))
     assert tokens_in_a_row(chosen) <= 1.1 * (tokens_in_a_row(seed) + 32 * waves + 128 + seed)
@@ -88,15 +91,15 @@ def test_more_multiprocessors_never_take_longer_splits() -> None:
 def test_names_and_numbers() -> None:
     """A number would be overruled, or a name be taken for another."""
     assert resolve_num_splits(7, 4096, 1, SMS) == 7
-    assert resolve_num_splits("seed", 4096, 12, SMS) == seed_num_splits(4096, 12, SMS)
+    assert resolve_num_splits("one_per_sm", 4096, 12, SMS) == one_per_sm_num_splits(4096, 12, SMS)
     assert resolve_num_splits("device", 4096, 12, SMS) == device_num_splits(4096, 12, SMS)
-    with pytest.raises(ValueError, match=r"num_splits='auto' must be one of \('seed', 'device'\)"):
+    with pytest.raises(ValueError, match=r"num_splits='auto' must be one of \('one_per_sm', 'device'\)"):
         resolve_num_splits("auto", 4096, 12, SMS)
     with pytest.raises(ValueError, match=r"num_splits=0 must be an integer of at least 1"):
         resolve_num_splits(0, 4096, 12, SMS)
 
 
-@pytest.mark.parametrize("heuristic", ["seed", "device"])
+@pytest.mark.parametrize("heuristic", ["one_per_sm", "device"])
 def test_chosen_splits_are_right(
     heuristic: str, paged_problem: Make, check: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +125,14 @@ def test_without_a_gpu_nothing_is_split(paged_problem: Make) -> None:
     """An interpreter, which runs one program at a time, would be given more of them."""
     if torch.get_default_device().type == "cpu":
         problem = paged_problem([200], heads=(1, 1), block_size=16)
-        _, lse = split_paged_decode(*problem.args, "seed")
+        _, lse = split_paged_decode(*problem.args, "one_per_sm")
         whole = split_paged_decode(*problem.args, 1)[1]
         assert torch.equal(lse, whole)
+
+
+def test_a_saved_case_of_the_earlier_name_keeps_its_meaning() -> None:
+    """A regression that was saved when the first heuristic was called "seed" would be replayed with the other."""
+    (kernel,) = load_kernels("paged_split_k_auto")
+    fields = {"num_q_heads": 1, "num_kv_heads": 1, "head_size": 8, "seq_lens": [1], "block_size": 1, "scale": 1.0}
+    case = case_from_builtins("paged_decode", {**fields, "options": {"num_splits": "seed"}})
+    assert adapt_options(case, kernel.declaration.options).options["num_splits"] == "one_per_sm"

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from attnfuzz.kernels import eager
-from attnfuzz.kernels.paged import launch_paged
+from attnfuzz.kernels.paged import launch as launch_paged
+from attnfuzz.kernels.paged.paged_simple import paged_simple
 
 Make = Callable[..., Any]
 LAYOUTS = ["NHD", "HND", "packed", "interleaved"]
@@ -138,3 +139,29 @@ def test_partials_in_the_input_dtype(kernel: Make, paged_problem: Make) -> None:
     bound = 2 * 2.0**-8 * problem.values[0].abs().amax().item()
     assert (out.double() - exact).abs().max().item() < bound
     assert math.isfinite(bound)
+
+
+def test_the_simple_kernel_refuses_what_it_cannot_read(paged_problem: Callable[..., Any]) -> None:
+    """It knows no strides, and would read other elements than those that are meant."""
+    problem = paged_problem([5, 3])
+    with pytest.raises(ValueError, match=r"q of strides \(128, 32, 2\) must be contiguous; use paged_decode"):
+        paged_simple(*problem.spread().args[:6])
+
+
+@pytest.mark.parametrize("lens", [[0, 1, 70], [33]])
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_the_simple_kernel(
+    lens: list[int], block_size: int, paged_problem: Callable[..., Any], check: Callable[..., None]
+) -> None:
+    """The kernel that others are explained by would be wrong itself."""
+    problem = paged_problem(lens, block_size=block_size, heads=(6, 2), head_size=24)
+    check(paged_simple(*problem.args[:6]), problem.expected)
+
+
+def test_a_table_without_columns(paged_problem: Callable[..., Any], check: Callable[..., None]) -> None:
+    """A batch of empty sequences whose table has no entry would raise instead of being empty."""
+    q, k, v, table, lens, *rest = paged_problem([0, 0]).args
+    for kernels in (launch_paged, eager):
+        for splits in ((), (2,)):
+            decode = kernels.split_paged_decode if splits else kernels.paged_decode
+            check(decode(q, k, v, table[:, :0], lens, *rest, *splits), paged_problem([0, 0]).expected)

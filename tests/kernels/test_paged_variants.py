@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.kernels import eager
-from attnfuzz.kernels.paged import launch_paged
+from attnfuzz.kernels.paged import launch as launch_paged
 from tests.kernels.arguments import absent_sinks, made, sinks, slopes
 
 HEADS, KV_HEADS, SIZE, PAGE = 4, 2, 16, 4

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnfuzz.kernels.q_block.launch_q_block import q_block_attention
+from attnfuzz.kernels.q_block.launch import q_block_attention
 
 Make = Callable[..., Any]
 Lengths = Sequence[tuple[int, int]]

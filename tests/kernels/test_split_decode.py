@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attnfuzz.kernels import eager
-from attnfuzz.kernels.paged import launch_paged
+from attnfuzz.kernels.paged import launch as launch_paged
 
 Make = Callable[..., Any]
 

@@ -10,9 +10,10 @@ import torch
 
 from attnfuzz.kernels import eager, eager_attention
 from attnfuzz.kernels.dense import launch
-from attnfuzz.kernels.grouped import launch_grouped
-from attnfuzz.kernels.paged import launch_attention, launch_paged, launch_partitioned
-from attnfuzz.kernels.q_block import launch_q_block
+from attnfuzz.kernels.grouped import launch as launch_grouped
+from attnfuzz.kernels.paged import launch as launch_paged
+from attnfuzz.kernels.paged import launch_attention, launch_partitioned
+from attnfuzz.kernels.q_block import launch as launch_q_block
 
 LENGTHS = [0, 1, 9, 33]
 SIZES = [(16, 8), (8, 16), (24, 40), (40, 24), (16, 13)]

@@ -179,7 +179,7 @@ def test_a_test_suite_as_the_killer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "test_mine.py").write_text(
         "import os, torch\n"
         "os.environ['TRITON_INTERPRET'] = '1'\n"
-        "from attnfuzz.kernels.dense.launch import merge_states\n"
+        "from attnfuzz.kernels.merge.launch import merge_states\n"
         "def test_output():\n"
         "    out, lse = torch.ones(1, 1, 16), torch.zeros(1, 1)\n"
         "    merged, _ = merge_states(out, lse, out, lse, output=torch.zeros(1, 1, 16))\n"

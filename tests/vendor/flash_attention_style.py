@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attnfuzz.kernels.dense import launch
-from attnfuzz.kernels.paged import launch_paged
+from attnfuzz.kernels.paged import launch as launch_paged
 from tests.vendor.setting import DEVICE, grid
 
 # NumPy warns of NaN where the interpreter computes it; a GPU does not.

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from attnfuzz.kernels import eager
 from attnfuzz.kernels.dense import launch
-from attnfuzz.kernels.paged import launch_paged
+from attnfuzz.kernels.merge import launch as launch_merge
+from attnfuzz.kernels.paged import launch as launch_paged
 from tests.vendor.setting import DEVICE, grid, interleaved_cache, ragged
 
 # NumPy warns of NaN where the interpreter computes it; a GPU does not.
@@ -94,7 +95,7 @@ def test_shared_prefix(batch_size: int, unique_len: int, shared_len: int, num_he
     cache = interleaved_cache(shared_pages + unique.numel(), page_size, num_heads, head_size, F16)
     prefix = decode("whole", q, cache, shared, ragged([shared_len] * batch_size))
     suffix = decode("whole", q, cache, unique, ragged([unique_len] * batch_size))
-    merged, _ = launch.merge_states(*prefix, *suffix, lse_layout="TH")
+    merged, _ = launch_merge.merge_states(*prefix, *suffix, lse_layout="TH")
     expected, _ = decode(
         "splits", q, cache, torch.cat((shared, unique), 1), ragged([shared_len + unique_len] * batch_size)
     )
@@ -109,7 +110,7 @@ def test_merge_state(seq_len: int, num_heads: int, head_size: int) -> None:
     torch.manual_seed(0)
     va, vb = (torch.randn(seq_len, num_heads, head_size, dtype=F16, device=DEVICE) for _ in range(2))
     sa, sb = (torch.randn(seq_len, num_heads, device=DEVICE) for _ in range(2))
-    v, s = launch.merge_states(va, sa, vb, sb, lse_layout="TH")
+    v, s = launch_merge.merge_states(va, sa, vb, sb, lse_layout="TH")
     expected_v, expected_s = eager.merge_states(va, sa, vb, sb, lse_layout="TH")
     assert torch.allclose(v, expected_v, atol=1e-2)
     assert torch.allclose(s, expected_s, atol=1e-2)
@@ -134,7 +135,7 @@ def test_merge_state_against_torch(shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
     va, vb = (torch.randn(shape, dtype=F16, device=DEVICE) for _ in range(2))
     sa, sb = (torch.randn(shape[:2], device=DEVICE) for _ in range(2))
-    v, s = launch.merge_states(va, sa, vb, sb, lse_layout="TH")
+    v, s = launch_merge.merge_states(va, sa, vb, sb, lse_layout="TH")
     weights = torch.stack((sa, sb)).softmax(0)[..., None]
     expected = weights[0] * va.float() + weights[1] * vb.float()
     assert v.isfinite().all()

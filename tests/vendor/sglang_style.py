@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from attnfuzz.kernels import eager
-from attnfuzz.kernels.dense import launch
-from attnfuzz.kernels.paged import launch_paged
+from attnfuzz.kernels.merge import launch as launch_merge
+from attnfuzz.kernels.paged import launch as launch_paged
 from tests.vendor.setting import DEVICE, grid, ragged
 
 # NumPy warns of NaN where the interpreter computes it; a GPU does not.
@@ -99,7 +99,7 @@ def test_merge_state_v2(num_tokens: int, num_heads: int, head_size: int, dtype: 
             return torch.zeros_like(output), torch.zeros_like(output_lse)
         return output, output_lse
 
-    one, other = run(launch.merge_states), run(eager.merge_states)
+    one, other = run(launch_merge.merge_states), run(eager.merge_states)
     rtol = 1e-2 if dtype == BF16 else 1e-3
     torch.testing.assert_close(one[0].float(), other[0].float(), atol=1e-3, rtol=rtol)
     torch.testing.assert_close(one[1], other[1], atol=1e-3, rtol=rtol)

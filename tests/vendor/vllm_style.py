@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from attnfuzz.kernels import eager
-from attnfuzz.kernels.dense import launch
-from attnfuzz.kernels.paged import launch_paged
+from attnfuzz.kernels.merge import launch as launch_merge
+from attnfuzz.kernels.paged import launch as launch_paged
 from tests.vendor.setting import DEVICE, grid, ragged, table_with_replacement
 
 # NumPy warns of NaN where the interpreter computes it; a GPU does not.
@@ -158,7 +158,7 @@ def test_merge_attn_states(num_tokens: int, num_heads: int, head_size: int, dtyp
     prefix, suffix = (torch.randn(num_tokens, num_heads, head_size, dtype=dtype, device=DEVICE) for _ in range(2))
     states = (prefix, prefix_lse, suffix, suffix_lse)
     results = []
-    for merge in (launch.merge_states, eager.merge_states):
+    for merge in (launch_merge.merge_states, eager.merge_states):
         output, output_lse = torch.zeros_like(prefix), torch.zeros_like(prefix_lse)
         merge(*states, output=output, output_lse=output_lse)
         results.append((output, output_lse))

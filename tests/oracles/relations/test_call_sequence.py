@@ -80,14 +80,12 @@ def test_results_that_are_kept_by_address_are_found(kernel: str, runner: Runner)
 
 def test_a_plan_that_grows_changes_bits_within_their_bounds(runner: Runner, tmp_path: Path) -> None:
     """Accuracy is content, and so is determinism, and yet a server's answer depends on who asked before."""
-    plans = Edit(
-        "paged/launch_paged.py", '\n__all__ = ["paged_decode"', '\n_PLANS: dict = {}\n__all__ = ["paged_decode"'
-    )
+    plans = Edit("paged/launch.py", '\n__all__ = ["paged_decode"', '\n_PLANS: dict = {}\n__all__ = ["paged_decode"')
     grows = """    key = len(q), num_splits
     num_splits = _PLANS[key] = max(_PLANS.get(key, 1), min(num_splits, block_table.shape[1]))
 """
     first = "    partial_out = empty_partials(q, num_splits, partial_dtype, v_head_size)\n"
-    edits = (plans, Edit("paged/launch_paged.py", first, grows + first))
+    edits = (plans, Edit("paged/launch.py", first, grows + first))
     target = plant(Mutant("growing_plan", "paged_split_k", "", "Q", "call_sequence", {}, edits), tmp_path)
     (declaration,) = runner.declarations([target])
     case = adapt_options(PLANNED, declaration.options)

@@ -1,10 +1,11 @@
-"""Checked wrappers of the wide merge of two states, in its own memory or in place, and of the merge of many.
+"""Checked wrappers of the merges: of two states by the plain and by the wide kernel, also in place, and of many.
 
-As in ``launch``: results are allocated unless given, strides are honoured, nothing waits for the device.
+As in ``dense.launch``: results are allocated unless given, strides are honoured, nothing waits for the device.
 """
 
 from __future__ import annotations
 
+import triton
 from torch import Tensor
 
 from attnfuzz.kernels.common.alignment import common_alignment, in_units
@@ -13,9 +14,47 @@ from attnfuzz.kernels.common.device import on_device_of
 from attnfuzz.kernels.common.prepare import prepare_merge, prepare_merge_many
 from attnfuzz.kernels.merge.merge_blocks import block_of, takes_place_of
 from attnfuzz.kernels.merge.merge_many import merge_many_kernel
+from attnfuzz.kernels.merge.merge_states import merge_states_kernel
 from attnfuzz.kernels.merge.merge_states_wide import merge_states_wide_kernel
 
-__all__ = ["merge_many", "merge_states_in_place", "merge_states_wide"]
+__all__ = ["merge_many", "merge_states", "merge_states_in_place", "merge_states_wide"]
+
+
+def merge_states(
+    prefix_output: Tensor,
+    prefix_lse: Tensor,
+    suffix_output: Tensor,
+    suffix_lse: Tensor,
+    *,
+    lse_layout: str = "HT",
+    output: Tensor | None = None,
+    output_lse: Tensor | None = None,
+    num_warps: int = 4,
+) -> tuple[Tensor, Tensor]:
+    """Merge two attention states of the same queries over disjoint keys.
+
+    Shapes: outputs ``[num_tokens, num_q_heads, head_size]`` in float16, bfloat16 or float32; LSEs float32, natural log,
+    ``[num_q_heads, num_tokens]`` for ``lse_layout="HT"``, ``[num_tokens, num_q_heads]`` for ``"TH"``. An LSE of -inf or
+    +inf marks an empty side, whose output is not used. ``num_warps`` as in ``triton.Config``.
+
+    Returns ``(output, output_lse)`` in the same shapes: 0 and -inf where both sides are empty. They may be given as
+    tensors of either side, which are then replaced; otherwise they must not overlap with any. Raises ValueError.
+    """
+    inputs = {"prefix_output": prefix_output, "prefix_lse": prefix_lse}
+    inputs |= {"suffix_output": suffix_output, "suffix_lse": suffix_lse}
+    output, output_lse, sizes = prepare_merge(inputs, lse_layout, output, output_lse)
+    launch = check_launch(num_warps, 1)
+    in_place = takes_place_of({"output": output, "output_lse": output_lse}, inputs)
+    tokens_first = [lse.t() if lse_layout == "HT" else lse for lse in (prefix_lse, suffix_lse, output_lse)]
+    with on_device_of(output):
+        merge_states_kernel[(sizes["num_tokens"], sizes["num_q_heads"])](
+            prefix_output, suffix_output, prefix_lse, suffix_lse, output, output_lse,
+            sizes["head_size"],
+            *prefix_output.stride(), *suffix_output.stride(), *tokens_first[0].stride(), *tokens_first[1].stride(),
+            *output.stride(), *tokens_first[2].stride(),
+            BLOCK_D=triton.next_power_of_2(sizes["head_size"]), IN_PLACE=in_place, **launch,
+        )  # fmt: skip
+    return output, output_lse
 
 
 def merge_states_wide(
@@ -31,7 +70,7 @@ def merge_states_wide(
     block_tokens: int = 4,
     num_warps: int = 4,
 ) -> tuple[Tensor, Tensor]:
-    """``launch.merge_states`` with programs that take a block of tokens × heads; arguments and result as there.
+    """``merge_states`` with programs that take a block of tokens × heads; arguments and result as there.
 
     ``block_elements``, ``block_tokens``: elements of a state that a program takes, and the tokens that they belong to
     if there are heads enough; powers of two. They change the speed only.

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 import triton
 from torch import Tensor
 
-from attnfuzz.kernels.common.checks import check_launch, check_positive, check_power_of_two
+from attnfuzz.kernels.common.checks import check_grid, check_launch, check_positive, check_power_of_two
 from attnfuzz.kernels.common.device import on_device_of
-from attnfuzz.kernels.common.kv_scales import KvScales
 from attnfuzz.kernels.common.launch_again import launch_again
-from attnfuzz.kernels.common.layouts import cache_strides
 from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT, block_columns
 from attnfuzz.kernels.common.prepare import prepare_paged
-from attnfuzz.kernels.common.variants import Variant, check_variant, sink_arguments
+from attnfuzz.kernels.common.variants import Variants, sink_arguments
 from attnfuzz.kernels.grouped.combine_partials import combine_partials_kernel
 from attnfuzz.kernels.grouped.grouped_decode import grouped_decode_kernel
 
@@ -31,8 +29,6 @@ _CHUNK_ELEMENTS = 8192
 """Of partial outputs that a program combines in one step: 128 registers of each of 64 threads."""
 _WARPS_OF_COMBINATION = 2
 """64 splits of 128 elements: 6.5 us in all at one sequence of 4,096 tokens with 2 KV heads, and 7.1 with four warps."""
-_MOST_SPLITS = 65535
-"""CUDA's limit of a grid's second dimension."""
 _SHARED_BYTES = 160 << 10
 """Of the tiles that are on their way at a time; a multiprocessor of an A100 has 164 KiB, of an H100 228."""
 _PDL_CAPABILITY = (9, 0)
@@ -80,12 +76,6 @@ def grouped_decode(
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
     num_splits: int | None = None,
     tile: int | None = None,
     num_warps: int | None = None,
@@ -94,8 +84,9 @@ def grouped_decode(
     block_m: int | None = None,
     num_combined: int | None = None,
     counters: Tensor | None = None,
+    **variants: Unpack[Variants],
 ) -> tuple[Tensor, Tensor]:
-    """``launch_paged.paged_decode`` at the speed of memory, in float16 or bfloat16.
+    """``paged.launch.paged_decode`` at the speed of memory, in float16 or bfloat16.
 
     Arguments and result as there. ``num_splits``: programs that share a sequence, at most. ``tile`` and ``num_stages``
     are taken as far as they fit into shared memory. ``pdl``: programmatic dependent launch. What is not given is chosen
@@ -107,12 +98,8 @@ def grouped_decode(
     program of a sequence's splits combines them. It is zero again afterwards, so one tensor serves any number of calls
     one after the other, but none that run at the same time. Raises ValueError.
     """
-    variant = Variant(window, soft_cap, alibi_slopes, sinks)
-    check_variant(variant)
-    scales = KvScales(k_scale, v_scale)
-    inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs |= variant.tensors | scales.tensors
-    out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
+    call = prepare_paged(q, k_cache, v_cache, block_table, seq_lens, block_size, layout, out, lse, variants)
+    (out, lse), sizes, window = call.results, call.sizes, call.variant.window
     num_seqs, num_q_heads, head_size = q.shape
     v_head_size = sizes["v_head_size"]
     num_tokens = block_table.shape[1] * block_size
@@ -128,9 +115,7 @@ def grouped_decode(
     partial_acc = torch.empty((*partials, v_head_size), dtype=torch.float32, device=q.device)
     partial_max = torch.empty(partials, dtype=torch.float32, device=q.device)
     partial_sum = torch.empty(partials, dtype=torch.float32, device=q.device)
-    k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
     strides = *seq_lens.stride(), *out.stride(), *lse.stride()
-    of_sinks = sink_arguments(sinks)
     with on_device_of(q):
         launch_again(
             grouped_decode_kernel, (num_seqs * sizes["num_kv_heads"] * launch.head_blocks, num_splits, 1),
@@ -138,11 +123,11 @@ def grouped_decode(
                 q, k_cache, v_cache, block_table, seq_lens, out, lse, partial_acc, partial_max, partial_sum, counters,
                 float(scale), num_splits, sizes["num_kv_heads"], sizes["group_size"], launch.head_blocks, block_size,
                 head_size, v_head_size, block_table.shape[1],
-                *q.stride(), *k_strides, *v_strides, *block_table.stride(), *strides,
+                *q.stride(), *call.strides.k, *call.strides.v, *block_table.stride(), *strides,
             ),
             {
-                "X": x, **launch.of_splits, **(_SECOND_KERNEL if counters is None else launch.of_last),
-                **variant.of_scores, **of_sinks, **scales.arguments,
+                "X": call.strides.x, **launch.of_splits, **(_SECOND_KERNEL if counters is None else launch.of_last),
+                **call.variant.of_rows,
             },
             launch.options,
         )  # fmt: skip
@@ -153,7 +138,10 @@ def grouped_decode(
                     seq_lens, partial_acc, partial_max, partial_sum, out, lse, num_splits, num_q_heads, v_head_size,
                     *strides,
                 ),
-                {**launch.of_combination, "window": window or 0, "HAS_WINDOW": window is not None, **of_sinks},
+                {
+                    **launch.of_combination, "window": window or 0, "HAS_WINDOW": window is not None,
+                    **sink_arguments(call.variant.sinks),
+                },
                 launch.options_of_combination,
             )  # fmt: skip
     return out, lse
@@ -196,7 +184,7 @@ def _launch(
 ) -> _Launch:
     """Computed once: eager decoding is as fast as the host can launch. Raises ValueError."""
     if dtype not in _DTYPES:
-        raise ValueError(f"q.dtype={dtype} must be one of {_DTYPES}, for matrix units; use launch_paged.paged_decode")
+        raise ValueError(f"q.dtype={dtype} must be one of {_DTYPES}, for matrix units; use paged_decode")
     group_size = num_q_heads // num_kv_heads
     widest = triton.next_power_of_2(max(head_size, v_head_size))
     most_heads = max(LEAST_FOR_DOT, min(_MOST_HEADS, _MOST_ELEMENTS // widest))
@@ -208,10 +196,7 @@ def _launch(
     plan = plan_grouped(pairs, num_tokens, _processors(device), max(block_d, block_dv))
     num_splits = plan.num_splits if num_splits is None else num_splits
     check_positive("num_splits", num_splits)
-    if num_splits > _MOST_SPLITS:
-        raise ValueError(
-            f"num_splits={num_splits} must be at most {_MOST_SPLITS}, as a grid's second dimension; use 64"
-        )
+    check_grid("num_splits", num_splits, "use 64")
     tile = plan.tile if tile is None else tile
     check_power_of_two("tile", tile)
     token_bytes = (block_d + block_dv) * dtype.itemsize
@@ -259,4 +244,6 @@ def _processors(device: torch.device) -> int:
 
 
 def _has_pdl(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _PDL_CAPABILITY
+    """Of NVIDIA only: capabilities of ROCm's devices are other numbers, (9, 4) for one that has no such thing."""
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device) >= _PDL_CAPABILITY

@@ -9,10 +9,9 @@ import torch
 import triton
 from torch import Tensor
 
-from attnfuzz.kernels.common.checks import check_launch, check_positive, check_power_of_two, check_tensors
+from attnfuzz.kernels.common.checks import LATENT, check_launch, check_positive, check_power_of_two, check_tensors
 from attnfuzz.kernels.common.device import on_device_of
 from attnfuzz.kernels.common.matrix_units import LEAST_FOR_DOT, block_columns
-from attnfuzz.kernels.common.specs import LATENT
 from attnfuzz.kernels.common.variants import Variant, check_variant
 from attnfuzz.kernels.latent.latent_decode import latent_decode_kernel
 

@@ -1,11 +1,12 @@
 """Checked wrappers of the kernels on a paged KV cache: paged decode, and split-K decode with its reduction.
 
-As in ``launch``: results are allocated unless given, strides are honoured, nothing waits for the device.
+As in ``dense.launch``: results are allocated unless given, strides are honoured, nothing waits for the device.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Unpack
 
 import torch
 import triton
@@ -13,10 +14,9 @@ from torch import Tensor
 
 from attnfuzz.kernels.common.checks import check_launch, check_power_of_two
 from attnfuzz.kernels.common.device import count_sms, on_device_of
-from attnfuzz.kernels.common.kv_scales import KvScales
-from attnfuzz.kernels.common.layouts import cache_strides, size_of_values
+from attnfuzz.kernels.common.layouts import size_of_values
 from attnfuzz.kernels.common.prepare import empty_partials, prepare_paged, prepare_reduce, prepare_split
-from attnfuzz.kernels.common.variants import Variant, check_variant, sink_arguments
+from attnfuzz.kernels.common.variants import Variants, sink_arguments
 from attnfuzz.kernels.paged.num_splits import resolve_num_splits
 from attnfuzz.kernels.paged.paged_decode import paged_decode_kernel
 from attnfuzz.kernels.paged.reduce_splits import reduce_splits_kernel
@@ -42,15 +42,10 @@ def paged_decode(
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
     tile: int = 32,
     num_warps: int = 4,
     num_stages: int = 3,
+    **variants: Unpack[Variants],
 ) -> tuple[Tensor, Tensor]:
     """Attention of one query token per sequence over a paged KV cache.
 
@@ -59,33 +54,22 @@ def paged_decode(
     int64. ``block_size``: tokens per page. ``tile``: keys per step, a power of two. ``num_warps``, ``num_stages``: of
     the launch, as in ``triton.Config``; they change the speed only. Entries past a sequence's last page are not read.
 
-    ``window``: the query sees so many keys, its own included. ``soft_cap``: ``s`` becomes ``soft_cap · tanh(s /
-    soft_cap)``. ``alibi_slopes``: times ``key position - query position``, added to a head's scores. ``sinks``: a
-    logit of each head that takes weight and has no value; the LSE includes it. Both float32 ``[num_q_heads]``.
-    ``k_scale``, ``v_scale``: of caches in float8_e4m3fn or float8_e5m2, what their numbers are multiplied with: float32
-    ``[1]`` or ``[num_kv_heads]``. A GPU needs compute capability 8.9 for the former format.
+    ``variants``: see there.
 
     Returns ``out [num_seqs, num_q_heads, v_head_size]`` in q's dtype and ``lse [num_seqs, num_q_heads]`` float32,
     natural log: 0 and -inf (or the sink) for an empty sequence. Raises ValueError.
     """
-    variant = Variant(window, soft_cap, alibi_slopes, sinks)
-    check_variant(variant)
-    scales = KvScales(k_scale, v_scale)
-    inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs |= variant.tensors | scales.tensors
-    out, lse, sizes = prepare_paged(inputs, layout, block_size, out, lse)
+    call = prepare_paged(q, k_cache, v_cache, block_table, seq_lens, block_size, layout, out, lse, variants)
+    (out, lse), sizes = call.results, call.sizes
     check_power_of_two("tile", tile)
     launch = check_launch(num_warps, num_stages)
-    k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
     with on_device_of(q):
         paged_decode_kernel[(sizes["num_seqs"], sizes["num_q_heads"])](
             q, k_cache, v_cache, block_table, seq_lens, out, lse,
-            float(scale), block_size, sizes["group_size"], sizes["head_size"], sizes["v_head_size"],
-            *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
+            float(scale), block_size, sizes["group_size"], *call.head_sizes,
+            *q.stride(), *call.strides.k, *call.strides.v, *block_table.stride(), *seq_lens.stride(),
             *out.stride(), *lse.stride(),
-            X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
-            BLOCK_DV=triton.next_power_of_2(sizes["v_head_size"]), **launch,
-            **variant.of_scores, **sink_arguments(sinks), **scales.arguments,
+            TILE=tile, **call.constants, **launch, **call.variant.of_rows,
         )  # fmt: skip
     return out, lse
 
@@ -103,14 +87,10 @@ def split_decode(
     *,
     partial_out: Tensor | None = None,
     partial_lse: Tensor | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
     tile: int = 32,
     num_warps: int = 4,
     num_stages: int = 3,
+    **variants: Unpack[Variants],
 ) -> tuple[Tensor, Tensor]:
     """Partial states of ``paged_decode`` over ``num_splits`` consecutive ranges of each sequence's tokens.
 
@@ -120,24 +100,19 @@ def split_decode(
     Returns ``partial_out [num_seqs, num_q_heads, num_splits, v_head_size]``, in q's dtype unless given in another, and
     ``partial_lse [num_seqs, num_q_heads, num_splits]`` float32: 0 and -inf for an empty split. Raises ValueError.
     """
-    variant = Variant(window, soft_cap, alibi_slopes)
-    check_variant(variant)
-    scales = KvScales(k_scale, v_scale)
-    inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    inputs |= variant.tensors | scales.tensors
-    partial_out, partial_lse, sizes = prepare_split(inputs, layout, block_size, num_splits, partial_out, partial_lse)
+    call = prepare_split(
+        q, k_cache, v_cache, block_table, seq_lens, block_size, layout, num_splits, partial_out, partial_lse, variants
+    )  # fmt: skip
+    (partial_out, partial_lse), sizes = call.results, call.sizes
     check_power_of_two("tile", tile)
     launch = check_launch(num_warps, num_stages)
-    k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
     with on_device_of(q):
         split_decode_kernel[(sizes["num_seqs"], sizes["num_q_heads"], num_splits)](
             q, k_cache, v_cache, block_table, seq_lens, partial_out, partial_lse,
-            float(scale), num_splits, block_size, sizes["group_size"], sizes["head_size"], sizes["v_head_size"],
-            *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(),
+            float(scale), num_splits, block_size, sizes["group_size"], *call.head_sizes,
+            *q.stride(), *call.strides.k, *call.strides.v, *block_table.stride(), *seq_lens.stride(),
             *partial_out.stride(), *partial_lse.stride(),
-            X=x, TILE=tile, BLOCK_D=triton.next_power_of_2(sizes["head_size"]),
-            BLOCK_DV=triton.next_power_of_2(sizes["v_head_size"]), **launch,
-            **variant.of_scores, **scales.arguments,
+            TILE=tile, **call.constants, **launch, **call.variant.of_scores,
         )  # fmt: skip
     return partial_out, partial_lse
 
@@ -186,27 +161,24 @@ def split_paged_decode(
     *,
     out: Tensor | None = None,
     lse: Tensor | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
     max_seq_len: int | None = None,
     num_sms: int | None = None,
     tile: int = 32,
     partial_dtype: str = "float32",
     num_warps: int = 4,
     num_stages: int = 3,
+    **variants: Unpack[Variants],
 ) -> tuple[Tensor, Tensor]:
     """``paged_decode`` in two stages, ``split_decode`` and ``reduce_splits``.
 
-    ``num_splits``: a number, or ``"seed"`` or ``"device"`` for one chosen by ``num_splits`` from the shapes, an upper
-    bound ``max_seq_len`` of the lengths (by default what the table has entries for) and the number of multiprocessors
-    ``num_sms`` (by default q's device's). The result of a row then depends on its batch, in its last bits.
+    ``num_splits``: a number, or ``"one_per_sm"`` or ``"device"`` for one that ``num_splits`` chooses by the shapes, an
+    upper bound ``max_seq_len`` of the lengths (by default what the table has entries for) and the number of
+    multiprocessors ``num_sms`` (by default q's device's). The result of a row then depends on its batch, in its last
+    bits.
     ``partial_dtype``: ``"float32"``, or ``"input"`` to keep the partial outputs in q's dtype, which halves their
     traffic and costs them one more rounding. Other arguments and the result as for ``paged_decode``. Raises ValueError.
     """
+    sinks = variants.pop("sinks", None)  # added once for a row, by the second stage
     max_seq_len = block_table.shape[-1] * block_size if max_seq_len is None else max_seq_len
     num_programs = math.prod(q.shape[:-1])
     num_splits = resolve_num_splits(num_splits, max_seq_len, num_programs, num_sms or count_sms(q))
@@ -216,7 +188,7 @@ def split_paged_decode(
     partial_out, partial_lse = split_decode(
         q, k_cache, v_cache, block_table, seq_lens, scale, block_size, layout, num_splits,
         partial_out=partial_out, tile=tile, num_warps=num_warps, num_stages=num_stages,
-        window=window, soft_cap=soft_cap, alibi_slopes=alibi_slopes, k_scale=k_scale, v_scale=v_scale,
+        **variants,
     )  # fmt: skip
     return reduce_splits(
         partial_out, partial_lse, out=out, lse=lse, sinks=sinks, num_warps=num_warps, num_stages=num_stages

@@ -1,11 +1,12 @@
 """Checked wrapper of the Q-Block kernels: paged attention for prefill, decode and mixed batches.
 
-As in ``launch_paged``: results are allocated unless given, strides are honoured, nothing waits for the device.
+As in ``paged.launch``: results are allocated unless given, strides are honoured, nothing waits for the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Unpack
 
 import torch
 import triton
@@ -13,18 +14,15 @@ from torch import Tensor
 
 from attnfuzz.kernels.common.checks import check_launch, check_positive
 from attnfuzz.kernels.common.device import on_device_of
-from attnfuzz.kernels.common.kv_scales import KvScales
-from attnfuzz.kernels.common.layouts import cache_strides
 from attnfuzz.kernels.common.matrix_units import block_columns
-from attnfuzz.kernels.common.prepare import prepare_attention
-from attnfuzz.kernels.common.variants import Variant, check_variant, sink_arguments
+from attnfuzz.kernels.common.prepare import PagedCall, prepare_paged
+from attnfuzz.kernels.common.variants import Variants, sink_arguments
 from attnfuzz.kernels.q_block.heuristics_hopper import MAX_SEGMENTS, Launch, choose, fitting, programs_per_sm
 from attnfuzz.kernels.q_block.q_block import q_block_kernel
 from attnfuzz.kernels.q_block.reduce_segments import reduce_segments_kernel
 
 __all__ = ["q_block_attention"]
 
-_INPUTS = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q")
 _SMS_OF_A_CPU = 2
 """In the interpreter, programs run one after the other."""
 
@@ -44,12 +42,6 @@ def q_block_attention(
     max_seq_len: int,
     out: Tensor | None = None,
     lse: Tensor | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
     block_m: int | None = None,
     tile: int | None = None,
     num_warps: int | None = None,
@@ -57,6 +49,7 @@ def q_block_attention(
     num_segments: int | None = None,
     static_grid: bool = False,
     num_programs: int | None = None,
+    **variants: Unpack[Variants],
 ) -> tuple[Tensor, Tensor]:
     """Causal attention of the queries of all sequences over a paged KV cache that holds their keys already.
 
@@ -72,20 +65,16 @@ def q_block_attention(
     at least 16; ``tile``: keys per step, likewise; ``num_warps``, ``num_stages``: as in ``triton.Config``. All but the
     warps are lowered until they fit into registers and shared memory. ``num_segments``: ranges of each sequence that
     run in parallel, and are combined by a second kernel; 1 for none. ``static_grid``: launch ``num_programs`` (by
-    default as many as run at once) that share out the work on the device. ``window``, ``soft_cap``, ``alibi_slopes``,
-    ``sinks``, ``k_scale``, ``v_scale``: as for ``launch_paged.paged_decode``, from the position of each query token.
+    default as many as run at once) that share out the work on the device. ``variants``:
+    as for ``paged.launch.paged_decode``, from the position of each query token.
 
     Returns ``out [num_tokens, num_q_heads, v_head_size]`` in q's dtype and ``lse [num_tokens, num_q_heads]`` float32,
     natural log: 0 and -inf (or the sink) for a query that sees nothing. Raises ValueError.
     """
-    variant = Variant(window, soft_cap, alibi_slopes, sinks)
-    check_variant(variant)
-    scales = KvScales(k_scale, v_scale)
-    inputs = {
-        "q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens,
-        "cu_seqlens_q": cu_seqlens_q, **variant.tensors, **scales.tensors,
-    }  # fmt: skip
-    out, lse, sizes = prepare_attention(inputs, layout, block_size, out, lse)
+    call = prepare_paged(
+        q, k_cache, v_cache, block_table, seq_lens, block_size, layout, out, lse, variants, cu_seqlens_q
+    )  # fmt: skip
+    (out, lse), sizes, window = call.results, call.sizes, call.variant.window
     num_sms = _num_sms(q)
     given = {
         "block_m": block_m, "tile": tile, "num_warps": num_warps, "num_stages": num_stages,
@@ -99,36 +88,34 @@ def q_block_attention(
     if sizes["num_seqs"] == 0 or sizes["num_tokens"] == 0:
         return out, lse
     with on_device_of(q):
+        inputs = (q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q)
         if launch.num_segments == 1:
             results = (out, lse, lse)
             strides = (*out.stride()[:2], 0, out.stride(2), *lse.stride(), 0)
-            _attend(inputs, results, strides, scale, block_size, layout, launch, sizes, static_grid, programs, variant)
+            _attend(call, inputs, results, strides, scale, block_size, launch, static_grid, programs)
         else:
             states = _empty_states(out, launch.num_segments)
             strides = (*states[0].stride(), *states[1].stride())
-            partial = variant._replace(sinks=None)
-            _attend(inputs, states, strides, scale, block_size, layout, launch, sizes, static_grid, programs, partial)
-            _reduce(states, cu_seqlens_q, out, lse, sizes, sinks)
+            partial = call._replace(variant=call.variant._replace(sinks=None))
+            _attend(partial, inputs, states, strides, scale, block_size, launch, static_grid, programs)
+            _reduce(states, cu_seqlens_q, out, lse, sizes, call.variant.sinks)
     return out, lse
 
 
 def _attend(
-    inputs: Mapping[str, Tensor],
+    call: PagedCall,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
     results: tuple[Tensor, Tensor, Tensor],
     result_strides: tuple[int, ...],
     scale: float,
     block_size: int,
-    layout: str,
     launch: Launch,
-    sizes: Mapping[str, int],
     static_grid: bool,
     num_programs: int,
-    variant: Variant,
 ) -> None:
-    q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q = (inputs[name] for name in _INPUTS)
-    scales = KvScales(inputs.get("k_scale"), inputs.get("v_scale"))
-    k_strides, v_strides, x = cache_strides(k_cache, v_cache, layout)
-    head_size, v_head_size, group = sizes["head_size"], sizes["v_head_size"], sizes["group_size"]
+    q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q = inputs
+    sizes, (head_size, v_head_size) = call.sizes, call.head_sizes
+    group = sizes["group_size"]
     block_d, block_dv = (block_columns(size, launch.block_m) for size in (head_size, v_head_size))
     heads = min(group, launch.block_m)
     num_blocks = sizes["num_tokens"] // (launch.block_m // heads) + sizes["num_seqs"]
@@ -138,13 +125,13 @@ def _attend(
         q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, *results,
         float(scale), sizes["num_seqs"], sizes["num_kv_heads"], launch.num_segments, block_size,
         head_size, v_head_size,
-        *q.stride(), *k_strides, *v_strides, *block_table.stride(), *seq_lens.stride(), *cu_seqlens_q.stride(),
-        *result_strides,
-        GROUP=group, X=x, BLOCK_M=launch.block_m, TILE=launch.tile, BLOCK_D=block_d, BLOCK_DV=block_dv,
+        *q.stride(), *call.strides.k, *call.strides.v,
+        *block_table.stride(), *seq_lens.stride(), *cu_seqlens_q.stride(), *result_strides,
+        GROUP=group, X=call.strides.x, BLOCK_M=launch.block_m, TILE=launch.tile, BLOCK_D=block_d, BLOCK_DV=block_dv,
         WHOLE_HEAD=block_d == head_size, WHOLE_V=block_dv == v_head_size,
         BLOCK_SIZE=block_size if is_worth_compiling else 0, SEGMENTED=launch.num_segments > 1, STATIC=static_grid,
         num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=False,  # see q_block_walk
-        **variant.of_scores, **sink_arguments(variant.sinks), **scales.arguments,
+        **call.variant.of_rows,
     )  # fmt: skip
 
 
