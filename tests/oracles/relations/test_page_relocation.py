@@ -319,8 +319,8 @@ def test_death_below_the_cache_is_told_as_such(runner: Runner, tmp_path: Path) -
 
 def test_kernel_that_copies_the_cache_is_not_blamed(runner: Runner, tmp_path: Path) -> None:
     """Sixteen gigabytes would be written, and the process end for want of memory."""
-    grid = "    with on_device_of(q):\n        paged_decode_kernel"
-    edit = Edit("paged/launch.py", grid, f"    k_cache = k_cache.clone()\n{grid}")
+    checks = "    call = prepare_paged("
+    edit = Edit("paged/launch.py", checks, f"    k_cache = k_cache.clone()\n{checks}")
     target = plant(Mutant("copies", "paged_naive", "", "D", "page_relocation", {}, (edit,)), tmp_path)
     assert judged(runner, target, PAGED, "page_relocation") is None
 
