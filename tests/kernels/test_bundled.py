@@ -12,6 +12,7 @@ from torch import Tensor
 from attnfuzz.declaration import Kernel, load_kernels
 from attnfuzz.judging.judge import judge
 from attnfuzz.kernels.grouped import launch as launch_grouped
+from attnfuzz.kernels.latent import launch as launch_latent
 from attnfuzz.kernels.paged import launch as launch_paged
 from attnfuzz.problems.cases import (
     Case,
@@ -41,6 +42,8 @@ NAMES = {
     "paged_attention_q_block": "paged_attention",
     "paged_attention_segments": "paged_attention",
     "paged_attention_static": "paged_attention",
+    "latent_eager": "latent_decode",
+    "latent_grouped": "latent_decode",
     "merge_states_triton": "merge_states",
     "merge_states_triton_th": "merge_states",
     "merge_states_wide": "merge_states",
@@ -56,6 +59,15 @@ CASES: dict[Problem, dict[str, object]] = {
     "paged_decode": PAGED,
     "split_decode": {**PAGED, "num_splits": 4},
     "paged_attention": {**PAGED, "seq_lens": [0, 5, 4, 3], "query_lens": [0, 2, 0, 3]},
+    "latent_decode": {
+        "num_q_heads": 3,
+        "head_size": 24,
+        "v_head_size": 16,
+        "seq_lens": [0, 5],
+        "scale": 0.25,
+        "block_size": 3,
+        "pages": {"extra_columns": 1, "padding": "garbage"},
+    },
     "merge_states": {
         "num_q_heads": 2,
         "head_size": 13,
@@ -118,6 +130,8 @@ def test_everything_is_supported(kernel: Kernel) -> None:
     limited += ["strides"] if kernel.declaration.name == "paged_simple" else []
     if kernel.declaration.name.startswith("paged_grouped"):
         limited = ["dtypes"]  # matrix units multiply float32 in TF32 only
+    if kernel.declaration.problem == "latent_decode":  # which has one layout, and as many query heads as models have
+        limited = [*(["dtypes"] if kernel.declaration.name == "latent_grouped" else []), "layouts", "gqa_ratios"]
     assert [name for name in limits if getattr(supports, name) != getattr(unlimited, name)] == limited
 
 
@@ -133,7 +147,8 @@ def test_rows_are_computed_alone_and_without_the_host_unless_they_are_padded_tog
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.declaration.name)
 def test_launch_settings_begin_with_those_of_a_plain_call(kernel: Kernel) -> None:
     """Saved cases that name none would run with others than when they were found, and shrinking end in odd ones."""
-    wrapper = inspect.signature(launch_paged.paged_decode).parameters
+    is_latent = kernel.declaration.problem == "latent_decode"
+    wrapper = inspect.signature(launch_latent.latent_decode if is_latent else launch_paged.paged_decode).parameters
     for name in ("num_warps", "num_stages"):
         choices = kernel.declaration.options.get(name)
         assert choices is None or choices[0] == wrapper[name].default
