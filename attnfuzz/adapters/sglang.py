@@ -18,6 +18,7 @@ from attnfuzz.problems.supports import DTYPES
 __all__ = [
     "decode_attention",
     "decode_attention_graph",
+    "decode_attention_mla",
     "extend_attention",
     "extend_attention_unified",
     "merge_state",
@@ -80,6 +81,22 @@ def decode_attention_graph(i: Any, *, forward: Any, max_kv_splits: int) -> Calla
 def _graph_buffers(device: torch.device, num_starts: int, num_slots: int) -> tuple[Tensor, Tensor]:
     starts = torch.zeros(num_starts, dtype=torch.int32, device=device)
     return starts, torch.zeros(num_slots, dtype=torch.int64, device=device)
+
+
+@SGLANG.kernel(
+    "latent_decode",
+    supports=attnfuzz.Supports(
+        dtypes=("float16", "bfloat16"),
+        gqa_ratios=(1, 2, 5, 8, 16, 17, 24, 32, 64, 128),
+        variants=("window", "soft_cap", "sinks"),
+        lse="none",
+        empty_sequences=False,
+    ),
+    **_DECODE,
+)
+def decode_attention_mla(i: Any, *, forward: Any, max_kv_splits: int) -> Callable[[], Tensor]:
+    """The same on a cache of latent vectors: K and V are views of one buffer."""
+    return _decode(i, forward, max_kv_splits, *_seen(i))
 
 
 def _seen(i: Any) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from attnfuzz.problems.variants import VariantName
 
 __all__ = [
     "decode_attention",
+    "decode_attention_mla",
     "flash_attention_3",
     "flash_attention_3_decode",
     "flash_attention_3_sinks",
@@ -71,6 +72,36 @@ def decode_attention(i: Any, *, forward: Any, num_kv_splits: int) -> Callable[[]
         forward(
             i.q, i.k_cache, i.v_cache, i.out, i.lse, i.block_table, i.seq_lens, partial, num_kv_splits, i.scale,
             i.block_size,
+        )  # fmt: skip
+        return i.out, i.lse
+
+    return call
+
+
+_RANKS = {32: 16, 48: 32, 80: 64, 192: 128, 288: 256, 576: 512}
+"""Of latent vectors by head size: powers of two, to which the kernel rounds them up. Its own are the last two."""
+
+
+@VLLM.kernel(
+    "latent_decode",
+    needs={"forward": _ops("triton_decode_attention:decode_attention_fwd")},
+    supports=attnfuzz.Supports(
+        dtypes=("float16", "bfloat16"),
+        gqa_ratios=(2, 5, 8, 16, 17, 24, 32, 64, 128),  # of one head the kernel is another one
+        empty_sequences=False,
+        where=tuple({"head_size": size, "v_head_size": rank} for size, rank in _RANKS.items()),
+    ),
+    options={"num_kv_splits": (4, 16)},
+)
+def decode_attention_mla(i: Any, *, forward: Any, num_kv_splits: int) -> Callable[[], tuple[Tensor, Tensor]]:
+    """The same on a cache of latent vectors, as the backend TRITON_MLA calls it."""
+    num_seqs, num_q_heads, _ = i.q.shape
+    partial = i.q.new_empty(num_seqs, num_q_heads, num_kv_splits, i.v_head_size + 1, dtype=torch.float32)
+
+    def call() -> tuple[Tensor, Tensor]:
+        forward(
+            i.q, i.k_cache, i.v_cache, i.out, i.lse, i.block_table, i.seq_lens, partial, num_kv_splits, i.scale,
+            i.block_size, is_mla=True,
         )  # fmt: skip
         return i.out, i.lse
 

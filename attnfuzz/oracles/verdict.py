@@ -98,6 +98,7 @@ IDENTIFYING_CAUSES = frozenset(
         "scores_rounded",
         "sums_rounded",
         "tf32",
+        "value_columns",
         "weights_rounded",
     }
 )

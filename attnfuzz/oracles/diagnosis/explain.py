@@ -10,7 +10,7 @@ from torch import Tensor
 from attnfuzz.judging.comparison import Comparison, Reference
 from attnfuzz.memory.patterns import Fill, poison_value
 from attnfuzz.oracles.diagnosis import formulas, tokens
-from attnfuzz.oracles.diagnosis.formulas import scale_mistakes, variant_mistakes
+from attnfuzz.oracles.diagnosis.formulas import column_mistakes, scale_mistakes, variant_mistakes
 from attnfuzz.oracles.diagnosis.rounding import MOST_ROWS, Rounding
 from attnfuzz.oracles.diagnosis.roundings import LOWEST_EXPONENT, OF_EMPTY_ROWS
 from attnfuzz.oracles.diagnosis.row import (
@@ -329,7 +329,8 @@ def explain_row(row: AttentionRow) -> Diagnosis | None:
 
 def _families(row: AttentionRow) -> tuple[Family, ...]:
     """Those of plain attention know its scores only."""
-    families = _FAMILIES if row.case.variant == PLAIN_VARIANT else (variant_mistakes,)
+    families: tuple[Family, ...] = _FAMILIES if row.case.variant == PLAIN_VARIANT else (variant_mistakes,)
+    families = (column_mistakes, *families) if row.case.values_in_keys else families
     return families if row.kv_scales is None else (scale_mistakes, *families)
 
 
@@ -371,6 +372,16 @@ def explain_lse(row: AttentionRow) -> Diagnosis | None:
     got = float("nan") if row.got_lse is None else row.got_lse
     if row.kv_scales is not None and (found := first_match_of_lse(row, scale_mistakes(row))):
         return found
+    of_columns = first_match_of_lse(row, column_mistakes(row))
+    of_formula = _explain_lse(row, got)
+    if of_columns is None or of_formula is None:
+        return of_columns or of_formula
+    causes = (of_columns.cause, of_formula.cause)
+    return Diagnosis(f"{of_columns.words}, or {of_formula.words}", maybe=causes)
+
+
+def _explain_lse(row: AttentionRow, got: float) -> Diagnosis | None:
+    """As that of a problem whose K and V are tensors of their own."""
     if row.case.variant != PLAIN_VARIANT:
         return first_match_of_lse(row, variant_mistakes(row))
     for predicted, cause, words in formulas.lse_formulas(row):

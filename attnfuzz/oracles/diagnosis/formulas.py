@@ -1,7 +1,8 @@
-"""Mistakes in the formula: scale, normalisation, a constant factor; a variant; the scales of an 8-bit cache.
+"""Mistakes in the formula: scale, normalisation, a constant factor; a variant; the scales of an 8-bit cache; columns.
 
 Of a variant: that it is left out, a window that is off by one, another head's slope or sink. Of the scales: that they
-are left out, applied twice, or those of the other tensor or of another KV head.
+are left out, applied twice, or those of the other tensor or of another KV head. Of rows that are keys and values at
+once: which of their columns are scored, and which are averaged.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from attnfuzz.problems.quantised_kv import KV_DTYPES, KvDtype
 from attnfuzz.problems.reference import row_log_weights, row_weights
 
 __all__ = [
+    "column_mistakes",
     "fitted_scale",
     "is_written",
     "lse_formulas",
@@ -251,6 +253,32 @@ def variant_mistakes(row: AttentionRow) -> Iterator[Suspect]:
     """All mistakes as one family, since there are few; nothing for a plain case."""
     found = [*_left_out(row), *_other_windows(row), *_of_other_heads(row), *_other_formulas(row)]
     yield from _family("variant", found)
+
+
+def column_mistakes(row: AttentionRow) -> Iterator[Suspect]:
+    """Those with rows that are keys and values at once; nothing where V is a tensor of its own."""
+    if not row.case.values_in_keys:
+        return
+    yield from _family("score_columns", [*_wrong_columns_scored(row)])
+    size = row.case.value_size
+    weights, _ = row_weights(row.case, row.head, row.scores)
+    outs = (weights @ row.k).unfold(0, size, 1)[1:]
+    if len(outs):
+        yield Suspect("value_columns", outs, None, lambda i: f"V is read from columns {i + 1}-{i + size} of the cache")
+
+
+def _wrong_columns_scored(row: AttentionRow) -> Iterator[Outcome]:
+    """Part of the products, or a scale that goes by the size of that part."""
+    scale, size, last = row.case.scale, row.case.value_size, row.case.head_size - 1
+    of_values, of_rest = (scale * (row.k[:, part] @ row.q[part]) for part in (slice(size), slice(size, None)))
+    wrong = {
+        f"columns {size}-{last} of the cache are left out of the scores": of_values,
+        f"columns 0-{size - 1} of the cache, those of V, are left out of the scores": of_rest,
+        f"the scale is 1/sqrt({size}), V's head size, expected {number(scale)}": row.scores / scale / math.sqrt(size),
+    }
+    for words, dots in wrong.items():
+        if not torch.allclose(dots, row.scores, rtol=1e-6, atol=0.0):
+            yield _outcome(row, words, dots=dots)
 
 
 def _left_out(row: AttentionRow) -> Iterator[Outcome]:
