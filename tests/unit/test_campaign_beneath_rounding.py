@@ -77,3 +77,38 @@ def test_a_mistake_of_rounding_stays_one(known: tuple[Signature, ...]) -> None:
     _, sent = investigated(bug, *known)
     (closed,) = [message for message in sent if isinstance(message, Minimised)]
     assert closed.shown_as == (("value_affinity", "bits"),)
+
+
+STATISTICS = Failure(oracle="residuals", kind="out:size", message="together the errors are too large")
+
+
+def shows_in_statistics(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
+    found = adds_one_to_long_ones(case, earlier)
+    return STATISTICS if found == BITS else found
+
+
+def rounds_too_often(case: DenseDecodeCase, earlier: Sequence[Case]) -> Failure | None:
+    del case, earlier
+    return STATISTICS
+
+
+@pytest.mark.parametrize(
+    ("bug", "known", "is_new"),
+    [
+        (shows_in_statistics, (wrong("seq_len>1"),), False),
+        (shows_in_statistics, (wrong("any case"), wrong()), False),
+        (rounds_too_often, (wrong("seq_len>1"),), True),
+        (rounds_too_often, (), True),
+    ],
+    ids=["a known bug", "one of any case", "beside a known bug", "alone"],
+)
+def test_statistics_of_a_wrong_number_are_the_bug_that_makes_it(
+    bug: Bug, known: tuple[Signature, ...], is_new: bool
+) -> None:
+    """A dropped token would be told a second time, and called a rounding; or a rounding go untold."""
+    process, findings = PretendedProcess(bug), KnownFindings()
+    for signature in known:
+        findings.add(signature)
+    is_bug, sent = looked_into(process.suspect(LARGE, failure=STATISTICS), process.timed(), findings)
+    assert is_bug
+    assert isinstance(sent[-1], Minimised if is_new else Duplicate)

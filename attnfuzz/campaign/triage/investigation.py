@@ -186,9 +186,11 @@ class Investigation:
         """Where only bits differ, the case with the simplest values may be plainly wrong: that is the bug then.
 
         The oracles that compare bits see a wrong number too where the values are so large that it stays within the
-        bound.
+        bound, and so do the statistics of ``residuals``. These are of whatever tokens the kernel reads, so where the
+        plain case shows a bug that is known, they are that bug.
         """
-        if self._cannot_be_compared() or not self._now.symptom.is_rounding:
+        is_statistics = self._now.symptom.oracle == "residuals"
+        if self._cannot_be_compared() or not (self._now.symptom.is_rounding or is_statistics):
             return
         plain = with_simplest_values(self._now)
         try:
@@ -200,6 +202,8 @@ class Investigation:
         if not self._known.explains(found.symptom, found.features):
             self._needed, self._symptoms = found.features, []
             self._step_to(found)
+        elif is_statistics:
+            raise _SameBug
 
     def _recognise(self) -> None:
         """Ask whether a known bug is behind it that shows in another way here: not if a relative fails without it."""
