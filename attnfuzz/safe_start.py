@@ -16,7 +16,7 @@ import sys
 __all__ = ["command", "put_path_in_order"]
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - see above
-_ROOT = os.path.dirname(_PACKAGE)  # noqa: PTH120
+_ROOT = os.path.dirname(_PACKAGE)  # noqa: PTH120 - as above
 _ELSEWHERE = "--elsewhere"
 
 
@@ -25,7 +25,7 @@ def command(module: str, *arguments: str, python: "os.PathLike[str] | None" = No
 
     ``python``: the interpreter, if it is to be another than this one; of Python 3.11 or newer.
     """
-    interpreter = [os.fspath(python or sys.executable), "-P", os.path.join(_PACKAGE, "safe_start.py")]  # noqa: PTH118
+    interpreter = [os.fspath(python or sys.executable), "-P", os.path.join(_PACKAGE, "safe_start.py")]  # noqa: PTH118 - as above
     return [*interpreter, *([_ELSEWHERE] if python else []), module, *arguments]
 
 
@@ -46,7 +46,7 @@ def _load_package() -> None:
     """Have ``attnfuzz`` be this one, whatever of that name ``sys.path`` leads to."""
     import importlib.util
 
-    where = os.path.join(_PACKAGE, "__init__.py")  # noqa: PTH118
+    where = os.path.join(_PACKAGE, "__init__.py")  # noqa: PTH118 - as above
     spec = importlib.util.spec_from_file_location("attnfuzz", where, submodule_search_locations=[_PACKAGE])
     if spec is None or spec.loader is None:
         raise ImportError(f"{where} is not there; install attnfuzz again")

@@ -301,7 +301,7 @@ class _Forgiving:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         def tell(*what: object) -> None:
-            with suppress(OSError):
+            with suppress(OSError):  # a terminal that has gone: the search goes on without being watched
                 getattr(self._reporter, name)(*what)
 
         return tell

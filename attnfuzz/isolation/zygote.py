@@ -64,7 +64,7 @@ class ControlConnection:
 
     def send(self, message: ControlReply) -> None:
         """Tell the driver, if it is still there; that it is not shows when its end of the connection closes."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # nobody is there any more to be told
             self.stream.send(msgspec.json.encode(message))
 
     def signal_executor(self, number: int) -> None:
