@@ -18,6 +18,7 @@ from attnfuzz.problems.cases import (
     DenseDecodeCase,
     MergeStatesCase,
     Problem,
+    has_query_lens,
 )
 from attnfuzz.problems.choices import lse_kinds_of, min_seq_len, paddings_of
 from attnfuzz.problems.formats import Format
@@ -29,6 +30,7 @@ from attnfuzz.strategies.decisions import Decisions, decided, decided_together
 from attnfuzz.strategies.formats import FormatPlan, decide_format, format_bytes
 from attnfuzz.strategies.lengths import LengthLimits, decide_seq_lens
 from attnfuzz.strategies.lse import LSE_PAIRS_BYTES, decide_lse_pairs
+from attnfuzz.strategies.masks import decide_mask, mask_bytes
 from attnfuzz.strategies.needles import Causal
 from attnfuzz.strategies.pages import PAGES_BYTES, decide_pages
 from attnfuzz.strategies.queries import QueryLimits, decide_padding, decide_query_lens, decide_slack
@@ -114,8 +116,10 @@ def _builder(
     plan = _Plan(FormatPlan.of(problem, supports, options, sizes), tuple(formats))
     build = _BUILDERS.get(problem, _paged)
     size = format_bytes(plan.free) + 1 + _PARTS_BYTES + sizes.max_seqs
-    if problem == "paged_attention":
+    if has_query_lens(problem):
         size += _queries_bytes(sizes.max_seqs)
+    if problem == "masked_attention":
+        size += mask_bytes()
     return lambda decisions: build(decisions, plan), size
 
 
@@ -184,7 +188,7 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
     seq_lens = decide_seq_lens(decisions.part(1 + limits.max_seqs), limits)
     fields = {name: value for name in Format.__struct_fields__ if (value := getattr(format_, name)) is not None}
     query_lens: tuple[int, ...] = ()
-    if plan.free.problem == "paged_attention":
+    if has_query_lens(plan.free.problem):
         seq_lens = seq_lens if any(seq_lens) else (1, *seq_lens[1:])  # for one query token at least
         part = decisions.part(_queries_bytes(limits.max_seqs))
         query_lens = decide_query_lens(part, seq_lens, _query_limits(plan, format_, limits))
@@ -193,6 +197,15 @@ def _attention(decisions: Decisions, plan: _Plan) -> dict[str, Any]:
         fields["query_slack"] = decide_slack(part, max(query_lens), _most_queries(plan.supports))
         if plan.supports.padding_tokens:
             fields["padding_tokens"] = decide_padding(part)
+    if plan.free.problem == "masked_attention":
+        block_size = format_.block_size or 1
+        fields["mask"] = decide_mask(
+            decisions.part(mask_bytes()),
+            plan.supports.masks,
+            query_lens,
+            [-(-seq_len // block_size) for seq_len in seq_lens],
+            may_hide_all=plan.supports.empty_sequences,
+        )
     if format_.layout is not None:
         shared = 3 if len(seq_lens) > 1 else 0
         paddings = paddings_of(plan.supports)
@@ -279,7 +292,7 @@ def _row_blocks(plan: _Plan, format_: Format) -> tuple[int, Mapping[str, OptionV
 
     Rows of a block are the query heads of a group, except where each sequence has several query tokens.
     """
-    if "block_m" not in format_.options or plan.free.problem == "paged_attention":
+    if "block_m" not in format_.options or has_query_lens(plan.free.problem):
         return format_.num_q_heads, format_.options
     others = {name: value for name, value in format_.options.items() if name != "block_m"}
     return (format_.num_kv_heads or 1) * -(-_gqa_ratio(format_) // QUERY_TILE), others

@@ -57,6 +57,7 @@ from attnfuzz.problems.cases import (
     PagedDecodeCase,
     SplitDecodeCase,
     encode_case,
+    has_query_lens,
 )
 from attnfuzz.problems.choices import (
     BLOCK_SIZES,
@@ -339,7 +340,7 @@ class _Inference:
             self._lse()
         self._strides()
         self._empty()
-        if self.declaration.problem == "paged_attention":
+        if has_query_lens(self.declaration.problem):
             self._padding_tokens()
         self._freed_pages()
         self._dtypes()

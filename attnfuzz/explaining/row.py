@@ -292,7 +292,7 @@ class MeasuredRow:
         scores = self.scores(self.own)
         if self.case.variant == PLAIN_VARIANT:
             return scores
-        weights, lse = row_weights(self.case, self.head, scores)
+        weights, lse = row_weights(self.case, self.row, self.head, scores)
         return weights.log() + lse
 
     @property
@@ -317,7 +317,9 @@ class MeasuredRow:
         What the case's variant makes of them is made of them. `q`: of another query.
         """
         found = torch.zeros_like(self.got)
-        return found.index_add_(0, values_from, row_weights(self.case, self.head, self.scores(keys_from, q))[0])
+        return found.index_add_(
+            0, values_from, row_weights(self.case, self.row, self.head, self.scores(keys_from, q))[0]
+        )
 
     def fits(self, predicted: Float64[Tensor, " places"]) -> bool:
         """Whether these weights are those that were measured, and explain what is wrong with them."""
@@ -337,7 +339,7 @@ class MeasuredRow:
             return True
         got, predicted = (
             float(self.weights.lse[self.number]),
-            float(row_weights(self.case, self.head, self.scores(keys_from))[1]),
+            float(row_weights(self.case, self.row, self.head, self.scores(keys_from))[1]),
         )
         slack = 2 * _BOUNDS * float(self.weights.lse_bound[self.number]) + _LSE_ROUNDOFF * (1 + abs(predicted))
         return not abs(got - predicted) > slack

@@ -294,7 +294,7 @@ def expected_weights(reruns: Reruns, places: Places) -> Float64[Tensor, "rows pl
         seq, length, kv_head = case.row_seqs[row], case.row_lens[row], head // case.gqa_ratio
         keys = values.sequence(seq)[0][:length, kv_head].cpu().double()
         scores = case.scale * (keys @ values.q[row, head].cpu().double())
-        found[number].index_add_(0, places.own(seq, kv_head)[:length], row_weights(case, head, scores)[0])
+        found[number].index_add_(0, places.own(seq, kv_head)[:length], row_weights(case, row, head, scores)[0])
     return found
 
 

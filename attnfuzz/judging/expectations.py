@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from attnfuzz.judging.row_batches import Place, Results
 from attnfuzz.memory.image import Fetch
 from attnfuzz.numerics import Bound
 from attnfuzz.problems.cases import AttentionCase, Case
-from attnfuzz.problems.reference import Expected
+from attnfuzz.problems.reference import Expected, unmasked
 from attnfuzz.problems.tolerance import FixedTolerance, Tolerance
 from attnfuzz.values.tokens import all_on_device
 
@@ -68,6 +68,7 @@ def expectations(
     `attention_bound`, which is so on a CPU.
     """
     keep_freed_memory()
+    requests = [_unmasked(*request) for request in requests]
     found: dict[int, Expectation] = {}
     kinds: tuple[tuple[Expect, str], ...] = (
         (expect_attention, "plain"),
@@ -84,6 +85,13 @@ def expectations(
                 results.bound_all(tolerance.bound)
             found |= {i: _expectation(results, place) for i, place in zip(chosen, places, strict=True)}
     return [found[i] for i in range(len(requests))]
+
+
+def _unmasked(declaration: Declaration, case: Case, values: Any) -> tuple[Declaration, Case, Any]:
+    if not isinstance(case, AttentionCase):
+        return declaration, case, values
+    rows, of_rows = unmasked(case, values)
+    return declaration, cast("Case", rows), of_rows
 
 
 def _kind(case: Case) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase
+from attnfuzz.problems.cases import AttentionCase, PagedDecodeCase, has_query_lens
 from attnfuzz.problems.told import plural as plural
 from attnfuzz.problems.told import query_of_row
 from attnfuzz.problems.told import ranges as ranges
@@ -32,9 +32,7 @@ def element(name: str, axes: Sequence[str], index: Sequence[int]) -> str:
 def row_words(case: AttentionCase, row: int) -> str:
     """`sequence 1`, or `query 0 of sequence 1` where a sequence may have several."""
     seq = case.row_seqs[row]
-    if case.problem != "paged_attention":
-        return f"sequence {seq}"
-    return query_of_row(case, row)
+    return query_of_row(case, row) if has_query_lens(case.problem) else f"sequence {seq}"
 
 
 def shape_of(dtype: str, shape: Sequence[int]) -> str:

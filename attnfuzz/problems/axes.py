@@ -19,6 +19,7 @@ from attnfuzz.problems.cases import (
     PagedAttentionCase,
     PagedDecodeCase,
     Problem,
+    has_query_lens,
 )
 from attnfuzz.problems.choices import default_scale, is_power_of_two
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
@@ -79,7 +80,7 @@ def case_axes(problem: Problem) -> tuple[Axis, ...]:
     if problem == "merge_states":
         return (*shape, *_MERGE)
     cache = _DENSE if problem == "dense_decode" else _PAGED
-    queries = _QUERIES if problem == "paged_attention" else ()
+    queries = _QUERIES if has_query_lens(problem) else ()
     return (*shape, *_HEADS, *queries, *cache, *_VALUES)
 
 

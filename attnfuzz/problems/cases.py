@@ -14,6 +14,7 @@ from typing import ClassVar, Literal, get_args
 
 import msgspec
 
+from attnfuzz.problems.masks import CAUSAL_MASK, Mask, seen_keys
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.quantised_kv import KvDtype, QuantisedKv
 from attnfuzz.problems.recipes import DRAWN_KEYS, LseKind, Needle, Pages, StateRecipe, StrideKind, Values, check_range
@@ -30,6 +31,7 @@ __all__ = [
     "DenseDecodeCase",
     "LatentDecodeCase",
     "LsePair",
+    "MaskedAttentionCase",
     "MergeStatesCase",
     "PagedAttentionCase",
     "PagedDecodeCase",
@@ -39,11 +41,18 @@ __all__ = [
     "case_type_of",
     "decode_case",
     "encode_case",
+    "has_query_lens",
     "packed_width",
 ]
 
 BundledProblem = Literal[
-    "dense_decode", "paged_decode", "split_decode", "merge_states", "paged_attention", "latent_decode"
+    "dense_decode",
+    "paged_decode",
+    "split_decode",
+    "merge_states",
+    "paged_attention",
+    "latent_decode",
+    "masked_attention",
 ]
 Problem = BundledProblem | OpenProblem
 """A bundled problem by its name, or one that a user's file defines, described."""
@@ -107,7 +116,8 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
     """What the attention problems share: query tokens over the ``seq_lens`` keys of their sequences.
 
     A *row* is one query token: row ``i`` of q and of the result belongs to sequence ``row_seqs[i]`` and attends to its
-    first ``row_lens[i]`` keys. In the decode problems each sequence has one row, over all of its keys.
+    first ``row_lens[i]`` keys, or to the last of them and some before (``seen``). In the decode problems each sequence
+    has one row, over all of its keys.
     """
 
     num_kv_heads: int
@@ -179,6 +189,11 @@ class AttentionCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def rows_of(self, seq: int) -> range:
         return range(seq, seq + 1)
+
+    def seen(self, row: int) -> bytes | None:
+        """Which of its sequence's keys a mask lets a row attend to, 1 or 0 for each; None without a mask."""
+        del row
+        return None
 
 
 class DenseDecodeCase(AttentionCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -386,6 +401,45 @@ class LatentDecodeCase(PagedDecodeCase, frozen=True, forbid_unknown_fields=True,
         return self.values.keys in DRAWN_KEYS and not self.values.needles
 
 
+class MaskedAttentionCase(
+    PagedAttentionCase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """paged_attention under a mask, which says of each query token which keys of its sequence it sees.
+
+    A query token that sees none has ``out = 0`` and ``lse = -inf``, or its sink.
+    """
+
+    problem: ClassVar[BundledProblem] = "masked_attention"
+    tensor_names: ClassVar[tuple[str, ...]] = tuple(
+        name for name in PagedAttentionCase.tensor_names if name != "alibi_slopes"
+    )
+
+    mask: Mask = CAUSAL_MASK
+
+    def __post_init__(self) -> None:
+        PagedAttentionCase.__post_init__(self)
+        for name in ("window", "alibi"):
+            if name in self.variant.names:
+                raise ValueError(
+                    f"variant.{name} must be left out in masked_attention: the mask says which keys are seen, and no "
+                    "engine says how far away they are; use paged_attention"
+                )
+        _share_default(self, "mask", CAUSAL_MASK)
+
+    @property
+    def rows_seen(self) -> tuple[bytes, ...]:
+        """``seen`` of every row."""
+        return seen_keys(self.mask, self.query_lens, self.seq_lens, self.block_size)
+
+    def seen(self, row: int) -> bytes | None:
+        return self.rows_seen[row]
+
+    @property
+    def row_lens(self) -> tuple[int, ...]:
+        """Up to the last key that each row sees; 0 for one that sees none."""
+        return tuple(row.rfind(1) + 1 for row in self.rows_seen)
+
+
 class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Two states of the same queries over disjoint keys, to be merged into one.
 
@@ -413,7 +467,13 @@ class MergeStatesCase(_CaseBase, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 BundledCase = (
-    DenseDecodeCase | PagedDecodeCase | SplitDecodeCase | MergeStatesCase | PagedAttentionCase | LatentDecodeCase
+    DenseDecodeCase
+    | PagedDecodeCase
+    | SplitDecodeCase
+    | MergeStatesCase
+    | PagedAttentionCase
+    | LatentDecodeCase
+    | MaskedAttentionCase
 )
 Case = BundledCase | OpenCase
 
@@ -424,6 +484,7 @@ CASE_TYPES: dict[Problem, type[BundledCase]] = {
     "merge_states": MergeStatesCase,
     "paged_attention": PagedAttentionCase,
     "latent_decode": LatentDecodeCase,
+    "masked_attention": MaskedAttentionCase,
 }
 PROBLEMS: tuple[BundledProblem, ...] = get_args(BundledProblem)
 
@@ -431,6 +492,11 @@ PROBLEMS: tuple[BundledProblem, ...] = get_args(BundledProblem)
 def case_type_of(problem: Problem) -> type[Case]:
     """The type of the cases of ``problem``."""
     return problem.case_type if isinstance(problem, OpenProblem) else CASE_TYPES[problem]
+
+
+def has_query_lens(problem: Problem) -> bool:
+    """Whether sequences of its cases have any number of query tokens."""
+    return issubclass(case_type_of(problem), PagedAttentionCase)
 
 
 def encode_case(case: Case) -> bytes:

@@ -228,9 +228,12 @@ def paddings_of(supports: Supports) -> tuple[Padding, ...]:
 
 
 def variants_of(problem: Problem, supports: Supports) -> tuple[VariantName, ...]:
-    """Variants that a case of ``problem`` may ask for: none without a cache; a partial state has no sinks."""
+    """Variants that a case of ``problem`` may ask for: none without a cache; a partial state has no sinks,
+    and under a mask there is no distance between a query and a key."""
     if problem == "split_decode":
         return tuple(name for name in supports.variants if name != "sinks")
+    if problem == "masked_attention":
+        return tuple(name for name in supports.variants if name in ("soft_cap", "sinks"))
     return supports.variants if has_block_table(problem) else ()
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attnfuzz.problems.cases import AttentionCase, PagedAttentionCase
+import msgspec
+
+from attnfuzz.problems.cases import AttentionCase, MaskedAttentionCase, PagedAttentionCase
 
 __all__ = ["of_sequences", "with_seq_lens"]
 
@@ -30,4 +32,7 @@ def of_sequences(case: AttentionCase, kept: Sequence[int]) -> dict[str, Any]:
     fields: dict[str, Any] = {"seq_lens": tuple(case.seq_lens[seq] for seq in kept)}
     if isinstance(case, PagedAttentionCase):
         fields["query_lens"] = tuple(case.query_lens[seq] for seq in kept)
+    if isinstance(case, MaskedAttentionCase) and case.mask.seqs:
+        numbers = tuple(case.mask.of(seq) for seq in kept)
+        fields["mask"] = msgspec.structs.replace(case.mask, seqs=numbers)
     return fields

@@ -7,6 +7,7 @@ last) and batches that mix them, as serving engines launch it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Float, Float32, Int32
 from torch import Tensor
@@ -18,7 +19,7 @@ from attnfuzz.problems.reference import Expected, attention_reference
 from attnfuzz.problems.supports import Layout, Supports
 from attnfuzz.values.attention import LogicalAttention
 
-__all__ = ["PagedAttentionInputs", "build", "inputs_of", "reference"]
+__all__ = ["PagedAttentionInputs", "arguments", "build", "inputs_of", "reference"]
 
 
 @dataclass(slots=True)
@@ -63,16 +64,21 @@ def build(
 
 def inputs_of(case: PagedAttentionCase, tensors: dict[str, Tensor]) -> PagedAttentionInputs:
     """What the kernel gets, of ``tensors`` by the names that ``tensor_specs`` gives them."""
-    return PagedAttentionInputs(
-        scale=case.scale,
-        block_size=case.block_size,
-        layout=case.layout,
-        max_query_len=case.max_query_len,
-        max_seq_len=case.max_seq_len,
-        window=case.variant.window,
-        soft_cap=case.variant.soft_cap,
+    return PagedAttentionInputs(**arguments(case, tensors))
+
+
+def arguments(case: PagedAttentionCase, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The fields of the inputs, by name."""
+    return {
+        "scale": case.scale,
+        "block_size": case.block_size,
+        "layout": case.layout,
+        "max_query_len": case.max_query_len,
+        "max_seq_len": case.max_seq_len,
+        "window": case.variant.window,
+        "soft_cap": case.variant.soft_cap,
         **with_both_caches(case, tensors),
-    )
+    }
 
 
 def reference(case: PagedAttentionCase, values: LogicalAttention) -> Expected:

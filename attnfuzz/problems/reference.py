@@ -6,16 +6,20 @@ take their references from `attnfuzz.judging.expectations`, many cases at once, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
+import msgspec
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from attnfuzz.problems.cases import AttentionCase
+from attnfuzz.problems.cases import AttentionCase, MaskedAttentionCase, PagedDecodeCase
 from attnfuzz.values.attention import LogicalAttention
+from attnfuzz.values.tokens import on_device
 
-__all__ = ["Expected", "attention_reference", "merge_all", "row_log_weights", "row_weights"]
+__all__ = ["Expected", "attention_reference", "merge_all", "row_log_weights", "row_weights", "unmasked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ def attention_reference(case: AttentionCase, values: LogicalAttention) -> Expect
     Query head ``h`` reads KV head ``h // gqa_ratio``: the heads are grouped as ``[num_kv_heads, gqa_ratio]``. For what
     a case's variant changes see `attnfuzz.problems.variants`: a sink is one more key, with a value of 0.
     """
+    case, values = unmasked(case, values)
     values = values.dequantised()
     out = values.q.new_zeros((*values.q.shape[:2], case.value_size), dtype=torch.float64)
     lse = torch.full(values.q.shape[:2], float("-inf"), dtype=torch.float64, device=values.q.device)
@@ -58,28 +63,46 @@ def attention_reference(case: AttentionCase, values: LogicalAttention) -> Expect
     return Expected(out, lse)
 
 
+def unmasked(case: AttentionCase, values: LogicalAttention) -> tuple[AttentionCase, LogicalAttention]:
+    """The same attention without a mask: each query token as the only one of a sequence of the keys that it sees."""
+    if not isinstance(case, MaskedAttentionCase):
+        return case, values
+    seen = case.rows_seen
+    starts = (0, *accumulate(row.count(1) for row in seen))
+    keys = [values.starts[seq] + t for seq, row in zip(case.row_seqs, seen, strict=True) for t in _ones(row)]
+    chosen = on_device(torch.tensor(keys, dtype=torch.int64, device="cpu"), values.k.device)
+    alike = {name: getattr(case, name) for name in PagedDecodeCase.__struct_fields__ if name != "strides"}
+    plain = msgspec.structs.replace(case.values, needles=())  # whose keys are among the values already
+    rows = PagedDecodeCase(**{**alike, "seq_lens": tuple(row.count(1) for row in seen), "values": plain})
+    return rows, replace(values, k=values.k[chosen], v=values.v[chosen], starts=starts)
+
+
+def _ones(row: bytes) -> Iterator[int]:
+    return (t for t, is_seen in enumerate(row) if is_seen)
+
+
 def row_weights(
-    case: AttentionCase, head: int, dots: Float64[Tensor, " length"]
+    case: AttentionCase, row: int, head: int, dots: Float64[Tensor, " length"]
 ) -> tuple[Float64[Tensor, " length"], Float64[Tensor, ""]]:
     """Weights and LSE of one query head, given ``dots = scale · q Kᵀ`` of a row's keys in order of position.
 
     A key that the query does not see has weight 0; with a sink the weights sum to less than 1.
     """
-    scores, sink = _scores(case, head, dots)
+    scores, sink = _scores(case, row, head, dots)
     terms = torch.cat((scores, sink))
     return terms.softmax(0)[: len(dots)], terms.logsumexp(0)
 
 
 def row_log_weights(
-    case: AttentionCase, head: int, dots: Float64[Tensor, " length"]
+    case: AttentionCase, row: int, head: int, dots: Float64[Tensor, " length"]
 ) -> tuple[Float64[Tensor, " length"], Float64[Tensor, ""]]:
     """Logarithms of the weights before they are divided by their sum, and the logarithm of that: see `row_weights`."""
-    scores, sink = _scores(case, head, dots)
+    scores, sink = _scores(case, row, head, dots)
     return scores, torch.cat((scores, sink)).logsumexp(0)
 
 
 def _scores(
-    case: AttentionCase, head: int, dots: Float64[Tensor, " length"]
+    case: AttentionCase, row: int, head: int, dots: Float64[Tensor, " length"]
 ) -> tuple[Float64[Tensor, " length"], Float64[Tensor, " sinks"]]:
     """What a variant makes of the scores, and the sink that stands beside them, if any."""
     variant, length = case.variant, len(dots)
@@ -90,6 +113,9 @@ def _scores(
         scores = scores + numbers["alibi_slopes"][head] * distance
     if variant.window is not None:
         scores = scores.masked_fill(distance <= -variant.window, float("-inf"))
+    if (seen := case.seen(row)) is not None:
+        is_seen = torch.tensor(list(seen[:length]), dtype=torch.bool, device=scores.device)
+        scores = scores.masked_fill(~is_seen, float("-inf"))
     return scores, scores.new_tensor(numbers["sinks"][head : head + 1] if "sinks" in numbers else ())
 
 

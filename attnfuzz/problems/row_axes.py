@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from attnfuzz.problems.axes import Axis, Levels, query_phase
 from attnfuzz.problems.boundaries import has_empty_split, num_splits_of, split_count, tile_sizes
-from attnfuzz.problems.cases import Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase, Problem
+from attnfuzz.problems.cases import Case, MergeStatesCase, PagedAttentionCase, PagedDecodeCase, Problem, has_query_lens
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.recipes import LSE_KINDS
 from attnfuzz.problems.supports import OptionValue
@@ -66,7 +66,7 @@ def row_axes(problem: Problem, options: Mapping[str, tuple[OptionValue, ...]]) -
     )
     split = problem == "split_decode" or most_splits > 1
     wanted = {"last page": paged, "last tile": tiled, "split filling": split}
-    wanted |= dict.fromkeys(("query length", "phase", "causal needle"), problem == "paged_attention")
+    wanted |= dict.fromkeys(("query length", "phase", "causal needle"), has_query_lens(problem))
     return tuple(axis for axis in _ATTENTION if wanted.get(axis.name, True))
 
 

@@ -9,6 +9,7 @@ from attnfuzz.problems.cases import (
     AttentionCase,
     Case,
     DenseDecodeCase,
+    MaskedAttentionCase,
     MergeStatesCase,
     PagedAttentionCase,
     PagedDecodeCase,
@@ -95,7 +96,12 @@ def _query(case: AttentionCase) -> Specs:
 
 
 def _query_starts(case: PagedAttentionCase) -> Specs:
-    return {"cu_seqlens_q": TensorSpec((case.num_seqs + 1,), "int32", "input")}
+    starts = {"cu_seqlens_q": TensorSpec((case.num_seqs + 1,), "int32", "input")}
+    if not isinstance(case, MaskedAttentionCase):
+        return starts
+    size = sum(queries * keys for queries, keys in zip(case.query_lens, case.seq_lens, strict=True))
+    starts["mask_indptr"] = TensorSpec((case.num_seqs + 1,), "int32", "input")
+    return starts | {"mask": TensorSpec((size,), "uint8", "input")}
 
 
 def _result(case: AttentionCase) -> Specs:

@@ -13,10 +13,10 @@ from attnfuzz.problems.cases import (
     Case,
     DenseDecodeCase,
     MergeStatesCase,
-    PagedAttentionCase,
     PagedDecodeCase,
     Problem,
     SplitDecodeCase,
+    has_query_lens,
 )
 from attnfuzz.problems.choices import (
     block_size_rank,
@@ -125,8 +125,8 @@ def _simplest(problem: Problem, supports: Supports, options: Options) -> Case | 
     if not sizes or not splits:
         return None
     cache: dict[str, Any] = {"block_size": sizes[0], "layout": layout}
-    if problem == "paged_attention":
-        return PagedAttentionCase(**rows, **cache, query_lens=(1,))
+    if has_query_lens(problem):
+        cache["query_lens"] = (1,)
     if problem == "split_decode":
         return SplitDecodeCase(**rows, **cache, num_splits=splits[0])
     return CASE_TYPES[problem](**rows, **cache)

@@ -16,11 +16,13 @@ from attnfuzz.problems.cases import (
     BundledProblem,
     Case,
     DenseDecodeCase,
+    MaskedAttentionCase,
     MergeStatesCase,
     PagedAttentionCase,
     PagedDecodeCase,
     Problem,
     SplitDecodeCase,
+    has_query_lens,
     packed_width,
 )
 from attnfuzz.problems.choices import (
@@ -33,6 +35,7 @@ from attnfuzz.problems.choices import (
     permits_stride,
     split_counts_of,
 )
+from attnfuzz.problems.masks import CAUSAL_MASK
 from attnfuzz.problems.open_cases import OpenCase, OpenProblem
 from attnfuzz.problems.quantised_kv import QuantisedKv
 from attnfuzz.problems.recipes import StrideKind
@@ -120,6 +123,10 @@ def _convert(case: BundledCase, problem: BundledProblem, supports: Supports, fie
         return False
     if problem == "dense_decode" and (case.variant.names or case.kv is not None):
         return False
+    if isinstance(case, MaskedAttentionCase) and problem != case.problem and case.mask != CAUSAL_MASK:
+        return False
+    if problem == "masked_attention" and {"window", "alibi"} & {*case.variant.names}:
+        return False
     if problem == "split_decode" and case.variant.sinks is not None:
         return False
     if isinstance(case, PagedAttentionCase) and any(
@@ -129,7 +136,7 @@ def _convert(case: BundledCase, problem: BundledProblem, supports: Supports, fie
     if isinstance(case, DenseDecodeCase):
         sizes = block_sizes_of(supports)
         fields.update(block_size=_PAGE if _PAGE in sizes or not sizes else sizes[0])
-    if problem == "paged_attention":
+    if has_query_lens(problem):
         fields.update(query_lens=tuple(min(1, keys) for keys in case.seq_lens))
         return any(case.seq_lens)
     if problem == "split_decode":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
+from attnfuzz.problems.masks import MASK_KINDS, MaskKind
 from attnfuzz.problems.quantised_kv import KV_DTYPES, KV_GRANULARITIES, KvDtype, KvGranularity
 from attnfuzz.problems.variants import VARIANTS, VariantName
 from attnfuzz.said import check_text
@@ -109,6 +110,8 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     * ``variants``: those of ``attnfuzz.problems.variants`` that the kernel can do, each by itself and together:
       ``"window"``, ``"soft_cap"``, ``"alibi"``, ``"sinks"``. None unless declared. A kernel for the paged problems
       finds what a case asks for in ``inputs.window``, ``soft_cap``, ``alibi_slopes`` and ``sinks``.
+    * ``masks``: kinds of masks that the kernel can do in masked_attention (``attnfuzz.problems.masks``). A query token
+      that sees no key occurs with ``empty_sequences`` only.
     * ``freed_pages``: pages that lie behind a sliding window and have been given to others, as servers do: the table
       still names pages that exist, but what they hold may be NaN.
     * ``kv_dtypes``: 8-bit formats that the cache may have instead of q's dtype (``attnfuzz.problems.quantised_kv``):
@@ -143,6 +146,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     lse: LseKind = "natural"
     lse_layout: LseLayout = "HT"
     variants: tuple[VariantName, ...] = ()
+    masks: tuple[MaskKind, ...] = MASK_KINDS
     freed_pages: bool = True
     kv_dtypes: tuple[KvDtype, ...] = ()
     kv_scales: tuple[KvGranularity, ...] = KV_GRANULARITIES
@@ -185,6 +189,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             _check_choices(name, (getattr(self, name),), get_args(kind))
         if self.variants != ():
             _check_choices("variants", self.variants, VARIANTS)
+        _check_choices("masks", self.masks, MASK_KINDS)
         if self.kv_dtypes != ():
             _check_choices("kv_dtypes", self.kv_dtypes, KV_DTYPES)
         _check_choices("empty_state_lse", self.empty_state_lse, EMPTY_STATE_LSES)

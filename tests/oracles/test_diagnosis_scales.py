@@ -50,7 +50,7 @@ def row_that_got(k_scale: Any, v_scale: Any, *, read_as: str | None = None, vari
         k, v = (part.to(torch.float8_e4m3fn).view(getattr(torch, read_as)).float() for part in (k, v))
     of_k, of_v = values.kv_scales.tolist()
     dots = case.scale * k_scale(of_k, of_v) * (k[:, 1].double() @ values.q[0, 2].double())
-    weights, lse = row_weights(case, 2, dots)
+    weights, lse = row_weights(case, 0, 2, dots)
     return AttentionRow(
         case=case,
         values=values.dequantised(),
@@ -108,6 +108,6 @@ def replace_lengths(case: PagedDecodeCase) -> PagedDecodeCase:
 def test_other_mistakes_are_still_named() -> None:
     """A dropped token would be blamed on scales, or on nothing."""
     right = row_that_got(lambda k, v: k[1], lambda k, v: v[1])
-    weights, lse = row_weights(right.case, 2, right.scores[:-1])
+    weights, lse = row_weights(right.case, 0, 2, right.scores[:-1])
     found = row_words_of(replace(right, got=weights @ right.v[:-1], got_lse=float(lse)))
     assert found == "token 8 (page 2, offset 0) of sequence 0 is dropped"

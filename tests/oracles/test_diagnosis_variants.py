@@ -46,7 +46,7 @@ def row_that_got(case: PagedDecodeCase, wrong: PagedDecodeCase, *, head: int = 1
     """The row of `case` for a kernel that computed `wrong`, with the numbers of query head `as_head`."""
     values = attention_values(case)
     k, v = (part[:, head // 2].double() for part in values.sequence(0))
-    weights, lse = row_weights(wrong, as_head, wrong.scale * (k @ values.q[0, head].double()))
+    weights, lse = row_weights(wrong, 0, as_head, wrong.scale * (k @ values.q[0, head].double()))
     small = torch.full((16,), 1e-6, dtype=torch.float64)
     got = weights @ v
     return AttentionRow(
@@ -85,7 +85,7 @@ def test_a_sink_that_each_split_adds_is_named() -> None:
     """The number of times would have to be worked out by hand."""
     case = case_with(sinks="level")
     row = row_that_got(case, case)
-    weights, lse = row_weights(case, 1, row.scores)
+    weights, lse = row_weights(case, 0, 1, row.scores)
     larger = 1 + 2 * (1 - float(weights.sum()))
     wrong = replace(row, got=weights @ row.v / larger, got_lse=float(lse) + math.log(larger))
     assert row_words_of(wrong) == "the sink is counted 3 times"

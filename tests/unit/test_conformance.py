@@ -60,7 +60,7 @@ def test_the_set_has_cases_of_each_problem_that_engines_have() -> None:
     """A column of the page would be empty."""
     entries = load_set().entries
     assert len({encode_case(entry.case) + str(entry.law).encode() for entry in entries}) > 0.9 * len(entries)
-    for problem in set(PROBLEMS) - {"latent_decode"}:  # which the set of this version does not have yet
+    for problem in set(PROBLEMS) - {"latent_decode", "masked_attention"}:  # which this version's set does not have yet
         taken = [one for one in entries if translate(one.case, problem, Supports(), {}) is not None]
         assert len(taken) > 50, problem
 

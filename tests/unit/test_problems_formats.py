@@ -13,7 +13,7 @@ from attnfuzz.problems.supports import Supports
 
 AT_RUN_TIME = {
     "seq_lens", "scale", "values", "pages", "extra_rows", "num_tokens", "lse_pairs", "outputs", "seed", "lse_layout",
-    "query_lens", "query_slack", "seq_slack", "padding_tokens",
+    "query_lens", "query_slack", "seq_slack", "padding_tokens", "mask",
 }  # fmt: skip
 
 

@@ -140,6 +140,6 @@ def test_the_reference_is_the_definition(fields: dict[str, Any]) -> None:
             assert expected.out[seq, head].tolist() == pytest.approx(out, rel=1e-12, abs=1e-12)
             assert expected.lse[seq, head].item() == pytest.approx(lse, rel=1e-12)
             k, v = (part[:, head // 3].double() for part in values.sequence(seq))
-            weights, row_lse = row_weights(case, head, case.scale * (k @ values.q[seq, head].double()))
+            weights, row_lse = row_weights(case, seq, head, case.scale * (k @ values.q[seq, head].double()))
             assert (weights @ v).nan_to_num(0.0).tolist() == pytest.approx(out, rel=1e-12, abs=1e-12)
             assert row_lse.item() == pytest.approx(lse, rel=1e-12)

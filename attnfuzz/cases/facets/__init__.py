@@ -9,13 +9,17 @@ from typing import Any
 
 from attnfuzz.cases.facets.facet import Changes as Changes
 from attnfuzz.cases.facets.facet import Facet as Facet
+from attnfuzz.cases.facets.mask import MaskFacet
 from attnfuzz.cases.facets.v_head_size import VHeadSize
-from attnfuzz.problems.cases import AttentionCase
+from attnfuzz.problems.cases import AttentionCase, MaskedAttentionCase
 
 __all__ = ["Changes", "Facet", "facets_of"]
 
 _V_HEAD_SIZE = VHeadSize()
-_FACETS: dict[type, tuple[Facet[Any], ...]] = {AttentionCase: (_V_HEAD_SIZE,)}
+_FACETS: dict[type, tuple[Facet[Any], ...]] = {
+    AttentionCase: (_V_HEAD_SIZE,),
+    MaskedAttentionCase: (_V_HEAD_SIZE, MaskFacet()),
+}
 
 
 def facets_of(case_type: type) -> tuple[Facet[Any], ...]:

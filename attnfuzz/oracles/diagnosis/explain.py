@@ -328,10 +328,15 @@ def explain_row(row: AttentionRow) -> Diagnosis | None:
 
 
 def _families(row: AttentionRow) -> tuple[Family, ...]:
-    """Those of plain attention know its scores only."""
-    families: tuple[Family, ...] = _FAMILIES if row.case.variant == PLAIN_VARIANT else (variant_mistakes,)
+    """Those of plain attention know its scores only, and no key among a row's that is hidden from it."""
+    families: tuple[Family, ...] = _FAMILIES if _is_plain(row) else (variant_mistakes,)
     families = (column_mistakes, *families) if row.case.values_in_keys else families
     return families if row.kv_scales is None else (scale_mistakes, *families)
+
+
+def _is_plain(row: AttentionRow) -> bool:
+    seen = row.case.seen(row.row)
+    return row.case.variant == PLAIN_VARIANT and (seen is None or 0 not in seen[: row.num_tokens])
 
 
 def row_of(
@@ -382,7 +387,7 @@ def explain_lse(row: AttentionRow) -> Diagnosis | None:
 
 def _explain_lse(row: AttentionRow, got: float) -> Diagnosis | None:
     """As that of a problem whose K and V are tensors of their own."""
-    if row.case.variant != PLAIN_VARIANT:
+    if not _is_plain(row):
         return first_match_of_lse(row, variant_mistakes(row))
     for predicted, cause, words in formulas.lse_formulas(row):
         close = abs(predicted - got) <= 8 * row.lse_bound + 1e-6 * abs(predicted)

@@ -224,7 +224,7 @@ def _another_format(row: AttentionRow) -> Iterator[Outcome]:
             )
             dots = row.case.scale * (k @ row.q)
             if bool(dots.isfinite().all()) and bool(v.isfinite().all()):
-                weights, lse = row_weights(row.case, row.head, dots)
+                weights, lse = row_weights(row.case, row.row, row.head, dots)
                 yield weights @ v, float(lse), f"the cache is read as {dtype}"
 
 
@@ -234,7 +234,7 @@ def _reread(cached: Float64[Tensor, "*shape"], held: KvDtype, read: str) -> Floa
 
 
 def _with_scales(row: AttentionRow, k_factor: float, v_factor: float, words: str) -> Outcome:
-    weights, lse = row_weights(row.case, row.head, row.scores * k_factor)
+    weights, lse = row_weights(row.case, row.row, row.head, row.scores * k_factor)
     return (weights @ row.v) * v_factor, float(lse), words
 
 
@@ -261,7 +261,7 @@ def column_mistakes(row: AttentionRow) -> Iterator[Suspect]:
         return
     yield from _family("score_columns", [*_wrong_columns_scored(row)])
     size = row.case.value_size
-    weights, _ = row_weights(row.case, row.head, row.scores)
+    weights, _ = row_weights(row.case, row.row, row.head, row.scores)
     outs = (weights @ row.k).unfold(0, size, 1)[1:]
     if len(outs):
         yield Suspect("value_columns", outs, None, lambda i: f"V is read from columns {i + 1}-{i + size} of the cache")
@@ -325,8 +325,8 @@ def _other_formulas(row: AttentionRow) -> Iterator[Outcome]:
 
 def _wrong_sinks(row: AttentionRow, sink: float) -> Iterator[Outcome]:
     """Beyond float32, or counted often: with weight p, n times over it adds (n - 1) p to the denominator."""
-    weights, lse = row_weights(row.case, row.head, row.scores)
-    above = sink - float(row_log_weights(row.case, row.head, row.scores)[0].max())
+    weights, lse = row_weights(row.case, row.row, row.head, row.scores)
+    above = sink - float(row_log_weights(row.case, row.row, row.head, row.scores)[0].max())
     if above > math.log(torch.finfo(torch.float32).max):
         yield weights @ row.v, math.inf, "the sink is not in the maximum that is subtracted, and overflows"
     of_sink = 1 - float(weights.sum())
@@ -348,5 +348,5 @@ def _outcome(
     dots: Float64[Tensor, " length"] | None = None,
 ) -> Outcome:
     dots = row.scores if dots is None else dots
-    weights, lse = row_weights(case or row.case, row.head if head is None else head, dots)
+    weights, lse = row_weights(case or row.case, row.row, row.head if head is None else head, dots)
     return weights @ row.v, float(lse), words

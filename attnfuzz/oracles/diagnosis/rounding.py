@@ -287,9 +287,9 @@ def _is_of_its_size(row: AttentionRow) -> bool:
     if not row.is_finite:
         return bool(products.max() > torch.finfo(dtype).max)
     errors = _ROUNDINGS * torch.finfo(dtype).eps * abs(row.case.scale) * products
-    low, bottom = row_log_weights(row.case, row.head, row.scores - errors)
-    high, top = row_log_weights(row.case, row.head, row.scores + errors)
-    weights, _ = row_weights(row.case, row.head, row.scores)
+    low, bottom = row_log_weights(row.case, row.row, row.head, row.scores - errors)
+    high, top = row_log_weights(row.case, row.row, row.head, row.scores + errors)
+    weights, _ = row_weights(row.case, row.row, row.head, row.scores)
     largest, smallest = (high - bottom).clamp(max=_LARGEST_EXPONENT).exp(), (low - top).exp()
     slack = torch.maximum(largest - weights, weights - smallest) @ row.v.abs()
     is_out = bool(((row.got - row.expected).abs() <= slack + _BOUNDS * row.bound).all())
@@ -315,7 +315,7 @@ def _is_off_by_at_most(row: AttentionRow, units: int) -> bool:
     if not row.is_finite:
         return bool(((row.weights[:, None] * row.v.abs()).sum(0) > torch.finfo(dtype).max).any())
     each = torch.finfo(dtype).eps * units
-    weights, _ = row_weights(row.case, row.head, row.scores)
+    weights, _ = row_weights(row.case, row.row, row.head, row.scores)
     slack = each * (weights @ row.v.abs() + row.expected.abs()) + _BOUNDS * row.bound
     is_out = bool(((row.got - row.expected).abs() <= slack).all())
     return is_out and (row.got_lse is None or abs(row.got_lse - row.lse) <= each + _BOUNDS * row.lse_bound)

@@ -175,7 +175,7 @@ def _weights_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[M
 
 def _sum_of_rounded_weights(row: AttentionRow, name: str, rounded: Round) -> Mistake:
     """Weights are rounded beside the maximum of their tile and those before, and summed so for output and LSE."""
-    scores, _ = row_log_weights(row.case, row.head, row.scores)
+    scores, _ = row_log_weights(row.case, row.row, row.head, row.scores)
     ways = []
     for tile in (*_TILES, row.num_tokens):
         ends = (
@@ -218,7 +218,7 @@ def _in_tiles(row: AttentionRow, tile: int, rounded: Round, of_weights: Round) -
 
     ``of_weights``: that of weights before they multiply V, as most kernels have it.
     """
-    scores, _ = row_log_weights(row.case, row.head, row.scores)
+    scores, _ = row_log_weights(row.case, row.row, row.head, row.scores)
     padding = -len(scores) % tile
     tiled = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf).reshape(-1, tile)
     tops = tiled.amax(1).cummax(0).values
@@ -238,12 +238,12 @@ def _in_tiles(row: AttentionRow, tile: int, rounded: Round, of_weights: Round) -
 
 def _sink(row: AttentionRow) -> Tensor:
     """The logit of the row's sink, -inf if it has none."""
-    return row_log_weights(row.case, row.head, row.scores[:0])[1]
+    return row_log_weights(row.case, row.row, row.head, row.scores[:0])[1]
 
 
 def _top(row: AttentionRow) -> Tensor:
     """The largest of the scores, as variants make them, and the sink."""
-    return torch.maximum(row_log_weights(row.case, row.head, row.scores)[0].amax(), _sink(row))
+    return torch.maximum(row_log_weights(row.case, row.row, row.head, row.scores)[0].amax(), _sink(row))
 
 
 def _states_rounded(row: AttentionRow, name: str, rounded: Round) -> Iterator[Mistake]:
@@ -259,7 +259,7 @@ def merged_states(row: AttentionRow, change: Round) -> list[tuple[Tensor, Tensor
 
 
 def _merged(row: AttentionRow, length: int, change: Round) -> tuple[Tensor, Tensor]:
-    scores, _ = row_log_weights(row.case, row.head, row.scores)
+    scores, _ = row_log_weights(row.case, row.row, row.head, row.scores)
     padding = -len(scores) % length
     parts = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf).reshape(-1, length)
     values = torch.nn.functional.pad(row.v, (0, 0, 0, padding)).reshape(-1, length, row.v.shape[1])
@@ -278,7 +278,7 @@ def _cut_off(row: AttentionRow, name: str) -> Iterator[Mistake]:
         return torch.where(nearest.double().abs() > x.abs(), smaller, nearest).double()
 
     words = f"is cut off to {name}, not rounded"
-    scores, top = row_log_weights(row.case, row.head, row.scores)[0], _top(row)
+    scores, top = row_log_weights(row.case, row.row, row.head, row.scores)[0], _top(row)
     weights, sink = (scores - top).exp(), (_sink(row) - top).exp()
     total = weights.sum() + sink
     lse = top + total.log()
@@ -291,7 +291,7 @@ def _cut_off(row: AttentionRow, name: str) -> Iterator[Mistake]:
 def _flushed(row: AttentionRow) -> Iterator[Mistake]:
     """Numbers below float16's smallest normal one, which count: GPUs take none for 0 but float32's, below 2^-126."""
     smallest = torch.finfo(torch.float16).smallest_normal
-    weights, lse = row_weights(row.case, row.head, row.scores)
+    weights, lse = row_weights(row.case, row.row, row.head, row.scores)
     for name, words, out in (
         ("V flushed", "numbers of V", weights @ _without_small(row.v, smallest)),
         ("output flushed", "outputs", _without_small(row.expected, smallest)),
@@ -314,7 +314,7 @@ def _converted(row: AttentionRow) -> Iterator[Mistake]:
                 tensor.float().to(dtype).double() if part in parts else tensor
                 for part, tensor in (("q", row.q), ("K", row.k), ("V", row.v))
             )
-            weights, lse = row_weights(row.case, row.head, row.case.scale * (k @ q))
+            weights, lse = row_weights(row.case, row.row, row.head, row.case.scale * (k @ q))
             words = f"{', '.join(parts[:-1])}{' and ' if parts[1:] else ''}{parts[-1]} "
             words += f"{'are' if parts[1:] else 'is'} converted to {name} on the way"
             numerics = {"dequantised": "input"} if name == row.case.dtype and parts == ("K", "V") else {}
@@ -323,7 +323,7 @@ def _converted(row: AttentionRow) -> Iterator[Mistake]:
 
 def _without_maximum(row: AttentionRow) -> Mistake:
     """exp of float32 scores as they are: it overflows at 88.7, and becomes 0 at -87.3 or, with subnormals, at -104."""
-    scores = torch.cat((row_log_weights(row.case, row.head, row.scores)[0], _sink(row)[None]))
+    scores = torch.cat((row_log_weights(row.case, row.row, row.head, row.scores)[0], _sink(row)[None]))
     ways = []
     for smallest in (torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).smallest_normal * 2.0**-23):
         weights = scores.clamp(max=_LARGEST_EXPONENT).exp()
@@ -426,7 +426,7 @@ def _of_scores(
     """
     overflows = not all(bool(scores.isfinite().all()) for scores in ways)
     has_no_weight = any(bool(scores.isneginf().any()) for scores in ways)
-    found = [row_weights(row.case, row.head, row.scores.index_copy(0, tokens, scores)) for scores in ways]
+    found = [row_weights(row.case, row.row, row.head, row.scores.index_copy(0, tokens, scores)) for scores in ways]
     weights, lse = torch.stack([weights for weights, _ in found]), torch.stack([lse for _, lse in found])
     out = weights @ row.v
     if copies:
@@ -451,7 +451,7 @@ def _of_weights(
 
     As in a single tile: where the maximum rises on the way, roundings differ a little.
     """
-    scores, top = row_log_weights(row.case, row.head, row.scores)[0], _top(row)
+    scores, top = row_log_weights(row.case, row.row, row.head, row.scores)[0], _top(row)
     weights = exp(scores - top).masked_fill(scores == -torch.inf, 0.0)
     total = weights.sum() + (_sink(row) - top).exp()
     out = (of_v(weights) @ row.v) / total
@@ -477,7 +477,7 @@ def _in_tf32(row: AttentionRow) -> Mistake:
     outs, lses = [], []
     for nearest in (True, False):
         q, k, v = (_to_tf32(part, nearest=nearest) for part in (row.q, row.k, row.v))
-        weights, lse = row_weights(row.case, row.head, row.case.scale * (k @ q))
+        weights, lse = row_weights(row.case, row.row, row.head, row.case.scale * (k @ q))
         largest = weights.max()
         outs.append(_to_tf32(weights / largest, nearest=nearest) @ v * largest)
         lses.append(lse)

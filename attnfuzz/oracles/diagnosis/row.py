@@ -122,7 +122,7 @@ class AttentionRow:
     @cached_property
     def _right(self) -> tuple[Tensor, Tensor]:
         """Weights and LSE."""
-        return row_weights(self.case, self.head, self.scores)
+        return row_weights(self.case, self.row, self.head, self.scores)
 
     @property
     def num_tokens(self) -> int:

@@ -1,0 +1,128 @@
+"""The mask of masked_attention. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from attnfuzz.cases.domain import Domain
+from attnfuzz.cases.edits import changed
+from attnfuzz.cases.facets.facet import Changes, Facet
+from attnfuzz.cases.search import Proposal, first_of, lower_integer
+from attnfuzz.problems.axes import Axis
+from attnfuzz.problems.cases import MaskedAttentionCase
+from attnfuzz.problems.masks import CAUSAL_MASK, MASK_KINDS, Mask
+
+__all__ = ["MaskFacet"]
+
+_SEEN = ("every key up to itself", "some keys hidden", "keys behind it", "no key")
+
+
+class MaskFacet(Facet[MaskedAttentionCase]):
+    """``mask``: causal is the simplest."""
+
+    fields = ("mask",)
+
+    def features(self, case: MaskedAttentionCase) -> Iterator[str]:
+        if case.mask.kind != "causal":
+            yield f"mask={case.mask.kind}"
+        if any(map(_sees_nothing, case.rows_seen)):
+            yield "a query sees no key"
+
+    def size(self, case: MaskedAttentionCase) -> tuple[Any, ...]:
+        """Fewer numbers come first, and smaller ones."""
+        numbers = [number for of_seq in case.mask.seqs for number in of_seq]
+        rank = MASK_KINDS.index(case.mask.kind)
+        return (rank, len(case.mask.seqs), len(numbers), sum(map(abs, numbers)), case.mask.seqs)
+
+    def axes(self, domain: Domain) -> Iterator[Axis]:
+        yield Axis("mask", domain.supports.masks, lambda case: (case.mask.kind,))
+        yield Axis("keys seen", _SEEN, _seen)
+
+    def objections(self, case: MaskedAttentionCase, domain: Domain) -> Iterator[str]:
+        if case.mask.kind not in domain.supports.masks:
+            yield f"mask.kind={case.mask.kind!r}, but the kernel declares masks={domain.supports.masks}"
+        if not domain.supports.empty_sequences:
+            for row, seen in enumerate(case.rows_seen):
+                if _sees_nothing(seen):
+                    yield f"query token {row} sees no key, but the kernel declares empty_sequences=False"
+
+    def lower(self, case: MaskedAttentionCase, domain: Domain) -> Proposal[MaskedAttentionCase]:
+        """Another kind without numbers, the same numbers for all sequences, fewer of them, and smaller ones."""
+        case = yield from first_of(case, [_with_mask(case, Mask(kind=kind)) for kind in domain.supports.masks])
+        seqs = case.mask.seqs
+        needed = seqs[: case.num_seqs]
+        case = yield from first_of(case, [_with(case, (one,)) for one in dict.fromkeys(seqs)])
+        case = yield from first_of(case, [_with(case, needed)])
+        for place in range(len(case.mask.seqs)):
+            case = yield from self._lower_numbers(case, place)
+        return case
+
+    def _lower_numbers(self, case: MaskedAttentionCase, place: int) -> Proposal[MaskedAttentionCase]:
+        i = 0
+        while place < len(case.mask.seqs) and i < len(case.mask.seqs[place]):
+            before = case.mask.seqs[place]
+            shorter = [before[:i], before[:i] + before[i + 1 :]]
+            case = yield from first_of(case, [_with_numbers(case, place, numbers) for numbers in shorter])
+            if place >= len(case.mask.seqs) or case.mask.seqs[place] != before:
+                continue
+            low = -1 if case.mask.kind == "tree" else 0
+            case = yield from lower_integer(case, before[i], low, _number(place, i))
+            i += 1
+        return case
+
+    def changes(self, case: MaskedAttentionCase, domain: Domain) -> Iterator[tuple[str, MaskedAttentionCase | None]]:
+        for kind in domain.supports.masks:
+            if kind != case.mask.kind and kind in ("causal", "full"):
+                yield f"a {kind} mask instead of {case.mask.kind}", _with_mask(case, Mask(kind=kind))
+
+    def without(self, feature: str, case: MaskedAttentionCase) -> Iterator[Changes]:
+        if feature == f"mask={case.mask.kind}" and case.mask != CAUSAL_MASK:
+            yield {"mask": CAUSAL_MASK}
+        if feature == "a query sees no key":
+            yield {"mask": CAUSAL_MASK}
+            yield {"mask": Mask(kind="full")}
+
+
+def _sees_nothing(seen: bytes) -> bool:
+    return 1 not in seen
+
+
+def _seen(case: MaskedAttentionCase) -> tuple[str, ...]:
+    """What rows see, next to those of a causal mask."""
+    found = set()
+    for row, seen in enumerate(case.rows_seen):
+        rows = case.rows_of(case.row_seqs[row])
+        own = len(seen) - (rows.stop - row) + 1
+        is_hidden = 0 in seen[:own]
+        found |= {_SEEN[3]} if _sees_nothing(seen) else {_SEEN[1]} if is_hidden else set()
+        found |= {_SEEN[2]} if 1 in seen[own:] else set()
+    return tuple(sorted(found, key=_SEEN.index)) or _SEEN[:1]
+
+
+def _with_mask(case: MaskedAttentionCase, mask: Mask) -> MaskedAttentionCase | None:
+    return changed(case, mask=mask)
+
+
+def _with(case: MaskedAttentionCase, seqs: tuple[tuple[int, ...], ...]) -> MaskedAttentionCase | None:
+    try:
+        return _with_mask(case, msgspec.structs.replace(case.mask, seqs=seqs))
+    except ValueError:
+        return None
+
+
+def _with_numbers(case: MaskedAttentionCase, place: int, numbers: tuple[int, ...]) -> MaskedAttentionCase | None:
+    seqs = case.mask.seqs
+    if place >= len(seqs):
+        return None
+    return _with(case, (*seqs[:place], numbers, *seqs[place + 1 :]))
+
+
+def _number(place: int, i: int) -> Any:
+    def edit(case: MaskedAttentionCase, number: int) -> MaskedAttentionCase | None:
+        numbers = case.mask.seqs[place] if place < len(case.mask.seqs) else ()
+        return _with_numbers(case, place, (*numbers[:i], number, *numbers[i + 1 :])) if i < len(numbers) else None
+
+    return edit

@@ -1,0 +1,68 @@
+"""Masks: trees as speculative decoding makes them, pages that are skipped, and patterns that are anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnfuzz.problems.masks import ALL_HIDDEN, Mask, MaskKind
+from attnfuzz.strategies.decisions import Decisions
+
+__all__ = ["decide_mask", "mask_bytes"]
+
+_SEQS = (1, 2, 3)
+"""Sequences that differ; more share the numbers of the first ones."""
+_MOST_NUMBERS = 6
+_TREES = ("root", "sibling", "before", "any")
+_BITS = (0, 1, 2, 0x8000, 0x5555, 0xAAAA, 0xFFFE, 0x7FFF, 0x00FF, 0xFF00, ALL_HIDDEN)
+
+
+def mask_bytes() -> int:
+    """How many bytes `decide_mask` reads."""
+    return 2 + len(_SEQS) * (1 + 2 * _MOST_NUMBERS)
+
+
+def decide_mask(
+    decisions: Decisions,
+    kinds: Sequence[MaskKind],
+    query_lens: Sequence[int],
+    num_pages: Sequence[int],
+    *,
+    may_hide_all: bool,
+) -> Mask:
+    """A mask of one of ``kinds`` for sequences with so many query tokens and pages.
+
+    Unless it ``may_hide_all``, every query token sees the first key of its sequence.
+    """
+    kind = decisions.pick(tuple(kinds))
+    if kind in ("causal", "full"):
+        return Mask(kind=kind)
+    count = decisions.pick(_SEQS[: len(query_lens)])
+    seqs = []
+    for seq in range(count):
+        if kind == "tree":
+            seqs.append(_parents(decisions, query_lens[seq]))
+        elif kind == "pages":
+            seqs.append(_pages(decisions, num_pages[seq], first=0 if may_hide_all else 1))
+        else:
+            words = _BITS if may_hide_all else tuple(word for word in _BITS if not word & 1)
+            seqs.append(tuple(decisions.pick(words) for _ in range(decisions.pick(range(1, 4)))))
+    return Mask(kind=kind, seqs=tuple(seqs))
+
+
+def _parents(decisions: Decisions, query_len: int) -> tuple[int, ...]:
+    """Several tokens that follow the context, siblings, chains, and whatever else."""
+    found: list[int] = []
+    for j in range(min(query_len, _MOST_NUMBERS)):
+        way = decisions.pick(_TREES)
+        parent = decisions.pick(range(-1, max(1, j))) if way == "any" else -1
+        parent = found[-1] if way == "sibling" and found else j - 1 if way == "before" else parent
+        found.append(min(parent, j - 1))
+    return tuple(found)
+
+
+def _pages(decisions: Decisions, num_pages: int, *, first: int) -> tuple[int, ...]:
+    """The last page or the one before it is skipped more often than others: there kernels differ."""
+    choices = [page for page in (*range(num_pages), num_pages - 1, num_pages - 2) if page >= first]
+    if not choices:
+        return ()
+    return tuple(sorted({decisions.pick(choices) for _ in range(decisions.pick(range(1, 4)))}))
