@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from attnfuzz.adapters.engine import Engine as Engine
-    from attnfuzz.closeness import assert_close as assert_close
     from attnfuzz.declaration import Kernel as Kernel
     from attnfuzz.declaration import kernel as kernel
     from attnfuzz.problems.cases import DenseDecodeCase as DenseDecodeCase
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from attnfuzz.testing import KernelFailure as KernelFailure
     from attnfuzz.testing import check as check
     from attnfuzz.testing import fuzz as fuzz
+    from attnfuzz.testing.closeness import assert_close as assert_close
     from attnfuzz.values.own import numbers as numbers
 
 __version__ = "0.1.0"
@@ -55,7 +55,7 @@ _HOMES = {
     "SplitDecodeCase": "attnfuzz.problems.cases",
     "Supports": "attnfuzz.problems.supports",
     "TensorSpec": "attnfuzz.problems.shapes",
-    "assert_close": "attnfuzz.closeness",
+    "assert_close": "attnfuzz.testing.closeness",
     "check": "attnfuzz.testing",
     "fuzz": "attnfuzz.testing",
     "kernel": "attnfuzz.declaration",

@@ -23,7 +23,7 @@ from attnfuzz.problems.declared_numerics import Numerics
 from attnfuzz.problems.registry import problem_of
 from attnfuzz.strategies import case_lists
 from attnfuzz.strategies.sizes import CPU_SIZES, GPU_SIZES, Sizes
-from attnfuzz.targets import load_here
+from attnfuzz.testing.loading import load_here
 
 __all__ = ["KERNELS", "SIZES", "hidden"]
 

@@ -46,10 +46,7 @@ RANKS = {
     "attnfuzz.data_files": 0,  # opening what a user names
     "attnfuzz.bench": 5,
     "attnfuzz.environment": 0,  # versions, found without importing anything
-    "attnfuzz.checking": 5,
-    "attnfuzz.closeness": 5,
     "attnfuzz.doctor": 5,
-    "attnfuzz.fuzzing": 5,
     "attnfuzz.mutation": 5,
     "attnfuzz.overlay": 0,
     "attnfuzz.own_errors": 0,  # text only
@@ -57,11 +54,7 @@ RANKS = {
     "attnfuzz.safe_start": 0,  # runs before anything else
     "attnfuzz.said": 0,  # text only
     "attnfuzz.probe": 0,  # runs in a process of its own
-    "attnfuzz.kernel_failure": 5,
-    "attnfuzz.shared_runner": 5,
-    "attnfuzz.targets": 5,
     "attnfuzz.testing": 5,
-    "attnfuzz.xdist_leases": 5,
     "attnfuzz.report": 5,
     "attnfuzz.sanitizer": 5,
     "attnfuzz.cli": 6,

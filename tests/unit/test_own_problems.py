@@ -25,8 +25,8 @@ from attnfuzz.problems.features import features
 from attnfuzz.problems.input_space import InputSpace
 from attnfuzz.problems.open_cases import OpenProblem
 from attnfuzz.problems.simplest import simplest_case
-from attnfuzz.shared_runner import shared_runner
 from attnfuzz.strategies.decisions import Decisions
+from attnfuzz.testing.loading import shared_runner
 from tests.unit import rope_append_kernels as rope_append
 
 COMMAND = Path(sys.executable).with_name("attnfuzz")

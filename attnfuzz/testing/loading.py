@@ -1,8 +1,10 @@
-"""From a kernel object or its name to the declaration and target that another process loads it by."""
+"""The kernel that a test names, as another process loads it, and the runner of this process that judges it."""
 
 from __future__ import annotations
 
 import ast
+import atexit
+import os
 import sys
 from pathlib import Path
 from typing import TypeVar
@@ -10,9 +12,12 @@ from typing import TypeVar
 import msgspec
 
 from attnfuzz.declaration import BUNDLED_MODULE, Declaration, Kernel, load_kernels
-from attnfuzz.shared_runner import shared_runner
+from attnfuzz.isolation.devices import DeviceLease
+from attnfuzz.judging.runner import Runner
+from attnfuzz.oracles.verdict import DEFAULT_ORACLES, OracleName
+from attnfuzz.problems.tolerance import Tolerance
 
-__all__ = ["declaration_of", "load_here", "target_of"]
+__all__ = ["declaration_of", "load_here", "pin_to", "shared_runner", "target_of"]
 
 Found = TypeVar("Found", Kernel, Declaration)
 
@@ -68,3 +73,34 @@ def _only(found: list[Found], target: str) -> Found:
         names = ", ".join(repr(declaration.name) for declaration in declarations)
         raise ValueError(f"kernel={target!r} names {len(found)} kernels ({names}); name one of them")
     return found[0]
+
+
+_runners: dict[tuple[object, ...], Runner] = {}
+_lease: DeviceLease | None = None
+
+
+def pin_to(lease: DeviceLease) -> None:
+    """Have the runners that are asked for from now on use this GPU only."""
+    global _lease
+    _lease = lease
+
+
+def shared_runner(
+    device: str = "auto", oracles: tuple[OracleName, ...] = DEFAULT_ORACLES, tolerance: Tolerance = "bound"
+) -> Runner:
+    """The runner of this process for these settings. It is closed when the process ends."""
+    key = (os.getpid(), device, oracles, tolerance, _lease)  # a forked child may not use its parent's pipes
+    if key not in _runners:
+        if not _runners:
+            atexit.register(_close_all)
+        _runners[key] = Runner(
+            device=device, oracles=oracles, tolerance=tolerance, environment=_lease.environment if _lease else None
+        )
+    return _runners[key]
+
+
+def _close_all() -> None:
+    for key, runner in _runners.items():
+        if key[0] == os.getpid():
+            runner.close()
+    _runners.clear()

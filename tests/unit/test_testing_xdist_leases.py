@@ -54,7 +54,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
 @pytest.fixture
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A number of workers that xdist would not arrive at by itself."""
-    monkeypatch.setattr("attnfuzz.xdist_leases.cores", lambda: 47)
+    monkeypatch.setattr("attnfuzz.testing.xdist_leases.cores", lambda: 47)
 
 
 def resolved(suite: pytest.Pytester, *arguments: str) -> tuple[int, str]:

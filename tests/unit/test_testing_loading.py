@@ -1,4 +1,4 @@
-"""How another process finds a kernel: attnfuzz.targets."""
+"""How another process finds a kernel: attnfuzz.testing.loading."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnfuzz.declaration import Kernel, KernelLoadError, load_kernels
-from attnfuzz.targets import declaration_of, load_here, target_of
+from attnfuzz.testing.loading import declaration_of, load_here, target_of
 
 FILE = """
 import attnfuzz

@@ -10,15 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnfuzz.checking import check_relations
 from attnfuzz.declaration import Declaration, Kernel
-from attnfuzz.kernel_failure import KernelFailure
 from attnfuzz.minimise import minimise
 from attnfuzz.oracles.verdict import DEFAULT_ORACLES, RELATION_ORACLES, OracleName, Relations
 from attnfuzz.problems.cases import Case, encode_case
 from attnfuzz.problems.tolerance import Tolerance
-from attnfuzz.shared_runner import shared_runner
-from attnfuzz.targets import declaration_of
+from attnfuzz.testing.checking import check_relations
+from attnfuzz.testing.kernel_failure import KernelFailure
+from attnfuzz.testing.loading import declaration_of, shared_runner
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

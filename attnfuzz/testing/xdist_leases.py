@@ -14,7 +14,7 @@ import pytest
 
 from attnfuzz.campaign.workers import Choice, by_formula, cores
 from attnfuzz.isolation.devices import DeviceLease, Gpu, LeasePool
-from attnfuzz.shared_runner import pin_to
+from attnfuzz.testing.loading import pin_to
 
 __all__ = ["Leases", "choose_workers", "pin_worker"]
 
