@@ -98,9 +98,8 @@ def filled(case: OpenCase) -> dict[str, Tensor]:
     return tensors
 
 
-def build(case: OpenCase, allocator: Allocator, supports: Supports, values: OpenValues) -> SimpleNamespace:
+def build(case: OpenCase, allocator: Allocator, values: OpenValues) -> SimpleNamespace:
     """The inputs, in the memory of ``allocator``."""
-    del supports
     tensors = allocate(case, allocator)
     _write(_problem_of(case), case, tensors)
     for name in changed_names(case):
@@ -115,9 +114,8 @@ def inputs(case: OpenCase, tensors: Mapping[str, Tensor]) -> SimpleNamespace:
     return SimpleNamespace(**{**fields, **tensors})
 
 
-def returned_names(case: OpenCase, supports: Supports) -> tuple[str, ...]:
+def returned_names(case: OpenCase) -> tuple[str, ...]:
     """The outputs, in the order in which a kernel may return them."""
-    del supports
     return tuple(name for name, spec in tensor_specs(case).items() if spec.role == "output")
 
 

@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from jaxtyping import Float, Float32, Int32
 from torch import Tensor
 
-from attnfuzz.problems.allocation import Allocator
 from attnfuzz.problems.cases import PagedAttentionCase
-from attnfuzz.problems.paged_decode import with_both_caches, written
-from attnfuzz.problems.reference import Expected, attention_reference
-from attnfuzz.problems.supports import Layout, Supports
-from attnfuzz.values.attention import LogicalAttention
+from attnfuzz.problems.paged_decode import with_both_caches
+from attnfuzz.problems.supports import Layout
 
-__all__ = ["PagedAttentionInputs", "build", "inputs_of", "reference"]
+__all__ = ["PagedAttentionInputs", "inputs_of"]
 
 
 @dataclass(slots=True)
@@ -53,14 +50,6 @@ class PagedAttentionInputs:
     v_scale: Float32[Tensor, " num_kv_scales"] | None = None
 
 
-def build(
-    case: PagedAttentionCase, allocator: Allocator, supports: Supports, values: LogicalAttention | None = None
-) -> PagedAttentionInputs:
-    """Inputs of ``case`` in memory of ``allocator``; ``values`` saves drawing the numbers again."""
-    del supports  # what a kernel supports shapes the cases, not their tensors
-    return inputs_of(case, written(case, allocator, values))
-
-
 def inputs_of(case: PagedAttentionCase, tensors: dict[str, Tensor]) -> PagedAttentionInputs:
     """What the kernel gets, of ``tensors`` by the names that ``tensor_specs`` gives them."""
     return PagedAttentionInputs(
@@ -73,8 +62,3 @@ def inputs_of(case: PagedAttentionCase, tensors: dict[str, Tensor]) -> PagedAtte
         soft_cap=case.variant.soft_cap,
         **with_both_caches(case, tensors),
     )
-
-
-def reference(case: PagedAttentionCase, values: LogicalAttention) -> Expected:
-    """``out [num_tokens num_q_heads v_head_size]`` and natural ``lse [num_tokens num_q_heads]`` in float64."""
-    return attention_reference(case, values)
