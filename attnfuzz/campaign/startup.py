@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import cast
 
 from attnfuzz.campaign.coordinator import CampaignPlan, Coordinator
-from attnfuzz.campaign.judge.executor import memory_limit
 from attnfuzz.campaign.judge.journal import JournalFolder
+from attnfuzz.campaign.judge.process_memory import memory_limit
 from attnfuzz.campaign.messages import Setup
 from attnfuzz.campaign.readiness import Readiness
 from attnfuzz.campaign.request import CampaignRequest, asked_of

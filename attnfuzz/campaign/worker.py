@@ -13,6 +13,7 @@ import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -24,9 +25,9 @@ from hypothesis.strategies import SearchStrategy
 from attnfuzz.campaign.counts import ProgressMeter
 from attnfuzz.campaign.draw.drawing import CaseSource, StrategyFor, WorkingSets, derive_seed
 from attnfuzz.campaign.draw.schedule import BatchSize, Schedule
-from attnfuzz.campaign.judge.executor import Executors, History, MemoryWatch
 from attnfuzz.campaign.judge.journal import Journal
-from attnfuzz.campaign.judge.judging import GRACE_S, OutOfTime, Pipeline, TimedJudge, Unjudged
+from attnfuzz.campaign.judge.judging import GRACE_S, CaseJudge, OutOfTime, Pipeline, Unjudged
+from attnfuzz.campaign.judge.process_memory import MemoryWatch
 from attnfuzz.campaign.messages import (
     Begin,
     Busy,
@@ -43,6 +44,7 @@ from attnfuzz.campaign.messages import (
     Unfinished,
 )
 from attnfuzz.campaign.triage.confirmation import first_death
+from attnfuzz.campaign.triage.explanation import explain_in_short
 from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.campaign.triage.failures import Failures
 from attnfuzz.campaign.triage.known_deaths import LEARNED_ORACLES
@@ -72,25 +74,22 @@ class WorkerLoop:
     """Searches the kernels of ``setup`` until its deadline or until the coordinator says stop.
 
     ``formats`` are for a GPU, where a format that is new costs as much as hundreds of cases; without them, the format
-    of each case is drawn too.
+    of each case is drawn too. ``most_together``: as many cases as are judged in one batch.
     """
 
     def __init__(
         self,
         setup: Setup,
         *,
-        judge: TimedJudge,
+        judge: CaseJudge,
         strategy_for: StrategyFor,
         channel: Channel[ToWorker],
-        history: History | None = None,
-        memory: MemoryWatch | None = None,
         formats: WorkingSets | None = None,
+        most_together: int = _MOST_TOGETHER,
     ) -> None:
         self._setup = setup
         self._judge = judge
         self._channel = channel
-        self._history = History() if history is None else history
-        self._memory = MemoryWatch(None) if memory is None else memory
         self._formats = formats
         self._drawing = CaseSource(strategy_for, seeds=(setup.seed, setup.worker), formats=formats)
         self._kernels: dict[str, Declaration] = {}
@@ -106,7 +105,7 @@ class WorkerLoop:
             is_over=self._is_over,
         )
         self._drawn: defaultdict[str, list[Case]] = defaultdict(list)
-        self._sizes = defaultdict[str, BatchSize](lambda: BatchSize(_MOST_TOGETHER if judge.can_batch else 1))
+        self._sizes = defaultdict[str, BatchSize](lambda: BatchSize(most_together))
         self._early: list[Unfinished] = []
         self._pipeline = Pipeline(judge.together)
         self._death_searches: Counter[str] = Counter()
@@ -135,7 +134,7 @@ class WorkerLoop:
                 case Known():
                     self._failures.learn(message)
                     if message.kind == LEAK:
-                        self._memory.leaks(message.kernel)
+                        self._judge.leaks(message.kernel)
                     if message.oracle in LEARNED_ORACLES:
                         self._schedule.is_fatal(message.kernel)
                 case Busy():
@@ -250,7 +249,7 @@ class WorkerLoop:
         target = batch.declaration.target
         if batch.verdicts is None:
             self._sizes[target].went_wrong()
-            before = self._history.of(batch.declaration)
+            before = self._judge.history.of(batch.declaration)
             if not self._judge_alone(batch.declaration, batch.cases):
                 self._find_death(batch.declaration, before)
             return
@@ -261,21 +260,13 @@ class WorkerLoop:
 
     def _look_for_leak(self) -> None:
         """Find out about a kernel that has made the executor grow."""
-        suspected = self._memory.suspect
-        if suspected is None or not self._goes_on():
+        if not self._goes_on():
             return
-        declaration, case = suspected
         started = time.monotonic()
-        try:
-            failure = self._judge.find_leak(declaration, case)
-        except OutOfTime:
-            return
-        except Unjudged:
-            failure = None
-        self._schedule.charge(declaration.target, time.monotonic() - started)
-        self._memory.checked(declaration, leaks=failure is not None)
-        if failure is not None:
-            self._weigh(FailingCase(declaration, case, failure), 0.0)
+        if (searched := self._judge.look_for_leak()) is not None:
+            self._schedule.charge(searched.declaration.target, time.monotonic() - started)
+            if searched.failure is not None:
+                self._weigh(FailingCase(searched.declaration, searched.case, searched.failure), 0.0)
 
     def _find_death(self, declaration: Declaration, cases: Sequence[Case]) -> None:
         """Find out what took a batch down that no case of it takes down alone."""
@@ -318,7 +309,7 @@ class WorkerLoop:
         else:
             self._publish_format(declaration, case, seconds)
         if failure is not None:
-            self._weigh(FailingCase(declaration, case, failure, self._history.before(declaration, case)), seconds)
+            self._weigh(FailingCase(declaration, case, failure, self._judge.history.before(declaration, case)), seconds)
 
     def _publish_format(self, declaration: Declaration, case: Case, seconds: float) -> None:
         format_ = None if self._formats is None else self._formats.judged(declaration, case, seconds)
@@ -394,7 +385,18 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
         environment=DeviceLease(setup.device_id).environment if setup.device_id else None,
         zygote=zygote,
     )
-    with contextlib.closing(Executors(runner, setup)) as executors, contextlib.closing(_journal(setup)) as journal:
+    with ExitStack() as opened:
+        journal = opened.enter_context(contextlib.closing(_journal(setup)))
+        judge = CaseJudge(
+            runner,
+            deadline=setup.deadline,
+            longest_s=runner.timeout_s,
+            journal=journal,
+            memory=MemoryWatch(setup.memory_limit_bytes, sharing_gpu=setup.sharing),
+            explain=explain_in_short,
+            complain=lambda text: channel.send(Trouble(message=text)),
+        )
+        opened.callback(judge.close)
         runner.start_device()
         if setup.kernels:  # or the first is still being built
             runner.declarations([declaration.target for declaration in setup.kernels])
@@ -403,26 +405,13 @@ def work(setup: Setup, channel: Channel[ToWorker], broker: socket.socket) -> Non
         if not isinstance(begin, Begin):
             return
         setup = msgspec.structs.replace(setup, deadline=begin.deadline)
+        judge.deadline = begin.deadline
         runner.give_up_builds(lambda builds: time.monotonic() >= begin.deadline + GRACE_S)
-        judge = TimedJudge(
-            executors.judge,
-            judge_together=executors.judge_together,
-            find_leak=executors.find_leak,
-            explain=executors.explain,
-            deadline=setup.deadline,
-            longest_s=runner.timeout_s,
-            journal=journal,
-            complain=lambda text: channel.send(Trouble(message=text)),
-            process=lambda: executors.pid,
-        )
-
         WorkerLoop(
             setup,
             judge=judge,
             strategy_for=partial(_strategy, sizes),
             channel=channel,
-            history=executors.history,
-            memory=executors.memory,
             formats=WorkingSets(partial(_formats, setup)) if setup.device == "cuda" else None,
         ).run()
 

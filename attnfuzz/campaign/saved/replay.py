@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from attnfuzz.campaign.inference import with_declared
-from attnfuzz.campaign.judge.executor import memory_limit
 from attnfuzz.campaign.judge.journal import is_in_journal, was_running
+from attnfuzz.campaign.judge.process_memory import memory_limit
 from attnfuzz.corpus import Regression
 from attnfuzz.corpus.regression import as_of
 from attnfuzz.data_files import is_regular_file

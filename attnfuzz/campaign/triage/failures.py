@@ -10,7 +10,7 @@ import msgspec
 from attnfuzz.campaign.aspects import ANY_CASE
 from attnfuzz.campaign.counts import ProgressMeter
 from attnfuzz.campaign.identity.signature import KnownFindings, Signature, Symptom
-from attnfuzz.campaign.judge.judging import TimedJudge
+from attnfuzz.campaign.judge.judging import CaseJudge
 from attnfuzz.campaign.messages import Busy, Known
 from attnfuzz.campaign.triage.failing import FailingCase
 from attnfuzz.campaign.triage.investigation import Investigation
@@ -35,7 +35,7 @@ class Failures:
         worker: int,
         *,
         deadline: float,
-        judge: TimedJudge,
+        judge: CaseJudge,
         meter: ProgressMeter,
         send: Callable[[msgspec.Struct], None],
         is_over: Callable[[], bool],

@@ -12,7 +12,7 @@ import msgspec
 from attnfuzz.campaign.aspects import SILENT_ORACLES, aspects
 from attnfuzz.campaign.identity.finding import Finding
 from attnfuzz.campaign.identity.signature import NEEDS_PRECEDING, KnownFindings, Signature, case_features
-from attnfuzz.campaign.judge.judging import OutOfTime, TimedJudge, Unjudged
+from attnfuzz.campaign.judge.judging import CaseJudge, OutOfTime, Unjudged
 from attnfuzz.campaign.messages import Confirmed, Duplicate, Found, Minimised, Smaller, Unconfirmed, written
 from attnfuzz.campaign.relatives import (
     alternatives,
@@ -79,7 +79,7 @@ class Investigation:
         finding: str,
         failing: FailingCase,
         *,
-        judge: TimedJudge,
+        judge: CaseJudge,
         known: KnownFindings,
         deaths: KnownDeaths | None = None,
         send: Callable[[msgspec.Struct], None],
@@ -455,7 +455,7 @@ class Investigation:
         return failure is None or declared.as_(case, failure).symptom != now.symptom
 
 
-def explanation_of(failing: FailingCase, judge: TimedJudge) -> Explanation:
+def explanation_of(failing: FailingCase, judge: CaseJudge) -> Explanation:
     """What is wrong with a case that always fails; nothing on one that needs others before it."""
     if failing.preceding or failing.failure.kind == LEAK:
         return Explanation()

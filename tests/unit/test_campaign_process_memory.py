@@ -1,4 +1,4 @@
-"""attnfuzz.campaign.judge.executor: what ran in a process, and the memory that it may take."""
+"""attnfuzz.campaign.judge.process_memory: what ran in a process, and the memory that it may take."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from attnfuzz.campaign.judge.executor import History, MemoryWatch, memory_limit
+from attnfuzz.campaign.judge.process_memory import History, MemoryWatch, memory_limit
 from attnfuzz.corpus import MAX_PRECEDING
 from attnfuzz.declaration import Declaration
 from attnfuzz.problems.cases import Case, DenseDecodeCase, encode_case

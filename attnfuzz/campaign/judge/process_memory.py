@@ -1,4 +1,4 @@
-"""A worker's executor: the process that runs cases, what has run in it, and the memory that it may take.
+"""What is remembered of the process that runs cases: what has run in it, and the memory that it takes.
 
 A kernel that leaks ends its process at the memory limit, which costs the cases that were running and tells nothing of
 the cause. So the executor is watched between cases: half way to the limit the kernel that grew it most is suspected of
@@ -7,28 +7,17 @@ leaking, and once that is proven, executors are replaced before the limit for as
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
 from collections import Counter, deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from attnfuzz.campaign.identity.signature import case_features
-from attnfuzz.campaign.messages import Setup
 from attnfuzz.corpus import MAX_PRECEDING
 from attnfuzz.declaration import Declaration
-from attnfuzz.explaining.ablation import ablate
-from attnfuzz.explaining.explanation import NO_TIME, Explanation
 from attnfuzz.isolation.process import available_bytes
-from attnfuzz.judging.guard_naming import with_name
-from attnfuzz.judging.runner import Runner
-from attnfuzz.oracles.verdict import IDENTIFYING_CAUSES, RELATION_ORACLES, Failure, Relations, Verdict
 from attnfuzz.problems.cases import Case
 
-__all__ = ["Executors", "History", "MemoryWatch", "explain_failure", "memory_limit", "shortened"]
+__all__ = ["History", "MemoryWatch", "memory_limit"]
 
 _KEPT = 2 * MAX_PRECEDING
 """A batch is recorded as a whole, and the cases before its first one may matter too."""
@@ -222,145 +211,3 @@ class MemoryWatch:
         if self._limit_bytes is None or self._limit_bytes <= now.began_with:
             return 0.0
         return (memory_bytes - now.began_with) / (self._limit_bytes - now.began_with)
-
-
-_MOST_LINES = 4
-_MOST_CHARACTERS = 300
-
-
-def explain_failure(
-    runner: Runner, declaration: Declaration, case: Case, failure: Failure, *, weighing_s: float, total_s: float
-) -> Explanation:
-    """What is wrong with ``case``, which ``failure`` is about.
-
-    No run for weights begins after ``weighing_s`` seconds, and none of a changed case after ``total_s``; of a case that
-    hangs, none at all. Where a relation objects, a run by itself is right, and so are its weights.
-    Raises what ``Runner.judge`` raises.
-    """
-    until = time.monotonic() + total_s
-    if failure.oracle == "hang":
-        return Explanation()
-    is_relation = failure.oracle in RELATION_ORACLES
-    found = Explanation()
-    if failure.cause in IDENTIFYING_CAUSES:  # it has been replayed: single weights say nothing of it
-        found = runner.cause_lines(declaration, case, failure.replays)
-    elif not is_relation:
-        found = runner.explain(declaration, case, seconds=weighing_s, oracle=failure.oracle)
-    else:
-        named = with_name(runner, declaration, case, Verdict(failure=failure), seconds=total_s / 2).failure
-        if named is not None and named is not failure:
-            found = Explanation(lines=(named.message,))
-    if failure.oracle == "crash" and not found.runs:  # it has died again, which has been said
-        found = Explanation()
-    relations = (failure.oracle,) if is_relation else ()
-
-    def fails(changed: Case) -> bool | None:
-        """As ``failure`` does; None for another failure, be it the same symptom of another cause."""
-        if failure.oracle == "call_sequence":  # what the kernel remembers of one run would hide it in the next
-            runner.restart()
-        other = runner.judge(declaration, changed, relations=relations).failure
-        if other is None:
-            return False
-        causes = {other.cause, failure.cause} - {""}
-        return True if (other.oracle, other.kind) == (failure.oracle, failure.kind) and len(causes) < 2 else None
-
-    changes = ablate(case, fails, supports=declaration.supports, options=declaration.options, until=until)
-    return msgspec.structs.replace(found, changes=changes)
-
-
-def shortened(explanation: Explanation) -> Explanation:
-    """What goes into the details of a finding."""
-    lines = (*[line for line in explanation.lines if line != NO_TIME][:_MOST_LINES], *explanation.changes)
-    short = tuple(line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..." for line in lines)
-    return Explanation(lines=short, rows=explanation.rows, blame=explanation.blame, sources=explanation.sources)
-
-
-_WAIT_FOR_BATCH_S = 0.5
-
-
-class Executors:
-    """One runner at a time, replaced by its sibling where a fresh process is asked for, or memory runs short."""
-
-    def __init__(self, runner: Runner, setup: Setup) -> None:
-        self._runner = runner
-        self._in_use = threading.Lock()
-        self._siblings = 0
-        self.history = History()
-        self.memory = MemoryWatch(setup.memory_limit_bytes, sharing_gpu=setup.sharing)
-
-    def judge(
-        self,
-        declaration: Declaration,
-        case: Case,
-        *,
-        timeout_s: float,
-        afresh: bool = False,
-        relations: Relations = None,
-    ) -> Verdict:
-        """The verdict on ``case``; see `Judge`."""
-        with self._in_use:
-            if afresh:
-                self._renew()
-            with self._watched(declaration, [case]):
-                return self._runner.judge(declaration, case, timeout_s=timeout_s, relations=relations)
-
-    def judge_together(
-        self, declaration: Declaration, cases: Sequence[Case], *, timeout_s: float
-    ) -> list[Verdict] | None:
-        """The verdicts on ``cases``; see `JudgeTogether`."""
-        verdicts: list[Verdict] = []
-        with self._in_use:
-            for part in self.memory.batches(declaration, cases):
-                with self._watched(declaration, part):
-                    found = self._runner.judge_together(declaration, part, timeout_s=timeout_s)
-                if found is None:
-                    return None
-                verdicts += found
-        return verdicts
-
-    def find_leak(self, declaration: Declaration, case: Case, *, timeout_s: float) -> Failure | None:
-        """What there is to say of a kernel that leaks; see `FindLeak`."""
-        with self._in_use:
-            return self._runner.find_leak(declaration, case, timeout_s=timeout_s)
-
-    def explain(
-        self, declaration: Declaration, case: Case, failure: Failure, *, weighing_s: float, total_s: float
-    ) -> Explanation:
-        """What is wrong with a case that failed; see `Explain`."""
-        with self._in_use, self._watched(declaration, [case]):
-            found = explain_failure(self._runner, declaration, case, failure, weighing_s=weighing_s, total_s=total_s)
-        return shortened(found)
-
-    @contextlib.contextmanager
-    def _watched(self, declaration: Declaration, cases: Sequence[Case]) -> Iterator[None]:
-        """While ``cases`` run: what they do to the process is noted, and one that is too full is replaced before."""
-        if self.memory.wants_fresh(declaration):
-            self._renew()
-        self.memory.look_before(self._process, self._runner.memory_bytes)
-        try:
-            yield
-        finally:
-            process = self._process
-            self.history.record(process, declaration, cases)
-            taken, gpu_share = self._runner.memory_bytes, self._runner.gpu_share
-            self.memory.look_after(process, declaration, cases, memory_bytes=taken, gpu_share=gpu_share)
-
-    def _renew(self) -> None:
-        old, self._runner = self._runner, self._runner.sibling()
-        old.close()
-        self._siblings += 1
-
-    @property
-    def pid(self) -> int | None:
-        """The process that the next case runs in; None for a new one."""
-        return self._runner.pid
-
-    @property
-    def _process(self) -> tuple[int, int]:
-        """Tells the process that judged last from those before it."""
-        return self._siblings, self._runner.restarts
-
-    def close(self) -> None:
-        """End the executor. One that hangs in the background ends with this process, which holds its connection."""
-        if self._in_use.acquire(timeout=_WAIT_FOR_BATCH_S):
-            self._runner.close()
